@@ -3,6 +3,7 @@
 From Python:
 
     Trainer, TrainingArguments, Callback, StepReport    fit a model on data
+    ChatForm                                            how conversations become samples
     session, StepSession                                one step at a time, in a loop of one's own
     OuterOptimizer, OuterOptions, OuterMetrics          several clusters that never wait for each other
     OuterTrainerCallback                                the same, for the Trainer of transformers
@@ -19,6 +20,7 @@ from spantrain.version import VERSION
 
 __all__ = [
     "Callback",
+    "ChatForm",
     "LocalParameterServer",
     "OuterMetrics",
     "OuterOptimizer",
@@ -43,6 +45,7 @@ def __getattr__(name: str) -> Any:
     """
     homes = {
         "Callback": "progress",
+        "ChatForm": "setting",
         "LocalParameterServer": "outer",
         "OuterMetrics": "outer",
         "OuterOptimizer": "outer",

@@ -149,8 +149,8 @@ def test_token_ids_are_taken_as_they_are(tmp_path):
         ('{"text": "a"}\nno json\n', "line 2: is not valid JSON"),
         ("[1]\n", "line 1: is no JSON object"),
         ('{"body": "a"}\n', "has body; wanted one of"),
-        ('{"text": "a"}\n{"txt": "b"}\n', "document 2 has no 'text'"),
-        ('{"input_ids": [1, -1]}\n', "document 1: 'input_ids' must be a list of whole numbers"),
+        ('{"text": "a"}\n{"txt": "b"}\n', "line 2 has no 'text'"),
+        ('{"input_ids": [1, -1]}\n', "line 1: 'input_ids' must be a list of whole numbers"),
         ('{"text": "short"}\n', "too short"),
     ],
 )

@@ -25,7 +25,7 @@ _MIN_PATIENCE_S = 2.0
 
 if TYPE_CHECKING:
     from spantrain.app.session import SessionOptions
-    from spantrain.core.units import ModelSpec
+    from spantrain.core.units import ChatForm, ModelSpec
 
 Preset = Annotated[str | None, typer.Option("--preset", help=f"A ready cluster: {', '.join(PRESET_NAMES)}.")]
 ClusterFile = Annotated[Path | None, typer.Option("--cluster", help="A cluster file (docs/cluster.md).")]
@@ -55,14 +55,19 @@ Insecure = Annotated[bool, typer.Option("--insecure", help="Do not encrypt the d
 Data = Annotated[
     str | None,
     typer.Option(
-        help="Your own: a text file or folder, a .jsonl file, a folder of a `datasets` set, images:FOLDER, "
-        "FILE.py:FUNCTION (docs/data.md)."
+        help="Your own: a text file or folder, rows of text or of conversations (.jsonl, .json, .parquet), a folder of "
+        "a `datasets` set, images:FOLDER, FILE.py:FUNCTION (docs/data.md)."
     ),
 ]
 Tokenizer = Annotated[
     Path | None, typer.Option(help="A tokenizer.json, or the folder of one; default: the model reads bytes.")
 ]
 SequenceLength = Annotated[int | None, typer.Option(help="Tokens of a sample; default: the model's.")]
+ChatTemplate = Annotated[
+    str | None, typer.Option(help="Of conversations: a Jinja file, chatml or plain; default: the tokenizer's own.")
+]
+TrainOn = Annotated[str | None, typer.Option(help="Of conversations: learn `answers` (the default) or `all`.")]
+Packing = Annotated[bool, typer.Option("--packing", help="Several conversations in a sample, kept apart.")]
 Dtype = Annotated[str, typer.Option(help=f"{', '.join(DTYPES)}; the last two by autocast.")]
 EmulatedSpeed = Annotated[
     float | None,
@@ -155,6 +160,7 @@ def chosen_model(
     data: str | None = None,
     tokenizer: Path | None = None,
     sequence_length: int | None = None,
+    chat: "ChatForm | None" = None,
     read: bool = True,
 ) -> "ModelSpec":
     """Return the model of that name, on the data that is wished; which is read, to see that it can be.
@@ -166,12 +172,28 @@ def chosen_model(
     """
     from spantrain.models.data.choice import model_on_data
 
-    spec = model_on_data(model, data=data, tokenizer=tokenizer, sequence_length=sequence_length)
+    spec = model_on_data(model, data=data, tokenizer=tokenizer, sequence_length=sequence_length, chat=chat)
     if read and (data is not None or tokenizer is not None):
         from spantrain.models.data.dataset import open_dataset
 
         open_dataset(spec)
     return spec
+
+
+def chat_form(template: str | None, train_on: str | None, *, packing: bool) -> "ChatForm | None":
+    """Return how conversations become samples, as the options say; None if none of them was given.
+
+    Raises:
+        ConfigError: there is no such choice of what is learnt.
+    """
+    from spantrain.core.units import ChatForm
+
+    given = {"template": template, "train_on": train_on, "packing": packing or None}
+    given = {name: value for name, value in given.items() if value is not None}
+    try:
+        return ChatForm(**given) if given else None  # type: ignore[arg-type]
+    except ValueError as error:
+        raise ConfigError(f"--train-on: {error}") from None
 
 
 def chosen_functions(functions: Sequence[str] | None) -> tuple[str, ...]:

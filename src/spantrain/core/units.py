@@ -2,17 +2,35 @@
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from spantrain.core.shares import ALONE, MemberBytes, MemberShare, TensorPieces, divided_share
 from spantrain.formats.registry import WireFormat
 
 MAX_SEQUENCE = 2**24
 """Tokens of a sample."""
+TRAIN_ON = ("answers", "all")
+"""Which tokens of a conversation count in the loss."""
 _MAX_BYTES = 2**46
 """Bytes of all parameters together, or of a sample: no model has so many."""
 _MAX_DIMENSIONS = 16
 _MAX_SUMS = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatForm:
+    """How conversations become samples of tokens (`docs/data.md`)."""
+
+    template: str = ""
+    """A Jinja file, or the name of a template; empty: the tokenizer's own."""
+    train_on: str = "answers"
+    """One of `TRAIN_ON`."""
+    packing: bool = False
+    """Whether a sample holds several conversations, each with positions and attention of its own."""
+
+    def __post_init__(self) -> None:
+        if self.train_on not in TRAIN_ON:
+            raise ValueError(f"train_on must be one of {', '.join(TRAIN_ON)}, got {self.train_on!r}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +44,7 @@ class ModelSpec:
     config: Mapping[str, int | float | str | tuple[int, ...]]
     """Fields of the transformers configuration that differ from its defaults."""
     dataset: str
-    """`stdlib-text`, `digits` or `text:PATH`."""
+    """`stdlib-text`, `digits`, or `KIND:PATH` (`docs/data.md`)."""
     sequence_length: int | None = None
     """Tokens per sample; None for image models."""
     objective: str = "next-byte"
@@ -37,6 +55,8 @@ class ModelSpec:
     """Digest of the factory's file or the configuration: workers build from the same or refuse."""
     tokenizer: str = ""
     """Folder or file of a tokenizer; empty: bytes."""
+    chat: ChatForm = field(default_factory=ChatForm)
+    """Of data that are conversations."""
 
     def __post_init__(self) -> None:
         if self.sequence_length is not None and not 1 <= self.sequence_length <= MAX_SEQUENCE:

@@ -23,7 +23,7 @@ from spantrain.app.training.train_from_scratch import (
 )
 from spantrain.config.cluster_file import PRESET_NAMES, load_cluster, load_preset, parse_cluster
 from spantrain.core.cluster import Cluster
-from spantrain.core.units import ModelSpec
+from spantrain.core.units import ChatForm, ModelSpec
 from spantrain.errors import ConfigError, PlanError
 from spantrain.library.arguments import TrainingArguments
 from spantrain.models.data.choice import model_on_data, user_functions, with_loss
@@ -217,6 +217,7 @@ def model_of(
     data: str | None,
     tokenizer: str | Path | None,
     sequence_length: int | None,
+    chat: ChatForm | None = None,
 ) -> ModelSpec:
     """Return the model that a user gave, on data that is given by name.
 
@@ -230,6 +231,7 @@ def model_of(
         data=data,
         tokenizer=None if tokenizer is None else Path(tokenizer),
         sequence_length=sequence_length,
+        chat=chat,
     )
     return spec if loss is None else with_loss(spec, function_source(loss, "loss_fn"))
 

@@ -15,12 +15,13 @@ from spantrain.app.weights import manifest_with, trained_parameters, trained_sta
 from spantrain.config.files.text_files import check_can_make
 from spantrain.core.cluster import Cluster
 from spantrain.core.span import Span
-from spantrain.core.units import ModelSpec
+from spantrain.core.units import ChatForm, ModelSpec
 from spantrain.errors import ConfigError, UsageError
 from spantrain.library.arguments import TrainingArguments
 from spantrain.library.progress import Callback, UserReporter, checked_callbacks
 from spantrain.library.setting import ModelFactory, Setting, function_source, model_of
 from spantrain.models.build import unit_names, whole_model, whole_parameters
+from spantrain.models.data.chat import ChatSamples
 from spantrain.models.data.choice import user_functions
 from spantrain.models.data.dataset import Dataset, open_dataset
 from spantrain.models.data.user import samples_of
@@ -76,6 +77,7 @@ class Trainer:
         callbacks: Sequence[Callback] = (),
         tokenizer: str | Path | None = None,
         sequence_length: int | None = None,
+        chat: ChatForm | None = None,
         measure: bool = True,
         workers: SessionOptions | None = None,
     ) -> None:
@@ -93,6 +95,7 @@ class Trainer:
             callbacks: are told of steps, checkpoints and the end.
             tokenizer: file or folder, for models that read text.
             sequence_length: tokens of a sample, where data do not say.
+            chat: how conversations become samples; None: answers, padded, by the tokenizer's own template.
             measure: measure devices and network before planning; False: plan at once, by data sheets.
             workers: where the workers run, if not all on this machine.
 
@@ -101,7 +104,9 @@ class Trainer:
         """
         self._rows = data if hasattr(data, "__getitem__") and not isinstance(data, str) else None
         name = _name_of(data) if self._rows is None else None
-        model = model_of(model_factory, loss_fn, data=name, tokenizer=tokenizer, sequence_length=sequence_length)
+        model = model_of(
+            model_factory, loss_fn, data=name, tokenizer=tokenizer, sequence_length=sequence_length, chat=chat
+        )
         arguments = args or TrainingArguments()
         self._setting = Setting.of(model, arguments, cluster=cluster, plan=plan, optimizer=optimizer, measure=measure)
         if self._rows is not None and self._setting.arguments.eval_steps:
@@ -125,7 +130,7 @@ class Trainer:
         self._stop = StopRequest()
         progress = UserReporter(self._callbacks, every=self._setting.arguments.logging_steps, stop=self.stop)
         rows = None if self._rows is None else samples_of(self._rows, self._setting.model)
-        steps = self._steps(rows)
+        steps = self._steps(rows, progress)
         with opened(self._setting, steps, self._workers, progress) as (session, request):
             if rows is None:
                 outcome = train(session, request, self._stop, progress)
@@ -146,11 +151,14 @@ class Trainer:
         """
         return state_of(latest_checkpoint(self.output_dir), self._setting.model)
 
-    def _steps(self, rows: Dataset | None) -> int:
+    def _steps(self, rows: Dataset | None, progress: UserReporter) -> int:
         arguments = self._setting.arguments
-        if arguments.max_steps > 0:
+        if arguments.max_steps > 0 and not self._setting.model.dataset.startswith("chat:"):
             return arguments.max_steps
-        return arguments.steps(len(open_dataset(self._setting.model) if rows is None else rows))
+        data = open_dataset(self._setting.model) if rows is None else rows
+        if isinstance(data, ChatSamples):
+            progress.note(f"Data: {data.note}")
+        return arguments.max_steps if arguments.max_steps > 0 else arguments.steps(len(data))
 
     def _fit_rows(self, session: Session, request: TrainRequest, rows: Dataset, progress: UserReporter) -> TrainOutcome:
         """Train on samples that lie in this process, in the order in which workers would have read them."""

@@ -261,7 +261,7 @@ def _what_to_run(run: Path, manifest: Manifest, plan_path: Path | None, function
 
 def _check_same_model(run: Path, manifest: Manifest, plan: Plan, plan_path: Path) -> None:
     """Check that a plan is for the model of a checkpoint, and once samples were consumed, for the same data."""
-    data = () if manifest.step == 0 else ("dataset", "sequence_length", "tokenizer")
+    data = () if manifest.step == 0 else ("dataset", "sequence_length", "tokenizer", "chat")
     before, now = (
         _compared(spec, ("family", "source_sha256", "objective", *data)) for spec in (manifest.model, plan.model)
     )

@@ -25,6 +25,7 @@ from spantrain.core.profile import Profile
 from spantrain.core.units import ModelSpec
 from spantrain.errors import UsageError
 from spantrain.models.build import unit_names
+from spantrain.models.data.chat import ChatSamples
 from spantrain.models.data.choice import user_functions
 from spantrain.models.data.dataset import open_dataset
 from spantrain.planner.engine.outcome import PlanOptions, PlanOutcome
@@ -92,7 +93,9 @@ def train_from_scratch(
     unit_names(request.model)
     first_weights(request.model, from_scratch=request.from_scratch)
     if options.listen is None:
-        open_dataset(request.model)
+        data = open_dataset(request.model)
+        if isinstance(data, ChatSamples):
+            listener.note(f"Data: {data.note}")
     names = tuple(device.name for device in request.cluster.devices)
     if request.overwrite:
         remove_old_run(request.out)

@@ -7,6 +7,7 @@ import typer
 
 from spantrain.cli.failure import clean_interrupt, told_interrupt
 from spantrain.cli.options import (
+    ChatTemplate,
     ClusterFile,
     Data,
     Dtype,
@@ -16,10 +17,13 @@ from spantrain.cli.options import (
     Listen,
     NoNetwork,
     Out,
+    Packing,
     Preset,
     SequenceLength,
     Tokenizer,
+    TrainOn,
     at_speed,
+    chat_form,
     check_dtype,
     chosen_cluster,
     chosen_model,
@@ -77,6 +81,9 @@ def profile(
     data: Data = None,
     tokenizer: Tokenizer = None,
     sequence_length: SequenceLength = None,
+    chat_template: ChatTemplate = None,
+    train_on: TrainOn = None,
+    packing: Packing = False,
     dtype: Dtype = "float32",
     max_samples: Annotated[int, typer.Option(help="Largest micro-batch that is measured.", min=1, max=1024)] = 16,
     rounds: Annotated[int, typer.Option(help="Rounds of measuring the network.", min=1, max=100)] = 1,
@@ -96,7 +103,10 @@ def profile(
     check_can_make(out, "--out", files=("profile.json",), folders=("logs",))
     check_not_of_a_run(out / "profile.json", "--out")
     check_dtype(dtype)
-    spec = chosen_model(model, data=data, tokenizer=tokenizer, sequence_length=sequence_length, read=listen is None)
+    chat = chat_form(chat_template, train_on, packing=packing)
+    spec = chosen_model(
+        model, data=data, tokenizer=tokenizer, sequence_length=sequence_length, chat=chat, read=listen is None
+    )
     from spantrain.app.profiling.profile import ProfileOptions
 
     options = ProfileOptions(dtype=dtype, max_samples=max_samples, network_rounds=rounds, use_cache=not fresh)

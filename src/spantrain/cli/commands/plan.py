@@ -10,12 +10,16 @@ import typer
 from spantrain.cli.options import (
     MAX_SAMPLES,
     STATE_OF,
+    ChatTemplate,
     ClusterFile,
     Data,
     Json,
+    Packing,
     Preset,
     SequenceLength,
     Tokenizer,
+    TrainOn,
+    chat_form,
     check_dtype,
     chosen_cluster,
     chosen_model,
@@ -55,6 +59,9 @@ class PlanArguments:
     data: Data = None
     tokenizer: Tokenizer = None
     sequence_length: SequenceLength = None
+    chat_template: ChatTemplate = None
+    train_on: TrainOn = None
+    packing: Packing = False
     dtype: Annotated[str | None, typer.Option(help="float32 or bfloat16; default: the profile's.")] = None
     strategy: Annotated[str, typer.Option(help="`all`, or names with commas; default: the planner's own.")] = ""
     objective: Annotated[Objective, typer.Option(help="What is wanted least or most of.")] = Objective.THROUGHPUT
@@ -153,9 +160,9 @@ class PlanArguments:
             return self._described()
         if self.preset is not None or self.cluster is not None:
             raise ConfigError(_EITHER)
-        for name in ("model", "data", "tokenizer", "sequence_length"):
+        for name in ("model", "data", "tokenizer", "sequence_length", "chat_template", "train_on", "packing"):
             value = getattr(self, name)
-            if value is not None:
+            if value:
                 raise ConfigError(
                     f"--{name.replace('_', '-')} {value}: {self.profile_path} has its model and data already; leave it "
                     "out"
@@ -173,7 +180,13 @@ class PlanArguments:
             check_dtype(self.dtype)
         from spantrain.app.profiling.describe import described_profile
 
-        spec = chosen_model(self.model, data=self.data, tokenizer=self.tokenizer, sequence_length=self.sequence_length)
+        spec = chosen_model(
+            self.model,
+            data=self.data,
+            tokenizer=self.tokenizer,
+            sequence_length=self.sequence_length,
+            chat=chat_form(self.chat_template, self.train_on, packing=self.packing),
+        )
         return described_profile(chosen_cluster(self.preset, self.cluster), spec, dtype=self.dtype or "float32")
 
 

@@ -15,6 +15,7 @@ from spantrain.cli.commands.train_options import JOB_OPTIONS, TrainArguments
 from spantrain.cli.failure import graceful_interrupt
 from spantrain.cli.options import (
     at_speed,
+    chat_form,
     check_dtype,
     chosen_cluster,
     chosen_functions,
@@ -41,7 +42,8 @@ if TYPE_CHECKING:
 
 _FILES = ("plan.json", "profile.json", "run.json", "trace.json", "decisions.jsonl", "switches.jsonl", "metrics.jsonl")
 _MODEL_OPTIONS = (
-    "preset", "cluster", "data", "tokenizer", "sequence_length", "global_batch", "dtype", "emulated_speed",
+    "preset", "cluster", "data", "tokenizer", "sequence_length", "chat_template", "train_on", "packing",
+    "global_batch", "dtype", "emulated_speed",
 )  # fmt: skip
 """Options that go with --model: a plan and a checkpoint say all this already."""
 _WHERE_OPTIONS = (
@@ -147,7 +149,12 @@ class _Command:
             cluster = at_speed(cluster, asked.emulated_speed)
         check_dtype(asked.dtype)
         spec = chosen_model(
-            model, data=asked.data, tokenizer=asked.tokenizer, sequence_length=asked.sequence_length, read=False
+            model,
+            data=asked.data,
+            tokenizer=asked.tokenizer,
+            sequence_length=asked.sequence_length,
+            chat=chat_form(asked.chat_template, asked.train_on, packing=asked.packing),
+            read=False,
         )
         job = self._job()
         schedule = check_schedule(asked.schedule or "critical-path")

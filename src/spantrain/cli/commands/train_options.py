@@ -8,6 +8,7 @@ import typer
 
 from spantrain.cli.options import (
     MAX_SAMPLES,
+    ChatTemplate,
     ClusterFile,
     Data,
     Dtype,
@@ -19,9 +20,11 @@ from spantrain.cli.options import (
     LostAfter,
     NetworkTraceName,
     NoNetwork,
+    Packing,
     Preset,
     SequenceLength,
     Tokenizer,
+    TrainOn,
 )
 from spantrain.core.job import ADAPTERS, LARGEST_NUMBER, TrainJob
 from spantrain.errors import ConfigError
@@ -47,6 +50,9 @@ class TrainArguments:
     data: Data = None
     tokenizer: Tokenizer = None
     sequence_length: SequenceLength = None
+    chat_template: ChatTemplate = None
+    train_on: TrainOn = None
+    packing: Packing = False
     global_batch: Annotated[
         int, typer.Option(help="With --model: samples per optimizer step.", min=1, max=MAX_SAMPLES)
     ] = 32

@@ -7,23 +7,38 @@ from typing import Any
 
 from spantrain.config.files.parsing import parse_json
 from spantrain.config.files.text_files import is_file, read_text
-from spantrain.core.units import MAX_SEQUENCE, ModelSpec
+from spantrain.core.units import MAX_SEQUENCE, ChatForm, ModelSpec
 from spantrain.errors import ConfigError
 from spantrain.models.catalog.catalog import is_text, resolve_model
+from spantrain.models.data.conversations import CHAT_TEMPLATES, conversation_fields
+from spantrain.models.data.records import (
+    SAVED_SET_FILES,
+    TEXT_FIELDS,
+    TOKEN_FIELDS,
+    is_saved_set,
+    record_files,
+    record_parts,
+    saved_columns,
+)
 from spantrain.models.sources import hf_configuration, is_factory, source_digest
 
 IMAGE_SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".webp"})
+CHAT = "chat"
 TEXT_KINDS = frozenset({"text", "jsonl", "hf"})
 _BUILT_IN = ("stdlib-text", "digits", "example")
-_KINDS = ("text", "jsonl", "hf", "images")
-_HF_FILES = ("dataset_dict.json", "dataset_info.json", "state.json")
+_KINDS = ("text", "jsonl", "hf", "images", CHAT)
 _SAVE = "save one with Tokenizer.save(...), or give the folder that transformers wrote"
 _OBJECTIVES = ("next-byte", "masked-byte", "continue", "classify")
 """Those whose labels follow from text or from classes of images; other models have their own."""
 
 
 def model_on_data(
-    name: str, *, data: str | None = None, tokenizer: Path | None = None, sequence_length: int | None = None
+    name: str,
+    *,
+    data: str | None = None,
+    tokenizer: Path | None = None,
+    sequence_length: int | None = None,
+    chat: ChatForm | None = None,
 ) -> ModelSpec:
     """Return the model of that name (`catalog.resolve_model`) on this data (`with_data`).
 
@@ -32,9 +47,9 @@ def model_on_data(
     """
     if sequence_length is None or not is_factory(name):
         spec = resolve_model(name, sequence_length=sequence_length, data_given=data is not None)
-        return with_data(spec, data=data, tokenizer=tokenizer)
-    spec = with_data(resolve_model(name), data=data, tokenizer=tokenizer)
-    if spec.dataset.partition(":")[0] not in TEXT_KINDS:
+        return with_data(spec, data=data, tokenizer=tokenizer, chat=chat)
+    spec = with_data(resolve_model(name), data=data, tokenizer=tokenizer, chat=chat)
+    if spec.dataset.partition(":")[0] not in TEXT_KINDS | {CHAT}:
         raise ConfigError(
             f"model {name}: sequence length {sequence_length} cannot be used: its data says how long samples are"
         )
@@ -43,21 +58,42 @@ def model_on_data(
     return replace(spec, sequence_length=sequence_length)
 
 
-def with_data(spec: ModelSpec, *, data: str | None = None, tokenizer: Path | None = None) -> ModelSpec:
+def with_data(
+    spec: ModelSpec, *, data: str | None = None, tokenizer: Path | None = None, chat: ChatForm | None = None
+) -> ModelSpec:
     """Return the model on this data; what is None stays as it is.
 
-    `data` is a path (what lies there tells its kind), `KIND:PATH` with one of `text`, `jsonl`, `hf`, `images`,
-    `FILE.py:FUNCTION` or `package.module:function`, `stdlib-text`, `digits` or `example`.
+    `data` is a path (what lies there tells its kind), `KIND:PATH` with one of `text`, `jsonl`, `hf`, `images`, `chat`,
+    `FILE.py:FUNCTION` or `package.module:function`, `stdlib-text`, `digits` or `example`. Data of a user's for a folder
+    that transformers wrote is read by the tokenizer in it, unless another is given.
 
     Raises:
         ConfigError: it does not exist, or it is none that the model reads; the tokenizer is none, or its vocabulary
-            does not fit the model's.
+            does not fit the model's; `chat` is given and the data are no conversations.
     """
-    if tokenizer is not None:
-        spec = _with_tokenizer(spec, tokenizer)
     if data is not None:
         spec = replace(spec, dataset=_dataset(spec, data))
-    return spec
+        if tokenizer is None and not spec.tokenizer and spec.dataset.partition(":")[0] in TEXT_KINDS | {CHAT}:
+            own = Path(spec.source).with_name("tokenizer.json") if spec.source.endswith(".json") else None
+            own = Path(spec.source) / "tokenizer.json" if own is None else own
+            tokenizer = own if spec.family == "hf" and is_file(own) else None
+    if tokenizer is not None:
+        spec = _with_tokenizer(spec, tokenizer)
+    return spec if chat is None else replace(spec, chat=_checked_chat(spec, chat))
+
+
+def _checked_chat(spec: ModelSpec, chat: ChatForm) -> ChatForm:
+    if spec.dataset.partition(":")[0] != CHAT:
+        raise ConfigError(
+            f"data {spec.dataset}: a chat template, what of answers is learnt and packing belong to conversations; "
+            "leave them out, or give chat:PATH"
+        )
+    if not chat.template or chat.template in CHAT_TEMPLATES:
+        return chat
+    if not is_file(Path(chat.template)):
+        known = ", ".join(CHAT_TEMPLATES)
+        raise ConfigError(f"chat template {chat.template}: there is no such file; give a Jinja file, or one of {known}")
+    return replace(chat, template=str(Path(chat.template).resolve()))
 
 
 def known_tokens(spec: ModelSpec) -> int | None:
@@ -163,7 +199,8 @@ def _dataset(spec: ModelSpec, data: str) -> str:
         if ":" in data:
             return named_function(data, "data")
         raise ConfigError(
-            f"data {data}: does not exist; give a text file or folder, a .jsonl file, a folder that `datasets` saved, "
+            f"data {data}: does not exist; give a text file or folder, a file of rows (.jsonl, .json, .parquet), a "
+            "folder that `datasets` saved, "
             f"images:FOLDER, FILE.py:FUNCTION, or one of {', '.join(_BUILT_IN)}"
         )
     if not path.exists():
@@ -171,10 +208,10 @@ def _dataset(spec: ModelSpec, data: str) -> str:
     kind = kind if kind in _KINDS else _kind_of(path, spec)
     if spec.objective in _OBJECTIVES:
         _check_kind(spec, kind, data)
-    if kind == "hf" and not _is_saved_set(path):
+    if kind == "hf" and not is_saved_set(path):
         raise ConfigError(
-            f"data {data}: {path} holds no data set that `datasets` saved: wanted {' or '.join(_HF_FILES)} in it; "
-            "write one with Dataset.save_to_disk, or give images:FOLDER or text:FOLDER"
+            f"data {data}: {path} holds no data set that `datasets` saved: wanted {' or '.join(SAVED_SET_FILES)} in "
+            "it; write one with Dataset.save_to_disk, or give images:FOLDER or text:FOLDER"
         )
     pictures = path.glob("*/**/*") if path.is_dir() else ()
     if kind == "images" and not any(file.suffix.lower() in IMAGE_SUFFIXES for file in pictures):
@@ -186,21 +223,28 @@ def _dataset(spec: ModelSpec, data: str) -> str:
 
 
 def _kind_of(path: Path, spec: ModelSpec) -> str:
-    """Return what lies at a path."""
-    if path.is_file():
-        return "jsonl" if path.suffix in (".jsonl", ".ndjson") else "text"
-    if _is_saved_set(path):
-        return "hf"
-    return "text" if is_text(spec) else "images"
-
-
-def _is_saved_set(path: Path) -> bool:
-    return any((path / name).is_file() for name in _HF_FILES)
+    """Return what lies at a path; of rows the first one tells."""
+    if is_saved_set(path):
+        return CHAT if conversation_fields(dict.fromkeys(saved_columns(path), "")) else "hf"
+    is_rows = path.is_file() and path.suffix in (".jsonl", ".ndjson", ".parquet")
+    if is_text(spec) and record_files(path):
+        try:
+            _, row = next(record_parts(path)[0], ("", {}))
+        except ConfigError:
+            if is_rows:
+                raise
+            return "text"
+        if conversation_fields(row) and not any(name in row for name in (*TEXT_FIELDS, *TOKEN_FIELDS)):
+            return CHAT
+        is_rows = is_rows or any(name in row for name in (*TEXT_FIELDS, *TOKEN_FIELDS))
+    if is_rows:
+        return "jsonl"
+    return "text" if path.is_file() or is_text(spec) else "images"
 
 
 def _check_kind(spec: ModelSpec, kind: str, data: str) -> None:
     reads_images = spec.objective == "classify"
-    if reads_images and kind in ("text", "jsonl"):
+    if reads_images and kind in ("text", "jsonl", CHAT):
         raise ConfigError(f"model {spec.name}: data {data} cannot be used: this model reads images, and this is {kind}")
     if kind == "images" and not reads_images:
         raise ConfigError(f"model {spec.name}: data {data} cannot be used: this model reads text, and these are images")

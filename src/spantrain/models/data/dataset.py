@@ -16,7 +16,8 @@ from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError
 from spantrain.models.build import example_inputs
 from spantrain.models.catalog.catalog import IMAGE_CHANNELS, IMAGE_SIDE
-from spantrain.models.data.choice import TEXT_KINDS, class_count, known_tokens, start_token
+from spantrain.models.data.chat import open_conversations
+from spantrain.models.data.choice import CHAT, TEXT_KINDS, class_count, known_tokens, start_token
 from spantrain.models.data.images import open_images
 from spantrain.models.data.text import Windows, read_windows
 from spantrain.models.sampler import derive_seed, mix
@@ -61,11 +62,27 @@ def open_dataset(spec: ModelSpec, *, held_out: bool = False) -> Dataset:
             classes=class_count(spec),
             held_out=held_out,
         )
+    if kind == CHAT:
+        return open_conversations(spec, held_out=held_out, shifted=not _shifts_labels(spec))
     if kind in TEXT_KINDS or not rest:
         return _open_text(spec, held_out=held_out)
     from spantrain.models.data.user import open_user_samples
 
     return open_user_samples(spec, held_out=held_out)
+
+
+def _shifts_labels(spec: ModelSpec) -> bool:
+    """Whether the model compares its outputs with the labels of the tokens behind, as causal ones of transformers do.
+
+    Such a model computes its own loss and is told the tokens themselves; any other is told the next ones.
+    """
+    if spec.family != "factory":
+        return False
+    from spantrain.models.tracing.batch import OwnLoss, shifts_labels
+    from spantrain.models.tracing.model import cut_model
+
+    cut = cut_model(spec)
+    return isinstance(cut.loss, OwnLoss) and shifts_labels(cut.skeleton)
 
 
 def _example(spec: ModelSpec) -> Dataset:
@@ -90,7 +107,7 @@ def _open_text(spec: ModelSpec, *, held_out: bool) -> Dataset:
     if spec.objective == "continue":
         return Continuation(windows, start=start_token(spec))
     if spec.objective != "masked-byte":
-        return NextToken(windows)
+        return NextToken(windows, shifted=not _shifts_labels(spec))
     if windows.mask is None:
         raise ConfigError(
             f"model {spec.name}: learns masked tokens, but tokenizer {spec.tokenizer} has neither [MASK] nor <mask>; "
@@ -100,10 +117,11 @@ def _open_text(spec: ModelSpec, *, held_out: bool) -> Dataset:
 
 
 class NextToken:
-    """Windows of text; the label at each position is the token that follows."""
+    """Windows of text; the label at each position is the token that follows, unless the model shifts labels itself."""
 
-    def __init__(self, windows: Windows) -> None:
+    def __init__(self, windows: Windows, *, shifted: bool = True) -> None:
         self.windows = windows
+        self._labelled = slice(1, None) if shifted else slice(-1)
 
     def __len__(self) -> int:
         return len(self.windows)
@@ -119,7 +137,7 @@ class NextToken:
 
     def labels(self, indices: Sequence[int]) -> Tensor:
         """Return int64 `(samples, tokens)`."""
-        return self.tokens(indices, slice(1, None))
+        return self.tokens(indices, self._labelled)
 
     def tokens(self, indices: Sequence[int], part: slice) -> Tensor:
         """Return int64 `(samples, tokens)`: a part of each window."""

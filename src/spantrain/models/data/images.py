@@ -11,7 +11,7 @@ from torch import Tensor
 
 from spantrain.errors import ConfigError
 from spantrain.models.data.choice import IMAGE_SUFFIXES
-from spantrain.models.data.text import load_saved_dataset
+from spantrain.models.data.records import load_saved_dataset
 
 _HELD_OUT_EVERY = 6
 _IMAGE_FIELDS = ("image", "img", "pixel_values")

@@ -6,7 +6,7 @@ numbers (`input_ids`, `tokens`).
 
 import os
 import sysconfig
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import chain, islice
@@ -16,18 +16,23 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from spantrain.config.files.parsing import parse_json
 from spantrain.errors import ConfigError
+from spantrain.models.data.records import (
+    HELD_OUT_EVERY,
+    MAX_TEXT_BYTES,
+    TEXT_FIELDS,
+    TOKEN_FIELDS,
+    Fields,
+    Record,
+    check_size,
+    record_parts,
+)
 
 IntArray = npt.NDArray[np.integer]
 
 BYTE_MASK = 256
 """The token in the place of a masked byte: the first that is no byte."""
 
-_MAX_TEXT_BYTES = 2**30
-"""The most of a user's text: it is held in memory, and its digest taken, on every machine that reads it."""
-_HELD_OUT_EVERY = 16
-"""One file or document in so many is held out; or, of a few, one number in so many, at the end."""
 _LIBRARY_BYTES = 4 * 2**20
 _LIBRARY_HELD_OUT_BYTES = 2**18
 # Left out: tests, tables and generated files, which are no usual source text; packages, which differ by machine.
@@ -35,9 +40,6 @@ _SKIPPED_FOLDERS = frozenset(
     {"__pycache__", "dist-packages", "encodings", "idle_test", "pydoc_data", "site-packages", "test", "tests"}
 )
 _GENERATED = "_sysconfigdata"
-_TEXT_FIELDS = ("text", "content")
-_TOKEN_FIELDS = ("input_ids", "tokens", "token_ids")
-_HELD_OUT_SPLITS = ("validation", "valid", "eval", "test")
 _SEPARATORS = ("<|endoftext|>", "</s>", "<eos>", "[SEP]", "<|end_of_text|>", "<|im_end|>")
 _MASKS = ("[MASK]", "<mask>")
 _TEXTS_AT_ONCE = 4096
@@ -158,7 +160,7 @@ def read_windows(
         part, unit = "held-out part" if held_out else "training part", "tokens" if tokenizer else "bytes"
         raise ConfigError(
             f"data {source}: too short: its {part} has no whole window of {length + 1} {unit}; "
-            f"give at least {_HELD_OUT_EVERY * (length + 1)} of them or a smaller sequence length"
+            f"give at least {HELD_OUT_EVERY * (length + 1)} of them or a smaller sequence length"
         )
     rows = numbers[: count * (length + 1)].reshape(count, length + 1)
     largest = int(rows.max())
@@ -178,10 +180,10 @@ def _numbers(dataset: str, encoder: Encoder, *, held_out: bool) -> IntArray:
             parts = _file_parts(_library_files(), _LIBRARY_BYTES, _LIBRARY_HELD_OUT_BYTES)
         case "text":
             files = _user_files(Path(place))
-            _check_size(files, place)
-            parts = _file_parts(files, _MAX_TEXT_BYTES, _MAX_TEXT_BYTES)
+            check_size(files, place)
+            parts = _file_parts(files, MAX_TEXT_BYTES, MAX_TEXT_BYTES)
         case "jsonl" | "hf":
-            return document_parts(dataset, encoder)[held_out]
+            return document_parts(place, encoder)[held_out]
         case _:
             raise ConfigError(
                 f"data: no data set named {dataset!r} for models that read text; use stdlib-text, text:PATH, "
@@ -211,22 +213,13 @@ def _user_files(path: Path) -> list[Path]:
     return [files[name] for name in sorted(files)]
 
 
-def _check_size(files: Iterable[Path], place: str) -> None:
-    size = sum(file.stat().st_size for file in files)
-    if size > _MAX_TEXT_BYTES:
-        raise ConfigError(
-            f"data {place}: {size / 2**30:.1f} GiB of text; at most 1 GiB is read. Give a part of it, or its tokens as "
-            "a data set that `datasets` saved (hf:FOLDER)"
-        )
-
-
 def _file_parts(files: list[Path], max_bytes: int, max_held_out_bytes: int) -> tuple[bytes, bytes]:
     """Return training and held-out bytes, from different files where there are enough of them."""
-    if len(files) >= _HELD_OUT_EVERY:
-        training = [file for position, file in enumerate(files, start=1) if position % _HELD_OUT_EVERY]
-        return _read(training, max_bytes), _read(files[_HELD_OUT_EVERY - 1 :: _HELD_OUT_EVERY], max_held_out_bytes)
+    if len(files) >= HELD_OUT_EVERY:
+        training = [file for position, file in enumerate(files, start=1) if position % HELD_OUT_EVERY]
+        return _read(training, max_bytes), _read(files[HELD_OUT_EVERY - 1 :: HELD_OUT_EVERY], max_held_out_bytes)
     everything = _read(files, max_bytes + max_held_out_bytes)
-    cut = len(everything) - len(everything) // _HELD_OUT_EVERY
+    cut = len(everything) - len(everything) // HELD_OUT_EVERY
     return everything[:cut], everything[cut:]
 
 
@@ -241,26 +234,23 @@ def _read(files: Iterable[Path], limit_bytes: int) -> bytes:
     return bytes(text)
 
 
-def document_parts(dataset: str, encoder: Encoder) -> tuple[IntArray, IntArray]:
-    """Return the numbers of `jsonl:PATH` or `hf:PATH`: to train on, and held out.
+def document_parts(place: str, encoder: Encoder) -> tuple[IntArray, IntArray]:
+    """Return the numbers of rows of text or of tokens (`records.record_parts`): to train on, and held out.
 
     They are of different documents where there are enough of them.
 
     Raises:
         ConfigError: the path is missing, is none of these, or has no field that can be read.
     """
-    kind, _, place = dataset.partition(":")
-    path = Path(place)
-    parts: Sequence[Iterable[Mapping[str, Any]]]
-    parts = [_json_lines(path)] if kind == "jsonl" else load_saved_dataset(path)
-    documents, *held_out = [_documents(rows, f"data {path}", encoder) for rows in parts]
+    parts = record_parts(Path(place))
+    documents, *held_out = [_documents(rows, f"data {place}", encoder) for rows in parts]
     if held_out:
         return _joined(documents), _joined(held_out[0])
-    if len(documents) >= _HELD_OUT_EVERY:
-        kept = [one for position, one in enumerate(documents, start=1) if position % _HELD_OUT_EVERY]
-        return _joined(kept), _joined(documents[_HELD_OUT_EVERY - 1 :: _HELD_OUT_EVERY])
+    if len(documents) >= HELD_OUT_EVERY:
+        kept = [one for position, one in enumerate(documents, start=1) if position % HELD_OUT_EVERY]
+        return _joined(kept), _joined(documents[HELD_OUT_EVERY - 1 :: HELD_OUT_EVERY])
     everything = _joined(documents)
-    cut = len(everything) - len(everything) // _HELD_OUT_EVERY
+    cut = len(everything) - len(everything) // HELD_OUT_EVERY
     return everything[:cut], everything[cut:]
 
 
@@ -268,47 +258,23 @@ def _joined(documents: Sequence[IntArray]) -> IntArray:
     return np.concatenate(documents) if documents else np.zeros(0, dtype=np.int32)
 
 
-def load_saved_dataset(path: Path) -> list[Sequence[Mapping[str, Any]]]:
-    """Return what `datasets` saved to a folder: its rows; or its `train` split and the one that is held out.
-
-    Raises:
-        ConfigError: the library is not installed, or the folder holds no data set.
-    """
-    try:
-        import datasets
-    except ImportError as error:
-        raise ConfigError(f"data hf:{path}: needs the `datasets` library; run: pip install datasets") from error
-    if not path.is_dir():
-        raise ConfigError(f"data {path}: does not exist on this machine; give the folder of Dataset.save_to_disk")
-    try:
-        found = datasets.load_from_disk(str(path))
-    except (FileNotFoundError, ValueError) as error:
-        raise ConfigError(f"data {path}: holds no data set that `datasets` saved: {error}") from error
-    if not isinstance(found, datasets.DatasetDict):
-        return [found]
-    if "train" not in found:
-        raise ConfigError(f"data {path}: has the splits {', '.join(found)}, but no `train`; save one of that name")
-    return [found["train"], *[found[name] for name in _HELD_OUT_SPLITS if name in found][:1]]
-
-
-def _documents(rows: Iterable[Mapping[str, Any]], where: str, encoder: Encoder) -> list[IntArray]:
+def _documents(rows: Iterator[Record], where: str, encoder: Encoder) -> list[IntArray]:
     """Return each document's numbers; the first one tells which field is read."""
-    numbered = enumerate(rows, start=1)
-    _, first = next(numbered, (0, None))
+    place, first = next(rows, (where, None))
     if first is None:
         raise ConfigError(f"{where}: has no documents")
-    known = (*_TOKEN_FIELDS, *_TEXT_FIELDS)
+    known = (*TOKEN_FIELDS, *TEXT_FIELDS)
     field = next((name for name in known if name in first), None)
     if field is None:
         raise ConfigError(f"{where}: the first document has {', '.join(first)}; wanted one of {', '.join(known)}")
-    values = (_value(row, field, f"{where}: document {number}") for number, row in chain([(1, first)], numbered))
-    if field in _TEXT_FIELDS:
-        return encoder.documents(values)
-    return [_token_ids(value, f"{where}: document {number}: {field!r}") for number, value in enumerate(values, start=1)]
+    values = ((place, _value(row, field, place)) for place, row in chain([(place, first)], rows))
+    if field in TEXT_FIELDS:
+        return encoder.documents(value for _, value in values)
+    return [_token_ids(value, f"{place}: {field!r}") for place, value in values]
 
 
-def _value(row: Mapping[str, Any], field: str, where: str) -> Any:
-    wanted: type | tuple[type, ...] = str if field in _TEXT_FIELDS else (list, tuple, np.ndarray)
+def _value(row: Fields, field: str, where: str) -> Any:
+    wanted: type | tuple[type, ...] = str if field in TEXT_FIELDS else (list, tuple, np.ndarray)
     if not isinstance(row.get(field), wanted):
         raise ConfigError(f"{where} has no {field!r} like the first one's; leave it out")
     return row[field]
@@ -322,18 +288,3 @@ def _token_ids(values: Sequence[int], where: str) -> IntArray:
     if found.ndim != 1 or (found.size and (found.dtype.kind not in "iu" or found.min() < 0 or found.max() >= 2**31)):
         raise ConfigError(f"{where} must be a list of whole numbers from 0 to 2^31 - 1")
     return found.astype(np.int32)
-
-
-def _json_lines(path: Path) -> Iterator[Mapping[str, Any]]:
-    if not path.is_file():
-        raise ConfigError(f"data {path}: does not exist on this machine; give a file with a JSON object on each line")
-    _check_size([path], str(path))
-    with path.open(encoding="utf-8", errors="replace") as stream:
-        for number, line in enumerate(stream, start=1):
-            if not line.strip():
-                continue
-            where = f"data {path}, line {number}"
-            row = parse_json(line, where, remedy="write one JSON object a line", constants=True, is_line=True)
-            if not isinstance(row, dict):
-                raise ConfigError(f'{where}: is no JSON object; write {{"text": ...}}')
-            yield row

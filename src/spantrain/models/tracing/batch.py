@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from spantrain.errors import ConfigError
 from spantrain.models.units import IGNORED_LABEL, LABELS, Rows, sample_losses
@@ -76,6 +76,20 @@ def split_batch(batch: Any, *, source: str) -> ModelBatch:
         raise ConfigError(f"{source}: the batch is a {type(batch).__name__}; wanted a tensor, tuple or dict of tensors")
     _check(found, source)
     return found
+
+
+def shifts_labels(model: nn.Module) -> bool:
+    """Whether a model compares with the labels of the tokens behind: transformers' causal loss, also behind adapters.
+
+    The rule is that of `transformers.Trainer`, which counts labels by it.
+    """
+    model = model.get_base_model() if callable(getattr(model, "get_base_model", None)) else model  # type: ignore[operator]
+    if getattr(model, "loss_type", None) is None:
+        return False
+    from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss
+
+    encodes = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
+    return LOSS_MAPPING.get(model.loss_type) is ForCausalLMLoss and not encodes
 
 
 def _check(batch: ModelBatch, source: str) -> None:

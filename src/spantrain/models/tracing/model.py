@@ -17,6 +17,7 @@ from spantrain.models.tracing.batch import Loss, ModelBatch
 from spantrain.models.tracing.check import check_units, differences
 from spantrain.models.tracing.cut import TapeCutter, TapePart, needed_steps
 from spantrain.models.tracing.follow import Structure, follow, is_composite
+from spantrain.models.tracing.packing import check_packing
 from spantrain.models.tracing.source import emptied, load_model
 from spantrain.models.tracing.tape import NamedWeight, Tape, TapeStep
 from spantrain.models.tracing.tape import parts as in_structure
@@ -92,6 +93,8 @@ class TracedUnits:
             ConfigError: they are not what a user's model is, or its samples depend on each other.
         """
         units = self.build(range(len(self.names)), seed=0)
+        if self._spec.chat.packing:
+            check_packing(self._spec, units, self.batch())
         if self._spec.family == "hf":
             return units.__getitem__, differences(self._spec)
         loaded = load_model(self._spec, seed=0)

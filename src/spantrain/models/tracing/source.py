@@ -339,6 +339,10 @@ def _library_batch(spec: ModelSpec) -> ModelBatch:
     length = spec.sequence_length
     if spec.objective != "continue":
         tokens = torch.zeros(_EXAMPLES, length, dtype=torch.int64)
+        if spec.chat.packing:
+            halves = torch.arange(length) % (length - length // 2)
+            inputs = (tokens, halves.repeat(_EXAMPLES, 1))
+            return ModelBatch(inputs=inputs, names=("input_ids", "position_ids"), labels=tokens)
         return ModelBatch(inputs=(tokens,), names=("input_ids",), labels=tokens)
     read = torch.zeros(_EXAMPLES, length // 2, dtype=torch.int64)
     written = torch.zeros(_EXAMPLES, length - length // 2, dtype=torch.int64)
