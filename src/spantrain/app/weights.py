@@ -8,14 +8,16 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import save_file, save_model
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from spantrain.app.saved_model import DTYPES, save_as_given
 from spantrain.app.weight_folder import FoundWeights, find_weights
+from spantrain.config.files.problems import shortened
 from spantrain.core.checkpoint import SampleLedger, StoredFile
 from spantrain.core.shares import TensorPart
 from spantrain.core.units import ModelSpec
-from spantrain.errors import ConfigError
+from spantrain.errors import ConfigError, UsageError
 from spantrain.models.build import UnsplitModel, whole_model, whole_parameters
 from spantrain.runtime.checkpoint.holding import BUFFER, PARAMETER
 from spantrain.runtime.checkpoint.manifest import CheckpointSet, Manifest, latest_checkpoint, read_manifest
@@ -27,7 +29,6 @@ from spantrain.runtime.worker.user_functions import with_own_functions
 
 EXAMPLE_FILE = "example.safetensors"
 """What went in and what came out when it was exported: `examples/load_exported.py` compares."""
-_MODEL_FILE = "model.safetensors"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,22 +44,32 @@ class ExportOutcome:
     size_bytes: int
     """Size of the weights' files."""
     loads_with: str
-    """`transformers`, or `safetensors` of a model that the library does not know."""
+    """`transformers`, `peft` (adapters alone), or `safetensors` of a model that the library does not know."""
     logits_sha256: str
     """Digest of the output for the example input, as float32; empty where none could be made."""
     untrained: tuple[str, ...]
     """Parameters that the model has and does not use: they are as they were initialised."""
 
 
-def export_run(run: Path, to: Path, *, functions: Sequence[str] = ()) -> ExportOutcome:
+def export_run(
+    run: Path, to: Path, *, functions: Sequence[str] = (), dtype: str = "float32", merge: bool = False
+) -> ExportOutcome:
     """Write the weights of a run's newest checkpoint to a new folder.
 
-    `functions` of the user's, as `FILE.py:FUNCTION`, may be called if the run's model is one of them.
+    Args:
+        run: its folder.
+        to: what is written.
+        functions: of the user's, as `FILE.py:FUNCTION`, that may be called if the run's model is one of them.
+        dtype: one of `saved_model.DTYPES`, that weights are rounded to.
+        merge: write adapters of `peft` as part of the weights that they adapt, not alone.
 
     Raises:
+        UsageError: there is no such type, or there are no adapters to merge.
         ConfigError: there is no checkpoint, a file of it is damaged or on another machine, the folder holds something,
             or the model is of a function that may not be called.
     """
+    if dtype not in DTYPES:
+        raise UsageError(f"--dtype must be one of {', '.join(DTYPES)}, got {shortened(repr(dtype))}")
     check_new(to)
     folder = latest_checkpoint(run)
     manifest = manifest_with(read_manifest(folder), functions)
@@ -68,8 +79,10 @@ def export_run(run: Path, to: Path, *, functions: Sequence[str] = ()) -> ExportO
     partial = to.with_name(f".{to.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     try:
-        loads_with = _write(whole.module, partial)
-        logits_sha256 = _write_example(whole, partial)
+        example, logits_sha256 = _example(whole)
+        loads_with = save_as_given(whole.module, manifest.model, partial, dtype=dtype, merge=merge)
+        if example:
+            save_file(example, partial / EXAMPLE_FILE)
         if to.exists():
             to.rmdir()
         partial.rename(to)
@@ -83,7 +96,7 @@ def export_run(run: Path, to: Path, *, functions: Sequence[str] = ()) -> ExportO
         model=manifest.model.name,
         steps=manifest.step,
         parameters=sum(tensor.numel() for tensor in weights.values()),
-        size_bytes=sum(path.stat().st_size for path in to.glob("model*.safetensors")),
+        size_bytes=sum(path.stat().st_size for path in to.glob("*model*.safetensors")),
         loads_with=loads_with,
         logits_sha256=logits_sha256,
         untrained=untrained,
@@ -160,31 +173,18 @@ def _fill(module: nn.Module, weights: dict[str, Tensor], statistics: Mapping[str
     return tuple(name for name, parameter in module.named_parameters() if id(parameter) not in filled)
 
 
-def _write(module: nn.Module, folder: Path) -> str:
-    """Write configuration and weights; return what loads them."""
-    from transformers import PreTrainedModel
-
-    folder.mkdir(parents=True)
-    if isinstance(module, PreTrainedModel):
-        module.save_pretrained(folder)
-        return "transformers"
-    save_model(module, str(folder / _MODEL_FILE))
-    return "safetensors"
-
-
-def _write_example(whole: UnsplitModel, folder: Path) -> str:
-    """Write an input and what the model makes of it; return the digest of the latter."""
+def _example(whole: UnsplitModel) -> tuple[dict[str, Tensor], str]:
+    """Return an input and what the model makes of it, and the digest of the latter; nothing where there is none."""
     if not whole.inputs:
-        return ""
+        return {}, ""
     with torch.no_grad():
         result = whole.module(**whole.inputs)
     logits = getattr(result, "logits", result)
     if not isinstance(logits, Tensor):
-        return ""
+        return {}, ""
     logits = logits.float().contiguous()
     inputs = {name: tensor.contiguous() for name, tensor in whole.inputs.items()}
-    save_file({**inputs, "logits": logits}, folder / EXAMPLE_FILE)
-    return hashlib.sha256(logits.numpy().tobytes()).hexdigest()
+    return {**inputs, "logits": logits}, hashlib.sha256(logits.numpy().tobytes()).hexdigest()
 
 
 _DEVICE = "imported"

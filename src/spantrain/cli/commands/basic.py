@@ -203,19 +203,24 @@ def worker(
 def export(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run, with a checkpoint.")],
     to: Annotated[Path, typer.Option("--to", help="Folder to write; new or empty.")],
+    dtype: Annotated[
+        str, typer.Option(help="Of the weights that are written: float32, bfloat16, float16.")
+    ] = "float32",
+    merge: Annotated[bool, typer.Option("--merge", help="Add adapters of peft to the weights they adapt.")] = False,
     function: Functions = None,
     json_: Json = False,
 ) -> None:
-    """Write the weights of a run's newest checkpoint to a folder that the transformers library loads."""
+    """Write the weights of a run's newest checkpoint to a folder that the transformers library, or peft, loads."""
     check_can_make(to, "--to")
     from spantrain.app.weights import export_run
 
-    outcome = export_run(run, to, functions=chosen_functions(function))
+    outcome = export_run(run, to, functions=chosen_functions(function), dtype=dtype, merge=merge)
     if json_:
         print_json(to_json(outcome))
         return
     typer.echo(f"{outcome.model} after {outcome.steps} steps: {outcome.parameters} parameters in {outcome.folder}")
-    typer.echo(f"Load it with {outcome.loads_with}; compare with: python examples/load_exported.py {outcome.folder}")
+    compare = f"; compare with: python examples/load_exported.py {outcome.folder}"
+    typer.echo(f"Load it with {outcome.loads_with}{'' if outcome.loads_with == 'peft' else compare}")
     if outcome.untrained:
         typer.echo(f"Not trained, since the model does not use them: {', '.join(outcome.untrained)}")
 
