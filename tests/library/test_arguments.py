@@ -105,9 +105,14 @@ def test_a_job_says_what_the_arguments_say():
     job = arguments.job(arguments.steps(samples=100), {})
     assert (job.steps, job.seed, job.weight_decay, job.max_grad_norm) == (20, 3, 0.2, None)
     assert (job.checkpoint_every, job.optimizer, arguments.dtype) == (7, "adamw", "bfloat16")
-    assert learning_rate(job, 3) == pytest.approx(0.1)
+    assert [learning_rate(job, step) for step in (0, 2, 4)] == pytest.approx([0.0, 0.05, 0.1])
     assert learning_rate(job, 12) == pytest.approx(0.05)
     assert learning_rate(job, 20) == 0.0
+    by_part = spantrain.TrainingArguments(max_steps=20, warmup_ratio=0.21)
+    assert by_part.job(20, {}).warmup_steps == 5
+    assert spantrain.TrainingArguments(max_steps=20, warmup_steps=0.1).job(20, {}).warmup_steps == 2
+    with pytest.raises(ConfigError, match="constant has no warm-up; constant_with_warmup has"):
+        spantrain.TrainingArguments(lr_scheduler_type="constant", warmup_steps=3)
     assert arguments.job(20, {"optimizer": "sgd", "learning_rate": 0.5}).learning_rate == 0.5
 
 

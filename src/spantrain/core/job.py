@@ -2,14 +2,16 @@
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Any
 
+from spantrain.core.names import unknown_name
+from spantrain.core.update.rates import Course, needs_end, rate_factor, schedule_problems
 from spantrain.formats.registry import WireFormat
 
 ADAPTERS = ("auto", "paper", "off")
 OPTIMIZERS = ("adamw", "sgd")
-LR_SCHEDULES = ("constant", "cosine", "linear")
 MAX_TRACE_STEPS = 50
 LARGEST_NUMBER = 2**53
 """Whole numbers up to it are exact as floating-point numbers too."""
@@ -35,9 +37,13 @@ class TrainJob:
     adam_beta2: float = 0.999
     adam_epsilon: float = 1e-8
     warmup_steps: int = 10
-    lr_schedule: str = "constant"
-    """After the warm-up: `constant`, or down to zero at `decay_steps`: `cosine`, or `linear`, in a straight line."""
+    """Of all schedules but `constant`, which has none; the first step of a warm-up has the rate 0."""
+    lr_schedule: str = "constant_with_warmup"
+    """One of `core.update.rates`."""
+    lr_schedule_options: Mapping[str, Any] = field(default_factory=dict)
+    """What the schedule takes besides, such as `num_cycles`."""
     decay_steps: int = 1000
+    """Where a schedule that falls has fallen."""
     max_grad_norm: float | None = 1.0
     """Gradients are scaled down to this global norm; None leaves them."""
     checkpoint_every: int = 0
@@ -72,9 +78,9 @@ class TrainJob:
                 yield f"{name} must be a finite number, got {value!r}"
 
     def _unknown_words(self) -> Iterator[str]:
-        for name, known in (("optimizer", OPTIMIZERS), ("adapter", ADAPTERS), ("lr_schedule", LR_SCHEDULES)):
+        for name, known in (("optimizer", OPTIMIZERS), ("adapter", ADAPTERS)):
             if getattr(self, name) not in known:
-                yield f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}"
+                yield unknown_name(name, getattr(self, name), known)
 
     def _out_of_range(self) -> Iterator[str]:
         for name, least in _LEAST.items():
@@ -90,9 +96,18 @@ class TrainJob:
             yield f"weight_decay must not be negative, got {self.weight_decay}"
         if self.trace_steps > MAX_TRACE_STEPS:
             yield f"trace_steps must be at most {MAX_TRACE_STEPS}, got {self.trace_steps}"
-        if self.lr_schedule != "constant" and self.decay_steps <= self.warmup_steps:
+        yield from schedule_problems(self.lr_schedule, self._course, self.lr_schedule_options)
+        if needs_end(self.lr_schedule) and self.decay_steps <= self.warmup_steps:
             yield f"decay_steps ({self.decay_steps}) must exceed warmup_steps ({self.warmup_steps})"
         if self.staleness not in (0, 1):
             yield f"staleness must be 0 (exact) or 1, got {self.staleness}"
         elif self.staleness and self.adapter != "off":
             yield f"staleness 1 goes with adapter off, got {self.adapter}: plans change between steps only"
+
+    @property
+    def _course(self) -> Course:
+        return Course(warmup_steps=self.warmup_steps, end=self.decay_steps, learning_rate=self.learning_rate)
+
+    def rate_factor(self, step: int) -> float:
+        """Return the part of the full learning rate that a step has."""
+        return rate_factor(self.lr_schedule, step, self._course, self.lr_schedule_options)

@@ -1,6 +1,8 @@
 """What sites, hosts and devices may be called, and the names of files about them."""
 
+import difflib
 import re
+from collections.abc import Collection
 from urllib.parse import quote
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
@@ -50,3 +52,13 @@ def file_stem(name: str) -> str:
     """
     stem = quote(name, safe="")
     return f"%2E{stem[1:]}" if stem.startswith(".") else stem
+
+
+def unknown_name(what: str, name: object, known: Collection[str]) -> str:
+    """Say that a name is none of those that there are, and which one it is near to.
+
+    >>> unknown_name("colour", "gren", ("green", "red"))
+    "colour must be one of green, red, got 'gren': did you mean green?"
+    """
+    near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
+    return f"{what} must be one of {', '.join(known)}, got {name!r}" + (f": did you mean {near[0]}?" if near else "")

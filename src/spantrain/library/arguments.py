@@ -11,15 +11,13 @@ from typing import Any, TypeVar
 
 from spantrain.app.training.trackers import chosen_trackers
 from spantrain.core.job import LARGEST_NUMBER, TrainJob
+from spantrain.core.update.rates import needs_end
 from spantrain.errors import ConfigError
 
 __all__ = ["TrainingArguments"]
 
 T = TypeVar("T")
 
-_SCHEDULES: Mapping[str, str] = MappingProxyType(
-    {"constant": "constant", "constant_with_warmup": "constant", "cosine": "cosine", "linear": "linear"}
-)
 _OPTIMIZERS: Mapping[str, str] = MappingProxyType(
     {
         "adamw": "adamw",
@@ -39,6 +37,11 @@ _ELSEWHERE: Mapping[str, str] = MappingProxyType(
     }
 )
 """Names that others' trainers have and this one cannot have, with what to do."""
+
+
+def _word(given: object) -> str:
+    """Return a name; the transformers library has some of them as members of an enumeration."""
+    return str(getattr(given, "value", given))
 
 
 def _with_known_names(cls: type[T]) -> type[T]:
@@ -86,8 +89,13 @@ class TrainingArguments:
     max_grad_norm: float = 1.0
     """0: gradients are not clipped."""
     lr_scheduler_type: str = "linear"
-    """`linear` or `cosine`, down to zero at the last step; `constant` or `constant_with_warmup`."""
-    warmup_steps: int = 0
+    """One of the library's that are a function of the step: `linear`, `cosine`, `polynomial`, ..."""
+    lr_scheduler_kwargs: Mapping[str, Any] | None = None
+    """What the schedule takes besides, such as `{"num_cycles": 2}`."""
+    warmup_steps: float = 0.0
+    """From the rate 0; below 1: a part of all steps."""
+    warmup_ratio: float = 0.0
+    """The same as a part of all steps; `warmup_steps` goes before it."""
     optim: str = "adamw_torch"
     """`adamw_torch` or `sgd`; the trainer's `optimizer` goes before it."""
     seed: int = 42
@@ -117,7 +125,7 @@ class TrainingArguments:
         problems = self._wrong_types()
         if problems:
             raise ConfigError("TrainingArguments: " + "; ".join(problems))
-        for name, known in (("lr_scheduler_type", _SCHEDULES), ("optim", _OPTIMIZERS)):
+        for name, known in (("optim", _OPTIMIZERS),):
             if getattr(self, name) not in known:
                 problems.append(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}")
         if self.bf16 and self.fp16:
@@ -125,9 +133,13 @@ class TrainingArguments:
         for name in ("train_batch_size", "save_total_limit"):
             if getattr(self, name) < 1:
                 problems.append(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("save_steps", "logging_steps", "eval_steps", "max_grad_norm", "warmup_steps"):
+        for name in ("save_steps", "logging_steps", "eval_steps", "max_grad_norm", "warmup_steps", "warmup_ratio"):
             if getattr(self, name) < 0:
                 problems.append(f"{name} must not be negative, got {getattr(self, name)}")
+        if self.warmup_ratio > 1:
+            problems.append(f"warmup_ratio must be at most 1, got {self.warmup_ratio}")
+        if self.lr_scheduler_type == "constant" and (self.warmup_steps or self.warmup_ratio):
+            problems.append("lr_scheduler_type constant has no warm-up; constant_with_warmup has")
         if self.max_steps == 0 or (self.max_steps < 0 and self.num_train_epochs <= 0):
             problems.append(f"nothing to do: max_steps {self.max_steps}, num_train_epochs {self.num_train_epochs}")
         if self.resume_from_checkpoint is True and not self.output_dir:
@@ -137,9 +149,12 @@ class TrainingArguments:
                 problems.append(f"report_to {self.report_to!r} needs logging_steps: scalars are given so often")
         except ConfigError as error:
             problems.append(str(error))
+        try:
+            self._job(1, {})
+        except ValueError as error:
+            problems.append(_in_own_words(error))
         if problems:
             raise ConfigError("TrainingArguments: " + "; ".join(problems))
-        self.job(1, {})
 
     def _wrong_types(self) -> list[str]:
         """Say which numbers are none: a default's type is what is wanted, and whole numbers do for others."""
@@ -166,13 +181,31 @@ class TrainingArguments:
             return self.max_steps
         return max(1, round(self.num_train_epochs * samples / self.train_batch_size))
 
+    @property
+    def rates_need_end(self) -> bool:
+        """Whether learning rates depend on how many steps there are."""
+        by_part = 0 < self.warmup_steps < 1 or (self.warmup_ratio > 0 and not self.warmup_steps)
+        return by_part or needs_end(_word(self.lr_scheduler_type))
+
+    def _warmup(self, steps: int) -> int:
+        """Return the steps of warm-up, as the transformers library has them."""
+        if self.warmup_steps >= 1:
+            return int(self.warmup_steps)
+        return math.ceil(steps * (self.warmup_steps or self.warmup_ratio))
+
     def job(self, steps: int, optimizer: Mapping[str, Any]) -> TrainJob:
         """Return the job of so many steps; what `optimizer` says goes before these arguments.
 
         Raises:
             ConfigError: values contradict each other.
         """
-        schedule = _SCHEDULES[self.lr_scheduler_type]
+        try:
+            return self._job(steps, optimizer)
+        except ValueError as error:
+            raise ConfigError(f"TrainingArguments: {_in_own_words(error)}") from None
+
+    def _job(self, steps: int, optimizer: Mapping[str, Any]) -> TrainJob:
+        warmup_steps = self._warmup(steps)
         fields_of_job: dict[str, Any] = {
             "steps": steps,
             "seed": self.seed,
@@ -182,16 +215,18 @@ class TrainingArguments:
             "adam_beta1": self.adam_beta1,
             "adam_beta2": self.adam_beta2,
             "adam_epsilon": self.adam_epsilon,
-            "warmup_steps": self.warmup_steps,
-            "lr_schedule": schedule,
-            "decay_steps": max(steps, self.warmup_steps + 1),
+            "warmup_steps": warmup_steps,
+            "lr_schedule": _word(self.lr_scheduler_type),
+            "lr_schedule_options": self.lr_scheduler_kwargs or {},
+            "decay_steps": max(steps, warmup_steps + 1),
             "max_grad_norm": self.max_grad_norm or None,
             "momentum": 0.0,
             "checkpoint_every": self.save_steps,
             "evaluate_every": self.eval_steps,
             **optimizer,
         }
-        try:
-            return TrainJob(**fields_of_job)
-        except ValueError as error:
-            raise ConfigError(f"TrainingArguments: {error}") from None
+        return TrainJob(**fields_of_job)
+
+
+def _in_own_words(error: ValueError) -> str:
+    return str(error).replace("lr_schedule", "lr_scheduler_type")

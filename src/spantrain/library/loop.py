@@ -101,15 +101,17 @@ def session(
 ) -> Iterator[StepSession]:
     """Bring devices up for a loop of the user's own; arguments as of `Trainer`.
 
-    Learning rates follow `args`; where `max_steps` is not given, they stay constant after the warm-up.
+    Learning rates follow `args`; where `max_steps` is not given, they stay constant.
 
     Raises:
         UsageError: plan, profile, checkpoint or model are missing, or do not fit.
         WorkerError, PeerLostError: a device failed or was lost.
     """
     arguments = args or TrainingArguments(lr_scheduler_type="constant")
-    if arguments.max_steps < 0 and not arguments.lr_scheduler_type.startswith("constant"):
-        raise ConfigError(f"lr_scheduler_type {arguments.lr_scheduler_type!r} needs max_steps: it ends there")
+    if arguments.max_steps < 0 and arguments.rates_need_end:
+        raise ConfigError(
+            f"lr_scheduler_type {arguments.lr_scheduler_type!r}, or its warm-up, needs max_steps: it is a part of them"
+        )
     model = model_of(model_factory, loss_fn, data=None, tokenizer=None, sequence_length=sequence_length)
     setting = Setting.of(model, arguments, cluster=cluster, plan=plan, optimizer=optimizer, measure=measure)
     steps = arguments.max_steps if arguments.max_steps > 0 else _ENDLESS

@@ -1,8 +1,11 @@
 """The options of `spantrain train`, and the job that they make."""
 
+import json
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -27,13 +30,18 @@ from spantrain.cli.options import (
     TrainOn,
 )
 from spantrain.core.job import ADAPTERS, LARGEST_NUMBER, TrainJob
+from spantrain.core.update.rates import LR_SCHEDULES
 from spantrain.errors import ConfigError
 from spantrain.formats.registry import WireFormat
 from spantrain.schedule.registry import own_schedules
 
 _NO_OPTIONS = ("steps", "momentum", "adam_beta1", "adam_beta2", "adam_epsilon", "loss_scale")
-JOB_OPTIONS = tuple(field.name for field in fields(TrainJob) if field.name not in _NO_OPTIONS)
+_AS_THEY_ARE = tuple(
+    field.name for field in fields(TrainJob) if field.name not in (*_NO_OPTIONS, "lr_schedule_options")
+)
+JOB_OPTIONS = (*_AS_THEY_ARE, "lr_schedule_option", "warmup_ratio")
 """Options that make up the job; a resumed run has them from its checkpoint."""
+_WARMUP_STEPS = 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,11 +81,13 @@ class TrainArguments:
     ] = None
     optimizer: Annotated[str, typer.Option(help="adamw or sgd.")] = "adamw"
     learning_rate: Annotated[float, typer.Option(help="After the warm-up.")] = 3e-3
-    lr_schedule: Annotated[str, typer.Option(help="constant; cosine or linear: down to zero at --decay-steps.")] = (
-        "constant"
-    )
-    warmup_steps: Annotated[int, typer.Option(help="Steps of linear warm-up.")] = 10
-    decay_steps: Annotated[int, typer.Option(help="Where cosine and linear end.")] = 1000
+    lr_schedule: Annotated[str, typer.Option(help=f"{', '.join(LR_SCHEDULES)}.")] = "constant_with_warmup"
+    lr_schedule_option: Annotated[
+        list[str] | None, typer.Option(help="NAME=VALUE of the schedule, such as num_cycles=2; may be repeated.")
+    ] = None
+    warmup_steps: Annotated[int | None, typer.Option(help="Steps of warm-up, from the rate 0; default: 10.")] = None
+    warmup_ratio: Annotated[float | None, typer.Option(help="The same as a part of --steps.", min=0.0, max=1.0)] = None
+    decay_steps: Annotated[int | None, typer.Option(help="Where the schedule ends; default: at --steps.")] = None
     weight_decay: Annotated[float, typer.Option(help="Of the optimizer.")] = 0.01
     max_grad_norm: Annotated[float, typer.Option(help="Clip to this global norm; 0: do not clip.")] = 1.0
     seed: Annotated[int, typer.Option(help="Of weights and data order.")] = 0
@@ -102,13 +112,33 @@ class TrainArguments:
     lost_after: LostAfter = None
     insecure: Insecure = False
 
+    def _rates(self) -> dict[str, Any]:
+        """Return the fields of the learning rates' course.
+
+        Raises:
+            ConfigError: a value is wrong, or two contradict each other.
+        """
+        given = self.warmup_steps is not None or self.warmup_ratio is not None
+        if self.warmup_steps is not None and self.warmup_ratio is not None:
+            raise ConfigError("--warmup-steps and --warmup-ratio say the same; give one")
+        if given and self.lr_schedule == "constant":
+            raise ConfigError("--lr-schedule constant has no warm-up; constant_with_warmup has")
+        warmup_steps = _WARMUP_STEPS if self.warmup_steps is None else self.warmup_steps
+        if self.warmup_ratio is not None:
+            warmup_steps = math.ceil(self.steps * self.warmup_ratio)
+        return {
+            "warmup_steps": warmup_steps,
+            "decay_steps": max(self.steps, warmup_steps + 1) if self.decay_steps is None else self.decay_steps,
+            "lr_schedule_options": _options("--lr-schedule-option", self.lr_schedule_option),
+        }
+
     def job(self, *, adapter_given: bool) -> TrainJob:
         """Return how to train; where steps overlap, no adapter follows the network unless one was asked for.
 
         Raises:
             ConfigError: a value is wrong, or two contradict each other.
         """
-        values = {name: getattr(self, name) for name in JOB_OPTIONS}
+        values = {name: getattr(self, name) for name in _AS_THEY_ARE} | self._rates()
         values["max_grad_norm"] = self.max_grad_norm or None
         values["allow_wire"] = tuple(dict.fromkeys(self.allow_wire or ()))
         if self.staleness and not adapter_given:
@@ -117,3 +147,21 @@ class TrainArguments:
             return TrainJob(steps=self.steps, **values)
         except ValueError as error:
             raise ConfigError(str(error)) from None
+
+
+def _options(option: str, given: Sequence[str] | None) -> dict[str, Any]:
+    """Return NAME=VALUE pairs, with numbers, true, false and null as such.
+
+    Raises:
+        ConfigError: one is none, or a name stands twice.
+    """
+    found: dict[str, Any] = {}
+    for text in given or ():
+        name, sign, value = text.partition("=")
+        if not (name and sign) or name in found:
+            raise ConfigError(f"{option} {text}: give NAME=VALUE, each name once")
+        try:
+            found[name] = json.loads(value)
+        except ValueError:
+            found[name] = value
+    return found

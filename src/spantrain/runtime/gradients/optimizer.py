@@ -121,15 +121,8 @@ class GradientScaling:
 
 
 def learning_rate(job: TrainJob, step: int) -> float:
-    """Return the rate of a step: linear warm-up, then constant, or down to zero at `decay_steps`."""
-    if step < job.warmup_steps:
-        return job.learning_rate * (step + 1) / job.warmup_steps
-    if job.lr_schedule == "constant":
-        return job.learning_rate
-    progress = min(1.0, (step - job.warmup_steps) / (job.decay_steps - job.warmup_steps))
-    if job.lr_schedule == "linear":
-        return job.learning_rate * (1.0 - progress)
-    return job.learning_rate * 0.5 * (1.0 + math.cos(math.pi * progress))
+    """Return the rate of a step."""
+    return job.learning_rate * job.rate_factor(step)
 
 
 def build_optimizer(job: TrainJob, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:

@@ -1,0 +1,1 @@
+"""What an update of the parameters is: its learning rate, its optimizer."""
