@@ -116,8 +116,12 @@ RATES = ("train", "plan.json", "--out", "run", "--learning-rate", "nan")
         (("train", "plan.json", "--out", "run", "--network-trace", "burst", "--no-network"), ("--no-network",)),
         (("train", "plan.json", "--out", "run", "--lost-after", "soon"), ("--lost-after",)),
         (("train", "plan.json", "--out", "run", "--listen", ":7000", "--lost-after", "1s"), ("at least 2 s",)),
-        (("train", "plan.json", "--optimizer", "adam", "--out", "run"), ("adam", "adamw")),
+        (("train", "plan.json", "--optimizer", "adamm", "--out", "run"), ("adam", "adamw")),
         (("train", "plan.json", "--lr-schedule", "cos", "--out", "run"), ("cos", "cosine")),
+        ((*RATES[:2], "--lr-schedule", "reduce_lr_on_plateau", "--out", "run"), ("follows measured losses",)),
+        ((*RATES[:2], "--lr-schedule", "constant", "--warmup-ratio", "0.1", "--out", "run"), ("constant_with_warmup",)),
+        ((*RATES[:2], "--warmup-steps", "1", "--warmup-ratio", "0.1", "--out", "run"), ("give one",)),
+        ((*RATES[:2], "--lr-schedule-option", "num_cycles", "--out", "run"), ("NAME=VALUE",)),
         (("train", "plan.json", "--learning-rate", "-1", "--out", "run"), ("learning_rate", "-1")),
         ((*RATES, "--weight-decay", "inf", "--max-grad-norm", "nan"), ("learning_rate", "nan", "weight_decay", "norm")),
         ((*QUICK, "gpt2-tiny", "--emulated-speed", "nan"), ("--emulated-speed", "between 1e-6 and 1e6", "nan")),
@@ -216,7 +220,7 @@ def test_plans_that_cannot_be(refused, profile_path, tight_profile_path):
     refused("plan", tight_profile_path, *wanted, says=("MiB", "gpt2-tiny"))
     refused("plan", profile_path, "--global-batch", "0", "--out", "plan.json", says=("--global-batch",))
     refused("plan", profile_path, *wanted, "--schedule", "critical", says=("'critical'", "critical-path"))
-    refused("plan", profile_path, *wanted, "--optimizer", "adam", says=("adam", "adamw"))
+    refused("plan", profile_path, *wanted, "--optimizer", "adamm", says=("adamm", "adamw"))
     refused("plan", profile_path, *wanted, "--leave-out", "lab0", says=("lab0", "lab-0"))
     everything = ("lab", "office", "home")
     refused("plan", profile_path, *wanted, *(w for s in everything for w in ("--leave-out", s)), says=("device",))

@@ -168,7 +168,7 @@ def test_a_schedule_that_cannot_run_is_listed_with_its_reason(plan, spantrain, p
         (("--memory-limit", "0 GiB"), "more than nothing"),
         (("--memory-limit", "-1 GiB"), "negative"),
         (("--steps", "0"), "--steps"),
-        (("--optimizer", "adam"), "adamw"),
+        (("--optimizer", "adamm"), "adamw"),
         (("--schedule", "all", "--trace", "t.json"), "one schedule"),
         (("--trace", "."), "folder"),
     ],

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 import torch
+import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,7 +15,7 @@ import spantrain
 from spantrain.app.session import SessionOptions
 from spantrain.errors import ConfigError
 from spantrain.library.progress import checked_callbacks
-from spantrain.library.setting import function_source, optimizer_fields
+from spantrain.library.setting import function_source, given_optimizer
 from spantrain.runtime.gradients.optimizer import build_optimizer, learning_rate
 from testing.patience import PATIENCE_S
 
@@ -77,7 +78,7 @@ def test_callbacks_are_a_list_of_objects(callbacks, says):
 def test_an_optimizer_that_is_made_already_is_refused():
     """Its parameters are not the workers', and its settings would be lost."""
     with pytest.raises(ConfigError, match="each device makes its own"):
-        optimizer_fields(torch.optim.AdamW([torch.zeros(1)], lr=1.0))
+        given_optimizer(torch.optim.AdamW([torch.zeros(1)], lr=1.0))
 
 
 def test_wrong_values_are_named_together():
@@ -144,9 +145,9 @@ def test_of_what_optimizer_and_model_are_given_too(tmp_path):
 
 def test_sgd_has_the_momentum_that_torch_gives_it():
     arguments = spantrain.TrainingArguments(max_steps=1, optim="sgd")
-    assert arguments.job(1, {}).momentum == arguments.job(1, optimizer_fields(torch.optim.SGD)).momentum == 0.0
+    assert arguments.job(1, {}).momentum == arguments.job(1, given_optimizer(torch.optim.SGD)).momentum == 0.0
     partial = functools.partial(torch.optim.SGD, momentum=0.5)
-    assert arguments.job(1, optimizer_fields(partial)).momentum == 0.5
+    assert arguments.job(1, given_optimizer(partial)).momentum == 0.5
 
 
 @given(samples=st.integers(1, 500), batch=st.integers(1, 64), epochs=st.floats(0.1, 5))
@@ -156,18 +157,39 @@ def test_epochs_are_steps_of_the_whole_data(samples, batch, epochs):
 
 
 def test_optimizers_are_told_by_class_and_arguments():
-    assert optimizer_fields(None) == {}
-    assert optimizer_fields(torch.optim.SGD) == {"optimizer": "sgd"}
+    assert given_optimizer(None) == {}
+    assert given_optimizer(torch.optim.SGD) == {"optimizer": "sgd"}
     partial = functools.partial(torch.optim.AdamW, lr=0.5, betas=(0.8, 0.9), eps=1e-6, weight_decay=0.3)
-    job = spantrain.TrainingArguments(max_steps=1).job(1, optimizer_fields(partial))
+    job = spantrain.TrainingArguments(max_steps=1).job(1, given_optimizer(partial))
     ours = build_optimizer(job, [torch.nn.Parameter(torch.ones(1))]).param_groups[0]
     theirs = partial([torch.nn.Parameter(torch.ones(1))]).param_groups[0]
     for name in ("lr", "betas", "eps", "weight_decay"):
         assert ours[name] == theirs[name]
-    with pytest.raises(ConfigError, match="Adagrad is not known here"):
-        optimizer_fields(torch.optim.Adagrad)
-    with pytest.raises(ConfigError, match="nesterov cannot be set"):
-        optimizer_fields(functools.partial(torch.optim.SGD, nesterov=True))
+    nesterov = given_optimizer(functools.partial(torch.optim.SGD, momentum=0.5, nesterov=True))
+    assert nesterov == {"optimizer": "sgd", "momentum": 0.5, "optimizer_options": {"nesterov": True}}
+    for wrong, says in (
+        (torch.optim.Rprop, "steps by the sign"),
+        (functools.partial(torch.optim.AdamW, fused=True), "fused: each device chooses that"),
+        (functools.partial(torch.optim.Adagrad, lr_decy=1.0), "did you mean lr_decay"),
+        (transformers.Adafactor, "Adafactor is none of torch's classes"),
+        ("adamv", "did you mean adam"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            given_optimizer(wrong)
+
+
+def test_optimizers_by_name_with_arguments():
+    def job(**given):
+        return spantrain.TrainingArguments(max_steps=1, **given).job(1, {})
+
+    assert job(optim="adamw_torch_fused", optim_args="amsgrad=true, adam_beta2=0.95").adam_beta2 == 0.95
+    assert job(optim="rmsprop", optim_args={"alpha": 0.9}).optimizer_options == {"alpha": 0.9}
+    assert job(optim=transformers.training_args.OptimizerNames.ADAFACTOR).optimizer == "adafactor"
+    for optim, says in (("adamw_8bit", "another package's"), ("rmsprob", "did you mean rmsprop"), ("lomo", "another")):
+        with pytest.raises(ConfigError, match=rf"TrainingArguments: optim .*{says}"):
+            job(optim=optim)
+    with pytest.raises(ConfigError, match="alpha of optim rmsprop must be a finite number"):
+        job(optim="rmsprop", optim_args="alpha=x")
 
 
 def at_top_level():

@@ -47,7 +47,7 @@ def test_whole_numbers_that_are_too_small(name):
 
 def test_all_that_is_wrong_is_told():
     with pytest.raises(ValueError, match="learning_rate") as caught:
-        TrainJob(steps=0, optimizer="adam", learning_rate=-1.0, lr_schedule="cosine", decay_steps=5, warmup_steps=9)
+        TrainJob(steps=0, optimizer="adamm", learning_rate=-1.0, lr_schedule="cosine", decay_steps=5, warmup_steps=9)
     assert [part.split()[0] for part in str(caught.value).split("; ")] == [
         "optimizer", "steps", "learning_rate", "decay_steps"
     ]  # fmt: skip

@@ -15,12 +15,11 @@ from spantrain.config.traces.network_traces import NetworkTrace, network_trace
 from spantrain.core.cluster import Cluster
 from spantrain.core.precision import DTYPES
 from spantrain.core.quantities import parse_seconds
+from spantrain.core.update.optimizers import OPTIMIZERS, optimizer_problems, optimizer_state
 from spantrain.errors import ConfigError
 
 MAX_SAMPLES = 2**24
 """Samples of an optimizer step, at most."""
-STATE_OF = {"sgd": "momentum"}
-"""The optimizer by the state that it keeps: SGD is run with momentum."""
 _MIN_PATIENCE_S = 2.0
 
 if TYPE_CHECKING:
@@ -51,6 +50,7 @@ LostAfter = Annotated[
         "Longer where networks have outages."
     ),
 ]
+Optimizer = Annotated[str, typer.Option(help=f"{', '.join(OPTIMIZERS)}: it decides the memory for its state.")]
 Insecure = Annotated[bool, typer.Option("--insecure", help="Do not encrypt the data between workers.")]
 Data = Annotated[
     str | None,
@@ -265,3 +265,15 @@ def quantity(option: str, text: str, parse: Callable[[str], float]) -> float:
 def print_json(value: Any) -> None:
     """Print one JSON object on standard output."""
     sys.stdout.write(json.dumps(value, indent=2) + "\n")
+
+
+def planned_state(optimizer: str) -> str:
+    """Return an optimizer by the state that it keeps: SGD is run with momentum.
+
+    Raises:
+        ConfigError: there is none of that name.
+    """
+    problems = list(optimizer_problems(optimizer, {}))
+    if problems:
+        raise ConfigError(f"--optimizer: {problems[0]}")
+    return optimizer_state(optimizer, momentum=1.0, options={})

@@ -7,11 +7,11 @@ from types import MappingProxyType
 from typing import Any
 
 from spantrain.core.names import unknown_name
+from spantrain.core.update.optimizers import optimizer_problems, optimizer_state
 from spantrain.core.update.rates import Course, needs_end, rate_factor, schedule_problems
 from spantrain.formats.registry import WireFormat
 
 ADAPTERS = ("auto", "paper", "off")
-OPTIMIZERS = ("adamw", "sgd")
 MAX_TRACE_STEPS = 50
 LARGEST_NUMBER = 2**53
 """Whole numbers up to it are exact as floating-point numbers too."""
@@ -29,6 +29,9 @@ class TrainJob:
     steps: int
     seed: int = 0
     optimizer: str = "adamw"
+    """One of `core.update.optimizers`."""
+    optimizer_options: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """What it takes besides, such as `amsgrad`."""
     learning_rate: float = 3e-3
     weight_decay: float = 0.01
     momentum: float = 0.9
@@ -40,7 +43,7 @@ class TrainJob:
     """Of all schedules but `constant`, which has none; the first step of a warm-up has the rate 0."""
     lr_schedule: str = "constant_with_warmup"
     """One of `core.update.rates`."""
-    lr_schedule_options: Mapping[str, Any] = field(default_factory=dict)
+    lr_schedule_options: Mapping[str, Any] = field(default_factory=dict, hash=False)
     """What the schedule takes besides, such as `num_cycles`."""
     decay_steps: int = 1000
     """Where a schedule that falls has fallen."""
@@ -78,9 +81,9 @@ class TrainJob:
                 yield f"{name} must be a finite number, got {value!r}"
 
     def _unknown_words(self) -> Iterator[str]:
-        for name, known in (("optimizer", OPTIMIZERS), ("adapter", ADAPTERS)):
-            if getattr(self, name) not in known:
-                yield unknown_name(name, getattr(self, name), known)
+        yield from optimizer_problems(self.optimizer, self.optimizer_options)
+        if self.adapter not in ADAPTERS:
+            yield unknown_name("adapter", self.adapter, ADAPTERS)
 
     def _out_of_range(self) -> Iterator[str]:
         for name, least in _LEAST.items():
@@ -111,3 +114,8 @@ class TrainJob:
     def rate_factor(self, step: int) -> float:
         """Return the part of the full learning rate that a step has."""
         return rate_factor(self.lr_schedule, step, self._course, self.lr_schedule_options)
+
+    @property
+    def optimizer_state(self) -> str:
+        """Return the optimizer by the state that it keeps, as `cost.memory` knows it."""
+        return optimizer_state(self.optimizer, self.momentum, self.optimizer_options)

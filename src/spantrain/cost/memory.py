@@ -30,12 +30,10 @@ from spantrain.core.plan import Plan, Replica, Stage, StateSharding
 from spantrain.core.precision import is_low
 from spantrain.core.profile import Profile
 from spantrain.core.shares import ALONE, MemberShare, shares_of
+from spantrain.core.update.optimizers import STATE_COPIES
 from spantrain.devices.registry import CONTEXT_BYTES, find_backend
 from spantrain.formats.registry import WireFormat
 from spantrain.schedule.registry import splits_backward
-
-OPTIMIZER_STATE_RATIO = {"sgd": 0.0, "momentum": 1.0, "adamw": 2.0}
-"""Bytes of optimizer state for one byte of float32 parameters."""
 
 BUFFERED_MICRO_BATCHES = 2
 """Messages of each neighbour and direction that are held at once: one at work, one on its way."""
@@ -171,14 +169,14 @@ class MemoryCost:
 
         Each set has weights and gradients of its own, the optimizer's state is one (`schedule.dispatch.policies`).
         """
-        if optimizer not in OPTIMIZER_STATE_RATIO:
-            raise ValueError(f"optimizer must be one of {', '.join(OPTIMIZER_STATE_RATIO)}, got {optimizer!r}")
+        if optimizer not in STATE_COPIES:
+            raise ValueError(f"optimizer must be one of {', '.join(STATE_COPIES)}, got {optimizer!r}")
         self._profile = profile
         # Autocast keeps float32 master weights and gradients, and a 16-bit copy of the weights beside them.
         low = is_low(dtype or profile.dtype)
         self._copies, self._gathered_ratio = (1.5, 0.5) if low else (1.0, 1.0)
         self._sets = 1 + staleness
-        self._optimizer_ratio = OPTIMIZER_STATE_RATIO[optimizer]
+        self._optimizer_ratio = STATE_COPIES[optimizer]
 
         self._held = cache(profile.graph.held_parameter_bytes)
         self._trained = cache(profile.graph.held_trained_bytes)

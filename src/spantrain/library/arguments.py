@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from spantrain.app.training.trackers import chosen_trackers
 from spantrain.core.job import LARGEST_NUMBER, TrainJob
+from spantrain.core.update.optimizers import named_values, optimizer_fields
 from spantrain.core.update.rates import needs_end
 from spantrain.errors import ConfigError
 
@@ -18,14 +19,8 @@ __all__ = ["TrainingArguments"]
 
 T = TypeVar("T")
 
-_OPTIMIZERS: Mapping[str, str] = MappingProxyType(
-    {
-        "adamw": "adamw",
-        "adamw_torch": "adamw",
-        "adamw_torch_fused": "adamw",
-        "sgd": "sgd",
-    }
-)
+_OPTIM: Mapping[str, str] = MappingProxyType({"adamw_torch": "adamw", "adamw_torch_fused": "adamw"})
+"""Names that the library has for torch's optimizers, where they are not torch's own."""
 _ELSEWHERE: Mapping[str, str] = MappingProxyType(
     {
         "gradient_accumulation_steps": "the planner chooses the micro-batches; say train_batch_size, samples of a step",
@@ -37,6 +32,9 @@ _ELSEWHERE: Mapping[str, str] = MappingProxyType(
     }
 )
 """Names that others' trainers have and this one cannot have, with what to do."""
+
+
+_AS_THEY_ARE = ("learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "seed")
 
 
 def _word(given: object) -> str:
@@ -97,7 +95,9 @@ class TrainingArguments:
     warmup_ratio: float = 0.0
     """The same as a part of all steps; `warmup_steps` goes before it."""
     optim: str = "adamw_torch"
-    """`adamw_torch` or `sgd`; the trainer's `optimizer` goes before it."""
+    """`adamw_torch`, or one of torch's by name, `adafactor` or `sgd`; the trainer's `optimizer` goes before it."""
+    optim_args: Mapping[str, Any] | str | None = None
+    """What it takes besides: `{"amsgrad": True}`, or as text, `amsgrad=true`."""
     seed: int = 42
     bf16: bool = False
     fp16: bool = False
@@ -125,9 +125,6 @@ class TrainingArguments:
         problems = self._wrong_types()
         if problems:
             raise ConfigError("TrainingArguments: " + "; ".join(problems))
-        for name, known in (("optim", _OPTIMIZERS),):
-            if getattr(self, name) not in known:
-                problems.append(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}")
         if self.bf16 and self.fp16:
             problems.append("bf16 and fp16 exclude each other")
         for name in ("train_batch_size", "save_total_limit"):
@@ -181,6 +178,14 @@ class TrainingArguments:
             return self.max_steps
         return max(1, round(self.num_train_epochs * samples / self.train_batch_size))
 
+    def _optimizer(self) -> dict[str, Any]:
+        """Return the fields of a job that `optim` and `optim_args` say."""
+        given = self.optim_args or {}
+        if isinstance(given, str):
+            given = named_values("optim_args", given.replace(" ", "").split(","))
+        name = _word(self.optim)
+        return optimizer_fields(_OPTIM.get(name, name), given)
+
     @property
     def rates_need_end(self) -> bool:
         """Whether learning rates depend on how many steps there are."""
@@ -208,19 +213,14 @@ class TrainingArguments:
         warmup_steps = self._warmup(steps)
         fields_of_job: dict[str, Any] = {
             "steps": steps,
-            "seed": self.seed,
-            "optimizer": _OPTIMIZERS[self.optim],
-            "learning_rate": self.learning_rate,
-            "weight_decay": self.weight_decay,
-            "adam_beta1": self.adam_beta1,
-            "adam_beta2": self.adam_beta2,
-            "adam_epsilon": self.adam_epsilon,
+            "momentum": 0.0,
+            **{name: getattr(self, name) for name in _AS_THEY_ARE},
+            **({} if "optimizer" in optimizer else self._optimizer()),
             "warmup_steps": warmup_steps,
             "lr_schedule": _word(self.lr_scheduler_type),
             "lr_schedule_options": self.lr_scheduler_kwargs or {},
             "decay_steps": max(steps, warmup_steps + 1),
             "max_grad_norm": self.max_grad_norm or None,
-            "momentum": 0.0,
             "checkpoint_every": self.save_steps,
             "evaluate_every": self.eval_steps,
             **optimizer,
@@ -229,4 +229,4 @@ class TrainingArguments:
 
 
 def _in_own_words(error: ValueError) -> str:
-    return str(error).replace("lr_schedule", "lr_scheduler_type")
+    return str(error).replace("lr_schedule", "lr_scheduler_type").replace("optimizer ", "optim ")

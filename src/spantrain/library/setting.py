@@ -24,6 +24,7 @@ from spantrain.app.training.train_from_scratch import (
 from spantrain.config.cluster_file import PRESET_NAMES, load_cluster, load_preset, parse_cluster
 from spantrain.core.cluster import Cluster
 from spantrain.core.units import ChatForm, ModelSpec
+from spantrain.core.update.optimizers import optimizer_fields, optimizer_problems
 from spantrain.errors import ConfigError, PlanError
 from spantrain.library.arguments import TrainingArguments
 from spantrain.models.data.choice import model_on_data, user_functions, with_loss
@@ -67,12 +68,7 @@ def function_source(function: str | Callable[..., Any], what: str) -> str:
 ModelFactory = str | Callable[..., Any]
 """A function that returns `(module, example_batch)` or `(module, example_batch, loss)`; or the name of a model."""
 
-_OPTIMIZER_FIELDS: Mapping[str, str] = {
-    "lr": "learning_rate",
-    "weight_decay": "weight_decay",
-    "eps": "adam_epsilon",
-    "momentum": "momentum",
-}
+_BY_DEVICE = ("foreach", "fused", "maximize", "capturable", "differentiable")
 _THIS_MACHINE = """\
 name: this-machine
 sites:
@@ -115,7 +111,7 @@ class Setting:
         if not arguments.output_dir:
             folder = run_folder_for(model, datetime.datetime.now())
             arguments = replace(arguments, output_dir=folder)
-        given = optimizer_fields(optimizer)
+        given = given_optimizer(optimizer)
         arguments.job(1, given)  # numbers that make no sense are refused before anything is started
         return cls(
             model=model,
@@ -243,13 +239,13 @@ def _identity(spec: ModelSpec) -> tuple[object, ...]:
     return spec.family, own, spec.source_sha256, function, spec.sequence_length
 
 
-def optimizer_fields(optimizer: object) -> dict[str, Any]:
+def given_optimizer(optimizer: object) -> dict[str, Any]:
     """Return the fields of a job that an optimizer says: a name, a class of torch's, or a `partial` of one.
 
     Raises:
         ConfigError: it is something else, or has an argument that is not known here.
 
-    >>> optimizer_fields("sgd")
+    >>> given_optimizer("sgd")
     {'optimizer': 'sgd'}
     """
     if optimizer is None:
@@ -258,23 +254,28 @@ def optimizer_fields(optimizer: object) -> dict[str, Any]:
     made: object = optimizer
     if isinstance(optimizer, functools.partial):
         made, given = optimizer.func, optimizer.keywords
-    name = made if isinstance(made, str) else getattr(made, "__name__", type(made).__name__)
-    if not isinstance(made, (str, type)) or name.lower() not in ("adamw", "sgd"):
-        raise ConfigError(
-            f"optimizer: {name} is not known here; give 'adamw', 'sgd', torch.optim.AdamW, torch.optim.SGD, or "
-            "functools.partial(torch.optim.AdamW, lr=...): each device makes its own"
-        )
-    fields: dict[str, Any] = {"optimizer": name.lower()}
-    for key, value in given.items():
-        if key == "betas":
-            if not isinstance(value, (tuple, list)) or len(value) != 2:
-                raise ConfigError(f"optimizer: betas must be two numbers, got {value!r}")
-            fields["adam_beta1"], fields["adam_beta2"] = value
-        elif key in _OPTIMIZER_FIELDS:
-            fields[_OPTIMIZER_FIELDS[key]] = value
-        else:
-            raise ConfigError(f"optimizer: {key} cannot be set here; known: betas, {', '.join(_OPTIMIZER_FIELDS)}")
+    name = made.lower() if isinstance(made, str) else _name_of_class(made)
+    by_device = [key for key in given if key in _BY_DEVICE]
+    try:
+        if by_device:
+            raise ValueError(f"{', '.join(by_device)}: each device chooses that; leave it out")
+        fields = optimizer_fields(name, given)
+        problems = list(optimizer_problems(name, fields.get("optimizer_options", {})))
+        if problems:
+            raise ValueError("; ".join(problems))
+    except ValueError as error:
+        raise ConfigError(f"optimizer: {error}") from None
     return fields
+
+
+def _name_of_class(made: object) -> str:
+    if isinstance(made, type) and made.__module__.startswith("torch.optim"):
+        return made.__name__.lower()
+    name = getattr(made, "__qualname__", type(made).__name__)
+    raise ConfigError(
+        f"optimizer: {name} is none of torch's classes; give one of them, such as torch.optim.AdamW, its name, or "
+        "functools.partial(torch.optim.AdamW, lr=...): each device makes its own"
+    )
 
 
 def _cluster(given: Cluster | str | Path | None) -> Cluster:

@@ -9,7 +9,7 @@ from enum import StrEnum
 from spantrain.core.cluster import Cluster, Device
 from spantrain.core.plan import Plan, Stage
 from spantrain.core.profile import Profile
-from spantrain.cost.memory import OPTIMIZER_STATE_RATIO
+from spantrain.core.update.optimizers import STATE_COPIES, division_refusal
 from spantrain.cost.span_tables import SpanTables
 from spantrain.errors import PlanError
 from spantrain.formats.registry import WireFormat
@@ -24,7 +24,7 @@ class JobSpec:
 
     global_batch: int
     optimizer: str = "adamw"
-    """`adamw`, `momentum` or `sgd`: how much state a parameter has."""
+    """By the state that a parameter has (`core.update.optimizers.STATE_COPIES`)."""
     dtype: str | None = None
     """None: the profile's own."""
     schedule: str = "critical-path"
@@ -34,8 +34,8 @@ class JobSpec:
     def __post_init__(self) -> None:
         if self.global_batch < 1:
             raise PlanError(f"global_batch must be at least 1, got {self.global_batch}")
-        if self.optimizer not in OPTIMIZER_STATE_RATIO:
-            raise PlanError(f"optimizer must be one of {', '.join(OPTIMIZER_STATE_RATIO)}, got {self.optimizer!r}")
+        if self.optimizer not in STATE_COPIES:
+            raise PlanError(f"optimizer must be one of {', '.join(STATE_COPIES)}, got {self.optimizer!r}")
         wrong = [size for size in self.micro_batches if not 1 <= size <= self.global_batch]
         if wrong:
             raise PlanError(f"micro_batches must lie in 1 to the global batch, {self.global_batch}; got {wrong}")
@@ -316,6 +316,11 @@ class PlanRequest:
     """Only `auto` knows others than none."""
     evaluate: Evaluate
     """Simulates a plan; strategies that a paper describes without a simulator do not call it."""
+
+    def __post_init__(self) -> None:
+        refusal = division_refusal(self.job.optimizer)
+        if refusal and self.constraints.tensor_parallel:
+            raise PlanError(f"{refusal}; leave out --allow-tensor-parallel, or take another optimizer")
 
     @property
     def devices(self) -> tuple[str, ...]:

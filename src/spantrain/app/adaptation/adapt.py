@@ -12,9 +12,10 @@ from spantrain.app.adaptation.replan import BackgroundPlanner, slowed_profile
 from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan, StateSharding
 from spantrain.core.profile import Profile
-from spantrain.cost.memory import OPTIMIZER_STATE_RATIO, MemoryCost
+from spantrain.core.update.optimizers import STATE_COPIES
+from spantrain.cost.memory import MemoryCost
 from spantrain.cost.replicas import ReplicaCost
-from spantrain.planner.engine.predict import costs_of, optimizer_state
+from spantrain.planner.engine.predict import costs_of
 from spantrain.runtime.control.requests import DeviceReport
 from spantrain.runtime.coordinator.advice import Advice
 from spantrain.sim.adaptive import SimulatedForecast
@@ -30,7 +31,7 @@ class ProfileForecast(SimulatedForecast):
     def __init__(self, plan: Plan, profile: Profile, optimizer: str) -> None:
         """Take the plan that was made for calm links: what it needs is allowed in any case."""
         self._profile = profile
-        self._state_ratio = OPTIMIZER_STATE_RATIO[optimizer]
+        self._state_ratio = STATE_COPIES[optimizer]
         self._replicas = ReplicaCost(profile, plan.dtype)
         self._memory = MemoryCost(profile, optimizer, plan.dtype)
         own = plan.cluster.device_by_name
@@ -116,7 +117,7 @@ def adviser_of(plan: Plan, profile: Profile, job: TrainJob, calm_plan: Plan | No
     if len(plan.stages) == 1 or plan.outer is not None or sharded:
         return None
     base = plan if calm_plan is None else replace(calm_plan, generation=plan.generation)
-    forecast = ProfileForecast(base, profile, optimizer_state(job))
-    planner = BackgroundPlanner(profile, base, optimizer_state(job), job.allow_wire)
+    forecast = ProfileForecast(base, profile, job.optimizer_state)
+    planner = BackgroundPlanner(profile, base, job.optimizer_state, job.allow_wire)
     boundary = make_boundary(job.adapter, base, forecast, AutoSettings(allowed=job.allow_wire), planner)
     return None if boundary is None else PlanAdviser(boundary, planner)

@@ -46,7 +46,7 @@ from spantrain.errors import ConfigError, InternalError, PeerLostError, PlanErro
 from spantrain.planner.engine.engine import make_plan
 from spantrain.planner.engine.evaluate import Evaluator
 from spantrain.planner.engine.outcome import PlanOptions, not_trained_yet
-from spantrain.planner.engine.predict import costs_of, optimizer_state
+from spantrain.planner.engine.predict import costs_of
 from spantrain.planner.request import JobSpec
 from spantrain.planner.strategies.registry import DEFAULT_STRATEGY
 from spantrain.runtime.comparison.reference import reference_losses
@@ -193,7 +193,7 @@ class _Comparison:
             out=request.out,
             network_trace=request.network_trace,
         )
-        self._spec = JobSpec(global_batch=self._batch, optimizer=optimizer_state(self._job))
+        self._spec = JobSpec(global_batch=self._batch, optimizer=self._job.optimizer_state)
         self._refused: dict[str, str] = {}
         self._planned: dict[str, tuple[Plan, float]] = {}
         """By strategy: its plan, and the seconds of a step that the simulator has."""

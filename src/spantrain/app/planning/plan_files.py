@@ -23,7 +23,6 @@ from spantrain.models.catalog.catalog import CATALOG_FAMILIES, unit_names
 from spantrain.models.sources import hf_configuration
 from spantrain.planner.engine.engine import make_plan
 from spantrain.planner.engine.outcome import PlanOptions, PlanOutcome
-from spantrain.planner.engine.predict import optimizer_state
 from spantrain.planner.request import JobSpec
 from spantrain.schedule.registry import check_schedule
 
@@ -157,7 +156,7 @@ def _problems(plan: Plan, profile: Profile, job: TrainJob, own_loop: bool) -> It
         yield f"tensor-parallel replicas ({', '.join(groups)}) run one step at a time; plan without tensor parallelism"
     if plan.dtype == "float16":
         yield "float16 scales the loss by what the step before said; plan with bfloat16 or float32"
-    peaks = MemoryCost(profile, optimizer_state(job), plan.dtype, staleness=job.staleness).plan_peak_bytes(plan)
+    peaks = MemoryCost(profile, job.optimizer_state, plan.dtype, staleness=job.staleness).plan_peak_bytes(plan)
     for device, peak_bytes in peaks.items():
         has_bytes = profile.cluster.device_by_name[device].memory_bytes
         if peak_bytes > has_bytes:

@@ -18,6 +18,7 @@ from spantrain.core.outer.stages import OuterCluster
 from spantrain.core.plan import Plan, PlanReport
 from spantrain.core.profile import Profile
 from spantrain.core.units import ModelSpec
+from spantrain.core.update.optimizers import division_refusal
 from spantrain.errors import ConfigError, PlanError
 from spantrain.planner.engine.outcome import not_trained_yet
 from spantrain.runtime.checkpoint.manifest import Manifest, latest_checkpoint, read_manifest
@@ -180,6 +181,7 @@ def new_run(
     """
     plan, report, profile, profile_path = _read_plan(plan_path, functions)
     own = under_schedule(plan, schedule)
+    check_divided(own, job)
     return TrainRequest(
         plan=own,
         report=report if own is plan else replace(report, prediction=None),
@@ -222,6 +224,7 @@ def resumed_run(
     plan, report, profile, profile_path = _what_to_run(run, manifest, plan_path, functions)
     job = manifest.job or job
     assert job is not None, "a run that has no job of its own is given one"
+    check_divided(plan, job)
     return TrainRequest(
         plan=plan,
         report=report,
@@ -302,6 +305,21 @@ def _runnable(plan: Plan, functions: Sequence[str]) -> Plan:
     """Return the plan with these functions in the place of those that it names."""
     _check(plan)
     return replace(plan, model=with_own_functions(plan.model, functions))
+
+
+def check_divided(plan: Plan, job: TrainJob) -> None:
+    """Refuse plans that divide tensors, where the optimizer needs them whole.
+
+    Raises:
+        PlanError: it does.
+    """
+    refusal = division_refusal(job.optimizer)
+    divided = [one.devices for stage in plan.stages for one in stage.replicas if len(one.devices) > 1]
+    if refusal and divided:
+        raise PlanError(
+            f"{refusal}; {', '.join(divided[0])} of this plan do: plan again without --allow-tensor-parallel, or take "
+            "another optimizer"
+        )
 
 
 def _check(plan: Plan) -> None:

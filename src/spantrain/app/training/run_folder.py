@@ -22,7 +22,7 @@ from spantrain.core.messages import DeviceDecisions
 from spantrain.core.plan import Plan, PlanReport
 from spantrain.core.profile import Profile
 from spantrain.core.trace import Trace
-from spantrain.cost.memory import OPTIMIZER_STATE_RATIO
+from spantrain.core.update.optimizers import STATE_COPIES
 from spantrain.errors import ConfigError, UsageError
 from spantrain.schedule.render.perfetto import perfetto_json
 
@@ -78,8 +78,8 @@ class RunRecord:
     """Of every step since the first, those before a resume included."""
 
     def __post_init__(self) -> None:
-        if self.optimizer not in OPTIMIZER_STATE_RATIO:
-            raise ValueError(f"optimizer must be one of {', '.join(OPTIMIZER_STATE_RATIO)}, got {self.optimizer!r}")
+        if self.optimizer not in STATE_COPIES:
+            raise ValueError(f"optimizer must be one of {', '.join(STATE_COPIES)}, got {self.optimizer!r}")
         if self.steps_measured < 1 or not 0 < self.fastest_step_s <= self.step_s <= self.slowest_step_s:
             raise ValueError(
                 f"a run has steps, the median between the fastest and the slowest; got {self.steps_measured} steps of "

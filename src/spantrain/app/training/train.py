@@ -32,7 +32,7 @@ from spantrain.core.checkpoint import SampleLedger, StoredFile
 from spantrain.core.plan import Plan, PlanReport
 from spantrain.core.trace import Trace
 from spantrain.errors import ConfigError
-from spantrain.planner.engine.predict import optimizer_state, predict
+from spantrain.planner.engine.predict import predict
 from spantrain.runtime.checkpoint.manifest import CheckpointSet, Manifest, read_manifest
 from spantrain.runtime.checkpoint.saver import CHECKPOINTS
 from spantrain.runtime.checkpoint.tensor_file import Disk, remove_partials
@@ -90,7 +90,7 @@ def train(session: Session, request: TrainRequest, stop: StopRequest, reporter: 
     if request.options.outer:
         check_outer(session)
     if request.job.staleness:
-        plan = with_room_for_two(plan, request.profile, optimizer_state(request.job))
+        plan = with_room_for_two(plan, request.profile, request.job.optimizer_state)
         check_staleness(plan, request.profile, request.job, own_loop=request.batches is not None)
     plan = replace(
         plan,
@@ -257,7 +257,7 @@ class _RunOnSession:
         request, plan, outcomes = self._request, self._plans.plan, self._last_steps()
         measured_s = measured_step_s(outcomes, overlap=request.job.staleness > 0)
         job = request.job
-        predicted = predict(plan, request.profile, optimizer=optimizer_state(job), staleness=job.staleness)
+        predicted = predict(plan, request.profile, optimizer=job.optimizer_state, staleness=job.staleness)
         self._say_what_was_odd(results)
         self._write(results)
         return TrainOutcome(
@@ -315,7 +315,7 @@ class _RunOnSession:
             first_step=self._plans.first_step,
             staleness=request.job.staleness,
             profile=request.profile,
-            optimizer=optimizer_state(request.job),
+            optimizer=request.job.optimizer_state,
             steps=steps,
             peak_bytes={name: r.peak_bytes for name, r in results.items() if r.peak_bytes is not None},
             trace=with_reasons(

@@ -29,7 +29,6 @@ from spantrain.models.data.chat import ChatSamples
 from spantrain.models.data.choice import user_functions
 from spantrain.models.data.dataset import open_dataset
 from spantrain.planner.engine.outcome import PlanOptions, PlanOutcome
-from spantrain.planner.engine.predict import optimizer_state
 from spantrain.planner.request import JobSpec
 from spantrain.version import VERSION
 
@@ -150,7 +149,7 @@ def _planned(profile: Profile, request: ScratchRequest, listener: ScratchListene
     listener.phase(f"Planning for {request.global_batch} samples a step")
     spec = JobSpec(
         global_batch=request.global_batch,
-        optimizer=optimizer_state(request.job),
+        optimizer=request.job.optimizer_state,
         dtype=request.dtype,
         schedule=request.schedule,
     )

@@ -9,11 +9,11 @@ import typer
 
 from spantrain.cli.options import (
     MAX_SAMPLES,
-    STATE_OF,
     ChatTemplate,
     ClusterFile,
     Data,
     Json,
+    Optimizer,
     Packing,
     Preset,
     SequenceLength,
@@ -23,6 +23,7 @@ from spantrain.cli.options import (
     check_dtype,
     chosen_cluster,
     chosen_model,
+    planned_state,
     print_json,
     with_options,
 )
@@ -68,7 +69,7 @@ class PlanArguments:
     schedule: Annotated[
         str, typer.Option(help="Order of work the plan is made for; `auto`: try all on the best plans.")
     ] = "critical-path"
-    optimizer: Annotated[str, typer.Option(help="adamw or sgd: it decides the memory for its state.")] = "adamw"
+    optimizer: Optimizer = "adamw"
     min_throughput: Annotated[float | None, typer.Option(help="Samples per second, at least.")] = None
     max_step_s: Annotated[float | None, typer.Option(help="Seconds per step, at most.")] = None
     max_money_per_step: Annotated[float | None, typer.Option(help="US dollars per step, at most.")] = None
@@ -111,7 +112,7 @@ class PlanArguments:
         """
         return JobSpec(
             global_batch=self.global_batch,
-            optimizer=STATE_OF.get(self.optimizer, self.optimizer),
+            optimizer=planned_state(self.optimizer),
             dtype=self.dtype,
             schedule="critical-path" if self.schedule == _ANY else check_schedule(self.schedule),
         )

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from spantrain.cli.options import STATE_OF, Json, NetworkTraceName, chosen_trace, print_json, quantity
+from spantrain.cli.options import Json, NetworkTraceName, Optimizer, chosen_trace, planned_state, print_json, quantity
 from spantrain.cli.render.validation import check_adapter, show_adapter
 from spantrain.config.files.json_codec import to_json
 from spantrain.config.files.text_files import check_can_write
 from spantrain.config.traces.network_traces import Changes, read_changes
 from spantrain.core.job import ADAPTERS
 from spantrain.core.quantities import format_bytes, format_seconds, parse_bytes
-from spantrain.cost.memory import OPTIMIZER_STATE_RATIO, HeldBytes
+from spantrain.cost.memory import HeldBytes
 from spantrain.errors import ConfigError
 from spantrain.schedule.registry import check_schedule, schedule_names
 
@@ -42,7 +42,7 @@ def simulate(
         str | None,
         typer.Option(help=f"With --network-trace: each step with what follows the network: {', '.join(ADAPTERS)}."),
     ] = None,
-    optimizer: Annotated[str, typer.Option(help="adamw or sgd: it decides the memory for its state.")] = "adamw",
+    optimizer: Optimizer = "adamw",
     staleness: Annotated[int, typer.Option(help="1: steps that overlap (docs/staleness.md).", min=0, max=1)] = 0,
     trace: Annotated[Path | None, typer.Option(help="Write the simulated run, for Perfetto.")] = None,
     json_: Json = False,
@@ -52,7 +52,7 @@ def simulate(
     from spantrain.app.simulation.simulate import SimulateRequest
 
     _check_options(schedule, trace, changes, network_trace)
-    limit_bytes, state = _bytes("--memory-limit", memory_limit), _optimizer_state(optimizer)
+    limit_bytes, state = _bytes("--memory-limit", memory_limit), planned_state(optimizer)
     if adapter is not None:
         single = {"--memory-limit": memory_limit, "--trace": trace, "--staleness": staleness}
         check_adapter(adapter, network_trace, {"--schedule all": schedule == "all", **single})
@@ -93,13 +93,6 @@ def _run(
 
 def _schedules(name: str) -> tuple[str, ...]:
     return schedule_names() if name == "all" else (check_schedule(name),)
-
-
-def _optimizer_state(optimizer: str) -> str:
-    state = STATE_OF.get(optimizer, optimizer)
-    if state not in OPTIMIZER_STATE_RATIO:
-        raise ConfigError(f"--optimizer {optimizer}: give adamw or sgd")
-    return state
 
 
 def _check_options(schedule: str | None, trace: Path | None, changes: Path | None, network_trace: str | None) -> None:

@@ -1,8 +1,6 @@
 """The options of `spantrain train`, and the job that they make."""
 
-import json
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,6 +21,7 @@ from spantrain.cli.options import (
     LostAfter,
     NetworkTraceName,
     NoNetwork,
+    Optimizer,
     Packing,
     Preset,
     SequenceLength,
@@ -30,16 +29,18 @@ from spantrain.cli.options import (
     TrainOn,
 )
 from spantrain.core.job import ADAPTERS, LARGEST_NUMBER, TrainJob
+from spantrain.core.update.optimizers import named_values, optimizer_fields
 from spantrain.core.update.rates import LR_SCHEDULES
 from spantrain.errors import ConfigError
 from spantrain.formats.registry import WireFormat
 from spantrain.schedule.registry import own_schedules
 
-_NO_OPTIONS = ("steps", "momentum", "adam_beta1", "adam_beta2", "adam_epsilon", "loss_scale")
-_AS_THEY_ARE = tuple(
-    field.name for field in fields(TrainJob) if field.name not in (*_NO_OPTIONS, "lr_schedule_options")
-)
-JOB_OPTIONS = (*_AS_THEY_ARE, "lr_schedule_option", "warmup_ratio")
+_NO_OPTIONS = (
+    "steps", "momentum", "adam_beta1", "adam_beta2", "adam_epsilon", "loss_scale", "lr_schedule_options",
+    "optimizer_options",
+)  # fmt: skip
+_AS_THEY_ARE = tuple(field.name for field in fields(TrainJob) if field.name not in _NO_OPTIONS)
+JOB_OPTIONS = (*_AS_THEY_ARE, "optimizer_option", "lr_schedule_option", "warmup_ratio")
 """Options that make up the job; a resumed run has them from its checkpoint."""
 _WARMUP_STEPS = 10
 
@@ -79,7 +80,11 @@ class TrainArguments:
     schedule: Annotated[
         str | None, typer.Option(help=f"{', '.join(own_schedules())}, or a package's; default: the plan's.")
     ] = None
-    optimizer: Annotated[str, typer.Option(help="adamw or sgd.")] = "adamw"
+    optimizer: Optimizer = "adamw"
+    optimizer_option: Annotated[
+        list[str] | None,
+        typer.Option(help="NAME=VALUE of it, such as adam_beta2=0.95; may be repeated."),
+    ] = None
     learning_rate: Annotated[float, typer.Option(help="After the warm-up.")] = 3e-3
     lr_schedule: Annotated[str, typer.Option(help=f"{', '.join(LR_SCHEDULES)}.")] = "constant_with_warmup"
     lr_schedule_option: Annotated[
@@ -129,7 +134,7 @@ class TrainArguments:
         return {
             "warmup_steps": warmup_steps,
             "decay_steps": max(self.steps, warmup_steps + 1) if self.decay_steps is None else self.decay_steps,
-            "lr_schedule_options": _options("--lr-schedule-option", self.lr_schedule_option),
+            "lr_schedule_options": named_values("--lr-schedule-option", self.lr_schedule_option or ()),
         }
 
     def job(self, *, adapter_given: bool) -> TrainJob:
@@ -138,30 +143,14 @@ class TrainArguments:
         Raises:
             ConfigError: a value is wrong, or two contradict each other.
         """
-        values = {name: getattr(self, name) for name in _AS_THEY_ARE} | self._rates()
+        values = {name: getattr(self, name) for name in _AS_THEY_ARE}
         values["max_grad_norm"] = self.max_grad_norm or None
         values["allow_wire"] = tuple(dict.fromkeys(self.allow_wire or ()))
         if self.staleness and not adapter_given:
             values["adapter"] = "off"
         try:
+            values |= self._rates()
+            values |= optimizer_fields(self.optimizer, named_values("--optimizer-option", self.optimizer_option or ()))
             return TrainJob(steps=self.steps, **values)
         except ValueError as error:
             raise ConfigError(str(error)) from None
-
-
-def _options(option: str, given: Sequence[str] | None) -> dict[str, Any]:
-    """Return NAME=VALUE pairs, with numbers, true, false and null as such.
-
-    Raises:
-        ConfigError: one is none, or a name stands twice.
-    """
-    found: dict[str, Any] = {}
-    for text in given or ():
-        name, sign, value = text.partition("=")
-        if not (name and sign) or name in found:
-            raise ConfigError(f"{option} {text}: give NAME=VALUE, each name once")
-        try:
-            found[name] = json.loads(value)
-        except ValueError:
-            found[name] = value
-    return found

@@ -5,7 +5,6 @@ A plan may not fit over time where more messages wait than its in-flight limits 
 
 from dataclasses import replace
 
-from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan
 from spantrain.core.profile import Profile
 from spantrain.core.quantities import format_bytes
@@ -24,11 +23,6 @@ def costs_of(plan: Plan, profile: Profile, replicas: ReplicaCost | None = None) 
     `replicas` of the same profile and dtype save working them out again for each of many plans.
     """
     return ProfileCosts(profile, plan, replicas=replicas)
-
-
-def optimizer_state(job: TrainJob) -> str:
-    """Return the job's optimizer by the state that it keeps, as `cost.memory` names it."""
-    return "momentum" if job.optimizer == "sgd" and job.momentum else job.optimizer
 
 
 def predict(

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from spantrain.core.job import TrainJob
+from spantrain.core.update.optimizers import OPTIMIZERS
 from spantrain.devices.registry import class_of
 from spantrain.errors import WorkerError
 from spantrain.models.execution.stage import StageExecutor
@@ -131,16 +132,15 @@ def build_optimizer(job: TrainJob, parameters: Iterable[torch.nn.Parameter]) -> 
     It is one kernel for many tensors where there is one, else lists.
     """
     listed = [parameter for parameter in parameters if parameter.requires_grad]
-    group = [{"params": listed}]
-    fuses = bool(listed) and class_of(listed[0].device).fuses_optimizer
-    common: dict[str, Any] = {
-        "lr": job.learning_rate,
-        "weight_decay": job.weight_decay,
-        **({"fused": True} if fuses else {"foreach": True}),
-    }
-    if job.optimizer == "adamw":
-        return torch.optim.AdamW(group, betas=(job.adam_beta1, job.adam_beta2), eps=job.adam_epsilon, **common)
-    return torch.optim.SGD(group, momentum=job.momentum, **common)
+    kind = OPTIMIZERS[job.optimizer]
+    options: dict[str, Any] = {"lr": job.learning_rate, "weight_decay": job.weight_decay, **job.optimizer_options}
+    if kind.uses_adam_options:
+        options |= {"betas": (job.adam_beta1, job.adam_beta2), "eps": job.adam_epsilon}
+    if job.optimizer == "sgd":
+        options["momentum"] = job.momentum
+    fuses = bool(listed) and kind.fuses and class_of(listed[0].device).fuses_optimizer
+    made: type[torch.optim.Optimizer] = getattr(torch.optim, kind.torch_class)
+    return made([{"params": listed}], **options, **({"fused": True} if fuses else {"foreach": True}))
 
 
 def clip_factor(grad_norm: float, max_grad_norm: float | None) -> float:
