@@ -12,7 +12,7 @@ same updates.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -139,7 +139,7 @@ def build_optimizer(job: TrainJob, parameters: Iterable[torch.nn.Parameter]) -> 
     if job.optimizer == "sgd":
         options["momentum"] = job.momentum
     fuses = bool(listed) and kind.fuses and class_of(listed[0].device).fuses_optimizer
-    made: type[torch.optim.Optimizer] = getattr(torch.optim, kind.torch_class)
+    made: Callable[..., torch.optim.Optimizer] = getattr(torch.optim, kind.torch_class)
     return made([{"params": listed}], **options, **({"fused": True} if fuses else {"foreach": True}))
 
 
