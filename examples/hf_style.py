@@ -9,7 +9,7 @@ plays two devices; `cluster="laptop"` is an emulated network of three places.
 
 from pathlib import Path
 
-from spantrain import Callback, StepReport, Trainer, TrainingArguments
+from spantrain import Callback, Trainer, TrainerControl, TrainerState, TrainingArguments
 
 HERE = Path(__file__).parent
 
@@ -20,9 +20,13 @@ class Best(Callback):
     def __init__(self) -> None:
         self.loss = float("inf")
 
-    def on_step(self, report: StepReport) -> None:
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
         """Look at a step's loss."""
-        self.loss = min(self.loss, report.loss)
+        del args, control, kwargs
+        assert state.last is not None
+        self.loss = min(self.loss, state.last.loss)
 
 
 def main() -> None:
@@ -41,11 +45,12 @@ def main() -> None:
     )
     best = Best()
     trainer = Trainer(f"hf:{HERE / 'llama-tiny'}", sequence_length=32, args=arguments, callbacks=[best])
-    outcome = trainer.fit()
+    outcome = trainer.train()
     weights = trainer.state_dict()
     held_out = [entry.loss for entry in outcome.heldout_losses]
     print(f"losses {outcome.losses[0]:.3f} -> {outcome.losses[-1]:.3f} (best {best.loss:.3f})")
     print(f"held-out loss {held_out[0]:.3f} -> {held_out[-1]:.3f}")
+    print(f"of all that is held out: {trainer.evaluate()['eval_loss']:.3f}")
     print(
         f"{sum(tensor.numel() for tensor in weights.values())} numbers in {len(weights)} tensors, {outcome.checkpoint}"
     )

@@ -2,8 +2,10 @@
 
 From Python:
 
-    Trainer, TrainingArguments, Callback, StepReport    fit a model on data
     ChatForm                                            how conversations become samples
+    Trainer, TrainingArguments                          fit a model on data, evaluate, predict
+    Callback, TrainerState, TrainerControl, StepMetrics what callbacks are told, and what they may want
+    EvalPrediction, PredictionOutput                    what metrics are made of, and what predictions come as
     session, StepSession                                one step at a time, in a loop of one's own
     OuterOptimizer, OuterOptions, OuterMetrics          several clusters that never wait for each other
     OuterTrainerCallback                                the same, for the Trainer of transformers
@@ -21,14 +23,18 @@ from spantrain.version import VERSION
 __all__ = [
     "Callback",
     "ChatForm",
+    "EvalPrediction",
     "LocalParameterServer",
     "OuterMetrics",
     "OuterOptimizer",
     "OuterOptions",
     "OuterTrainerCallback",
-    "StepReport",
+    "PredictionOutput",
+    "StepMetrics",
     "StepSession",
     "Trainer",
+    "TrainerControl",
+    "TrainerState",
     "TrainingArguments",
     "__version__",
     "session",
@@ -44,16 +50,20 @@ def __getattr__(name: str) -> Any:
         AttributeError: there is no such thing.
     """
     homes = {
-        "Callback": "progress",
         "ChatForm": "setting",
+        "Callback": "callbacks",
+        "EvalPrediction": "evaluation",
         "LocalParameterServer": "outer",
         "OuterMetrics": "outer",
         "OuterOptimizer": "outer",
         "OuterOptions": "outer",
         "OuterTrainerCallback": "outer_callback",
-        "StepReport": "progress",
+        "PredictionOutput": "evaluation",
+        "StepMetrics": "callbacks",
         "StepSession": "loop",
         "Trainer": "trainer",
+        "TrainerControl": "callbacks",
+        "TrainerState": "callbacks",
         "TrainingArguments": "arguments",
         "session": "loop",
     }

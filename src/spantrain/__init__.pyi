@@ -1,20 +1,25 @@
 from spantrain.library.arguments import TrainingArguments
+from spantrain.library.callbacks import Callback, StepMetrics, TrainerControl, TrainerState
+from spantrain.library.evaluation import EvalPrediction, PredictionOutput
 from spantrain.library.loop import StepSession, session
 from spantrain.library.outer import LocalParameterServer, OuterMetrics, OuterOptimizer, OuterOptions
 from spantrain.library.outer_callback import OuterTrainerCallback
-from spantrain.library.progress import Callback, StepReport
 from spantrain.library.trainer import Trainer
 
 __all__ = [
     "Callback",
+    "EvalPrediction",
     "LocalParameterServer",
     "OuterMetrics",
     "OuterOptimizer",
     "OuterOptions",
     "OuterTrainerCallback",
-    "StepReport",
+    "PredictionOutput",
+    "StepMetrics",
     "StepSession",
     "Trainer",
+    "TrainerControl",
+    "TrainerState",
     "TrainingArguments",
     "__version__",
     "session",

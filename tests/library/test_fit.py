@@ -2,6 +2,7 @@
 
 import functools
 import importlib.util
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 import spantrain
+from spantrain.app.training.run_folder import read_run_record
 from spantrain.core.span import Span
 from spantrain.errors import UsageError
 from spantrain.models.build import whole_model
@@ -76,18 +78,18 @@ class Told(spantrain.Callback):
         self.steps, self.folders, self.ended, self.began = [], [], None, 0
         self.stop_at = stop_at
 
-    def on_train_begin(self):
+    def on_train_begin(self, args, state, control, **kwargs):
         self.began += 1
 
-    def on_step(self, report):
-        self.steps.append(report)
-        return report.step == self.stop_at
+    def on_step_end(self, args, state, control, **kwargs):
+        self.steps.append(state.last)
+        control.should_training_stop = state.global_step == self.stop_at
 
-    def on_save(self, folder):
-        self.folders.append(Path(folder).name)
+    def on_save(self, args, state, control, **kwargs):
+        self.folders.append(Path(state.checkpoint).name)
 
-    def on_end(self, losses):
-        self.ended = losses
+    def on_train_end(self, args, state, control, **kwargs):
+        self.ended = state.log_history[-1]
 
 
 def test_fit_on_a_functions_data_resumed(mine, tmp_path):
@@ -106,7 +108,12 @@ def test_fit_on_a_functions_data_resumed(mine, tmp_path):
     check_weights(again.state_dict(), weights)
     assert [report.step for report in told.steps] == [1, 2, 3, 4, 5, 6]
     assert [report.loss for report in told.steps] == list(outcome.losses)
-    assert (told.folders, told.ended, told.began) == (["step-4", "step-6"], outcome.losses, 2)
+    assert (told.folders, told.began) == (["step-4", "step-6"], 2)
+    assert told.ended["train_loss"] == outcome.training_loss == pytest.approx(sum(outcome.losses[4:]) / 2)
+    assert (outcome.global_step, outcome.metrics["epoch"]) == (6, 1.5)
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert [line["loss"] for line in lines if line["event"] == "step"] == list(outcome.losses)
+    assert read_run_record(out).losses == outcome.losses
 
 
 def test_fit_on_data_in_this_process(mine, tmp_path):

@@ -20,7 +20,7 @@ from spantrain.models.build import whole_model
 from spantrain.models.data.choice import model_on_data
 from spantrain.runtime.checkpoint.manifest import Manifest
 
-QUIET = UserReporter((), every=0, stop=lambda: None)
+QUIET = UserReporter((), spantrain.TrainingArguments(logging_steps=0), stop=lambda: None, save=lambda: None)
 
 
 def setting_of(user_file, out, *, plan=None, build="build", loss="loss", **given) -> Setting:

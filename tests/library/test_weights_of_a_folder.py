@@ -67,7 +67,7 @@ def test_it_begins_with_them_and_says_what_is_not_done(folder, tmp_path, capfd):
     said = capfd.readouterr().err
     assert f"Weights of {folder}: " in said
     assert f"Not as the model was given: {dropout}" in said
-    assert said.index(dropout) < said.index("step 1  loss")
+    assert said.index(dropout) < said.index(f"step 1/{STEPS}")
     record = json.loads((tmp_path / "run" / "run.json").read_text())
     assert (record["weights"], record["left_out"]) == (outcome.weights, [left_out])
     with pytest.raises(ConfigError, match=r"holds a run already .*overwrite_output_dir=True"):

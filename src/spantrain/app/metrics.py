@@ -1,7 +1,8 @@
 """What a run says of itself as it goes: steps, evaluations and checkpoints, a line each in its folder."""
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
@@ -57,12 +58,15 @@ class EvaluationMetrics:
     step: int
     """Steps done before it."""
     eval_loss: float
-    """Mean over a batch of held-out samples."""
+    """Mean over held-out samples: a batch of them, or all of a data set in this process."""
     epoch: float | None = None
+    more: Mapping[str, float] = field(default_factory=dict)
+    """What a function of the user's makes of outputs and labels, and what it took: names begin with `eval_`."""
 
     def scalars(self) -> dict[str, float]:
         """Return what is logged, by the names of the transformers library's trainer."""
-        return {"eval_loss": self.eval_loss} | ({} if self.epoch is None else {"epoch": self.epoch})
+        epoch = {} if self.epoch is None else {"epoch": self.epoch}
+        return {"eval_loss": self.eval_loss, **self.more, **epoch}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +92,7 @@ class Counting:
             step_s=outcome.duration_s,
             samples_per_s=size / outcome.duration_s,
             tokens_per_s=None if tokens is None else tokens / outcome.duration_s,
-            epoch=self._epoch(outcome, outcome.step + 1),
+            epoch=self.epoch(outcome, outcome.step + 1),
             skipped=outcome.skipped,
         )
 
@@ -96,10 +100,11 @@ class Counting:
         """Return the metrics of the evaluation before a step, or behind the last one."""
         assert outcome.evaluation_loss is not None, "it was evaluated"
         return EvaluationMetrics(
-            step=outcome.step, eval_loss=outcome.evaluation_loss, epoch=self._epoch(outcome, outcome.step)
+            step=outcome.step, eval_loss=outcome.evaluation_loss, epoch=self.epoch(outcome, outcome.step)
         )
 
-    def _epoch(self, outcome: StepOutcome, steps_done: int) -> float | None:
+    def epoch(self, outcome: StepOutcome, steps_done: int) -> float | None:
+        """Return how often the data set was trained on after so many steps; None where nobody knows its size."""
         size = self.dataset_size or outcome.dataset_size
         return self.ledger.samples_before(steps_done) / size if size else None
 
@@ -138,7 +143,9 @@ class MetricsFile:
 
     def evaluation(self, metrics: EvaluationMetrics) -> None:
         """Write an evaluation's line."""
-        self._write("evaluation", _fields(metrics))
+        fields = _fields(metrics)
+        more = fields.pop("more")
+        self._write("evaluation", fields | more)
 
     def checkpoint(self, step: int, folder: str) -> None:
         """Write a checkpoint's line, when it is complete."""

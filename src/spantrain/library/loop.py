@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from spantrain.app.session import SessionOptions
 from spantrain.app.training.step_loop import StepLoop
+from spantrain.app.training.train import StopRequest
 from spantrain.core.cluster import Cluster
 from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError
 from spantrain.library.arguments import TrainingArguments
-from spantrain.library.progress import Callback, UserReporter, checked_callbacks
+from spantrain.library.callbacks import checked_callbacks
+from spantrain.library.progress import UserReporter
 from spantrain.library.setting import ModelFactory, Setting, model_of
 from spantrain.library.trainer import opened, state_of
 from spantrain.models.data.user import batch_of
@@ -27,8 +29,9 @@ _ENDLESS = 2**31 - 1
 class StepSession:
     """Devices that wait for the next batch; made by `session`."""
 
-    def __init__(self, loop: StepLoop, model: ModelSpec) -> None:
+    def __init__(self, loop: StepLoop, model: ModelSpec, wishes: StopRequest) -> None:
         self._loop = loop
+        self._wishes = wishes
         self._model = model
 
     @property
@@ -45,6 +48,11 @@ class StepSession:
     def steps_done(self) -> int:
         """In all, those before a resume included."""
         return self._loop.steps_done
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether a callback wants training to end; the loop decides."""
+        return self._wishes.wanted
 
     def step(self, batch: Any) -> float:
         """Train one step on a batch; return its loss, the mean over its samples.
@@ -64,6 +72,8 @@ class StepSession:
             )
         outcome = self._loop.step(found.inputs, found.labels)
         assert outcome.loss is not None
+        if self._wishes.take_save():
+            self.save()
         return outcome.loss
 
     def save(self) -> Path:
@@ -94,7 +104,7 @@ def session(
     *,
     args: TrainingArguments | None = None,
     cluster: Cluster | str | Path | None = None,
-    callbacks: Sequence[Callback] = (),
+    callbacks: Sequence[object] = (),
     sequence_length: int | None = None,
     measure: bool = True,
     workers: SessionOptions | None = None,
@@ -115,11 +125,14 @@ def session(
     model = model_of(model_factory, loss_fn, data=None, tokenizer=None, sequence_length=sequence_length)
     setting = Setting.of(model, arguments, cluster=cluster, plan=plan, optimizer=optimizer, measure=measure)
     steps = arguments.max_steps if arguments.max_steps > 0 else _ENDLESS
-    progress = UserReporter(checked_callbacks(callbacks), every=arguments.logging_steps, stop=lambda: None)
+    wishes = StopRequest()
+    reporter = UserReporter(checked_callbacks(callbacks), arguments, stop=wishes.ask, save=wishes.ask_save)
+    reporter.expect(max(arguments.max_steps, 0))
     with (
+        reporter as progress,
         opened(setting, steps, workers or SessionOptions(), progress) as (devices, request),
         StepLoop(devices, request, progress) as loop,
     ):
-        yield StepSession(loop, model)
+        yield StepSession(loop, model, wishes)
         outcome = loop.close()
-    progress.ended(outcome.losses if outcome else ())
+    progress.ended(outcome)

@@ -1,137 +1,114 @@
-"""What users want to be told while training: lines on standard error, and calls of callbacks."""
+"""What users want to be told while training: progress on standard error, and calls of callbacks."""
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
 
 from spantrain.app.metrics import EvaluationMetrics, StepMetrics
+from spantrain.app.progress_display import ProgressDisplay
+from spantrain.app.training.outcome import TrainOutcome
 from spantrain.core.plan import Plan
-from spantrain.errors import ConfigError
+from spantrain.library.arguments import TrainingArguments
+from spantrain.library.callbacks import Callbacks
 from spantrain.planner.engine.outcome import PlanOutcome
 from spantrain.runtime.coordinator.barrier import StepOutcome
 
-__all__ = ["Callback", "StepReport", "checked_callbacks"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepReport:
-    """One step that has ended."""
-
-    step: int
-    """Steps done, this one included."""
-    loss: float
-    """Mean over the global batch, before this step's update."""
-    grad_norm: float
-    """Norm of all parameters' gradients, before clipping."""
-    step_s: float
-    samples_per_s: float
-    heldout_loss: float | None = None
-    """With the parameters from before this step, where it was evaluated."""
-    skipped: bool = False
-    """Under float16: gradients overflowed, so nothing was updated and the loss scale was lowered."""
-
-
-class Callback:
-    """Inherit, and override what is wanted; calls come one after another, in the order of what happens."""
-
-    def on_train_begin(self) -> None:
-        """Hear that workers are up and the plan is made."""
-
-    def on_step(self, report: StepReport) -> bool | None:
-        """Hear of a step; return True to end training after the next one, with a checkpoint."""
-
-    def on_save(self, folder: str) -> None:
-        """Hear that a checkpoint is complete."""
-
-    def on_end(self, losses: tuple[float, ...]) -> None:
-        """Hear that training has ended, with the losses of all steps."""
-
-
-def checked_callbacks(callbacks: Sequence[Callback]) -> tuple[Callback, ...]:
-    """Return what is a list of callbacks.
-
-    Raises:
-        ConfigError: it is none, or holds something else: a class, a function.
-    """
-    given: object = callbacks
-    if not isinstance(given, (list, tuple)):
-        raise ConfigError(f"callbacks: got a {type(given).__name__}; wanted a list of spantrain.Callback objects")
-    for entry in given:
-        if not isinstance(entry, Callback):
-            got = f"the class {entry.__name__}" if isinstance(entry, type) else f"a {type(entry).__name__}"
-            raise ConfigError(f"callbacks: one is {got}; wanted objects of spantrain.Callback's heirs")
-    return tuple(given)
-
 
 class UserReporter:
-    """A reporter that says little, and tells callbacks."""
+    """A reporter that says little, and tells callbacks; a context, which leaves the terminal as it was."""
 
-    def __init__(self, callbacks: Sequence[Callback], *, every: int, stop: Callable[[], object]) -> None:
-        """Print a line every so many steps (0: none); call `stop` when a callback wants that."""
-        self._callbacks = tuple(callbacks)
-        self._every = every
-        self._stop = stop
+    def __init__(
+        self,
+        callbacks: Sequence[Any],
+        args: TrainingArguments,
+        *,
+        stop: Callable[[], object],
+        save: Callable[[], object],
+    ) -> None:
+        """Print a line every `logging_steps` (0: none); call `stop` and `save` when a callback wants that."""
+        self._callbacks = Callbacks(callbacks, args)
+        self._console = Console(stderr=True, markup=False, emoji=False, highlight=False)
+        self._display = ProgressDisplay(self._console, every=args.logging_steps)
+        self._says = args.logging_steps > 0
+        self._begun = self._stopped = False
+        self._stop, self._save = stop, save
+
+    def __enter__(self) -> "UserReporter":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._display.close()
+
+    def expect(self, steps: int) -> None:
+        """Hear how many steps there will be in all; 0: as many as a loop wants."""
+        self._callbacks.state.max_steps = steps
 
     def phase(self, text: str) -> None:
         """Print it."""
-        self._say(text)
+        self._display.begin()
+        self.note(text)
 
     def progress(self, done: int, total: int, text: str) -> None:
-        """Say nothing: it is soon over."""
+        """Draw it where there is a terminal."""
+        self._display.part(done, total, text)
 
     def note(self, text: str) -> None:
         """Print it."""
-        self._say(text)
+        if self._says:
+            self._console.print(text, soft_wrap=True)
 
     def show_plan(self, outcome: PlanOutcome) -> None:
         """Print who does what, a stage a line."""
         for index, stage in enumerate(outcome.plan.stages):
-            self._say(f"  stage {index}: units {stage.first_unit}-{stage.end_unit - 1} on {', '.join(stage.devices)}")
+            self.note(f"  stage {index}: units {stage.first_unit}-{stage.end_unit - 1} on {', '.join(stage.devices)}")
 
     def run_begins(self, plan: Plan) -> None:
-        """Tell callbacks."""
+        """Tell callbacks, once."""
         del plan
-        for callback in self._callbacks:
-            callback.on_train_begin()
+        if not self._begun:
+            self._begun = True
+            self._tell("on_train_begin")
 
     def step(self, outcome: StepOutcome, metrics: StepMetrics, total_steps: int) -> None:
-        """Print a line now and then; tell callbacks, and end if one wants that."""
-        report = StepReport(
-            step=metrics.step,
-            loss=metrics.loss,
-            grad_norm=metrics.grad_norm,
-            step_s=metrics.step_s,
-            samples_per_s=metrics.samples_per_s,
-            heldout_loss=outcome.evaluation_loss,
-            skipped=metrics.skipped,
-        )
-        if self._every and (report.step % self._every == 0 or report.step == total_steps):
-            held_out = "" if report.heldout_loss is None else f"  held-out loss {report.heldout_loss:.4f}"
-            skipped = "  (skipped: gradients overflowed)" if report.skipped else ""
-            self._say(
-                f"  step {report.step}  loss {report.loss:.4f}  |grad| {report.grad_norm:.2f}"
-                f"  {report.samples_per_s:.1f} samples/s{held_out}{skipped}"
-            )
-        answers = [callback.on_step(report) for callback in self._callbacks]
-        if any(answers):
-            self._stop()
+        """Print a line now and then; tell callbacks, and do what they want."""
+        del outcome
+        self._display.step(metrics, total_steps)
+        state = self._callbacks.state
+        state.global_step, state.epoch, state.last = metrics.step, metrics.epoch, metrics
+        self._tell("on_step_end")
 
     def evaluated(self, metrics: EvaluationMetrics) -> None:
-        """Say nothing: the step behind it tells."""
+        """Print it and tell callbacks."""
+        self._display.evaluated(metrics)
+        state = self._callbacks.state
+        self._tell("on_evaluate", metrics=metrics.scalars())
+        if state.best_metric is None or metrics.eval_loss < state.best_metric:
+            state.best_metric, state.best_model_checkpoint = metrics.eval_loss, state.checkpoint
 
     def logged(self, scalars: Mapping[str, float], step: int) -> None:
-        """Say nothing: steps are told one by one."""
+        """Tell callbacks."""
+        self._callbacks.state.log_history.append({**scalars, "step": step})
+        self._tell("on_log", logs=dict(scalars))
 
     def saved(self, folder: str) -> None:
         """Tell callbacks."""
-        for callback in self._callbacks:
-            callback.on_save(folder)
+        self._callbacks.state.checkpoint = folder
+        self._tell("on_save")
 
-    def ended(self, losses: tuple[float, ...]) -> None:
+    def ended(self, outcome: TrainOutcome | None) -> None:
         """Tell callbacks."""
-        for callback in self._callbacks:
-            callback.on_end(losses)
+        self._display.close()
+        if outcome is not None:
+            self.logged(outcome.metrics, outcome.global_step)
+        self._tell("on_train_end")
 
-    def _say(self, text: str) -> None:
-        if self._every:
-            sys.stderr.write(f"{text}\n")
+    def _tell(self, event: str, **more: Any) -> None:
+        self._callbacks.tell(event, **more)
+        control = self._callbacks.control
+        if control.should_save:
+            control.should_save = False
+            self._save()
+        if control.should_training_stop and not self._stopped:
+            self._stopped = True
+            self._stop()

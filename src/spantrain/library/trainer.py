@@ -4,27 +4,36 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
+from spantrain.app.metrics import EvaluationMetrics
 from spantrain.app.session import Session, SessionOptions, open_session
 from spantrain.app.training.outcome import TrainOutcome
 from spantrain.app.training.requests import TrainRequest, first_weights
 from spantrain.app.training.step_loop import StepLoop
 from spantrain.app.training.train import StopRequest, train
-from spantrain.app.weights import manifest_with, trained_parameters, trained_statistics
+from spantrain.app.weights import export_run, manifest_with, trained_parameters, trained_statistics
 from spantrain.config.files.text_files import check_can_make
 from spantrain.core.cluster import Cluster
 from spantrain.core.span import Span
 from spantrain.core.units import ChatForm, ModelSpec
 from spantrain.errors import ConfigError, UsageError
 from spantrain.library.arguments import TrainingArguments
-from spantrain.library.progress import Callback, UserReporter, checked_callbacks
+from spantrain.library.callbacks import checked_callbacks
+from spantrain.library.evaluation import (
+    PredictionOutput,
+    TrainerParts,
+    WholeModel,
+    check_fits,
+    checked_parts,
+    rows_of,
+)
+from spantrain.library.progress import UserReporter
 from spantrain.library.setting import ModelFactory, Setting, function_source, model_of
 from spantrain.models.build import unit_names, whole_model, whole_parameters
 from spantrain.models.data.chat import ChatSamples
 from spantrain.models.data.choice import user_functions
 from spantrain.models.data.dataset import Dataset, open_dataset
-from spantrain.models.data.user import samples_of
 from spantrain.models.sampler import Sampler
 from spantrain.models.tracing.factory import check_not_importing
 from spantrain.runtime.checkpoint.manifest import latest_checkpoint, read_manifest
@@ -74,43 +83,44 @@ class Trainer:
         *,
         args: TrainingArguments | None = None,
         cluster: Cluster | str | Path | None = None,
-        callbacks: Sequence[Callback] = (),
+        callbacks: Sequence[object] = (),
         tokenizer: str | Path | None = None,
         sequence_length: int | None = None,
         chat: ChatForm | None = None,
         measure: bool = True,
         workers: SessionOptions | None = None,
+        **parts: Unpack[TrainerParts],
     ) -> None:
         """Put together what is to be trained; nothing is started yet.
 
         Args:
-            model_factory: a function that returns `(module, example_batch)`, with a loss `(outputs, labels)` as third
-                if the module's outputs have none; `FILE.py:FUNCTION`; `hf:FOLDER`; or the name of a model.
+            model_factory: a function that returns what docs/library.md says; `FILE.py:FUNCTION`; `hf:FOLDER`; a name.
             loss_fn: a function of outputs and labels: each sample's loss, or their mean.
             data: a text that names data, a function that returns a data set, or a data set.
             optimizer: `adamw`, `sgd`, a class of torch's, or a `functools.partial` of one.
             plan: a plan's file; None: measure the cluster, and plan.
             args: how to train.
             cluster: a preset's name, a file, or None: the processor of this machine. A plan has its own.
-            callbacks: are told of steps, checkpoints and the end.
+            callbacks: are told of steps, evaluations, checkpoints and the end.
             tokenizer: file or folder, for models that read text.
             sequence_length: tokens of a sample, where data do not say.
             chat: how conversations become samples; None: answers, padded, by the tokenizer's own template.
             measure: measure devices and network before planning; False: plan at once, by data sheets.
             workers: where the workers run, if not all on this machine.
+            parts: by the transformers library's names (`TrainerParts`).
 
         Raises:
             ConfigError: a function cannot be imported by workers, or what is given does not fit together.
         """
+        self._parts = checked_parts(parts)
         self._rows = data if hasattr(data, "__getitem__") and not isinstance(data, str) else None
         name = _name_of(data) if self._rows is None else None
         model = model_of(
             model_factory, loss_fn, data=name, tokenizer=tokenizer, sequence_length=sequence_length, chat=chat
         )
-        arguments = args or TrainingArguments()
-        self._setting = Setting.of(model, arguments, cluster=cluster, plan=plan, optimizer=optimizer, measure=measure)
-        if self._rows is not None and self._setting.arguments.eval_steps:
-            raise ConfigError("eval_steps: data in this process has no held-out part; give a function, or leave it out")
+        given = args or TrainingArguments()
+        self._setting = Setting.of(model, given, cluster=cluster, plan=plan, optimizer=optimizer, measure=measure)
+        self._check_parts()
         self._callbacks = checked_callbacks(callbacks)
         self._workers = workers or SessionOptions()
         self._stop = StopRequest()
@@ -128,16 +138,93 @@ class Trainer:
             WorkerError, PeerLostError: a device failed or was lost.
         """
         self._stop = StopRequest()
-        progress = UserReporter(self._callbacks, every=self._setting.arguments.logging_steps, stop=self.stop)
-        rows = None if self._rows is None else samples_of(self._rows, self._setting.model)
+        setting = self._setting
+        rows = None if self._rows is None else rows_of(self._rows, setting.model, self._parts, trains=True)
+        progress = UserReporter(self._callbacks, setting.arguments, stop=self.stop, save=self._stop.ask_save)
         steps = self._steps(rows, progress)
-        with opened(self._setting, steps, self._workers, progress) as (session, request):
+        progress.expect(steps)
+        with progress, opened(setting, steps, self._workers, progress) as (session, request):
             if rows is None:
                 outcome = train(session, request, self._stop, progress)
             else:
-                outcome = self._fit_rows(session, request, rows, progress)
-        progress.ended(outcome.losses)
+                options = replace(request.options, dataset_size=len(rows))
+                outcome = self._fit_rows(session, replace(request, options=options), rows, progress)
+        progress.ended(outcome)
         return outcome
+
+    train = fit
+
+    def evaluate(self, dataset: object = None) -> dict[str, float]:
+        """Return `eval_loss`, what `compute_metrics` makes of outputs and labels, `eval_runtime` and the speed.
+
+        The whole model is put together in this process, on a GPU if there is one here, with the weights of the newest
+        checkpoint in the run's folder; none of the other devices is used.
+
+        Args:
+            dataset: in this process; None: `eval_dataset`, or what is held out of the data.
+
+        Raises:
+            ConfigError: there is no checkpoint, nothing is held out, or the model is too large for this process.
+        """
+        return self._whole_model().run(self._held_out(dataset), self._parts, prefix="eval", gather=False).metrics
+
+    def predict(self, dataset: object) -> PredictionOutput:
+        """Return the outputs for a data set's samples, in order, with their labels and metrics, as `evaluate` does.
+
+        Raises:
+            ConfigError: as `evaluate`.
+        """
+        return self._whole_model().run(self._held_out(dataset), self._parts, prefix="test", gather=True)
+
+    def save_model(self, folder: str | Path | None = None) -> Path:
+        """Write the newest checkpoint's weights to a new folder, as `spantrain export` does; return it.
+
+        `processing_class` is saved there, too.
+
+        Args:
+            folder: None: `model` in the run's folder.
+
+        Raises:
+            ConfigError: the folder holds something, or as `state_dict`.
+        """
+        to = self.output_dir / "model" if folder is None else Path(folder)
+        export_run(self.output_dir, to, functions=user_functions(self._setting.model))
+        if "processing_class" in self._parts:
+            self._parts["processing_class"].save_pretrained(to)
+        return to
+
+    def _check_parts(self) -> None:
+        """Refuse parts that the way in which data come has no use for."""
+        if self._rows is None and "data_collator" in self._parts:
+            raise ConfigError(
+                "data_collator: goes with a data set in this process; what workers read by themselves, by name or from "
+                "a function, is collated there: leave it out, or give the data set itself"
+            )
+        if self._setting.arguments.eval_steps and self._rows is not None:
+            if "eval_dataset" not in self._parts:
+                raise ConfigError(
+                    "eval_steps: data in this process has no held-out part; give eval_dataset, or a function as data, "
+                    "or leave it out"
+                )
+            check_fits(self._setting.model)
+
+    def _whole_model(self) -> WholeModel:
+        check_fits(self._setting.model)
+        return WholeModel.of(self._setting.model, self.state_dict())
+
+    def _held_out(self, dataset: object) -> Dataset:
+        model = self._setting.model
+        given = self._parts.get("eval_dataset") if dataset is None else dataset
+        if given is not None:
+            return rows_of(given, model, self._parts)
+        if self._rows is not None:
+            raise ConfigError("evaluate: data in this process has no held-out part; give eval_dataset, or a data set")
+        return open_dataset(model, held_out=True)
+
+    def _evaluated(self, steps_done: int) -> EvaluationMetrics:
+        """Evaluate on `eval_dataset` in the middle of training, on the checkpoint that has just been written."""
+        found = self.evaluate()
+        return EvaluationMetrics(step=steps_done, eval_loss=found.pop("eval_loss"), more=found)
 
     def stop(self) -> None:
         """Have `fit` end after the step that is under way, with a checkpoint; from a callback or another thread."""
@@ -168,12 +255,19 @@ class Trainer:
         sampler = Sampler(
             dataset_size=len(rows), global_batch=whole.size, seed=job.seed, first_step=first, samples_before=before
         )
+        every = job.evaluate_every
+        if every and job.steps % every == 0:
+            request = replace(request, last_evaluation=lambda: self._evaluated(job.steps))
         with StepLoop(session, request, progress) as loop:
             while loop.steps_done < job.steps and not self._stop.wanted:
                 indices = sampler.indices(loop.steps_done, whole)
                 loop.step(rows.inputs(indices), rows.labels(indices))
-                if job.checkpoint_every and loop.steps_done % job.checkpoint_every == 0:
+                evaluates = every and loop.steps_done % every == 0 and loop.steps_done < job.steps
+                regular = job.checkpoint_every and loop.steps_done % job.checkpoint_every == 0
+                if evaluates or regular or self._stop.take_save():
                     loop.save()
+                if evaluates:
+                    loop.evaluated(self._evaluated(loop.steps_done))
             folder = loop.save()
             outcome = loop.close()
         assert outcome is not None, "at least one step was done"

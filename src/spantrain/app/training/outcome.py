@@ -230,6 +230,35 @@ class TrainOutcome:
     """What it began with, if that is not as ever: those of a folder, or random ones."""
     left_out: tuple[str, ...] = ()
     """What of the model as it was given was not done, a line each (`core.units.UnitGraph`)."""
+    first_step: int
+    """Steps done before a resume."""
+    train_s: float
+    """Seconds of the steps since then."""
+    samples: int
+    """Trained on in them."""
+    epoch: float | None
+    """Samples trained on in all, over those of the data set, where that is known."""
+
+    @property
+    def global_step(self) -> int:
+        """Steps done in all."""
+        return self.steps
+
+    @property
+    def training_loss(self) -> float:
+        """The mean over the steps since a resume."""
+        return statistics.fmean(self.losses[self.first_step :])
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Figures by the names of the transformers library's trainer."""
+        found = {
+            "train_runtime": self.train_s,
+            "train_samples_per_second": self.samples / self.train_s,
+            "train_steps_per_second": (self.steps - self.first_step) / self.train_s,
+            "train_loss": self.training_loss,
+        }
+        return found if self.epoch is None else found | {"epoch": self.epoch}
 
 
 def device_figures(

@@ -1,9 +1,11 @@
 """What is to be trained, how and where: from a plan or an earlier run's checkpoint; and the weights to begin with."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from queue import SimpleQueue
 
+from spantrain.app.metrics import EvaluationMetrics
 from spantrain.app.planning.plan_files import (
     check_fits_profile,
     open_plan,
@@ -97,6 +99,10 @@ class TrainRequest:
     resume: Resume | None = None
     batches: BatchQueue | None = None
     """Where a user's own loop puts its batches, one a step; the model's data set is then `given`."""
+    evaluations: "SimpleQueue[EvaluationMetrics] | None" = None
+    """What whoever gives batches found in evaluations of its own."""
+    last_evaluation: Callable[[], EvaluationMetrics] | None = None
+    """Evaluates when all steps are done, where batches are given."""
     adviser: Adviser | None = None
     """Who looks for better plans while it runs; None: the job's adapter."""
     calm_plan: Plan | None = None

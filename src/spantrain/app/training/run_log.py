@@ -1,12 +1,13 @@
 """Tells of a run as it goes: its file of metrics, trackers, and who waits."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from types import TracebackType
 from typing import Self
 
-from spantrain.app.metrics import Counting, MetricsFile
+from spantrain.app.metrics import Counting, EvaluationMetrics, MetricsFile
 from spantrain.app.reporter import Reporter
 from spantrain.app.training.requests import TrainRequest
 from spantrain.app.training.trackers import TrackedRun, Trackers, tagged
@@ -31,6 +32,11 @@ class RunLog:
         self._trackers: Trackers | None = None
         self._unlogged: list[float] = []
         """Losses of steps since scalars were last given."""
+        self.evaluations: list[EvaluationMetrics] = []
+        """Of this run."""
+        self.epoch: float | None = None
+        """After the last step."""
+        self._steps_done = 0
 
     def __enter__(self) -> Self:
         request = self._request
@@ -57,6 +63,10 @@ class RunLog:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if kind is None:
+            self._take_given()
+            if self._request.last_evaluation is not None and self._steps_done == self._request.job.steps:
+                self._evaluated(replace(self._request.last_evaluation(), epoch=self.epoch))
         self._file.__exit__(kind, error, trace)
         if self._trackers is not None:
             self._trackers.close()
@@ -68,11 +78,9 @@ class RunLog:
             outcome: what is known.
             link_rates: bytes per second of the links that follow a trace.
         """
+        self._take_given()
         if outcome.evaluation_loss is not None:
-            evaluation = self._counting.evaluation(outcome)
-            self._file.evaluation(evaluation)
-            self._reporter.evaluated(evaluation)
-            self._log(evaluation.scalars(), evaluation.step)
+            self._evaluated(self._counting.evaluation(outcome))
         if outcome.loss is not None:
             self._trained(outcome, link_rates)
 
@@ -81,10 +89,28 @@ class RunLog:
         self._file.checkpoint(step, f"{Path(folder).parent.name}/{Path(folder).name}")
         self._reporter.saved(folder)
 
+    def samples_between(self, first: int, end: int) -> int:
+        """Return how many samples the steps behind the first so many have, up to the end."""
+        ledger = self._counting.ledger
+        return ledger.samples_before(end) - ledger.samples_before(first)
+
+    def _take_given(self) -> None:
+        """Tell of evaluations that were made in this process, where steps wait for batches."""
+        given = self._request.evaluations
+        while given is not None and not given.empty():
+            self._evaluated(replace(given.get(), epoch=self.epoch))
+
+    def _evaluated(self, metrics: EvaluationMetrics) -> None:
+        self.evaluations.append(metrics)
+        self._file.evaluation(metrics)
+        self._reporter.evaluated(metrics)
+        self._log(metrics.scalars(), metrics.step)
+
     def _trained(self, outcome: StepOutcome, link_rates: Mapping[str, float]) -> None:
         options, total = self._request.options, self._request.job.steps
         batches = self._request.batches
         metrics = self._counting.step(outcome, batches.tokens(outcome.step) if batches else None)
+        self.epoch, self._steps_done = metrics.epoch, metrics.step
         self._file.step(metrics)
         self._reporter.step(outcome, metrics, total)
         self._unlogged.append(metrics.loss)

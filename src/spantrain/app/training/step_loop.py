@@ -11,7 +11,7 @@ from typing import Self, TypeVar
 
 import torch
 
-from spantrain.app.metrics import StepMetrics
+from spantrain.app.metrics import EvaluationMetrics, StepMetrics
 from spantrain.app.reporter import Reporter
 from spantrain.app.session import Session
 from spantrain.app.training.outcome import TrainOutcome
@@ -40,7 +40,8 @@ class StepLoop:
         self._batches = BatchQueue(plan.global_batch)
         # Checkpoints are written when the loop asks for them.
         job = replace(request.job, checkpoint_every=0, evaluate_every=0)
-        self._request = replace(request, plan=self._plan, job=job, batches=self._batches)
+        self._evaluations: queue.SimpleQueue[EvaluationMetrics] = queue.SimpleQueue()
+        self._request = replace(request, plan=self._plan, job=job, batches=self._batches, evaluations=self._evaluations)
         self._session = session
         self._updates: queue.SimpleQueue[StepOutcome | str] = queue.SimpleQueue()
         self._reporter = _StepListener(reporter, self._updates)
@@ -80,6 +81,10 @@ class StepLoop:
         self._next_step += 1
         return outcome
 
+    def evaluated(self, metrics: EvaluationMetrics) -> None:
+        """Have an evaluation of the loop's own told with the next step, or at the end."""
+        self._evaluations.put(metrics)
+
     def save(self) -> str:
         """Write a checkpoint of what is trained so far; return its folder.
 
@@ -87,11 +92,11 @@ class StepLoop:
             UsageError: the run has ended, or keeps no checkpoints, or has done no step.
             WorkerError, PeerLostError: a device failed or was lost.
         """
-        self._check_running()
-        if not self._request.checkpoints or self._next_step == self._first_step:
-            raise UsageError("nothing to save: this run keeps no checkpoints, or has done no step yet")
         name = f"step-{self._next_step}"
         if Path(self._saved).name != name:
+            self._check_running()
+            if not self._request.checkpoints or self._next_step == self._first_step:
+                raise UsageError("nothing to save: this run keeps no checkpoints, or has done no step yet")
             self._batches.save_before(self._next_step)
             self._saved = self._wait_for(str)
         return self._saved

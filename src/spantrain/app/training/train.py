@@ -52,6 +52,7 @@ class StopRequest:
     def __init__(self) -> None:
         self._count = 0
         self._lock = threading.RLock()  # a signal may come while one is counted
+        self._save = False
         self.begun = False
         """Whether the first step has begun."""
 
@@ -60,6 +61,15 @@ class StopRequest:
         with self._lock:
             self._count += 1
             return self.at_once or not self.begun
+
+    def ask_save(self) -> None:
+        """Wish for a checkpoint behind the next step that ends."""
+        self._save = True
+
+    def take_save(self) -> bool:
+        """Return whether a checkpoint was wished for since it was last asked."""
+        wished, self._save = self._save, False
+        return wished
 
     @property
     def wanted(self) -> bool:
@@ -177,6 +187,7 @@ class _RunOnSession:
             first_step=self._first_step,
             stop_requested=lambda: self._stop.wanted,
             on_step=lambda outcome: later(lambda: self._on_step(outcome)),
+            save_requested=self._stop.take_save,
             can_checkpoint=request.checkpoints,
             advising=advising,
         )
@@ -274,11 +285,13 @@ class _RunOnSession:
             trace=str(request.out / TRACE_FILE),
             checkpoint=self._checkpoint,
             heldout_losses=tuple(
-                HeldOutLoss(steps_done=outcome.step, loss=outcome.evaluation_loss)
-                for outcome in self._outcomes
-                if outcome.evaluation_loss is not None
+                HeldOutLoss(steps_done=entry.step, loss=entry.eval_loss) for entry in self._log.evaluations
             ),
             refused_messages=_refused(results.values()),
+            first_step=self._first_step,
+            train_s=sum(outcome.duration_s for outcome in self._outcomes),
+            samples=self._log.samples_between(self._first_step, len(self._losses)),
+            epoch=self._log.epoch,
             interrupted=self._stop.wanted,
             emulated=what_is_emulated(plan, self._session.network),
             network_trace=self._network.figures(self._outcomes, request.out),

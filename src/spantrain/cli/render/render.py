@@ -1,15 +1,13 @@
 """What a person sees: live progress on standard error, tables on standard output."""
 
 import statistics
-import time
-from collections import deque
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from spantrain.app.progress_display import ProgressDisplay
 from spantrain.cli.render.plan import print_plan
 from spantrain.cli.render.text import console_for_people
 from spantrain.core.plan import Plan, PlanReport
@@ -37,46 +35,33 @@ class TerminalReporter:
         self._console = console_for_people(_PLAIN_WIDTH, stderr=True)
         self._output = console_for_people(_PLAIN_WIDTH, stderr=not tables)
         self._plan: Plan | None = None
-        self._live: Live | None = None
-        self._phase = ""
-        self._since_s = time.monotonic()
+        self._display = ProgressDisplay(self._console, every=_LOG_EVERY_STEPS)
         self._previous: StepOutcome | None = None
-        self._recent: deque[StepOutcome] = deque(maxlen=5)
 
     def __enter__(self) -> "TerminalReporter":
-        if self._console.is_terminal:
-            self._live = Live(console=self._console, refresh_per_second=8, transient=True)
-            self._live.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._close_live()
+        self._display.close()
 
     def phase(self, text: str) -> None:
         """Begin a new line of progress."""
-        self._phase, self._since_s, self._previous = text, time.monotonic(), None
-        self._recent.clear()
+        self._previous = None
+        self._display.begin()
         self._console.print(Text(text, style="bold"))
 
     def progress(self, done: int, total: int, text: str) -> None:
-        """Draw a bar; off a terminal, say nothing but the end."""
-        if self._live is not None:
-            filled = round(24 * done / max(total, 1))
-            self._live.update(Text(f"  {'━' * filled}{' ' * (24 - filled)} {done}/{total} {text}"))
+        """Draw a bar; off a terminal, say nothing."""
+        self._display.part(done, total, text)
 
     def step(self, outcome: "StepOutcome", metrics: "StepMetrics", total_steps: int) -> None:
         """Draw one step's figures."""
-        del metrics
-        self._recent.append(outcome)
-        line = self._step_line(outcome, total_steps)
+        self._display.step(metrics, total_steps, self._more_lines(outcome))
         self._previous = outcome
-        if self._live is not None:
-            self._live.update(line)
-        if self._live is None and (outcome.step % _LOG_EVERY_STEPS == 0 or outcome.step + 1 == total_steps):
-            self._console.print(line, soft_wrap=True)
 
     def evaluated(self, metrics: "EvaluationMetrics") -> None:
-        """Say nothing."""
+        """Print it."""
+        self._display.evaluated(metrics)
 
     def logged(self, scalars: Mapping[str, float], step: int) -> None:
         """Say nothing: steps are drawn one by one."""
@@ -112,7 +97,7 @@ class TerminalReporter:
 
     def show_training(self, outcome: "TrainOutcome", plan: Plan, report: PlanReport) -> None:
         """Print the figures of a run."""
-        self._close_live()
+        self._display.close()
         self._output.print(_run_table(outcome, plan, report))
         self._output.print(_device_table(outcome))
         if outcome.links:
@@ -125,26 +110,18 @@ class TerminalReporter:
         if outcome.trace:
             self._output.print(f"  trace: {outcome.trace} (open it at ui.perfetto.dev)", highlight=False)
 
-    def _close_live(self) -> None:
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
-
     def run_begins(self, plan: Plan) -> None:
         """Remember the plan, to say stages and sites."""
         self._plan = plan
 
-    def _step_line(self, outcome: "StepOutcome", total_steps: int) -> Text:
-        mean_s = sum(entry.duration_s for entry in self._recent) / len(self._recent)
-        parts = [f"  step {outcome.step + 1}/{total_steps}  loss {outcome.loss:.4f}  |grad| {outcome.grad_norm:.2f}"]
-        if outcome.skipped:
-            parts[0] += "  (not updated: gradients overflowed)"
-        if self._plan is not None:
-            parts[0] += f"  {self._plan.global_batch / mean_s:.1f} samples/s"
-            parts.append(f"  bubble  {_stage_bubbles(self._plan, outcome)}")
-            if self._previous is not None:
-                parts.append(f"  between sites  {_site_rates(self._plan, self._previous, outcome)}")
-        return Text("\n".join(parts))
+    def _more_lines(self, outcome: "StepOutcome") -> list[str]:
+        """Return where devices waited, and what crossed sites."""
+        if self._plan is None:
+            return []
+        lines = [f"  bubble  {_stage_bubbles(self._plan, outcome)}"]
+        if self._previous is not None:
+            lines.append(f"  between sites  {_site_rates(self._plan, self._previous, outcome)}")
+        return lines
 
 
 def _stage_bubbles(plan: Plan, outcome: "StepOutcome") -> str:

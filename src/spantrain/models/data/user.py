@@ -60,6 +60,11 @@ class UserSamples:
         return len(self._indices)
 
     @property
+    def has_labels(self) -> bool:
+        """Whether samples have labels, by the first one."""
+        return self._sample(0).labels is not None
+
+    @property
     def digest(self) -> str:
         """SHA-256 over the number of samples and some of them: reading all could take hours."""
         count = len(self._indices)
@@ -129,7 +134,7 @@ def open_user_samples(spec: ModelSpec, *, held_out: bool) -> UserSamples:
             f"{source}: no {'held-out ' if held_out else ''}samples among {count}; give more, or take an argument "
             "`held_out` and return the part that is asked for"
         )
-    return UserSamples(samples, indices, names=_wanted_names(spec), source=source)
+    return UserSamples(samples, indices, names=wanted_names(spec), source=source)
 
 
 def samples_of(samples: Any, spec: ModelSpec) -> UserSamples:
@@ -140,7 +145,7 @@ def samples_of(samples: Any, spec: ModelSpec) -> UserSamples:
     """
     if not hasattr(samples, "__len__") or len(samples) == 0:
         raise ConfigError(f"data: a {type(samples).__name__} without `__len__`, or without samples; give a data set")
-    return UserSamples(samples, range(len(samples)), names=_wanted_names(spec), source="data")
+    return UserSamples(samples, range(len(samples)), names=wanted_names(spec), source="data")
 
 
 def batch_of(batch: Any, spec: ModelSpec, *, source: str) -> ModelBatch:
@@ -150,7 +155,7 @@ def batch_of(batch: Any, spec: ModelSpec, *, source: str) -> ModelBatch:
         ConfigError: it is none, its inputs are not of the sort that the model takes, or numbers are out of range.
     """
     if isinstance(batch, Mapping):
-        batch = _ordered(batch, _wanted_names(spec), source)
+        batch = _ordered(batch, wanted_names(spec), source)
     found = split_batch(batch, source=source)
     if spec.family in ("hf", "factory"):
         _check_like(found, cut_model(spec).batch, source)
@@ -198,7 +203,7 @@ def _ordered(fields: Mapping[str, Any], names: Sequence[str] | None, source: str
     return {name: fields[name] for name in kept}
 
 
-def _wanted_names(spec: ModelSpec) -> tuple[str, ...] | None:
+def wanted_names(spec: ModelSpec) -> tuple[str, ...] | None:
     """Return the inputs of a model by name, in its order; None where it takes them by position."""
     if spec.family not in ("hf", "factory"):
         return None

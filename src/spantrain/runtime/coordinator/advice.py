@@ -45,7 +45,7 @@ class Advising:
         self._adviser = adviser
         self._plan = plan
         self._on_trouble = on_trouble
-        self._told = False
+        self._told = self._closed = False
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="adviser")
         self._asked: Future[Advice | None] | None = None
 
@@ -69,7 +69,7 @@ class Advising:
         An adviser that compares a few numbers has answered by then, and a plan for links that have recovered runs a
         step earlier.
         """
-        if self._asked is None:
+        if self._asked is None and not self._closed:
             self._asked = self._pool.submit(self._advise, step, self._plan, dict(reports))
             wait([self._asked], timeout=_AT_ONCE_S)
         return self.take()
@@ -80,6 +80,7 @@ class Advising:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._closed = True
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _advise(self, step: int, plan: Plan, reports: Reports) -> Advice | None:

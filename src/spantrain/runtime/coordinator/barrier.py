@@ -68,6 +68,7 @@ class StepBarrier:
         on_step: Callable[[StepOutcome], None],
         can_checkpoint: bool,
         first_step: int = 0,
+        save_requested: Callable[[], bool] = lambda: False,
         advising: Advising | None = None,
         hold_s: float = HOLD_S,
     ) -> None:
@@ -79,6 +80,7 @@ class StepBarrier:
         self._global_batch = plan.global_batch
         self._stop_requested = stop_requested
         self._on_step = on_step
+        self._save_requested = save_requested
         self._can_checkpoint = can_checkpoint
         self._advising = advising
         self._hold_s = hold_s
@@ -210,6 +212,8 @@ class StepBarrier:
         done = step + 1
         stop = done >= self._job.steps or self._stop_requested()
         regular = self._job.checkpoint_every > 0 and done % self._job.checkpoint_every == 0
+        # Steps that overlap come to rest where the job says, and nowhere else.
+        regular |= not self._job.staleness and self._save_requested()
         evaluate = self._job.evaluate_every > 0 and done % self._job.evaluate_every == 0
         return StepVerdict(
             grad_norm=outcome.grad_norm,

@@ -1,0 +1,284 @@
+"""Evaluates and predicts with the whole model in this process, on the weights of a checkpoint."""
+
+import difflib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, TypedDict, cast
+
+import numpy as np
+import psutil
+import torch
+from torch import Tensor
+
+from spantrain.core.quantities import format_bytes
+from spantrain.core.units import ModelSpec
+from spantrain.errors import ConfigError
+from spantrain.models.build import unit_source, whole_parameters
+from spantrain.models.data.dataset import Dataset
+from spantrain.models.data.user import UserSamples, batch_of, samples_of, wanted_names
+from spantrain.models.tracing.batch import LABELS_NAME, LabelLoss, ModelBatch
+from spantrain.models.tracing.check import called_on
+from spantrain.models.tracing.source import Loaded, load_model, picked
+from spantrain.models.units import IGNORED_LABEL
+
+__all__ = ["EvalPrediction", "PredictionOutput"]
+
+_BATCH = 8
+"""Samples at once."""
+_LABEL_NAMES = (LABELS_NAME, "label", "label_ids")
+"""What rows may call their labels before they are collated."""
+
+
+class EvalPrediction(NamedTuple):
+    """What `compute_metrics` is given: outputs and labels of all samples, in order, as NumPy arrays."""
+
+    predictions: Any
+    """`(samples, ...)`, or a tuple of such where the model returns several tensors; rows that are shorter than others
+    are padded with -100."""
+    label_ids: Any
+    """The same; None where samples have no labels."""
+
+
+class PredictionOutput(NamedTuple):
+    """What `Trainer.predict` returns."""
+
+    predictions: Any
+    label_ids: Any
+    metrics: dict[str, float]
+
+
+class TrainerParts(TypedDict, total=False):
+    """What a trainer may be given besides, by the names that people know from the transformers library."""
+
+    eval_dataset: object
+    """A data set in this process, which `evaluate` takes if it is given none, and training every `eval_steps`."""
+    data_collator: Callable[[list[Any]], Mapping[str, Any]]
+    """Makes a batch of samples; goes with a data set in this process."""
+    processing_class: Any
+    """A tokenizer or the like with `save_pretrained`: saved beside the model."""
+    compute_metrics: Callable[[EvalPrediction], Mapping[str, float]]
+    preprocess_logits_for_metrics: Callable[[Any, Tensor | None], Any]
+    """Makes less of a batch's outputs before they are gathered."""
+
+
+_ELSEWHERE = {
+    "model": "model_factory: a function that returns the model, since each worker builds its part by itself",
+    "train_dataset": "data",
+    "optimizers": "optimizer",
+}
+"""What the transformers library's trainer takes, and what it is here."""
+
+
+def checked_parts(parts: TrainerParts) -> TrainerParts:
+    """Return what a trainer was given besides; what is None is left out.
+
+    Raises:
+        ConfigError: there is no such thing, or it is of another kind.
+    """
+    known = tuple(TrainerParts.__annotations__)
+    problems = []
+    for name, value in parts.items():
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            problems.append(f"there is no {name}; it is {_ELSEWHERE.get(name) or (near or [', '.join(known)])[0]}")
+        elif name == "processing_class" and value is not None and not hasattr(value, "save_pretrained"):
+            problems.append(f"{name}: a {type(value).__name__} has no save_pretrained; a name of files is `tokenizer`")
+        elif name not in ("eval_dataset", "processing_class") and value is not None and not callable(value):
+            problems.append(f"{name}: a {type(value).__name__} is no function")
+    if problems:
+        raise ConfigError("Trainer: " + "; ".join(problems))
+    return cast(TrainerParts, {name: value for name, value in parts.items() if value is not None})
+
+
+class CollatedSamples:
+    """A data set whose samples are made batches by a function of the user's."""
+
+    digest = ""
+    """Nobody else reads it."""
+
+    def __init__(self, samples: Any, spec: ModelSpec, collator: Callable[[list[Any]], Any], *, trains: bool) -> None:
+        """Collate these samples; to train, to the shapes that the model was planned and followed with."""
+        if not hasattr(samples, "__len__") or len(samples) == 0:
+            raise ConfigError(f"data: a {type(samples).__name__} without `__len__`, or without samples")
+        self._samples, self._spec, self._collator = samples, spec, collator
+        self._names = wanted_names(spec)
+        self._example = unit_source(spec).batch() if trains else None
+        self._last: tuple[tuple[int, ...], ModelBatch] | None = None
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    @property
+    def has_labels(self) -> bool:
+        """Whether batches have labels."""
+        return self._batch([0]).labels is not None
+
+    def inputs(self, indices: Sequence[int]) -> tuple[Tensor, ...]:
+        """Return the inputs of a batch."""
+        return self._batch(indices).inputs
+
+    def labels(self, indices: Sequence[int]) -> Tensor:
+        """Return the labels of a batch."""
+        labels = self._batch(indices).labels
+        if labels is None:
+            raise ConfigError("data_collator: its batches have no labels; add them, under the key `labels`")
+        return labels
+
+    def _batch(self, indices: Sequence[int]) -> ModelBatch:
+        key = tuple(indices)
+        if self._last is None or self._last[0] != key:
+            made = self._collator([self._known(self._samples[index]) for index in key])
+            if self._names is not None and isinstance(made, Mapping):
+                strange = [name for name in made if name not in (*self._names, LABELS_NAME)]
+                if strange:
+                    raise ConfigError(
+                        f"data_collator: its batches have {strange[0]}, which the model's example batch has not "
+                        f"({', '.join(self._names)}): add it there, or leave it out"
+                    )
+            batch = batch_of(made, self._spec, source="data_collator")
+            self._check_shapes(batch)
+            self._last = key, batch
+        return self._last[1]
+
+    def _check_shapes(self, batch: ModelBatch) -> None:
+        for name, got, wanted in zip(
+            batch.names, batch.inputs, self._example.inputs if self._example else (), strict=False
+        ):
+            if got.shape[1:] != wanted.shape[1:]:
+                raise ConfigError(
+                    f"data_collator: {name or 'an input'} has {list(got.shape[1:])} numbers a sample, but the example "
+                    f"batch of the model, which it was cut and planned with, {list(wanted.shape[1:])}: pad to that "
+                    'length (padding="max_length", max_length=...)'
+                )
+
+    def _known(self, sample: Any) -> Any:
+        """Leave out what of a sample the model does not take, such as its text."""
+        if self._names is None or not isinstance(sample, Mapping):
+            return sample
+        return {name: value for name, value in sample.items() if name in (*self._names, *_LABEL_NAMES)}
+
+
+def rows_of(
+    samples: Any, spec: ModelSpec, parts: TrainerParts, *, trains: bool = False
+) -> "UserSamples | CollatedSamples":
+    """Return a data set in this process as steps read it.
+
+    Raises:
+        ConfigError: it has no length, or no samples.
+    """
+    collator = parts.get("data_collator")
+    return samples_of(samples, spec) if collator is None else CollatedSamples(samples, spec, collator, trains=trains)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WholeModel:
+    """A whole model on this process's processor or GPU."""
+
+    loaded: Loaded
+    device: torch.device
+
+    @classmethod
+    def of(cls, spec: ModelSpec, state: Mapping[str, Tensor]) -> "WholeModel":
+        """Build the model with these parameters and buffers."""
+        if spec.family in ("factory", "hf"):
+            loaded = load_model(spec, seed=0)
+        else:
+            module, batch = unit_source(spec).unsplit(seed=0)
+            loaded = Loaded(module=module, batch=batch, loss=LabelLoss())
+        loaded.module.load_state_dict(state)
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return cls(loaded=replace(loaded, module=loaded.module.to(device).eval()), device=device)
+
+    def run(self, data: Dataset, parts: TrainerParts, *, prefix: str, gather: bool) -> PredictionOutput:
+        """Run all samples in order; return outputs and labels if they are to be gathered, and metrics.
+
+        Args:
+            data: the samples.
+            parts: what is done with outputs.
+            prefix: what names of metrics begin with, before an underscore.
+            gather: whether outputs are wanted; `compute_metrics` wants them, too.
+        """
+        begun_s, loss_sum, count = time.monotonic(), 0.0, len(data)
+        labelled = getattr(data, "has_labels", True)
+        compute = parts.get("compute_metrics") if labelled else None
+        gathered: list[tuple[Any, Tensor | None]] = []
+        for lo in range(0, count, _BATCH):
+            loss, outputs, labels = self._batch(data, range(lo, min(lo + _BATCH, count)), labelled=labelled)
+            loss_sum += loss
+            if gather or compute is not None:
+                less = parts.get("preprocess_logits_for_metrics")
+                kept = outputs if less is None else less(outputs, labels)
+                gathered.append((_moved(kept), None if labels is None else labels.cpu()))
+        found = EvalPrediction(*_joined(gathered)) if gathered else EvalPrediction(None, None)
+        seconds = max(time.monotonic() - begun_s, 1e-9)
+        metrics = {"loss": loss_sum / count} if labelled else {}
+        metrics |= {
+            name.removeprefix(f"{prefix}_"): float(value) for name, value in (compute(found) if compute else {}).items()
+        }
+        metrics |= {"runtime": seconds, "samples_per_second": count / seconds}
+        named = {f"{prefix}_{name}": value for name, value in metrics.items()}
+        return PredictionOutput(found.predictions, found.label_ids, named)
+
+    def _batch(self, data: Dataset, indices: range, *, labelled: bool) -> tuple[float, Any, Tensor | None]:
+        inputs = tuple(tensor.to(self.device) for tensor in data.inputs(indices))
+        labels = data.labels(indices).to(self.device) if labelled else None
+        batch = replace(self.loaded.batch, inputs=inputs, labels=labels)
+        with torch.no_grad():
+            result = called_on(self.loaded, batch)
+            if labels is None:
+                return 0.0, _outputs(result), None
+            loss = self.loaded.loss
+            loss_sum = loss(picked(loss, result, "evaluate"), labels, len(indices))
+        return float(loss_sum), _outputs(result), labels
+
+
+def check_fits(spec: ModelSpec) -> None:
+    """Refuse a model that this process has no room for.
+
+    Raises:
+        ConfigError: it is too large.
+    """
+    numbers = sum(int(np.prod(parameter.shape)) for parameter in whole_parameters(spec).values())
+    wanted, there = 2 * 4 * numbers, psutil.virtual_memory().available
+    if wanted > there:
+        raise ConfigError(
+            f"model {spec.name}: to evaluate or predict, it is put together in this process and needs "
+            f"{format_bytes(wanted)}; {format_bytes(there)} are free. Call save_model, and do it on another machine; "
+            "eval_steps on data that is given by name or by a function evaluates on the devices that train"
+        )
+
+
+def _outputs(result: Any) -> Any:
+    """Return a model's outputs without its loss: a tensor, or a tuple of several."""
+    if isinstance(result, Tensor):
+        return result
+    pairs = result.items() if isinstance(result, Mapping) else enumerate(result)
+    found = tuple(value for name, value in pairs if isinstance(value, Tensor) and name != "loss" and value.dim() > 0)
+    return found[0] if len(found) == 1 else found
+
+
+def _moved(outputs: Any) -> Any:
+    return tuple(entry.cpu() for entry in outputs) if isinstance(outputs, tuple) else outputs.cpu()
+
+
+def _joined(batches: Sequence[tuple[Any, Tensor | None]]) -> Iterator[Any]:
+    """Yield the outputs of all batches, and their labels."""
+    outputs = [entry for entry, _ in batches]
+    labels = [entry for _, entry in batches if entry is not None]
+    if isinstance(outputs[0], tuple):
+        yield tuple(_stacked(column) for column in zip(*outputs, strict=True))
+    else:
+        yield _stacked(outputs)
+    yield _stacked(labels) if labels else None
+
+
+def _stacked(tensors: Sequence[Tensor]) -> Any:
+    widest = max(tensor.shape[1] if tensor.dim() > 1 else 0 for tensor in tensors)
+    padded = []
+    for tensor in tensors:
+        if tensor.dim() > 1 and tensor.shape[1] < widest:
+            shape = (tensor.shape[0], widest - tensor.shape[1], *tensor.shape[2:])
+            tensor = torch.cat((tensor, tensor.new_full(shape, IGNORED_LABEL)), dim=1)
+        padded.append(tensor)
+    return torch.cat(padded).float().numpy() if padded[0].is_floating_point() else torch.cat(padded).numpy()
