@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan
 from spantrain.core.span import Span
 from spantrain.devices.cpu import CpuDevice
@@ -75,7 +76,9 @@ class Devices:
 
     def _made(self, name: str) -> StageParameters:
         plan, groups = self.plan, self._groups[name]
-        member = build_member(plan, name, CpuDevice(), self._units[name], graph=self.graph, groups=groups)
+        member = build_member(
+            plan, name, CpuDevice(), self._units[name], graph=self.graph, job=TrainJob(steps=1), groups=groups
+        )
         named = member.executor.named_parameters()
         holding = self.holdings[name] = holding_of(plan, name, self.graph, named, member.parts.own)
         post = MailboxChannel(self._boxes[name], generation=plan.generation, step=STEP)

@@ -10,6 +10,7 @@ import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from spantrain.core.job import TrainJob
 from spantrain.core.plan import GradientSums, Plan
 from spantrain.core.span import Span
 from spantrain.devices.cpu import CpuDevice
@@ -95,7 +96,9 @@ class Cast:
         plan, device, recorder = self.plan, CpuDevice(), StepRecorder(name)
         self.mailboxes[name].set_peers(plan.generation, [box.address for box in self.mailboxes.values()])
         feed = SampledFeed(self._data, global_batch=plan.global_batch, seed=SEED)
-        member = build_member(plan, name, device, self._units[name], graph=self._graph, groups=self._groups[name])
+        member = build_member(
+            plan, name, device, self._units[name], graph=self._graph, job=TrainJob(steps=1), groups=self._groups[name]
+        )
         here = context_of(name, self.mailboxes[name], feed, recorder, check_abort=self._check_abort)
         actions = StageActions(here, plan, member)
         evaluation = actions.evaluate(0, feed)

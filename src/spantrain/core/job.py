@@ -7,11 +7,13 @@ from types import MappingProxyType
 from typing import Any
 
 from spantrain.core.names import unknown_name
+from spantrain.core.units import ModelSpec
 from spantrain.core.update.optimizers import optimizer_problems, optimizer_state
 from spantrain.core.update.rates import Course, needs_end, rate_factor, schedule_problems
 from spantrain.formats.registry import WireFormat
 
 ADAPTERS = ("auto", "paper", "off")
+BATCH_NORMS = ("auto", "micro-batch", "frozen")
 MAX_TRACE_STEPS = 50
 LARGEST_NUMBER = 2**53
 """Whole numbers up to it are exact as floating-point numbers too."""
@@ -61,6 +63,10 @@ class TrainJob:
     """What follows the network while it trains (`docs/adapter.md`)."""
     allow_wire: tuple[WireFormat, ...] = ()
     """What `auto` may send over slow cuts, besides what the plan says."""
+    batch_norm: str = "auto"
+    """What normalizations go by that keep running statistics: `micro-batch`, the statistics of the samples that a
+    device runs at once; `frozen`, their running ones; `auto`: the first for models that are brought, the second for
+    the catalogue's, which begin with weights for that."""
     staleness: int = 0
     """How many steps old the weights are that a step works on: 1 lets steps overlap (`schedule.dispatch.policies`)."""
 
@@ -68,6 +74,10 @@ class TrainJob:
         problems = [*self._no_numbers()] or [*self._unknown_words(), *self._out_of_range()]
         if problems:
             raise ValueError("; ".join(problems))
+
+    def takes_batch_statistics(self, model: ModelSpec) -> bool:
+        """Whether normalizations of a model go by the statistics of micro-batches."""
+        return self.batch_norm == "micro-batch" or (self.batch_norm == "auto" and model.is_brought)
 
     def _no_numbers(self) -> Iterator[str]:
         for name in (*_LEAST, "seed", "staleness"):
@@ -84,6 +94,14 @@ class TrainJob:
         yield from optimizer_problems(self.optimizer, self.optimizer_options)
         if self.adapter not in ADAPTERS:
             yield unknown_name("adapter", self.adapter, ADAPTERS)
+        if self.batch_norm == "replicas":
+            yield (
+                "batch_norm replicas (statistics over all replicas, torch's SyncBatchNorm) is not built: replicas run "
+                "their micro-batches in orders of their own, and would wait for each other inside of F for ever; give "
+                "micro-batch, and larger micro-batches where statistics of more samples are wanted"
+            )
+        elif self.batch_norm not in BATCH_NORMS:
+            yield unknown_name("batch_norm", self.batch_norm, BATCH_NORMS)
 
     def _out_of_range(self) -> Iterator[str]:
         for name, least in _LEAST.items():

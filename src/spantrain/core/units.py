@@ -58,6 +58,11 @@ class ModelSpec:
     chat: ChatForm = field(default_factory=ChatForm)
     """Of data that are conversations."""
 
+    @property
+    def is_brought(self) -> bool:
+        """Whether it is none of the catalogue's."""
+        return self.family in ("hf", "factory")
+
     def __post_init__(self) -> None:
         if self.sequence_length is not None and not 1 <= self.sequence_length <= MAX_SEQUENCE:
             raise ValueError(f"sequence_length must be from 1 to {MAX_SEQUENCE}, got {self.sequence_length}")

@@ -64,7 +64,7 @@ def unit_source(spec: ModelSpec) -> UnitSource:
     Raises:
         ConfigError: there is no such family.
     """
-    if spec.family in ("factory", "hf"):
+    if spec.is_brought:
         from spantrain.models.tracing.model import TracedUnits
 
         return TracedUnits(spec)

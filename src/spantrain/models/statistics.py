@@ -1,14 +1,29 @@
-"""Running statistics of normalizations: buffers that training changes, as state beside the parameters."""
+"""Statistics that normalizations take of batches: running ones as state, and those of the samples of a step.
 
-from collections.abc import Iterable, Iterator
+In training a normalization takes the statistics of the samples that one device runs at once (a micro-batch), as plain
+PyTorch does where gradients are accumulated. Its running statistics are brought up to date at the end of the step, by
+all micro-batches of the stage in the order of samples, so that they depend neither on the order of work, nor on which
+replica had which samples, nor on what is run again.
+"""
 
-from torch import Tensor
-from torch.nn.modules.batchnorm import _NormBase
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+from torch.nn.modules.instancenorm import _InstanceNorm
 
 from spantrain.core.shares import TensorPart
+from spantrain.core.span import Span
+from spantrain.errors import ConfigError
 from spantrain.models.units import UnitModule, full_name
 
 _CHANNELS = "_own_channels"
+_FROZEN = "_statistics_stay"
 
 
 def named_statistics(units: Iterable[UnitModule]) -> dict[str, Tensor]:
@@ -30,7 +45,7 @@ def statistics_parts(units: Iterable[UnitModule]) -> dict[str, TensorPart]:
     for unit in units:
         for path, module in norms_of(unit):
             for name, tensor in module.named_buffers(recurse=False):
-                part = getattr(module, _CHANNELS, None) if tensor.dim() else None
+                part = _own_channels(module) if tensor.dim() else None
                 found[full_name(unit, f"{path}.{name}")] = part or TensorPart(full_shape=tuple(tensor.shape))
     return found
 
@@ -41,8 +56,210 @@ def keep_channels(module: _NormBase, part: TensorPart, held: int) -> None:
     module.num_features = held
 
 
-def norms_of(unit: UnitModule) -> Iterator[tuple[str, _NormBase]]:
-    """Yield the normalizations that keep running statistics, with their paths in the unit."""
+def _own_channels(module: _NormBase) -> TensorPart | None:
+    found = getattr(module, _CHANNELS, None)
+    return found if isinstance(found, TensorPart) else None
+
+
+def norms_of(unit: nn.Module) -> Iterator[tuple[str, _NormBase]]:
+    """Yield the normalizations that keep running statistics, with their paths."""
     for path, module in unit.named_modules():
         if isinstance(module, _NormBase) and module.track_running_stats and module.running_mean is not None:
             yield path, module
+
+
+def trained_norms(units: Iterable[nn.Module]) -> tuple[_NormBase, ...]:
+    """Return those that take statistics of batches in training, each once."""
+    found = (module for unit in units for _, module in norms_of(unit) if not getattr(module, _FROZEN, False))
+    return tuple({id(module): module for module in found}.values())
+
+
+def leave_frozen(model: nn.Module, trains: Collection[str]) -> None:
+    """Have normalizations keep their running statistics whose paths are not among those that train."""
+    for path, module in norms_of(model):
+        setattr(module, _FROZEN, path not in trains)
+
+
+class OneBatchNorm(_BatchNorm):
+    """What a `SyncBatchNorm` is taken as: a normalization by the statistics of the samples here, of any shape."""
+
+    def _check_input_dim(self, input: Tensor) -> None:  # noqa: A002 - the signature is torch's
+        if input.dim() < 2:
+            raise ValueError(f"expected at least 2D input, got {input.dim()}D")
+
+
+def without_exchange(model: nn.Module) -> int:
+    """Make of each `SyncBatchNorm` one that exchanges nothing, in place; return how many there were."""
+    found = [module for module in model.modules() if isinstance(module, nn.SyncBatchNorm)]
+    for module in found:
+        module.__class__ = OneBatchNorm  # type: ignore[assignment]
+    return len(found)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Taken:
+    """What one call of a normalization took of its samples."""
+
+    norm: int
+    mean: Tensor
+    variance: Tensor
+    """Without bias."""
+
+
+class BatchStatistics:
+    """Has the normalizations of a stage take statistics of the samples that run at once, and keeps them for the end of
+    the step. Outside of its `with` blocks they go by their running ones.
+    """
+
+    def __init__(self, units: Sequence[UnitModule]) -> None:
+        """Watch over these units; of none: nothing is done."""
+        self._norms = trained_norms(units)
+        paths = {id(module): full_name(unit, path) for unit in units for path, module in norms_of(unit)}
+        self._names = [paths[id(module)] for module in self._norms]
+        self._taken: dict[Span, list[_Taken]] = {}
+
+    def __bool__(self) -> bool:
+        """Whether any normalization takes statistics of batches."""
+        return bool(self._norms)
+
+    def clear(self) -> None:
+        """Forget what the present step took."""
+        self._taken.clear()
+
+    @contextmanager
+    def of(self, span: Span) -> Iterator[None]:
+        """Take the statistics of a span's samples, whose F runs in the block."""
+        taken = self._taken[span] = []
+        with self._taking(span, taken):
+            yield
+
+    @contextmanager
+    def again(self, span: Span) -> Iterator[None]:
+        """Take them once more where F is run again in the block; they count once."""
+        with self._taking(span, []):
+            yield
+
+    @contextmanager
+    def _taking(self, span: Span, taken: list[_Taken]) -> Iterator[None]:
+        with ExitStack() as undo:
+            for number, module in enumerate(self._norms):
+                call = _OneCall(module, number, taken)
+                undo.callback(module.register_forward_pre_hook(call.begin).remove)
+                undo.callback(module.register_forward_hook(call.end, always_call=True).remove)
+            try:
+                yield
+            except ValueError as error:
+                if "more than 1" not in str(error):
+                    raise
+                raise ConfigError(
+                    f"samples {span}: a normalization ({', '.join(self._names[:2])}) has one number in each channel, "
+                    f"of which there are no statistics ({error}); plan with larger micro-batches, or --batch-norm frozen"
+                ) from error
+
+    @torch.no_grad()
+    def commit(self, begins: Sequence[int], total: Callable[[Tensor], object], *, leads: bool) -> None:
+        """Bring running statistics up to date by all micro-batches of the stage, whoever ran them; all devices do so.
+
+        Args:
+            begins: first samples of all of them.
+            total: replaces a tensor by its sum over all devices of the stage.
+            leads: whether this device tells of what the members of its replica hold whole.
+        """
+        if not self._norms:
+            return
+        order = {begin: number for number, begin in enumerate(sorted(begins))}
+        places = [_place_of(module) for module in self._norms]
+        sizes = [2 * place.channels + 1 for place in places]
+        sums = torch.zeros(sum(sizes), dtype=torch.float64, device=places[0].running[0].device)
+        of_norm = sums.split_with_sizes(sizes)
+        for span, taken in self._taken.items():
+            calls = Counter(one.norm for one in taken)
+            before: Counter[int] = Counter()
+            for one in taken:
+                place, number = places[one.norm], order[span.lo] * calls[one.norm] + before[one.norm]
+                before[one.norm] += 1
+                if leads or place.part is not None:
+                    place.add(of_norm[one.norm], one, place.weight(number, len(order) * calls[one.norm]))
+                of_norm[one.norm][-1] += leads
+        total(sums)
+        for place, own in zip(places, of_norm, strict=True):
+            place.put(own)
+        self.clear()
+
+
+class _OneCall:
+    """Swaps what a normalization keeps while it runs, so that it leaves there the statistics of its samples alone."""
+
+    def __init__(self, module: _NormBase, number: int, taken: list[_Taken]) -> None:
+        self._module, self._number, self._taken = module, number, taken
+        self._own: tuple[dict[str, Any], float | None] | None = None
+
+    def begin(self, module: _NormBase, _args: object) -> None:
+        """Prepare for a call."""
+        self._own = dict(module._buffers), module.momentum
+        module._buffers.update({name: torch.zeros_like(tensor) for name, tensor in self._own[0].items()})
+        module.momentum, module.training = 1.0, True
+
+    def end(self, module: _NormBase, _args: object, _result: object) -> None:
+        """Note what it took, and put back what it keeps."""
+        assert self._own is not None
+        found = dict(module._buffers)
+        buffers, module.momentum = self._own
+        module._buffers.update(buffers)
+        module.training = False
+        mean, variance = found["running_mean"], found["running_var"]
+        assert mean is not None
+        assert variance is not None
+        self._taken.append(_Taken(norm=self._number, mean=mean, variance=variance))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Place:
+    """A normalization's running statistics, and where the own channels are among all."""
+
+    running: tuple[Tensor, Tensor]
+    tracked: Tensor | None
+    """Number of batches; None: not counted."""
+    momentum: float | None
+    """None: all batches count alike."""
+    channels: int
+    part: TensorPart | None
+    """None: all of them."""
+    index: Tensor
+
+    def weight(self, number: int, batches: int) -> float:
+        """Return what one of so many batches counts, by its number; the rest is what was there."""
+        if self.momentum is None:
+            return 1.0 / (batches + (0 if self.tracked is None else int(self.tracked)))
+        return self.momentum * (1.0 - self.momentum) ** (batches - 1 - number)
+
+    def add(self, sums: Tensor, taken: _Taken, weight: float) -> None:
+        """Count what a batch gave."""
+        for whole, own in zip(sums[:-1].chunk(2), (taken.mean, taken.variance), strict=True):
+            whole.index_add_(0, self.index, own.to(torch.float64), alpha=weight)
+
+    def put(self, sums: Tensor) -> None:
+        """Take over what all batches gave, with their number behind it."""
+        batches = int(sums[-1])
+        rest = 1.0 - sum(self.weight(number, batches) for number in range(batches))
+        for whole, running in zip(sums[:-1].chunk(2), self.running, strict=True):
+            running.copy_(running.to(torch.float64) * rest + whole[self.index])
+        if self.tracked is not None:
+            self.tracked.add_(batches)
+
+
+def _place_of(module: _NormBase) -> _Place:
+    mean, variance, part = module.running_mean, module.running_var, _own_channels(module)
+    assert mean is not None
+    assert variance is not None
+    counts = not isinstance(module, _InstanceNorm)  # whose number stays, and which has no mean over all batches
+    momentum = module.momentum if counts else module.momentum or 0.0
+    held = [torch.arange(span.lo, span.hi) for span in part.ranges] if part is not None else []
+    return _Place(
+        running=(mean, variance),
+        tracked=module.num_batches_tracked if counts else None,
+        momentum=momentum,
+        channels=part.full_shape[0] if part is not None else mean.numel(),
+        part=part,
+        index=(torch.cat(held) if held else torch.arange(mean.numel())).to(mean.device),
+    )

@@ -157,7 +157,7 @@ def batch_of(batch: Any, spec: ModelSpec, *, source: str) -> ModelBatch:
     if isinstance(batch, Mapping):
         batch = _ordered(batch, wanted_names(spec), source)
     found = split_batch(batch, source=source)
-    if spec.family in ("hf", "factory"):
+    if spec.is_brought:
         _check_like(found, cut_model(spec).batch, source)
     _check_numbers(found, spec, source)
     return found
@@ -205,7 +205,7 @@ def _ordered(fields: Mapping[str, Any], names: Sequence[str] | None, source: str
 
 def wanted_names(spec: ModelSpec) -> tuple[str, ...] | None:
     """Return the inputs of a model by name, in its order; None where it takes them by position."""
-    if spec.family not in ("hf", "factory"):
+    if not spec.is_brought:
         return None
     names = tuple(name for name in cut_model(spec).batch.names if name is not None)
     return names or None

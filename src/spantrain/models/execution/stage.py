@@ -13,6 +13,7 @@ from spantrain.errors import ProtocolError, ScheduleError
 from spantrain.models.execution.held import HeldMeter, StorageLog
 from spantrain.models.execution.segment import HeldSegment, Tensors, detached, segments_of
 from spantrain.models.execution.split_backward import Final
+from spantrain.models.statistics import BatchStatistics
 from spantrain.models.tensor_parallel.divided import own_part, with_own_part
 from spantrain.models.units import LABELS, Rows, UnitModule, parameter_names, rows_read
 
@@ -63,10 +64,12 @@ class StageExecutor:
         torch_device: torch.device | None = None,
         recompute: Sequence[int] = (),
         trains_before: bool = True,
+        batch_statistics: bool = False,
     ) -> None:
         """Take the units to the device; `recompute` are positions among them.
 
-        Without `trains_before`, nothing in front of the stage is trained, and nobody there waits for gradients.
+        Without `trains_before`, nothing in front of the stage is trained, and nobody there waits for gradients. With
+        `batch_statistics`, normalizations take those of the samples of F; else they go by their running ones.
         """
         assert units, "a stage needs units"
         self._is_last = is_last
@@ -74,7 +77,7 @@ class StageExecutor:
         self.loss_scale = 1.0
         """What the loss is multiplied by before the backward pass; gradients come out as much larger."""
         self._torch_device = torch_device or torch.device("cpu")
-        self._units = tuple(units)
+        self.units = tuple(units)
         # Moved as one module, so that a parameter shared by two units stays one.
         self.meter = HeldMeter(nn.ModuleList(units).to(self._torch_device))
         """Counts the bytes that spans in flight hold."""
@@ -95,6 +98,7 @@ class StageExecutor:
             for parameter in segment.parameters:
                 self._first_segment.setdefault(id(parameter), number)
         self._held: dict[Span, _HeldSpan] = {}
+        self.statistics = BatchStatistics(units if batch_statistics else ())
 
     def _new_names(self, unit: UnitModule) -> Iterator[str]:
         """Note the parameters that no unit before has; yield their names."""
@@ -118,11 +122,12 @@ class StageExecutor:
         """Forget everything held, after an abort; gradients already added to `.grad` stay."""
         self._held.clear()
         self.meter.clear()
+        self.statistics.clear()
 
     @property
     def reads(self) -> tuple[int, ...]:
         """What its units read of the samples."""
-        return rows_read(self._units)
+        return rows_read(self.units)
 
     def forward(self, span: Span, received: Tensors, rows: Rows) -> Tensors:
         """Run F; return detached outputs to send, or on the last stage `(loss_sum,)`, a float32 scalar.
@@ -143,7 +148,7 @@ class StageExecutor:
             if tensor.shape[:1] != (span.size,):
                 raise ProtocolError(f"F{span}: {name} is {tuple(tensor.shape)}, wanted {span.size} rows")
         log = self.meter.log_for(span)
-        with nullcontext() if log is None else log.watching():
+        with nullcontext() if log is None else log.watching(), self.statistics.of(span):
             segments, outputs = self._run_segments(received, rows)
         sent = () if self._is_last or not segments else outputs
         shapes = tuple(tensor.shape for tensor in sent if tensor.is_floating_point())
@@ -189,8 +194,9 @@ class StageExecutor:
         held = self._waiting_for_backward(span, "I")
         gradients = self._first_gradients(held, span, output_gradients)
         held.went_back = True
-        for number, kept in self._backwards(held):
-            gradients = self._segments[number].backward_input(kept, gradients, held.log)
+        with self.statistics.again(span):
+            for number, kept in self._backwards(held):
+                gradients = self._segments[number].backward_input(kept, gradients, held.log)
         held.note_tensors()
         self.meter.carried((*output_gradients, *gradients))
         self.meter.went_back(span, held.log, leaves_weights=True)
@@ -207,9 +213,10 @@ class StageExecutor:
         held = self._held.get(span)
         if held is None or not held.went_back:
             raise ScheduleError(f"W{span}: I has not run on it; in flight: {_listed(self._held)}")
-        for number, kept in self._backwards(held):
-            with self._telling(number, final) as told:
-                self._segments[number].backward_weight(kept, told)
+        with self.statistics.again(span):
+            for number, kept in self._backwards(held):
+                with self._telling(number, final) as told:
+                    self._segments[number].backward_weight(kept, told)
         del self._held[span]
         self.meter.released(span)
 
@@ -217,9 +224,10 @@ class StageExecutor:
         """Run B, both halves at once; arguments, result and errors as of `backward_input`, `final` as of W."""
         held = self._waiting_for_backward(span, "B")
         gradients = self._first_gradients(held, span, output_gradients)
-        for number, kept in self._backwards(held):
-            with self._telling(number, final) as told:
-                gradients = self._segments[number].backward(kept, gradients, held.log, told)
+        with self.statistics.again(span):
+            for number, kept in self._backwards(held):
+                with self._telling(number, final) as told:
+                    gradients = self._segments[number].backward(kept, gradients, held.log, told)
         del self._held[span]
         self.meter.carried((*output_gradients, *gradients))
         self.meter.went_back(span, held.log, leaves_weights=False)

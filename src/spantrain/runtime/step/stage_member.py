@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan, Replica, Stage
 from spantrain.core.shares import TensorPart
 from spantrain.core.units import UnitGraph
@@ -52,7 +53,7 @@ class StageMember:
 
 
 def join_stage(
-    plan: Plan, name: str, device: ComputeDevice, *, graph: UnitGraph, seed: int, groups: StageGroups
+    plan: Plan, name: str, device: ComputeDevice, *, graph: UnitGraph, job: TrainJob, groups: StageGroups
 ) -> StageMember:
     """Build a stage's units with the weights that one process would have given them; leave the groups if that fails.
 
@@ -62,14 +63,21 @@ def join_stage(
     stage_index, _ = plan.place(name)
     with ExitStack() as undo:
         undo.callback(groups.close)
-        units = build_units(plan.model, plan.stages[stage_index].units, seed=seed)
-        member = build_member(plan, name, device, units, graph=graph, groups=groups)
+        units = build_units(plan.model, plan.stages[stage_index].units, seed=job.seed)
+        member = build_member(plan, name, device, units, graph=graph, job=job, groups=groups)
         undo.pop_all()
     return member
 
 
 def build_member(
-    plan: Plan, name: str, device: ComputeDevice, units: Sequence[UnitModule], *, graph: UnitGraph, groups: StageGroups
+    plan: Plan,
+    name: str,
+    device: ComputeDevice,
+    units: Sequence[UnitModule],
+    *,
+    graph: UnitGraph,
+    job: TrainJob,
+    groups: StageGroups,
 ) -> StageMember:
     """Divide the stage's units, in place, and take this device's part of them to the device.
 
@@ -82,7 +90,7 @@ def build_member(
     names = [tuple(parameter_names(unit).values()) for unit in units]
     _check_sequence(plan, stage_index, graph)
     own = _divided(units, stage, replica, groups)
-    executor = stage_executor(plan, stage_index, graph, units, device)
+    executor = stage_executor(plan, stage_index, graph, units, device, job)
     parts = share_parts(groups.replica, own, device.torch_device)
     return StageMember(
         stage_index=stage_index,
@@ -103,7 +111,12 @@ def build_member(
 
 
 def stage_executor(
-    plan: Plan, stage_index: int, graph: UnitGraph, units: Sequence[UnitModule], device: ComputeDevice
+    plan: Plan,
+    stage_index: int,
+    graph: UnitGraph,
+    units: Sequence[UnitModule],
+    device: ComputeDevice,
+    job: TrainJob,
 ) -> StageExecutor:
     """Return what runs a stage's units on a device, where they are taken."""
     stage = plan.stages[stage_index]
@@ -115,6 +128,7 @@ def stage_executor(
         torch_device=device.torch_device,
         recompute=[unit - stage.first_unit for unit in stage.recompute],
         trains_before=stage.first_unit > 0 and graph.units[stage.first_unit - 1].goes_back,
+        batch_statistics=job.takes_batch_statistics(plan.model),
     )
 
 

@@ -120,6 +120,13 @@ class PlanPart:
         """Those that are trained, by name in the unsplit model; one that two units share has the first's name."""
         return trained_of(self.member.executor)
 
+    def commit_statistics(self, executor: StageExecutor) -> None:
+        """Bring running statistics up to date by what all replicas of the stage took in a step."""
+        tasks = replica_tasks(self.plan)[self.member.stage_index]
+        begins = [span.lo for task in tasks for span in task.spans]
+        world = self.member.groups.world
+        executor.statistics.commit(begins, lambda sums: world.begin_all_reduce(sums)(), leads=self.member.leads)
+
     @property
     def reads_data(self) -> bool:
         """Whether its stage takes inputs or labels."""

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan
 from spantrain.devices.base import ComputeDevice
+from spantrain.models.statistics import named_statistics
 from spantrain.runtime.checkpoint.holding import holding_of
 from spantrain.runtime.control.orders import TrainOrder, TrainResult
 from spantrain.runtime.control.requests import Begin, DeviceReport, StepVerdict
@@ -80,10 +81,14 @@ def _copy(into: Parameters, source: Parameters) -> None:
         torch._foreach_copy_([own.detach() for own in into.values()], tensors)
 
 
-def with_second_set(plan: Plan, member: StageMember, device: ComputeDevice) -> tuple[StageMember, TwoSets]:
-    """Return the member with a second set of its units' weights."""
-    frozen = {id(own): own for own in member.executor.named_parameters().values() if not own.requires_grad}
-    second = stage_executor(plan, member.stage_index, member.graph, deepcopy(list(member.units), frozen), device)
+def with_second_set(
+    plan: Plan, member: StageMember, device: ComputeDevice, job: TrainJob
+) -> tuple[StageMember, TwoSets]:
+    """Return the member with a second set of its units' weights; running statistics and what is not trained are one."""
+    frozen = [own for own in member.executor.named_parameters().values() if not own.requires_grad]
+    shared = {id(own): own for own in (*frozen, *named_statistics(member.units).values())}
+    units = deepcopy(list(member.units), shared)
+    second = stage_executor(plan, member.stage_index, member.graph, units, device, job)
     sets = TwoSets(trained_of(member.executor), trained_of(second))
     return replace(member, second=second), sets
 
@@ -113,7 +118,7 @@ class StaleSession(TrainSession):
 
     def _part_of(self, member: StageMember) -> PlanPart:
         order, here = self._order, self._here
-        member, self._sets = with_second_set(order.plan, member, here.device)
+        member, self._sets = with_second_set(order.plan, member, here.device, order.job)
         self._ends = Background("ends of steps")
         optimizer = build_optimizer(order.job, self._sets.newest.values())
         held = {**member.executor.named_parameters(), **self._sets.newest}
@@ -208,6 +213,8 @@ class StaleSession(TrainSession):
         sums = part.stage_sum.begin(parameters)
         sums.finish(self._links.check_abort)
         self._recorder.summed(step, sums.intervals)
+        second = part.member.second
+        part.commit_statistics(part.member.executor if second is None or step % 2 == 0 else second)
         part.tied_sums.run(step, parameters)
         verdict = self._agreed(self._with_norm(report, parameters))
         self._sets.prepare_update(step)

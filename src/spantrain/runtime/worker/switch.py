@@ -203,7 +203,7 @@ def _remade(here: WorkerContext, before: PlanPart, plan: Plan, open_groups: Open
         groups = open_groups(plan, stage_index)
     with ExitStack() as undo:
         undo.callback(groups.close)
-        member = build_member(plan, here.name, here.device, units, graph=here.graph, groups=groups)
+        member = build_member(plan, here.name, here.device, units, graph=here.graph, job=here.job, groups=groups)
         undo.pop_all()
     return member
 

@@ -93,7 +93,7 @@ class TrainSession:
     def _first_part(self) -> PlanPart:
         order, here = self._order, self._here
         groups = self._links.open_groups(order.plan, order.plan.place(here.name)[0])
-        member = join_stage(order.plan, here.name, here.device, graph=order.graph, seed=order.job.seed, groups=groups)
+        member = join_stage(order.plan, here.name, here.device, graph=order.graph, job=order.job, groups=groups)
         with ExitStack() as undo:
             undo.callback(groups.close)
             part = self._part_of(member)
@@ -236,6 +236,7 @@ class TrainSession:
         part = self._part
         start_s = time.monotonic()
         sums.finish(self._links.check_abort)
+        part.commit_statistics(part.member.executor)
         if part.stage_sum.sums:
             self._recorder.communicated("gradient sum", step, start_s, time.monotonic())
             self._recorder.summed(step, sums.intervals)
