@@ -17,7 +17,7 @@ SOURCE = Path(__file__).resolve().parents[1] / "src" / "spantrain"
 WANTED_LINES = 68_000
 """What src/ should come down to."""
 BOUNDS = {
-    "lines": 82_400,
+    "lines": 82_700,
     "files": 482,
     "fullest_folder": 16,
     "prefix_group": 3,

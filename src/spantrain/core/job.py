@@ -1,15 +1,17 @@
 """How to train: steps, optimizer, learning rate, clipping; the same for every plan."""
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
 from spantrain.core.names import unknown_name
-from spantrain.core.units import ModelSpec
+from spantrain.core.units import ModelSpec, UnitGraph
 from spantrain.core.update.optimizers import optimizer_problems, optimizer_state
 from spantrain.core.update.rates import Course, needs_end, rate_factor, schedule_problems
+from spantrain.errors import ConfigError
 from spantrain.formats.registry import WireFormat
 
 ADAPTERS = ("auto", "paper", "off")
@@ -20,6 +22,8 @@ LARGEST_NUMBER = 2**53
 _LEAST: Mapping[str, int] = MappingProxyType(
     {"steps": 1, "warmup_steps": 0, "decay_steps": 1, "checkpoint_every": 0, "evaluate_every": 0, "trace_steps": 0}
 )
+_SHOWN = 2
+"""Names in a line for people."""
 _POSITIVE = ("learning_rate", "adam_epsilon", "max_grad_norm", "loss_scale")
 _PARTS = ("momentum", "adam_beta1", "adam_beta2")
 
@@ -78,6 +82,30 @@ class TrainJob:
     def takes_batch_statistics(self, model: ModelSpec) -> bool:
         """Whether normalizations of a model go by the statistics of micro-batches."""
         return self.batch_norm == "micro-batch" or (self.batch_norm == "auto" and model.is_brought)
+
+    def about_statistics(self, model: ModelSpec, graph: UnitGraph) -> str:
+        """Say in a line what statistics normalizations of a model go by; empty: it has none that keep any.
+
+        Raises:
+            ConfigError: one is in two units, so that they cannot be kept as on one device.
+        """
+        names = [name for unit in graph.units for name in unit.batch_norms]
+        if not names:
+            return ""
+        more = ", ..." if len(names) > _SHOWN else ""
+        where = f"in {len(names)} module{'s' if len(names) > 1 else ''} ({', '.join(names[:_SHOWN])}{more})"
+        if not self.takes_batch_statistics(model):
+            return f"batch statistics are frozen, at what the model begins with, {where}"
+        twice = [name for name, count in Counter(names).items() if count > 1]
+        if twice:
+            raise ConfigError(
+                f"model {model.name}: {twice[0]} is used by two units, and its running statistics would depend on the "
+                "plan; use one module for each place, or give --batch-norm frozen"
+            )
+        return (
+            f"batch statistics are each micro-batch's, of the samples that a device runs at once, {where}; running "
+            "ones follow all micro-batches of a step in the order of samples; other micro-batches give other losses"
+        )
 
     def _no_numbers(self) -> Iterator[str]:
         for name in (*_LEAST, "seed", "staleness"):

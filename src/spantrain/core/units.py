@@ -125,6 +125,8 @@ class Unit:
     no transformer block of which all layers are known (`core.plan.Stage.sequence_parallel`)."""
     sequence_deferred_bytes: MemberBytes | None = None
     """The same from I to W."""
+    batch_norms: tuple[str, ...] = ()
+    """Full names of its normalizations that may take statistics of batches (`core.job.TrainJob.batch_norm`)."""
     frozen_bytes: int = 0
     """Of its parameters' bytes, those that are not trained: without gradients and optimizer state."""
 

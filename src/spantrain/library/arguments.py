@@ -34,7 +34,7 @@ _ELSEWHERE: Mapping[str, str] = MappingProxyType(
 """Names that others' trainers have and this one cannot have, with what to do."""
 
 
-_AS_THEY_ARE = ("learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "seed")
+_AS_THEY_ARE = ("learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "seed", "batch_norm")
 
 
 def _word(given: object) -> str:
@@ -99,6 +99,9 @@ class TrainingArguments:
     optim_args: Mapping[str, Any] | str | None = None
     """What it takes besides: `{"amsgrad": True}`, or as text, `amsgrad=true`."""
     seed: int = 42
+    batch_norm: str = "auto"
+    """What BatchNorm goes by: `micro-batch`, statistics of the samples that a device runs at once; `frozen`, its
+    running ones; `auto`: the first, but for models of the catalogue."""
     bf16: bool = False
     fp16: bool = False
     """With a loss scale that all stages agree on."""

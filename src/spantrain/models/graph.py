@@ -17,6 +17,7 @@ from spantrain.errors import ConfigError
 from spantrain.models.build import example_inputs, example_rows, unit_source
 from spantrain.models.execution.measure import TWO, FlopMeter, held_behind, held_by_two
 from spantrain.models.execution.segment import autocast_dtype
+from spantrain.models.statistics import trained_names_of
 from spantrain.models.tensor_parallel.shard import divides_sequence, pieces_of, sums_of
 from spantrain.models.units import Rows, UnitModule
 
@@ -62,6 +63,7 @@ def build_graph(spec: ModelSpec, *, dtype: str = "float32") -> UnitGraph:
             measured[unit_class] = found if goes_back else replace(found, outputs=_without_gradients(found.outputs))
         shared_groups = tuple(sorted(module.shared))
         units.append(replace(measured[unit_class], name=module.name, unit_class=unit_class, shared=shared_groups))
+        units[-1] = replace(units[-1], batch_norms=trained_names_of(module))
         shared = {group: module.get_parameter(local) for group, local in module.shared.items()}
         shared_bytes |= {group: _bytes(parameter) for group, parameter in shared.items()}
         frozen_shared |= {group for group, parameter in shared.items() if not parameter.requires_grad}

@@ -24,6 +24,7 @@ from spantrain.models.units import UnitModule, full_name
 
 _CHANNELS = "_own_channels"
 _FROZEN = "_statistics_stay"
+_NAME = "_name_in_model"
 
 
 def named_statistics(units: Iterable[UnitModule]) -> dict[str, Tensor]:
@@ -36,7 +37,7 @@ def _all(units: Iterable[UnitModule]) -> Iterator[tuple[str, Tensor]]:
     for unit in units:
         for path, module in norms_of(unit):
             for name, tensor in module.named_buffers(recurse=False):
-                yield full_name(unit, f"{path}.{name}"), tensor
+                yield f"{_name_of(unit, path, module)}.{name}", tensor
 
 
 def statistics_parts(units: Iterable[UnitModule]) -> dict[str, TensorPart]:
@@ -46,7 +47,7 @@ def statistics_parts(units: Iterable[UnitModule]) -> dict[str, TensorPart]:
         for path, module in norms_of(unit):
             for name, tensor in module.named_buffers(recurse=False):
                 part = _own_channels(module) if tensor.dim() else None
-                found[full_name(unit, f"{path}.{name}")] = part or TensorPart(full_shape=tuple(tensor.shape))
+                found[f"{_name_of(unit, path, module)}.{name}"] = part or TensorPart(full_shape=tuple(tensor.shape))
     return found
 
 
@@ -74,10 +75,24 @@ def trained_norms(units: Iterable[nn.Module]) -> tuple[_NormBase, ...]:
     return tuple({id(module): module for module in found}.values())
 
 
+def trained_names_of(unit: UnitModule) -> tuple[str, ...]:
+    """Return the full names of those of a unit."""
+    known = {id(module) for module in trained_norms([unit])}
+    return tuple(_name_of(unit, path, module) for path, module in norms_of(unit) if id(module) in known)
+
+
+def _name_of(unit: UnitModule, path: str, module: _NormBase) -> str:
+    return getattr(module, _NAME, "") or full_name(unit, path)
+
+
 def leave_frozen(model: nn.Module, trains: Collection[str]) -> None:
-    """Have normalizations keep their running statistics whose paths are not among those that train."""
+    """Have normalizations keep their running statistics whose paths are not among those that train.
+
+    Each is known by its first path from now on, wherever it is used.
+    """
     for path, module in norms_of(model):
         setattr(module, _FROZEN, path not in trains)
+        setattr(module, _NAME, path)
 
 
 class OneBatchNorm(_BatchNorm):
@@ -114,7 +129,7 @@ class BatchStatistics:
     def __init__(self, units: Sequence[UnitModule]) -> None:
         """Watch over these units; of none: nothing is done."""
         self._norms = trained_norms(units)
-        paths = {id(module): full_name(unit, path) for unit in units for path, module in norms_of(unit)}
+        paths = {id(module): _name_of(unit, path, module) for unit in units for path, module in norms_of(unit)}
         self._names = [paths[id(module)] for module in self._norms]
         self._taken: dict[Span, list[_Taken]] = {}
 
@@ -153,7 +168,8 @@ class BatchStatistics:
                     raise
                 raise ConfigError(
                     f"samples {span}: a normalization ({', '.join(self._names[:2])}) has one number in each channel, "
-                    f"of which there are no statistics ({error}); plan with larger micro-batches, or --batch-norm frozen"
+                    f"of which there are no statistics ({error}); plan with larger micro-batches, or give "
+                    "--batch-norm frozen"
                 ) from error
 
     @torch.no_grad()

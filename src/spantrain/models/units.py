@@ -113,10 +113,9 @@ def trained_names(unit: UnitModule) -> dict[str, str]:
 
 
 def full_name(unit: UnitModule, local: str) -> str:
-    """Return the name in the unsplit model of a parameter or buffer of a unit."""
+    """Return the name in the unsplit model of a parameter, buffer or module of a unit."""
     child, _, rest = local.partition(".")
-    prefix = unit.prefixes[child]
-    return f"{prefix}.{rest}" if prefix else rest
+    return ".".join(word for word in (unit.prefixes[child], rest) if word)
 
 
 def shared_parameters(units: Sequence[UnitModule]) -> Mapping[str, list[tuple[int, str]]]:

@@ -51,7 +51,7 @@ TRAIN = {
     "dropout_in_evaluation_mode": ("dropout is off in 2 modules",),
     "compiled": ("torch.compile is left out in 2 modules",),
     "compiled_functions": (),
-    "normalized": ("batch statistics are frozen, at what the module begins with, in 1 module (1 (BatchNorm1d))",),
+    "normalized": (),
     "normalized_and_frozen": (),
     "functional_dropout": ("dropout is off in 1 module (the model (Functional)), with probability 0.2, 0.4",),
     "recurrent": ("dropout is off in 1 module (recurrent (LSTM)), with probability 0.25",),

@@ -184,7 +184,7 @@ class _Comparison:
     def __init__(self, request: CompareRequest, session: Session, fitted: Fitted, listener: CompareListener) -> None:
         self._request, self._session, self._scale, self._listener = request, session, fitted.scale, listener
         self._batch = fitted.global_batch
-        self._job = TrainJob(steps=request.steps, seed=request.seed, trace_steps=1, adapter="off")
+        self._job = TrainJob(steps=request.steps, seed=request.seed, trace_steps=1, adapter="off", batch_norm="frozen")
         self._profile = self._known_profile()
         self._runner = Runner(
             session=session,
@@ -217,7 +217,12 @@ class _Comparison:
     def _left_out(self) -> tuple[str, ...]:
         model = self._request.model
         weights = (f"all methods begin with the same random weights; none are read from {model.source}",)
-        return (*(weights if model.family == "hf" else ()), *self._profile.graph.left_out)
+        frozen = self._job.about_statistics(model, self._profile.graph)
+        return (
+            *(weights if model.family == "hf" else ()),
+            *self._profile.graph.left_out,
+            *((frozen,) if frozen else ()),
+        )
 
     def _run(self, number: int, name: str, way: _MethodRun, before: Sequence[MeasuredRun]) -> MeasuredRun | None:
         """Run a method for as long as it may take; None: not any more, or it cannot run."""

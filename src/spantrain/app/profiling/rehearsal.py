@@ -53,7 +53,7 @@ def rehearse(session: Session, links: Iterable[LinkMeasurement]) -> RuntimeCosts
         return None
     graph = build_graph(resolve_model(_MODEL))
     plan = rehearsal_plan(session.cluster, devices, graph)
-    job = TrainJob(steps=_STEPS, trace_steps=_STEPS, adapter="off")
+    job = TrainJob(steps=_STEPS, trace_steps=_STEPS, adapter="off", batch_norm="frozen")
     barrier = StepBarrier(
         plan=plan,
         job=job,

@@ -110,6 +110,25 @@ class TrainRequest:
     weights: FirstWeights = field(default_factory=FirstWeights)
     """What a new run begins with."""
 
+    def __post_init__(self) -> None:
+        self.job.about_statistics(self.plan.model, self.profile.graph)
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """What of the model as it was given is not done, a line each."""
+        line = self.job.about_statistics(self.plan.model, self.profile.graph)
+        frozen = line and not self.job.takes_batch_statistics(self.plan.model)
+        return (*self.profile.graph.left_out, *((line,) if frozen else ()))
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is said before it runs, a line each."""
+        line = self.job.about_statistics(self.plan.model, self.profile.graph)
+        taken = line and self.job.takes_batch_statistics(self.plan.model)
+        weights = (self.weights.text,) if self.weights.text else ()
+        left_out = (f"Not as the model was given: {one}" for one in self.left_out)
+        return (*weights, *left_out, *((line[0].upper() + line[1:],) if taken else ()))
+
 
 def first_weights(spec: ModelSpec, *, from_scratch: bool) -> FirstWeights:
     """Say what a model's weights begin with; those of an `hf:` folder are looked at, and not read yet.

@@ -113,6 +113,8 @@ class RunContent:
     staleness: int = 0
     weights: str = ""
     """What the run began with, if that is not as ever."""
+    left_out: tuple[str, ...] = ()
+    """What of the model as it was given was not done, a line each."""
     losses: tuple[float, ...] = ()
 
 
@@ -254,7 +256,7 @@ def _record(plans: Sequence[str], profile: str, content: RunContent) -> RunRecor
         peak_held_samples={name: max(step.peak_held_samples[name] for step in steps) for name in devices},
         peak_bytes=content.peak_bytes,
         weights=content.weights,
-        left_out=content.profile.graph.left_out,
+        left_out=content.left_out,
         losses=content.losses,
     )
 

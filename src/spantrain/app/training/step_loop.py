@@ -60,7 +60,7 @@ class StepLoop:
     @property
     def left_out(self) -> tuple[str, ...]:
         """What of the model as it was given is not done, a line each."""
-        return self._request.profile.graph.left_out
+        return self._request.left_out
 
     @property
     def steps_done(self) -> int:

@@ -158,10 +158,8 @@ class _RunOnSession:
                 f"This run is cluster {outer.cluster} of the outer optimizer at {outer.master}, with rounds of "
                 f"{outer.inner_steps} steps"
             )
-        if request.weights.text:
-            self._reporter.note(request.weights.text)
-        for line in request.profile.graph.left_out:
-            self._reporter.note(f"Not as the model was given: {line}")
+        for line in request.notes:
+            self._reporter.note(line)
         self._reporter.run_begins(plan)
         self._network.prepare(request.job.steps - self._first_step, request.out)
         if request.checkpoints:
@@ -297,7 +295,7 @@ class _RunOnSession:
             network_trace=self._network.figures(self._outcomes, request.out),
             plan_changes=tuple(self._plans.changes),
             weights=request.weights.text,
-            left_out=request.profile.graph.left_out,
+            left_out=request.left_out,
         )
 
     def _last_steps(self) -> list[StepOutcome]:
@@ -336,6 +334,7 @@ class _RunOnSession:
             ),
             decisions=tuple(result.decisions for result in results.values()),
             weights=request.weights.text,
+            left_out=request.left_out,
             losses=tuple(self._losses),
         )
         write_run(request.out, content)

@@ -107,6 +107,12 @@ class TrainArguments:
     allow_wire: Annotated[
         list[WireFormat] | None, typer.Option(help="With --adapter auto: what slow cuts may be rounded to.")
     ] = None
+    batch_norm: Annotated[
+        str,
+        typer.Option(
+            help="Statistics of batches: micro-batch, frozen; auto: micro-batch for models of yours (docs/models.md)."
+        ),
+    ] = "auto"
     staleness: Annotated[
         int, typer.Option(help="1: steps overlap, with weights one step old (docs/staleness.md).", min=0, max=1)
     ] = 0

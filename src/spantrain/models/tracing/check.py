@@ -8,7 +8,7 @@ as its author gave it is found by running its forward in both modes, to be told 
 import contextlib
 import difflib
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
@@ -22,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 
 from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError
+from spantrain.models.statistics import trained_norms
 from spantrain.models.tracing.batch import ModelBatch, OwnLoss
 from spantrain.models.tracing.factory import uncompiled, what_was_raised
 from spantrain.models.tracing.source import Loaded, picked, with_or_without_numbers
@@ -94,7 +95,11 @@ def _found(loaded: Loaded, given: Callable[[Tensor], Tensor]) -> Iterator[str]:
             raise
         yield f"it is in evaluation mode; in training mode its forward fails: {what_was_raised(error)}"
         return
-    yield from _told(as_it_trains, as_given)
+    known = {id(norm) for norm in trained_norms([module])}
+    norms = {
+        f"{path or 'the model'} ({type(part).__name__})" for path, part in module.named_modules() if id(part) in known
+    }
+    yield from _told(as_it_trains, as_given, norms)
     if checkpointing:
         yield f"gradient checkpointing is off in {len(checkpointing)} modules: the plan says what is run again"
 
@@ -108,7 +113,8 @@ def called_on(loaded: Loaded, batch: ModelBatch) -> Any:
     return loaded.module(*(tensor for name, tensor in pairs if name is None), **named)
 
 
-def _told(as_it_trains: Sequence[Call], as_given: Sequence[Call]) -> list[str]:
+def _told(as_it_trains: Sequence[Call], as_given: Sequence[Call], norms: Collection[str]) -> list[str]:
+    """Say what differs, but for normalizations that take statistics of batches as the job says."""
     now, then = ([(call.name, call.module, call.where) for call in calls] for calls in (as_it_trains, as_given))
     dropped: list[Call] = []
     normalized: list[Call] = []
@@ -126,6 +132,7 @@ def _told(as_it_trains: Sequence[Call], as_given: Sequence[Call]) -> list[str]:
                 others.append(given)
     # Such modules count batches besides.
     others = [call for call in others if call.module not in {one.module for one in normalized}]
+    normalized = [call for call in normalized if call.module not in norms]
     told = []
     if dropped:
         chances = ", ".join(f"{chance:g}" for chance in sorted({call.chance for call in dropped}))

@@ -25,6 +25,7 @@ from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError
 from spantrain.models.sampler import derive_seed
 from spantrain.models.sources import hf_configuration, image_shape
+from spantrain.models.statistics import leave_frozen, without_exchange
 from spantrain.models.tracing.batch import LabelLoss, Loss, ModelBatch, OwnLoss
 from spantrain.models.tracing.factory import call_factory, plain_module
 from spantrain.models.tracing.tape import TraceProblem
@@ -281,8 +282,12 @@ def _load(spec: ModelSpec) -> Loaded:
     else:
         module, batch, loss = call_factory(spec)
         module, left_out = plain_module(module, f"model {spec.name}")
+        if exchanging := without_exchange(module):
+            told = f"SyncBatchNorm is BatchNorm in {exchanging} modules: replicas do not exchange their statistics"
+            left_out = (*left_out, told)
         _check_parameters(spec, module.cpu())
     trains = frozenset(path for path, part in module.named_modules() if part.training or not module.training)
+    leave_frozen(module, trains)
     return Loaded(module=module.eval(), batch=batch, loss=loss, trains=trains, left_out=left_out)
 
 
