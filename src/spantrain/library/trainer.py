@@ -15,7 +15,6 @@ from spantrain.app.training.train import StopRequest, train
 from spantrain.app.weights import export_run, manifest_with, trained_parameters, trained_statistics
 from spantrain.config.files.text_files import check_can_make
 from spantrain.core.cluster import Cluster
-from spantrain.core.span import Span
 from spantrain.core.units import ChatForm, ModelSpec
 from spantrain.errors import ConfigError, UsageError
 from spantrain.library.arguments import TrainingArguments
@@ -30,11 +29,11 @@ from spantrain.library.evaluation import (
 )
 from spantrain.library.progress import UserReporter
 from spantrain.library.setting import ModelFactory, Setting, function_source, model_of
+from spantrain.library.streaming import Dealer, Shuffled, Streamed, is_data_set, is_stream
 from spantrain.models.build import unit_names, whole_model, whole_parameters
 from spantrain.models.data.chat import ChatSamples
 from spantrain.models.data.choice import user_functions
 from spantrain.models.data.dataset import Dataset, open_dataset
-from spantrain.models.sampler import Sampler
 from spantrain.models.tracing.factory import check_not_importing
 from spantrain.runtime.checkpoint.manifest import latest_checkpoint, read_manifest
 
@@ -96,7 +95,7 @@ class Trainer:
         Args:
             model_factory: a function that returns what docs/library.md says; `FILE.py:FUNCTION`; `hf:FOLDER`; a name.
             loss_fn: a function of outputs and labels: each sample's loss, or their mean.
-            data: a text that names data, a function that returns a data set, or a data set.
+            data: a text that names data, a function that returns a data set, a data set, or a stream.
             optimizer: `adamw`, `sgd`, a class of torch's, or a `functools.partial` of one.
             plan: a plan's file; None: measure the cluster, and plan.
             args: how to train.
@@ -113,7 +112,7 @@ class Trainer:
             ConfigError: a function cannot be imported by workers, or what is given does not fit together.
         """
         self._parts = checked_parts(parts)
-        self._rows = data if hasattr(data, "__getitem__") and not isinstance(data, str) else None
+        self._rows = data if is_stream(data) or is_data_set(data) else None
         name = _name_of(data) if self._rows is None else None
         model = model_of(
             model_factory, loss_fn, data=name, tokenizer=tokenizer, sequence_length=sequence_length, chat=chat
@@ -121,8 +120,7 @@ class Trainer:
         given = args or TrainingArguments()
         self._setting = Setting.of(model, given, cluster=cluster, plan=plan, optimizer=optimizer, measure=measure)
         self._check_parts()
-        self._callbacks = checked_callbacks(callbacks)
-        self._workers = workers or SessionOptions()
+        self._callbacks, self._workers = checked_callbacks(callbacks), workers or SessionOptions()
         self._stop = StopRequest()
 
     @property
@@ -139,16 +137,16 @@ class Trainer:
         """
         self._stop = StopRequest()
         setting = self._setting
-        rows = None if self._rows is None else rows_of(self._rows, setting.model, self._parts, trains=True)
+        dealer = None if self._rows is None else self._dealer()
         progress = UserReporter(self._callbacks, setting.arguments, stop=self.stop, save=self._stop.ask_save)
-        steps = self._steps(rows, progress)
+        steps = self._steps(dealer, progress)
         progress.expect(steps)
         with progress, opened(setting, steps, self._workers, progress) as (session, request):
-            if rows is None:
+            if dealer is None:
                 outcome = train(session, request, self._stop, progress)
             else:
-                options = replace(request.options, dataset_size=len(rows))
-                outcome = self._fit_rows(session, replace(request, options=options), rows, progress)
+                options = replace(request.options, dataset_size=dealer.size)
+                outcome = self._fit_rows(session, replace(request, options=options), dealer, progress)
         progress.ended(outcome)
         return outcome
 
@@ -238,30 +236,38 @@ class Trainer:
         """
         return state_of(latest_checkpoint(self.output_dir), self._setting.model)
 
-    def _steps(self, rows: Dataset | None, progress: UserReporter) -> int:
+    def _dealer(self) -> Dealer:
+        model = self._setting.model
+        if is_stream(self._rows):
+            return Streamed(self._rows, model, self._parts)
+        return Shuffled(rows_of(self._rows, model, self._parts, trains=True))
+
+    def _steps(self, dealer: Dealer | None, progress: UserReporter) -> int:
         arguments = self._setting.arguments
         if arguments.max_steps > 0 and not self._setting.model.dataset.startswith("chat:"):
             return arguments.max_steps
-        data = open_dataset(self._setting.model) if rows is None else rows
+        if dealer is not None and dealer.size is None:
+            raise ConfigError("data: nobody knows how many samples a stream has, so epochs are none; give max_steps")
+        data = open_dataset(self._setting.model) if dealer is None else None
         if isinstance(data, ChatSamples):
             progress.note(f"Data: {data.note}")
-        return arguments.max_steps if arguments.max_steps > 0 else arguments.steps(len(data))
+        size = len(data) if data is not None else dealer.size if dealer is not None else None
+        return arguments.max_steps if arguments.max_steps > 0 else arguments.steps(size or 1)
 
-    def _fit_rows(self, session: Session, request: TrainRequest, rows: Dataset, progress: UserReporter) -> TrainOutcome:
+    def _fit_rows(
+        self, session: Session, request: TrainRequest, dealer: Dealer, progress: UserReporter
+    ) -> TrainOutcome:
         """Train on samples that lie in this process, in the order in which workers would have read them."""
-        job, whole = request.job, Span(0, request.plan.global_batch)
-        first = request.resume.content.step if request.resume else 0
-        before = request.resume.ledger.samples_before(first) if request.resume else 0
-        sampler = Sampler(
-            dataset_size=len(rows), global_batch=whole.size, seed=job.seed, first_step=first, samples_before=before
-        )
+        job, resume = request.job, request.resume
+        first = resume.content.step if resume else 0
+        before = resume.ledger.samples_before(first) if resume else 0
+        dealer.begin(global_batch=request.plan.global_batch, seed=job.seed, first_step=first, samples_before=before)
         every = job.evaluate_every
         if every and job.steps % every == 0:
             request = replace(request, last_evaluation=lambda: self._evaluated(job.steps))
         with StepLoop(session, request, progress) as loop:
             while loop.steps_done < job.steps and not self._stop.wanted:
-                indices = sampler.indices(loop.steps_done, whole)
-                loop.step(rows.inputs(indices), rows.labels(indices))
+                loop.step(*dealer.batch(loop.steps_done))
                 evaluates = every and loop.steps_done % every == 0 and loop.steps_done < job.steps
                 regular = job.checkpoint_every and loop.steps_done % job.checkpoint_every == 0
                 if evaluates or regular or self._stop.take_save():

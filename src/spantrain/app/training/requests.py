@@ -25,7 +25,7 @@ from spantrain.errors import ConfigError, PlanError
 from spantrain.planner.engine.outcome import not_trained_yet
 from spantrain.runtime.checkpoint.manifest import Manifest, latest_checkpoint, read_manifest
 from spantrain.runtime.coordinator.advice import Adviser
-from spantrain.runtime.coordinator.batches import BatchQueue
+from spantrain.runtime.coordinator.batches import EXTERNAL, BatchQueue
 from spantrain.runtime.worker.user_functions import with_own_functions
 from spantrain.schedule.layout import check_limits
 
@@ -274,6 +274,8 @@ def has_own_job(run: Path) -> bool:
 def _what_to_run(run: Path, manifest: Manifest, plan_path: Path | None, functions: Sequence[str]) -> _ReadPlan:
     if plan_path is not None:
         found = _read_plan(plan_path, functions)
+        if manifest.model.dataset == EXTERNAL:  # whatever the plan was made on: batches are given again
+            found = (replace(found[0], model=replace(found[0].model, dataset=EXTERNAL)), *found[1:])
         _check_same_model(run, manifest, found[0], plan_path)
         return found
     if manifest.plan is None:

@@ -1,0 +1,107 @@
+"""Streams as data: read in their order, begun again at their end, gone on with where a run goes on."""
+
+import importlib.util
+import sys
+from itertools import islice
+
+import pytest
+import torch
+from torch.utils.data import IterableDataset
+
+import spantrain
+from spantrain.errors import ConfigError
+from spantrain.library.streaming import Shuffled, Streamed, is_stream
+
+
+class Numbers(IterableDataset):
+    """So many rows an epoch, which say which epoch it is."""
+
+    def __init__(self, count: int) -> None:
+        self.count, self.epoch, self.read = count, 0, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self):
+        for number in range(self.count):
+            self.read += 1
+            yield 100 * self.epoch + number
+
+
+class Skipping(Numbers):
+    """The same, and can go to a row without reading those before."""
+
+    def skip(self, count: int):
+        return islice(range(100 * self.epoch, 100 * self.epoch + self.count), count, None)
+
+
+@pytest.mark.parametrize("kind", [Numbers, Skipping])
+@pytest.mark.parametrize("left", [0, 3, 5, 7, 13])
+def test_what_was_dealt_is_skipped_across_epochs(kind, left):
+    whole = list(islice(Streamed(Numbers(5), None, {})._from(0), 30))
+    assert whole[4:7] == [4, 100, 101]
+    assert list(islice(Streamed(kind(5), None, {})._from(left), 12)) == whole[left : left + 12]
+
+
+def test_one_that_can_skip_reads_none_of_them():
+    source = Skipping(50)
+    assert next(Streamed(source, None, {})._from(40)) == 40
+    assert source.read == 0
+
+
+def test_what_is_a_stream():
+    assert is_stream(Numbers(3))
+    assert is_stream(iter([1]))
+    assert not any(map(is_stream, ([1], "text", None, print, torch.utils.data.TensorDataset(torch.zeros(2)))))
+    assert Shuffled(range(7)).size == 7
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_training_on_a_stream_resumed_under_another_batch_is_plain_torch(user_file, monkeypatch, tmp_path):
+    found = importlib.util.spec_from_file_location("mine", user_file)
+    mine = importlib.util.module_from_spec(found)
+    monkeypatch.setitem(sys.modules, "mine", mine)
+    found.loader.exec_module(mine)
+
+    class Rows(IterableDataset):
+        def __iter__(self):
+            return (mine.Samples(20)[index] for index in range(20))
+
+    def trainer(batch: int, steps: int, **given) -> spantrain.Trainer:
+        arguments = spantrain.TrainingArguments(
+            output_dir=tmp_path / "run", max_steps=steps, train_batch_size=batch, lr_scheduler_type="constant",
+            learning_rate=0.05, max_grad_norm=0.0, logging_steps=0, seed=3, **given,
+        )  # fmt: skip
+        plan = {"plan": tmp_path / "plan" / "plan.json"} if given else {}
+        return spantrain.Trainer(mine.build, mine.loss, Rows(), "sgd", args=arguments, measure=False, **plan)
+
+    first = trainer(12, 3).train()
+    other = spantrain.TrainingArguments(output_dir=tmp_path / "plan", max_steps=1, train_batch_size=8, logging_steps=0)
+    spantrain.Trainer(mine.build, mine.loss, Rows(), "sgd", args=other, measure=False).train()
+    outcome = trainer(8, 6, resume_from_checkpoint=True).train()
+    torch.manual_seed(0)
+    from spantrain.models.build import whole_model
+    from spantrain.models.data.choice import model_on_data, with_loss
+
+    model = whole_model(with_loss(model_on_data(f"{user_file}:build"), f"{user_file}:loss"), seed=3).module
+    stream, losses = [mine.Samples(20)[index % 20] for index in range(60)], []
+    for batch in (12, 12, 12, 8, 8, 8):
+        rows, stream = stream[:batch], stream[batch:]
+        inputs, labels = (torch.stack(column) for column in zip(*rows, strict=True))
+        loss = mine.loss(model(inputs), labels).mean()
+        losses.append(float(loss.detach()))
+        for parameter, gradient in zip(
+            model.parameters(), torch.autograd.grad(loss, list(model.parameters())), strict=True
+        ):
+            parameter.data -= 0.05 * gradient
+    assert outcome.losses == pytest.approx(losses, rel=1e-4)
+    assert outcome.losses[:3] == first.losses
+    with pytest.raises(ConfigError, match="give max_steps"):
+        trainer(8, -1).train()
+    once = spantrain.Trainer(
+        mine.build, mine.loss, iter([mine.Samples(20)[0]] * 9), "sgd", measure=False,
+        args=spantrain.TrainingArguments(output_dir=tmp_path / "once", max_steps=5, train_batch_size=4),
+    )  # fmt: skip
+    with pytest.raises(ConfigError, match="no samples for step 3: it has ended"):
+        once.train()
