@@ -10,10 +10,13 @@ from hypothesis import strategies as st
 import spantrain.runtime.coordinator.batches as module
 from spantrain.core.span import Span, split_by_shares
 from spantrain.errors import ProtocolError
-from spantrain.models.units import LABELS
+from spantrain.models.catalog.catalog import resolve_model
+from spantrain.models.data.dataset import open_dataset
+from spantrain.models.units import COUNTED, LABELS, counted_labels
 from spantrain.runtime.control.plane import MemoryControlPlane, handlers_of
 from spantrain.runtime.control.requests import AskNextStep, FetchRows
 from spantrain.runtime.coordinator.batches import BatchQueue, QueuedFeed
+from spantrain.runtime.step.work import SampledFeed
 from spantrain.transport.control.protocol import RemoteRefusal
 from testing.patience import PATIENCE_S
 
@@ -39,6 +42,19 @@ def test_readers_get_exactly_their_rows(shares, dtypes):
     for index, tensor in enumerate(inputs):
         assert torch.equal(torch.cat([feed.rows(0, span, (index,))[index] for span in spans]), tensor)
     assert torch.equal(torch.cat([feed.rows(0, span, (LABELS,))[LABELS] for span in spans]), labels)
+
+
+def test_what_a_whole_step_counts_is_told_with_each_span():
+    """By the loop's batches, and by the sampler's."""
+    labels = torch.zeros(4, 3, dtype=torch.int64)
+    labels[1, 1:] = labels[3, 0] = -100
+    batches = BatchQueue(4)
+    batches.give(0, (torch.zeros(4, 3),), labels)
+    for span in (Span(0, 1), Span(1, 4)):
+        assert over_the_wire(batches).rows(0, span, (COUNTED,))[COUNTED].tolist() == [[9 / 4, 6 / 4]] * span.size
+    tokens = SampledFeed(open_dataset(resolve_model("gpt2-tiny")), global_batch=4, seed=0)
+    whole = tokens.rows(3, Span(0, 4), (LABELS,))[LABELS]
+    assert torch.equal(tokens.rows(3, Span(1, 3), (COUNTED,))[COUNTED], counted_labels(whole, 2))
 
 
 def test_large_batches_come_in_pieces():

@@ -13,6 +13,9 @@ IGNORED_LABEL = -100
 LABELS = -1
 """The number of the labels among what is read of samples; inputs are numbered from 0."""
 
+COUNTED = -2
+"""The number of what all samples of the step have in common: `counted_labels`."""
+
 Rows = Mapping[int, Tensor]
 """What is read of samples, by number; the first dimension of each tensor is the samples."""
 
@@ -37,7 +40,7 @@ class UnitModule(nn.Module):
         self.shared = dict(shared or {})
         """Groups of shared parameters with a member here: group -> local name of the parameter."""
         self.reads: tuple[int, ...] = ()
-        """What it reads of the samples: numbers of inputs, and `LABELS`."""
+        """What it reads of the samples: numbers of inputs, `LABELS` and `COUNTED`."""
 
     @property
     def class_name(self) -> str:
@@ -87,10 +90,43 @@ def rows_read(units: Iterable[UnitModule]) -> tuple[int, ...]:
     return tuple(sorted({number for unit in units for number in unit.reads}))
 
 
-def chosen_rows(numbers: Sequence[int], inputs: Callable[[], Sequence[Tensor]], labels: Callable[[], Tensor]) -> Rows:
-    """Return rows of inputs and labels, each asked for only if any of its numbers is wanted."""
-    found = dict(enumerate(inputs())) if set(numbers) - {LABELS} else {}
-    return {number: found[number] if number != LABELS else labels() for number in numbers}
+def counted_labels(labels: Tensor, samples: int) -> Tensor:
+    """Return how many labels a sample has that count (are not -100): the mean over a step's `(samples, labels, ...)`.
+
+    Returned is `(samples, 2)`, in float32, with the same in each row: of all labels; and without each sample's first,
+    which models that predict the next token do not count.
+    """
+    counts = (labels != IGNORED_LABEL).flatten(2).sum(dim=2) if labels.dim() > 2 else (labels != IGNORED_LABEL).long()
+    means = torch.stack([counts.sum(), counts[:, 1:].sum()]) / labels.shape[0]
+    return means.to(torch.float32).expand(samples, 2)
+
+
+class StepLabels:
+    """What all samples of a step have in common, kept for the newest steps."""
+
+    def __init__(self, labels: Callable[[int], Tensor]) -> None:
+        """Ask for the labels of a whole step by this."""
+        self._labels = labels
+        self._counted: dict[int, Tensor] = {}
+
+    def counted(self, step: int, samples: int) -> Tensor:
+        """Return `counted_labels` of a step, for some of its samples."""
+        if step not in self._counted:
+            self._counted = {known: row for known, row in self._counted.items() if known == step - 1}
+            self._counted[step] = counted_labels(self._labels(step), 1)
+        return self._counted[step].expand(samples, 2)
+
+
+def chosen_rows(
+    numbers: Sequence[int],
+    inputs: Callable[[], Sequence[Tensor]],
+    labels: Callable[[], Tensor],
+    counted: Callable[[], Tensor],
+) -> Rows:
+    """Return rows of samples, each kind asked for only if any of its numbers is wanted."""
+    found = dict(enumerate(inputs())) if any(number >= 0 for number in numbers) else {}
+    others = {LABELS: labels, COUNTED: counted}
+    return {number: found[number] if number >= 0 else others[number]() for number in numbers}
 
 
 def loss_of(units: Sequence[UnitModule], rows: Rows) -> Tensor:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.nn import functional
 
 from spantrain.core.span import Span
 from spantrain.core.units import ModelSpec
@@ -19,9 +20,10 @@ from spantrain.models.catalog.catalog import resolve_model
 from spantrain.models.execution.stage import StageExecutor
 from spantrain.models.graph import build_graph
 from spantrain.models.sampler import derive_seed
+from spantrain.models.tracing.batch import WholeMeans
 from spantrain.models.tracing.factory import load_function
 from spantrain.models.tracing.model import cut_model
-from spantrain.models.units import LABELS, UnitModule, loss_of, parameter_names, tie_parameters
+from spantrain.models.units import COUNTED, LABELS, UnitModule, counted_labels, loss_of, parameter_names, tie_parameters
 from testing.models import brought_models
 from testing.models.rows import rows_of
 
@@ -167,17 +169,40 @@ def test_it_is_refused_with_the_reason(name):
     assert "Traceback" not in str(caught.value)
 
 
-def test_samples_that_count_unlike_numbers_of_labels_are_refused_whenever_they_come():
-    """A mean over all labels of a batch is none over samples then; padding in the data, not in the example."""
-    *_, last = build_units(spec_of("bert_of_words"), seed=0)
-    hidden, labels = torch.zeros(2, 8, 16), torch.zeros(2, 8, dtype=torch.int64)
-    labels[:, 6:] = -100
-    last(hidden, labels)
-    last(hidden[:1], labels[:1])
-    labels[0, 5] = -100
-    for rows in (slice(0, 2), slice(0, 1)):
-        with pytest.raises(ConfigError, match=r"samples count 6 and 5 labels .*gives each sample's mean"):
-            last(hidden[rows], labels[rows])
+def test_means_over_labels_are_those_over_the_whole_step():
+    """Of unlike numbers in each sample; a mean that is not torch's own is refused, whenever such samples come."""
+    for name in ("bert_of_words", "counts_by_hand"):
+        *_, last = build_units(spec_of(name), seed=0)
+        hidden, labels = torch.randn(3, 8, 16 if name == "bert_of_words" else 8), torch.arange(24).reshape(3, 8) % 3
+        labels[0, 6:] = labels[1, 2:] = -100
+        rows = {LABELS: labels, COUNTED: counted_labels(labels, 3)}
+        if name == "bert_of_words":
+            whole = last.run([hidden], rows)
+            for cut in (1, 2):
+                spans = (slice(0, cut), slice(cut, 3))
+                parts = [last.run([hidden[span]], {n: row[span] for n, row in rows.items()}) for span in spans]
+                assert float(sum(parts).detach()) == pytest.approx(float(whole.detach()))
+        else:
+            last.run([hidden[:1]], {n: row[:1] for n, row in rows.items()})
+            with pytest.raises(ConfigError, match=r"samples count 6 and 2 labels .*torch's cross_entropy"):
+                last.run([hidden[1:]], {n: row[1:] for n, row in rows.items()})
+
+
+def test_first_labels_that_only_some_micro_batches_count_are_counted_as_the_model_does():
+    labels = torch.zeros(2, 4, dtype=torch.int64)
+    labels[1, 0] = -100
+    counted = counted_labels(labels, 1)
+    assert counted.tolist() == [[3.5, 3.0]]
+    logits = torch.randn(2, 4, 5)
+    for rows, losses in ((logits[:1], 4), (logits[:1, :-1], 3)):
+        means = WholeMeans(labels[:1], counted)
+        with means:
+            loss = functional.cross_entropy(rows.transpose(1, 2), labels[:1, 4 - losses :])
+        wanted = functional.cross_entropy(rows.transpose(1, 2), labels[:1, 4 - losses :], reduction="sum")
+        assert means.made
+        assert torch.equal(loss, wanted / (3.5 if losses == 4 else 3.0))
+    with WholeMeans(labels[1:], counted), pytest.raises(ConfigError, match="whether the model does too cannot be told"):
+        functional.cross_entropy(logits[1:].transpose(1, 2), labels[1:])
 
 
 def test_what_code_reads_of_samples_must_be_the_same_of_all():

@@ -248,6 +248,22 @@ def spectral_norm():
     return classified(nn.utils.parametrizations.spectral_norm(nn.Linear(WIDTH, WIDTH)), nn.ReLU())
 
 
+class CountsByHand(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = Block(), Block()
+        self.head = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, hidden: Tensor, labels: Tensor) -> Tensor:
+        logits = self.head(self.second(self.first(hidden)))
+        losses = functional.cross_entropy(logits.transpose(1, 2), labels, reduction="none")
+        return losses.sum() / (labels != -100).sum()
+
+
+def counts_by_hand():
+    return CountsByHand(), {"hidden": torch.randn(SAMPLES, TOKENS, WIDTH), "labels": torch.ones(SAMPLES, TOKENS).long()}
+
+
 # --- what is refused
 
 

@@ -6,9 +6,11 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
 from spantrain.errors import ConfigError
-from spantrain.models.units import IGNORED_LABEL, LABELS, Rows, sample_losses
+from spantrain.models.units import COUNTED, IGNORED_LABEL, LABELS, Rows, counted_labels
 
 LABELS_NAME = "labels"
 
@@ -33,9 +35,15 @@ class ModelBatch:
 
     @property
     def rows(self) -> Rows:
-        """What units may read of it; labels that nobody gave are zeros."""
+        """What units may read of it as of a whole step; labels that nobody gave are zeros."""
         labels = torch.zeros(self.samples, dtype=torch.int64) if self.labels is None else self.labels
-        return {**dict(enumerate(self.inputs)), LABELS: labels}
+        rows = {**dict(enumerate(self.inputs)), LABELS: labels}
+        return {**rows, COUNTED: counted_labels(labels, self.samples)} if self.counts_labels else rows
+
+    @property
+    def counts_labels(self) -> bool:
+        """Whether samples have several labels each, of which some may not count."""
+        return self.labels is not None and not self.labels.is_floating_point() and self.labels.dim() > 1
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "ModelBatch":
         """Return it with every tensor changed."""
@@ -103,39 +111,97 @@ def _check(batch: ModelBatch, source: str) -> None:
         raise ConfigError(f"{source}: tensors of the batch have shapes {shapes}; the first dimension is the samples")
 
 
+class WholeMeans(TorchFunctionMode):
+    """Has means of cross-entropies over counted labels be those over the whole step, of which some samples are here.
+
+    A mean over what is here would depend on how a batch is cut, where samples count unlike numbers of labels. So the
+    sum over what is here is divided by what a sample of the step counts on average, times the samples that are here:
+    over all samples of the step, this adds up to what the model makes of all of them at once.
+    """
+
+    def __init__(self, labels: Tensor, counted: Tensor | None) -> None:
+        """Take the labels that are here, and `models.units.counted_labels` of the step; None: all count alike."""
+        super().__init__()
+        self._labels = labels
+        self._counted = counted
+        self.made = False
+        """Whether there was such a mean."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Call a function of torch, or another mean."""
+        given = dict(kwargs or {})
+        if self._counted is not None and func in (functional.cross_entropy, functional.nll_loss):
+            per_sample = self._per_sample(args, given)
+            if per_sample is not None:
+                self.made = True
+                return func(*args, **{**given, "reduction": "sum"}) / (per_sample * self._labels.shape[0])
+        return func(*args, **given)
+
+    def _per_sample(self, args: tuple[Any, ...], given: Mapping[str, Any]) -> Tensor | None:
+        """Return what a sample of the step counts on average; None: it is no mean over labels as they are here."""
+        target = given.get("target", args[1] if len(args) > 1 else None)
+        plain = given.get("reduction", "mean") == "mean" and given.get("weight") is None and len(args) <= _NO_WEIGHT
+        if not plain or not isinstance(target, Tensor) or target.is_meta or self._counted is None:
+            return None
+        counts = [(some != IGNORED_LABEL).sum() for some in (self._labels, self._labels[:, 1:])]
+        here = (target != given.get("ignore_index", IGNORED_LABEL)).sum()
+        whole = target.numel() in (self._labels.numel(), self._labels[:, 1:].numel())
+        fitting = [mean for mean, count in zip(self._counted[0], counts, strict=True) if whole and count == here]
+        if len(fitting) > 1 and fitting[0] != fitting[1]:
+            raise ConfigError(
+                "no sample of a micro-batch counts its first label, and others of the step do: whether the model does "
+                f"too cannot be told; set the first label of every sample to {IGNORED_LABEL}, or of none"
+            )
+        return fitting[0] if fitting else None
+
+
+_NO_WEIGHT = 2
+"""Arguments of a cross-entropy by position before the weights of classes."""
+
+
 class Loss(Protocol):
     """Makes the loss sum of what a model returned."""
 
-    def __call__(self, result: Any, labels: Tensor | None, samples: int) -> Tensor:
-        """Return a scalar, summed over samples."""
+    def __call__(self, result: Any, labels: Tensor | None, samples: int, means: WholeMeans | None = None) -> Tensor:
+        """Return a scalar, summed over samples; `means` is active and None where a whole step is here."""
 
 
 class LabelLoss:
-    """Cross-entropy of logits, each sample's mean over its counted labels."""
+    """Cross-entropy of logits, the mean over the counted labels of a step."""
 
-    def __call__(self, result: Tensor, labels: Tensor | None, samples: int) -> Tensor:  # noqa: ARG002
+    def __call__(
+        self,
+        result: Tensor,
+        labels: Tensor | None,
+        samples: int,
+        means: WholeMeans | None = None,  # noqa: ARG002 - it is active
+    ) -> Tensor:
         """Return the loss of logits `(samples, ..., classes)` and labels `(samples, ...)`."""
         assert labels is not None
-        return sample_losses(result, labels).sum()
+        loss = functional.cross_entropy(result.float().flatten(0, -2), labels.flatten(), ignore_index=IGNORED_LABEL)
+        return loss * samples
 
 
 class MeanLoss:
     """A mean over samples, or a number for each of them, made a sum.
 
-    A mean over all labels of a batch is one over samples only if all of them count as many labels.
+    A mean over all labels of a batch is one over samples only if all of them count as many labels, or by `WholeMeans`.
     """
 
     def __init__(self) -> None:
         self._counted: dict[torch.Size, int] = {}
 
-    def summed(self, loss: Tensor, labels: Tensor | None, samples: int) -> Tensor:
+    def summed(self, loss: Tensor, labels: Tensor | None, samples: int, means: WholeMeans | None) -> Tensor:
         """Return the sum.
 
         Raises:
             ConfigError: the loss has another shape, or samples have unlike numbers of counted labels.
         """
         if loss.dim() == 0:
-            self._check_counts(labels)
+            if means is not None and not means.made:
+                self._check_counts(labels)
             return loss * samples
         if loss.shape != torch.Size([samples]):
             raise ConfigError(
@@ -154,17 +220,17 @@ class MeanLoss:
         if len(other) > 0:
             raise ConfigError(
                 f"samples count {first} and {int(other[0])} labels (those of {IGNORED_LABEL} are not counted), so the "
-                "mean over a batch would depend on how it is cut: have the factory return a loss function too, that "
-                "gives each sample's mean: (module, example_batch, loss)"
+                "mean over a batch would depend on how it is cut: compute it by torch's cross_entropy, or have the "
+                "factory return a loss function too, that gives each sample's mean: (module, example_batch, loss)"
             )
 
 
 class OwnLoss(MeanLoss):
     """What the model computed itself."""
 
-    def __call__(self, result: Tensor, labels: Tensor | None, samples: int) -> Tensor:
+    def __call__(self, result: Tensor, labels: Tensor | None, samples: int, means: WholeMeans | None = None) -> Tensor:
         """Return it as a sum."""
-        return self.summed(result, labels, samples)
+        return self.summed(result, labels, samples, means)
 
 
 class FunctionLoss(MeanLoss):
@@ -174,9 +240,9 @@ class FunctionLoss(MeanLoss):
         super().__init__()
         self._function = function
 
-    def __call__(self, result: Any, labels: Tensor | None, samples: int) -> Tensor:
+    def __call__(self, result: Any, labels: Tensor | None, samples: int, means: WholeMeans | None = None) -> Tensor:
         """Return what the function returns as a sum."""
         loss = self._function(result, labels)
         if not isinstance(loss, Tensor):
             raise ConfigError(f"the loss function returned a {type(loss).__name__}; wanted a tensor")
-        return self.summed(loss, labels, samples)
+        return self.summed(loss, labels, samples, means)

@@ -10,7 +10,6 @@ import difflib
 import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -325,10 +324,15 @@ def _check_alone(
 
     try:
         with torch.no_grad():
-            rows = (batch.mapped(partial(torch.narrow, dim=0, start=row, length=1)) for row in range(_SAMPLES))
-            apart = sum(float(loss_of(units, row.rows)) for row in rows)
+            rows = ({n: tensor[row : row + 1] for n, tensor in batch.rows.items()} for row in range(_SAMPLES))
+            apart = sum(float(loss_of(units, row)) for row in rows)
     except (RuntimeError, ValueError, ConfigError) as error:
         raise ConfigError(told(f"there is none ({what_was_raised(error)})")) from error
+    if _close(together, _SAMPLES * apart) and apart:
+        raise ConfigError(
+            f"model {spec.name}: its loss is a sum over samples; wanted is their mean, so that it does not depend "
+            "on how many there are: divide by their number (of the library's models: ctc_loss_reduction='mean')"
+        )
     if not _close(together, apart):
         raise ConfigError(told(f"{apart:.6g}"))
 

@@ -120,7 +120,8 @@ def _numbers_in(cut: CutModel, indices: Sequence[int]) -> set[int] | None:
 
 def _unit(cut: CutModel, index: int, model: nn.Module, loss: Loss) -> TracedUnit:
     last = index == len(cut.parts) - 1
-    unit = TracedUnit(cut.names[index], cut.parts[index], model, loss if last else None)
+    own_loss = loss if last else None
+    unit = TracedUnit(cut.names[index], cut.parts[index], model, own_loss, counts=cut.batch.counts_labels)
     unit.shared = {cut.groups[full]: local for local, full in parameter_names(unit).items() if full in cut.groups}
     return unit
 

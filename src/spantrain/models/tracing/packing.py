@@ -7,7 +7,7 @@ import torch
 from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError
 from spantrain.models.tracing.batch import ModelBatch
-from spantrain.models.units import IGNORED_LABEL, LABELS, UnitModule, loss_of
+from spantrain.models.units import COUNTED, IGNORED_LABEL, LABELS, UnitModule, counted_labels, loss_of
 
 _KNOWN = 64
 """Tokens of which a few are drawn; all models know as many."""
@@ -44,5 +44,6 @@ def _loss(units: Sequence[UnitModule], batch: ModelBatch, pieces: torch.Tensor, 
     given = {"position_ids": positions[None]}
     rows = {number: given.get(name or "", tokens[None]) for number, name in enumerate(batch.names)}
     rows[LABELS] = torch.nn.functional.pad(labels.flatten(), (0, rest), value=IGNORED_LABEL)[None]
+    rows[COUNTED] = counted_labels(rows[LABELS], 1)
     with torch.no_grad():
         return float(loss_of(units, rows))

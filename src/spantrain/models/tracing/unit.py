@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from spantrain.errors import ConfigError
-from spantrain.models.tracing.batch import Loss
+from spantrain.models.tracing.batch import Loss, WholeMeans
 from spantrain.models.tracing.cut import Carried, SamplesLayout, TapePart
 from spantrain.models.tracing.factory import calls_compiled, uncompiled, what_was_raised
 from spantrain.models.tracing.tape import (
@@ -23,7 +23,7 @@ from spantrain.models.tracing.tape import (
     parts,
     zipped,
 )
-from spantrain.models.units import LABELS, UnitModule
+from spantrain.models.units import COUNTED, LABELS, UnitModule
 
 
 class TracedUnit(UnitModule):
@@ -32,8 +32,8 @@ class TracedUnit(UnitModule):
     Modules and weights are the model's own objects; what `repr` prints tells units of unlike work apart.
     """
 
-    def __init__(self, name: str, part: TapePart, model: nn.Module, loss: Loss | None) -> None:
-        """Take what the part needs out of a model; `loss` is the last unit's."""
+    def __init__(self, name: str, part: TapePart, model: nn.Module, loss: Loss | None, *, counts: bool) -> None:
+        """Take what the part needs out of a model; `loss` is the last unit's, over labels of the whole step or not."""
         super().__init__(name, prefixes={})
         self._part = part
         self._loss = loss
@@ -48,7 +48,8 @@ class TracedUnit(UnitModule):
         for index, tensor in part.known.items():
             self._constants.register_buffer(f"v{index}", tensor, persistent=False)
         self._calls_compiled = calls_compiled(self)
-        self.reads = (*part.reads, *((LABELS,) if loss is not None and LABELS not in part.reads else ()))
+        ends = () if loss is None else (LABELS, COUNTED) if counts else (LABELS,)
+        self.reads = tuple(dict.fromkeys((*part.reads, *ends)))
         self._written_into = {before for step in part.steps for before, _ in step.changes}
         self.eval()
 
@@ -90,11 +91,13 @@ class TracedUnit(UnitModule):
             found[carried.value.index] = self._own(carried.value, _unpacked(carried, tensor))
         for number, value in part.reads.items():
             found[value.index] = self._own(value, rows[number])
-        for step in part.steps:
-            self._do(step, found, samples, place)
-        if self._loss is None:
-            return tuple(_packed(carried, found[carried.value.index], samples) for carried in part.gives)
-        return self._loss(self._filled(part.result, found, samples, place), rows[LABELS], samples)
+        means = None if self._loss is None else WholeMeans(rows[LABELS], rows.get(COUNTED))
+        with nullcontext() if COUNTED not in rows or means is None else means:
+            for step in part.steps:
+                self._do(step, found, samples, place)
+            if self._loss is None:
+                return tuple(_packed(carried, found[carried.value.index], samples) for carried in part.gives)
+            return self._loss(self._filled(part.result, found, samples, place), rows[LABELS], samples, means)
 
     def _own(self, value: Value, tensor: Tensor) -> Tensor:
         """Return a tensor that may be written into, where the model does."""

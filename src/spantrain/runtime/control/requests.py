@@ -334,7 +334,7 @@ class FetchRows(OrderRequest[BatchPiece], name="batch_rows"):
 
     step: int
     part: str
-    """`inputs` or `labels`."""
+    """`inputs`, `labels` or `counted` (`models.units.counted_labels`)."""
     lo: int
     hi: int
     offset: int

@@ -9,6 +9,7 @@ its time, save or end between any two steps.
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from threading import Condition
 
 import torch
@@ -16,7 +17,7 @@ from safetensors.torch import load, save
 
 from spantrain.core.span import Span
 from spantrain.errors import ProtocolError, WorkerError
-from spantrain.models.units import Rows, chosen_rows
+from spantrain.models.units import Rows, chosen_rows, counted_labels
 from spantrain.runtime.control.plane import ControlPlane
 from spantrain.runtime.control.requests import AskNextStep, BatchPiece, FetchRows, NextStep, NextStepAnswer
 
@@ -25,7 +26,7 @@ EXTERNAL = "given"
 
 _PIECE_BYTES = 4 * 2**20
 _LONG_POLL_S = 5.0
-_INPUTS, _LABELS = "inputs", "labels"
+_INPUTS, _LABELS, _COUNTED = "inputs", "labels", "counted"
 
 Tensors = tuple[torch.Tensor, ...]
 
@@ -114,13 +115,19 @@ class BatchQueue:
         part, lo, hi, offset = wanted.part, wanted.lo, wanted.hi, wanted.offset
         with self._changed:
             batch = self._batches.get(wanted.step)
-        if batch is None or part not in (_INPUTS, _LABELS) or not 0 <= lo < hi <= self._global_batch or offset < 0:
+        if (
+            batch is None
+            or part not in (_INPUTS, _LABELS, _COUNTED)
+            or not 0 <= lo < hi <= self._global_batch
+            or offset < 0
+        ):
             raise ProtocolError(f"there are no {part} {lo} to {hi} of step {wanted.step}")
-        tensors = (
-            {f"{index:04}": tensor[lo:hi].contiguous() for index, tensor in enumerate(batch.inputs)}
-            if part == _INPUTS
-            else {_LABELS: batch.labels[lo:hi].contiguous()}
-        )
+        if part == _INPUTS:
+            tensors = {f"{index:04}": tensor[lo:hi].contiguous() for index, tensor in enumerate(batch.inputs)}
+        elif part == _LABELS:
+            tensors = {part: batch.labels[lo:hi].contiguous()}
+        else:
+            tensors = {part: counted_labels(batch.labels, hi - lo).contiguous()}
         content = save(tensors)
         return BatchPiece(piece=content[offset : offset + _PIECE_BYTES], total=len(content))
 
@@ -160,7 +167,10 @@ class QueuedFeed:
             found = self._fetch(step, _INPUTS, span)
             return tuple(found[name] for name in sorted(found))
 
-        return chosen_rows(numbers, inputs, lambda: self._fetch(step, _LABELS, span)[_LABELS])
+        def tensor(part: str) -> torch.Tensor:
+            return self._fetch(step, part, span)[part]
+
+        return chosen_rows(numbers, inputs, partial(tensor, _LABELS), partial(tensor, _COUNTED))
 
     def _fetch(self, step: int, part: str, span: Span) -> dict[str, torch.Tensor]:
         content, total = b"", 1

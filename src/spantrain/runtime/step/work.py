@@ -14,7 +14,7 @@ from spantrain.devices.base import ComputeDevice, Milestone
 from spantrain.models.data.dataset import Dataset
 from spantrain.models.execution.stage import NamesFinal, StageExecutor
 from spantrain.models.sampler import Sampler
-from spantrain.models.units import Rows, chosen_rows
+from spantrain.models.units import Rows, StepLabels, chosen_rows
 from spantrain.runtime.gradients.groups import MemberGroup
 
 Tensors = tuple[torch.Tensor, ...]
@@ -208,6 +208,8 @@ class SampledFeed:
             samples_before=0 if same_every_step else samples_before,
         )
         self._same_every_step = same_every_step
+        self._step_span = Span(0, global_batch)
+        self._whole = StepLabels(self._labels)
 
     @property
     def dataset_size(self) -> int:
@@ -222,7 +224,15 @@ class SampledFeed:
     def rows(self, step: int, span: Span, numbers: Sequence[int]) -> Rows:
         """Return these of the inputs and labels; first dimension: the span's samples."""
         indices = self._sampler.indices(0 if self._same_every_step else step, span) if numbers else ()
-        return chosen_rows(numbers, lambda: self._dataset.inputs(indices), lambda: self._dataset.labels(indices))
+        return chosen_rows(
+            numbers,
+            lambda: self._dataset.inputs(indices),
+            lambda: self._dataset.labels(indices),
+            lambda: self._whole.counted(step, span.size),
+        )
+
+    def _labels(self, step: int) -> torch.Tensor:
+        return self._dataset.labels(self._sampler.indices(0 if self._same_every_step else step, self._step_span))
 
 
 class SampleInbox:
