@@ -3,13 +3,21 @@
 import json
 from pathlib import Path
 
+import peft
 import pytest
 import torch
 import transformers
 
-from spantrain.app.weights import export_run, import_weights
-from spantrain.errors import UsageError
+from spantrain.app.training.requests import first_weights
+from spantrain.app.weights import export_run, import_weights, write_weights
+from spantrain.core.checkpoint import SampleLedger
+from spantrain.core.units import ModelSpec
+from spantrain.errors import ConfigError, UsageError
+from spantrain.models.adapters import LoraForm, with_lora
+from spantrain.models.build import build_units
 from spantrain.models.data.choice import model_on_data
+from spantrain.models.units import parameter_names
+from spantrain.runtime.checkpoint.manifest import Manifest, read_manifest
 
 pytestmark = pytest.mark.checkpoint
 
@@ -72,3 +80,93 @@ def test_what_cannot_be_written_so_is_refused(folder, tmp_path):
     with pytest.raises(UsageError, match="has no adapters of peft to be merged"):
         export_run(tmp_path / "run", tmp_path / "out", merge=True)
     assert not (tmp_path / "out").exists()
+
+
+def lora_spec(folder: Path, text: str = "r=4,alpha=8,targets=q_proj+down_proj") -> ModelSpec:
+    return with_lora(model_on_data(f"hf:{folder}"), LoraForm.parse(text))
+
+
+def test_units_of_an_adapted_model_make_their_own_parameters_only(folder):
+    spec = lora_spec(folder)
+    whole = {name: one for unit in build_units(spec, seed=5) for name, one in named(unit)}
+    trained = {name for name, one in whole.items() if one.requires_grad}
+    assert trained == {name for name in whole if ".lora_" in name}
+    assert len(trained) == 4 * 2 * 2
+    (own,) = build_units(spec, [2], seed=5)
+    assert dict(named(own)).keys() == {name for name in whole if ".layers.1." in name}
+    assert all(torch.equal(one, whole[name]) for name, one in named(own))
+    ups = [one for name, one in whole.items() if "lora_B" in name]
+    downs = [one for name, one in whole.items() if "lora_A" in name]
+    assert all(not one.any() for one in ups)
+    assert all(one.std() > 0.01 for one in downs)
+    assert len({float(one.detach().sum()) for one in downs}) == len(downs)
+
+
+def named(unit):
+    return [(full, unit.get_parameter(local)) for local, full in parameter_names(unit).items()]
+
+
+@pytest.mark.parametrize("merge", [False, True])
+def test_adapters_begin_on_the_folders_weights_and_come_out(folder, merge, tmp_path):
+    spec = lora_spec(folder)
+    begins = first_weights(spec, from_scratch=False)
+    assert begins.text.endswith("16 of adapters begin as they are made")
+    assert not begins.found.ignored
+    checkpoint = write_weights(
+        begins.found,
+        tmp_path / "run",
+        Manifest(step=0, model=spec, plan=None, job=None, profile="", losses=(), ledger=SampleLedger()),
+    )
+    manifest = read_manifest(checkpoint)
+    assert {name.removeprefix("parameter/") for file in manifest.files.values() for name in file.tensors} == {
+        name for unit in build_units(spec, seed=0) for name, _ in named(unit)
+    }
+    outcome = export_run(tmp_path / "run", tmp_path / "out", merge=merge)
+    base = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    wanted = logits(base)
+    assert (tmp_path / "out/tokenizer_config.json").exists()
+    if merge:
+        assert outcome.loads_with == "transformers"
+        found = logits(transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out"))
+        torch.testing.assert_close(found, wanted)
+        return
+    assert outcome.loads_with == "peft"
+    assert not (tmp_path / "out/model.safetensors").exists()
+    settings = json.loads((tmp_path / "out/adapter_config.json").read_text())
+    assert settings["base_model_name_or_path"] == str(folder)
+    assert (settings["r"], settings["task_type"]) == (4, "CAUSAL_LM")
+    # An adapter begins with nothing added.
+    torch.testing.assert_close(logits(peft.PeftModel.from_pretrained(base, tmp_path / "out")), wanted)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("r=0", "r must be a whole number from 1 to 65536, got 0"),
+        ("rank=4", "'rank=4' is not understood; wanted e.g. r=8"),
+        ("r=4,r=5", "'r=5' is not understood"),
+        ("alpha=nan", "alpha is 'nan'|alpha must be a positive number"),
+        ("dropout=1", "dropout must be from 0 to below 1, got 1"),
+        ("targets=q_proj+", "targets must be names of modules"),
+        ("rslora=2", "rslora must be true or false, got 2"),
+    ],
+)
+def test_adapters_that_are_none_are_refused(text, says):
+    with pytest.raises(ConfigError, match=says):
+        LoraForm.parse(text)
+
+
+def test_what_cannot_be_adapted_is_refused(folder):
+    with pytest.raises(ConfigError, match="gpt2-tiny is not from a folder"):
+        with_lora(model_on_data("gpt2-tiny"), LoraForm())
+    with pytest.raises(ConfigError, match=r"Target modules .*nowhere.* not found"):
+        build_units(lora_spec(folder, "targets=nowhere"), seed=0)
+
+
+def test_a_configuration_of_peft_is_the_same_as_the_text():
+    given = peft.LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "down_proj"], task_type="CAUSAL_LM")
+    assert LoraForm.of(given) == LoraForm.parse("r=4,alpha=8,targets=down_proj+q_proj")
+    with pytest.raises(ConfigError, match="peft_config: bias cannot be set here"):
+        LoraForm.of(peft.LoraConfig(bias="all"))
+    with pytest.raises(ConfigError, match="a IA3Config is not done here"):
+        LoraForm.of(peft.IA3Config())

@@ -15,6 +15,7 @@ from torch import Tensor
 from spantrain.config.files.text_files import check_tensor_header
 from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError
+from spantrain.models.adapters import base_name
 from spantrain.models.build import UnsplitParameter, whole_buffers, whole_parameters, whole_statistics
 
 _EXAMPLES = "example"
@@ -43,6 +44,8 @@ class FoundWeights:
     """By the parameter's name in the model."""
     ignored: tuple[str, ...]
     """Tensors of the folder that the model has no parameter for."""
+    adapters: tuple[str, ...]
+    """Parameters that the folder's model has not, of adapters: they begin as they are made."""
     statistics: Mapping[str, StoredWeight | Tensor]
     """Running statistics: their places, or what the model is made with, where the folder has none of them."""
 
@@ -89,12 +92,24 @@ def find_weights(folder: Path, spec: ModelSpec) -> FoundWeights:
             shape or type, or have other buffers than those that the model is made with and keeps.
     """
     tensors = _stored(folder)
-    wanted = whole_parameters(spec)
-    found, used = _assigned(folder, tensors, wanted)
-    statistics, own = _statistics_in(folder, tensors, _prefix_left_out(tensors, wanted), spec)
+    whole = whole_parameters(spec)
+    wanted = {name: base for name in whole if (base := base_name(spec, name)) is not None}
+    left_out = _prefix_left_out(tensors, wanted.values())
+    there = {
+        name: (base.removeprefix(left_out), *(base_name(spec, other) or other for other in whole[name].other_names))
+        for name, base in wanted.items()
+    }
+    found, used = _assigned(folder, tensors, {name: whole[name] for name in wanted}, there)
+    statistics, own = _statistics_in(folder, tensors, left_out, spec)
     ignored = tuple(sorted(set(tensors) - used - {place.name for place in statistics.values()}))
     _check_buffers(folder, tensors, ignored, spec)
-    return FoundWeights(folder=folder, places=found, ignored=ignored, statistics={**own, **statistics})
+    return FoundWeights(
+        folder=folder,
+        places=found,
+        ignored=ignored,
+        adapters=tuple(name for name in whole if name not in wanted),
+        statistics={**own, **statistics},
+    )
 
 
 def _statistics_in(
@@ -102,7 +117,8 @@ def _statistics_in(
 ) -> tuple[dict[str, StoredWeight], dict[str, Tensor]]:
     """Return the places of running statistics, and those that the model is made with where the folder has none."""
     shapes = whole_statistics(spec)
-    found = {name: tensors[there] for name in shapes if (there := name.removeprefix(left_out)) in tensors}
+    names = {name: (base_name(spec, name) or name).removeprefix(left_out) for name in shapes}
+    found = {name: tensors[there] for name, there in names.items() if there in tensors}
     wrong = [name for name, place in found.items() if place.shape != shapes[name]]
     if wrong:
         raise ConfigError(f"{folder}: holds another model than --model: {', '.join(wrong[:3])} have other shapes")
@@ -140,15 +156,17 @@ def _opened(file: Path) -> Iterator[Any]:
 
 
 def _assigned(
-    folder: Path, tensors: Mapping[str, StoredWeight], wanted: Mapping[str, UnsplitParameter]
+    folder: Path,
+    tensors: Mapping[str, StoredWeight],
+    wanted: Mapping[str, UnsplitParameter],
+    names: Mapping[str, tuple[str, ...]],
 ) -> tuple[dict[str, StoredWeight], set[str]]:
-    """Return the place of each parameter, and the names that they and their copies have in the folder."""
+    """Return the place of each parameter, and which of the `names` that it may have there are in the folder."""
     found: dict[str, StoredWeight] = {}
     used: set[str] = set()
     problems = []
-    left_out = _prefix_left_out(tensors, wanted)
     for name, parameter in wanted.items():
-        there = [own for own in (name.removeprefix(left_out), *parameter.other_names) if own in tensors]
+        there = [own for own in names[name] if own in tensors]
         used.update(there)
         if not there:
             problems.append(f"{name} is missing")

@@ -19,6 +19,7 @@ from spantrain.core.shares import TensorPart
 from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError, UsageError
 from spantrain.models.build import UnsplitModel, whole_model, whole_parameters
+from spantrain.models.tracing.model import drawn_parameters
 from spantrain.runtime.checkpoint.holding import BUFFER, PARAMETER
 from spantrain.runtime.checkpoint.manifest import CheckpointSet, Manifest, latest_checkpoint, read_manifest
 from spantrain.runtime.checkpoint.saver import CHECKPOINTS, step_folder, write_device_file
@@ -236,6 +237,9 @@ def write_weights(found: FoundWeights, out: Path, manifest: Manifest) -> Path:
         ConfigError: a file is damaged, or `out` cannot be written.
     """
     tensors = {PARAMETER + name: tensor.contiguous() for name, tensor in found.read().items()}
+    seed = manifest.job.seed if manifest.job else 0
+    begun = drawn_parameters(manifest.model, found.adapters, seed=seed)
+    tensors |= {PARAMETER + name: tensor.contiguous() for name, tensor in begun.items()}
     tensors |= {BUFFER + name: tensor.contiguous() for name, tensor in found.read_statistics().items()}
     parts = {name: TensorPart(full_shape=tuple(tensor.shape)) for name, tensor in tensors.items()}
     try:

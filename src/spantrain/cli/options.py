@@ -63,6 +63,9 @@ Tokenizer = Annotated[
     Path | None, typer.Option(help="A tokenizer.json, or the folder of one; default: the model reads bytes.")
 ]
 SequenceLength = Annotated[int | None, typer.Option(help="Tokens of a sample; default: the model's.")]
+Lora = Annotated[
+    str | None, typer.Option(help="Train adapters in an hf: model alone: r=8,alpha=16,targets=q_proj+v_proj.")
+]
 ChatTemplate = Annotated[
     str | None, typer.Option(help="Of conversations: a Jinja file, chatml or plain; default: the tokenizer's own.")
 ]
@@ -161,6 +164,7 @@ def chosen_model(
     tokenizer: Path | None = None,
     sequence_length: int | None = None,
     chat: "ChatForm | None" = None,
+    lora: str | None = None,
     read: bool = True,
 ) -> "ModelSpec":
     """Return the model of that name, on the data that is wished; which is read, to see that it can be.
@@ -173,6 +177,10 @@ def chosen_model(
     from spantrain.models.data.choice import model_on_data
 
     spec = model_on_data(model, data=data, tokenizer=tokenizer, sequence_length=sequence_length, chat=chat)
+    if lora is not None:
+        from spantrain.models.adapters import LoraForm, with_lora
+
+        spec = with_lora(spec, LoraForm.parse(lora))
     if read and (data is not None or tokenizer is not None):
         from spantrain.models.data.dataset import open_dataset
 

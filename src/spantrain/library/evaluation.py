@@ -57,6 +57,8 @@ class TrainerParts(TypedDict, total=False):
     """Makes a batch of samples; goes with a data set in this process."""
     processing_class: Any
     """A tokenizer or the like with `save_pretrained`: saved beside the model."""
+    peft_config: object
+    """A `peft.LoraConfig`, or `r=8,alpha=16,targets=q_proj+v_proj`: in an `hf:` model, train such adapters alone."""
     compute_metrics: Callable[[EvalPrediction], Mapping[str, float]]
     preprocess_logits_for_metrics: Callable[[Any, Tensor | None], Any]
     """Makes less of a batch's outputs before they are gathered."""
@@ -84,7 +86,11 @@ def checked_parts(parts: TrainerParts) -> TrainerParts:
             problems.append(f"there is no {name}; it is {_ELSEWHERE.get(name) or (near or [', '.join(known)])[0]}")
         elif name == "processing_class" and value is not None and not hasattr(value, "save_pretrained"):
             problems.append(f"{name}: a {type(value).__name__} has no save_pretrained; a name of files is `tokenizer`")
-        elif name not in ("eval_dataset", "processing_class") and value is not None and not callable(value):
+        elif (
+            name not in ("eval_dataset", "peft_config", "processing_class")
+            and value is not None
+            and not callable(value)
+        ):
             problems.append(f"{name}: a {type(value).__name__} is no function")
     if problems:
         raise ConfigError("Trainer: " + "; ".join(problems))

@@ -30,6 +30,7 @@ from spantrain.library.evaluation import (
 from spantrain.library.progress import UserReporter
 from spantrain.library.setting import ModelFactory, Setting, function_source, model_of
 from spantrain.library.streaming import Dealer, Shuffled, Streamed, is_data_set, is_stream
+from spantrain.models.adapters import LoraForm, with_lora
 from spantrain.models.build import unit_names, whole_model, whole_parameters
 from spantrain.models.data.chat import ChatSamples
 from spantrain.models.data.choice import user_functions
@@ -117,7 +118,7 @@ class Trainer:
         model = model_of(
             model_factory, loss_fn, data=name, tokenizer=tokenizer, sequence_length=sequence_length, chat=chat
         )
-        given = args or TrainingArguments()
+        given, model = args or TrainingArguments(), with_lora(model, LoraForm.of(self._parts.get("peft_config")))
         self._setting = Setting.of(model, given, cluster=cluster, plan=plan, optimizer=optimizer, measure=measure)
         self._check_parts()
         self._callbacks, self._workers = checked_callbacks(callbacks), workers or SessionOptions()

@@ -172,7 +172,8 @@ def _besides(found: FoundWeights) -> str:
     converted = f"; {len(found.converted)} tensors of a shorter type are float32 now" if found.converted else ""
     more = ", ..." if len(found.ignored) > _SHOWN else ""
     unused = f"; not used: {', '.join(found.ignored[:_SHOWN])}{more}" if found.ignored else ""
-    return f"{converted}{unused}"
+    adapters = f"; {len(found.adapters)} of adapters begin as they are made" if found.adapters else ""
+    return f"{converted}{adapters}{unused}"
 
 
 _ReadPlan = tuple[Plan, PlanReport, Profile, str]

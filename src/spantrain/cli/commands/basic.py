@@ -15,6 +15,7 @@ from spantrain.cli.options import (
     Insecure,
     Json,
     Listen,
+    Lora,
     NoNetwork,
     Out,
     Packing,
@@ -81,6 +82,7 @@ def profile(
     data: Data = None,
     tokenizer: Tokenizer = None,
     sequence_length: SequenceLength = None,
+    lora: Lora = None,
     chat_template: ChatTemplate = None,
     train_on: TrainOn = None,
     packing: Packing = False,
@@ -105,7 +107,13 @@ def profile(
     check_dtype(dtype)
     chat = chat_form(chat_template, train_on, packing=packing)
     spec = chosen_model(
-        model, data=data, tokenizer=tokenizer, sequence_length=sequence_length, chat=chat, read=listen is None
+        model,
+        data=data,
+        tokenizer=tokenizer,
+        sequence_length=sequence_length,
+        chat=chat,
+        lora=lora,
+        read=listen is None,
     )
     from spantrain.app.profiling.profile import ProfileOptions
 

@@ -13,6 +13,7 @@ from spantrain.cli.options import (
     ClusterFile,
     Data,
     Json,
+    Lora,
     Optimizer,
     Packing,
     Preset,
@@ -60,6 +61,7 @@ class PlanArguments:
     data: Data = None
     tokenizer: Tokenizer = None
     sequence_length: SequenceLength = None
+    lora: Lora = None
     chat_template: ChatTemplate = None
     train_on: TrainOn = None
     packing: Packing = False
@@ -161,7 +163,7 @@ class PlanArguments:
             return self._described()
         if self.preset is not None or self.cluster is not None:
             raise ConfigError(_EITHER)
-        for name in ("model", "data", "tokenizer", "sequence_length", "chat_template", "train_on", "packing"):
+        for name in ("model", "data", "tokenizer", "sequence_length", "lora", "chat_template", "train_on", "packing"):
             value = getattr(self, name)
             if value:
                 raise ConfigError(
@@ -187,6 +189,7 @@ class PlanArguments:
             tokenizer=self.tokenizer,
             sequence_length=self.sequence_length,
             chat=chat_form(self.chat_template, self.train_on, packing=self.packing),
+            lora=self.lora,
         )
         return described_profile(chosen_cluster(self.preset, self.cluster), spec, dtype=self.dtype or "float32")
 

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 _FILES = ("plan.json", "profile.json", "run.json", "trace.json", "decisions.jsonl", "switches.jsonl", "metrics.jsonl")
 _MODEL_OPTIONS = (
-    "preset", "cluster", "data", "tokenizer", "sequence_length", "chat_template", "train_on", "packing",
+    "preset", "cluster", "data", "tokenizer", "sequence_length", "lora", "chat_template", "train_on", "packing",
     "global_batch", "dtype", "emulated_speed",
 )  # fmt: skip
 """Options that go with --model: a plan and a checkpoint say all this already."""
@@ -154,6 +154,7 @@ class _Command:
             tokenizer=asked.tokenizer,
             sequence_length=asked.sequence_length,
             chat=chat_form(asked.chat_template, asked.train_on, packing=asked.packing),
+            lora=asked.lora,
             read=False,
         )
         job = self._job()

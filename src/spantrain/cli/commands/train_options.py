@@ -18,6 +18,7 @@ from spantrain.cli.options import (
     Insecure,
     Json,
     Listen,
+    Lora,
     LostAfter,
     NetworkTraceName,
     NoNetwork,
@@ -59,6 +60,7 @@ class TrainArguments:
     data: Data = None
     tokenizer: Tokenizer = None
     sequence_length: SequenceLength = None
+    lora: Lora = None
     chat_template: ChatTemplate = None
     train_on: TrainOn = None
     packing: Packing = False

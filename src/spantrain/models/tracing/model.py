@@ -3,7 +3,7 @@
 import copy
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -109,6 +109,15 @@ class TracedUnits:
         """Build the model as its author wrote it, with the weights that its units are built with."""
         loaded = load_model(self._spec, seed=seed, only=None if weights else ())
         return loaded.module, loaded.batch
+
+
+def drawn_parameters(spec: ModelSpec, names: Collection[str], *, seed: int) -> dict[str, Tensor]:
+    """Return what some parameters of a library's model begin with under a seed; the others are not made."""
+    if not names:
+        return {}
+    numbers = cut_model(spec).numbers
+    module = load_model(spec, seed=seed, only={numbers[name] for name in names}).module
+    return {name: module.get_parameter(name).detach() for name in names}
 
 
 def _numbers_in(cut: CutModel, indices: Sequence[int]) -> set[int] | None:

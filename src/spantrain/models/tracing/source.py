@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError
+from spantrain.models.adapters import adapted
 from spantrain.models.sampler import derive_seed
 from spantrain.models.sources import hf_configuration, image_shape
 from spantrain.models.statistics import leave_frozen, without_exchange
@@ -329,7 +330,7 @@ def _library_model(spec: ModelSpec) -> tuple[nn.Module, tuple[str, ...]]:
             configuration.use_cache = False
         configuration.return_dict = True
         with bounded(f"model {spec.name}"):
-            made: nn.Module = model_class(configuration)
+            made: nn.Module = adapted(spec, model_class(configuration))
     except (ValueError, TypeError, KeyError, AttributeError, ImportError, RuntimeError) as error:
         raise ConfigError(f"model {spec.name}: the library cannot build {name} from this: {error}") from error
     routed = getattr(configuration, "output_router_logits", False)

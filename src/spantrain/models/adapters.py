@@ -1,0 +1,218 @@
+"""Low-rank adapters in a library's model: named by a text or by `peft`'s configuration, made by `peft`.
+
+Adapters are Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", ICLR 2022. A function of the user's may
+return a model with any adapters of `peft`; here are those of models from a folder, as commands and workers name them.
+"""
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, Self
+
+from spantrain.config.files.parsing import parse_json
+from spantrain.config.files.problems import shortened
+from spantrain.core.units import ModelSpec
+from spantrain.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+LORA = "lora"
+"""The field of a spec's config that holds the form of adapters as JSON."""
+_MAX_RANK = 65536
+_KEYS = {
+    "r": "r",
+    "alpha": "lora_alpha",
+    "targets": "target_modules",
+    "dropout": "lora_dropout",
+    "rslora": "use_rslora",
+}
+_WRITTEN = "wanted e.g. r=8,alpha=16,targets=q_proj+v_proj,dropout=0,rslora=false"
+_NOT_SETTINGS = ("task_type", "base_model_name_or_path", "inference_mode", "peft_type", "peft_version")
+_TASKS: Mapping[str, str] = {
+    "ForCausalLM": "CAUSAL_LM",
+    "LMHeadModel": "CAUSAL_LM",
+    "ConditionalGeneration": "SEQ_2_SEQ_LM",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoraForm:
+    """What adapters are like, in the words of `peft.LoraConfig`."""
+
+    r: int = 8
+    lora_alpha: float = 8
+    target_modules: tuple[str, ...] = ()
+    """Ends of modules' names, or `all-linear` alone; none: what `peft` knows of the model's type."""
+    lora_dropout: float = 0.0
+    use_rslora: bool = False
+
+    def __post_init__(self) -> None:
+        if type(self.r) is not int or not 1 <= self.r <= _MAX_RANK:
+            raise ConfigError(f"lora: r must be a whole number from 1 to {_MAX_RANK}, got {shortened(repr(self.r))}")
+        if type(self.lora_alpha) not in (int, float) or not 0 < self.lora_alpha < math.inf:
+            raise ConfigError(f"lora: alpha must be a positive number, got {shortened(repr(self.lora_alpha))}")
+        if type(self.lora_dropout) not in (int, float) or not 0 <= self.lora_dropout < 1:
+            raise ConfigError(f"lora: dropout must be from 0 to below 1, got {shortened(repr(self.lora_dropout))}")
+        if not all(isinstance(name, str) and name for name in self.target_modules):
+            raise ConfigError(f"lora: targets must be names of modules, got {shortened(repr(self.target_modules))}")
+        if type(self.use_rslora) is not bool:
+            raise ConfigError(f"lora: rslora must be true or false, got {shortened(repr(self.use_rslora))}")
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Return the form that a command line names.
+
+        Raises:
+            ConfigError: it is written otherwise, or a value is none.
+
+        >>> LoraForm.parse("r=4,alpha=16,targets=q_proj+v_proj").target_modules
+        ('q_proj', 'v_proj')
+        """
+        fields: dict[str, Any] = {}
+        for entry in text.split(","):
+            key, _, value = entry.strip().partition("=")
+            if key not in _KEYS or not value or _KEYS[key] in fields:
+                raise ConfigError(f"lora: {shortened(repr(entry))} is not understood; {_WRITTEN}")
+            try:
+                fields[_KEYS[key]] = tuple(value.split("+")) if key == "targets" else json.loads(value)
+            except ValueError:
+                raise ConfigError(f"lora: {key} is {shortened(repr(value))}; {_WRITTEN}") from None
+        return cls(**fields)
+
+    @classmethod
+    def of(cls, config: object) -> Self | None:
+        """Return the form of a `peft.LoraConfig`, or that a text names; None of None.
+
+        Raises:
+            ConfigError: it is of other adapters, or sets what is not done here.
+        """
+        if config is None or isinstance(config, str):
+            return None if config is None else cls.parse(config)
+        _check_installed()
+        from peft import LoraConfig
+
+        if not isinstance(config, LoraConfig):
+            raise ConfigError(
+                f"peft_config: a {type(config).__name__} is not done here, LoraConfig is; for other adapters return "
+                "get_peft_model(model, config) from the function that makes the model"
+            )
+        plain, given = vars(LoraConfig()), vars(config)
+        changed = [name for name in given if given[name] != plain.get(name) and name not in _NOT_SETTINGS]
+        others = [name for name in changed if name not in _KEYS.values()]
+        if others:
+            raise ConfigError(
+                f"peft_config: {', '.join(others)} cannot be set here (known: {', '.join(_KEYS.values())}); return "
+                "get_peft_model(model, config) from the function that makes the model"
+            )
+        targets = given["target_modules"] or ()
+        names = (targets,) if isinstance(targets, str) else tuple(sorted(targets))
+        own = {name: given[name] for name in changed if name != "target_modules"}
+        return cls(**own, target_modules=names)
+
+
+def with_lora(spec: ModelSpec, form: LoraForm | None) -> ModelSpec:
+    """Return a model from a folder with adapters; None leaves it as it is.
+
+    Raises:
+        ConfigError: the model is of a function or the catalogue, or `peft` is not installed.
+    """
+    if form is None:
+        return spec
+    if spec.family != "hf":
+        raise ConfigError(
+            f"lora: model {spec.name} is not from a folder (hf:FOLDER): return get_peft_model(model, LoraConfig(...)) "
+            "from the function that makes the model"
+        )
+    _check_installed()
+    return replace(spec, config={**spec.config, LORA: json.dumps(asdict(form), sort_keys=True)})
+
+
+def adapted(spec: ModelSpec, module: "nn.Module") -> "nn.Module":
+    """Put adapters into a model, if its spec names some; the rest is not trained any more.
+
+    Raises:
+        ConfigError: `peft` is not installed, or the spec's adapters are none.
+        ValueError: of `peft`: the model has no such modules.
+    """
+    form = _form(spec)
+    if form is None:
+        return module
+    _check_installed()
+    from peft import LoraConfig, get_peft_model
+    from peft.tuners.lora import LoraLayer
+
+    targets: Any = list(form.target_modules) or None
+    if form.target_modules == ("all-linear",):
+        targets = "all-linear"
+    name = type(module).__name__
+    settings = LoraConfig(
+        **{**asdict(form), "target_modules": targets},
+        task_type=next((task for ending, task in _TASKS.items() if name.endswith(ending)), None),
+    )
+    with _unregistered():
+        made: nn.Module = get_peft_model(module, settings)
+    for part in made.modules():
+        if isinstance(part, LoraLayer):
+            _begin_anew(part)
+    return made
+
+
+@contextmanager
+def _unregistered() -> Iterator[None]:
+    """Keep what is made for a moment from those who number or replace parameters: `peft` moves and drops it."""
+    from torch.nn.modules.module import _global_parameter_registration_hooks as hooks
+
+    kept = dict(hooks)
+    hooks.clear()
+    try:
+        yield
+    finally:
+        hooks.update(kept)
+
+
+def _begin_anew(layer: Any) -> None:
+    """Give a layer parameters that are registered as all are, and its own first numbers.
+
+    `peft` moves its parameters to where those of the base are, which may be empty: they would lose their numbers.
+    """
+    import torch
+    from torch import nn
+
+    for name in layer.adapter_layer_names:
+        holder = getattr(layer, name, None)
+        for part in holder.modules() if isinstance(holder, nn.Module) else ():
+            for key, old in list(part._parameters.items()):
+                if old is not None:
+                    part._parameters.pop(key)
+                    part.register_parameter(key, nn.Parameter(torch.empty(old.shape), requires_grad=old.requires_grad))
+    layer.reset_lora_parameters("default", True)
+
+
+def base_name(spec: ModelSpec, name: str) -> str | None:
+    """Return the name that a tensor has in the model without adapters; None: it belongs to an adapter."""
+    if LORA not in spec.config:
+        return name
+    return None if ".lora_" in name else name.removeprefix("base_model.model.").replace(".base_layer.", ".")
+
+
+def _form(spec: ModelSpec) -> LoraForm | None:
+    text = spec.config.get(LORA)
+    if text is None:
+        return None
+    fields = parse_json(text, f"model {spec.name}: its adapters") if isinstance(text, str) else None
+    if not isinstance(fields, dict) or not set(fields) <= set(_KEYS.values()):
+        raise ConfigError(f"model {spec.name}: its adapters are none that are known; plan again")
+    targets = fields.get("target_modules", [])
+    if not isinstance(targets, list):
+        raise ConfigError(f"model {spec.name}: the targets of its adapters must be a list; plan again")
+    return LoraForm(**{**fields, "target_modules": tuple(targets)})
+
+
+def _check_installed() -> None:
+    import importlib.util
+
+    if importlib.util.find_spec("peft") is None:
+        raise ConfigError("lora: peft is not installed here; pip install 'spantrain[peft]', on all machines of the run")
