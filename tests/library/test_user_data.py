@@ -1,6 +1,7 @@
 """Data from users' functions: samples, held-out parts, the order of a model's inputs; workers call only their own."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -148,3 +149,16 @@ def test_a_file_that_trains_while_it_is_imported_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"unguarded\.py starts training while it is imported.*__main__"):
         whole_model(model_on_data(f"{file}:build"), seed=0)
     assert not (tmp_path / "run").exists()
+
+
+def test_tokens_as_their_own_labels_are_refused_where_the_loss_does_not_shift_them():
+    """As transformers' trainer wants them: its models shift them. Those from a configuration do not, here."""
+    spec = model_on_data(f"hf:{Path(__file__).parents[2] / 'examples' / 'llama-tiny'}", sequence_length=8)
+    tokens = torch.arange(8)
+    follow = torch.cat((tokens[1:], torch.tensor([-100])))
+    assert len(samples_of([{"input_ids": tokens, "labels": follow}], spec)) == 1
+    for labels in (tokens, torch.cat((torch.tensor([-100, -100]), tokens[2:]))):
+        with pytest.raises(ConfigError, match=r"labels are the tokens themselves; .* shift them by one"):
+            samples_of([{"input_ids": tokens, "labels": labels}], spec)
+    with pytest.raises(ConfigError, match="step 0: the labels are the tokens themselves"):
+        batch_of({"input_ids": tokens[None], "labels": tokens[None]}, spec, source="step 0")

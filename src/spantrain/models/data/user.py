@@ -65,6 +65,11 @@ class UserSamples:
         return self._sample(0).labels is not None
 
     @property
+    def first(self) -> ModelBatch:
+        """The first sample, as a batch of one."""
+        return self._sample(0).mapped(lambda tensor: tensor[None])
+
+    @property
     def digest(self) -> str:
         """SHA-256 over the number of samples and some of them: reading all could take hours."""
         count = len(self._indices)
@@ -134,7 +139,9 @@ def open_user_samples(spec: ModelSpec, *, held_out: bool) -> UserSamples:
             f"{source}: no {'held-out ' if held_out else ''}samples among {count}; give more, or take an argument "
             "`held_out` and return the part that is asked for"
         )
-    return UserSamples(samples, indices, names=wanted_names(spec), source=source)
+    found = UserSamples(samples, indices, names=wanted_names(spec), source=source)
+    _check_followed(found.first, spec, source)
+    return found
 
 
 def samples_of(samples: Any, spec: ModelSpec) -> UserSamples:
@@ -145,7 +152,28 @@ def samples_of(samples: Any, spec: ModelSpec) -> UserSamples:
     """
     if not hasattr(samples, "__len__") or len(samples) == 0:
         raise ConfigError(f"data: a {type(samples).__name__} without `__len__`, or without samples; give a data set")
-    return UserSamples(samples, range(len(samples)), names=wanted_names(spec), source="data")
+    found = UserSamples(samples, range(len(samples)), names=wanted_names(spec), source="data")
+    _check_followed(found.first, spec, "data")
+    return found
+
+
+def _check_followed(batch: ModelBatch, spec: ModelSpec, source: str) -> None:
+    """Refuse tokens as their own labels, where the loss is that of the tokens that follow: nothing would be learnt.
+
+    Raises:
+        ConfigError: they are.
+    """
+    labels, tokens = batch.labels, batch.inputs[0]
+    if spec.objective != "next-byte" or labels is None or labels.shape != tokens.shape or labels.dim() != 2:
+        return
+    counted = labels != IGNORED_LABEL
+    follow = torch.equal(labels[:, :-1], tokens[:, 1:])
+    if bool(counted.any()) and torch.equal(labels[counted], tokens[counted]) and not follow:
+        raise ConfigError(
+            f"{source}: the labels are the tokens themselves; of {spec.name}, labels are the tokens that follow: shift "
+            "them by one (the last is -100), or have a function return the model with such an example batch: then the "
+            "model's own loss shifts them"
+        )
 
 
 def batch_of(batch: Any, spec: ModelSpec, *, source: str) -> ModelBatch:
@@ -160,6 +188,7 @@ def batch_of(batch: Any, spec: ModelSpec, *, source: str) -> ModelBatch:
     if spec.is_brought:
         _check_like(found, cut_model(spec).batch, source)
     _check_numbers(found, spec, source)
+    _check_followed(found, spec, source)
     return found
 
 
