@@ -187,7 +187,9 @@ def test_one_sample_of_one_number_is_refused_by_name(spec_of):
     executor = StageExecutor(units, is_last=True, global_batch=4, batch_statistics=True)
     rows = {0: torch.randn(4, 3, 1, 1), LABELS: torch.zeros(4, dtype=torch.int64)}
     executor.forward(Span(0, 3), (), {key: tensor[:3] for key, tensor in rows.items()})
-    with pytest.raises(ConfigError, match=r"samples \[3:4\].*0\.1.*larger micro-batches, or give --batch-norm frozen"):
+    with pytest.raises(
+        ConfigError, match=r"samples \[3:4\].*0\.1.*larger --global-batch, say, or give --batch-norm frozen"
+    ):
         executor.forward(Span(3, 4), (), {key: tensor[3:] for key, tensor in rows.items()})
     assert not any(module.training for module in executor.units[0].modules())
 

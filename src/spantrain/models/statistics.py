@@ -168,8 +168,8 @@ class BatchStatistics:
                     raise
                 raise ConfigError(
                     f"samples {span}: a normalization ({', '.join(self._names[:2])}) has one number in each channel, "
-                    f"of which there are no statistics ({error}); plan with larger micro-batches, or give "
-                    "--batch-norm frozen"
+                    f"of which there are no statistics ({error}); plan larger micro-batches, by a "
+                    "larger --global-batch, say, or give --batch-norm frozen"
                 ) from error
 
     @torch.no_grad()

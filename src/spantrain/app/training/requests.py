@@ -28,6 +28,7 @@ from spantrain.runtime.coordinator.advice import Adviser
 from spantrain.runtime.coordinator.batches import EXTERNAL, BatchQueue
 from spantrain.runtime.worker.user_functions import with_own_functions
 from spantrain.schedule.layout import check_limits
+from spantrain.schedule.registry import replica_tasks
 
 _OTHER = frozenset({".bin", ".ckpt", ".gguf", ".h5", ".msgpack", ".pt", ".pth"})
 """Weights in files that are not read here: most run code when they are."""
@@ -127,7 +128,15 @@ class TrainRequest:
         taken = line and self.job.takes_batch_statistics(self.plan.model)
         weights = (self.weights.text,) if self.weights.text else ()
         left_out = (f"Not as the model was given: {one}" for one in self.left_out)
-        return (*weights, *left_out, *((line[0].upper() + line[1:],) if taken else ()))
+        return (*weights, *left_out, *((f"B{line[1:]}; under this plan {self._samples_at_once()}",) if taken else ()))
+
+    def _samples_at_once(self) -> str:
+        """Say of how many samples statistics are."""
+        units = self.profile.graph.units
+        stages = zip(self.plan.stages, replica_tasks(self.plan), strict=True)
+        taking = [tasks for stage, tasks in stages if any(units[unit].batch_norms for unit in stage.units)]
+        sizes = [span.size for tasks in taking for task in tasks for span in task.spans]
+        return f"they are of {min(sizes)} to {max(sizes)} samples"
 
 
 def first_weights(spec: ModelSpec, *, from_scratch: bool) -> FirstWeights:
