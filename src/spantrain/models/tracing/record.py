@@ -208,7 +208,10 @@ class _TapeRecorder(TorchFunctionMode):
             self._note_derivation(func, args, kwargs, result, changed)
         if written is not None and (made or changed):
             if any(isinstance(sign, Constant) and self._is_made(sign.tensor) for sign in parts(written)):
-                self._refuse("a tensor comes from where it cannot be seen (made in a closed module, and kept there)")
+                self._refuse(
+                    "a tensor comes from where it cannot be seen (made in a closed module, and kept there): return it "
+                    "from the block, or leave it out (a mixture's output_router_logits)"
+                )
             changes = self._changes(changed, made)
             self._steps.append(
                 TapeStep(
