@@ -149,7 +149,7 @@ def _by_member(pieces: tuple[TensorPieces, ...], held: list[int]) -> MemberBytes
 
 def _flop(spec: ModelSpec, module: UnitModule, empty: UnitModule, batch: Callable[..., _Batch]) -> float:
     """Count operations for one sample: without numbers, or with them where the unit cannot do without."""
-    with contextlib.suppress(RuntimeError), FlopMeter() as meter:
+    with contextlib.suppress(RuntimeError, ConfigError), FlopMeter() as meter:
         _run(empty, batch(_SMALL, "meta"))
         return float(meter.total) / _SMALL
     try:

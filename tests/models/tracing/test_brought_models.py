@@ -59,6 +59,8 @@ TRAIN = {
     "recurrent": ("dropout is off in 1 module (recurrent (LSTM)), with probability 0.25",),
     "stochastic_depth": ("2 modules (0 (Depth), 1 (Depth)) would do otherwise, first `rand` at " + str(SOURCE),),
     "looks_at_numbers": (),
+    "hooked": (),
+    "an_object_is_passed_on": (),
     "spectral_norm": ("1 module (0.parametrizations.weight.0 (_SpectralNorm)) would do otherwise",),
 }
 """What is told of each that trains."""
@@ -66,13 +68,11 @@ TRAIN = {
 REFUSED = {
     "dropout_always": r"does not do the same every time.* by `dropout` in 0 \(Block\) at .*brought_models.py:\d+",
     "statistics_of_the_batch": r"depend on each other \(1 \(BatchNorm1d\) has no running statistics",
-    "hooked": r"through the hooks of 0 \(Block\)",
     "traced": "is of torch.jit, .*return the module that it was made of",
     "old_weight_norm": r"0 \(Linear\) keeps weight, a tensor made of parameters",
     "data_parallel": r"the module \(DataParallel\) divides the work itself.*return the module inside it",
     "lazy": r"0 \(LazyLinear\): weight has no shape before the first call",
     "on_meta": r"0.linear \(Linear\): weight is on the meta device",
-    "an_object_is_passed_on": "a Record with tensors in it is passed on",
 }
 
 

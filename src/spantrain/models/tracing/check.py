@@ -8,7 +8,7 @@ as its author gave it is found by running its forward in both modes, to be told 
 import contextlib
 import difflib
 import inspect
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -302,14 +302,20 @@ def _loss_under(seed: int, spec: ModelSpec, loaded: Loaded, batch: ModelBatch) -
 
 
 def _why_not_followed(model: nn.Module) -> str:
-    hooked = [
-        f"{path or 'the model'} ({type(part).__name__})"
-        for path, part in model.named_modules()
-        if part._forward_hooks or part._forward_pre_hooks
-    ]
+    hooked = hooked_module(model, [path for path, _ in model.named_modules()])
     if hooked:
-        return f"its forward could not be followed through the hooks of {hooked[0]}; do in forward what they do"
+        return f"its forward could not be followed through the hooks of {hooked}; do in forward what they do"
     return "its forward could not be followed rightly; please report this, with the model"
+
+
+def hooked_module(model: nn.Module, paths: Iterable[str]) -> str | None:
+    """Return the first of some modules that has hooks, but for torch's own (which make weights); None: none has."""
+    for path in paths:
+        part = model.get_submodule(path)
+        hooks = (*part._forward_hooks.values(), *part._forward_pre_hooks.values())
+        if any(not str(getattr(hook, "__module__", "")).startswith("torch.") for hook in hooks):
+            return f"{path or 'the model'} ({type(part).__name__})"
+    return None
 
 
 def _check_alone(

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
-from spantrain.models.tracing.tape import Facts, Samples, StandIn, Tape, TapeStep, Value, mapped, parts
+from spantrain.models.tracing.tape import Facts, NamedWeight, Samples, StandIn, Tape, TapeStep, Value, mapped, parts
 
 _SAMPLES_COMPARED = 4
 """Sizes of cuts are compared for so many samples."""
@@ -64,6 +64,12 @@ class TapePart:
     def modules(self) -> tuple[str, ...]:
         """Paths of the modules that run in it, in order."""
         return tuple(dict.fromkeys(step.module for step in self.steps if step.module is not None))
+
+    @property
+    def weights(self) -> tuple[str, ...]:
+        """Names of weights and buffers that it uses outside of those."""
+        signs = [sign for step in self.steps for sign in parts((step.args, dict(step.kwargs)))]
+        return tuple(dict.fromkeys(sign.name for sign in signs if isinstance(sign, NamedWeight)))
 
 
 def needed_steps(tape: Tape) -> Tape:
@@ -219,7 +225,7 @@ class TapeCutter:
     def _crossing(self, place: int) -> tuple[Carried, ...]:
         found = []
         for value in self._crossing_values(place):
-            carried = _carried(value, self._facts(value))
+            carried = carried_or_why_not(value, self._facts(value))
             assert isinstance(carried, Carried), carried
             found.append(carried)
         return tuple(found)
@@ -244,7 +250,7 @@ class TapeCutter:
         if not values:
             return f"no tensor crosses behind {where}, so nothing tells how many samples there are"
         for value in values:
-            carried = _carried(value, self._facts(value))
+            carried = carried_or_why_not(value, self._facts(value))
             if isinstance(carried, str):
                 return f"{carried} (behind {where})"
         return None
@@ -253,7 +259,7 @@ class TapeCutter:
         return self._tape.facts[value.index]
 
 
-def _carried(value: Value, facts: Facts) -> Carried | str:
+def carried_or_why_not(value: Value, facts: Facts) -> Carried | str:
     """Return how a value is carried, or why it cannot be."""
     growing = [(dim, size) for dim, size in enumerate(facts.shape) if isinstance(size, Samples)]
     if not growing:

@@ -7,7 +7,7 @@ Two tapes, of two numbers of samples, become one for any number.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +32,8 @@ from spantrain.models.tracing.tape import (
     parts,
 )
 from spantrain.models.units import LABELS
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,25 +216,41 @@ class Followed:
     notices: tuple[str, ...]
 
 
+class NotFollowedError(ConfigError):
+    """A model whose forward cannot be cut in one of the two ways."""
+
+    def __init__(self, source: str, why: str, remedy: str = "") -> None:
+        super().__init__(f"model {source}: {why}{remedy}")
+        self.why = why
+
+
 def follow(spec: ModelSpec) -> Followed:
     """Write a model's forward down: without numbers if that can be, else for real on its example batch.
 
     Raises:
-        ConfigError: the model cannot be built, fails on its example batch, or decides by numbers of the data.
+        NotFollowedError: the model fails on its example batch, or decides by numbers of the data.
+        ConfigError: it cannot be built.
     """
+    return explored(spec, partial(_explored, spec))
+
+
+def explored(spec: ModelSpec, work: Callable[[Loaded, Callable[[Tensor], Tensor]], T]) -> T:
+    """Do work on a model as `with_or_without_numbers` does; errors are those of `follow`."""
     try:
         with uncompiled():
-            return with_or_without_numbers(spec, partial(_explored, spec))
+            return with_or_without_numbers(spec, work)
     except TraceProblem as problem:
         inside = f" in {problem.module}" if problem.module else ""
-        raise ConfigError(
-            f"model {spec.name}: cannot be cut: {problem.why}, at {problem.where}{inside}; write it without looking at "
-            "numbers (torch.where, masks), or so that it does not depend on the other samples of a batch"
+        raise NotFollowedError(
+            spec.name,
+            f"cannot be cut: {problem.why}, at {problem.where or 'its forward'}{inside}",
+            "; write it without looking at numbers (torch.where, masks), or so that it does not depend on the other "
+            "samples of a batch",
         ) from problem
     except ConfigError:
         raise
     except Exception as error:
-        raise ConfigError(f"model {spec.name}: fails on its example batch: {what_was_raised(error)}") from error
+        raise NotFollowedError(spec.name, f"fails on its example batch: {what_was_raised(error)}") from error
 
 
 def _explored(spec: ModelSpec, loaded: Loaded, fake: Callable[[Tensor], Tensor]) -> Followed:

@@ -1,10 +1,11 @@
 """A model's units, found once for each process: which parts it has, what they are called, what they share."""
 
+import contextlib
 import copy
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
@@ -13,12 +14,16 @@ from torch import Tensor, nn
 from spantrain.config.files.json_codec import from_json, render_json, to_json
 from spantrain.config.files.parsing import parse_json
 from spantrain.core.units import ModelSpec
+from spantrain.errors import ConfigError
 from spantrain.models.tracing.batch import Loss, ModelBatch
-from spantrain.models.tracing.check import check_units, differences
+from spantrain.models.tracing.check import check_units, differences, hooked_module
 from spantrain.models.tracing.cut import TapeCutter, TapePart, needed_steps
-from spantrain.models.tracing.follow import Structure, follow, is_composite
+from spantrain.models.tracing.follow import NotFollowedError, Structure, follow, is_composite
+from spantrain.models.tracing.gradients import check_gradients
 from spantrain.models.tracing.packing import check_packing
-from spantrain.models.tracing.source import emptied, load_model
+from spantrain.models.tracing.source import Loaded, emptied, load_model
+from spantrain.models.tracing.stubs.cut import StubPart
+from spantrain.models.tracing.stubs.follow import StubbedModel, follow_calls
 from spantrain.models.tracing.tape import NamedWeight, Tape, TapeStep
 from spantrain.models.tracing.tape import parts as in_structure
 from spantrain.models.tracing.unit import TracedUnit
@@ -26,14 +31,20 @@ from spantrain.models.units import UnitModule, parameter_names
 
 _LOGGER = logging.getLogger(__name__)
 
+WAY, OWN_FORWARD = "cut", "own forward"
+"""Entry of a spec's configuration, and its value, for a model whose units run its own forward."""
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CutModel:
     """What there is to know of a model to build any of its units."""
 
+    name: str
     names: tuple[str, ...]
     """Names of the units, in order."""
     parts: tuple[TapePart, ...]
+    """None: units run the model's own forward."""
+    stubbed: StubbedModel | None
     groups: Mapping[str, str]
     """Full name of a parameter -> the group it is in, for those that several units have."""
     skeleton: nn.Module
@@ -74,7 +85,7 @@ class TracedUnits:
         """Build units."""
         cut, wanted = cut_model(self._spec), list(indices)
         loaded = load_model(self._spec, seed=seed, only=_numbers_in(cut, wanted))
-        return [_unit(cut, index, loaded.module, loaded.loss) for index in wanted]
+        return _units(cut, wanted, loaded.module, loaded.loss)
 
     def blank(self, indices: Iterable[int], *, seed: int) -> list[UnitModule]:
         """Build units as ever: an unedited model may draw what is no parameter, by the rules of its author."""
@@ -82,9 +93,8 @@ class TracedUnits:
 
     def empty(self, index: int) -> UnitModule:
         """Build a unit on the meta device."""
-        cut = cut_model(self._spec)
         # A copy: whoever gets it may divide its modules in place.
-        return copy.deepcopy(_unit(cut, index, cut.skeleton, cut.loss)).to("meta")
+        return copy.deepcopy(_empty_units(cut_model(self._spec))[index]).to("meta")
 
     def to_measure(self) -> tuple[Callable[[int], UnitModule], tuple[str, ...]]:
         """Return all units, of a model that was checked to be what they are, and what of it is not done.
@@ -99,6 +109,7 @@ class TracedUnits:
             return units.__getitem__, differences(self._spec)
         loaded = load_model(self._spec, seed=0)
         check_units(self._spec, units, loaded)
+        check_gradients(self._spec, units, loaded)
         return units.__getitem__, differences(self._spec, loaded)
 
     def batch(self) -> ModelBatch:
@@ -122,37 +133,105 @@ def drawn_parameters(spec: ModelSpec, names: Collection[str], *, seed: int) -> d
 
 def _numbers_in(cut: CutModel, indices: Sequence[int]) -> set[int] | None:
     """Return the numbers of all parameters of these units; None: not all are known."""
-    units = [_unit(cut, index, cut.skeleton, cut.loss) for index in indices]
-    names = {full for unit in units for full in parameter_names(unit).values()}
+    units = _empty_units(cut)
+    names = {full for index in indices for full in parameter_names(units[index]).values()}
     return {cut.numbers[name] for name in names} if names <= cut.numbers.keys() else None
 
 
-def _unit(cut: CutModel, index: int, model: nn.Module, loss: Loss) -> TracedUnit:
-    last = index == len(cut.parts) - 1
-    own_loss = loss if last else None
-    unit = TracedUnit(cut.names[index], cut.parts[index], model, own_loss, counts=cut.batch.counts_labels)
-    unit.shared = {cut.groups[full]: local for local, full in parameter_names(unit).items() if full in cut.groups}
-    return unit
+@lru_cache(maxsize=8)
+def _empty_units(cut: CutModel) -> list[UnitModule]:
+    return _units(cut, range(len(cut.names)), copy.deepcopy(cut.skeleton), cut.loss)
+
+
+def _units(cut: CutModel, indices: Iterable[int], model: nn.Module, loss: Loss) -> list[UnitModule]:
+    """Make units of a model, which is not to be used otherwise any more."""
+    units: list[UnitModule] = []
+    shell = cut.stubbed.shell(model) if cut.stubbed else None
+    for index in indices:
+        if cut.stubbed and shell:
+            unit: UnitModule = cut.stubbed.unit(index, cut.names[index], shell, cut.batch, loss, model=cut.name)
+        else:
+            own_loss = loss if index == len(cut.parts) - 1 else None
+            unit = TracedUnit(cut.names[index], cut.parts[index], model, own_loss, counts=cut.batch.counts_labels)
+        unit.shared = {cut.groups[full]: local for local, full in parameter_names(unit).items() if full in cut.groups}
+        units.append(unit)
+    return units
 
 
 @lru_cache(maxsize=8)
 def _cut(text: str) -> CutModel:
     spec: ModelSpec = from_json(ModelSpec, parse_json(text, "spec"), "spec")
+    cut = _cut_by_stubs(spec) if spec.config.get(WAY) == OWN_FORWARD else _cut_either_way(spec)
+    for notice in cut.notices:
+        _LOGGER.warning("model %s: %s", spec.name, notice)
+    return cut
+
+
+def _cut_either_way(spec: ModelSpec) -> CutModel:
+    """Cut a model's tape, or by its own forward: where the tape cannot be, makes fewer units, or would miss hooks."""
+    try:
+        cut = _cut_tape(spec)
+    except NotFollowedError as refused:
+        try:
+            return _with_reason(_cut_by_stubs(spec), refused.why)
+        except NotFollowedError as error:
+            if error.why == refused.why:
+                raise refused from error
+            raise ConfigError(f"{refused}; nor can each unit run the whole forward: {error.why}") from error
+    closed = next((notice for notice in cut.notices if " is one unit: " in notice), None)
+    hooked = hooked_module(cut.skeleton, {"", *(path for part in cut.parts for path in part.modules)})
+    if closed or hooked:
+        with contextlib.suppress(NotFollowedError):
+            other = _cut_by_stubs(spec)
+            if hooked or len(other.names) > len(cut.names):
+                return _with_reason(other, f"{hooked} has hooks" if hooked else str(closed))
+    return cut
+
+
+def _with_reason(cut: CutModel, why: str) -> CutModel:
+    return replace(cut, notices=(f"each unit runs the model's own forward, since {why}", *cut.notices))
+
+
+def _cut_tape(spec: ModelSpec) -> CutModel:
     found = follow(spec)
     model, tape = found.loaded.module, needed_steps(found.tape)
     blocks = _BlockSteps(model, found.structure, tape)
     parts, uncut = TapeCutter(tape).cut(blocks.starts, blocks.has_weights)
-    notices = (*found.notices, *uncut)
-    for notice in notices:
-        _LOGGER.warning("model %s: %s", spec.name, notice)
+    candidates = [
+        (
+            [step.module for step in part.steps if blocks.starts(step) and step.module],
+            [step.module for step in part.steps if blocks.has_weights(step) and step.module],
+        )
+        for part in parts
+    ]
+    return _cut_model(spec, found.loaded, parts, candidates, notices=(*found.notices, *uncut))
+
+
+def _cut_by_stubs(spec: ModelSpec) -> CutModel:
+    loaded, found = follow_calls(spec)
+    candidates = [([path for path in part.modules if path in found.blocks], list(part.modules)) for part in found.parts]
+    return _cut_model(spec, loaded, found.parts, candidates, notices=found.notices, stubbed=found)
+
+
+def _cut_model(
+    spec: ModelSpec,
+    loaded: Loaded,
+    parts: Sequence[TapePart] | Sequence[StubPart],
+    candidates: Sequence[tuple[list[str], list[str]]],
+    *,
+    notices: tuple[str, ...],
+    stubbed: StubbedModel | None = None,
+) -> CutModel:
     return CutModel(
-        names=_names(parts, blocks),
-        parts=parts,
-        groups=_groups(parts, model),
-        skeleton=emptied(model, _meta, buffers=True),
-        numbers=found.loaded.numbers,
-        batch=found.loaded.batch,
-        loss=found.loaded.loss,
+        name=spec.name,
+        names=_names(candidates),
+        parts=tuple(part for part in parts if isinstance(part, TapePart)),
+        stubbed=stubbed,
+        groups=_groups(parts, loaded.module),
+        skeleton=emptied(loaded.module, _meta, buffers=True),
+        numbers=loaded.numbers,
+        batch=loaded.batch,
+        loss=loaded.loss,
         notices=notices,
     )
 
@@ -195,13 +274,11 @@ def _signs(step: TapeStep) -> Iterable[object]:
     return in_structure((step.args, dict(step.kwargs)))
 
 
-def _names(parts: Sequence[TapePart], blocks: _BlockSteps) -> tuple[str, ...]:
-    """Name units by their blocks; the first and last, if they have none, by their first and last module."""
+def _names(candidates: Sequence[tuple[list[str], list[str]]]) -> tuple[str, ...]:
+    """Name units by their blocks (given first); the first and last, if they have none, by other modules of theirs."""
     names = []
-    for number, part in enumerate(parts):
-        starting = [step.module for step in part.steps if blocks.starts(step) and step.module]
-        weighty = [step.module for step in part.steps if blocks.has_weights(step) and step.module]
-        some = starting[:1] or (weighty[-1:] if number else weighty[:1]) or list(part.modules[:1]) or [f"part{number}"]
+    for number, (starting, weighty) in enumerate(candidates):
+        some = starting[:1] or (weighty[-1:] if number else weighty[:1]) or [f"part{number}"]
         names.append(some[0])
     seen: Counter[str] = Counter()
     for number, name in enumerate(names):
@@ -211,7 +288,7 @@ def _names(parts: Sequence[TapePart], blocks: _BlockSteps) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _groups(parts: Sequence[TapePart], model: nn.Module) -> dict[str, str]:
+def _groups(parts: Sequence[TapePart] | Sequence[StubPart], model: nn.Module) -> dict[str, str]:
     """Find the parameters that several units have; a group is called by the first name of its parameter."""
     named = dict(model.named_parameters(remove_duplicate=False))
     first: dict[int, str] = {}
@@ -220,11 +297,6 @@ def _groups(parts: Sequence[TapePart], model: nn.Module) -> dict[str, str]:
     holders: Counter[str] = Counter()
     for part in parts:
         held = {id(p) for path in part.modules for p in model.get_submodule(path).parameters()}
-        held |= {
-            id(named[sign.name])
-            for step in part.steps
-            for sign in _signs(step)
-            if isinstance(sign, NamedWeight) and sign.name in named
-        }
+        held |= {id(named[name]) for name in part.weights if name in named}
         holders.update(first[key] for key in held)
     return {name: first[id(p)] for name, p in named.items() if holders[first[id(p)]] > 1}

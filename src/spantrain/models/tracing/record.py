@@ -6,8 +6,7 @@ shapes) is computed for real: code may look at such values, and a look at a valu
 """
 
 import contextlib
-import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,14 +31,15 @@ from spantrain.models.tracing.tape import (
     mapped,
     parts,
 )
+from spantrain.models.tracing.watch import wrapped
 from spantrain.models.units import Rows
 
 # What these return depends on the shape and type of their argument only.
-_OF_SHAPES = frozenset(
+OF_SHAPES = frozenset(
     {"empty_like", "full_like", "new_empty", "new_full", "new_ones", "new_zeros", "ones_like", "zeros_like"}
 )
 # What these return has the numbers of the first argument only.
-_OF_FIRST = frozenset({"expand_as", "reshape_as", "to", "type_as", "view_as"})
+OF_FIRST = frozenset({"expand_as", "reshape_as", "to", "type_as", "view_as"})
 _RANDOM = frozenset({"bernoulli", "multinomial", "normal", "rand", "rand_like", "randint", "randn", "randn_like"})
 
 
@@ -76,7 +76,7 @@ def record(
         TraceProblem: the forward decides by numbers of the data, or does what cannot be written down.
     """
     recorder = _TapeRecorder(model, args, rows)
-    with _wrapped(recorder, model, opened), recorder:
+    with wrapped(recorder, model, opened), recorder:
         positional = [arg for number, arg in args.items() if names[number] is None]
         keyword = {name: args[number] for number, name in names.items() if name is not None}
         result = model(*positional, **keyword)
@@ -195,13 +195,13 @@ class _TapeRecorder(TorchFunctionMode):
     ) -> Any:
         """Do a call; note where its results come from, and write it down."""
         inside = bool(self.closed)
-        versions = [_version(tensor) for tensor in tensors]
+        versions = [version_of(tensor) for tensor in tensors]
         path, func, args, kwargs = call
         # As they are before the call, which may change them.
         written = None if inside else (mapped(tuple(args), self._part), mapped(kwargs, self._part))
         result = work()
         made = _tensors(result)
-        changed = [t for t, version in zip(tensors, versions, strict=True) if _version(t) != version]
+        changed = [t for t, version in zip(tensors, versions, strict=True) if version_of(t) != version]
         if path is None:
             self._note_origins(name, tensors, made, changed)
         if inside and func is not None:
@@ -281,7 +281,7 @@ class _TapeRecorder(TorchFunctionMode):
         self, name: str, tensors: Sequence[Tensor], made: Sequence[Tensor], changed: Sequence[Tensor]
     ) -> None:
         origin = _Origin(data=name in _RANDOM)
-        for tensor in () if name in _OF_SHAPES else tensors[:1] if name in _OF_FIRST else tensors:
+        for tensor in () if name in OF_SHAPES else tensors[:1] if name in OF_FIRST else tensors:
             origin |= self._origin.get(id(tensor), _Origin())
         for tensor in (*made, *changed):
             self._origin[id(tensor)] = origin
@@ -361,39 +361,10 @@ class _TapeRecorder(TorchFunctionMode):
         return part
 
 
-@contextlib.contextmanager
-def _wrapped(recorder: _TapeRecorder, model: nn.Module, opened: frozenset[str]) -> Iterator[None]:
-    """Have every module tell the recorder when it runs."""
-    modules = dict(model.named_modules())
-    own = {path: module.__dict__.get("forward") for path, module in modules.items()}
-    for path, module in modules.items():
-        module.forward = _told(recorder, path, module.forward, is_open=path in opened)
-    try:
-        yield
-    finally:
-        for path, module in modules.items():
-            del module.__dict__["forward"]
-            if own[path] is not None:
-                module.__dict__["forward"] = own[path]
-
-
-def _told(recorder: _TapeRecorder, path: str, forward: Callable[..., Any], *, is_open: bool) -> Callable[..., Any]:
-    @functools.wraps(forward)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        if not is_open:
-            return recorder.run_closed(path, forward, args, kwargs)
-        recorder.opened.append(path)
-        try:
-            return forward(*args, **kwargs)
-        finally:
-            recorder.opened.pop()
-
-    return run
-
-
 def _tensors(structure: Any) -> list[Tensor]:
     return [part for part in parts(structure) if isinstance(part, Tensor)]
 
 
-def _version(tensor: Tensor) -> int:
+def version_of(tensor: Tensor) -> int:
+    """Return how often a tensor was written into."""
     return 0 if tensor.is_inference() else tensor._version

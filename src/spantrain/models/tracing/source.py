@@ -29,7 +29,7 @@ from spantrain.models.sources import hf_configuration, image_shape
 from spantrain.models.statistics import leave_frozen, without_exchange
 from spantrain.models.tracing.batch import LabelLoss, Loss, ModelBatch, OwnLoss
 from spantrain.models.tracing.factory import call_factory, plain_module
-from spantrain.models.tracing.tape import TraceProblem
+from spantrain.models.tracing.tape import TraceProblem, parts
 
 _NO_PARAMETER = -1
 _MAX_PARTS = 400_000
@@ -257,6 +257,9 @@ def emptied(module: nn.Module, replaced: Any, *, buffers: bool = False) -> nn.Mo
     if buffers:
         tensors += list(module.buffers())
     memo = {id(tensor): replaced(tensor) for tensor in tensors}
+    kept = parts([list(vars(part).values()) for part in module.modules()])
+    # What a forward left behind cannot be copied.
+    memo |= {id(part): part.detach() for part in kept if isinstance(part, Tensor) and not part.is_leaf}
     return copy.deepcopy(module, memo)
 
 

@@ -1,7 +1,8 @@
 """A unit that does its part of a tape, on the modules of the unedited model."""
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -23,35 +24,18 @@ from spantrain.models.tracing.tape import (
     parts,
     zipped,
 )
-from spantrain.models.units import COUNTED, LABELS, UnitModule
+from spantrain.models.units import COUNTED, LABELS, Rows, UnitModule
 
 
-class TracedUnit(UnitModule):
-    """Modules of the model, and the steps that call them.
+class BroughtUnit(UnitModule, ABC):
+    """Modules and weights of a model, its own objects; what `repr` prints tells units of unlike work apart."""
 
-    Modules and weights are the model's own objects; what `repr` prints tells units of unlike work apart.
-    """
-
-    def __init__(self, name: str, part: TapePart, model: nn.Module, loss: Loss | None, *, counts: bool) -> None:
-        """Take what the part needs out of a model; `loss` is the last unit's, over labels of the whole step or not."""
+    def __init__(self, name: str, loss: Loss | None) -> None:
+        """Hold nothing yet; `loss` is the last unit's."""
         super().__init__(name, prefixes={})
-        self._part = part
         self._loss = loss
         self._local: dict[str, str] = {}
-        for path in part.modules:
-            self._hold(f"m{len(self.prefixes)}", path, model.get_submodule(path))
-        for weight in dict.fromkeys(part_ for part_ in _given(part) if isinstance(part_, NamedWeight)):
-            self._hold_weight(weight.name, model)
-        self._constants = nn.Module()
-        for constant in (part_ for part_ in _given(part) if isinstance(part_, Constant)):
-            self._constants.register_buffer(f"c{id(constant)}", constant.tensor.detach(), persistent=False)
-        for index, tensor in part.known.items():
-            self._constants.register_buffer(f"v{index}", tensor, persistent=False)
-        self._calls_compiled = calls_compiled(self)
-        ends = () if loss is None else (LABELS, COUNTED) if counts else (LABELS,)
-        self.reads = tuple(dict.fromkeys((*part.reads, *ends)))
-        self._written_into = {before for step in part.steps for before, _ in step.changes}
-        self.eval()
+        self._calls_compiled = False
 
     @property
     def class_name(self) -> str:
@@ -59,13 +43,6 @@ class TracedUnit(UnitModule):
         held = [self.get_submodule(child) for child in self.prefixes]
         sizes = [(sum(p.numel() for p in module.parameters()), type(module).__name__) for module in held]
         return max(sizes, key=lambda entry: entry[0])[1] if sizes else type(self).__name__
-
-    def extra_repr(self) -> str:
-        """List what comes in, the steps, and what goes out, with values numbered from the unit's own first one."""
-        part, numbers = self._part, dict[int, int]()
-        lines = [f"takes {_carried_line(part.takes, numbers)}", f"reads {_short(dict(part.reads), numbers)}"]
-        lines += [_line(step, self._local, numbers) for step in part.steps]
-        return "\n".join((*lines, f"gives {_carried_line(part.gives, numbers)} {_short(part.result, numbers)}"))
 
     def forward(self, *tensors: Tensor) -> Any:
         """Return the tensors that cross the cut behind it; the last unit, the loss sum.
@@ -82,21 +59,91 @@ class TracedUnit(UnitModule):
                 "from 0 to one less than the model, or its last layer, knows"
             ) from error
 
+    @abstractmethod
+    def _run(self, tensors: tuple[Tensor, ...]) -> Any:
+        """Do what `forward` does."""
+
+    def _read(self, reads: Iterable[int], *, counts: bool) -> None:
+        """Note what it reads; the last unit also labels, and if those of a whole step are counted, what they are."""
+        ends = () if self._loss is None else (LABELS, COUNTED) if counts else (LABELS,)
+        self.reads = tuple(dict.fromkeys((*reads, *ends)))
+
+    @contextmanager
+    def _means(self, rows: Rows) -> Iterator[WholeMeans | None]:
+        """Yield what makes means over labels those over the whole step, in the last unit."""
+        means = None if self._loss is None else WholeMeans(rows[LABELS], rows.get(COUNTED))
+        with nullcontext() if COUNTED not in rows or means is None else means:
+            yield means
+
+    def _hold(self, child: str, path: str, module: nn.Module) -> None:
+        self.add_module(child, module)
+        self.prefixes[child] = path
+        self._local[path] = child
+
+    def _hold_weight(self, name: str, weight: Tensor) -> None:
+        """Hold one parameter or buffer of an opened module, in a module that stands for that one."""
+        path, _, attribute = name.rpartition(".")
+        holder = f"{path}:"
+        if holder not in self._local:
+            own = self._local.get(path)
+            self._hold(f"w{len(self.prefixes)}", path, nn.Module())
+            self._local[holder] = self._local.pop(path)
+            self._local |= {} if own is None else {path: own}
+        module = self.get_submodule(self._local[holder])
+        if isinstance(weight, nn.Parameter):
+            module.register_parameter(attribute, weight)
+        else:
+            module.register_buffer(attribute, weight)
+
+    def _weight(self, name: str) -> Tensor:
+        path, _, attribute = name.rpartition(".")
+        weight = getattr(self.get_submodule(self._local[f"{path}:"]), attribute)
+        assert isinstance(weight, Tensor)
+        return weight
+
+
+class TracedUnit(BroughtUnit):
+    """The steps of a tape that call its modules."""
+
+    def __init__(self, name: str, part: TapePart, model: nn.Module, loss: Loss | None, *, counts: bool) -> None:
+        """Take what the part needs out of a model; `loss` is the last unit's, over labels of the whole step or not."""
+        super().__init__(name, loss)
+        self._part = part
+        for path in part.modules:
+            self._hold(f"m{len(self.prefixes)}", path, model.get_submodule(path))
+        for weight in dict.fromkeys(part_ for part_ in _given(part) if isinstance(part_, NamedWeight)):
+            self._hold_weight(weight.name, _tensor_of(model, weight.name))
+        self._constants = nn.Module()
+        for constant in (part_ for part_ in _given(part) if isinstance(part_, Constant)):
+            self._constants.register_buffer(f"c{id(constant)}", constant.tensor.detach(), persistent=False)
+        for index, tensor in part.known.items():
+            self._constants.register_buffer(f"v{index}", tensor, persistent=False)
+        self._calls_compiled = calls_compiled(self)
+        self._read(part.reads, counts=counts)
+        self._written_into = {before for step in part.steps for before, _ in step.changes}
+        self.eval()
+
+    def extra_repr(self) -> str:
+        """List what comes in, the steps, and what goes out, with values numbered from the unit's own first one."""
+        part, numbers = self._part, dict[int, int]()
+        lines = [f"takes {carried_line(part.takes, numbers)}", f"reads {_short(dict(part.reads), numbers)}"]
+        lines += [_line(step, self._local, numbers) for step in part.steps]
+        return "\n".join((*lines, f"gives {carried_line(part.gives, numbers)} {_short(part.result, numbers)}"))
+
     def _run(self, tensors: tuple[Tensor, ...]) -> Any:
         part = self._part
         rows = dict(zip(self.reads, tensors[len(part.takes) :], strict=True))
         samples, place = tensors[0].shape[0], tensors[0].device
         found = {index: self._constants.get_buffer(f"v{index}") for index in part.known}
         for carried, tensor in zip(part.takes, tensors, strict=False):
-            found[carried.value.index] = self._own(carried.value, _unpacked(carried, tensor))
+            found[carried.value.index] = self._own(carried.value, unpacked(carried, tensor))
         for number, value in part.reads.items():
             found[value.index] = self._own(value, rows[number])
-        means = None if self._loss is None else WholeMeans(rows[LABELS], rows.get(COUNTED))
-        with nullcontext() if COUNTED not in rows or means is None else means:
+        with self._means(rows) as means:
             for step in part.steps:
                 self._do(step, found, samples, place)
             if self._loss is None:
-                return tuple(_packed(carried, found[carried.value.index], samples) for carried in part.gives)
+                return tuple(packed(carried, found[carried.value.index], samples) for carried in part.gives)
             return self._loss(self._filled(part.result, found, samples, place), rows[LABELS], samples, means)
 
     def _own(self, value: Value, tensor: Tensor) -> Tensor:
@@ -134,35 +181,17 @@ class TracedUnit(UnitModule):
                 case UnitDevice():
                     return place
                 case StandIn():
-                    return _stand_in(sign, samples, place)
+                    return stand_in(sign, samples, place)
             return sign
 
         return mapped(structure, fill)
 
-    def _hold(self, child: str, path: str, module: nn.Module) -> None:
-        self.add_module(child, module)
-        self.prefixes[child] = path
-        self._local[path] = child
 
-    def _hold_weight(self, name: str, model: nn.Module) -> None:
-        """Hold one parameter or buffer of an opened module, in a module that stands for that one."""
-        path, _, attribute = name.rpartition(".")
-        holder = f"{path}:"
-        if holder not in self._local:
-            self._hold(f"w{len(self.prefixes)}", path, nn.Module())
-            self._local[holder] = self._local.pop(path)
-        module = self.get_submodule(self._local[holder])
-        owner = model.get_submodule(path)
-        if attribute in owner._parameters:
-            module.register_parameter(attribute, owner.get_parameter(attribute))
-        else:
-            module.register_buffer(attribute, owner.get_buffer(attribute))
-
-    def _weight(self, name: str) -> Tensor:
-        path, _, attribute = name.rpartition(".")
-        weight = getattr(self.get_submodule(self._local[f"{path}:"]), attribute)
-        assert isinstance(weight, Tensor)
-        return weight
+def _tensor_of(model: nn.Module, name: str) -> Tensor:
+    path, _, attribute = name.rpartition(".")
+    found = getattr(model.get_submodule(path), attribute)
+    assert isinstance(found, Tensor)
+    return found
 
 
 def _given(part: TapePart) -> list[Any]:
@@ -171,13 +200,13 @@ def _given(part: TapePart) -> list[Any]:
     return [*given, *parts(part.result)]
 
 
-def _stand_in(sign: StandIn, samples: int, place: torch.device) -> Tensor:
+def stand_in(sign: StandIn, samples: int, place: torch.device) -> Tensor:
     """Return a tensor of the right shape that takes no memory."""
     shape = [size.of(samples) if isinstance(size, Samples) else size for size in sign.shape]
     return torch.zeros((), dtype=sign.dtype, device=place).expand(shape)
 
 
-def _packed(carried: Carried, tensor: Tensor, samples: int) -> Tensor:
+def packed(carried: Carried, tensor: Tensor, samples: int) -> Tensor:
     """Bring the samples to the first dimension."""
     match carried.layout:
         case SamplesLayout.NONE:
@@ -188,7 +217,7 @@ def _packed(carried: Carried, tensor: Tensor, samples: int) -> Tensor:
     return tensor.movedim(carried.dim, 0)
 
 
-def _unpacked(carried: Carried, tensor: Tensor) -> Tensor:
+def unpacked(carried: Carried, tensor: Tensor) -> Tensor:
     """Bring the samples back to where the model has them."""
     match carried.layout:
         case SamplesLayout.NONE:
@@ -198,7 +227,8 @@ def _unpacked(carried: Carried, tensor: Tensor) -> Tensor:
     return tensor.movedim(0, carried.dim)
 
 
-def _carried_line(carried: Sequence[Carried], numbers: dict[int, int]) -> str:
+def carried_line(carried: Sequence[Carried], numbers: dict[int, int]) -> str:
+    """Say how values cross a cut; `numbers` are those that they have so far, and are given."""
     return ", ".join(f"{_short(one.value, numbers)} {one.layout.name.lower()} {one.dim}" for one in carried)
 
 

@@ -1,0 +1,243 @@
+"""A model without its weights, whose forward runs with stubs in the place of the blocks of other units.
+
+The model's own code and objects stay as they are, so that hooks, closures and whatever else refers to them still do.
+Weights that a unit does not hold are zeros without memory: what is made of them is never used.
+"""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from spantrain.errors import ConfigError
+from spantrain.models.tracing.stubs.calls import BlockCall
+from spantrain.models.tracing.stubs.template import given_again, made, part_at
+from spantrain.models.tracing.tape import Facts, Samples, StandIn, UnitDevice, Value
+from spantrain.models.tracing.unit import stand_in
+
+
+class _PassEnded(BaseException):
+    """All of a unit's own calls are done."""
+
+
+@dataclass(kw_only=True, eq=False)
+class StubRun:
+    """One pass of one unit."""
+
+    name: str
+    """Of the model, for messages."""
+    calls: Sequence[BlockCall]
+    first: int
+    """The unit's own first call, before which there are stubs."""
+    end: int
+    """The call behind its last one, where the pass ends."""
+    child: Callable[[str], nn.Module]
+    """Returns the unit's own module, by path."""
+    tensor: Callable[[str], Tensor | None]
+    """Returns a weight outside of blocks, by name; None: the unit does not hold it."""
+    found: dict[int, Tensor]
+    """Results of calls, by the value's index: those that came, and then those wanted of its own."""
+    wanted: Collection[Value]
+    """Values to be given on."""
+    written_into: Collection[object]
+    """Values that are changed in place."""
+    facts: Mapping[int, Facts]
+    samples: int
+    place: torch.device
+    done: int = field(default=0, init=False)
+
+    def call(self, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Do the forward's next call, if it is the unit's own; otherwise return something of the same form."""
+        number = self.done
+        self.done += 1
+        if number >= len(self.calls) or self.calls[number].path != path:
+            raise ConfigError(
+                f"model {self.name}: its forward calls {path} where it called "
+                f"{self.calls[number].path if number < len(self.calls) else 'nothing'} on its example batch; write it "
+                "so that it calls the same modules for any data"
+            )
+        template = self.calls[number].template
+        if number < self.first:
+            return given_again(template, partial(part_at, args, kwargs), self._leaf)
+        containers = [part_at(args, kwargs, at) for at, _ in template.changed]
+        result = self.child(path)(*args, **kwargs)
+        for value, tensor in made(template, result, containers):
+            if value in self.wanted:
+                self.found[value.index] = tensor.clone() if value in self.written_into else tensor
+        if number == self.end - 1 and self.end < len(self.calls):
+            raise _PassEnded
+        return result
+
+    def _leaf(self, sign: Any) -> Any:
+        match sign:
+            case Value():
+                known = self.found.get(sign.index)
+                tensor = self._stand_in(sign) if known is None else known
+                # What goes on to later units is as it came.
+                return tensor.clone() if sign in self.written_into else tensor
+            case UnitDevice():
+                return self.place
+            case Samples():
+                return sign.of(self.samples)
+        return sign
+
+    def _stand_in(self, value: Value) -> Tensor:
+        facts = self.facts[value.index]
+        return stand_in(StandIn(facts.shape, facts.dtype), self.samples, self.place)
+
+
+class Shell:
+    """A model taken apart: the modules that are called, and the rest, which calls them."""
+
+    def __init__(self, model: nn.Module, called: Iterable[str], opened: frozenset[str], direct: Iterable[str]) -> None:
+        """Take a model apart, which is not to be used otherwise any more.
+
+        Args:
+            model: with weights, or on the meta device.
+            called: paths of modules that stubs may stand for.
+            opened: paths of the modules that call them.
+            direct: names of weights that are used outside of those.
+        """
+        self._root = model
+        self._now = threading.local()
+        self._latest: StubRun | None = None
+        self._used: dict[str, set[nn.Module]] = {}
+        self._place: torch.device | None = None
+        self._hollow: list[nn.Module] = []
+        self.children: dict[str, nn.Module] = {}
+        """What units hold, by path."""
+        self.tensors: dict[str, Tensor] = {}
+        """Weights and buffers that are used outside of those, by name."""
+        self.fixed: list[str] = []
+        """Paths of children without parameters, which all units hold."""
+        modules = {path: model.get_submodule(path) for path in called}
+        self._read_through(model, opened, set(direct))
+        for path, module in self._others(model, opened, modules):
+            if next(module.parameters(), None) is not None:
+                self._empty(module)
+            elif next(module.buffers(), None) is not None:
+                modules[path] = module
+                self.fixed.append(path)
+        for path, module in modules.items():
+            self.children[path] = _twin(module)
+            self._empty(module)
+            module.__dict__["forward"] = partial(self._dispatched, path)
+
+    def __deepcopy__(self, memo: object) -> "Shell":
+        """Return the shell itself: units bring what differs between them."""
+        return self
+
+    def run(self, run: StubRun, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Run the forward for a unit; return what it returned, or None where the pass ended before."""
+        self._move(run.place)
+        self._now.run, self._latest = run, run
+        try:
+            return self._root(*args, **kwargs)
+        except _PassEnded:
+            return None
+        finally:
+            self._now.run = None
+
+    def _dispatched(self, path: str, *args: Any, **kwargs: Any) -> Any:
+        run: StubRun | None = getattr(self._now, "run", None)
+        if run is None:
+            return self._again(path)(*args, **kwargs)
+        if path in self.fixed:
+            return run.child(path)(*args, **kwargs)
+        if run.first <= run.done < run.end:
+            self._used.setdefault(path, set()).add(run.child(path))
+        return run.call(path, args, kwargs)
+
+    def _again(self, path: str) -> nn.Module:
+        """Return the module that a backward pass runs again, since the model's own code does so."""
+        used = self._used.get(path, set())
+        if len(used) != 1:
+            raise ConfigError(
+                f"{path} is run again by the model's own code (torch.utils.checkpoint), and {len(used)} copies of it "
+                "are in use; leave that out: the plan says what is run again"
+            )
+        return next(iter(used))
+
+    @staticmethod
+    def _others(
+        model: nn.Module, opened: frozenset[str], called: Mapping[str, nn.Module]
+    ) -> list[tuple[str, nn.Module]]:
+        """Return the outermost modules that are neither opened nor called."""
+        found: list[tuple[str, nn.Module]] = []
+        inside = tuple(f"{path}." for path in called)
+        for path, module in model.named_modules():
+            holds = any(other.startswith(f"{path}.") for other in called)
+            if path in opened or path in called or path.startswith(inside) or holds:
+                continue
+            if not any(path.startswith(f"{other}.") for other, _ in found):
+                found.append((path, module))
+        return found
+
+    def _read_through(self, model: nn.Module, opened: frozenset[str], direct: set[str]) -> None:
+        """Have weights and buffers outside of called modules read from the unit that runs."""
+        for path, module in list(model.named_modules()):
+            prefix = f"{path}." if path else ""
+            own = [*module._parameters, *(module._buffers if path in opened else ())]
+            names = [name for name in own if prefix + name in direct or path in opened]
+            names = [name for name in names if getattr(module, name) is not None]
+            if not names:
+                continue
+            self.tensors |= {prefix + name: getattr(module, name) for name in names}
+            looks = {name: property(partial(self._read, prefix + name, name)) for name in names}
+            module.__class__ = type(
+                type(module).__name__, (type(module),), {**looks, "__module__": type(module).__module__}
+            )
+            if path in opened:
+                self._hollow.append(module)
+
+    def _read(self, full: str, name: str, module: nn.Module) -> Any:
+        run: StubRun | None = getattr(self._now, "run", None) or self._latest
+        held = None if run is None else run.tensor(full)
+        if held is not None:
+            return held
+        return module._parameters[name] if name in module._parameters else module._buffers[name]
+
+    def _empty(self, module: nn.Module) -> None:
+        """Take weights out of a module; those inside it are replaced by others without."""
+        self._hollow.append(module)
+        for name, child in module._modules.items():
+            if child is not None:
+                module._modules[name] = _twin(child)
+                self._empty(module._modules[name])  # type: ignore[arg-type]
+
+    def _move(self, place: torch.device) -> None:
+        """Put zeros of the same shapes in the places of weights, on the device that the unit is on."""
+        if place == self._place:
+            return
+        for module in self._hollow:
+            for name, weight in module._parameters.items():
+                if weight is not None:
+                    zeros = torch.zeros((), dtype=weight.dtype, device=place).expand(weight.shape)
+                    module._parameters[name] = nn.Parameter(zeros, requires_grad=False)
+        self._place = place
+
+
+_HOOKS = (
+    "_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs", "_backward_hooks", "_backward_pre_hooks",
+)  # fmt: skip
+
+
+def _twin(module: nn.Module) -> nn.Module:
+    """Return another module with the same weights and modules, and without hooks, which stay with the first."""
+    twin: nn.Module = module.__class__.__new__(module.__class__)
+    twin.__dict__.update(module.__dict__)
+    for name in ("_parameters", "_buffers", "_modules"):
+        twin.__dict__[name] = dict(module.__dict__[name])
+    for name in _HOOKS:
+        twin.__dict__[name] = OrderedDict()
+    own = twin.__dict__.get("forward")
+    if isinstance(own, MethodType) and own.__self__ is module:
+        twin.__dict__["forward"] = MethodType(own.__func__, twin)
+    return twin

@@ -1,0 +1,84 @@
+"""A unit that runs the unedited model's own forward, with stubs in the place of what other units do."""
+
+from typing import Any
+
+from torch import Tensor
+
+from spantrain.models.tracing.batch import Loss, ModelBatch
+from spantrain.models.tracing.factory import calls_compiled
+from spantrain.models.tracing.source import picked
+from spantrain.models.tracing.stubs.calls import Calls, Row
+from spantrain.models.tracing.stubs.cut import StubPart
+from spantrain.models.tracing.stubs.shell import Shell, StubRun
+from spantrain.models.tracing.tape import StandIn
+from spantrain.models.tracing.unit import BroughtUnit, carried_line, packed, stand_in, unpacked
+from spantrain.models.units import LABELS
+
+
+class StubbedUnit(BroughtUnit):
+    """The modules that the forward calls for this unit, and weights outside of those that it needs.
+
+    The rest of the model is its shell, which all units that are built together have in common.
+    """
+
+    def __init__(
+        self, name: str, part: StubPart, calls: Calls, shell: Shell, batch: ModelBatch, loss: Loss, *, model: str
+    ) -> None:
+        """Take what the part needs out of a shell; `batch` is an example, `model` a name for messages."""
+        super().__init__(name, loss if part.end == len(calls.calls) else None)
+        self._part, self._calls, self._shell, self._model = part, calls, shell, model
+        self._batch = batch.resized(1)
+        for path in (*part.modules, *shell.fixed):
+            self._hold(f"m{len(self.prefixes)}", path, shell.children[path])
+        buffers = [full for full in shell.tensors if full not in calls.direct]
+        for full in (*part.weights, *buffers):
+            self._hold_weight(full, shell.tensors[full])
+        self._has = {*part.weights, *buffers}
+        self._calls_compiled = calls_compiled(self)
+        self._read(part.reads, counts=batch.counts_labels)
+        self.eval()
+
+    def extra_repr(self) -> str:
+        """List what comes in, the calls, and what goes out, with values numbered from the unit's own first one."""
+        part, numbers = self._part, dict[int, int]()
+        lines = [f"takes {carried_line(part.takes, numbers)}", f"reads {part.reads}"]
+        lines += [self._local[call.path] for call in self._calls.calls[part.first : part.end]]
+        return "\n".join((*lines, f"gives {carried_line(part.gives, numbers)}"))
+
+    def _run(self, tensors: tuple[Tensor, ...]) -> Any:
+        part, calls = self._part, self._calls
+        samples, place = tensors[0].shape[0], tensors[0].device
+        rows = dict(zip(self.reads, tensors[len(part.takes) :], strict=True))
+        run = StubRun(
+            name=self._model,
+            calls=calls.calls,
+            first=part.first,
+            end=part.end,
+            child=lambda path: self.get_submodule(self._local[path]),
+            tensor=lambda full: self._weight(full) if full in self._has else None,
+            found={
+                carried.value.index: unpacked(carried, tensor)
+                for carried, tensor in zip(part.takes, tensors, strict=False)
+            },
+            wanted={carried.value for carried in part.gives},
+            written_into=calls.written_into,
+            facts=calls.facts,
+            samples=samples,
+            place=place,
+        )
+        given = {number: self._row(number, rows, run) for number in calls.names}
+        positional = [given[number] for number, name in calls.names.items() if name is None]
+        named = {name: given[number] for number, name in calls.names.items() if name is not None}
+        with self._means(rows) as means:
+            result = self._shell.run(run, positional, named)
+            if self._loss is None:
+                return tuple(packed(carried, run.found[carried.value.index], samples) for carried in part.gives)
+            return self._loss(picked(self._loss, result, f"model {self._model}"), rows[LABELS], samples, means)
+
+    def _row(self, number: int, rows: dict[int, Tensor], run: StubRun) -> Tensor:
+        """Return what the model is given; what is not needed in this unit is zeros."""
+        tensor = rows.get(number)
+        if tensor is None:
+            example = self._batch.rows[number]
+            tensor = stand_in(StandIn((run.samples, *example.shape[1:]), example.dtype), run.samples, run.place)
+        return tensor.clone() if Row(number) in self._calls.written_into else tensor
