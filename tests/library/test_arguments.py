@@ -1,7 +1,9 @@
 """Arguments by the names that people know; optimizers; functions that workers can import."""
 
+import dataclasses
 import functools
 import math
+import re
 import subprocess
 import sys
 
@@ -15,6 +17,7 @@ import spantrain
 from spantrain.app.session import SessionOptions
 from spantrain.errors import ConfigError
 from spantrain.library.callbacks import checked_callbacks
+from spantrain.library.elsewhere import ELSEWHERE
 from spantrain.library.setting import function_source, given_optimizer
 from spantrain.runtime.gradients.optimizer import build_optimizer, learning_rate
 from testing.patience import PATIENCE_S
@@ -73,6 +76,43 @@ def test_values_of_another_type_are_named():
 def test_callbacks_are_a_list_of_objects(callbacks, says):
     with pytest.raises(ConfigError, match=says):
         checked_callbacks(callbacks)
+
+
+def test_every_name_of_the_transformers_library_is_known_or_refused_with_what_to_do():
+    own = {field.name for field in dataclasses.fields(spantrain.TrainingArguments)}
+    theirs = {field.name for field in dataclasses.fields(transformers.TrainingArguments)}
+    assert theirs - own <= ELSEWHERE.keys()
+    assert not own & ELSEWHERE.keys()
+    for name, why in ELSEWHERE.items():
+        with pytest.raises(ConfigError, match=re.escape(f"TrainingArguments: {name} has no place here: {why}")):
+            spantrain.TrainingArguments(**{name: True})
+
+
+def test_when_it_saves_and_evaluates():
+    def every(steps=30, **given):
+        job = spantrain.TrainingArguments(num_train_epochs=3, **given).job(steps, {})
+        return job.checkpoint_every, job.evaluate_every
+
+    assert every() == (500, 0)
+    assert every(save_strategy="no", eval_steps=7) == (0, 7)
+    assert every(save_strategy="epoch", eval_strategy="epoch") == (10, 10)
+    assert every(eval_strategy="steps", logging_steps=4) == (500, 4)
+    assert every(save_strategy=transformers.trainer_utils.SaveStrategy.STEPS, save_steps=5) == (5, 0)
+    for wrong, says in (
+        ({"save_strategy": "best"}, "save_strategy must be one of no, steps, epoch, got 'best'"),
+        ({"save_strategy": "epoch", "max_steps": 5}, "save_strategy epoch goes with num_train_epochs"),
+        ({"eval_strategy": "no", "eval_steps": 5}, "has no eval_steps, got 5"),
+        ({"eval_strategy": "steps", "logging_steps": 0}, "needs eval_steps"),
+        ({"eval_strategy": "stepss"}, "did you mean steps"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            spantrain.TrainingArguments(**wrong)
+
+
+def test_the_order_of_samples_has_a_seed_of_its_own():
+    assert spantrain.TrainingArguments(max_steps=1, seed=3).job(1, {}).order_seed == 3
+    job = spantrain.TrainingArguments(max_steps=1, seed=3, data_seed=4).job(1, {})
+    assert (job.seed, job.order_seed) == (3, 4)
 
 
 def test_an_optimizer_that_is_made_already_is_refused():

@@ -34,6 +34,8 @@ class TrainJob:
 
     steps: int
     seed: int = 0
+    data_seed: int | None = None
+    """Of the order of samples; None: `seed`."""
     optimizer: str = "adamw"
     """One of `core.update.optimizers`."""
     optimizer_options: Mapping[str, Any] = field(default_factory=dict, hash=False)
@@ -108,8 +110,10 @@ class TrainJob:
         )
 
     def _no_numbers(self) -> Iterator[str]:
-        for name in (*_LEAST, "seed", "staleness"):
+        for name in (*_LEAST, "seed", "data_seed", "staleness"):
             value = getattr(self, name)
+            if (name, value) == ("data_seed", None):
+                continue
             if type(value) is not int or abs(value) > LARGEST_NUMBER:
                 yield f"{name} must be a whole number of at most {LARGEST_NUMBER}, got {value!r}"
         for name in (*_POSITIVE, *_PARTS, "weight_decay"):
@@ -152,6 +156,11 @@ class TrainJob:
             yield f"staleness must be 0 (exact) or 1, got {self.staleness}"
         elif self.staleness and self.adapter != "off":
             yield f"staleness 1 goes with adapter off, got {self.adapter}: plans change between steps only"
+
+    @property
+    def order_seed(self) -> int:
+        """What the order of samples is drawn by."""
+        return self.seed if self.data_seed is None else self.data_seed
 
     @property
     def _course(self) -> Course:

@@ -3,7 +3,7 @@
 import difflib
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import MappingProxyType
@@ -11,9 +11,11 @@ from typing import Any, TypeVar
 
 from spantrain.app.training.trackers import chosen_trackers
 from spantrain.core.job import LARGEST_NUMBER, TrainJob
+from spantrain.core.names import unknown_name
 from spantrain.core.update.optimizers import named_values, optimizer_fields
 from spantrain.core.update.rates import needs_end
 from spantrain.errors import ConfigError
+from spantrain.library.elsewhere import ELSEWHERE
 
 __all__ = ["TrainingArguments"]
 
@@ -21,20 +23,10 @@ T = TypeVar("T")
 
 _OPTIM: Mapping[str, str] = MappingProxyType({"adamw_torch": "adamw", "adamw_torch_fused": "adamw"})
 """Names that the library has for torch's optimizers, where they are not torch's own."""
-_ELSEWHERE: Mapping[str, str] = MappingProxyType(
-    {
-        "gradient_accumulation_steps": "the planner chooses the micro-batches; say train_batch_size, samples of a step",
-        "per_device_train_batch_size": "devices are not alike, the planner shares samples out; say train_batch_size",
-        "per_gpu_train_batch_size": "devices are not alike, the planner shares samples out; say train_batch_size",
-        "dataloader_num_workers": "samples are read where they are needed; leave it out",
-        "deepspeed": "the plan says what runs where; leave it out",
-        "fsdp": "the plan says what runs where; leave it out",
-    }
-)
-"""Names that others' trainers have and this one cannot have, with what to do."""
-
-
-_AS_THEY_ARE = ("learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "seed", "batch_norm")
+_STRATEGIES = ("no", "steps", "epoch")
+_AS_THEY_ARE = (
+    "learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "seed", "data_seed", "batch_norm",
+)  # fmt: skip
 
 
 def _word(given: object) -> str:
@@ -59,8 +51,8 @@ def _with_known_names(cls: type[T]) -> type[T]:
 
 
 def _unknown(name: str, known: list[str]) -> str:
-    if name in _ELSEWHERE:
-        return f"{name} has no place here: {_ELSEWHERE[name]}"
+    if name in ELSEWHERE:
+        return f"{name} has no place here: {ELSEWHERE[name]}"
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return f"there is no {name}; " + (f"did you mean {near[0]}?" if near else f"known: {', '.join(sorted(known))}")
 
@@ -99,26 +91,35 @@ class TrainingArguments:
     optim_args: Mapping[str, Any] | str | None = None
     """What it takes besides: `{"amsgrad": True}`, or as text, `amsgrad=true`."""
     seed: int = 42
+    """Of weights, random numbers while training, and the order of samples."""
+    data_seed: int | None = None
+    """Of the order of samples alone, where it is another one."""
     batch_norm: str = "auto"
     """What BatchNorm goes by: `micro-batch`, statistics of the samples that a device runs at once; `frozen`, its
     running ones; `auto`: the first, but for models of the catalogue."""
     bf16: bool = False
     fp16: bool = False
     """With a loss scale that all stages agree on."""
+    save_strategy: str = "steps"
+    """`steps`, `epoch` or `no`; a checkpoint is written at the end in any case."""
     save_steps: int = 500
-    """Steps between checkpoints; one is written at the end in any case."""
+    """Steps between checkpoints, with `steps`."""
     save_total_limit: int = 2
     """Checkpoints that are kept."""
     logging_steps: int = 10
     """Steps between lines on standard error and scalars, whose loss is the mean over them; 0: none of either."""
+    eval_strategy: str = ""
+    """`steps`, `epoch` or `no`; empty: `steps` where there are `eval_steps`, else `no`."""
     eval_steps: int = 0
-    """Steps between evaluations on held-out data; 0: none."""
+    """Steps between evaluations on held-out data; 0: as `logging_steps`, where `eval_strategy` is `steps`."""
     report_to: str | Sequence[str] = "none"
     """`tensorboard` (in the run's folder, under `tensorboard`), `wandb`, `trackio`, `mlflow`, or several of them."""
     run_name: str = ""
     """For those; empty: the name of the run's folder."""
     project: str = ""
     """For those; empty: what their own environment or default says."""
+    gradient_checkpointing: bool | None = None
+    """Compute all activations again in the backward pass, or none; None: where memory is short."""
     from_scratch: bool = False
     """Random weights, though the folder of an `hf:` model has some."""
     resume_from_checkpoint: bool | str | Path = False
@@ -149,6 +150,7 @@ class TrainingArguments:
                 problems.append(f"report_to {self.report_to!r} needs logging_steps: scalars are given so often")
         except ConfigError as error:
             problems.append(str(error))
+        problems += self._strategy_problems()
         try:
             self._job(1, {})
         except ValueError as error:
@@ -180,6 +182,32 @@ class TrainingArguments:
         if self.max_steps > 0:
             return self.max_steps
         return max(1, round(self.num_train_epochs * samples / self.train_batch_size))
+
+    @property
+    def _eval_strategy(self) -> str:
+        return _word(self.eval_strategy) or ("steps" if self.eval_steps else "no")
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether held-out data is asked for while training."""
+        return self._eval_strategy != "no"
+
+    def _every(self, strategy: str, every: int, steps: int) -> int:
+        """Return the steps between two of what a strategy asks for; 0: it does not."""
+        if strategy == "epoch":
+            return max(1, round(steps / self.num_train_epochs))
+        return every if strategy == "steps" else 0
+
+    def _strategy_problems(self) -> Iterator[str]:
+        for name, strategy in (("save_strategy", _word(self.save_strategy)), ("eval_strategy", self._eval_strategy)):
+            if strategy not in _STRATEGIES:
+                yield unknown_name(name, strategy, _STRATEGIES)
+            elif strategy == "epoch" and self.max_steps > 0:
+                yield f"{name} epoch goes with num_train_epochs; with max_steps {self.max_steps}, give steps"
+        if self._eval_strategy == "no" and self.eval_steps:
+            yield f"eval_strategy no has no eval_steps, got {self.eval_steps}"
+        if self._eval_strategy == "steps" and not (self.eval_steps or self.logging_steps):
+            yield "eval_strategy steps needs eval_steps"
 
     def _optimizer(self) -> dict[str, Any]:
         """Return the fields of a job that `optim` and `optim_args` say."""
@@ -224,8 +252,8 @@ class TrainingArguments:
             "lr_schedule_options": self.lr_scheduler_kwargs or {},
             "decay_steps": max(steps, warmup_steps + 1),
             "max_grad_norm": self.max_grad_norm or None,
-            "checkpoint_every": self.save_steps,
-            "evaluate_every": self.eval_steps,
+            "checkpoint_every": self._every(_word(self.save_strategy), self.save_steps, steps),
+            "evaluate_every": self._every(self._eval_strategy, self.eval_steps or self.logging_steps, steps),
             **optimizer,
         }
         return TrainJob(**fields_of_job)

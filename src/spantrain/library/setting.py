@@ -161,6 +161,8 @@ class Setting:
                     "same data; to go on with other data, export the run and import it"
                 )
             return self._kept(request)
+        if self.plan is not None and self.arguments.gradient_checkpointing is not None:
+            raise ConfigError("gradient_checkpointing: the plan says what is computed again; leave it out")
         if self.plan is None:
             return None if self.measure else self._kept(describe(self._request(steps), listener))
         job, scratch = self.arguments.job(steps, self.optimizer), self.arguments.from_scratch
@@ -178,6 +180,7 @@ class Setting:
             out=self.out,
             global_batch=self.arguments.train_batch_size,
             dtype=self.arguments.dtype,
+            recompute=self.arguments.gradient_checkpointing,
             from_scratch=self.arguments.from_scratch,
         )
 

@@ -199,7 +199,7 @@ class Trainer:
                 "data_collator: goes with a data set in this process; what workers read by themselves, by name or from "
                 "a function, is collated there: leave it out, or give the data set itself"
             )
-        if self._setting.arguments.eval_steps and self._rows is not None:
+        if self._setting.arguments.evaluates and self._rows is not None:
             if "eval_dataset" not in self._parts:
                 raise ConfigError(
                     "eval_steps: data in this process has no held-out part; give eval_dataset, or a function as data, "
@@ -262,7 +262,9 @@ class Trainer:
         job, resume = request.job, request.resume
         first = resume.content.step if resume else 0
         before = resume.ledger.samples_before(first) if resume else 0
-        dealer.begin(global_batch=request.plan.global_batch, seed=job.seed, first_step=first, samples_before=before)
+        dealer.begin(
+            global_batch=request.plan.global_batch, seed=job.order_seed, first_step=first, samples_before=before
+        )
         every = job.evaluate_every
         if every and job.steps % every == 0:
             request = replace(request, last_evaluation=lambda: self._evaluated(job.steps))

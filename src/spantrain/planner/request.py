@@ -132,12 +132,16 @@ class Constraints:
     """Whether devices of a host may divide tensors among themselves."""
     recompute: bool = True
     """Whether activations may be computed again where memory is short."""
+    recompute_all: bool = False
+    """Whether all of them are, as gradient checkpointing has it."""
     sequence_parallel: bool = False
     """Whether tensor-parallel groups hold slices of the sequence between divided layers, wherever they can."""
     sharded_state: bool = False
     """Whether the replicas of a stage may divide its gradients, optimizer state and parameters."""
 
     def __post_init__(self) -> None:
+        if self.recompute_all and not self.recompute:
+            raise PlanError("to compute all activations again and none exclude each other")
         for name in ("min_samples_per_s", "max_step_s", "max_usd_per_step", "max_usd_per_hour"):
             value = getattr(self, name)
             if value is not None and not value > 0:

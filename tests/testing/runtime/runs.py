@@ -54,7 +54,7 @@ class OneProcess:
         feed = SampledFeed(
             self.data,
             global_batch=self.global_batch,
-            seed=self.job.seed,
+            seed=self.job.order_seed,
             first_step=first_step,
             samples_before=samples_before,
         )

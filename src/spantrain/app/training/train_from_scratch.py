@@ -29,7 +29,7 @@ from spantrain.models.data.chat import ChatSamples
 from spantrain.models.data.choice import user_functions
 from spantrain.models.data.dataset import open_dataset
 from spantrain.planner.engine.outcome import PlanOptions, PlanOutcome
-from spantrain.planner.request import JobSpec
+from spantrain.planner.request import Constraints, JobSpec
 from spantrain.version import VERSION
 
 _RUNS = Path("runs")
@@ -59,6 +59,8 @@ class ScratchRequest:
     dtype: str = "float32"
     schedule: str = "critical-path"
     options: RunOptions = field(default_factory=RunOptions)
+    recompute: bool | None = None
+    """Compute all activations again, or none; None: where memory is short."""
     from_scratch: bool = False
     """Leave the weights that an `hf:` folder has."""
     overwrite: bool = False
@@ -153,7 +155,9 @@ def _planned(profile: Profile, request: ScratchRequest, listener: ScratchListene
         dtype=request.dtype,
         schedule=request.schedule,
     )
-    planned = plan_file(profile, request.out / _PROFILE_FILE, spec, PlanOptions(), request.out / _PLAN_FILE)
+    again = Constraints(recompute=request.recompute is not False, recompute_all=bool(request.recompute))
+    options = PlanOptions(constraints=again)
+    planned = plan_file(profile, request.out / _PROFILE_FILE, spec, options, request.out / _PLAN_FILE)
     listener.show_plan(planned)
     functions = user_functions(request.model)
     run = new_run(

@@ -94,6 +94,9 @@ class PlanArguments:
     recompute: Annotated[
         bool, typer.Option("--recompute/--no-recompute", help="Compute activations again where memory is short.")
     ] = True
+    recompute_all: Annotated[
+        bool, typer.Option("--recompute-all", help="Compute all activations again: gradient checkpointing.")
+    ] = False
     sequence_parallel: Annotated[
         bool, typer.Option("--sequence-parallel", help="Devices that divide tensors hold slices of the sequence too.")
     ] = False
@@ -149,6 +152,7 @@ class PlanArguments:
             wire_formats=tuple(dict.fromkeys((WireFormat.NATIVE, *(self.allow_wire or ())))),
             tensor_parallel=self.allow_tensor_parallel,
             recompute=self.recompute,
+            recompute_all=self.recompute_all,
             sequence_parallel=self.sequence_parallel,
             sharded_state=self.allow_sharded_state,
         )

@@ -44,6 +44,7 @@ _FILES = ("plan.json", "profile.json", "run.json", "trace.json", "decisions.json
 _MODEL_OPTIONS = (
     "preset", "cluster", "data", "tokenizer", "sequence_length", "lora", "chat_template", "train_on", "packing",
     "global_batch", "dtype", "emulated_speed",
+    "gradient_checkpointing",
 )  # fmt: skip
 """Options that go with --model: a plan and a checkpoint say all this already."""
 _WHERE_OPTIONS = (
@@ -170,6 +171,7 @@ class _Command:
             global_batch=asked.global_batch,
             dtype=asked.dtype,
             schedule=schedule,
+            recompute=asked.gradient_checkpointing,
             from_scratch=asked.from_scratch,
             overwrite=asked.overwrite,
         )

@@ -54,6 +54,13 @@ class TrainArguments:
     model: Annotated[str | None, typer.Option(help="Without a plan: measure, plan and train this model.")] = None
     preset: Preset = None
     cluster: ClusterFile = None
+    gradient_checkpointing: Annotated[
+        bool | None,
+        typer.Option(
+            "--gradient-checkpointing/--no-gradient-checkpointing",
+            help="With --model: compute all activations again, or none; default: where memory is short.",
+        ),
+    ] = None
     from_scratch: Annotated[
         bool, typer.Option("--from-scratch", help="Random weights, though the folder of an hf: model has some.")
     ] = False
@@ -98,6 +105,7 @@ class TrainArguments:
     weight_decay: Annotated[float, typer.Option(help="Of the optimizer.")] = 0.01
     max_grad_norm: Annotated[float, typer.Option(help="Clip to this global norm; 0: do not clip.")] = 1.0
     seed: Annotated[int, typer.Option(help="Of weights and data order.")] = 0
+    data_seed: Annotated[int | None, typer.Option(help="Of data order alone; default: --seed.")] = None
     checkpoint_every: Annotated[int, typer.Option(help="Steps between checkpoints; 0: only at the end.")] = 0
     keep_checkpoints: Annotated[int, typer.Option(help="So many stay, the newest.", min=1)] = 2
     evaluate_every: Annotated[int, typer.Option(help="Steps between held-out evaluations; 0: never.")] = 0

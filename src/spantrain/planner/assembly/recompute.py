@@ -13,6 +13,7 @@ from functools import cached_property
 
 from spantrain.core.action import Op
 from spantrain.core.plan import Plan, Replica, Stage
+from spantrain.core.profile import Profile
 from spantrain.core.quantities import format_bytes
 from spantrain.cost.compute import SPLIT_OPS
 from spantrain.cost.memory import Division, divisions_of
@@ -80,9 +81,25 @@ def proposals_of(strategy: Strategy, request: PlanRequest, *, improves: bool = F
     return (*proposals, *(proposal for proposal in found if proposal is not None))
 
 
-def _planned_light(strategy: Strategy, request: PlanRequest) -> tuple[Proposal, ...]:
-    """Return what a strategy proposes for light units that fits with units really computed again."""
-    search, graph = _RecomputeSearch(request), request.profile.graph
+def recomputing_all(strategy: Strategy) -> Strategy:
+    """Return a strategy that plans for units that are all computed again."""
+
+    def again(plan: Plan) -> Plan:
+        return replace(
+            plan, stages=tuple(replace(stage, recompute=tuple(stage.units)) for stage in plan.stages), hints=None
+        )
+
+    def propose(request: PlanRequest) -> tuple[Proposal, ...]:
+        asked = replace(request, profile=_light(request.profile), evaluate=lambda plan: request.evaluate(again(plan)))
+        found = (replace(proposal, plan=again(proposal.plan)) for proposal in strategy(asked))
+        return tuple(replace(one, reasons=(*one.reasons, *recompute_reasons(request, one.plan))) for one in found)
+
+    return propose
+
+
+def _light(profile: Profile) -> Profile:
+    """Return the profile as if each unit held only what enters it."""
+    graph = profile.graph
     units = tuple(
         replace(
             unit,
@@ -91,7 +108,12 @@ def _planned_light(strategy: Strategy, request: PlanRequest) -> tuple[Proposal, 
         )
         for index, unit in enumerate(graph.units)
     )
-    light = replace(request.profile, graph=replace(graph, units=units))
+    return replace(profile, graph=replace(graph, units=units))
+
+
+def _planned_light(strategy: Strategy, request: PlanRequest) -> tuple[Proposal, ...]:
+    """Return what a strategy proposes for light units that fits with units really computed again."""
+    search, light = _RecomputeSearch(request), _light(request.profile)
     try:
         proposals = strategy(replace(request, profile=light, evaluate=search.evaluate_fitted))
     except InfeasiblePlanError:

@@ -8,7 +8,7 @@ from spantrain.core.outer.groups import OuterPlan
 from spantrain.core.plan import Alternative, Plan, PlanReport, Prediction, Stage
 from spantrain.core.profile import Profile
 from spantrain.errors import InfeasiblePlanError, PlanError, ScheduleError
-from spantrain.planner.assembly.recompute import proposals_of
+from spantrain.planner.assembly.recompute import proposals_of, recomputing_all
 from spantrain.planner.assembly.tuning import check_sequence, slicing
 from spantrain.planner.engine.evaluate import Evaluator, check_kinds
 from spantrain.planner.engine.outcome import PlanOptions, PlanOutcome, StrategyFigures, only_to_compare
@@ -110,7 +110,10 @@ class _Planning:
             propose = strategies()[name].propose
             if self._options.constraints.sequence_parallel:
                 propose = slicing(propose)
-            proposals = proposals_of(propose, self._request, improves=name == DEFAULT_STRATEGY)
+            if self._options.constraints.recompute_all:
+                proposals = recomputing_all(propose)(self._request)
+            else:
+                proposals = proposals_of(propose, self._request, improves=name == DEFAULT_STRATEGY)
         except InfeasiblePlanError as error:
             return _Answer(figures=_no_figures(str(error), started_s))
         ranked: list[tuple[Proposal, Evaluation]] = []

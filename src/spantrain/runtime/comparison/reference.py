@@ -82,7 +82,7 @@ def reference_losses(model: ModelSpec, job: TrainJob, global_batch: int) -> tupl
 
 def _losses(model: ModelSpec, job: TrainJob, global_batch: int) -> Iterator[float]:
     units = build_units(model, seed=job.seed)
-    feed = SampledFeed(open_dataset(model), global_batch=global_batch, seed=job.seed)
+    feed = SampledFeed(open_dataset(model), global_batch=global_batch, seed=job.order_seed)
     end = StepEnd(job, {id(p): p for unit in units for p in unit.parameters()}.values())
     for step in range(job.steps):
         loss = 0.0

@@ -111,7 +111,7 @@ class TrainSession:
         return SampledFeed(
             open_dataset(plan.model, held_out=held_out),
             global_batch=plan.global_batch,
-            seed=self._job.seed,
+            seed=self._job.order_seed,
             same_every_step=held_out,
             first_step=self._order.first_step,
             samples_before=self._order.samples_before,
