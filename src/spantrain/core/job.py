@@ -3,13 +3,13 @@
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
 from spantrain.core.names import unknown_name
 from spantrain.core.units import ModelSpec, UnitGraph
-from spantrain.core.update.optimizers import optimizer_problems, optimizer_state
+from spantrain.core.update.optimizers import ParameterGroup, optimizer_fields, optimizer_problems, optimizer_state
 from spantrain.core.update.rates import Course, needs_end, rate_factor, schedule_problems
 from spantrain.errors import ConfigError
 from spantrain.formats.registry import WireFormat
@@ -40,6 +40,8 @@ class TrainJob:
     """One of `core.update.optimizers`."""
     optimizer_options: Mapping[str, Any] = field(default_factory=dict, hash=False)
     """What it takes besides, such as `amsgrad`."""
+    parameter_groups: tuple[ParameterGroup, ...] = ()
+    """Parameters with options of their own; all others have the job's."""
     learning_rate: float = 3e-3
     weight_decay: float = 0.01
     momentum: float = 0.9
@@ -152,10 +154,30 @@ class TrainJob:
         yield from schedule_problems(self.lr_schedule, self._course, self.lr_schedule_options)
         if needs_end(self.lr_schedule) and self.decay_steps <= self.warmup_steps:
             yield f"decay_steps ({self.decay_steps}) must exceed warmup_steps ({self.warmup_steps})"
+        for group in self.parameter_groups:
+            yield from self._group_problems(group)
         if self.staleness not in (0, 1):
             yield f"staleness must be 0 (exact) or 1, got {self.staleness}"
         elif self.staleness and self.adapter != "off":
             yield f"staleness 1 goes with adapter off, got {self.adapter}: plans change between steps only"
+
+    def _group_problems(self, group: ParameterGroup) -> Iterator[str]:
+        where = f"options of {group.names[0]}" if group.names else "options of no parameter"
+        try:
+            state = self.of_group(group).optimizer_state
+        except ValueError as error:
+            yield f"{where}: {error}"
+        else:
+            if state != self.optimizer_state:
+                yield f"{where}: what changes the state of {self.optimizer} is for all, got {dict(group.options)}"
+
+    def of_group(self, group: ParameterGroup) -> "TrainJob":
+        """Return the job as it is for a group's parameters.
+
+        Raises:
+            ValueError: its options make no sense.
+        """
+        return replace(self, parameter_groups=(), **optimizer_fields(self.optimizer, group.options))
 
     @property
     def order_seed(self) -> int:

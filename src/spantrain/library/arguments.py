@@ -3,7 +3,7 @@
 import difflib
 import functools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import MappingProxyType
@@ -73,6 +73,10 @@ class TrainingArguments:
     num_train_epochs: float = 3.0
     learning_rate: float = 5e-5
     weight_decay: float = 0.0
+    """Of weights; biases and normalizations do not decay, unless the trainer is given an `optimizer` of torch's."""
+    parameter_groups: str | Callable[..., Any] = ""
+    """`all`: one group; `norms`: biases and normalizations do not decay; or a function `(name, parameter)`, or its
+    `FILE.py:FUNCTION`, that returns a dict of options. Empty: `all` with an `optimizer` of torch's, else `norms`."""
     adam_beta1: float = 0.9
     adam_beta2: float = 0.999
     adam_epsilon: float = 1e-8
@@ -150,7 +154,7 @@ class TrainingArguments:
                 problems.append(f"report_to {self.report_to!r} needs logging_steps: scalars are given so often")
         except ConfigError as error:
             problems.append(str(error))
-        problems += self._strategy_problems()
+        problems += [*self._strategy_problems(), *self._group_problems()]
         try:
             self._job(1, {})
         except ValueError as error:
@@ -197,6 +201,11 @@ class TrainingArguments:
         if strategy == "epoch":
             return max(1, round(steps / self.num_train_epochs))
         return every if strategy == "steps" else 0
+
+    def _group_problems(self) -> Iterator[str]:
+        rule = self.parameter_groups
+        if not callable(rule) and rule not in ("", "all", "norms") and ":" not in rule:
+            yield f"parameter_groups must be all, norms, a function, or FILE.py:FUNCTION, got {rule!r}"
 
     def _strategy_problems(self) -> Iterator[str]:
         for name, strategy in (("save_strategy", _word(self.save_strategy)), ("eval_strategy", self._eval_strategy)):

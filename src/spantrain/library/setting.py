@@ -12,7 +12,7 @@ from typing import Any
 from spantrain.app.outer.run import outer_cluster
 from spantrain.app.session import Session
 from spantrain.app.training.old_run import refuse_run, remove_old_run
-from spantrain.app.training.requests import RunOptions, TrainRequest, new_run, resumed_run
+from spantrain.app.training.requests import Grouping, RunOptions, TrainRequest, new_run, resumed_run
 from spantrain.app.training.trackers import chosen_trackers
 from spantrain.app.training.train_from_scratch import (
     ScratchListener,
@@ -28,6 +28,8 @@ from spantrain.core.update.optimizers import optimizer_fields, optimizer_problem
 from spantrain.errors import ConfigError, PlanError
 from spantrain.library.arguments import TrainingArguments
 from spantrain.models.data.choice import model_on_data, user_functions, with_loss
+from spantrain.models.parameter_groups import with_groups
+from spantrain.models.tracing.factory import load_function
 from spantrain.runtime.coordinator.batches import EXTERNAL
 
 
@@ -166,11 +168,25 @@ class Setting:
         if self.plan is None:
             return None if self.measure else self._kept(describe(self._request(steps), listener))
         job, scratch = self.arguments.job(steps, self.optimizer), self.arguments.from_scratch
-        return self._kept(new_run(self.plan, job, self.out, functions=functions, from_scratch=scratch))
+        new = new_run(self.plan, job, self.out, functions=functions, from_scratch=scratch, grouping=self._grouping())
+        return self._kept(new)
 
     def planned(self, session: Session, steps: int, listener: ScratchListener) -> TrainRequest:
         """Measure and plan; return what is to be trained."""
         return self._kept(prepare(session, self._request(steps), listener))
+
+    def _grouping(self) -> Grouping | None:
+        """Return what puts parameters into groups; None: all are in one."""
+        rule = self.arguments.parameter_groups
+        decays = self.optimizer.get("weight_decay", self.arguments.weight_decay)
+        if not rule:
+            rule = "all" if self.optimizer or not decays else "norms"
+        if rule == "all":
+            return None
+        if rule == "norms":
+            return with_groups
+        function = load_function(rule, what="parameter_groups") if isinstance(rule, str) else rule
+        return functools.partial(with_groups, rule=function)
 
     def _request(self, steps: int) -> ScratchRequest:
         return ScratchRequest(
@@ -181,6 +197,7 @@ class Setting:
             global_batch=self.arguments.train_batch_size,
             dtype=self.arguments.dtype,
             recompute=self.arguments.gradient_checkpointing,
+            grouping=self._grouping(),
             from_scratch=self.arguments.from_scratch,
         )
 

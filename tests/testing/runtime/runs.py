@@ -27,7 +27,7 @@ from spantrain.runtime.checkpoint.manifest import CheckpointSet, Manifest
 from spantrain.runtime.checkpoint.saver import DeviceCheckpoints
 from spantrain.runtime.checkpoint.tensor_file import Disk
 from spantrain.runtime.control.requests import SavedFile
-from spantrain.runtime.gradients.optimizer import build_optimizer, clip_factor, learning_rate
+from spantrain.runtime.gradients.optimizer import build_optimizer, clip_factor, set_rates
 from spantrain.runtime.recorder import StepRecorder
 from spantrain.runtime.redistribution.transfer import group_of
 from spantrain.runtime.step.context import WorkerContext
@@ -47,7 +47,7 @@ class OneProcess:
         self.units = build_units(spec, seed=job.seed)
         executor = StageExecutor(self.units, is_last=True, global_batch=global_batch)
         self.parameters = executor.named_parameters()
-        self.optimizer = build_optimizer(job, self.parameters.values())
+        self.optimizer = build_optimizer(job, self.parameters.values(), self.parameters)
         self.data = open_dataset(spec)
 
     def train(self, first_step: int, steps: int, samples_before: int | None = None) -> list[float]:
@@ -71,8 +71,7 @@ class OneProcess:
         norm = sum(float(p.grad.double().square().sum()) for p in self.parameters.values()) ** 0.5
         for parameter in self.parameters.values():
             parameter.grad.mul_(clip_factor(norm, self.job.max_grad_norm))
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(self.job, step)
+        set_rates(self.optimizer, self.job, step)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return loss
@@ -182,7 +181,7 @@ def devices_of(plan: Plan, graph: UnitGraph, job: TrainJob, random: Random) -> l
 def _device(plan: Plan, graph: UnitGraph, job: TrainJob, device: str, parts: Mapping[str, TensorPart]) -> PlanDevice:
     local = {name: torch.nn.Parameter(torch.zeros(part.shape)) for name, part in parts.items()}
     holding = holding_of(plan, device, graph, local, parts)
-    return PlanDevice(name=device, holding=holding, optimizer=build_optimizer(job, local.values()))
+    return PlanDevice(name=device, holding=holding, optimizer=build_optimizer(job, local.values(), local))
 
 
 def in_groups(plan: Plan, random: Random) -> Plan:

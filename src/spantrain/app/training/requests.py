@@ -185,6 +185,7 @@ def _besides(found: FoundWeights) -> str:
     return f"{converted}{adapters}{unused}"
 
 
+Grouping = Callable[[TrainJob, ModelSpec], TrainJob]
 _ReadPlan = tuple[Plan, PlanReport, Profile, str]
 """What is to run, what is said of it, and the profile that it was made from, with its path."""
 _MAX_SHOWN = 120
@@ -199,6 +200,7 @@ def new_run(
     functions: Sequence[str],
     schedule: str | None = None,
     from_scratch: bool = False,
+    grouping: Grouping | None = None,
 ) -> TrainRequest:
     """Read a plan and its profile, and look at the weights to begin with.
 
@@ -209,6 +211,7 @@ def new_run(
         functions: of the user's, as `FILE.py:FUNCTION`, that may be called if the plan names them.
         schedule: to train in; None: the plan's own.
         from_scratch: whether weights in the folder of the model are left.
+        grouping: puts parameters into groups with options of their own.
 
     Raises:
         PlanError, ProfileError: a file is missing or foreign, or the plan cannot run.
@@ -217,6 +220,8 @@ def new_run(
     plan, report, profile, profile_path = _read_plan(plan_path, functions)
     own = under_schedule(plan, schedule)
     check_divided(own, job)
+    if grouping is not None:
+        job = grouping(job, plan.model)
     return TrainRequest(
         plan=own,
         report=report if own is plan else replace(report, prediction=None),

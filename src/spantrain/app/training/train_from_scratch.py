@@ -16,7 +16,7 @@ from spantrain.app.reporter import Reporter
 from spantrain.app.session import Session, SessionOptions, open_session
 from spantrain.app.training.old_run import remove_old_run
 from spantrain.app.training.outcome import TrainOutcome
-from spantrain.app.training.requests import RunOptions, TrainRequest, first_weights, new_run
+from spantrain.app.training.requests import Grouping, RunOptions, TrainRequest, first_weights, new_run
 from spantrain.app.training.train import StopRequest, train
 from spantrain.config.artefacts import read_profile, write_profile
 from spantrain.core.cluster import Cluster
@@ -61,6 +61,8 @@ class ScratchRequest:
     options: RunOptions = field(default_factory=RunOptions)
     recompute: bool | None = None
     """Compute all activations again, or none; None: where memory is short."""
+    grouping: Grouping | None = None
+    """Puts parameters into groups with options of their own."""
     from_scratch: bool = False
     """Leave the weights that an `hf:` folder has."""
     overwrite: bool = False
@@ -159,9 +161,13 @@ def _planned(profile: Profile, request: ScratchRequest, listener: ScratchListene
     options = PlanOptions(constraints=again)
     planned = plan_file(profile, request.out / _PROFILE_FILE, spec, options, request.out / _PLAN_FILE)
     listener.show_plan(planned)
-    functions = user_functions(request.model)
     run = new_run(
-        request.out / _PLAN_FILE, request.job, request.out, functions=functions, from_scratch=request.from_scratch
+        request.out / _PLAN_FILE,
+        request.job,
+        request.out,
+        functions=user_functions(request.model),
+        from_scratch=request.from_scratch,
+        grouping=request.grouping,
     )
     return replace(run, options=request.options)
 

@@ -36,7 +36,7 @@ from spantrain.schedule.registry import check_schedule
 if TYPE_CHECKING:
     from spantrain.app.session import SessionOptions
     from spantrain.app.training.outcome import TrainOutcome
-    from spantrain.app.training.requests import RunOptions, TrainRequest
+    from spantrain.app.training.requests import Grouping, RunOptions, TrainRequest
     from spantrain.app.training.train import StopRequest
     from spantrain.app.training.train_from_scratch import ScratchRequest
 
@@ -130,6 +130,7 @@ class _Command:
                 functions=functions,
                 schedule=asked.schedule,
                 from_scratch=asked.from_scratch,
+                grouping=self._grouping(),
             )
         functions, job = chosen_functions(asked.function), None
         if has_own_job(asked.resume):
@@ -142,6 +143,13 @@ class _Command:
 
     def _job(self) -> TrainJob:
         return self._asked.job(adapter_given="adapter" in self._given)
+
+    def _grouping(self) -> "Grouping | None":
+        if not self._asked.no_decay_on_norms:
+            return None
+        from spantrain.models.parameter_groups import with_groups
+
+        return with_groups
 
     def _scratch_request(self, model: str) -> "ScratchRequest":
         asked = self._asked
@@ -172,6 +180,7 @@ class _Command:
             dtype=asked.dtype,
             schedule=schedule,
             recompute=asked.gradient_checkpointing,
+            grouping=self._grouping(),
             from_scratch=asked.from_scratch,
             overwrite=asked.overwrite,
         )

@@ -38,10 +38,10 @@ from spantrain.schedule.registry import own_schedules
 
 _NO_OPTIONS = (
     "steps", "momentum", "adam_beta1", "adam_beta2", "adam_epsilon", "loss_scale", "lr_schedule_options",
-    "optimizer_options",
+    "optimizer_options", "parameter_groups",
 )  # fmt: skip
 _AS_THEY_ARE = tuple(field.name for field in fields(TrainJob) if field.name not in _NO_OPTIONS)
-JOB_OPTIONS = (*_AS_THEY_ARE, "optimizer_option", "lr_schedule_option", "warmup_ratio")
+JOB_OPTIONS = (*_AS_THEY_ARE, "optimizer_option", "lr_schedule_option", "warmup_ratio", "no_decay_on_norms")
 """Options that make up the job; a resumed run has them from its checkpoint."""
 _WARMUP_STEPS = 10
 
@@ -103,6 +103,9 @@ class TrainArguments:
     warmup_ratio: Annotated[float | None, typer.Option(help="The same as a part of --steps.", min=0.0, max=1.0)] = None
     decay_steps: Annotated[int | None, typer.Option(help="Where the schedule ends; default: at --steps.")] = None
     weight_decay: Annotated[float, typer.Option(help="Of the optimizer.")] = 0.01
+    no_decay_on_norms: Annotated[
+        bool, typer.Option("--no-decay-on-norms", help="Weights decay; biases and normalizations do not.")
+    ] = False
     max_grad_norm: Annotated[float, typer.Option(help="Clip to this global norm; 0: do not clip.")] = 1.0
     seed: Annotated[int, typer.Option(help="Of weights and data order.")] = 0
     data_seed: Annotated[int | None, typer.Option(help="Of data order alone; default: --seed.")] = None

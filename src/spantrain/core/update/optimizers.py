@@ -35,6 +35,16 @@ class OptimizerKind:
     """Whether an update of a part of a parameter needs the rest of it, so that no tensors can be divided."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class ParameterGroup:
+    """Parameters that are updated with options of their own."""
+
+    names: tuple[str, ...]
+    """In the unsplit model; every name of those that have several."""
+    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """As torch's constructor takes them: `lr` (the full rate), `weight_decay`, `betas`, ..."""
+
+
 _DECOUPLED: Mapping[str, float | bool] = {"decoupled_weight_decay": False}
 OPTIMIZERS: Mapping[str, OptimizerKind] = MappingProxyType(
     {

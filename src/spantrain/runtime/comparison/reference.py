@@ -16,7 +16,7 @@ from spantrain.models.build import build_units
 from spantrain.models.data.dataset import open_dataset
 from spantrain.models.execution.held import StorageLog, storage_bytes
 from spantrain.models.units import UnitModule, loss_of, rows_read
-from spantrain.runtime.gradients.optimizer import build_optimizer, clip_factor, learning_rate
+from spantrain.runtime.gradients.optimizer import build_optimizer, clip_factor, set_rates
 from spantrain.runtime.step.work import SampledFeed
 
 
@@ -48,8 +48,7 @@ class StepEnd:
         for parameter in self._parameters:
             if factor < 1.0 and parameter.grad is not None:
                 parameter.grad.mul_(factor)
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(self._job, step)
+        set_rates(self.optimizer, self._job, step)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
 

@@ -126,21 +126,50 @@ def learning_rate(job: TrainJob, step: int) -> float:
     return job.learning_rate * job.rate_factor(step)
 
 
-def build_optimizer(job: TrainJob, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
+def build_optimizer(
+    job: TrainJob, parameters: Iterable[torch.nn.Parameter], names: Iterable[str] = ()
+) -> torch.optim.Optimizer:
     """Return the optimizer that the job names, of those that are trained (there may be none).
 
     It is one kernel for many tensors where there is one, else lists.
+
+    Args:
+        job: optimizer, rates, groups.
+        parameters: each once.
+        names: theirs in the unsplit model, in the same order; needed where the job has groups.
     """
-    listed = [parameter for parameter in parameters if parameter.requires_grad]
+    listed = list(parameters)
+    named = list(names) or [""] * len(listed)
+    assert not job.parameter_groups or all(named), "groups are told by names"
     kind = OPTIMIZERS[job.optimizer]
+    rows = [
+        {"params": [], "initial_lr": own.learning_rate, **_options_of(own)}
+        for own in (job, *map(job.of_group, job.parameter_groups))
+    ]
+    row_of = {name: row for group, row in zip(job.parameter_groups, rows[1:], strict=True) for name in group.names}
+    for name, parameter in zip(named, listed, strict=True):
+        if parameter.requires_grad:
+            row_of.get(name, rows[0])["params"].append(parameter)
+    fuses = bool(listed) and kind.fuses and class_of(listed[0].device).fuses_optimizer
+    made: Callable[..., torch.optim.Optimizer] = getattr(torch.optim, kind.torch_class)
+    kept = [row for row in rows if row["params"]] or rows[:1]
+    return made(kept, **_options_of(job), **({"fused": True} if fuses else {"foreach": True}))
+
+
+def _options_of(job: TrainJob) -> dict[str, Any]:
+    """Return what torch's class takes."""
     options: dict[str, Any] = {"lr": job.learning_rate, "weight_decay": job.weight_decay, **job.optimizer_options}
-    if kind.uses_adam_options:
+    if OPTIMIZERS[job.optimizer].uses_adam_options:
         options |= {"betas": (job.adam_beta1, job.adam_beta2), "eps": job.adam_epsilon}
     if job.optimizer == "sgd":
         options["momentum"] = job.momentum
-    fuses = bool(listed) and kind.fuses and class_of(listed[0].device).fuses_optimizer
-    made: Callable[..., torch.optim.Optimizer] = getattr(torch.optim, kind.torch_class)
-    return made([{"params": listed}], **options, **({"fused": True} if fuses else {"foreach": True}))
+    return options
+
+
+def set_rates(optimizer: torch.optim.Optimizer, job: TrainJob, step: int) -> None:
+    """Give each group of the optimizer its rate of a step."""
+    for group in optimizer.param_groups:
+        group["lr"] = group["initial_lr"] * job.rate_factor(step)
 
 
 def clip_factor(grad_norm: float, max_grad_norm: float | None) -> float:

@@ -120,7 +120,7 @@ class StaleSession(TrainSession):
         order, here = self._order, self._here
         member, self._sets = with_second_set(order.plan, member, here.device, order.job)
         self._ends = Background("ends of steps")
-        optimizer = build_optimizer(order.job, self._sets.newest.values())
+        optimizer = build_optimizer(order.job, self._sets.newest.values(), self._sets.newest)
         held = {**member.executor.named_parameters(), **self._sets.newest}
         holding = holding_of(order.plan, here.name, member.graph, held, member.parts.own, member.units)
         return make_plan_part(here, order.plan, member, optimizer, holding)

@@ -170,7 +170,8 @@ def take_over(
         else:
             member = _remade(here, before, plan, open_groups)
             undo.callback(member.groups.close)
-            optimizer = build_optimizer(here.job, member.executor.named_parameters().values())
+            named = member.executor.named_parameters()
+            optimizer = build_optimizer(here.job, named.values(), named)
         holding = before.holding if moves_nothing(before.plan, plan) else None
         after = make_plan_part(here, plan, member, optimizer, holding)
         received_bytes = _bring(here, before, after, step)

@@ -22,7 +22,7 @@ from spantrain.runtime.checkpoint.saver import DeviceCheckpoints
 from spantrain.runtime.control.orders import TrainOrder, TrainResult
 from spantrain.runtime.control.requests import Begin, DeviceReport, OuterCall, StepVerdict, SwitchReport
 from spantrain.runtime.coordinator.batches import EXTERNAL, QueuedFeed
-from spantrain.runtime.gradients.optimizer import GradientScaling, build_optimizer, clip_factor, learning_rate
+from spantrain.runtime.gradients.optimizer import GradientScaling, build_optimizer, clip_factor, set_rates
 from spantrain.runtime.gradients.step_sums import StepSums
 from spantrain.runtime.recorder import PeerTraffic, StepRecorder
 from spantrain.runtime.redistribution.transfer import group_of
@@ -101,7 +101,8 @@ class TrainSession:
         return part
 
     def _part_of(self, member: StageMember) -> PlanPart:
-        optimizer = build_optimizer(self._job, member.executor.named_parameters().values())
+        named = member.executor.named_parameters()
+        optimizer = build_optimizer(self._job, named.values(), named)
         return make_plan_part(self._here, self._order.plan, member, optimizer)
 
     def _feed(self, *, held_out: bool) -> SampledFeed | QueuedFeed:
@@ -305,8 +306,7 @@ class TrainSession:
             for parameter in chain.from_iterable(group["params"] for group in optimizer.param_groups):
                 if parameter.grad is not None:
                     parameter.grad.mul_(factor)
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(self._job, step)
+        set_rates(optimizer, self._job, step)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
