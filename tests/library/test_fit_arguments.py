@@ -77,20 +77,17 @@ def test_the_same_as_plain_pytorch(given, make, mine, tmp_path):
         "save_steps": 2, "logging_steps": 0, "output_dir": tmp_path / "run", **given,
     }  # fmt: skip
 
-    def trainer(**more):
+    def trainer(*callbacks, **more):
         args = spantrain.TrainingArguments(**(common | more))
-        return spantrain.Trainer(mine.build, mine.loss, mine.samples, args=args, measure=False)
+        return spantrain.Trainer(
+            mine.build, mine.loss, mine.samples, args=args, measure=False, callbacks=list(callbacks)
+        )
 
     class Stops(spantrain.Callback):
-        def on_step(self, report):
-            return report.step == 2
+        def on_step_end(self, args, state, control, **kwargs):
+            control.should_training_stop = state.global_step == 2
 
-    first = spantrain.Trainer(
-        mine.build, mine.loss, mine.samples, args=spantrain.TrainingArguments(**common), measure=False,
-        callbacks=[Stops()],
-    )  # fmt: skip
-    done = len(first.fit().losses)
-    assert done < STEPS
+    assert len(trainer(Stops()).fit().losses) < STEPS
     resumed = trainer(resume_from_checkpoint=True)
     outcome = resumed.fit()
     losses, weights = plain(mine, make)
