@@ -170,3 +170,12 @@ def test_a_configuration_of_peft_is_the_same_as_the_text():
         LoraForm.of(peft.LoraConfig(bias="all"))
     with pytest.raises(ConfigError, match="a IA3Config is not done here"):
         LoraForm.of(peft.IA3Config())
+
+
+def test_a_quantized_base_is_refused_by_name(folder):
+    file = folder / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "quantization_config": {"load_in_4bit": True}}))
+    with pytest.raises(
+        ConfigError, match=r"config.json has a quantization_config: quantized weights .* give the folder"
+    ):
+        model_on_data(f"hf:{folder}")

@@ -108,6 +108,16 @@ def test_units_divided_between_two_devices_train_as_plain_torch(name, make_plan)
             torch.testing.assert_close(parameter.detach(), own, rtol=1e-4, atol=2e-6)
 
 
+def test_a_base_in_sixteen_bits_trains_as_plain_torch_to_its_rounding(make_plan):
+    ran = train_in_threads(plan_of(make_plan, "adapters_on_bfloat16", [[1], [1]]), JOB)
+    losses, wanted, _ = plain("adapters_on_bfloat16")
+    torch.testing.assert_close(torch.tensor(ran.losses), torch.tensor(losses), rtol=1e-3, atol=1e-3)
+    held = {name: one for session in ran.sessions.values() for name, one in session._part.holding.parameters.items()}
+    assert {one.dtype for one in held.values()} == {torch.float32, torch.bfloat16}
+    for name, parameter in held.items():
+        assert torch.equal(parameter, wanted[name]) or parameter.requires_grad, name
+
+
 @pytest.mark.parametrize("name", ["last_block", "biases"])
 def test_a_change_of_plan_keeps_what_is_not_trained(name, make_plan):
     first = plan_of(make_plan, name, [[1], [1]])

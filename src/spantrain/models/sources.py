@@ -160,6 +160,11 @@ def hf_spec(name: str, *, sequence_length: int | None = None, data_given: bool =
     path = Path(name.removeprefix(_HF))
     file = path / "config.json" if path.is_dir() else path
     fields = _fields(name, file)
+    if fields.get("quantization_config"):
+        raise ConfigError(
+            f"model {name}: {file} has a quantization_config: quantized weights (bitsandbytes, torchao, GPTQ, AWQ) are "
+            "not trained on here, with adapters neither; give the folder of the model that was quantized"
+        )
     architecture = _architecture(f"model {name}", fields)
     objective = next((value for ending, value in _OBJECTIVES.items() if architecture.endswith(ending)), None)
     if objective is None:

@@ -61,6 +61,15 @@ def adapters():
     return get_peft_model(llama(), wanted), batch()
 
 
+def adapters_on_bfloat16():
+    """The base in 16 bits, adapters in 32."""
+    from peft import LoraConfig, get_peft_model
+
+    torch.manual_seed(1)
+    wanted = LoraConfig(r=2, lora_alpha=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    return get_peft_model(llama().to(torch.bfloat16), wanted), batch()
+
+
 def adapters_and_head():
     """Adapters in the products of tokens and a head of its own that is saved with them."""
     from peft import LoraConfig, get_peft_model

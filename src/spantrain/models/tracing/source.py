@@ -145,6 +145,7 @@ T = TypeVar("T")
 
 _EXAMPLES = 2
 _PARAMETER_BYTES = 4
+_QUANTIZED = ("bitsandbytes", "torchao")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -303,7 +304,12 @@ def _check_parameters(spec: ModelSpec, module: nn.Module) -> None:
             "factory return a module with some"
         )
     for name, parameter in module.named_parameters():
-        if parameter.is_floating_point() and parameter.element_size() < _PARAMETER_BYTES:
+        if parameter.dtype in (torch.int8, torch.uint8) or type(parameter).__module__.startswith(_QUANTIZED):
+            raise ConfigError(
+                f"model {spec.name}: parameter {name} is quantized ({type(parameter).__name__}): bases of bitsandbytes "
+                "or torchao are not trained on here, with adapters neither; load the base in bfloat16"
+            )
+        if parameter.requires_grad and parameter.element_size() < _PARAMETER_BYTES:
             raise ConfigError(
                 f"model {spec.name}: parameter {name} is {str(parameter.dtype).removeprefix('torch.')}, wanted "
                 "float32: return module.float(); products are computed in 16 bits with --dtype bfloat16 or float16"
