@@ -3,6 +3,7 @@
 import difflib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypedDict, cast
 
@@ -17,10 +18,10 @@ from spantrain.errors import ConfigError
 from spantrain.models.build import unit_source, whole_parameters
 from spantrain.models.data.dataset import Dataset
 from spantrain.models.data.user import UserSamples, batch_of, samples_of, wanted_names
-from spantrain.models.tracing.batch import LABELS_NAME, LabelLoss, ModelBatch
+from spantrain.models.tracing.batch import LABELS_NAME, LabelLoss, ModelBatch, WholeMeans
 from spantrain.models.tracing.check import called_on
 from spantrain.models.tracing.source import Loaded, load_model, picked
-from spantrain.models.units import IGNORED_LABEL
+from spantrain.models.units import IGNORED_LABEL, counted_labels
 
 __all__ = ["EvalPrediction", "PredictionOutput"]
 
@@ -209,8 +210,10 @@ class WholeModel:
         labelled = getattr(data, "has_labels", True)
         compute = parts.get("compute_metrics") if labelled else None
         gathered: list[tuple[Any, Tensor | None]] = []
-        for lo in range(0, count, _BATCH):
-            loss, outputs, labels = self._batch(data, range(lo, min(lo + _BATCH, count)), labelled=labelled)
+        batches = [range(lo, min(lo + _BATCH, count)) for lo in range(0, count, _BATCH)]
+        counted = self._counted(data, batches) if labelled and self.loaded.batch.counts_labels else None
+        for indices in batches:
+            loss, outputs, labels = self._batch(data, indices, counted, labelled=labelled)
             loss_sum += loss
             if gather or compute is not None:
                 less = parts.get("preprocess_logits_for_metrics")
@@ -226,16 +229,24 @@ class WholeModel:
         named = {f"{prefix}_{name}": value for name, value in metrics.items()}
         return PredictionOutput(found.predictions, found.label_ids, named)
 
-    def _batch(self, data: Dataset, indices: range, *, labelled: bool) -> tuple[float, Any, Tensor | None]:
+    def _counted(self, data: Dataset, batches: Sequence[range]) -> Tensor:
+        """Return `counted_labels` of all samples, as if they were one step."""
+        sums = [counted_labels(data.labels(indices), 1) * len(indices) for indices in batches]
+        return (torch.stack(sums).sum(dim=0) / len(data)).to(self.device)
+
+    def _batch(
+        self, data: Dataset, indices: range, counted: Tensor | None, *, labelled: bool
+    ) -> tuple[float, Any, Tensor | None]:
         inputs = tuple(tensor.to(self.device) for tensor in data.inputs(indices))
         labels = data.labels(indices).to(self.device) if labelled else None
         batch = replace(self.loaded.batch, inputs=inputs, labels=labels)
-        with torch.no_grad():
+        means = None if labels is None or counted is None else WholeMeans(labels, counted)
+        with torch.no_grad(), nullcontext() if means is None else means:
             result = called_on(self.loaded, batch)
             if labels is None:
                 return 0.0, _outputs(result), None
             loss = self.loaded.loss
-            loss_sum = loss(picked(loss, result, "evaluate"), labels, len(indices))
+            loss_sum = loss(picked(loss, result, "evaluate"), labels, len(indices), means)
         return float(loss_sum), _outputs(result), labels
 
 

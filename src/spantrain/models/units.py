@@ -80,9 +80,12 @@ class HeadUnit(UnitModule, ABC):
     def logits(self, hidden: Tensor) -> Tensor:
         """Return `(samples, ..., classes)`."""
 
-    def forward(self, hidden: Tensor, labels: Tensor) -> Tensor:
-        """Return the loss summed over samples."""
-        return sample_losses(self.logits(hidden), labels).sum()
+    def forward(self, hidden: Tensor, labels: Tensor, counted: Tensor | None = None) -> Tensor:
+        """Return the loss summed over samples: each one's mean, or by `counted_labels` all labels alike."""
+        losses = sample_losses(self.logits(hidden), labels)
+        if counted is None:
+            return losses.sum()
+        return (losses * (labels != IGNORED_LABEL).sum(dim=1)).sum() / counted[0, 0]
 
 
 def rows_read(units: Iterable[UnitModule]) -> tuple[int, ...]:

@@ -17,7 +17,7 @@ from spantrain.models.catalog.catalog import IMAGE_CHANNELS, IMAGE_SIDE, is_text
 from spantrain.models.catalog.family import CatalogFamily
 from spantrain.models.sampler import derive_seed
 from spantrain.models.tracing.batch import ModelBatch
-from spantrain.models.units import ModuleUnit, UnitModule, tie_parameters
+from spantrain.models.units import COUNTED, LABELS, ModuleUnit, UnitModule, tie_parameters
 
 _SHARED_STD = 0.02
 """Standard deviation of tied embeddings: the transformers library's for GPT-2 and BERT."""
@@ -101,7 +101,10 @@ class CatalogUnits:
             first.reads = (0,)
             return first
         if index == len(self.names) - 1:
-            return self._family.last(name)
+            last = self._family.last(name)
+            if self._spec.dataset.startswith("chat:"):
+                last.reads = (LABELS, COUNTED)
+            return last
         return ModuleUnit(name, self._family.block(index - 1))
 
     def _seeded(self, index: int, seed: int) -> UnitModule:

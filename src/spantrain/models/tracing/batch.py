@@ -89,15 +89,17 @@ def split_batch(batch: Any, *, source: str) -> ModelBatch:
 def shifts_labels(model: nn.Module) -> bool:
     """Whether a model compares with the labels of the tokens behind: transformers' causal loss, also behind adapters.
 
-    The rule is that of `transformers.Trainer`, which counts labels by it.
+    The rule is that of `transformers.Trainer`, and the classes that it forgets: GPT-2 and others by their older name.
     """
     model = model.get_base_model() if callable(getattr(model, "get_base_model", None)) else model  # type: ignore[operator]
-    if getattr(model, "loss_type", None) is None:
+    if not hasattr(model, "loss_type") or getattr(getattr(model, "config", None), "is_encoder_decoder", False):
         return False
     from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss
 
-    encodes = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
-    return LOSS_MAPPING.get(model.loss_type) is ForCausalLMLoss and not encodes
+    name = type(model).__name__
+    if name.endswith("LMHeadModel"):
+        return not name.startswith("XLNet")
+    return LOSS_MAPPING.get(str(model.loss_type)) is ForCausalLMLoss
 
 
 def _check(batch: ModelBatch, source: str) -> None:
