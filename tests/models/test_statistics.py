@@ -1,5 +1,6 @@
 """Running statistics are state: they have the unsplit model's names, and members of a group hold parts of them."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -17,6 +18,7 @@ from spantrain.models.graph import build_graph
 from spantrain.models.statistics import BatchStatistics, OneBatchNorm, named_statistics, statistics_parts
 from spantrain.models.tensor_parallel.group import ThreadGroup
 from spantrain.models.tensor_parallel.shard import shard_units
+from spantrain.models.tracing.model import OWN_FORWARD, WAY
 from spantrain.models.units import LABELS
 from testing.runtime.parts import put
 
@@ -109,9 +111,11 @@ def test_members_hold_parts_of_what_they_divide(family, small_spec):
 
 @pytest.mark.parametrize("order", ["FB", "FIW"])
 @pytest.mark.parametrize("recompute", [False, True])
-def test_all_kinds_of_normalizations_train_as_in_plain_pytorch(order, recompute, spec_of):
+@pytest.mark.parametrize("way", [{}, {WAY: OWN_FORWARD}], ids=["tape", "own forward"])
+def test_all_kinds_of_normalizations_train_as_in_plain_pytorch(way, order, recompute, spec_of):
     """Two stages, spans of unlike sizes in an order of their own; evaluation in between goes by running statistics."""
     spec = spec_of("kinds")
+    spec = replace(spec, config={**spec.config, **way})
     model, batch = unit_source(spec).unsplit(seed=0)
     inputs, labels = batch.inputs[0], batch.labels
     spans = (Span(0, 3), Span(3, 5), Span(5, 8))
