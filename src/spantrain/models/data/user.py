@@ -110,7 +110,9 @@ class UserSamples:
         shapes = sorted({tuple(tensor.shape) for tensor in tensors})
         if len(shapes) > 1:
             raise ConfigError(
-                f"{self._source}: samples have shapes {shapes[0]} and {shapes[1]}; bring all to one, e.g. by padding"
+                f"{self._source}: samples have shapes {shapes[0]} and {shapes[1]}; bring all to one: "
+                'tokenizer(..., padding="max_length", truncation=True, max_length=N) in the data set, labels -100 '
+                "where it padded; or rows in this process and Trainer(data_collator=...)"
             )
         return torch.stack(list(tensors))
 
