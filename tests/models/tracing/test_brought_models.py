@@ -201,8 +201,13 @@ def test_first_labels_that_only_some_micro_batches_count_are_counted_as_the_mode
         wanted = functional.cross_entropy(rows.transpose(1, 2), labels[:1, 4 - losses :], reduction="sum")
         assert means.made
         assert torch.equal(loss, wanted / (3.5 if losses == 4 else 3.0))
+    for target, wanted in ((labels[1:], 3.5), (labels[1:, 1:], 3.0)):
+        rows = logits[1:, -target.shape[1] :].transpose(1, 2)
+        with WholeMeans(labels[1:], counted):
+            loss = functional.cross_entropy(rows, target)
+        assert torch.equal(loss, functional.cross_entropy(rows, target, reduction="sum") / wanted)
     with WholeMeans(labels[1:], counted), pytest.raises(ConfigError, match="whether the model does too cannot be told"):
-        functional.cross_entropy(logits[1:].transpose(1, 2), labels[1:])
+        functional.cross_entropy(logits[1:].transpose(1, 2), labels[1:].roll(2, 1))
 
 
 def test_what_code_reads_of_samples_must_be_the_same_of_all():

@@ -147,9 +147,19 @@ class WholeMeans(TorchFunctionMode):
         plain = given.get("reduction", "mean") == "mean" and given.get("weight") is None and len(args) <= _NO_WEIGHT
         if not plain or not isinstance(target, Tensor) or target.is_meta or self._counted is None:
             return None
-        counts = [(some != IGNORED_LABEL).sum() for some in (self._labels, self._labels[:, 1:])]
+        behind = self._labels[:, 1:]
+        for column, labels in (
+            (0, self._labels),
+            (1, behind),
+            (1, functional.pad(behind, (0, 1), value=IGNORED_LABEL)),
+        ):
+            if target.numel() == labels.numel() and torch.equal(target.flatten(), labels.flatten().to(target)):
+                mean: Tensor = self._counted[0, column]
+                return mean
+        # In another order, or made of the labels in another way.
+        counts = [(some != IGNORED_LABEL).sum() for some in (self._labels, behind)]
         here = (target != given.get("ignore_index", IGNORED_LABEL)).sum()
-        whole = target.numel() in (self._labels.numel(), self._labels[:, 1:].numel())
+        whole = target.numel() in (self._labels.numel(), behind.numel())
         fitting = [mean for mean, count in zip(self._counted[0], counts, strict=True) if whole and count == here]
         if len(fitting) > 1 and fitting[0] != fitting[1]:
             raise ConfigError(
