@@ -122,7 +122,7 @@ def test_a_models_own_forward_runs_where_the_tape_cannot_be_cut(name):
     (unit, *_) = build_units(spec, [1], seed=0)
     if name != "its_own_checkpointing":  # which the tape can cut, too
         assert isinstance(unit, StubbedUnit)
-        assert cut_model(spec).notices[0].startswith("each unit runs the model's own forward, since ")
+        assert cut_model(spec).notices[0].startswith("each unit runs the model's own forward instead: ")
     assert len(graph.units) == handed_on.DEPTH + 2
     check_exact(spec, list(range(len(graph.units) + 1)), [Span(0, 1), Span(1, SAMPLES)], {1, 3})
 

@@ -48,8 +48,8 @@ def check_gradients(spec: ModelSpec, units: Sequence[UnitModule], loaded: Loaded
             raise ConfigError(
                 f"model {spec.name}: the gradient of {name} is of size {float(wanted.norm()):.6g} for {batch.samples} "
                 f"samples together, and {float(got.norm()):.6g} for the sum of them one by one: samples depend on each "
-                "other (a loss over routers, pairs or statistics of the batch), which would depend on how a batch is "
-                "cut; leave that out, or return one loss for each sample"
+                "other (output_router_logits of a mixture, pairs, batch statistics), which would depend on how a "
+                "batch is cut; leave that out, or return one loss for each sample"
             )
     for parameter in (*whole.values(), *found.values()):
         parameter.grad = None

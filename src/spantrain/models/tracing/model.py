@@ -189,7 +189,7 @@ def _cut_either_way(spec: ModelSpec) -> CutModel:
 
 
 def _with_reason(cut: CutModel, why: str) -> CutModel:
-    return replace(cut, notices=(f"each unit runs the model's own forward, since {why}", *cut.notices))
+    return replace(cut, notices=(f"each unit runs the model's own forward instead: {why}", *cut.notices))
 
 
 def _cut_tape(spec: ModelSpec) -> CutModel:
