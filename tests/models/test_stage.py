@@ -267,7 +267,7 @@ def test_discard_forgets_and_the_same_samples_can_come_again() -> None:
 
 def test_evaluate_holds_nothing_and_agrees_with_forward() -> None:
     executor, hidden = middle_stage()
-    (evaluated,) = executor.evaluate((hidden,), {})
+    (evaluated,) = executor.evaluate(Span(0, len(hidden)), (hidden,), {})
     assert executor.held_samples == 0
     assert torch.equal(evaluated, executor.forward(Span(0, 2), (hidden,), {})[0])
 

@@ -19,7 +19,7 @@ from spantrain.models.statistics import BatchStatistics, OneBatchNorm, named_sta
 from spantrain.models.tensor_parallel.group import ThreadGroup
 from spantrain.models.tensor_parallel.shard import shard_units
 from spantrain.models.tracing.model import OWN_FORWARD, WAY
-from spantrain.models.units import LABELS
+from spantrain.models.units import LABELS, keeps_statistics
 from testing.runtime.parts import put
 
 FILE = """
@@ -136,7 +136,7 @@ def test_all_kinds_of_normalizations_train_as_in_plain_pytorch(way, order, recom
         rows = {0: inputs[span.lo : span.hi], LABELS: labels[span.lo : span.hi]}
         sent[span] = stages[0].forward(span, (), {0: rows[0]})
         stages[1].forward(span, sent[span], {LABELS: rows[LABELS]})
-        stages[1].evaluate(sent[span], {LABELS: rows[LABELS]})
+        stages[1].evaluate(span, sent[span], {LABELS: rows[LABELS]})
     for span in spans:
         gradients: tuple[torch.Tensor, ...] = ()
         for stage in reversed(stages):
@@ -153,9 +153,10 @@ def test_all_kinds_of_normalizations_train_as_in_plain_pytorch(way, order, recom
     for name, tensor in found.items():
         assert torch.allclose(tensor, model.get_buffer(name), rtol=1e-5, atol=1e-6), name
     model.eval()
+    whole = Span(0, len(inputs))
     with torch.no_grad():
         want = functional.cross_entropy(model(inputs), labels, reduction="sum")
-        (got,) = stages[1].evaluate(stages[0].evaluate((), {0: inputs}), {LABELS: labels})
+        (got,) = stages[1].evaluate(whole, stages[0].evaluate(whole, (), {0: inputs}), {LABELS: labels})
     assert torch.allclose(got, want, rtol=1e-5)
 
 
@@ -195,7 +196,7 @@ def test_one_sample_of_one_number_is_refused_by_name(spec_of):
         ConfigError, match=r"samples \[3:4\].*0\.1.*larger --global-batch, say, or give --batch-norm frozen"
     ):
         executor.forward(Span(3, 4), (), {key: tensor[3:] for key, tensor in rows.items()})
-    assert not any(module.training for module in executor.units[0].modules())
+    assert not any(module.training for module in executor.units[0].modules() if keeps_statistics(module))
 
 
 def test_shapes_that_are_taken():

@@ -19,6 +19,7 @@ from spantrain.formats.registry import WireFormat
 from spantrain.models.build import build_units, unit_count
 from spantrain.models.data.dataset import open_dataset
 from spantrain.models.graph import build_graph
+from spantrain.models.randomness.draws import DrawnSamples
 from spantrain.models.tensor_parallel.division import put
 from spantrain.models.units import loss_of, rows_read
 from spantrain.runtime.gradients.stage_sums import StageSum, TiedGradientSums, tied_across_stages
@@ -35,7 +36,7 @@ from testing.runtime.thread_groups import ThreadMembers, thread_groups
 
 pytestmark = pytest.mark.tensor_parallel
 
-SEED = 3
+SEED, DRAWS = 3, 11
 TOLERANCE = 1e-5
 FLOOR = 1e-4
 """Gradients this much smaller than the largest are rounding (the key bias of attention has none at all)."""
@@ -97,7 +98,13 @@ class Cast:
         self.mailboxes[name].set_peers(plan.generation, [box.address for box in self.mailboxes.values()])
         feed = SampledFeed(self._data, global_batch=plan.global_batch, seed=SEED)
         member = build_member(
-            plan, name, device, self._units[name], graph=self._graph, job=TrainJob(steps=1), groups=self._groups[name]
+            plan,
+            name,
+            device,
+            self._units[name],
+            graph=self._graph,
+            job=TrainJob(steps=1, seed=DRAWS),
+            groups=self._groups[name],
         )
         here = context_of(name, self.mailboxes[name], feed, recorder, check_abort=self._check_abort)
         actions = StageActions(here, plan, member)
@@ -161,11 +168,14 @@ def check(plan: Plan, reference) -> None:
     units, parameters = reference(plan.model, SEED)
     feed = SampledFeed(open_dataset(plan.model), global_batch=plan.global_batch, seed=SEED)
     whole = Span(0, plan.global_batch)
-    loss = loss_of(units, feed.rows(0, whole, rows_read(units)))
+    rows, samples = feed.rows(0, whole, rows_read(units)), DrawnSamples(seed=DRAWS, step=0, first=0, count=whole.size)
+    with torch.no_grad():
+        evaluation = loss_of(units, rows)
+    loss = loss_of(units, rows, samples)
     (loss / plan.global_batch).backward()
-    for figure in ("loss_sum", "evaluation"):
+    for figure, wanted in (("loss_sum", loss), ("evaluation", evaluation)):
         total = sum(getattr(one, figure) or 0.0 for one in ran.values())
-        assert total == pytest.approx(float(loss.detach()), rel=TOLERANCE), figure
+        assert total == pytest.approx(float(wanted.detach()), rel=TOLERANCE), figure
     distinct = {id(parameter): parameter for parameter in parameters.values()}.values()
     largest = max(float(parameter.grad.norm()) for parameter in distinct)
     for stage in plan.stages:

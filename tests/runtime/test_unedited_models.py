@@ -21,6 +21,7 @@ from spantrain.models.catalog.catalog import resolve_model
 from spantrain.models.data.choice import user_functions
 from spantrain.models.data.dataset import open_dataset
 from spantrain.models.execution.stage import StageExecutor
+from spantrain.models.randomness.reference import seeded
 from spantrain.models.tracing.batch import OwnLoss
 from spantrain.models.tracing.source import load_model, picked
 from spantrain.models.units import LABELS
@@ -73,6 +74,7 @@ def place_of(plan: Plan, name: str, network: dict, feed: SampledFeed) -> Place:
         build_units(plan.model, plan.stages[stage].units, seed=SEED),
         is_last=is_last,
         global_batch=BATCH,
+        seed=SEED,
     )
     network[name].set_peers(plan.generation, [box.address for box in network.values()])
     device = CpuDevice()
@@ -135,7 +137,9 @@ def unsplit_losses(spec: ModelSpec) -> list[float]:
         named = {name: tensor for tensor, name in pairs if name is not None}
         if isinstance(loaded.loss, OwnLoss):
             named["labels"] = labels
-        result = loaded.module(*(tensor for tensor, name in pairs if name is None), **named)
+        loaded.set_mode(trains=True)
+        with seeded(loaded.module, seed=SEED, step=step):
+            result = loaded.module(*(tensor for tensor, name in pairs if name is None), **named)
         loss = loaded.loss(picked(loaded.loss, result, spec.name), labels, BATCH) / BATCH
         loss.backward()
         losses.append(float(loss.detach()))

@@ -71,6 +71,9 @@ ChatTemplate = Annotated[
 ]
 TrainOn = Annotated[str | None, typer.Option(help="Of conversations: learn `answers` (the default) or `all`.")]
 Packing = Annotated[bool, typer.Option("--packing", help="Several conversations in a sample, kept apart.")]
+Dropout = Annotated[
+    str | None, typer.Option(help="on: as the module has it; off: it trains in evaluation mode. Default: on.")
+]
 Dtype = Annotated[str, typer.Option(help=f"{', '.join(DTYPES)}; the last two by autocast.")]
 EmulatedSpeed = Annotated[
     float | None,
@@ -165,6 +168,7 @@ def chosen_model(
     sequence_length: int | None = None,
     chat: "ChatForm | None" = None,
     lora: str | None = None,
+    dropout: str | None = None,
     read: bool = True,
 ) -> "ModelSpec":
     """Return the model of that name, on the data that is wished; which is read, to see that it can be.
@@ -174,13 +178,17 @@ def chosen_model(
     Raises:
         ConfigError: there is no such model, data or tokenizer, or they do not fit each other.
     """
-    from spantrain.models.data.choice import model_on_data
+    from spantrain.models.data.choice import model_on_data, without_dropout
 
     spec = model_on_data(model, data=data, tokenizer=tokenizer, sequence_length=sequence_length, chat=chat)
     if lora is not None:
         from spantrain.models.adapters import LoraForm, with_lora
 
         spec = with_lora(spec, LoraForm.parse(lora))
+    if dropout not in (None, "on", "off"):
+        raise ConfigError(f"--dropout {dropout}: give on or off")
+    if dropout == "off":
+        spec = without_dropout(spec)
     if read and (data is not None or tokenizer is not None):
         from spantrain.models.data.dataset import open_dataset
 

@@ -15,6 +15,8 @@ from spantrain.errors import ConfigError
 
 CONFIGURATION = "json"
 """The field of a spec's config that holds a transformers configuration as JSON: workers need no file."""
+DROPOUT = "dropout"
+"""The field that says `off` of a model that is trained in evaluation mode."""
 
 _HF = "hf:"
 _DEFAULT_SEQUENCE = 128

@@ -1,12 +1,16 @@
 """What a unit is: a module on tensors, whose parameters know their names in the unsplit model."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+
+from spantrain.models.randomness.draws import DrawingModules, DrawnSamples, SeededDraws, Sizing
+from spantrain.models.randomness.shapes import DrawnShapes
 
 IGNORED_LABEL = -100
 
@@ -27,8 +31,8 @@ class UnitModule(nn.Module):
     It returns the tensors alive at the cut behind it; the last unit's returns the loss, a scalar summed over samples
     (`sample_losses`).
 
-    A unit is always in evaluation mode: dropout is off and batch statistics are frozen, so that gradients do not
-    depend on how a batch is cut (DESIGN section 10). Its parameters train all the same.
+    In training mode are the modules that are so in the model as it is trained (`trained`); what they draw at random
+    does not depend on how a batch is cut (`models.randomness`). Batch statistics are always frozen.
     """
 
     def __init__(self, name: str, *, prefixes: Mapping[str, str], shared: Mapping[str, str] | None = None) -> None:
@@ -41,6 +45,14 @@ class UnitModule(nn.Module):
         """Groups of shared parameters with a member here: group -> local name of the parameter."""
         self.reads: tuple[int, ...] = ()
         """What it reads of the samples: numbers of inputs, `LABELS` and `COUNTED`."""
+        self.trained: frozenset[str] = frozenset()
+        """Local paths of the modules that training mode is for."""
+        self.draws: DrawnShapes = {}
+        """Where samples are in what its model draws at random; empty: it draws nothing."""
+        self.group: Callable[[], Sizing] | None = None
+        """Returns the tensor-parallel group whose members have parts of it."""
+        self.other_names: Mapping[str, str] = {}
+        """By local path: a module's full name, where that is not its prefix's; of one that several modules have."""
 
     @property
     def class_name(self) -> str:
@@ -51,9 +63,11 @@ class UnitModule(nn.Module):
         """Call it on what came from the unit before, and what it reads."""
         return self(*tensors, *(rows[number] for number in self.reads))
 
-    def train(self, mode: bool = True) -> Self:  # noqa: ARG002 - the signature is torch's
-        """Stay in evaluation mode, whatever is asked."""
-        return super().train(False)
+    def train(self, mode: bool = True) -> Self:
+        """Have its modules be as they are while it trains, or in evaluation mode."""
+        set_training(self, self.trained if mode else ())
+        self.training = mode
+        return self
 
 
 class ModuleUnit(UnitModule):
@@ -132,12 +146,33 @@ def chosen_rows(
     return {number: found[number] if number >= 0 else others[number]() for number in numbers}
 
 
-def loss_of(units: Sequence[UnitModule], rows: Rows) -> Tensor:
-    """Return the loss sum of samples, by all units of a model one after the other."""
+def set_training(module: nn.Module, paths: Collection[str]) -> None:
+    """Have the modules at some paths of a module be in training mode, and all others in evaluation mode."""
+    for path, part in module.named_modules():
+        part.training = path in paths
+
+
+def keeps_statistics(module: nn.Module) -> bool:
+    """Whether a module in training mode changes what it keeps: running statistics, or a vector of power iteration."""
+    if isinstance(getattr(module, "running_mean", None), Tensor) or type(module).__name__ == "_SpectralNorm":
+        return True
+    called = getattr(type(module).forward, "__code__", None)
+    return isinstance(module, nn.modules.batchnorm._BatchNorm) or "batch_norm" in getattr(called, "co_names", ())
+
+
+def loss_of(units: Sequence[UnitModule], rows: Rows, samples: DrawnSamples | None = None) -> Tensor:
+    """Return the loss sum of samples, by all units of a model one after the other.
+
+    In training mode, with what is drawn at random for these samples of a step; None: in evaluation mode.
+    """
     tensors: tuple[Tensor, ...] = ()
-    for unit in units[:-1]:
-        tensors = unit.run(tensors, rows)
-    loss_sum: Tensor = units[-1].run(tensors, rows)
+    for unit in units:
+        unit.train(samples is not None)
+    modules = None if samples is None else drawing_modules(units)
+    with nullcontext() if modules is None or samples is None else SeededDraws(modules, samples):
+        for unit in units[:-1]:
+            tensors = unit.run(tensors, rows)
+        loss_sum: Tensor = units[-1].run(tensors, rows)
     return loss_sum
 
 
@@ -155,6 +190,25 @@ def full_name(unit: UnitModule, local: str) -> str:
     """Return the name in the unsplit model of a parameter, buffer or module of a unit."""
     child, _, rest = local.partition(".")
     return ".".join(word for word in (unit.prefixes[child], rest) if word)
+
+
+def module_names(units: Iterable[UnitModule]) -> dict[int, str]:
+    """Return the full names of units' modules in the unsplit model, by identity."""
+    found: dict[int, str] = {}
+    for unit in units:
+        for path, module in unit.named_modules():
+            if path.partition(".")[0] in unit.prefixes:
+                found.setdefault(id(module), unit.other_names.get(path) or full_name(unit, path))
+    return found
+
+
+def drawing_modules(units: Sequence[UnitModule]) -> DrawingModules | None:
+    """Return what is known of units that draw at random; None: they do not."""
+    drawing = [unit for unit in units if unit.draws]
+    if not drawing:
+        return None
+    shapes = {place: shape for unit in drawing for place, shape in unit.draws.items()}
+    return DrawingModules(names=module_names(drawing), shapes=shapes, group=drawing[0].group and drawing[0].group())
 
 
 def shared_parameters(units: Sequence[UnitModule]) -> Mapping[str, list[tuple[int, str]]]:

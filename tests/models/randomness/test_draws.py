@@ -159,14 +159,25 @@ def test_shorter_types(kind: str) -> None:
     assert bool((whole != 0).any())
 
 
-def test_what_cannot_be_attributed_is_refused_with_a_remedy() -> None:
+def test_what_no_sample_is_known_of_is_noted() -> None:
     class Shuffled(nn.Module):
         def forward(self, given: Tensor) -> Tensor:
             return given[torch.randperm(len(given))]
 
     model = nn.Sequential(Shuffled())
-    with seeded(model, seed=0, step=0), pytest.raises(ConfigError, match=r"0: `randperm` draws .*--dropout off"):
+    with seeded(model, seed=0, step=0) as draws:
         model(torch.ones(4, 2))
+    assert draws.unlike == ["0: `randperm` draws by aten.randperm.default"]
+
+
+def test_dropout_of_packed_sequences_is_refused_with_a_remedy() -> None:
+    class Packed(nn.LSTM):
+        def forward(self, given: Tensor) -> Tensor:
+            return super().forward(nn.utils.rnn.pack_padded_sequence(given, torch.tensor([4, 2])))
+
+    model = Packed(3, 3, num_layers=2, dropout=0.5)
+    with seeded(model, seed=0, step=0), pytest.raises(ConfigError, match=r"packed sequences.*--dropout off"):
+        model(torch.ones(4, 2, 3))
 
 
 def test_samples_are_found_by_two_sizes() -> None:

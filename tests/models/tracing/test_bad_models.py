@@ -46,8 +46,16 @@ def test_samples_that_depend_on_each_other_are_found_by_numbers():
     )
 
 
-def test_a_forward_with_random_numbers_is_found_by_numbers():
-    assert "random numbers" in refusal("noisy")
+def test_random_numbers_of_another_library_are_found_by_numbers():
+    said = refusal("noisy_elsewhere")
+    assert "does not do the same every time" in said
+    assert "draws random numbers otherwise than by functions of torch" in said
+
+
+def test_what_is_drawn_for_no_sample_is_refused():
+    said = refusal("chosen_tokens")
+    assert "`rand` in blocks.0 draws (3,) and (4,) for 2 and 3 samples" in said
+    assert "--dropout off" in said
 
 
 def test_a_factory_that_raises_is_named_with_its_place():

@@ -15,6 +15,7 @@ from spantrain.models.build import build_units, example_inputs, example_rows, un
 from spantrain.models.catalog.catalog import resolve_model
 from spantrain.models.execution.stage import StageExecutor
 from spantrain.models.graph import build_graph
+from spantrain.models.randomness.reference import seeded
 from spantrain.models.tracing.batch import ModelBatch, OwnLoss
 from spantrain.models.tracing.model import cut_model
 from spantrain.models.tracing.source import load_model, picked
@@ -25,7 +26,7 @@ from testing.models.rows import rows_of
 
 pytestmark = pytest.mark.models
 
-SEED = 3
+SEED, DRAWS, STEP = 3, 7, 4
 SAMPLES = 5
 TOLERANCE = 1e-5
 FLOOR = 1e-4
@@ -89,7 +90,9 @@ def computed(spec: ModelSpec) -> Unsplit:
     named = {name: tensor for tensor, name in zip(batch.inputs, batch.names, strict=True) if name is not None}
     if isinstance(loaded.loss, OwnLoss):
         named["labels"] = batch.labels
-    result = picked(loaded.loss, loaded.module(*plain, **named), spec.name)
+    loaded.set_mode(trains=True)
+    with seeded(loaded.module, seed=DRAWS, step=STEP):
+        result = picked(loaded.loss, loaded.module(*plain, **named), spec.name)
     loss_sum = loaded.loss(result, batch.labels, SAMPLES)
     (loss_sum / SAMPLES).backward()
     parameters = dict(loaded.module.named_parameters(remove_duplicate=False))
@@ -102,7 +105,7 @@ def computed(spec: ModelSpec) -> Unsplit:
     )
 
 
-def run_cut(whole: Unsplit, edges: list[int], spans: list[Span], *, halves: bool) -> None:
+def run_cut(whole: Unsplit, edges: list[int], spans: list[Span], *, halves: bool, recomputed: bool = False) -> None:
     """Run stages one after the other, spans in order, and compare."""
     spec, batch = whole.spec, whole.batch
     stages = [
@@ -110,6 +113,8 @@ def run_cut(whole: Unsplit, edges: list[int], spans: list[Span], *, halves: bool
             build_units(spec, range(first, end), seed=SEED),
             is_last=end == edges[-1],
             global_batch=SAMPLES,
+            seed=DRAWS,
+            recompute=[position for position in range(end - first) if recomputed and (first + position) % 2],
         )
         for first, end in pairwise(edges)
     ]
@@ -117,7 +122,7 @@ def run_cut(whole: Unsplit, edges: list[int], spans: list[Span], *, halves: bool
     for span in spans:
         tensors: tuple[torch.Tensor, ...] = ()
         for stage in stages:
-            tensors = stage.forward(span, tensors, rows_of(batch.inputs, batch.labels, span))
+            tensors = stage.forward(span, tensors, rows_of(batch.inputs, batch.labels, span), step=STEP)
         loss_sum += float(tensors[0])
     for span in reversed(spans):
         gradients: tuple[torch.Tensor, ...] = ()
@@ -152,7 +157,9 @@ def test_random_cuts_and_spans_give_the_unsplit_gradients(name, data, unsplit):
     cuts = data.draw(st.lists(st.integers(1, count - 1), max_size=3, unique=True))
     ends = data.draw(st.lists(st.integers(1, SAMPLES - 1), max_size=2, unique=True))
     spans = [Span(lo, hi) for lo, hi in pairwise(sorted({0, SAMPLES, *ends}))]
-    run_cut(whole, sorted({0, count, *cuts}), spans, halves=data.draw(st.booleans()))
+    run_cut(
+        whole, sorted({0, count, *cuts}), spans, halves=data.draw(st.booleans()), recomputed=data.draw(st.booleans())
+    )
 
 
 @pytest.mark.parametrize("name", ["gpt2", "t5", "efficientnet", *OWN, "unet"])

@@ -1,5 +1,7 @@
 """Models as users write them, each with a function that returns it, an example batch, and perhaps a loss."""
 
+import random
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -210,6 +212,28 @@ class Noisy(nn.Module):
 
 def noisy():
     return Noisy(), hidden_batch(), square
+
+
+class NoisyElsewhere(Feed):
+    def forward(self, hidden: Tensor) -> Tensor:
+        return super().forward(hidden) * random.random()
+
+
+def noisy_elsewhere():
+    model = Noisy()
+    model.blocks[0] = NoisyElsewhere()
+    return model, hidden_batch(), square
+
+
+class OneMore(Feed):
+    def forward(self, hidden: Tensor) -> Tensor:
+        return super().forward(hidden) * torch.rand(hidden.shape[0] + 1)[1:, None, None]
+
+
+def chosen_tokens():
+    model = Noisy()
+    model.blocks[0] = OneMore()
+    return model, hidden_batch(), square
 
 
 def raises():

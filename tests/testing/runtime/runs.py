@@ -20,6 +20,7 @@ from spantrain.devices.cpu import CpuDevice
 from spantrain.models.build import build_units
 from spantrain.models.data.dataset import open_dataset
 from spantrain.models.execution.stage import StageExecutor
+from spantrain.models.randomness.draws import DrawnSamples
 from spantrain.models.units import loss_of, parameter_names, rows_read
 from spantrain.runtime.channels import MailboxChannel
 from spantrain.runtime.checkpoint.holding import Holding, first_names, holding_of
@@ -62,7 +63,8 @@ class OneProcess:
 
     def _backward(self, step: int, feed: SampledFeed) -> float:
         whole = Span(0, self.global_batch)
-        loss = loss_of(self.units, feed.rows(step, whole, rows_read(self.units))) / self.global_batch
+        samples = DrawnSamples(seed=self.job.seed, step=step, first=0, count=self.global_batch)
+        loss = loss_of(self.units, feed.rows(step, whole, rows_read(self.units)), samples) / self.global_batch
         loss.backward()
         return float(loss.detach())
 

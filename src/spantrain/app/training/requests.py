@@ -22,6 +22,7 @@ from spantrain.core.profile import Profile
 from spantrain.core.units import ModelSpec
 from spantrain.core.update.optimizers import division_refusal
 from spantrain.errors import ConfigError, PlanError
+from spantrain.models.sources import DROPOUT
 from spantrain.planner.engine.outcome import not_trained_yet
 from spantrain.runtime.checkpoint.manifest import Manifest, latest_checkpoint, read_manifest
 from spantrain.runtime.coordinator.advice import Adviser
@@ -329,7 +330,8 @@ def _short(value: object) -> str:
 
 def _compared(spec: ModelSpec, names: Sequence[str]) -> dict[str, object]:
     """Return what makes a model: these fields, and each of the configuration's."""
-    config = {key: list(value) if isinstance(value, tuple) else value for key, value in spec.config.items()}
+    own = {key: value for key, value in spec.config.items() if key != DROPOUT}
+    config = {key: list(value) if isinstance(value, tuple) else value for key, value in own.items()}
     return {name: getattr(spec, name) for name in names} | {f"config.{key}": value for key, value in config.items()}
 
 

@@ -10,6 +10,7 @@ from spantrain.cli.options import (
     ChatTemplate,
     ClusterFile,
     Data,
+    Dropout,
     Dtype,
     EmulatedSpeed,
     Insecure,
@@ -83,6 +84,7 @@ def profile(
     tokenizer: Tokenizer = None,
     sequence_length: SequenceLength = None,
     lora: Lora = None,
+    dropout: Dropout = None,
     chat_template: ChatTemplate = None,
     train_on: TrainOn = None,
     packing: Packing = False,
@@ -113,6 +115,7 @@ def profile(
         sequence_length=sequence_length,
         chat=chat,
         lora=lora,
+        dropout=dropout,
         read=listen is None,
     )
     from spantrain.app.profiling.profile import ProfileOptions

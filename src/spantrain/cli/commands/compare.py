@@ -110,7 +110,13 @@ class CompareArguments:
         if abs(self.seed) >= 2**53:
             raise ConfigError(f"--seed {self.seed}: give a whole number below 2^53")
         cluster = chosen_cluster(self.preset, self.cluster)
-        spec = chosen_model(self.model, data=self.data, tokenizer=self.tokenizer, sequence_length=self.sequence_length)
+        spec = chosen_model(
+            self.model,
+            data=self.data,
+            tokenizer=self.tokenizer,
+            sequence_length=self.sequence_length,
+            dropout="off",  # others draw otherwise
+        )
         rate = None if self.bandwidth is None else quantity("--bandwidth", self.bandwidth, parse_bandwidth)
         from spantrain.app.comparison.compare import CompareRequest
         from spantrain.app.comparison.fit import SettingOverrides

@@ -12,6 +12,7 @@ from spantrain.cli.options import (
     ChatTemplate,
     ClusterFile,
     Data,
+    Dropout,
     Json,
     Lora,
     Optimizer,
@@ -62,6 +63,7 @@ class PlanArguments:
     tokenizer: Tokenizer = None
     sequence_length: SequenceLength = None
     lora: Lora = None
+    dropout: Dropout = None
     chat_template: ChatTemplate = None
     train_on: TrainOn = None
     packing: Packing = False
@@ -167,7 +169,17 @@ class PlanArguments:
             return self._described()
         if self.preset is not None or self.cluster is not None:
             raise ConfigError(_EITHER)
-        for name in ("model", "data", "tokenizer", "sequence_length", "lora", "chat_template", "train_on", "packing"):
+        for name in (
+            "model",
+            "data",
+            "tokenizer",
+            "sequence_length",
+            "lora",
+            "dropout",
+            "chat_template",
+            "train_on",
+            "packing",
+        ):
             value = getattr(self, name)
             if value:
                 raise ConfigError(
@@ -192,6 +204,7 @@ class PlanArguments:
             data=self.data,
             tokenizer=self.tokenizer,
             sequence_length=self.sequence_length,
+            dropout=self.dropout,
             chat=chat_form(self.chat_template, self.train_on, packing=self.packing),
             lora=self.lora,
         )

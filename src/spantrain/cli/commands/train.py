@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 
 _FILES = ("plan.json", "profile.json", "run.json", "trace.json", "decisions.jsonl", "switches.jsonl", "metrics.jsonl")
 _MODEL_OPTIONS = (
-    "preset", "cluster", "data", "tokenizer", "sequence_length", "lora", "chat_template", "train_on", "packing",
-    "global_batch", "dtype", "emulated_speed",
+    "preset", "cluster", "data", "tokenizer", "sequence_length", "dropout", "lora", "chat_template", "train_on",
+    "packing", "global_batch", "dtype", "emulated_speed",
     "gradient_checkpointing",
 )  # fmt: skip
 """Options that go with --model: a plan and a checkpoint say all this already."""
@@ -162,6 +162,7 @@ class _Command:
             data=asked.data,
             tokenizer=asked.tokenizer,
             sequence_length=asked.sequence_length,
+            dropout=asked.dropout,
             chat=chat_form(asked.chat_template, asked.train_on, packing=asked.packing),
             lora=asked.lora,
             read=False,

@@ -12,6 +12,7 @@ from spantrain.cli.options import (
     ChatTemplate,
     ClusterFile,
     Data,
+    Dropout,
     Dtype,
     EmulatedSpeed,
     Functions,
@@ -68,6 +69,7 @@ class TrainArguments:
     tokenizer: Tokenizer = None
     sequence_length: SequenceLength = None
     lora: Lora = None
+    dropout: Dropout = None
     chat_template: ChatTemplate = None
     train_on: TrainOn = None
     packing: Packing = False

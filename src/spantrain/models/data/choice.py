@@ -20,7 +20,7 @@ from spantrain.models.data.records import (
     record_parts,
     saved_columns,
 )
-from spantrain.models.sources import hf_configuration, is_factory, source_digest
+from spantrain.models.sources import DROPOUT, hf_configuration, is_factory, source_digest
 
 IMAGE_SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".webp"})
 CHAT = "chat"
@@ -56,6 +56,11 @@ def model_on_data(
     if not 2 <= sequence_length <= MAX_SEQUENCE:
         raise ConfigError(f"model {name}: sequence length must be from 2 to {MAX_SEQUENCE}, got {sequence_length}")
     return replace(spec, sequence_length=sequence_length)
+
+
+def without_dropout(spec: ModelSpec) -> ModelSpec:
+    """Return the model with all its modules in evaluation mode while it trains, as those of the catalog always are."""
+    return replace(spec, config={**spec.config, DROPOUT: "off"}) if spec.family in ("factory", "hf") else spec
 
 
 def with_data(

@@ -19,6 +19,7 @@ from torch.utils.flop_counter import flop_registry
 from spantrain.core.shares import shares_of
 from spantrain.models.execution.held import StorageLog
 from spantrain.models.execution.segment import Segment
+from spantrain.models.randomness.draws import DrawnSamples
 from spantrain.models.tensor_parallel.divided import own_part
 from spantrain.models.tensor_parallel.group import TensorGroup, run_members
 from spantrain.models.tensor_parallel.shard import shard_units
@@ -50,8 +51,10 @@ def held_behind(unit: UnitModule, batch: Batch, autocast_dtype: torch.dtype | No
     entering, rows = batch()
     segment = Segment([unit], ends_model=ends_model, autocast_dtype=autocast_dtype, torch_device=torch.device("cpu"))
     log = StorageLog([*unit.parameters(), *unit.buffers()])
+    unit.train()
     with log.watching():
-        held, outputs = segment.forward(entering, rows)
+        held, outputs = segment.forward(entering, rows, _first_samples((*entering, *rows.values())))
+    unit.eval()
     forward_bytes = log.look_with(*entering, *(rows[number] for number in unit.reads), *outputs, *held.tensors)
     shapes = tuple(torch.empty_like(output, device="meta") for output in map(own_part, outputs))
     del entering, rows
@@ -59,6 +62,10 @@ def held_behind(unit: UnitModule, batch: Batch, autocast_dtype: torch.dtype | No
     del outputs
     log.add(*held.tensors)
     return HeldBehind(outputs=shapes, forward_bytes=forward_bytes, backward_input_bytes=log.look())
+
+
+def _first_samples(tensors: Sequence[Tensor]) -> DrawnSamples:
+    return DrawnSamples(seed=0, step=0, first=0, count=tensors[0].shape[0])
 
 
 def held_by_two(

@@ -16,8 +16,9 @@ from torch import Tensor
 from spantrain.core.precision import check_dtype
 from spantrain.models.execution.held import StorageLog
 from spantrain.models.execution.split_backward import Final, PendingWeights, SplitBackward
+from spantrain.models.randomness.draws import DrawnSamples, SeededDraws
 from spantrain.models.tensor_parallel.divided import gathered, own_part, with_own_part
-from spantrain.models.units import Rows, UnitModule, parameter_names, rows_read
+from spantrain.models.units import Rows, UnitModule, drawing_modules, parameter_names, rows_read
 
 Tensors = tuple[Tensor, ...]
 
@@ -30,6 +31,8 @@ class HeldSegment:
     """Leaves, or slices that are leaves, until the gradients of those that require grad are known."""
     rows: Rows = field(default_factory=dict)
     """For the second run of units that read samples."""
+    samples: DrawnSamples | None = None
+    """Those whose random numbers the second run draws again."""
     outputs: Tensors = ()
     """With their graph; the last segment's of the last stage is the loss sum. Empty if they are computed again."""
     gradients: Tensors | None = None
@@ -70,11 +73,15 @@ class Segment:
         parameters = {id(p): p for unit in units for p in map(unit.get_parameter, parameter_names(unit))}
         self.parameters = tuple(parameters.values())
         """Parameters of its units, each once."""
+        self._drawing = drawing_modules(units)
         self._split = SplitBackward(self.parameters, name=f"{units[0].name}..{units[-1].name}")
 
-    def run(self, tensors: Tensors, rows: Rows) -> Tensors:
-        """Return the tensors alive behind the segment, or the loss sum alone; as the mode of grad is, with a graph."""
-        with self._autocast():
+    def run(self, tensors: Tensors, rows: Rows, samples: DrawnSamples | None = None) -> Tensors:
+        """Return the tensors alive behind the segment, or the loss sum alone; as the mode of grad is, with a graph.
+
+        `samples` says whose random numbers are drawn; None: torch's own are.
+        """
+        with self._autocast(), self._drawn(samples):
             for unit in self._units[:-1]:
                 tensors = unit.run(tensors, rows)
             if not self._ends_model:
@@ -85,13 +92,14 @@ class Segment:
         assert loss_sum.dim() == 0, f"the loss sum is a scalar, got {tuple(loss_sum.shape)}"
         return (_not_a_view(loss_sum),)
 
-    def forward(self, inputs: Tensors, rows: Rows) -> tuple[HeldSegment, Tensors]:
+    def forward(self, inputs: Tensors, rows: Rows, samples: DrawnSamples | None = None) -> tuple[HeldSegment, Tensors]:
         """Run F on leaves; return what is to be held, and the outputs without a graph."""
         if self._recomputed:
             with torch.no_grad():
-                outputs = self.run(inputs, rows)
-            return HeldSegment(inputs=inputs, rows={n: rows[n] for n in rows_read(self._units)}), detached(outputs)
-        outputs = self.run(inputs, rows)
+                outputs = self.run(inputs, rows, samples)
+            read = {number: rows[number] for number in rows_read(self._units)}
+            return HeldSegment(inputs=inputs, rows=read, samples=samples), detached(outputs)
+        outputs = self.run(inputs, rows, samples)
         return HeldSegment(inputs=inputs, outputs=tuple(map(own_part, outputs))), detached(outputs)
 
     def backward_input(self, held: HeldSegment, output_gradients: Tensors, log: StorageLog | None = None) -> Tensors:
@@ -133,12 +141,15 @@ class Segment:
     def _again(self, held: HeldSegment, log: StorageLog | None) -> Tensors:
         """Run F once more, now with a graph."""
         if log is None:
-            return tuple(map(own_part, self.run(held.inputs, held.rows)))
+            return tuple(map(own_part, self.run(held.inputs, held.rows, held.samples)))
         with log.watching():
-            outputs = tuple(map(own_part, self.run(held.inputs, held.rows)))
+            outputs = tuple(map(own_part, self.run(held.inputs, held.rows, held.samples)))
         log.add(*outputs)
         log.look()
         return outputs
+
+    def _drawn(self, samples: DrawnSamples | None) -> AbstractContextManager[object]:
+        return nullcontext() if self._drawing is None or samples is None else SeededDraws(self._drawing, samples)
 
     def _autocast(self) -> AbstractContextManager[object]:
         if self._autocast_dtype is None:

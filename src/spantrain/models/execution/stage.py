@@ -13,6 +13,7 @@ from spantrain.errors import ProtocolError, ScheduleError
 from spantrain.models.execution.held import HeldMeter, StorageLog
 from spantrain.models.execution.segment import HeldSegment, Tensors, detached, segments_of
 from spantrain.models.execution.split_backward import Final
+from spantrain.models.randomness.draws import DrawnSamples
 from spantrain.models.statistics import BatchStatistics
 from spantrain.models.tensor_parallel.divided import own_part, with_own_part
 from spantrain.models.units import LABELS, Rows, UnitModule, parameter_names, rows_read
@@ -65,14 +66,18 @@ class StageExecutor:
         recompute: Sequence[int] = (),
         trains_before: bool = True,
         batch_statistics: bool = False,
+        seed: int = 0,
     ) -> None:
-        """Take the units to the device; `recompute` are positions among them.
+        """Take the units to the device; `recompute` are positions among them, `seed` is of what they draw at random.
 
         Without `trains_before`, nothing in front of the stage is trained, and nobody there waits for gradients. With
         `batch_statistics`, normalizations take those of the samples of F; else they go by their running ones.
         """
         assert units, "a stage needs units"
         self._is_last = is_last
+        self.seed = seed
+        """Of what its units draw at random."""
+        self._trains: bool | None = None
         self._global_batch = global_batch
         self.loss_scale = 1.0
         """What the loss is multiplied by before the backward pass; gradients come out as much larger."""
@@ -129,13 +134,14 @@ class StageExecutor:
         """What its units read of the samples."""
         return rows_read(self.units)
 
-    def forward(self, span: Span, received: Tensors, rows: Rows) -> Tensors:
+    def forward(self, span: Span, received: Tensors, rows: Rows, *, step: int = 0) -> Tensors:
         """Run F; return detached outputs to send, or on the last stage `(loss_sum,)`, a float32 scalar.
 
         Args:
             span: the samples; the first dimension of every tensor is theirs.
             received: tensors alive at the cut before the stage; none on the first stage.
             rows: what its units read of the samples.
+            step: of the run; what is drawn at random for a sample depends on it.
 
         Raises:
             ScheduleError: some of the samples are in flight already.
@@ -148,8 +154,9 @@ class StageExecutor:
             if tensor.shape[:1] != (span.size,):
                 raise ProtocolError(f"F{span}: {name} is {tuple(tensor.shape)}, wanted {span.size} rows")
         log = self.meter.log_for(span)
+        samples = self._set_mode(span, step, trains=True)
         with nullcontext() if log is None else log.watching(), self.statistics.of(span):
-            segments, outputs = self._run_segments(received, rows)
+            segments, outputs = self._run_segments(received, rows, samples)
         sent = () if self._is_last or not segments else outputs
         shapes = tuple(tensor.shape for tensor in sent if tensor.is_floating_point())
         held = self._held[span] = _HeldSpan(segments=segments, floating_shapes=shapes, log=log)
@@ -159,26 +166,38 @@ class StageExecutor:
         self.meter.forwarded(span, log)
         return self._to_send(outputs)
 
-    def _run_segments(self, received: Tensors, rows: Rows) -> tuple[tuple[HeldSegment, ...], Tensors]:
+    def _run_segments(
+        self, received: Tensors, rows: Rows, samples: DrawnSamples
+    ) -> tuple[tuple[HeldSegment, ...], Tensors]:
         """Run F of all segments; return what those that go back hold, and the last one's outputs, without a graph."""
         tensors, rows = self._moved(received), self._rows_here(rows)
         held: list[HeldSegment] = []
         for segment in self._segments[: self._first_back]:
             with torch.no_grad():
-                tensors = detached(segment.run(tensors, rows))
+                tensors = detached(segment.run(tensors, rows, samples))
         for segment in self._segments[self._first_back :]:
             wanted = bool(held) or self._trains_before
-            kept, tensors = segment.forward(tuple(_leaf(tensor, wanted=wanted) for tensor in tensors), rows)
+            kept, tensors = segment.forward(tuple(_leaf(tensor, wanted=wanted) for tensor in tensors), rows, samples)
             held.append(kept)
         return tuple(held), tensors
 
-    def evaluate(self, received: Tensors, rows: Rows) -> Tensors:
-        """Return what `forward` would, without holding anything for a backward pass."""
+    def evaluate(self, span: Span, received: Tensors, rows: Rows, *, step: int = 0) -> Tensors:
+        """Return what `forward` would in evaluation mode, without holding anything for a backward pass."""
         tensors, rows = self._moved(received), self._rows_here(rows)
+        # What draws in any mode draws otherwise than in training.
+        samples = self._set_mode(span, -1 - step, trains=False)
         with torch.no_grad():
             for segment in self._segments:
-                tensors = segment.run(tensors, rows)
+                tensors = segment.run(tensors, rows, samples)
         return self._to_send(detached(tensors))
+
+    def _set_mode(self, span: Span, step: int, *, trains: bool) -> DrawnSamples:
+        """Have the units be in a mode; return the samples whose random numbers they draw."""
+        if trains != self._trains:
+            self._trains = trains
+            for unit in self.units:
+                unit.train(trains)
+        return DrawnSamples(seed=self.seed, step=step, first=span.lo, count=span.size)
 
     def backward_input(self, span: Span, output_gradients: Tensors) -> Tensors:
         """Run I; return the gradients of the floating-point inputs (none on the first stage).
@@ -192,6 +211,7 @@ class StageExecutor:
             ProtocolError: a gradient is missing or has another shape than its output.
         """
         held = self._waiting_for_backward(span, "I")
+        self._set_mode(span, 0, trains=True)
         gradients = self._first_gradients(held, span, output_gradients)
         held.went_back = True
         with self.statistics.again(span):
@@ -223,6 +243,7 @@ class StageExecutor:
     def backward(self, span: Span, output_gradients: Tensors, final: NamesFinal | None = None) -> Tensors:
         """Run B, both halves at once; arguments, result and errors as of `backward_input`, `final` as of W."""
         held = self._waiting_for_backward(span, "B")
+        self._set_mode(span, 0, trains=True)
         gradients = self._first_gradients(held, span, output_gradients)
         with self.statistics.again(span):
             for number, kept in self._backwards(held):

@@ -100,6 +100,8 @@ class SeededDraws(TorchFunctionMode):
         self.chain = CallChain(modules.names)
         self.noted: dict[str, tuple[str, Sizes]] = {}
         """What was drawn, by place: the function, and the shape."""
+        self.unlike: list[str] = []
+        """What was drawn by torch's own generator, which no sample's numbers can be told of."""
         self._modules = modules
         self._samples = samples
         self._words: dict[tuple[bool, torch.device], Tensor] = {}
@@ -134,7 +136,7 @@ class SeededDraws(TorchFunctionMode):
         if name in PLAIN_DROPOUT and isinstance(args[0] if args else given.get("input"), Tensor):
             return self._dropped(name, args, given)
         if name in RECURRENT and _is_packed(args) and _chance(name, args, given) > 0:
-            self.refuse("drops between layers of packed sequences, whose rows are in order of time")
+            self._refuse("drops between layers of packed sequences, whose rows are in order of time")
         if name in _CHANCES and _chance(name, args, given) == 0:
             return func(*args, **given)
         with _known_kernels(name), DrawnOperations(self):
@@ -174,7 +176,7 @@ class SeededDraws(TorchFunctionMode):
         try:
             own = known.of_sample(sizes, self._samples.count)
         except ValueError as error:
-            self.refuse(str(error))
+            self._refuse(str(error))
         key = known.dim is not None, device
         if key not in self._words:
             self._words[key] = row_words(
@@ -205,7 +207,7 @@ class SeededDraws(TorchFunctionMode):
         if found is None:
             differing = [dim for dim, (part, all_) in enumerate(zip(own, whole, strict=False)) if part != all_]
             if len(own) != len(whole) or len(differing) != 1:
-                self.refuse(f"draws {own} for each sample where the whole model draws {whole}; plan without tensor-"
+                self._refuse(f"draws {own} for each sample where the whole model draws {whole}; plan without tensor-"
                              "parallel groups")  # fmt: skip
             length = torch.tensor([own[differing[0]]], dtype=torch.float32, device=device)
             lengths = group.all_gather(length, [1] * group.size, 0).tolist()
@@ -213,17 +215,29 @@ class SeededDraws(TorchFunctionMode):
             self._modules.offsets[place, own] = found
         return found
 
-    def refuse(self, why: str) -> None:
-        """Refuse what the function that runs does.
+    def note_unlike(self, operation: str) -> None:
+        """Note an operation that draws by torch's own generator, for want of another way."""
+        self.unlike.append(f"{self._where}: `{self._function}` draws by {operation}")
 
-        Raises:
-            ConfigError: always.
-        """
-        where = self.chain.innermost.rpartition(">")[2] or "the model"
+    @property
+    def _where(self) -> str:
+        return self.chain.innermost.rpartition(">")[2] or "the model"
+
+    def _refuse(self, why: str) -> None:
         raise ConfigError(
-            f"{where}: `{self._function}` {why}; use torch.nn.functional.dropout, torch.bernoulli, torch.rand or "
+            f"{self._where}: `{self._function}` {why}; use torch.nn.functional.dropout, torch.bernoulli, torch.rand or "
             "torch.randn with the samples as the first dimension, or train with --dropout off"
         )
+
+
+def without_dropout(func: Callable[..., Any], *args: Any, **given: Any) -> Any:
+    """Call a function of torch as in evaluation mode: without dropping; what draws otherwise does."""
+    name = getattr(func, "__name__", "")
+    if name in DROPOUT:
+        return args[0] if args else given["input"]
+    if name == ATTENTION:
+        return func(*args[:4], 0.0, *args[5:], **given) if len(args) > 4 else func(*args, **{**given, "dropout_p": 0.0})
+    return func(*args, **given)
 
 
 def _is_packed(args: Sequence[Any]) -> bool:
@@ -244,11 +258,10 @@ def _chance(name: str, args: Sequence[Any], given: Mapping[str, Any]) -> float:
 @contextlib.contextmanager
 def _known_kernels(name: str) -> Iterator[None]:
     """Keep torch from kernels that draw by themselves."""
-    if name in RECURRENT:
-        with torch.backends.cudnn.flags(enabled=False):
-            yield
-    elif name in (ATTENTION, "multi_head_attention_forward"):
-        with sdpa_kernel(SDPBackend.MATH):
-            yield
-    else:
+    with contextlib.ExitStack() as undo:
+        # Both are settings of the whole process, and the processor has no such kernels.
+        if name in RECURRENT and torch.cuda.is_available():
+            undo.enter_context(torch.backends.cudnn.flags(enabled=False))
+        elif name in _CHANCES and torch.cuda.is_available():
+            undo.enter_context(sdpa_kernel(SDPBackend.MATH))
         yield

@@ -27,12 +27,8 @@ class Drawing(Protocol):
     ) -> Tensor:
         """Return what is made of random bits, or of numbers of the normal distribution, in a shape."""
 
-    def refuse(self, why: str) -> None:
-        """Refuse what the function that runs does.
-
-        Raises:
-            ConfigError: always.
-        """
+    def note_unlike(self, operation: str) -> None:
+        """Note an operation that draws by torch's own generator, for want of another way."""
 
 
 class DrawnOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -55,8 +51,10 @@ class DrawnOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         named |= dict(zip((entry.name for entry in schema.arguments), args, strict=False)) | given
         if name == "native_dropout":
             return self._dropped(named)
-        if name not in _NUMBERS or (found := _NUMBERS[name](self._draws, named)) is None:
-            self._draws.refuse(f"draws by the operation {func}, which cannot be repeated by sample")
+        found = _NUMBERS[name](self._draws, named) if name in _NUMBERS else None
+        if found is None:
+            self._draws.note_unlike(str(func))
+            return func(*args, **given)
         return args[0].copy_(found) if name.endswith("_") else found
 
     def _dropped(self, named: Mapping[str, Any]) -> tuple[Tensor, Tensor]:

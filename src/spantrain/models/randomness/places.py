@@ -25,13 +25,14 @@ class CallPoint:
     """The calls under way, it the last."""
     drawn: int
     """Draws that the call had made itself."""
-    called: Mapping[str, int]
+    called: Mapping[str, int] = field(default_factory=dict)
     """How often it had called what it then calls."""
 
 
 @dataclass(kw_only=True)
 class _Frame:
     chain: str
+    module: str | None = None
     drawn: int = 0
     called: Counter[str] = field(default_factory=Counter)
 
@@ -57,10 +58,15 @@ class CallChain:
         return f"{frame.chain}:{frame.drawn - 1}"
 
     def point(self, module: str | None) -> CallPoint:
-        """Return how far the innermost call has come, about to call a module, or a function."""
-        frame = self._frames[-1]
-        called = {module: frame.called[module]} if module is not None and frame.called[module] else {}
-        return CallPoint(chain=frame.chain, drawn=frame.drawn, called=called)
+        """Return how far the innermost call has come; given a module, the caller of its call, which has just begun."""
+        if module is None or self._frames[-1].module != module:
+            return CallPoint(chain=self.innermost, drawn=self._frames[-1].drawn)
+        frame = self._frames[-2]
+        return CallPoint(chain=frame.chain, drawn=frame.drawn, called={module: frame.called[module] - 1})
+
+    def restart(self) -> None:
+        """Have the innermost call begin anew."""
+        self._frames[-1] = _Frame(chain=self.innermost, module=self._frames[-1].module)
 
     @contextlib.contextmanager
     def at(self, point: CallPoint) -> Iterator[None]:
@@ -93,7 +99,7 @@ class CallChain:
         caller = self._frames[-1]
         count = caller.called[name]
         caller.called[name] += 1
-        self._frames.append(_Frame(chain=f"{caller.chain}>{name}" + (f"#{count}" if count else "")))
+        self._frames.append(_Frame(chain=f"{caller.chain}>{name}" + (f"#{count}" if count else ""), module=name))
 
     def _leave(self, module: nn.Module, _args: object, _result: object) -> None:
         if id(module) in self._names and threading.get_ident() == self._thread:

@@ -48,6 +48,24 @@ def seen_shape(small: Sizes, large: Sizes, samples: tuple[int, int]) -> DrawnSha
     return DrawnShape(dim=dim, sizes=(*small[:dim], *((each,) if each > 1 else ()), *small[dim + 1 :]))
 
 
+def seen_shapes(
+    small: Mapping[str, tuple[str, Sizes]], large: Mapping[str, tuple[str, Sizes]], samples: tuple[int, int]
+) -> tuple[DrawnShapes, tuple[str, ...]]:
+    """Return the shapes of what was drawn, noted by place with the function that drew it, and what is unlike."""
+    found, unlike = dict[str, DrawnShape](), []
+    for place in dict.fromkeys((*small, *large)):
+        both = small.get(place), large.get(place)
+        shape = seen_shape(both[0][1], both[1][1], samples) if both[0] and both[1] else None
+        if shape is None:
+            module = place.rpartition(":")[0].rpartition(">")[2] or "the model"
+            sizes = " and ".join(str(one[1]) if one else "nothing" for one in both)
+            name = next(one[0] for one in both if one)
+            unlike.append(f"`{name}` in {module} draws {sizes} for {samples[0]} and {samples[1]} samples")
+        else:
+            found[place] = shape
+    return found, tuple(unlike)
+
+
 def guessed_shape(shape: Sizes, samples: int) -> DrawnShape:
     """Return where samples most probably are: first, folded into the first dimension, along another one, or nowhere."""
     if shape and shape[0] % samples == 0:

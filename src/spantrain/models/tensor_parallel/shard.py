@@ -89,6 +89,7 @@ def shard_units(
     replaced.put_in_place(units)
     for work in works:
         leave_fast_paths(work.unit)
+        work.unit.group = lambda: group
         object.__setattr__(work.unit, _NOTES, work.notes())
     return {full: replaced.part_of(unit.get_parameter(local)) for unit, local, full in _named(units)}
 

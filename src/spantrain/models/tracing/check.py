@@ -1,15 +1,15 @@
 """Whether a user's model was followed rightly, and what it would do otherwise in training mode.
 
 Losses are compared: the model's, its units' and those of one sample at a time, which must not depend on the others.
-Units are always in evaluation mode, so that gradients do not depend on how a batch is cut. What that changes of a model
-as its author gave it is found by running its forward in both modes, to be told before it is trained.
+What of a model as its author gave it is otherwise here (batch statistics are frozen, dropout may be off) is found by
+running its forward in both ways and comparing the calls, to be told before it is trained.
 """
 
 import contextlib
 import difflib
 import inspect
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -21,20 +21,16 @@ from torch.overrides import TorchFunctionMode
 
 from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError
+from spantrain.models.randomness.draws import RECURRENT, DrawnSamples
+from spantrain.models.randomness.reference import seeded
+from spantrain.models.randomness.shapes import DrawnShapes
 from spantrain.models.statistics import trained_norms
 from spantrain.models.tracing.batch import ModelBatch, OwnLoss
 from spantrain.models.tracing.factory import uncompiled, what_was_raised
 from spantrain.models.tracing.source import Loaded, picked, with_or_without_numbers
 from spantrain.models.tracing.tape import line_of_model, parts
-from spantrain.models.units import UnitModule, loss_of
+from spantrain.models.units import Rows, UnitModule, loss_of, set_training
 
-_RANDOM = frozenset(
-    {"bernoulli", "bernoulli_", "cauchy_", "exponential_", "geometric_", "gumbel_softmax", "log_normal_", "multinomial",
-     "normal", "normal_", "poisson", "rand", "rand_like", "randint", "randint_like", "randn", "randn_like", "random_",
-     "randperm", "uniform_"}
-)  # fmt: skip
-"""Names of torch's functions that draw random numbers whatever the mode."""
-_RECURRENT = frozenset({"gru", "lstm", "rnn_relu", "rnn_tanh"})
 _STATISTICS: Mapping[str, str] = MappingProxyType({"batch_norm": "training", "instance_norm": "use_input_stats"})
 """With the argument that says whether the batch's own are taken."""
 _COMPARED = 2
@@ -57,36 +53,33 @@ class Call:
     trains: bool
     """Whether it was told otherwise that it is in training mode."""
 
-    @property
-    def is_random(self) -> bool:
-        """Whether it draws random numbers."""
-        return self.chance > 0 or self.name in _RANDOM
 
-
-def differences(spec: ModelSpec, loaded: Loaded | None = None) -> tuple[str, ...]:
+def differences(spec: ModelSpec, loaded: Loaded | None = None, trains: frozenset[str] | None = None) -> tuple[str, ...]:
     """Return what of a user's model is not done when it is trained here, a line each; empty: all of it is done.
 
     Args:
         spec: the model.
         loaded: it, with its weights; None: without numbers, if that can be. It is not to be used any more.
+        trains: paths of the modules that are in training mode here; None: those that it says.
 
     Raises:
         ConfigError: the model cannot be built.
     """
     if loaded is not None:
         return tuple(_found(loaded, torch.clone))
-    return with_or_without_numbers(spec, lambda made, given: tuple(_found(made, given)))
+
+    def found(made: Loaded, given: Callable[[Tensor], Tensor]) -> tuple[str, ...]:
+        return tuple(_found(made if trains is None else replace(made, trains=trains), given))
+
+    return with_or_without_numbers(spec, found)
 
 
 def _found(loaded: Loaded, given: Callable[[Tensor], Tensor]) -> Iterator[str]:
     module, batch = loaded.module, loaded.batch.resized(_COMPARED).mapped(given)
     yield from loaded.left_out
+    loaded.set_mode(trains=True)
     as_it_trains = calls_of(module, lambda: called_on(loaded, batch))
-    checkpointing = [part for part in module.modules() if getattr(part, "gradient_checkpointing", False) is True]
-    for part in checkpointing:
-        part.gradient_checkpointing = False  # type: ignore[assignment]
-    for path, part in module.named_modules():
-        part.training = path in loaded.trains
+    set_training(module, loaded.given)
     try:
         as_given = calls_of(module, lambda: called_on(loaded, batch))
     except Exception as error:
@@ -99,8 +92,6 @@ def _found(loaded: Loaded, given: Callable[[Tensor], Tensor]) -> Iterator[str]:
         f"{path or 'the model'} ({type(part).__name__})" for path, part in module.named_modules() if id(part) in known
     }
     yield from _told(as_it_trains, as_given, norms)
-    if checkpointing:
-        yield f"gradient checkpointing is off in {len(checkpointing)} modules: the plan says what is run again"
 
 
 def called_on(loaded: Loaded, batch: ModelBatch) -> Any:
@@ -226,7 +217,7 @@ def _arguments(
     func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Mapping[str, Any]:
     """Return the arguments of a call by name, as far as names are known; torch's own loops have no signature."""
-    if name in _RECURRENT:
+    if name in RECURRENT:
         numbers = [arg for arg in args if isinstance(arg, (bool, int, float))]  # bias, layers, dropout, training, ...
         return {"p": numbers[2], "training": numbers[3]}
     if name == "scaled_dot_product_attention":
@@ -240,7 +231,7 @@ def _arguments(
 
 
 def _drops(name: str) -> bool:
-    return "dropout" in name or "attention" in name or name in _RECURRENT
+    return "dropout" in name or "attention" in name or name in RECURRENT
 
 
 def _chance(name: str, arguments: Mapping[str, Any]) -> float:
@@ -264,10 +255,20 @@ def check_units(spec: ModelSpec, units: Sequence[UnitModule], loaded: Loaded) ->
         ConfigError: they differ: the model cannot be trained exactly in parts.
     """
     batch = loaded.batch.resized(_SAMPLES)
-    _check_steady(spec, loaded, batch)
+    loaded.set_mode(trains=True)
+    try:
+        _check_as_it_trains(spec, units, loaded, batch)
+    finally:
+        loaded.set_mode(trains=False)
+        for unit in units:
+            unit.eval()
+
+
+def _check_as_it_trains(spec: ModelSpec, units: Sequence[UnitModule], loaded: Loaded, batch: ModelBatch) -> None:
     with torch.no_grad():
-        whole = _loss_of_model(spec, loaded, batch)
-        together = float(loss_of(units, batch.rows))
+        shapes = next((unit.draws for unit in units if unit.draws), {})
+        whole = _steady_loss(spec, loaded, batch, shapes)
+        together = _drawn_loss(units, batch.rows, 0, _SAMPLES)
     if not _close(whole, together):
         raise ConfigError(
             f"model {spec.name}: the loss of its parts is {together:.6g} and its own {whole:.6g}: "
@@ -276,29 +277,29 @@ def check_units(spec: ModelSpec, units: Sequence[UnitModule], loaded: Loaded) ->
     _check_alone(spec, units, loaded, batch, together)
 
 
-def _check_steady(spec: ModelSpec, loaded: Loaded, batch: ModelBatch) -> None:
-    """Refuse a forward that does not do the same every time."""
-    with torch.no_grad():
-        losses = [_loss_under(seed, spec, loaded, batch) for seed in (0, 1)]
-    if _close(*losses, tolerance=_ROUNDING):
-        return
-    drawn = [call for call in calls_of(loaded.module, lambda: called_on(loaded, batch)) if call.is_random]
-    why = "something is kept between calls, which a forward must not do"
-    if drawn:
-        why = (
-            f"it draws random numbers in evaluation mode too, by `{drawn[0].name}` in {drawn[0].module} at "
-            f"{drawn[0].where}; draw them in training mode only, or give them as an input"
-        )
+def _steady_loss(spec: ModelSpec, loaded: Loaded, batch: ModelBatch, shapes: DrawnShapes) -> float:
+    """Return a model's loss; refuse a forward that does not do the same every time."""
+    losses = []
+    for seed in (0, 1):
+        with torch.random.fork_rng(devices=[]), seeded(loaded.module, seed=0, step=0, shapes=shapes) as draws:
+            torch.manual_seed(seed)
+            losses.append(_loss_of_model(spec, loaded, batch))
+    if _close(losses[0], losses[1], tolerance=_ROUNDING):
+        return losses[0]
+    why = (
+        f"{draws.unlike[0]}, which cannot be told by sample; use torch.rand, torch.randn or torch.bernoulli"
+        if draws.unlike
+        else "it keeps something between calls, which a forward must not do, or draws random numbers otherwise than by "
+        "functions of torch"
+    )
     raise ConfigError(
         f"model {spec.name}: its forward does not do the same every time, the loss is {losses[0]:.6g} and then "
         f"{losses[1]:.6g}: {why}"
     )
 
 
-def _loss_under(seed: int, spec: ModelSpec, loaded: Loaded, batch: ModelBatch) -> float:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return _loss_of_model(spec, loaded, batch)
+def _drawn_loss(units: Sequence[UnitModule], rows: Rows, first_sample: int, count: int) -> float:
+    return float(loss_of(units, rows, DrawnSamples(seed=0, step=0, first=first_sample, count=count)))
 
 
 def _why_not_followed(model: nn.Module) -> str:
@@ -330,8 +331,8 @@ def _check_alone(
 
     try:
         with torch.no_grad():
-            rows = ({n: tensor[row : row + 1] for n, tensor in batch.rows.items()} for row in range(_SAMPLES))
-            apart = sum(float(loss_of(units, row)) for row in rows)
+            rows = [{n: tensor[row : row + 1] for n, tensor in batch.rows.items()} for row in range(_SAMPLES)]
+            apart = sum(_drawn_loss(units, row, number, 1) for number, row in enumerate(rows))
     except (RuntimeError, ValueError, ConfigError) as error:
         raise ConfigError(told(f"there is none ({what_was_raised(error)})")) from error
     if _close(together, _SAMPLES * apart) and apart:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError
+from spantrain.models.randomness.shapes import DrawnShapes, seen_shapes
 from spantrain.models.tracing.batch import OwnLoss
 from spantrain.models.tracing.cut import TapeCutter, needed_steps
 from spantrain.models.tracing.factory import uncompiled, what_was_raised
@@ -213,6 +214,8 @@ class Followed:
     loaded: Loaded
     structure: Structure
     tape: Tape
+    draws: DrawnShapes
+    """Where samples are in what is drawn while it trains."""
     notices: tuple[str, ...]
 
 
@@ -256,9 +259,10 @@ def explored(spec: ModelSpec, work: Callable[[Loaded, Callable[[Tensor], Tensor]
 def _explored(spec: ModelSpec, loaded: Loaded, fake: Callable[[Tensor], Tensor]) -> Followed:
     """Open as much of the model as can be followed, and as makes no larger cuts."""
     structure, notices = find_structure(loaded.module), []
+    loaded.set_mode(trains=True)
     for _ in range(len(structure.opened) + 1):  # each attempt that fails closes one at least
         try:
-            tape = _tape(loaded, structure, spec, fake)
+            tape, draws = _tape(loaded, structure, spec, fake)
         except TraceProblem as problem:
             if not problem.module or problem.module not in structure.opened:
                 raise
@@ -267,23 +271,36 @@ def _explored(spec: ModelSpec, loaded: Loaded, fake: Callable[[Tensor], Tensor])
             continue
         worse = _opened_for_nothing(structure, needed_steps(tape))
         if not worse:
-            return Followed(loaded=loaded, structure=structure, tape=tape, notices=tuple(notices))
+            loaded.set_mode(trains=False)
+            return Followed(loaded=loaded, structure=structure, tape=tape, draws=draws, notices=tuple(notices))
         for path in worse:
             structure = structure.without(path)
     raise AssertionError(f"{spec.name}: no end in closing modules")
 
 
-def _tape(loaded: Loaded, structure: Structure, spec: ModelSpec, fake: Callable[[Tensor], Tensor]) -> Tape:
-    """Return the tape for any number of samples."""
+def _tape(
+    loaded: Loaded, structure: Structure, spec: ModelSpec, fake: Callable[[Tensor], Tensor]
+) -> tuple[Tape, DrawnShapes]:
+    """Return the tape for any number of samples, and where they are in what is drawn."""
     takes_labels = isinstance(loaded.loss, OwnLoss) and loaded.batch.has_labels
-    tapes = []
+    tapes, drawn = [], []
     for samples in (SMALL, LARGE):
         batch = loaded.batch.resized(samples)
         names = dict(enumerate(batch.names)) | ({LABELS: batch.labels_name} if takes_labels else {})
         args = {number: fake(batch.rows[number]) for number in names}
         pick = partial(picked, loaded.loss, source=f"model {spec.name}")
-        tapes.append(record(loaded.module, structure.opened, args, names, pick, batch.rows))
-    return widened(tapes[0], tapes[1])
+        tape, drew = record(loaded.module, structure.opened, args, names, pick, batch.rows)
+        tapes.append(tape)
+        drawn.append(drew.noted)
+        if drew.unlike and spec.family == "hf":
+            raise ConfigError(f"model {spec.name}: {drew.unlike[0]}, not by sample; train with --dropout off")
+    draws, unlike = seen_shapes(drawn[0], drawn[1], (SMALL, LARGE))
+    if unlike:
+        raise ConfigError(
+            f"model {spec.name}: {unlike[0]}, so what is drawn cannot be told by sample: have it draw with the samples "
+            "as one dimension, or train with --dropout off"
+        )
+    return widened(tapes[0], tapes[1]), draws
 
 
 def _opened_for_nothing(structure: Structure, tape: Tape) -> tuple[str, ...]:

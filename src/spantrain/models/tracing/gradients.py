@@ -7,6 +7,8 @@ from torch import Tensor
 
 from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError
+from spantrain.models.randomness.draws import DrawnSamples
+from spantrain.models.randomness.reference import seeded
 from spantrain.models.tracing.check import called_on
 from spantrain.models.tracing.factory import uncompiled
 from spantrain.models.tracing.source import Loaded, picked
@@ -33,12 +35,17 @@ def check_gradients(spec: ModelSpec, units: Sequence[UnitModule], loaded: Loaded
         types.add(tensor.dtype)
         return tensor
 
+    loaded.set_mode(trains=True)
+    shapes = next((unit.draws for unit in units if unit.draws), {})
     with uncompiled(), torch.enable_grad():
-        with torch.autograd.graph.saved_tensors_hooks(seen, lambda tensor: tensor):
+        hooks = torch.autograd.graph.saved_tensors_hooks(seen, lambda tensor: tensor)
+        with hooks, seeded(loaded.module, seed=0, step=0, shapes=shapes):
             result = picked(loaded.loss, called_on(loaded, batch), f"model {spec.name}")
         loaded.loss(result, batch.labels, batch.samples).backward()  # type: ignore[no-untyped-call]
         for row in range(batch.samples):
-            loss_of(units, {n: tensor[row : row + 1] for n, tensor in batch.rows.items()}).backward()  # type: ignore[no-untyped-call]
+            samples = DrawnSamples(seed=0, step=0, first=row, count=1)
+            rows = {n: tensor[row : row + 1] for n, tensor in batch.rows.items()}
+            loss_of(units, rows, samples).backward()  # type: ignore[no-untyped-call]
     found = {full: unit.get_parameter(local) for unit in units for local, full in parameter_names(unit).items()}
     tolerance = _TOLERANCE_OF_16_BITS if types & {torch.bfloat16, torch.float16} else _TOLERANCE
     largest = max((float(p.grad.norm()) for p in whole.values() if p.grad is not None), default=0.0)
@@ -51,5 +58,8 @@ def check_gradients(spec: ModelSpec, units: Sequence[UnitModule], loaded: Loaded
                 "other (output_router_logits of a mixture, pairs, batch statistics), which would depend on how a "
                 "batch is cut; leave that out, or return one loss for each sample"
             )
+    loaded.set_mode(trains=False)
+    for unit in units:
+        unit.eval()
     for parameter in (*whole.values(), *found.values()):
         parameter.grad = None

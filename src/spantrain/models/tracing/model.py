@@ -15,6 +15,7 @@ from spantrain.config.files.json_codec import from_json, render_json, to_json
 from spantrain.config.files.parsing import parse_json
 from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError
+from spantrain.models.randomness.shapes import DrawnShapes
 from spantrain.models.tracing.batch import Loss, ModelBatch
 from spantrain.models.tracing.check import check_units, differences, hooked_module
 from spantrain.models.tracing.cut import TapeCutter, TapePart, needed_steps
@@ -27,7 +28,7 @@ from spantrain.models.tracing.stubs.follow import StubbedModel, follow_calls
 from spantrain.models.tracing.tape import NamedWeight, Tape, TapeStep
 from spantrain.models.tracing.tape import parts as in_structure
 from spantrain.models.tracing.unit import TracedUnit
-from spantrain.models.units import UnitModule, parameter_names
+from spantrain.models.units import UnitModule, module_names, parameter_names
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -54,6 +55,10 @@ class CutModel:
     batch: ModelBatch
     """Example batch, on the CPU."""
     loss: Loss
+    trains: frozenset[str]
+    """Paths of the modules that are in training mode while it trains."""
+    draws: DrawnShapes
+    """Where samples are in what is drawn while it trains."""
     notices: tuple[str, ...]
     """What could not be cut, and why."""
 
@@ -106,8 +111,8 @@ class TracedUnits:
         if self._spec.chat.packing:
             check_packing(self._spec, units, self.batch())
         if self._spec.family == "hf":
-            return units.__getitem__, differences(self._spec)
-        loaded = load_model(self._spec, seed=0)
+            return units.__getitem__, differences(self._spec, trains=cut_model(self._spec).trains)
+        loaded = replace(load_model(self._spec, seed=0), trains=cut_model(self._spec).trains)
         check_units(self._spec, units, loaded)
         check_gradients(self._spec, units, loaded)
         return units.__getitem__, differences(self._spec, loaded)
@@ -153,9 +158,23 @@ def _units(cut: CutModel, indices: Iterable[int], model: nn.Module, loss: Loss) 
         else:
             own_loss = loss if index == len(cut.parts) - 1 else None
             unit = TracedUnit(cut.names[index], cut.parts[index], model, own_loss, counts=cut.batch.counts_labels)
+            _set_drawing(unit, cut.parts[index], cut, model)
         unit.shared = {cut.groups[full]: local for local, full in parameter_names(unit).items() if full in cut.groups}
         units.append(unit)
     return units
+
+
+def _set_drawing(unit: TracedUnit, part: TapePart, cut: CutModel, model: nn.Module) -> None:
+    """Tell a unit which of its modules train, and what they draw."""
+    names = {id(module): path for path, module in model.named_modules()}
+    own = module_names([unit])
+    unit.other_names = {
+        path: names[id(module)]
+        for path, module in unit.named_modules()
+        if id(module) in names and names[id(module)] != own.get(id(module))
+    }
+    unit.draws = cut.draws if any(step.point for step in part.steps) else {}
+    unit.trained = frozenset(path for path, module in unit.named_modules() if names.get(id(module)) in cut.trains)
 
 
 @lru_cache(maxsize=8)
@@ -180,7 +199,7 @@ def _cut_either_way(spec: ModelSpec) -> CutModel:
             raise ConfigError(f"{refused}; nor can each unit run the whole forward: {error.why}") from error
     closed = next((notice for notice in cut.notices if " is one unit: " in notice), None)
     hooked = hooked_module(cut.skeleton, {"", *(path for part in cut.parts for path in part.modules)})
-    if closed or hooked:
+    if hooked or (closed and not cut.draws):  # stubs draw nothing
         with contextlib.suppress(NotFollowedError):
             other = _cut_by_stubs(spec)
             if hooked or len(other.names) > len(cut.names):
@@ -204,7 +223,7 @@ def _cut_tape(spec: ModelSpec) -> CutModel:
         )
         for part in parts
     ]
-    return _cut_model(spec, found.loaded, parts, candidates, notices=(*found.notices, *uncut))
+    return _cut_model(spec, found.loaded, parts, candidates, notices=(*found.notices, *uncut), draws=found.draws)
 
 
 def _cut_by_stubs(spec: ModelSpec) -> CutModel:
@@ -221,6 +240,7 @@ def _cut_model(
     *,
     notices: tuple[str, ...],
     stubbed: StubbedModel | None = None,
+    draws: DrawnShapes | None = None,
 ) -> CutModel:
     return CutModel(
         name=spec.name,
@@ -232,6 +252,8 @@ def _cut_model(
         numbers=loaded.numbers,
         batch=loaded.batch,
         loss=loaded.loss,
+        trains=frozenset() if stubbed else loaded.trains,
+        draws=draws or {},
         notices=notices,
     )
 

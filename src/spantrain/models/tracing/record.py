@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, is_fake
 from torch.overrides import TorchFunctionMode
 
+from spantrain.models.randomness.draws import NOISE, DrawingModules, DrawnSamples, SeededDraws
+from spantrain.models.tracing.foregone import ForegoneOutcomes
 from spantrain.models.tracing.numbers import Asks, agreed, asked, made_up, numbers_of, run_on_made_up, sizes
 from spantrain.models.tracing.tape import (
     Constant,
@@ -40,7 +42,6 @@ OF_SHAPES = frozenset(
 )
 # What these return has the numbers of the first argument only.
 OF_FIRST = frozenset({"expand_as", "reshape_as", "to", "type_as", "view_as"})
-_RANDOM = frozenset({"bernoulli", "multinomial", "normal", "rand", "rand_like", "randint", "randn", "randn_like"})
 
 
 @dataclass(frozen=True)
@@ -49,9 +50,11 @@ class _Origin:
 
     data: bool = False
     weights: bool = False
+    drawn: bool = False
+    """A random number that all samples of a step have in common."""
 
     def __or__(self, other: "_Origin") -> "_Origin":
-        return _Origin(self.data or other.data, self.weights or other.weights)
+        return _Origin(self.data or other.data, self.weights or other.weights, self.drawn or other.drawn)
 
 
 def record(
@@ -61,11 +64,11 @@ def record(
     names: Mapping[int, str | None],
     pick: Callable[[Any], Any],
     rows: Rows,
-) -> Tape:
-    """Run a model's forward and return it as a tape for as many samples as the inputs have.
+) -> tuple[Tape, SeededDraws]:
+    """Run a model's forward; return it as a tape for as many samples as the inputs have, and what it drew.
 
     Args:
-        model: in evaluation mode; its code is run, its parameters may be fake tensors.
+        model: as it is trained; its code is run, its parameters may be fake tensors.
         opened: paths of the modules that are looked into.
         args: what of the samples the model is given, by number.
         names: the keyword of each; None: it goes in by position.
@@ -75,20 +78,24 @@ def record(
     Raises:
         TraceProblem: the forward decides by numbers of the data, or does what cannot be written down.
     """
-    recorder = _TapeRecorder(model, args, rows)
-    with wrapped(recorder, model, opened), recorder:
+    samples = DrawnSamples(seed=0, step=0, first=0, count=next(iter(args.values())).shape[0])
+    draws = SeededDraws(DrawingModules.of(model, {}), samples)
+    recorder = _TapeRecorder(model, args, rows, draws)
+    with draws, wrapped(recorder, model, opened), recorder:
         positional = [arg for number, arg in args.items() if names[number] is None]
         keyword = {name: args[number] for number, name in names.items() if name is not None}
         result = model(*positional, **keyword)
-    return recorder.tape(pick(result))
+    return recorder.tape(pick(result)), draws
 
 
 class _TapeRecorder(TorchFunctionMode):
     """Sees every call of torch's functions while it is active."""
 
-    def __init__(self, model: nn.Module, args: Mapping[int, Tensor], rows: Rows) -> None:
+    def __init__(self, model: nn.Module, args: Mapping[int, Tensor], rows: Rows, draws: SeededDraws) -> None:
         super().__init__()
         self._model = model
+        self._draws = draws
+        self._foregone = ForegoneOutcomes()
         self._steps: list[TapeStep] = []
         self._facts: dict[int, Facts] = {}
         self._alive: list[Tensor] = []  # so that no two tensors have one id
@@ -133,6 +140,9 @@ class _TapeRecorder(TorchFunctionMode):
         given = dict(kwargs or {})
         name = getattr(func, "__name__", "")
         tensors = _tensors((args, given))
+        outcome = self._foregone.outcome(name, args)
+        if outcome is not None:
+            return outcome
         call = (None, func, args, given)
         match self._asked(name, tensors, args):
             case Asks.NUMBERS:
@@ -169,6 +179,7 @@ class _TapeRecorder(TorchFunctionMode):
         alive = len(self._alive)
         with contextlib.ExitStack() as forgetting:
             forgetting.callback(self._forget, alive)
+            self._draws.chain.restart()
             result = run_on_made_up(module, forward, args, kwargs, self._stands_for)
             origins = [(tensor, self._origin[id(tensor)]) for tensor in _tensors(result)]
         for tensor, origin in origins:
@@ -199,11 +210,15 @@ class _TapeRecorder(TorchFunctionMode):
         path, func, args, kwargs = call
         # As they are before the call, which may change them.
         written = None if inside else (mapped(tuple(args), self._part), mapped(kwargs, self._part))
+        point, drawn = self._draws.chain.point(path), len(self._draws.noted)
         result = work()
         made = _tensors(result)
         changed = [t for t, version in zip(tensors, versions, strict=True) if version_of(t) != version]
         if path is None:
-            self._note_origins(name, tensors, made, changed)
+            self._note_origins(name, tensors, made, changed, draws=len(self._draws.noted) > drawn)
+        elif len(self._draws.noted) > drawn:
+            # A block that was left out may be done another time.
+            self._origin.update((id(t), _Origin(data=True, weights=True)) for t in made if self._origin[id(t)].data)
         if inside and func is not None:
             self._note_derivation(func, args, kwargs, result, changed)
         if written is not None and (made or changed):
@@ -225,6 +240,7 @@ class _TapeRecorder(TorchFunctionMode):
                     grad_enabled=torch.is_grad_enabled(),
                     inside=self.opened[-1],
                     where=line_of_model(),
+                    point=point if len(self._draws.noted) > drawn else None,
                 )
             )
         return result
@@ -263,12 +279,13 @@ class _TapeRecorder(TorchFunctionMode):
         value = Value(len(self._facts))
         # Of a tensor that came to be unseen, nothing is known: it may depend on anything.
         origin = self._origin.setdefault(id(tensor), _Origin(data=True, weights=True))
+        from_data = origin.data or origin.drawn
         self._facts[value.index] = Facts(
             shape=tuple(tensor.shape),
             dtype=tensor.dtype,
-            from_data=origin.data,
+            from_data=from_data,
             from_weights=origin.weights,
-            known=None if origin.data or origin.weights else tensor,
+            known=None if from_data or origin.weights else tensor,
         )
         self._value[id(tensor)] = value
         self._alive.append(tensor)
@@ -278,9 +295,12 @@ class _TapeRecorder(TorchFunctionMode):
         return value
 
     def _note_origins(
-        self, name: str, tensors: Sequence[Tensor], made: Sequence[Tensor], changed: Sequence[Tensor]
+        self, name: str, tensors: Sequence[Tensor], made: Sequence[Tensor], changed: Sequence[Tensor], *, draws: bool
     ) -> None:
-        origin = _Origin(data=name in _RANDOM)
+        in_common = draws and name in NOISE and all(tensor.numel() == 1 for tensor in made)
+        by_sample = draws and not in_common
+        origin = _Origin(data=by_sample, weights=by_sample, drawn=in_common)
+        self._foregone.note(name, tensors, made, in_common=in_common)
         for tensor in () if name in OF_SHAPES else tensors[:1] if name in OF_FIRST else tensors:
             origin |= self._origin.get(id(tensor), _Origin())
         for tensor in (*made, *changed):
@@ -292,6 +312,8 @@ class _TapeRecorder(TorchFunctionMode):
         origins = [self._origin.get(id(tensor), _Origin()) for tensor in tensors]
         of_data, of_weights = any(origin.data for origin in origins), any(origin.weights for origin in origins)
         asks = asked(name, args, inside=bool(self.closed))
+        if asks is Asks.NUMBERS and not self.closed and any(origin.drawn for origin in origins):
+            self._refuse(f"control flow depends on a random number: `{name.strip('_')}` of it")
         if asks is None or not (of_data or (of_weights and asks is Asks.NUMBERS and not self.closed)):
             return None
         if of_weights or self.closed or name == "numpy":

@@ -25,11 +25,12 @@ from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError
 from spantrain.models.adapters import adapted
 from spantrain.models.sampler import derive_seed
-from spantrain.models.sources import hf_configuration, image_shape
+from spantrain.models.sources import DROPOUT, hf_configuration, image_shape
 from spantrain.models.statistics import leave_frozen, without_exchange
 from spantrain.models.tracing.batch import LabelLoss, Loss, ModelBatch, OwnLoss
 from spantrain.models.tracing.factory import call_factory, plain_module
 from spantrain.models.tracing.tape import TraceProblem, parts
+from spantrain.models.units import keeps_statistics, set_training
 
 _NO_PARAMETER = -1
 _MAX_PARTS = 400_000
@@ -157,10 +158,16 @@ class Loaded:
     loss: Loss
     numbers: Mapping[str, int] = field(default_factory=dict)
     """Numbers of its parameters, by name, in the order in which they are made; of a user's function none."""
+    given: frozenset[str] = frozenset()
+    """Paths of the modules that its author has in training mode while it is trained."""
     trains: frozenset[str] = frozenset()
-    """Paths of the modules that would be in training mode while it is trained."""
+    """Those of them that are so here."""
     left_out: tuple[str, ...] = ()
     """What of the model as it was given is not done, a line each."""
+
+    def set_mode(self, *, trains: bool) -> None:
+        """Have the model's modules be in training mode as they are trained here, or all in evaluation mode."""
+        set_training(self.module, self.trains if trains else ())
 
 
 def load_model(spec: ModelSpec, *, seed: int, only: Collection[int] | None = None) -> Loaded:
@@ -291,9 +298,19 @@ def _load(spec: ModelSpec) -> Loaded:
             told = f"SyncBatchNorm is BatchNorm in {exchanging} modules: replicas do not exchange their statistics"
             left_out = (*left_out, told)
         _check_parameters(spec, module.cpu())
-    trains = frozenset(path for path, part in module.named_modules() if part.training or not module.training)
-    leave_frozen(module, trains)
-    return Loaded(module=module.eval(), batch=batch, loss=loss, trains=trains, left_out=left_out)
+    given = frozenset(path for path, part in module.named_modules() if part.training or not module.training)
+    leave_frozen(module, given)
+    frozen = spec.config.get(DROPOUT) == "off"
+    trains = [path for path in given if not frozen and not keeps_statistics(module.get_submodule(path))]
+    checkpointing = [part for part in module.modules() if getattr(part, "gradient_checkpointing", False) is True]
+    for part in checkpointing:
+        part.gradient_checkpointing = False  # type: ignore[assignment]
+    if checkpointing:
+        again = f"gradient checkpointing is off in {len(checkpointing)} modules: the plan says what is run again"
+        left_out = (*left_out, again)
+    return Loaded(
+        module=module.eval(), batch=batch, loss=loss, given=given, trains=frozenset(trains), left_out=left_out
+    )
 
 
 def _check_parameters(spec: ModelSpec, module: nn.Module) -> None:

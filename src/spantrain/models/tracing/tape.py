@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import is_fake
 
+from spantrain.models.randomness.places import CallPoint
+
 
 class TraceProblem(Exception):
     """A forward that cannot be written down; says why and where in the model's code."""
@@ -122,6 +124,8 @@ class TapeStep:
     """Path of the innermost opened module whose forward it is in."""
     where: str = ""
     """FILE:LINE of the model's code."""
+    point: CallPoint | None = None
+    """How far the module that does it had come, of one that draws random numbers."""
 
     @property
     def compares(self) -> bool:

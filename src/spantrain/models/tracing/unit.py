@@ -3,12 +3,15 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from spantrain.errors import ConfigError
+from spantrain.models.randomness.draws import without_dropout
+from spantrain.models.randomness.places import chain_at
 from spantrain.models.tracing.batch import Loss, WholeMeans
 from spantrain.models.tracing.cut import Carried, SamplesLayout, TapePart
 from spantrain.models.tracing.factory import calls_compiled, uncompiled, what_was_raised
@@ -157,7 +160,9 @@ class TracedUnit(BroughtUnit):
         assert work is not None
         args = self._filled(step.args, found, samples, place)
         kwargs = self._filled(dict(step.kwargs), found, samples, place)
-        with torch.set_grad_enabled(torch.is_grad_enabled() and step.grad_enabled):
+        if step.point is not None and step.module is None and not self.training:
+            work = partial(without_dropout, work)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and step.grad_enabled), chain_at(step.point):
             result = work(*args, **kwargs)
         for value, tensor in zipped(step.result, result):
             if isinstance(value, Value):

@@ -3,19 +3,20 @@
 Also what all compared methods have in common: how a step ends, and how the bytes that samples in flight hold are found.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from spantrain.core.job import TrainJob
-from spantrain.core.span import Span, equal_spans
+from spantrain.core.span import equal_spans
 from spantrain.core.units import ModelSpec
 from spantrain.models.build import build_units
 from spantrain.models.data.dataset import open_dataset
 from spantrain.models.execution.held import StorageLog, storage_bytes
-from spantrain.models.units import UnitModule, loss_of, rows_read
+from spantrain.models.randomness.draws import DrawnSamples
+from spantrain.models.units import loss_of, rows_read
 from spantrain.runtime.gradients.optimizer import build_optimizer, clip_factor, set_rates
 from spantrain.runtime.step.work import SampledFeed
 
@@ -86,15 +87,12 @@ def _losses(model: ModelSpec, job: TrainJob, global_batch: int) -> Iterator[floa
     for step in range(job.steps):
         loss = 0.0
         for span in equal_spans(global_batch, _SAMPLES_AT_ONCE):
-            loss_sum = _loss_sum(units, feed, step, span)
+            samples = DrawnSamples(seed=job.seed, step=step, first=span.lo, count=span.size)
+            loss_sum = loss_of(units, feed.rows(step, span, rows_read(units)), samples)
             torch.autograd.backward([loss_sum / global_batch])
             loss += float(loss_sum.detach())
         end.run(step)
         yield loss / global_batch
-
-
-def _loss_sum(units: Sequence[UnitModule], feed: SampledFeed, step: int, span: Span) -> Tensor:
-    return loss_of(units, feed.rows(step, span, rows_read(units)))
 
 
 def forward_bytes(module: nn.Module, forward: Callable[[], tuple[Tensor, ...]]) -> int:

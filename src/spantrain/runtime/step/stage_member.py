@@ -126,6 +126,7 @@ def stage_executor(
         global_batch=plan.global_batch,
         autocast_dtype=autocast_dtype(plan.dtype),
         torch_device=device.torch_device,
+        seed=job.seed,
         recompute=[unit - stage.first_unit for unit in stage.recompute],
         trains_before=stage.first_unit > 0 and graph.units[stage.first_unit - 1].goes_back,
         batch_statistics=job.takes_batch_statistics(plan.model),

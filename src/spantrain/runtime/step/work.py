@@ -158,7 +158,7 @@ class ReplicaWork:
         executor = self.executor_of(step)
         match op:
             case Op.FORWARD:
-                return partial(executor.forward, span, received, self.feed.rows(step, span, executor.reads))
+                return partial(executor.forward, span, received, self.feed.rows(step, span, executor.reads), step=step)
             case Op.BACKWARD_WEIGHT:
                 return partial(_without_result, partial(executor.backward_weight, final=final), span)
             case Op.BACKWARD:
@@ -168,7 +168,7 @@ class ReplicaWork:
 
     def bind_evaluation(self, step: int, span: Span, received: Tensors, feed: Feed) -> Callable[[], Tensors]:
         """Return the forward pass of held-out samples."""
-        return partial(self.executor.evaluate, received, feed.rows(step, span, self.executor.reads))
+        return partial(self.executor.evaluate, span, received, feed.rows(step, span, self.executor.reads), step=step)
 
 
 def _without_result(work: Callable[[Span], None], span: Span) -> Tensors:

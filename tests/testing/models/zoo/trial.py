@@ -24,9 +24,12 @@ from spantrain.models.build import build_units, unit_source
 from spantrain.models.catalog.catalog import resolve_model
 from spantrain.models.execution.stage import StageExecutor
 from spantrain.models.graph import build_graph
+from spantrain.models.randomness.reference import seeded
+from spantrain.models.randomness.shapes import DrawnShapes
 from spantrain.models.tracing.batch import ModelBatch
 from spantrain.models.tracing.check import called_on
 from spantrain.models.tracing.factory import uncompiled
+from spantrain.models.tracing.model import cut_model
 from spantrain.models.tracing.source import Loaded, load_model, picked
 from spantrain.models.units import UnitModule, tie_parameters
 from spantrain.planner.engine.evaluate import Evaluator
@@ -85,7 +88,7 @@ def tried(name: str, *, devices: int) -> Trial:
 def _compared(found: Trial, spec: ModelSpec, devices: int) -> Trial:
     graph = build_graph(spec)
     plan = planned(spec, graph, devices)
-    whole = load_model(spec, seed=0)
+    whole = replace(load_model(spec, seed=0), trains=cut_model(spec).trains)
     found = replace(found, class_name=type(whole.module).__name__, units=len(graph.units), stages=len(plan.stages))
     return replace(found, error=largest_error(spec, plan, whole))
 
@@ -119,39 +122,40 @@ def largest_error(spec: ModelSpec, plan: Plan, whole: Loaded) -> float:
         torch.optim.SGD(some, lr=RATE) for some in (own, [p for p in whole.module.parameters() if p.requires_grad])
     ]
     found = 0.0
-    for _ in range(STEPS):
+    for step in range(STEPS):
         for optimizer in optimizers:
             optimizer.zero_grad()
-        loss = sum(_run_span(stages, whole.batch, span.lo, span.hi) for span in plan.stages[0].micro_batches)
+        loss = sum(_run_span(stages, whole.batch, span, step) for span in plan.stages[0].micro_batches)
         for parts in twins.values():
             summed = sum(p.grad for p in parts if p.grad is not None)
             for part in parts:
                 part.grad = summed.clone() if isinstance(summed, Tensor) else None
-        wanted = _plain_step(whole)
+        wanted = _plain_step(whole, step, cut_model(spec).draws)
         found = max(found, abs(loss / plan.global_batch - wanted) / abs(wanted), _gradient_error(stages, whole.module))
         for optimizer in optimizers:
             optimizer.step()
     return found
 
 
-def _plain_step(whole: Loaded) -> float:
-    with uncompiled():
+def _plain_step(whole: Loaded, step: int, shapes: DrawnShapes) -> float:
+    whole.set_mode(trains=True)
+    with uncompiled(), seeded(whole.module, seed=0, step=step, shapes=shapes):
         result = picked(whole.loss, called_on(whole, whole.batch), "plain")
         loss = whole.loss(result, whole.batch.labels, whole.batch.samples) / whole.batch.samples
         loss.backward()
     return float(loss.detach())
 
 
-def _run_span(stages: Sequence[StageExecutor], batch: ModelBatch, lo: int, hi: int) -> float:
-    span, rows = Span(lo, hi), {number: tensor[lo:hi] for number, tensor in batch.rows.items()}
+def _run_span(stages: Sequence[StageExecutor], batch: ModelBatch, span: Span, step: int) -> float:
+    rows = {number: tensor[span.lo : span.hi] for number, tensor in batch.rows.items()}
     tensors: tuple[Tensor, ...] = ()
     for stage in stages:
-        tensors = stage.forward(span, tensors, {number: rows[number] for number in stage.reads})
+        tensors = stage.forward(span, tensors, {number: rows[number] for number in stage.reads}, step=step)
     gradients: tuple[Tensor, ...] = ()
     for stage in reversed(stages):
         # The first span in one piece, the others in halves.
-        gradients = stage.backward(span, gradients) if lo == 0 else stage.backward_input(span, gradients)
-    for stage in stages if lo else ():
+        gradients = stage.backward(span, gradients) if span.lo == 0 else stage.backward_input(span, gradients)
+    for stage in stages if span.lo else ():
         stage.backward_weight(span)
     return float(tensors[0])
 
