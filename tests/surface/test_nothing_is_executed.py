@@ -15,7 +15,7 @@ PICKLING = frozenset(
 )  # fmt: skip
 """What torch.distributed sends pickled."""
 IMPORTING = (
-    "__init__.py", "app/training/trackers.py", "devices/registry.py", "models/sources.py",
+    "__init__.py", "app/training/trackers.py", "devices/registry.py", "models/adapters.py", "models/sources.py",
     "models/tracing/factory.py", "plugins.py",
 )  # fmt: skip
 """Where modules are imported by name: the package's own, and users' functions, which the command line names."""
