@@ -14,7 +14,7 @@ import re
 import sys
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
@@ -69,6 +69,11 @@ def write_page(trials: Iterable[Trial]) -> None:
     PAGE.write_text("\n".join((f"{before}{begin}", "", *rows, "", f"{end}{after}")), encoding="utf-8")
 
 
+def _anywhere(trial: Trial) -> Trial:
+    """Name files as in the repository, wherever that lies."""
+    return replace(trial, refused=trial.refused.replace(f"{ROOT}/", ""))
+
+
 def _short(text: str, most: int = 110) -> str:
     return text if len(text) <= most else f"{text[:most]}..."
 
@@ -83,7 +88,7 @@ def main() -> int:
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
     chosen = [(number, name) for number, name in enumerate(names()) if (options.only or "") in name]
-    trials = [tried(name, devices=FEWEST + number % KINDS) for number, name in chosen]
+    trials = [_anywhere(tried(name, devices=FEWEST + number % KINDS)) for number, name in chosen]
     table = list(lines(trials))
     print(json.dumps([asdict(trial) for trial in trials], indent=1) if options.json else "\n".join(table))
     if options.only is None:
