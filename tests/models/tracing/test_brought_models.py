@@ -77,6 +77,7 @@ TRAIN = {
 """What is told of each that trains."""
 
 REFUSED = {
+    "dropout_run_again": r"its own torch.utils.checkpoint does not run again what ran before.*--recompute-all",
     "statistics_of_the_batch": r"depend on each other \(1 \(BatchNorm1d\) has no running statistics",
     "traced": "is of torch.jit, .*return the module that it was made of",
     "old_weight_norm": r"0 \(Linear\) keeps weight, a tensor made of parameters",

@@ -6,6 +6,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 SAMPLES, TOKENS, WORDS, WIDTH, CLASSES = 6, 8, 40, 8, 3
 TEXT = {"vocab_size": WORDS, "hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2}
@@ -273,6 +274,15 @@ def dropout_always():
 
 def statistics_of_the_batch():
     return classified(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH, track_running_stats=False))
+
+
+class Again(Block):
+    def forward(self, hidden: Tensor) -> Tensor:
+        return checkpoint(super().forward, hidden, use_reentrant=False)
+
+
+def dropout_run_again():
+    return classified(Again(chance=0.3))
 
 
 def hooked():

@@ -1,9 +1,11 @@
 """Whether gradients are those of the unedited model, however a batch is cut: losses do not show small terms."""
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import CheckpointError
 
 from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError
@@ -19,6 +21,18 @@ _TOLERANCE = 1e-3
 """Relative; rounding is far below."""
 _TOLERANCE_OF_16_BITS = 0.05
 """The same where the model's own code computes in 16 bits."""
+
+
+@contextlib.contextmanager
+def _its_checkpointing_named(spec: ModelSpec) -> Iterator[None]:
+    """Refuse a model that runs parts of itself again in backward, where they draw other numbers than before."""
+    try:
+        yield
+    except CheckpointError as error:
+        raise ConfigError(
+            f"model {spec.name}: its own torch.utils.checkpoint does not run again what ran before, as where dropout "
+            "is drawn inside of it; leave it out: the plan says what is run again (--recompute-all)"
+        ) from error
 
 
 def check_gradients(spec: ModelSpec, units: Sequence[UnitModule], loaded: Loaded) -> None:
@@ -37,7 +51,7 @@ def check_gradients(spec: ModelSpec, units: Sequence[UnitModule], loaded: Loaded
 
     loaded.set_mode(trains=True)
     shapes = next((unit.draws for unit in units if unit.draws), {})
-    with uncompiled(), torch.enable_grad():
+    with uncompiled(), torch.enable_grad(), _its_checkpointing_named(spec):
         hooks = torch.autograd.graph.saved_tensors_hooks(seen, lambda tensor: tensor)
         with hooks, seeded(loaded.module, seed=0, step=0, shapes=shapes):
             result = picked(loaded.loss, called_on(loaded, batch), f"model {spec.name}")
