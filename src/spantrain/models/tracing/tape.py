@@ -93,11 +93,6 @@ class Facts:
     known: Tensor | None = None
     """Its numbers, where they depend on neither and on no number of samples."""
 
-    @property
-    def is_constant(self) -> bool:
-        """Whether its numbers depend on shapes and constants only."""
-        return not self.from_data and not self.from_weights
-
     def bytes_of(self, samples: int) -> int:
         """Return its size for so many samples."""
         count = 1
