@@ -221,6 +221,28 @@ def test_one_that_sends_a_few_times_more_is_let_in_as_a_newcomer_would_be():
     assert all(mine[6:])
 
 
+@pytest.mark.parametrize("known", [1, 7, 50])
+def test_what_was_learned_while_the_master_was_away_is_let_in(known):
+    """Nineteen times the steps of a usual push, and so many times its norm."""
+    state = GuardState()
+    for norms in calm("a", known):
+        state, _ = judge(state, norms, tokens={"a": 8})
+    assert not judge(state, {"a": 19.0}, tokens={"a": 8})[1][0].accepted
+    after, (verdict,) = judge(state, {"a": 19.0}, tokens={"a": 152})
+    assert verdict.accepted
+    assert limit_of(after, "a", "") < 3 * limit_of(state, "a", "")
+
+
+@given(ATTACKS, st.lists(st.integers(0, 10**18), min_size=120, max_size=120))
+def test_tokens_that_are_only_claimed_let_in_ten_times_as_much_at_most(attack, tokens):
+    state, _ = judged(calm("abh", 30))
+    level = max(state.clusters[name].usual for name in "ab")
+    for one, claimed in zip(attack, tokens, strict=False):
+        norm = one if isinstance(one, float) else 10 * limit_of(state, "h", "abh")
+        state, (verdict,) = judge(state, {"h": norm}, trains="ab", tokens={"h": claimed})
+        assert not verdict.accepted or norm <= 10 * 10 * level * (1 + 1e-9)
+
+
 def test_settings_that_make_no_sense_are_refused():
     with pytest.raises(ValueError, match="smoothing must be between 0 and 1, got 1"):
         GuardSettings(smoothing=1.0)

@@ -20,6 +20,10 @@ Not kept, and decided here:
 - Whoever was left out often enough in a row is from then on judged as a newcomer. So nobody gets in by insisting who
   would not get in under a new name; but where most clusters moved, none of these is known any more, and the level has
   moved for all. `restart_after` pushes are shared evenly among those that train.
+- Norms are those of a cluster's usual push: of one that brings more tokens than usual, since the cluster was away for
+  some rounds or its first pushes came early, the norm is divided by how many times as many they are, but by `wild` at
+  most: what was learned while the master could not be reached is no outlier, and tokens that are only claimed carry
+  nobody far.
 - A norm is the root of the sum of squares over all shards. (The paper adds the shards' norms up, which depends on how
   the model is cut.) What is 0 is let in, and tells nothing.
 - A window's norms are all judged by what was known before it, but for those of clusters of which nothing is known.
@@ -51,7 +55,8 @@ class GuardSettings:
     warm_up: Annotated[int, Bounds(low=2, high=10**6)] = 8
     """Pushes of a cluster until it is judged by its own."""
     wild: Annotated[float, Bounds(over=1)] = 10.0
-    """How many times the others' usual norm a cluster may have that is new, and any at most."""
+    """How many times the others' usual norm a cluster may have that is new, and any at most; and how many times the
+    usual norm may be looked for in a push of more tokens than usual."""
     restart_after: Annotated[int, Bounds(low=1, high=10**6)] = 8
     """Pushes left out in a row, of all clusters, after which those that sent them are judged as new ones."""
 
@@ -73,9 +78,13 @@ class NormLevel:
     """Norms that were let in since it was new, up to those that alpha remembers."""
     last: float | None = None
     """The last norm that was finite and not 0, let in or not."""
+    tokens: float = 0.0
+    """Of a usual push among those that were let in, by the mean of the logarithms; 0: not known."""
     refused_in_row: int = 0
 
     def __post_init__(self) -> None:
+        if not 0 <= self.tokens < math.inf:
+            raise ValueError(f"a cluster's tokens must be finite and not negative; got {self}")
         norms = (*self.norms, 1.0 if self.last is None else self.last)
         if not all(math.isfinite(norm) and norm > 0 for norm in norms) or min(self.refused_in_row, self.count) < 0:
             raise ValueError(f"a cluster's norms must be finite and positive, and its counts not negative; got {self}")
@@ -96,6 +105,10 @@ class NormLevel:
         """Return the largest norm that is let in by this alone; None while it is new."""
         return None if self.mean is None else _exp(self.mean + settings.factor * self.deviation)
 
+    def times(self, tokens: float, settings: GuardSettings) -> float:
+        """Return how many times the usual norm is to be looked for in a push of so many tokens: 1 or more."""
+        return min(settings.wild, max(1.0, tokens / self.tokens)) if self.tokens else 1.0
+
 
 @dataclass(frozen=True, kw_only=True)
 class GuardState:
@@ -110,6 +123,7 @@ class PushVerdict:
 
     cluster: str
     norm: float
+    """As of a usual push."""
     accepted: bool
     reason: str
 
@@ -120,10 +134,12 @@ def judge(
     settings: GuardSettings | None = None,
     *,
     trains: Collection[str] = (),
+    tokens: Mapping[str, float] | None = None,
 ) -> tuple[GuardState, tuple[PushVerdict, ...]]:
     """Return what is known after a window, and a verdict for each cluster, by name.
 
-    `trains`: clusters that push from time to time, besides those of the window.
+    `trains`: clusters that push from time to time, besides those of the window; `tokens`: of its pushes, by cluster,
+    where they are known.
 
     >>> state = GuardState()
     >>> for norm in (1.0, 1.2, 0.9, 1.1, 1.0, 0.8, 1.0, 1.1):
@@ -132,14 +148,17 @@ def judge(
     >>> [(verdict.cluster, verdict.accepted) for verdict in verdicts]
     [('a', True), ('b', False), ('c', False)]
     """
-    settings = settings or GuardSettings()
+    settings, tokens = settings or GuardSettings(), tokens or {}
     here = {*norms, *trains}
+    levels = {name: state.clusters.get(name, NormLevel()) for name in norms}
+    norms = {name: one / levels[name].times(tokens.get(name, 0), settings) for name, one in norms.items()}
     patience = max(_MIN_IN_A_ROW, -(-settings.restart_after // len(here)))
     verdicts = tuple(_verdict(state, name, norms, here, settings) for name in sorted(norms))
     known = dict(state.clusters)
     for verdict in verdicts:
         if math.isfinite(verdict.norm) and verdict.norm > 0:
-            known[verdict.cluster] = _after(known.get(verdict.cluster, NormLevel()), verdict, settings, patience)
+            name = verdict.cluster
+            known[name] = _after(levels[name], verdict, settings, patience, tokens.get(name, 0))
     return GuardState(clusters=known), verdicts
 
 
@@ -177,13 +196,15 @@ def _limit(
     return limit, f"{settings.wild:g} times the median of all, since most are new"
 
 
-def _after(before: NormLevel, verdict: PushVerdict, settings: GuardSettings, patience: int) -> NormLevel:
+def _after(
+    before: NormLevel, verdict: PushVerdict, settings: GuardSettings, patience: int, tokens: float
+) -> NormLevel:  # fmt: skip
     """Take in a norm that is finite and not 0."""
     if verdict.accepted:
         after = (
             _warmer(before, verdict.norm, settings) if before.mean is None else _moved(before, verdict.norm, settings)
         )
-        return replace(after, last=verdict.norm, refused_in_row=0)
+        return replace(after, last=verdict.norm, tokens=_usual_tokens(before, tokens, settings), refused_in_row=0)
     if before.refused_in_row + 1 >= patience:
         return NormLevel(last=verdict.norm)
     return replace(before, last=verdict.norm, refused_in_row=before.refused_in_row + 1)
@@ -197,6 +218,13 @@ def _moved(before: NormLevel, norm: float, settings: GuardSettings) -> NormLevel
     squares = (1 - alpha) * before.deviation**2 + alpha * ((1 - alpha) * step) ** 2
     count = before.count + (alpha > settings.smoothing)
     return replace(before, mean=before.mean + alpha * step, deviation=_bounded(math.sqrt(squares)), count=count)
+
+
+def _usual_tokens(before: NormLevel, tokens: float, settings: GuardSettings) -> float:
+    if not (before.tokens and tokens):
+        return before.tokens or float(tokens)
+    alpha = max(settings.smoothing, 1 / (max(before.count, len(before.norms)) + 1))
+    return before.tokens * math.exp(alpha * max(-_REACH, min(_REACH, math.log(tokens / before.tokens))))
 
 
 def _warmer(before: NormLevel, norm: float, settings: GuardSettings) -> NormLevel:

@@ -279,7 +279,8 @@ class Update:
         if self._seeds:
             self.verdicts = tuple(_first(cluster, norm) for cluster, norm in norms.items())
         else:
-            self.guard, self.verdicts = judge(self.guard, norms, self._settings.guard, trains=self._trains)
+            tokens, settings = {push.cluster: push.tokens for push in self.pushes}, self._settings.guard
+            self.guard, self.verdicts = judge(self.guard, norms, settings, trains=self._trains, tokens=tokens)
         if not self.accepted:
             self.phase = UpdatePhase.EMPTY
         else:
