@@ -21,7 +21,7 @@ from spantrain.errors import SpanTrainError, UsageError
 from spantrain.formats.registry import WireFormat
 from spantrain.planner.engine.engine import make_plan
 from spantrain.planner.engine.outcome import PlanOptions
-from spantrain.planner.request import Constraints, JobSpec
+from spantrain.planner.present import constraints_of, job_of
 
 _LIMIT_S = 60.0
 _NICE = 15
@@ -64,16 +64,11 @@ def plan_again(profile: Profile, base: Plan, optimizer: str, allowed: Sequence[W
     Raises:
         InfeasiblePlanError: no plan uses all of these devices.
     """
-    formats = (WireFormat.NATIVE, *(stage.wire_format for stage in base.stages), *allowed)
-    groups = any(len(replica.devices) > 1 for stage in base.stages for replica in stage.replicas)
-    constraints = Constraints(
-        keep=base.devices,
-        leave_out=tuple(name for name in profile.cluster.device_by_name if name not in base.devices),
-        wire_formats=tuple(dict.fromkeys(formats)),
-        tensor_parallel=groups,
+    limits = constraints_of(base, profile, base.devices)
+    constraints = replace(
+        limits, keep=base.devices, wire_formats=tuple(dict.fromkeys((*limits.wire_formats, *allowed)))
     )
-    job = JobSpec(global_batch=base.global_batch, optimizer=optimizer, dtype=base.dtype, schedule=base.schedule)
-    return make_plan(profile, job, PlanOptions(constraints=constraints, strategies=("auto",))).plan
+    return make_plan(profile, job_of(base, optimizer), PlanOptions(constraints=constraints, strategies=("auto",))).plan
 
 
 class BackgroundPlanner:

@@ -148,10 +148,18 @@ def with_limits(stage: Stage, memory: MemoryCost, splits: bool) -> Stage | None:
                 sum(sizes),
                 max(sizes),
                 division=Division(
-                    tp_share=share, state_sharding=stage.state_sharding, replicas=len(stage.replicas), splits=splits
+                    tp_share=share,
+                    state_sharding=stage.state_sharding,
+                    replicas=len(stage.replicas),
+                    recompute=stage.recompute,
+                    splits=splits,
                 ),
             )
-            for name, share in zip(replica.devices, shares_of(replica.tp_shares), strict=True)
+            for name, share in zip(
+                replica.devices,
+                shares_of(replica.tp_shares, slices_sequence=stage.sequence_parallel),
+                strict=True,
+            )
         )
         if limit < max(sizes):
             return None

@@ -33,14 +33,14 @@ _SPEED_AT = 4
 
 
 @dataclass(frozen=True)
-class _HostGroup:
+class HostGroup:
     """Devices that divide tensors, with their shares; the first leads."""
 
     devices: tuple[str, ...]
     shares: tuple[float, ...]
 
 
-Row = tuple[tuple[_HostGroup, ...], ...]
+GroupRow = tuple[tuple[HostGroup, ...], ...]
 """By stage: its replicas."""
 
 
@@ -52,7 +52,7 @@ def divided_proposals(request: PlanRequest, best: Score | None) -> tuple[Proposa
     Raises:
         ProfileError: the profile lacks a timing or a link.
     """
-    search = _TensorSearch(request)
+    search = TensorSearch(request)
     plans: dict[tuple[Stage, ...], tuple[float, Plan]] = {}
     for row in search.rows():
         for size in request.job.micro_batch_sizes():
@@ -71,7 +71,9 @@ def divided_proposals(request: PlanRequest, best: Score | None) -> tuple[Proposa
     )
 
 
-class _TensorSearch:
+class TensorSearch:
+    """Makes plans of rows of groups, and rows of hosts."""
+
     def __init__(self, request: PlanRequest) -> None:
         self._profile, self._job = request.profile, request.job
         self._names = request.devices_within_quotas
@@ -80,7 +82,7 @@ class _TensorSearch:
         self._memory, self._units = self._spans.memory, self._spans.units
         self._fits = cache(self._fits_of)
 
-    def rows(self) -> Iterator[Row]:
+    def rows(self) -> Iterator[GroupRow]:
         """Yield pipelines of hosts, fastest first, each divided in the same way as far as it can be."""
         hosts: dict[tuple[str, str], list[str]] = {}
         for name in self._names:
@@ -99,15 +101,15 @@ class _TensorSearch:
                 if way is not ways[0]:
                     yield (way,)
 
-    def _unlike(self, ways: Sequence[tuple[_HostGroup, ...]]) -> list[tuple[_HostGroup, ...]]:
+    def _unlike(self, ways: Sequence[tuple[HostGroup, ...]]) -> list[tuple[HostGroup, ...]]:
         """Return the first of those ways whose devices are of the same kinds and in the same site."""
-        found: dict[object, tuple[_HostGroup, ...]] = {}
+        found: dict[object, tuple[HostGroup, ...]] = {}
         for way in ways:
             devices = [self._devices[name] for group in way for name in group.devices]
             found.setdefault(tuple((device.site, device.kind, device.memory_bytes) for device in devices), way)
         return list(found.values())
 
-    def plan(self, row: Row, size: int) -> tuple[Plan, float] | None:
+    def plan(self, row: GroupRow, size: int) -> tuple[Plan, float] | None:
         """Return the plan of a pipeline with the work of its largest stage in a step; None if it does not fit."""
         shares = [self._samples(groups, size) for groups in row]
         if len(row) > self._units or any(min(samples) == 0 for samples in shares):
@@ -129,17 +131,17 @@ class _TensorSearch:
         plan = self._job.plan_of(self._profile, stages)
         return plan, longest_s * (len(spans) + len(row) - 1)
 
-    def _groups(self, names: Sequence[str], degree: int) -> tuple[_HostGroup, ...]:
+    def _groups(self, names: Sequence[str], degree: int) -> tuple[HostGroup, ...]:
         """Divide a host's devices into groups of so many of a kind, or all into one, by speed or even."""
         if degree in (_ALL_BY_SPEED, _ALL_EVEN):
             speeds = [1 / self._alone_s(name) if degree == _ALL_BY_SPEED else 1.0 for name in names]
             order = sorted(range(len(names)), key=lambda index: -speeds[index])
-            return (_HostGroup(tuple(names[k] for k in order), tuple(speeds[k] / sum(speeds) for k in order)),)
+            return (HostGroup(tuple(names[k] for k in order), tuple(speeds[k] / sum(speeds) for k in order)),)
         kinds: dict[tuple[str, int], list[str]] = {}
         for name in names:
             kinds.setdefault((self._devices[name].kind, self._devices[name].memory_bytes), []).append(name)
         return tuple(
-            _HostGroup(
+            HostGroup(
                 tuple(own[first : first + degree]),
                 (1 / len(own[first : first + degree]),) * len(own[first : first + degree]),
             )
@@ -151,13 +153,13 @@ class _TensorSearch:
         kind = self._devices[name].kind
         return self._spans.kind_seconds(kind, range(self._units), _SPEED_AT)
 
-    def _samples(self, groups: tuple[_HostGroup, ...], size: int) -> tuple[int, ...]:
+    def _samples(self, groups: tuple[HostGroup, ...], size: int) -> tuple[int, ...]:
         """Divide a micro-batch among replicas by the speed of their groups on the whole model."""
         even = max(size // len(groups), 1)
         speeds = [1 / max(self._seconds(group, even)[0, -1], 1e-12) for group in groups]
         return apportion(size, speeds)
 
-    def _table(self, groups: tuple[_HostGroup, ...], samples: Sequence[int]) -> Array:
+    def _table(self, groups: tuple[HostGroup, ...], samples: Sequence[int]) -> Array:
         """Return the seconds of F, I and W of the slowest replica for units i to j-1; infinite where one lacks room."""
         rows = [
             np.where(self._fits(group, count), self._seconds(group, count), np.inf)
@@ -166,10 +168,10 @@ class _TensorSearch:
         table: Array = np.maximum.reduce(rows)
         return table
 
-    def _seconds(self, group: _HostGroup, samples: int) -> Array:
+    def _seconds(self, group: HostGroup, samples: int) -> Array:
         return over_spans(self._spans.work(group.devices, group.shares, samples))
 
-    def _fits_of(self, group: _HostGroup, samples: int) -> Array:
+    def _fits_of(self, group: HostGroup, samples: int) -> Array:
         """Return which units fit, as [first, end]; what begins later reaches as far at least."""
         found = np.zeros((self._units + 1, self._units + 1), dtype=bool)
         end = 0
@@ -180,7 +182,7 @@ class _TensorSearch:
             found[first, first + 1 : end + 1] = True
         return found
 
-    def _limit(self, group: _HostGroup, units: range, samples: int) -> int:
+    def _limit(self, group: HostGroup, units: range, samples: int) -> int:
         """Return how many samples may be in flight: as many as the member with the least room can hold."""
         return min(
             self._memory.in_flight_limit_for(
