@@ -1,5 +1,6 @@
 """The running processes of `outer_faults.py`, what each said last, and what was trained and counted."""
 
+import contextlib
 import os
 import signal
 import sys
@@ -38,6 +39,17 @@ class FaultProcesses(DemoProcesses):
     def thaw(self, name: str) -> None:
         """Let it go on."""
         os.kill(self._processes[name].pid, signal.SIGCONT)
+
+    def kill(self, name: str) -> None:
+        """End a process at once, as a machine that loses its power does; its end is heard of like any other."""
+        process = self._processes.pop(name)
+        process.kill()
+        process.wait()
+        self._readers.pop(name).join()
+        for pipe in (process.stdin, process.stdout):
+            assert pipe is not None
+            with contextlib.suppress(BrokenPipeError):
+                pipe.close()
 
 
 @dataclass(kw_only=True)

@@ -22,7 +22,7 @@ from spantrain.models.data.text import read_windows
 from spantrain.outer.client.replica import ClusterCopy, TakenPush
 from spantrain.outer.rules.nesterov import Nesterov
 from spantrain.outer.shard.shard import OuterShard
-from spantrain.outer.shard.snapshots import MemorySnapshots
+from spantrain_studies.outer.plain import MemorySnapshots
 
 WINDOW, VOCABULARY, WIDTH, BLOCKS, HEADS = 32, 256, 168, 3, 6
 HELD_OUT_WINDOWS = 256

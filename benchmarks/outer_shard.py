@@ -35,9 +35,10 @@ from spantrain.core.outer.layers import ShardLayout
 from spantrain.errors import TestbedError
 from spantrain.outer.policy.settings import OuterSettings
 from spantrain.outer.shard.shard import OuterShard
-from spantrain.outer.shard.snapshots import MemorySnapshots, ShardVersion
+from spantrain.outer.shard.snapshots import ShardVersion
 from spantrain.testbed.testbed import Testbed
 from spantrain.transport.layers.interface import LayerLimits
+from spantrain_studies.outer.plain import MemorySnapshots
 
 LINE_BYTES_PER_S = 125e6
 LOOPBACK_BOUNDS = {True: 1e9, False: 2e9}

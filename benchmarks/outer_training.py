@@ -16,10 +16,10 @@ from spantrain.config.files.text_files import write_atomically
 from spantrain.core.outer.layers import ShardLayout
 from spantrain.outer.policy.settings import OuterSettings
 from spantrain.outer.rules.nesterov import Nesterov
-from spantrain.outer.shard.numerics import nesterov, pseudo_gradient, weighted_mean
-from spantrain.outer.shard.snapshots import MemorySnapshots
+from spantrain.outer.shard.numerics import weighted_mean
 from spantrain_studies.outer.case import MemberLine, OuterCase, OuterResult, SimulatedCluster, SimulatedShard
 from spantrain_studies.outer.methods import simulate_method
+from spantrain_studies.outer.plain import MemorySnapshots, nesterov, pseudo_gradient
 
 SPEEDS: Mapping[str, tuple[float, ...]] = {
     **{f"0-{gap} %": tuple(1 + gap / 100 * k / 3 for k in range(4)) for gap in (0, 10, 20, 30, 40, 50)},

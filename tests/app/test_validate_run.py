@@ -22,7 +22,7 @@ from spantrain.cost.memory import MemoryCost
 from spantrain.errors import UsageError
 from spantrain.planner.engine.predict import costs_of, predict
 from spantrain.schedule.registry import make_policy
-from spantrain.sim.replay import task_of
+from testing.plans import task_of
 
 SCHEDULE = "critical-path"
 PLACES = ((0, 5, {"lab-0": 1.0}), (5, 9, {"office-nx": 2.0, "office-tx2": 1.0}), (9, 14, {"home-tx2": 1.0}))

@@ -148,11 +148,12 @@ def test_buckets_are_whole_when_the_last_backward_is_through_their_units(cost_pr
     assert [bucket.last_unit for bucket in sizes] == [2, 1, 0, 0]
     times = [cost.groups.units_seconds((unit,), replica, Op.BACKWARD, 2) for unit in range(3)]
     ends = [times[2] / sum(times), (times[2] + times[1]) / sum(times), 1.0, 1.0]
-    assert cost.bucket_parts(stage, replica, Op.BACKWARD, 2) == pytest.approx(ends)
+    buckets = cost.buckets_beside(stage)
+    assert cost.parts_until_whole(buckets, stage, replica, Op.BACKWARD, 2) == pytest.approx(ends)
     assert len(cost.end_of_step_s(stage)) == 4
     # Units that are computed again have nothing left to do in W.
     again = replace(stage, recompute=(2,))
-    assert cost.bucket_parts(again, replica, Op.BACKWARD_WEIGHT, 2)[0] == 0.0
+    assert cost.parts_until_whole(buckets, again, replica, Op.BACKWARD_WEIGHT, 2)[0] == 0.0
 
 
 def test_sums_come_behind_the_work_where_parts_do_not_meet_or_the_framework_waits(cost_profile):
@@ -162,7 +163,7 @@ def test_sums_come_behind_the_work_where_parts_do_not_meet_or_the_framework_wait
         stage_of({"a0": 1.0}, {"a1": 1.0}, sums=replace(small, beside_backward=False)),
     )
     for stage in stages:
-        assert set(cost.bucket_parts(stage, stage.replicas[0], Op.BACKWARD, 2)) == {1.0}
+        assert cost.buckets_beside(stage) is None
         assert cost.behind_s(stage) == pytest.approx(sum(cost.end_of_step_s(stage)))
 
 
@@ -170,7 +171,7 @@ def test_of_divided_state_sums_go_beside_the_backward_and_the_gather_behind_it(c
     cost = ReplicaCost(cost_profile)
     settings = GradientSums(bucket_bytes=3000)
     stage = stage_of({"a0": 1.0}, {"a1": 1.0}, sharding=StateSharding.ZERO2, sums=settings)
-    parts = cost.bucket_parts(stage, stage.replicas[0], Op.BACKWARD, 2)
+    parts = cost.parts_until_whole(cost.buckets_beside(stage), stage, stage.replicas[0], Op.BACKWARD, 2)
     *sums, gather = cost.end_of_step_s(stage)
     # The last two buckets are whole with the first unit; then comes the gather.
     assert parts[0] < parts[1] < parts[2] == parts[3] == parts[4] == 1.0

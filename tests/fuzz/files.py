@@ -35,7 +35,7 @@ from spantrain.cost.analytic import AnalyticLaw
 from spantrain.planner.engine.predict import predict, with_best_order
 from spantrain.runtime.checkpoint.manifest import Manifest
 from spantrain.schedule.registry import make_policy
-from spantrain.sim.replay import task_of
+from testing.plans import task_of
 from testing.profiles import PROVENANCE, exact_links
 
 CLUSTER = """\

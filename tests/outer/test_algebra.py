@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from spantrain.outer.policy.settings import OuterSettings
 from spantrain.outer.rules.nesterov import Nesterov
-from spantrain.outer.shard.numerics import nesterov, pseudo_gradient, sum_of_squares, weighted_mean
+from spantrain.outer.shard.numerics import sum_of_squares, weighted_mean
+from spantrain_studies.outer.plain import nesterov, pseudo_gradient
 from testing.outer.rounds import MadeUpRounds, Tensors, random_tensors, without_clip
 
 TOKENS = {"a": 300, "b": 100, "c": 200}

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from spantrain.errors import ProtocolError
 from spantrain.outer.client.replica import ClusterCopy
 from spantrain.outer.rules.nesterov import Nesterov
+from spantrain_studies.outer.plain import pseudo_gradient
 from testing.outer.rounds import MadeUpRounds, random_tensors, without_clip
 
 
@@ -17,6 +18,11 @@ def moved(copy: dict[str, torch.Tensor], seed: int) -> dict[str, torch.Tensor]:
     for name, one in copy.items():
         one.sub_(step[name])
     return step
+
+
+def pushed_of(copy: ClusterCopy) -> dict[str, torch.Tensor]:
+    taken = copy.take()
+    return pseudo_gradient(taken.start, taken.now)
 
 
 def whole(seed: int) -> dict[str, torch.Tensor]:
@@ -34,7 +40,7 @@ def test_the_server_and_the_cluster_together_hold_every_step_once(happenings):
             for name, one in moved(live, k).items():
                 all_steps[name] += one
         elif happens == "push" and pushed is None:
-            pushed = copy.push()
+            pushed = pushed_of(copy)
         elif happens == "skip" and pushed is not None:
             pushed = None
             copy.skipped()
@@ -61,7 +67,7 @@ def test_one_cluster_with_rate_1_and_no_momentum_is_local_training_also_while_it
     for k in range(4):
         for j in range(2):
             moved(live, 10 * k + j), moved(alone, 10 * k + j)
-        pushed = copy.push()
+        pushed = pushed_of(copy)
         for j in range(meanwhile):
             moved(live, 10 * k + 5 + j), moved(alone, 10 * k + 5 + j)
         made.push("a", pushed, tokens=2)
@@ -73,7 +79,7 @@ def test_one_cluster_with_rate_1_and_no_momentum_is_local_training_also_while_it
 def test_a_cluster_that_did_nothing_meanwhile_holds_the_version_bit_for_bit():
     live = random_tensors(0)
     copy = ClusterCopy(live)
-    copy.push()
+    copy.take()
     copy.pulled(random_tensors(1), counted=True)
     for name, one in random_tensors(1).items():
         assert torch.equal(live[name], one)
@@ -89,11 +95,11 @@ def test_parameters_that_are_trained_are_changed_in_place():
     assert torch.equal(before, torch.ones(2, 2))
 
 
-def test_first_parameters_are_a_copy():
+def test_what_is_taken_is_a_copy():
     live = random_tensors(0)
-    first = ClusterCopy(live).first()
+    taken = ClusterCopy(live).take()
     moved(live, 1)
-    assert torch.equal(first["0.bias"], random_tensors(0)["0.bias"])
+    assert torch.equal(taken.now["0.bias"], random_tensors(0)["0.bias"])
 
 
 def test_a_version_of_another_model_changes_nothing():

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from spantrain.core.outer import commands as do
 from spantrain.outer.rules.nesterov import Nesterov
-from spantrain.outer.shard.numerics import Tensors, compensate, pseudo_gradient
+from spantrain.outer.shard.numerics import Tensors, compensate
 from spantrain.outer.shard.shard import OuterShard
-from spantrain.outer.shard.snapshots import MemorySnapshots
+from spantrain_studies.outer.plain import MemorySnapshots, pseudo_gradient
 from testing.outer.rounds import MadeUpRounds, random_tensors, without_clip
 
 EXACT = Nesterov(learning_rate=1.0, momentum=0.0)

@@ -9,7 +9,7 @@ from spantrain.core.outer import commands as do
 from spantrain.core.outer.events import TransferWay
 from spantrain.outer.policy.settings import OuterSettings
 from spantrain.outer.rules.nesterov import Nesterov
-from spantrain.outer.shard.numerics import nesterov
+from spantrain_studies.outer.plain import nesterov
 from testing.outer.clients import EXACT, MadeUpServer, alone, close, small_model, train_step, train_together
 from testing.patience import PATIENCE_S
 

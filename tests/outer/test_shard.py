@@ -8,7 +8,8 @@ from spantrain.core.outer import events as on
 from spantrain.core.outer.events import Ticket
 from spantrain.errors import ProtocolError
 from spantrain.outer.shard.shard import OuterShard
-from spantrain.outer.shard.snapshots import FolderSnapshots, MemorySnapshots, ShardVersion
+from spantrain.outer.shard.snapshots import FolderSnapshots, ShardVersion
+from spantrain_studies.outer.plain import MemorySnapshots
 from testing.outer.rounds import MadeUpRounds, random_tensors
 
 PUSH = Ticket(1, 99)

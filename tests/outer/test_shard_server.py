@@ -7,7 +7,8 @@ import torch
 
 from spantrain.core.outer import commands as do
 from spantrain.core.outer.events import LayerTransfer, Restored, Ticket, TransferLost, TransferWay
-from spantrain.outer.shard.snapshots import FolderSnapshots, MemorySnapshots, ShardVersion, SnapshotWriter, to_keep
+from spantrain.outer.shard.snapshots import FolderSnapshots, ShardVersion, SnapshotWriter, to_keep
+from spantrain_studies.outer.plain import MemorySnapshots
 from testing.outer.rounds import MadeUpRounds, random_tensors
 from testing.outer.shards import LocalOuterRun, threads
 from testing.patience import PATIENCE_S

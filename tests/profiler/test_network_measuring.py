@@ -33,7 +33,7 @@ from spantrain.testbed.shaper import LinkShape, Packet, ShapedLink
 from spantrain.testbed.testbed import Testbed, why_unavailable
 from spantrain.transport.connection.peers import KeyPair
 from spantrain.transport.mailbox.mailbox import Mailbox
-from spantrain.transport.mailbox.memory import MemoryNetwork
+from testing.memory_mailbox import MemoryNetwork
 
 LATENCY_S = 0.02
 

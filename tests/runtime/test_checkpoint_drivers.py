@@ -27,7 +27,7 @@ from spantrain.runtime.step.driver import StepDriver
 from spantrain.runtime.step.following import Followers
 from spantrain.runtime.step.work import DeviceClock, ReplicaWork, SampledFeed
 from spantrain.schedule.registry import make_policy, replica_tasks
-from spantrain.transport.mailbox.memory import MemoryMailbox, MemoryNetwork
+from testing.memory_mailbox import MemoryMailbox, MemoryNetwork
 from testing.patience import PATIENCE_S
 from testing.runtime.runs import OneProcess, context_of, devices_of, save_all
 

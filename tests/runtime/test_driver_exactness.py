@@ -26,10 +26,11 @@ from spantrain.runtime.step.following import Followers
 from spantrain.runtime.step.work import DeviceClock, ReplicaWork, SampledFeed
 from spantrain.schedule.registry import make_policy, replica_tasks, schedule_names
 from spantrain.sim.costs import TableCosts
-from spantrain.sim.replay import replay, simulated_order, task_of
+from spantrain.sim.replay import replay, simulated_order
 from spantrain.sim.search.search import SearchEffort, with_hints
-from spantrain.transport.mailbox.memory import MemoryNetwork
+from testing.memory_mailbox import MemoryNetwork
 from testing.patience import PATIENCE_S
+from testing.plans import task_of
 from testing.restless import RestlessLocal
 from testing.runtime.runs import context_of
 

@@ -15,7 +15,7 @@ from spantrain.errors import ConfigError, Interrupted, ProtocolError
 from spantrain.runtime.channels import MailboxChannel
 from spantrain.runtime.redistribution.exchange import TensorBlock, place_of
 from spantrain.runtime.redistribution.transfer import ExchangeGroup, TensorExchange
-from spantrain.transport.mailbox.memory import MemoryNetwork
+from testing.memory_mailbox import MemoryNetwork
 from testing.patience import PATIENCE_S
 from testing.runtime.parts import dealt, put, taken
 

@@ -24,7 +24,7 @@ from spantrain.runtime.channels import MailboxChannel
 from spantrain.runtime.checkpoint.holding import first_names, holding_of
 from spantrain.runtime.step.stage_member import build_member
 from spantrain.runtime.worker.outer_part import StageParameters, stage_layers
-from spantrain.transport.mailbox.memory import MemoryNetwork
+from testing.memory_mailbox import MemoryNetwork
 from testing.patience import PATIENCE_S
 from testing.runtime.groups import divided, random_groups
 from testing.runtime.thread_groups import thread_groups

@@ -27,7 +27,7 @@ from spantrain.runtime.recorder import StepRecorder
 from spantrain.runtime.step.stage_member import StageMember, build_member
 from spantrain.runtime.step.work import SampledFeed
 from spantrain.runtime.worker.plan_part import StageActions
-from spantrain.transport.mailbox.memory import MemoryNetwork
+from testing.memory_mailbox import MemoryNetwork
 from testing.models.library_models import library_spec
 from testing.patience import PATIENCE_S
 from testing.runtime.groups import divided, random_groups

@@ -12,8 +12,8 @@ from spantrain.core.messages import Arrived, Decision, DeviceDecisions, Finished
 from spantrain.core.span import Span, equal_spans
 from spantrain.errors import ConfigError, PlanError
 from spantrain.schedule.registry import make_policy, schedule_names
-from spantrain.sim.replay import compare_all, replay, simulated_order, task_of
-from testing.plans import plan_of
+from spantrain.sim.replay import compare_all, replay, simulated_order
+from testing.plans import plan_of, task_of
 
 SPANS = equal_spans(12, 2)
 PLAN = plan_of([(SPANS, [1.0], [8]), (SPANS, [2.0, 1.0], [8, 4]), (SPANS, [1.0], [8])])
@@ -117,7 +117,7 @@ def test_an_event_that_a_fresh_policy_refuses_is_a_difference():
 
 def test_a_device_of_another_plan():
     with pytest.raises(PlanError, match="nowhere is not in the plan, which has s0r0"):
-        task_of(PLAN, "nowhere")
+        compare_all(PLAN, [replace(live_log("s1r0", "compact", [1]), device="nowhere")], replay)
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_what_is_no_event(text):
 def test_a_decision_gives_its_commands_back():
     action = Action.parse("0F[0:2]")
     decision = Decision.of(3, 1.5, StepStarted(3), [Run(action, "oldest ready F")])
-    assert (decision.heard, decision.commands) == (StepStarted(3), (Run(action, "oldest ready F"),))
+    assert (decision.heard, decision.run, decision.reason) == (StepStarted(3), (action,), "oldest ready F")
     assert str(decision) == "step 3, step 3 -> run 0F[0:2] (oldest ready F)"
 
 

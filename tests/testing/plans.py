@@ -6,6 +6,8 @@ from spantrain.core.cluster import Cluster, Device, DeviceKind, Host, Site
 from spantrain.core.plan import Plan, Replica, Stage
 from spantrain.core.span import Span
 from spantrain.core.units import ModelSpec
+from spantrain.schedule.dispatch.machine import ReplicaTask
+from spantrain.schedule.registry import replica_tasks
 
 KIND = DeviceKind(
     name="made-up",
@@ -19,6 +21,12 @@ KIND = DeviceKind(
 
 Row = tuple[Sequence[Span], Sequence[float], Sequence[int]]
 """Of a stage: micro-batches, and each replica's sample share and in-flight limit."""
+
+
+def task_of(plan: Plan, device: str) -> ReplicaTask:
+    """Return what the replica that a device leads is told of a plan."""
+    stage, replica = plan.place(device)
+    return replica_tasks(plan)[stage][replica]
 
 
 def plan_of(rows: Sequence[Row], schedule: str = "compact") -> Plan:

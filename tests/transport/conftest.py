@@ -11,7 +11,7 @@ from spantrain.core.span import Span
 from spantrain.transport.connection.peers import KeyPair, PeerAddress
 from spantrain.transport.mailbox.interface import Limits, Message
 from spantrain.transport.mailbox.mailbox import Mailbox, MailboxLike
-from spantrain.transport.mailbox.memory import MemoryNetwork
+from testing.memory_mailbox import MemoryNetwork
 from testing.outer.layer_wires import KIB, Wires, greet
 from testing.outer.layer_wires import patient as patient_wires
 from testing.patience import PATIENCE_S

@@ -72,11 +72,6 @@ class RateSample:
     held_back_s: float
     """The part of that in which nothing of ours was on the wire."""
 
-    @property
-    def bytes_per_s(self) -> float:
-        """Its rate."""
-        return self.size_bytes / self.occupied_s
-
 
 @dataclass(frozen=True, kw_only=True)
 class PeerState:

@@ -158,11 +158,6 @@ class Decision:
         """What the policy was told."""
         return event_of(self.event)
 
-    @property
-    def commands(self) -> tuple[Command, ...]:
-        """What it answered."""
-        return tuple(Run(action, self.reason) for action in self.run)
-
     def __str__(self) -> str:
         answer = f"run {', '.join(map(str, self.run))} ({self.reason})" if self.run else "nothing to run"
         return f"step {self.step}, {self.event} -> {answer}"

@@ -173,16 +173,6 @@ class ReplicaCost:
         by_ring = {ring: self._buckets_s(stage.units, ring, rings, whole, sums) for ring in rings}
         return max(by_ring.items(), key=lambda entry: sum(entry[1]))
 
-    def bucket_parts(self, stage: Stage, replica: Replica, op: Op, samples: int) -> tuple[float, ...]:
-        """Return by what `end_of_step_s` has after which part of a stage's last backward action it may begin.
-
-        All of it where sums come behind, and where leaders sum for their groups.
-        """
-        buckets = self.buckets_beside(stage)
-        if buckets is None:
-            return (1.0,) * len(self.end_of_step_s(stage))
-        return self.parts_until_whole(buckets, stage, replica, op, samples)
-
     def parts_until_whole(
         self, buckets: Sequence[SumBucket], stage: Stage, replica: Replica, op: Op, samples: int
     ) -> tuple[float, ...]:

@@ -29,8 +29,6 @@ from spantrain.cost.network import NetworkCost, overlaps
 from spantrain.formats.registry import WireFormat
 
 Array = NDArray[np.float64]
-Sides = Sequence[tuple[str, float]]
-"""Leaders of a stage's replicas in order, each with its samples of a micro-batch."""
 
 _ONE_BY_ONE_UP_TO = 64
 """Samples, up to which each is given to the device that would end soonest with it; more go in proportion to speed."""

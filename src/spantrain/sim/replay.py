@@ -41,16 +41,6 @@ Compare = Callable[[str, ReplicaTask, DeviceDecisions], Difference | None]
 """Looks at one device's log under a schedule; `replay` and `simulated_order` are such."""
 
 
-def task_of(plan: Plan, device: str) -> ReplicaTask:
-    """Return what the replica that a device leads is told of a plan.
-
-    Raises:
-        PlanError: the plan does not have that device.
-    """
-    stage, replica = _place(plan, device)
-    return replica_tasks(plan)[stage][replica]
-
-
 def compare_all(plan: Plan, logs: Iterable[DeviceDecisions], compare: Compare) -> tuple[Difference, ...]:
     """Compare the logs of several devices by `replay` or `simulated_order`; return the first difference of each.
 

@@ -186,11 +186,6 @@ class TestbedStatus:
         """Part of one processor that the router has used since it began."""
         return self.router_cpu_s / self.up_s
 
-    @property
-    def bytes_sent(self) -> int:
-        """IP bytes over all links."""
-        return sum(link.bytes_sent for link in self.links)
-
 
 _MAX_DIRECTORY = 90
 """A Unix socket's path has at most 107 bytes."""

@@ -39,7 +39,7 @@ def test_each_sample_counts_once_in_each_pass(samples, passes, data):
             seen.update((lease.chunk, before + k) for k in range(said.samples))
         if chance.random() < 0.1:
             made.end(made.of(cluster))
-    assert made.samples_counted == samples * passes == sum(seen.values())
+    assert sum(made.state.counted) == samples * passes == sum(seen.values())
     assert set(seen.values()) == {1}
 
 
@@ -87,7 +87,7 @@ def test_reports_that_make_no_sense_count_nothing():
     lease = made.lease(0.0, "a")
     for cluster, number, upto in [("b", lease.number, 2), ("a", 7, 2), ("a", lease.number, 5)]:
         assert made.report(0.0, cluster, number, upto).samples == 0
-    assert made.samples_counted == 0
+    assert sum(made.state.counted) == 0
 
 
 @pytest.mark.parametrize(("samples", "chunks"), [(3, 4), (3, 0)])

@@ -22,8 +22,8 @@ from spantrain.outer.policy.fragments import FragmentedMaster, FragmentedState
 from spantrain.outer.policy.settings import OuterSettings
 from spantrain.outer.rules.nesterov import Nesterov
 from spantrain.outer.shard.shard import OuterShard
-from spantrain.outer.shard.snapshots import MemorySnapshots
 from spantrain.transport.layers.interface import LayerKey
+from spantrain_studies.outer.plain import MemorySnapshots
 from testing.patience import PATIENCE_S
 
 EXACT = Nesterov(learning_rate=1.0, momentum=0.0)

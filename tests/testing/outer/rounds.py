@@ -16,7 +16,8 @@ from spantrain.outer.policy.master import OuterMaster
 from spantrain.outer.policy.settings import OuterSettings
 from spantrain.outer.rules.nesterov import Nesterov
 from spantrain.outer.shard.shard import OuterShard
-from spantrain.outer.shard.snapshots import MemorySnapshots, SnapshotStore
+from spantrain.outer.shard.snapshots import SnapshotStore
+from spantrain_studies.outer.plain import MemorySnapshots
 
 Tensors = Mapping[str, Tensor]
 

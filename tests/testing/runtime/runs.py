@@ -33,7 +33,7 @@ from spantrain.runtime.recorder import StepRecorder
 from spantrain.runtime.redistribution.transfer import group_of
 from spantrain.runtime.step.context import WorkerContext
 from spantrain.runtime.step.work import Feed, SampledFeed
-from spantrain.transport.mailbox.memory import MemoryNetwork
+from testing.memory_mailbox import MemoryNetwork
 from testing.patience import PATIENCE_S
 from testing.runtime.parts import dealt, put, taken
 

@@ -28,7 +28,7 @@ from spantrain.runtime.gradients.groups import StageGroups
 from spantrain.runtime.step.context import WorkerLinks
 from spantrain.runtime.worker.stale_session import session_of
 from spantrain.runtime.worker.trainer import TrainSession
-from spantrain.transport.mailbox.memory import MemoryNetwork
+from testing.memory_mailbox import MemoryNetwork
 from testing.patience import PATIENCE_S
 from testing.runtime.thread_groups import thread_groups
 

@@ -136,11 +136,6 @@ class ProcessSupervisor:
             child.process.terminate()
             child.kill_at_s = now_s + _SICK_END_S
 
-    def pid_of(self, name: str) -> int | None:
-        """Return a process's number, or None while it is down."""
-        process = self._children[name].process
-        return process.pid if process and process.poll() is None else None
-
     def close(self) -> None:
         """End all: politely, then by force."""
         running = [child.process for child in self._children.values() if child.process is not None]

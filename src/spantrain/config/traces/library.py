@@ -18,7 +18,6 @@ from spantrain.core.speed import SpeedTrace
 from spantrain.errors import ConfigError
 
 Steps = list[tuple[float, float]]
-Number = float | int
 
 _TICK_S = 1e-3
 """Times are whole milliseconds, so that files show them as people would write them."""

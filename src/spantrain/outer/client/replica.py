@@ -20,7 +20,7 @@ from spantrain.core.outer.stages import StageOrder
 from spantrain.errors import ProtocolError
 from spantrain.formats.registry import WireFormat
 from spantrain.outer.client.parameters import LiveParameters, ModelParameters
-from spantrain.outer.shard.numerics import Tensors, pseudo_gradient, round_push
+from spantrain.outer.shard.numerics import Tensors, round_push
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,8 +70,9 @@ class ClusterCopy:
     >>> weight = torch.tensor([3.0])
     >>> copy = ClusterCopy({"weight": weight})
     >>> _ = weight.sub_(1.0)
-    >>> copy.push()
-    {'weight': tensor([1.])}
+    >>> taken = copy.take()
+    >>> taken.start["weight"] - taken.now["weight"]
+    tensor([1.])
     >>> _ = weight.sub_(0.5)
     >>> copy.pulled({"weight": torch.tensor([10.0])}, counted=True)
     >>> weight
@@ -107,15 +108,6 @@ class ClusterCopy:
         spare, self._spare_left = self._spare_left, {}
         self._taken = TakenPush(start=self._start, now=self._pushed, left=self._left, spare=spare)
         return self._taken
-
-    def first(self) -> dict[str, Tensor]:
-        """Return the parameters themselves, as first parameters for the shards."""
-        return {name: one.clone() for name, one in self.take().now.items()}
-
-    def push(self) -> dict[str, Tensor]:
-        """Return the pseudo-gradient since the round began."""
-        taken = self.take()
-        return pseudo_gradient(taken.start, taken.now)
 
     def skipped(self) -> None:
         """Note that the push came to nothing: the round goes on from the same start."""

@@ -106,11 +106,6 @@ class ChunkLedger:
         return self._state
 
     @property
-    def samples_counted(self) -> int:
-        """Of all chunks and passes."""
-        return sum(self._state.counted)
-
-    @property
     def finished(self) -> bool:
         """Whether all passes are counted."""
         return not any(self._left(chunk) for chunk in range(len(self._state.counted)))

@@ -34,22 +34,6 @@ _ROW = 4096
 """Numbers whose squares are added in the type that they have."""
 
 
-def pseudo_gradient(start: Tensors, now: Tensors) -> dict[str, Tensor]:
-    """Return start minus now, by name.
-
-    Raises:
-        ValueError: they are not of the same names and shapes.
-    """
-    if start.keys() != now.keys() or any(start[name].shape != now[name].shape for name in start):
-        unlike = sorted(name for name in start.keys() | now.keys() if _shape(start, name) != _shape(now, name))
-        raise ValueError(f"start and end of a round must hold the same parameters, but differ in {', '.join(unlike)}")
-    return {name: start[name].detach() - now[name].detach() for name in start}
-
-
-def _shape(tensors: Tensors, name: str) -> object:
-    return tensors[name].shape if name in tensors else None
-
-
 def _blocks(tensor: Tensor) -> tuple[Tensor, ...]:
     return torch.split(tensor.detach().reshape(-1), _BLOCK)
 
@@ -156,22 +140,6 @@ def step_along(
         else:
             into.copy_(torch.sub(here, ahead, alpha=rate))
     return new
-
-
-def nesterov(
-    parameter: Tensor, gradient: Tensor, velocity: Tensor, rule: OuterRule, *, part: float = 1.0
-) -> tuple[Tensor, Tensor]:
-    """Return a new parameter and a new velocity; nothing is changed in place. `part`: of a whole step.
-
-    >>> from spantrain.outer.rules.nesterov import Nesterov
-    >>> rule = Nesterov(learning_rate=1.0, momentum=0.0)
-    >>> nesterov(torch.tensor([3.0]), torch.tensor([1.0]), torch.tensor([0.0]), rule)[0]
-    tensor([2.])
-    """
-    faster = gradient.detach().to(velocity_type(parameter.dtype), copy=True).contiguous()
-    new = torch.empty_like(parameter, memory_format=torch.contiguous_format)
-    step_along(faster, parameter, (velocity,), rule, scale=1.0, part=part, out=new)
-    return new, faster
 
 
 def round_push(

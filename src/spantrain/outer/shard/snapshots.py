@@ -75,34 +75,6 @@ class SnapshotStore(Protocol):
         """Return where versions of a fragment of the layers are kept; of the first it is this."""
 
 
-class MemorySnapshots:
-    """Keeps versions in memory: for tests, and for shards whose parameters somebody else keeps."""
-
-    def __init__(self, kept: Iterable[ShardVersion] = (), *, keep: int = 4) -> None:
-        self._keep = keep
-        self._kept = {one.version: one for one in kept}
-        self._fragments: dict[int, MemorySnapshots] = {}
-
-    def of_fragment(self, fragment: int) -> "MemorySnapshots":
-        """Return where versions of a fragment of the layers are kept; of the first it is this."""
-        return self._fragments.setdefault(fragment, MemorySnapshots(keep=self._keep)) if fragment else self
-
-    @property
-    def versions(self) -> tuple[int, ...]:
-        """Those that are there, from the oldest."""
-        return tuple(sorted(self._kept))
-
-    def save(self, version: ShardVersion) -> None:
-        """Keep a version, and as many of those before it as fit."""
-        self._kept[version.version] = version
-        for old in set(self._kept) - set(to_keep(self._kept, self._keep)):
-            del self._kept[old]
-
-    def load(self, version: int) -> ShardVersion | None:
-        """Return a version, if it is there."""
-        return self._kept.get(version)
-
-
 class FolderSnapshots:
     """Keeps versions in a folder of its own."""
 

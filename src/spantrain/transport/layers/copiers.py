@@ -56,11 +56,10 @@ class BufferPool:
 
     >>> pool = BufferPool()
     >>> buffer = pool.take(100)
-    >>> len(buffer), pool.lent_bytes, pool.idle_bytes
-    (100, 65536, 0)
+    >>> place = buffer.ctypes.data
     >>> del buffer
-    >>> pool.lent_bytes, pool.idle_bytes
-    (0, 65536)
+    >>> pool.take(90).ctypes.data == place
+    True
     """
 
     def __init__(self, *, idle_bytes: int = 2**40) -> None:
@@ -70,7 +69,6 @@ class BufferPool:
         self._idle: dict[int, list[Bytes]] = {}
         self._back: deque[Bytes] = deque()
         self._idle_bytes = 0
-        self._lent_bytes = 0
 
     def take(self, size_bytes: int) -> Bytes:
         """Return a buffer with whatever it held before; it comes back when nothing refers to it any more."""
@@ -84,7 +82,6 @@ class BufferPool:
             else:
                 self._make_room(grains_bytes)
                 whole = _aligned(grains_bytes)
-            self._lent_bytes += grains_bytes
         lent = whole[:size_bytes]
         # The end of a buffer may come at any point of any thread, also where the lock is held: no lock is taken there.
         weakref.finalize(lent, self._back.append, whole).atexit = False
@@ -93,7 +90,6 @@ class BufferPool:
     def _collect(self) -> None:
         while self._back:
             whole = self._back.popleft()
-            self._lent_bytes -= len(whole)
             self._idle_bytes += len(whole)
             self._idle.setdefault(len(whole), []).append(whole)
         self._make_room(0)
@@ -104,20 +100,6 @@ class BufferPool:
             while self._idle[grains_bytes] and self._idle_bytes + size_bytes > self._most_idle_bytes:
                 self._idle[grains_bytes].pop()
                 self._idle_bytes -= grains_bytes
-
-    @property
-    def lent_bytes(self) -> int:
-        """Bytes in use."""
-        with self._lock:
-            self._collect()
-            return self._lent_bytes
-
-    @property
-    def idle_bytes(self) -> int:
-        """Bytes that are kept for the next."""
-        with self._lock:
-            self._collect()
-            return self._idle_bytes
 
 
 def _aligned(size_bytes: int) -> Bytes:

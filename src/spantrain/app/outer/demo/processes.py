@@ -73,17 +73,6 @@ class DemoProcesses:
             return False
         return True
 
-    def kill(self, name: str) -> None:
-        """End a process at once, as a machine that loses its power does; its end is heard of like any other."""
-        process = self._processes.pop(name)
-        process.kill()
-        process.wait()
-        self._readers.pop(name).join()
-        for pipe in (process.stdin, process.stdout):
-            assert pipe is not None
-            with contextlib.suppress(BrokenPipeError):
-                pipe.close()
-
     def next(self, timeout_s: float) -> Heard | None:
         """Return what was said next, or None if nothing was in that time."""
         try:
