@@ -140,6 +140,7 @@ def _local(
         bind=f"unix:{workers.socket_folder / 'coordinator'}",
         devices=devices,
         watch=workers.check,
+        gone=workers.ended,
         where_is_log=lambda name: str(workers.log_of(name)),
         heartbeat_timeout_s=options.heartbeat_timeout_s or _LOCAL_HEARTBEAT_TIMEOUT_S,
     )

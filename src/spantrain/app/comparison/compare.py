@@ -318,8 +318,8 @@ class _Comparison:
         try:
             return run()
         except (UsageError, WorkerError, InternalError, PeerLostError) as error:
-            if self._session.workers is not None:
-                self._session.workers.check()  # a worker that has ended is no matter of one method
+            if self._session.coordinator.missing(self._session.devices):
+                raise  # a worker that has gone is no matter of one method
             self._refuse(name, str(error))
             return None
 

@@ -45,11 +45,16 @@ class Coordinator:
         bind: str,
         devices: Sequence[str],
         watch: Callable[[], None] = lambda: None,
+        gone: Callable[[], Mapping[str, str]] = dict,
         where_is_log: Callable[[str], str] = lambda _name: "what its worker has printed, on its own machine",
         heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S,
         make_recovery: MakeRecovery = EndOnLoss,
     ) -> None:
+        """`watch` is called again and again, and raises what ends everything. `gone`: which devices' workers are
+        known to have ended since it was asked last, and how, by who started them and need not wait for silence.
+        """
         self._watch = watch
+        self._ended = gone
         self._make_recovery = make_recovery
         self._where_is_log = where_is_log
         self._roster = Roster(devices, heartbeat_timeout_s)
@@ -109,11 +114,14 @@ class Coordinator:
             on_news: hears of each that comes or goes, and how to start it again.
 
         Raises:
-            PeerLostError: some did not come in time.
+            PeerLostError: some did not come in time, or the worker of one that was started here has ended.
         """
         deadline_s = time.monotonic() + timeout_s
         missing = list(names)
         while missing:
+            for device, how in self._note_ended().items():
+                if device in names:
+                    raise self._loss(device, how)
             for device, reason in self._gone().items():
                 on_news(f"Device {device} is gone: {reason}. It is waited for again: {self.join_command(device)}")
             with self._changed:
@@ -131,8 +139,23 @@ class Coordinator:
                     f"{self.join_command(missing[0])}"
                 )
 
+    def missing(self, names: Sequence[str]) -> list[str]:
+        """Return those of some devices that have no worker now."""
+        self._note_ended()
+        with self._changed:
+            return self._roster.missing(names)
+
+    def _note_ended(self) -> Mapping[str, str]:
+        """Take the workers that are known to have ended for gone; return which they are, and how they ended."""
+        ended = self._ended()
+        with self._changed:
+            for device, how in ended.items():
+                self._roster.lose(device, how)
+        return ended
+
     def _gone(self) -> dict[str, str]:
         """Return which devices have gone since this was asked last, and why; other workers may join in their names."""
+        self._note_ended()
         with self._changed:
             gone = self._roster.departures(time.monotonic())
         for one in gone:

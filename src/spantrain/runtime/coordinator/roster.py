@@ -157,6 +157,11 @@ class Roster:
             if member.peer == peer:
                 self._remove(member.name, printable(reason))
 
+    def lose(self, device: str, reason: str) -> None:
+        """Note that a device's worker is known to be lost; nothing happens if it is gone already."""
+        if device in self._members:
+            self._remove(device, reason)
+
     def departures(self, now_s: float) -> list[Departure]:
         """Return which workers have gone or been lost since this was asked last; their places are free from now on."""
         for device, reason in self._detector.lost(now_s):

@@ -45,7 +45,10 @@ class LocalWorkers:
     def __init__(self, log_folder: Path) -> None:
         self._log_folder = log_folder
         log_folder.mkdir(parents=True, exist_ok=True)
-        self._ended: dict[str, int] = {}
+        self._running: set[str] = set()
+        self._ended: dict[str, str] = {}
+        """How those ended that nobody has been told of."""
+        self._changed = threading.Condition()
         self.socket_folder = Path(tempfile.mkdtemp(prefix="spantrain-"))
         """For sockets that these workers are to reach; the fork server removes it, however this process ends."""
         self._ready = threading.Event()
@@ -73,11 +76,19 @@ class LocalWorkers:
         return self._log_folder / f"{file_stem(name)}.log"
 
     def start(self, placements: Sequence[WorkerPlacement]) -> None:
-        """Start workers; they join on their own."""
+        """Start workers; they join on their own.
+
+        A device's worker may be started again after it has ended; of that end nobody is told any more.
+
+        Raises:
+            WorkerError: workers cannot be started, or one of these devices still has one.
+        """
         if not self._ready.wait(_START_TIMEOUT_S):
             raise WorkerError(f"workers could not be started; see {self._log_folder / 'fork-server.log'}")
+        self.check()
         assert self._server.stdin is not None
         for placement in placements:
+            self._take_place(placement.settings.name)
             request = {
                 "name": placement.settings.name,
                 "settings": asdict(placement.settings),
@@ -88,18 +99,19 @@ class LocalWorkers:
             self._server.stdin.write(json.dumps(request).encode() + b"\n")
         self._server.stdin.flush()
 
+    def ended(self) -> dict[str, str]:
+        """Return which devices' workers have ended since this was asked last, and how; none once ends are expected."""
+        with self._changed:
+            ended, self._ended = self._ended, {}
+        return {} if self._closing else ended
+
     def check(self) -> None:
-        """Raise when a worker has ended though nobody told it to.
+        """Raise when no workers can be started any more.
 
         Raises:
-            WorkerError: names the device, how it ended, and its log.
+            WorkerError: the process that starts them has ended, and they with it.
         """
-        if self._closing:
-            return
-        for name, status in self._ended.items():
-            how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
-            raise WorkerError(f"device {name}: its worker {how}; its log: {self.log_of(name)}")
-        if self._server.poll() is not None:
+        if not self._closing and self._server.poll() is not None:
             raise WorkerError(f"the process that starts workers ended; see {self._log_folder / 'fork-server.log'}")
 
     def close(self) -> None:
@@ -124,14 +136,27 @@ class LocalWorkers:
         """From now on workers may end: the run is over."""
         self._closing = True
 
+    def _take_place(self, name: str) -> None:
+        """Wait until a device's last worker has ended, and begin with another one."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: name not in self._running, _END_TIMEOUT_S):
+                raise WorkerError(f"device {name} has a worker, which has not ended; its log: {self.log_of(name)}")
+            self._ended.pop(name, None)
+            self._running.add(name)
+
     def _read(self) -> None:
         assert self._server.stdout is not None
         for line in self._server.stdout:
             message: dict[str, Any] = json.loads(line)
             if "ready" in message:
                 self._ready.set()
-            else:
-                self._ended[message["ended"]] = message["status"]
+                continue
+            name, status = message["ended"], message["status"]
+            how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
+            with self._changed:
+                self._running.discard(name)
+                self._ended[name] = f"its worker {how}"
+                self._changed.notify_all()
         self._ready.set()
 
 

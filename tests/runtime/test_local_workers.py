@@ -1,0 +1,79 @@
+"""Workers of this machine that end: who hears of it, and others in their place."""
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from spantrain.errors import PeerLostError
+from spantrain.runtime.coordinator.coordinator import Coordinator
+from spantrain.runtime.launch.launcher import LocalWorkers, WorkerPlacement
+from spantrain.runtime.worker.settings import WorkerSettings
+from testing.patience import PATIENCE_S
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module")
+def workers(tmp_path_factory) -> Iterator[LocalWorkers]:
+    with LocalWorkers(tmp_path_factory.mktemp("logs")) as found:
+        yield found
+
+
+@pytest.fixture
+def coordinator(workers, tmp_path) -> Iterator[Coordinator]:
+    """Of two devices, whose workers end silently but for what their starter says."""
+    found = Coordinator(
+        bind=f"unix:{tmp_path}/join",
+        devices=("a", "b"),
+        gone=workers.ended,
+        where_is_log=lambda name: str(workers.log_of(name)),
+        heartbeat_timeout_s=PATIENCE_S,
+    )
+    found.start()
+    yield found
+    found.stop()
+
+
+def placement(coordinator: Coordinator, name: str) -> WorkerPlacement:
+    settings = WorkerSettings(join=coordinator.join_address, token=coordinator.token, name=name, backend="cpu")
+    return WorkerPlacement(settings=settings)
+
+
+def process_of(log: Path) -> psutil.Process:
+    deadline_s = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline_s:
+        for process in psutil.process_iter():
+            with contextlib.suppress(OSError):
+                if os.readlink(f"/proc/{process.pid}/fd/1") == str(log):
+                    return process
+    raise AssertionError(f"nobody writes {log}")
+
+
+def test_a_killed_worker_is_told_of_once_and_another_one_takes_its_place(workers, coordinator):
+    for _ in range(2):
+        workers.start([placement(coordinator, name) for name in coordinator.missing(("a", "b"))])
+        coordinator.wait_for(("a", "b"), PATIENCE_S, lambda _joined: None)
+        process_of(workers.log_of("a")).kill()
+        while not (ended := workers.ended()):
+            time.sleep(0.01)
+        assert ended == {"a": "its worker was killed by signal 9"}
+        assert workers.ended() == {}
+        workers.check()
+        workers.start([placement(coordinator, "a")])
+        process_of(workers.log_of("a")).kill()
+        while coordinator.missing(("a", "b")) != ["a"]:
+            time.sleep(0.01)
+        assert workers.ended() == {}
+
+
+def test_one_that_ends_while_it_is_awaited_is_waited_for_no_longer(workers, coordinator):
+    workers.start([placement(coordinator, "b")])
+    process_of(workers.log_of("b")).kill()
+    log = workers.log_of("b")
+    with pytest.raises(PeerLostError, match=f"^device b was lost: its worker was killed by signal 9; its log: {log}$"):
+        coordinator.wait_for(("a", "b"), PATIENCE_S, lambda _joined: None)
