@@ -9,7 +9,7 @@ PURE := tests/schedule tests/adaptation tests/cost tests/config tests/outer/poli
 
 setup: .setup-stamp
 
-.setup-stamp: pyproject.toml constraints.txt
+.setup-stamp: pyproject.toml studies/pyproject.toml constraints.txt
 	$(PYTHON) scripts/setup.py $(VENV)
 	touch .setup-stamp
 

@@ -6,9 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from spantrain.app.comparison.compare import CompareRequest, compare
-from spantrain.app.comparison.fit import SettingOverrides
-from spantrain.app.comparison.methods import METHODS, methods_named
 from spantrain.app.reporter import SilentReporter
 from spantrain.app.session import SessionOptions
 from spantrain.cli.main import main
@@ -17,6 +14,9 @@ from spantrain.core.cluster import Cluster
 from spantrain.errors import ConfigError
 from spantrain.models.catalog.catalog import resolve_model
 from spantrain.testbed.testbed import why_unavailable
+from spantrain_studies.comparison.compare import CompareRequest, compare
+from spantrain_studies.comparison.fit import SettingOverrides
+from spantrain_studies.comparison.methods import METHODS, methods_named
 
 TWO = """\
 name: two

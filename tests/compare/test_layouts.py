@@ -4,10 +4,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spantrain.app.comparison.figures import at_network_speed, cut_down, with_bandwidth
-from spantrain.app.comparison.fit import devices_at_once, fitting_devices_per_site
-from spantrain.app.comparison.layouts import layouts
-from spantrain.app.comparison.methods import GROUPS, METHODS, MethodKind, methods_named
 from spantrain.app.profiling.describe import described_profile
 from spantrain.app.profiling.slowing import sound_speed
 from spantrain.config.cluster_file import load_preset
@@ -17,6 +13,10 @@ from spantrain.models.catalog.catalog import resolve_model
 from spantrain.planner.engine.evaluate import Evaluator
 from spantrain.planner.request import JobSpec
 from spantrain.runtime.control.orders import Framework
+from spantrain_studies.comparison.figures import at_network_speed, cut_down, with_bandwidth
+from spantrain_studies.comparison.fit import devices_at_once, fitting_devices_per_site
+from spantrain_studies.comparison.layouts import layouts
+from spantrain_studies.comparison.methods import GROUPS, METHODS, MethodKind, methods_named
 
 MODEL = resolve_model("gpt2-tiny")
 PROFILE = described_profile(load_preset("laptop"), MODEL)

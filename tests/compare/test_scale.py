@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from spantrain.app.comparison.figures import cut_down, steps_within
-from spantrain.app.comparison.fit import FULL_SIZE, SettingOverrides, fit, paper_batch, sample_seconds, scale_match
 from spantrain.app.profiling.describe import described_profile
 from spantrain.config.cluster_file import load_preset
 from spantrain.core.cluster import Cluster
 from spantrain.errors import ConfigError
 from spantrain.models.catalog.catalog import resolve_model
+from spantrain_studies.comparison.figures import cut_down, steps_within
+from spantrain_studies.comparison.fit import FULL_SIZE, SettingOverrides, fit, paper_batch, sample_seconds, scale_match
 
 BOARDS = load_preset("asteroid-b-100")
 SITES = cut_down(load_preset("spantrain-setting-1"), 2)

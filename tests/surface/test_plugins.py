@@ -1,4 +1,4 @@
-"""What installed packages add by entry points: strategies and schedules of theirs are asked like ours."""
+"""What installed packages add by entry points: strategies, schedules and commands of theirs are asked like ours."""
 
 import json
 import os
@@ -7,7 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 
+from spantrain import plugins
+from spantrain.cli.additions import add_commands
+from spantrain.errors import UsageError
 from testing.patience import PATIENCE_S
 
 pytestmark = pytest.mark.usefixtures("plain_processes")  # they read PYTHONPATH when they start
@@ -108,3 +112,43 @@ def test_a_package_whose_schedule_is_none_is_named(tmp_path, code, entry, says):
     assert "Traceback" not in ended.stderr
     for words in says:
         assert words in ended.stderr
+
+
+COMMAND = """
+def mine(times: int = 1) -> None:
+    \"\"\"Say something.\"\"\"
+    print("said " * times)
+"""
+
+
+def test_a_package_adds_a_command(tmp_path):
+    installed = package(tmp_path, COMMAND, "spantrain.commands", "mine = my_addition:mine")
+    ended = run(installed, "mine", "--times", 2)
+    assert (ended.returncode, ended.stdout) == (0, "said said \n")
+    assert "Say something." in run(installed, "--help").stdout
+
+
+@pytest.mark.parametrize(
+    ("entry", "says"),
+    [
+        ("plan = my_addition:mine", ["'plan' of my-addition", "already"]),
+        ("mine = my_addition:COMMAND", ["'mine' of my-addition", "cannot be loaded"]),
+    ],
+)
+def test_a_package_whose_command_is_none_is_named_and_ours_go_on(tmp_path, entry, says):
+    installed = package(tmp_path, COMMAND, "spantrain.commands", entry)
+    ended = run(installed, "mine")
+    assert ended.returncode == 2
+    assert "Traceback" not in ended.stderr
+    for words in says:
+        assert words in ended.stderr
+    assert run(installed, "schedule", "show", "gpipe", "--stages", 2, "--micro-batches", 4).returncode == 0
+
+
+def test_without_the_studies_their_command_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(plugins, "entry_points", lambda group: ())
+    app = typer.Typer()
+    app.command("ours")(lambda: None)
+    add_commands(app, ["compare"])
+    with pytest.raises(UsageError, match=r"pip install ./studies"):
+        app(["compare", "--preset", "laptop", "more"], standalone_mode=False)

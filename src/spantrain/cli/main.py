@@ -7,10 +7,10 @@ import traceback
 
 import typer
 
+from spantrain.cli.additions import add_commands
 from spantrain.cli.commands import basic as commands
 from spantrain.cli.commands import schedule, testbed
 from spantrain.cli.commands.basic import export, import_
-from spantrain.cli.commands.compare import compare
 from spantrain.cli.commands.explain import explain, validate
 from spantrain.cli.commands.plan import plan
 from spantrain.cli.commands.simulate import simulate
@@ -36,7 +36,6 @@ app.command("plan")(plan)
 app.command("explain")(explain)
 app.command("simulate")(simulate)
 app.command("train")(train)
-app.command("compare")(compare)
 app.command("export")(export)
 app.command("import")(import_)
 app.command("validate")(validate)
@@ -68,6 +67,7 @@ def main(arguments: list[str] | None = None) -> None:
     words = sys.argv[1:] if arguments is None else arguments
     try:
         try:
+            add_commands(app, words)
             app(arguments)
         finally:
             sys.stdout.flush()  # what is left is told here, not when Python ends

@@ -8,22 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from spantrain.app.comparison.figures import (
-    WARM_UP_STEPS,
-    ComparedSetting,
-    CompareOutcome,
-    ComparisonBounds,
-    MeasuredRun,
-    MethodFigures,
-    Scale,
-    figures_of,
-    steps_within,
-    worth_trying,
-)
-from spantrain.app.comparison.fit import Fitted, SettingOverrides, fit
-from spantrain.app.comparison.layouts import Layout, layouts
-from spantrain.app.comparison.methods import Method, MethodKind
-from spantrain.app.comparison.runs import Runner, median_step_s
 from spantrain.app.profiling.describe import described_profile
 from spantrain.app.profiling.profile import ProfileOptions, measure_profile
 from spantrain.app.profiling.rehearsal import rehearse
@@ -52,6 +36,22 @@ from spantrain.planner.strategies.registry import DEFAULT_STRATEGY
 from spantrain.runtime.comparison.reference import reference_losses
 from spantrain.runtime.control.orders import Framework
 from spantrain.sim.bounds import step_bound_s
+from spantrain_studies.comparison.figures import (
+    WARM_UP_STEPS,
+    ComparedSetting,
+    CompareOutcome,
+    ComparisonBounds,
+    MeasuredRun,
+    MethodFigures,
+    Scale,
+    figures_of,
+    steps_within,
+    worth_trying,
+)
+from spantrain_studies.comparison.fit import Fitted, SettingOverrides, fit
+from spantrain_studies.comparison.layouts import Layout, layouts
+from spantrain_studies.comparison.methods import Method, MethodKind
+from spantrain_studies.comparison.runs import Runner, median_step_s
 
 _OPS = (Op.FORWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)
 

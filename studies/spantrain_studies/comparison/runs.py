@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from subprocess import PIPE
 
-from spantrain.app.comparison.figures import MeasuredRun
-from spantrain.app.comparison.layouts import Layout
 from spantrain.app.metrics import StepMetrics
 from spantrain.app.reporter import Reporter, SilentReporter
 from spantrain.app.session import Session
@@ -27,6 +25,8 @@ from spantrain.core.profile import Profile
 from spantrain.runtime.control.orders import FrameworkResult
 from spantrain.runtime.coordinator.barrier import StepOutcome
 from spantrain.testbed.testbed import Testbed
+from spantrain_studies.comparison.figures import MeasuredRun
+from spantrain_studies.comparison.layouts import Layout
 
 _COUNTERS = "/proc/net/dev"
 

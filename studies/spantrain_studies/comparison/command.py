@@ -34,7 +34,7 @@ from spantrain.core.quantities import parse_bandwidth
 from spantrain.errors import ConfigError
 
 if TYPE_CHECKING:
-    from spantrain.app.comparison.compare import CompareRequest
+    from spantrain_studies.comparison.compare import CompareRequest
 
 _MAX_SECONDS = 86_400.0
 _JSON_FILE, _PICTURE_FILE = "compare.json", "compare.svg"
@@ -118,9 +118,9 @@ class CompareArguments:
             dropout="off",  # others draw otherwise
         )
         rate = None if self.bandwidth is None else quantity("--bandwidth", self.bandwidth, parse_bandwidth)
-        from spantrain.app.comparison.compare import CompareRequest
-        from spantrain.app.comparison.fit import SettingOverrides
-        from spantrain.app.comparison.methods import methods_named
+        from spantrain_studies.comparison.compare import CompareRequest
+        from spantrain_studies.comparison.fit import SettingOverrides
+        from spantrain_studies.comparison.methods import methods_named
 
         return CompareRequest(
             cluster=cluster,
@@ -150,10 +150,10 @@ def compare(asked: CompareArguments, _: typer.Context) -> None:
     out = asked.out
     check_can_make(out, "--out", files=(_JSON_FILE, _PICTURE_FILE), folders=("logs",))
     request = asked.request()
-    from spantrain.app.comparison.compare import compare as run_comparison
-    from spantrain.app.comparison.methods import METHODS, MethodKind
-    from spantrain.app.comparison.picture import draw_comparison
-    from spantrain.cli.render.compare import CompareReporter, show_comparison
+    from spantrain_studies.comparison.compare import compare as run_comparison
+    from spantrain_studies.comparison.methods import METHODS, MethodKind
+    from spantrain_studies.comparison.picture import draw_comparison
+    from spantrain_studies.comparison.show import CompareReporter, show_comparison
 
     options = session_options(no_network=asked.no_network, model=request.model)
     with clean_interrupt("the comparison"), CompareReporter(tables=not asked.json_) as reporter:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from xml.sax.saxutils import escape
 
-from spantrain.app.comparison.figures import CompareOutcome, MethodFigures
+from spantrain_studies.comparison.figures import CompareOutcome, MethodFigures
 
 _WIDTH, _LEFT, _RIGHT, _TOP, _ROW, _BAR = 900, 140, 150, 72, 26, 18
 _FRAMEWORK, _OWN, _DOUBTFUL = "#b6a6d8", "#4c9be8", "#d9d9d9"

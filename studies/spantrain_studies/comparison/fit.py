@@ -22,16 +22,6 @@ import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from spantrain.app.comparison.figures import (
-    Ratios,
-    Scale,
-    ScaleMatch,
-    at_network_speed,
-    cut_down,
-    slowest_rate,
-    with_bandwidth,
-    with_latencies,
-)
 from spantrain.app.profiling.describe import described_profile
 from spantrain.app.profiling.slowing import sound_speed
 from spantrain.core.action import Op
@@ -42,6 +32,16 @@ from spantrain.errors import UsageError
 from spantrain.models.catalog.catalog import resolve_model
 from spantrain.planner.engine.engine import make_plan
 from spantrain.planner.request import JobSpec
+from spantrain_studies.comparison.figures import (
+    Ratios,
+    Scale,
+    ScaleMatch,
+    at_network_speed,
+    cut_down,
+    slowest_rate,
+    with_bandwidth,
+    with_latencies,
+)
 
 FULL_SIZE = {
     "gpt2-tiny": "gpt2-small",
