@@ -123,7 +123,11 @@ def test_all_kinds_of_normalizations_train_as_in_plain_pytorch(way, order, recom
     edges = (0, len(units) // 2, len(units))
     stages = [
         StageExecutor(
-            units[lo:hi], is_last=hi == edges[-1], global_batch=8, batch_statistics=True, recompute=(0,) * recompute
+            units[lo:hi],
+            is_last=hi == edges[-1],
+            global_batch=8,
+            statistics=BatchStatistics(units[lo:hi]),
+            recompute=(0,) * recompute,
         )
         for lo, hi in pairwise(edges)
     ]
@@ -145,7 +149,7 @@ def test_all_kinds_of_normalizations_train_as_in_plain_pytorch(way, order, recom
         for stage in stages:
             stage.backward_weight(span)
     for stage in stages:
-        stage.statistics.commit([span.lo for span in spans], lambda _sums: None, leads=True)
+        stage.statistics.commit(spans, lambda _sums: None, leads=True)
         for name, parameter in stage.named_parameters().items():
             assert torch.allclose(parameter.grad, model.get_parameter(name).grad, rtol=1e-4, atol=1e-6), name
     found = named_statistics(units)
@@ -183,13 +187,14 @@ def test_lines_say_what_statistics_are_taken(spec_of):
     assert "frozen" in line("shared", "frozen")
     catalogue = resolve_model("resnet-tiny")
     assert "frozen" in TrainJob(steps=1).about_statistics(catalogue, build_graph(catalogue))
-    with pytest.raises(ValueError, match=r"batch_norm replicas .* is not built"):
-        TrainJob(steps=1, batch_norm="replicas")
+    assert "of the samples on all replicas of a stage together, in 5 modules" in line("kinds", "replicas")
+    with pytest.raises(ValueError, match=r"batch_norm replicas needs steps one after the other"):
+        TrainJob(steps=1, batch_norm="replicas", staleness=1)
 
 
 def test_one_sample_of_one_number_is_refused_by_name(spec_of):
     units = build_units(spec_of("small"), seed=0)
-    executor = StageExecutor(units, is_last=True, global_batch=4, batch_statistics=True)
+    executor = StageExecutor(units, is_last=True, global_batch=4, statistics=BatchStatistics(units))
     rows = {0: torch.randn(4, 3, 1, 1), LABELS: torch.zeros(4, dtype=torch.int64)}
     executor.forward(Span(0, 3), (), {key: tensor[:3] for key, tensor in rows.items()})
     with pytest.raises(

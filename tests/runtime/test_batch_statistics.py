@@ -7,18 +7,23 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
+from preloaded import spawn
 from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan, Replica, Stage
 from spantrain.core.span import Span
+from spantrain.errors import PlanError
 from spantrain.models.data.dataset import open_dataset
+from spantrain.models.graph import build_graph
 from spantrain.models.statistics import named_statistics, trained_norms
 from spantrain.models.units import LABELS, rows_read
 from spantrain.runtime.checkpoint.saver import step_folder
 from spantrain.runtime.step.work import SampledFeed
-from spantrain.schedule.registry import replica_tasks, schedule_names
+from spantrain.schedule.joint import check_joint_statistics, statistics_spans
+from spantrain.schedule.registry import schedule_names, schedules
+from testing.runtime.gloo_statistics import Order, device, normalization
 from testing.runtime.parts import put
 from testing.runtime.runs import OldWeights, OneProcess
 from testing.runtime.sessions import Ran, train_in_threads
@@ -46,9 +51,9 @@ class InMicroBatches(OneProcess):
         for norm in self.norms:
             norm.training = True
         tensors: tuple[torch.Tensor, ...] = ()
-        for stage, tasks in zip(plan.stages, replica_tasks(plan), strict=True):
+        for stage in plan.stages:
             units = self.units[stage.first_unit : stage.end_unit]
-            spans = sorted((span for task in tasks for span in task.spans), key=lambda span: span.lo)
+            spans = statistics_spans(stage, joined=self.job.joins_statistics)
             parts = [self._run(units, feed, step, span, tensors) for span in spans]
             tensors = tuple(map(torch.cat, zip(*parts, strict=True)))
         for norm in self.norms:
@@ -131,6 +136,71 @@ def test_any_order_of_work_gives_the_same(schedule, plan):
     check(train_in_threads(replace(even, schedule=schedule), JOB), losses, process, 1e-5)
 
 
+JOINED = replace(JOB, batch_norm="replicas")
+STATIC = [name for name, schedule in schedules().items() if schedule.orders]
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_any_plan_with_statistics_of_all_replicas(data, plans):
+    """Or it is refused before anything waits."""
+    plan = replace(
+        data.draw(plans(("resnet", "efficientnet"))), schedule=data.draw(st.sampled_from(STATIC)), hints=None
+    )
+    stages = []
+    for stage in plan.stages:
+        again = data.draw(st.sets(st.sampled_from(sorted(stage.units)), max_size=2))
+        stages.append(replace(stage, recompute=tuple(sorted(again))))
+    plan = replace(plan, stages=tuple(stages))
+    try:
+        check_joint_statistics(plan, build_graph(plan.model))
+    except PlanError as error:
+        event(str(error).split(":")[1][:30])
+        with pytest.raises(PlanError, match="batch_norm replicas"):
+            train_in_threads(plan, JOINED)
+        return
+    event(f"ran, {max(len(stage.replicas) for stage in plan.stages)} replicas")
+    check(train_in_threads(plan, JOINED), *wanted(JOINED, plan))
+
+
+@pytest.mark.parametrize("schedule", STATIC)
+def test_statistics_of_all_replicas_are_those_of_the_whole_micro_batch(schedule, plan):
+    plan = replace(plan, schedule=schedule)
+    losses, process = wanted(JOINED, plan)
+    check(train_in_threads(plan, JOINED), losses, process, 1e-5)
+    assert losses != pytest.approx(wanted(JOB, plan)[0], rel=1e-4)
+
+
+@pytest.mark.parametrize("schedule", [name for name in schedule_names() if name not in STATIC])
+def test_replicas_that_would_wait_for_ever_are_refused(schedule, plan):
+    with pytest.raises(PlanError, match=rf"schedule {schedule} decides at run time .* stage 1 .* --schedule .*gpipe"):
+        train_in_threads(replace(plan, schedule=schedule), JOINED)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "shares", "limits", "first", "second", "why"),
+    [
+        ("zb-h1", (1.0, 1.0), (6, 1), [Span(0, 6)], THIRDS, "s1r1 and s1r0 .* unlike orders"),
+        ("gpipe", (1.0, 2.0), (6, 6), [Span(0, 2), Span(2, 6)], [Span(0, 6)], "order stops"),
+        ("gpipe", (5.0, 1.0), (6, 6), THIRDS, THIRDS, "s1r1 has no samples in 3 of the 3 micro-batches of stage 1"),
+    ],
+    ids=["orders", "limits", "shares"],
+)
+def test_orders_that_would_stop_are_refused(schedule, shares, limits, first, second, why, plan):
+    """The first two run where replicas of a stage do not wait for each other."""
+    replicas = plan.stages[1].replicas
+    changed = [
+        replace(replica, sample_share=share, in_flight_limit=limit)
+        for replica, share, limit in zip(replicas, shares, limits, strict=True)
+    ]
+    before = replace(plan.stages[0], micro_batches=tuple(first))
+    middle = replace(plan.stages[1], micro_batches=tuple(second), replicas=tuple(changed))
+    behind = replace(plan.stages[2], micro_batches=tuple(max(first, second, key=len)))
+    refused = replace(plan, stages=(before, middle, behind), schedule=schedule)
+    with pytest.raises(PlanError, match=why):
+        check_joint_statistics(refused, build_graph(plan.model))
+
+
 def placed(plan: Plan, edges: list[int], groups: list[list[list[str]]]) -> Plan:
     """The plan on other devices: their names by stage and replica; replicas of several divide tensors."""
     names = sorted(name for stage in groups for replica in stage for name in replica)
@@ -166,6 +236,14 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize("then", LAYOUTS)
+def test_statistics_of_all_replicas_under_plans_that_change(then, plan):
+    """Members of groups that divide channels, and others that do not, in one stage."""
+    before, after = (replace(placed(plan, *LAYOUTS[name]), schedule="1f1b") for name in ("other units", then))
+    losses, process = wanted(JOINED, before, {0: after})
+    check(train_in_threads(before, JOINED, {0: after}), losses, process)
+
+
+@pytest.mark.parametrize("then", LAYOUTS)
 @pytest.mark.parametrize("first", list(LAYOUTS)[:2])
 def test_running_statistics_move_with_their_units(first, then, plan):
     before, after = placed(plan, *LAYOUTS[first]), placed(plan, *LAYOUTS[then])
@@ -196,3 +274,24 @@ def test_frozen_statistics_stay(plan):
     for session in ran.sessions.values():
         for name, tensor in session._part.holding.statistics.items():
             assert torch.equal(tensor, torch.full_like(tensor, float(name.endswith("running_var")))), name
+
+
+def test_processes_joined_by_gloo_normalize_as_one(plan, tmp_path):
+    """As torch's BatchNorm over all rows, while sums of gradients are under way in a group beside it."""
+    replicas = tuple(
+        Replica(devices=(name,), sample_share=share, in_flight_limit=BATCH)
+        for name, share in (("s1r0", 2.0), ("s1r1", 1.0))
+    )
+    stage = Stage(first_unit=0, end_unit=5, replicas=replicas, micro_batches=(Span(0, BATCH),))
+    order = Order(plan=replace(plan, stages=(stage,)), rows=3 * torch.randn(BATCH, 5, 4, 3) + 7, folder=tmp_path)
+    spawn(device, args=(order,), nprocs=2)
+    found = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
+    norm, given = normalization().body.train(), order.rows.clone().requires_grad_()
+    wanted = norm(given)
+    wanted.square().sum().backward()
+    for got, want in zip(("found", "given"), (wanted, given.grad), strict=True):
+        assert torch.allclose(torch.cat([one[got] for one in found]), want, rtol=1e-4, atol=1e-5), got
+    for one in found:
+        assert one["sums"] == 2.0
+        for name, want in (dict(norm.named_buffers()) | {name: p.grad for name, p in norm.named_parameters()}).items():
+            assert torch.allclose(one[f"body.{name}"].to(want.dtype), want, rtol=1e-4, atol=1e-5), name

@@ -15,7 +15,7 @@ from spantrain.errors import ConfigError
 from spantrain.formats.registry import WireFormat
 
 ADAPTERS = ("auto", "paper", "off")
-BATCH_NORMS = ("auto", "micro-batch", "frozen")
+BATCH_NORMS = ("auto", "micro-batch", "replicas", "frozen")
 MAX_TRACE_STEPS = 50
 LARGEST_NUMBER = 2**53
 """Whole numbers up to it are exact as floating-point numbers too."""
@@ -73,8 +73,8 @@ class TrainJob:
     """What `auto` may send over slow cuts, besides what the plan says."""
     batch_norm: str = "auto"
     """What normalizations go by that keep running statistics: `micro-batch`, the statistics of the samples that a
-    device runs at once; `frozen`, their running ones; `auto`: the first for models that are brought, the second for
-    the catalogue's, which begin with weights for that."""
+    device runs at once; `replicas`, of the same micro-batch on all replicas of a stage; `frozen`, their running ones;
+    `auto`: the first for models that are brought, the last for the catalogue's, which begin with weights for that."""
     staleness: int = 0
     """How many steps old the weights are that a step works on: 1 lets steps overlap (`schedule.dispatch.policies`)."""
 
@@ -85,7 +85,12 @@ class TrainJob:
 
     def takes_batch_statistics(self, model: ModelSpec) -> bool:
         """Whether normalizations of a model go by the statistics of micro-batches."""
-        return self.batch_norm == "micro-batch" or (self.batch_norm == "auto" and model.is_brought)
+        return self.batch_norm in ("micro-batch", "replicas") or (self.batch_norm == "auto" and model.is_brought)
+
+    @property
+    def joins_statistics(self) -> bool:
+        """Whether they are those of all replicas of a stage together (`schedule.joint`)."""
+        return self.batch_norm == "replicas"
 
     def about_statistics(self, model: ModelSpec, graph: UnitGraph) -> str:
         """Say in a line what statistics normalizations of a model go by; empty: it has none that keep any.
@@ -106,8 +111,9 @@ class TrainJob:
                 f"model {model.name}: {twice[0]} is used by two units, and its running statistics would depend on the "
                 "plan; use one module for each place, or give --batch-norm frozen"
             )
+        whose = "on all replicas of a stage together" if self.joins_statistics else "that a device runs at once"
         return (
-            f"batch statistics are each micro-batch's, of the samples that a device runs at once, {where}; running "
+            f"batch statistics are each micro-batch's, of the samples {whose}, {where}; running "
             "ones follow all micro-batches of a step in the order of samples; other micro-batches give other losses"
         )
 
@@ -128,13 +134,7 @@ class TrainJob:
         yield from optimizer_problems(self.optimizer, self.optimizer_options)
         if self.adapter not in ADAPTERS:
             yield unknown_name("adapter", self.adapter, ADAPTERS)
-        if self.batch_norm == "replicas":
-            yield (
-                "batch_norm replicas (statistics over all replicas, torch's SyncBatchNorm) is not built: replicas run "
-                "their micro-batches in orders of their own, and would wait for each other inside of F for ever; give "
-                "micro-batch, and larger micro-batches where statistics of more samples are wanted"
-            )
-        elif self.batch_norm not in BATCH_NORMS:
+        if self.batch_norm not in BATCH_NORMS:
             yield unknown_name("batch_norm", self.batch_norm, BATCH_NORMS)
 
     def _out_of_range(self) -> Iterator[str]:
@@ -158,6 +158,11 @@ class TrainJob:
             yield from self._group_problems(group)
         if self.staleness not in (0, 1):
             yield f"staleness must be 0 (exact) or 1, got {self.staleness}"
+        if self.staleness and self.joins_statistics:
+            yield (
+                "batch_norm replicas needs steps one after the other, since replicas would mix two in orders of their "
+                "own and wait for each other for ever; give staleness 0, or batch_norm micro-batch"
+            )
         elif self.staleness and self.adapter != "off":
             yield f"staleness 1 goes with adapter off, got {self.adapter}: plans change between steps only"
 

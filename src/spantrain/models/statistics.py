@@ -1,11 +1,14 @@
 """Statistics that normalizations take of batches: running ones as state, and those of the samples of a step.
 
 In training a normalization takes the statistics of the samples that one device runs at once (a micro-batch), as plain
-PyTorch does where gradients are accumulated. Its running statistics are brought up to date at the end of the step, by
+PyTorch does where gradients are accumulated; or of all that the replicas of a stage run of one micro-batch, which then
+wait for each other inside of F and of the backward pass (`joint_norms`; `schedule.joint` says where that ends). Running
+statistics are brought up to date at the end of the step, by
 all micro-batches of the stage in the order of samples, so that they depend neither on the order of work, nor on which
 replica had which samples, nor on what is run again.
 """
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -20,6 +23,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from spantrain.core.shares import TensorPart
 from spantrain.core.span import Span
 from spantrain.errors import ConfigError
+from spantrain.models.joint_norms import Channels, JoinedDevices, jointly_normalized
 from spantrain.models.units import UnitModule, full_name
 
 _CHANNELS = "_own_channels"
@@ -117,6 +121,7 @@ class _Taken:
 
     norm: int
     mean: Tensor
+    """Of all replicas, where they exchange it."""
     variance: Tensor
     """Without bias."""
 
@@ -126,8 +131,9 @@ class BatchStatistics:
     the step. Outside of its `with` blocks they go by their running ones.
     """
 
-    def __init__(self, units: Sequence[UnitModule]) -> None:
-        """Watch over these units; of none: nothing is done."""
+    def __init__(self, units: Sequence[UnitModule], joined: JoinedDevices | None = None) -> None:
+        """Watch over these units; of none: nothing is done. `joined`: the stage's devices, whose samples count too."""
+        self._joined = joined
         self._norms = trained_norms(units)
         paths = {id(module): _name_of(unit, path, module) for unit in units for path, module in norms_of(unit)}
         self._names = [paths[id(module)] for module in self._norms]
@@ -158,6 +164,9 @@ class BatchStatistics:
     def _taking(self, span: Span, taken: list[_Taken]) -> Iterator[None]:
         with ExitStack() as undo:
             for number, module in enumerate(self._norms):
+                if self._joined and isinstance(module, _BatchNorm):
+                    undo.enter_context(_joint_calls(module, number, taken, self._joined))
+                    continue
                 call = _OneCall(module, number, taken)
                 undo.callback(module.register_forward_pre_hook(call.begin).remove)
                 undo.callback(module.register_forward_hook(call.end, always_call=True).remove)
@@ -173,30 +182,32 @@ class BatchStatistics:
                 ) from error
 
     @torch.no_grad()
-    def commit(self, begins: Sequence[int], total: Callable[[Tensor], object], *, leads: bool) -> None:
+    def commit(self, spans: Sequence[Span], total: Callable[[Tensor], object], *, leads: bool) -> None:
         """Bring running statistics up to date by all micro-batches of the stage, whoever ran them; all devices do so.
 
         Args:
-            begins: first samples of all of them.
+            spans: all of them, by rising sample; each is that of a replica, or of several together.
             total: replaces a tensor by its sum over all devices of the stage.
             leads: whether this device tells of what the members of its replica hold whole.
         """
         if not self._norms:
             return
-        order = {begin: number for number, begin in enumerate(sorted(begins))}
+        begins = [span.lo for span in spans]
         places = [_place_of(module) for module in self._norms]
-        sizes = [2 * place.channels + 1 for place in places]
+        sizes = [2 * place.channels.count + 1 for place in places]
         sums = torch.zeros(sum(sizes), dtype=torch.float64, device=places[0].running[0].device)
         of_norm = sums.split_with_sizes(sizes)
         for span, taken in self._taken.items():
             calls = Counter(one.norm for one in taken)
             before: Counter[int] = Counter()
+            index = bisect_right(begins, span.lo) - 1
+            part = span.size / spans[index].size
             for one in taken:
-                place, number = places[one.norm], order[span.lo] * calls[one.norm] + before[one.norm]
+                place, number = places[one.norm], index * calls[one.norm] + before[one.norm]
                 before[one.norm] += 1
-                if leads or place.part is not None:
-                    place.add(of_norm[one.norm], one, place.weight(number, len(order) * calls[one.norm]))
-                of_norm[one.norm][-1] += leads
+                if leads or place.channels.part is not None:
+                    place.add(of_norm[one.norm], one, part * place.weight(number, len(spans) * calls[one.norm]))
+                of_norm[one.norm][-1] += part * leads
         total(sums)
         for place, own in zip(places, of_norm, strict=True):
             place.put(own)
@@ -229,6 +240,25 @@ class _OneCall:
         self._taken.append(_Taken(norm=self._number, mean=mean, variance=variance))
 
 
+@contextmanager
+def _joint_calls(module: _BatchNorm, number: int, taken: list[_Taken], joined: JoinedDevices) -> Iterator[None]:
+    """Have a normalization take the statistics of all that is joined, where it runs."""
+    channels, own = _channels_of(module), module.__dict__.get("forward")
+
+    def forward(given: Tensor) -> Tensor:
+        result, mean, variance = jointly_normalized(module, given, joined, channels)
+        taken.append(_Taken(norm=number, mean=mean, variance=variance))
+        return result
+
+    module.__dict__["forward"] = forward
+    try:
+        yield
+    finally:
+        del module.__dict__["forward"]
+        if own is not None:
+            module.__dict__["forward"] = own
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Place:
     """A normalization's running statistics, and where the own channels are among all."""
@@ -238,10 +268,7 @@ class _Place:
     """Number of batches; None: not counted."""
     momentum: float | None
     """None: all batches count alike."""
-    channels: int
-    part: TensorPart | None
-    """None: all of them."""
-    index: Tensor
+    channels: Channels
 
     def weight(self, number: int, batches: int) -> float:
         """Return what one of so many batches counts, by its number; the rest is what was there."""
@@ -252,30 +279,31 @@ class _Place:
     def add(self, sums: Tensor, taken: _Taken, weight: float) -> None:
         """Count what a batch gave."""
         for whole, own in zip(sums[:-1].chunk(2), (taken.mean, taken.variance), strict=True):
-            whole.index_add_(0, self.index, own.to(torch.float64), alpha=weight)
+            whole.index_add_(0, self.channels.index, own.to(torch.float64), alpha=weight)
 
     def put(self, sums: Tensor) -> None:
         """Take over what all batches gave, with their number behind it."""
-        batches = int(sums[-1])
+        batches = round(float(sums[-1]))
         rest = 1.0 - sum(self.weight(number, batches) for number in range(batches))
         for whole, running in zip(sums[:-1].chunk(2), self.running, strict=True):
-            running.copy_(running.to(torch.float64) * rest + whole[self.index])
+            running.copy_(running.to(torch.float64) * rest + whole[self.channels.index])
         if self.tracked is not None:
             self.tracked.add_(batches)
 
 
 def _place_of(module: _NormBase) -> _Place:
-    mean, variance, part = module.running_mean, module.running_var, _own_channels(module)
+    mean, variance = module.running_mean, module.running_var
     assert mean is not None
     assert variance is not None
     counts = not isinstance(module, _InstanceNorm)  # whose number stays, and which has no mean over all batches
-    momentum = module.momentum if counts else module.momentum or 0.0
-    held = [torch.arange(span.lo, span.hi) for span in part.ranges] if part is not None else []
     return _Place(
         running=(mean, variance),
         tracked=module.num_batches_tracked if counts else None,
-        momentum=momentum,
-        channels=part.full_shape[0] if part is not None else mean.numel(),
-        part=part,
-        index=(torch.cat(held) if held else torch.arange(mean.numel())).to(mean.device),
+        momentum=module.momentum if counts else module.momentum or 0.0,
+        channels=_channels_of(module),
     )
+
+
+def _channels_of(module: _NormBase) -> Channels:
+    assert module.running_mean is not None
+    return Channels.of(module.running_mean.numel(), _own_channels(module), module.running_mean.device)

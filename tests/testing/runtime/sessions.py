@@ -73,11 +73,11 @@ class _Groups:
         self._lock = threading.Lock()
         self._made: dict[tuple[int, int], Mapping[str, StageGroups]] = {}
 
-    def open(self, plan: Plan, stage_index: int, device: str) -> StageGroups:
+    def open(self, plan: Plan, stage_index: int, device: str, *, joined: bool) -> StageGroups:
         with self._lock:
             key = plan.generation, stage_index
             if key not in self._made:
-                self._made[key] = thread_groups(plan.stages[stage_index])
+                self._made[key] = thread_groups(plan.stages[stage_index], joined=joined)
             return self._made[key][device]
 
 
@@ -153,7 +153,7 @@ class _Cast:
             mailbox=self.boxes[name],
             control=MemoryControlPlane(self._handlers, name, check=self._check_abort),
             check_abort=self._check_abort,
-            open_groups=lambda under, stage_index: self._groups.open(under, stage_index, name),
+            open_groups=lambda under, stage, joined: self._groups.open(under, stage, name, joined=joined),
         )
 
     def order(

@@ -65,7 +65,7 @@ class ThreadMembers(ThreadGroup):
         return 0.0
 
 
-def thread_groups(stage: Stage) -> dict[str, StageGroups]:
+def thread_groups(stage: Stage, *, joined: bool = False) -> dict[str, StageGroups]:
     """Return the groups of all devices of a stage, by device."""
     layout = group_ranks(stage)
     found: dict[tuple[int, ...], dict[int, MemberGroup]] = {}
@@ -73,6 +73,7 @@ def thread_groups(stage: Stage) -> dict[str, StageGroups]:
         if ranks not in found:
             found[ranks] = dict(zip(ranks, ThreadMembers.meet(len(ranks)), strict=True))
     alone = SingleMember()
+    statistics = ThreadMembers.meet(len(stage.devices)) if joined and len(stage.replicas) > 1 else None
     groups = {}
     for rank, device in enumerate(stage.devices):
         ring = next((ranks for ranks in layout.rings if rank in ranks), ())
@@ -83,5 +84,6 @@ def thread_groups(stage: Stage) -> dict[str, StageGroups]:
             ring=found[ring][rank] if ring else alone,
             parts_meet=layout.parts_meet,
             in_first_replica=rank in layout.replicas[0],
+            statistics=statistics[rank] if statistics else None,
         )
     return groups

@@ -28,8 +28,8 @@ from spantrain.runtime.checkpoint.manifest import Manifest, latest_checkpoint, r
 from spantrain.runtime.coordinator.advice import Adviser
 from spantrain.runtime.coordinator.batches import EXTERNAL, BatchQueue
 from spantrain.runtime.worker.user_functions import with_own_functions
+from spantrain.schedule.joint import check_joint_statistics, statistics_spans
 from spantrain.schedule.layout import check_limits
-from spantrain.schedule.registry import replica_tasks
 
 _OTHER = frozenset({".bin", ".ckpt", ".gguf", ".h5", ".msgpack", ".pt", ".pth"})
 """Weights in files that are not read here: most run code when they are."""
@@ -114,6 +114,12 @@ class TrainRequest:
 
     def __post_init__(self) -> None:
         self.job.about_statistics(self.plan.model, self.profile.graph)
+        self.check_statistics(self.plan)
+
+    def check_statistics(self, plan: Plan) -> None:
+        """Raise a `PlanError` if replicas would wait for each other's statistics for ever under a plan."""
+        if self.job.joins_statistics:
+            check_joint_statistics(plan, self.profile.graph)
 
     @property
     def left_out(self) -> tuple[str, ...]:
@@ -134,9 +140,9 @@ class TrainRequest:
     def _samples_at_once(self) -> str:
         """Say of how many samples statistics are."""
         units = self.profile.graph.units
-        stages = zip(self.plan.stages, replica_tasks(self.plan), strict=True)
-        taking = [tasks for stage, tasks in stages if any(units[unit].batch_norms for unit in stage.units)]
-        sizes = [span.size for tasks in taking for task in tasks for span in task.spans]
+        taking = [stage for stage in self.plan.stages if any(units[unit].batch_norms for unit in stage.units)]
+        joined = self.job.joins_statistics
+        sizes = [span.size for stage in taking for span in statistics_spans(stage, joined=joined)]
         return f"they are of {min(sizes)} to {max(sizes)} samples"
 
 

@@ -199,7 +199,12 @@ class _RunOnSession:
                 return None
             stack.callback(own.close)
             adviser = own
-        advising = Advising(adviser, request.plan, on_trouble=lambda text: later(lambda: self._reporter.note(text)))
+        advising = Advising(
+            adviser,
+            request.plan,
+            on_trouble=lambda text: later(lambda: self._reporter.note(text)),
+            check=request.check_statistics,
+        )
         return stack.enter_context(advising)
 
     def _order(self) -> TrainOrder:

@@ -125,7 +125,7 @@ class TrainArguments:
     batch_norm: Annotated[
         str,
         typer.Option(
-            help="Statistics of batches: micro-batch, frozen; auto: micro-batch for models of yours (docs/models.md)."
+            help="Statistics of batches: micro-batch, replicas (of a stage), frozen; auto: micro-batch for your models."
         ),
     ] = "auto"
     staleness: Annotated[

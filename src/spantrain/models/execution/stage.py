@@ -65,13 +65,13 @@ class StageExecutor:
         torch_device: torch.device | None = None,
         recompute: Sequence[int] = (),
         trains_before: bool = True,
-        batch_statistics: bool = False,
+        statistics: BatchStatistics | None = None,
         seed: int = 0,
     ) -> None:
         """Take the units to the device; `recompute` are positions among them, `seed` is of what they draw at random.
 
-        Without `trains_before`, nothing in front of the stage is trained, and nobody there waits for gradients. With
-        `batch_statistics`, normalizations take those of the samples of F; else they go by their running ones.
+        Without `trains_before`, nothing in front of the stage is trained, and nobody there waits for gradients.
+        `statistics` are those that its normalizations take of the samples of F; None: they go by their running ones.
         """
         assert units, "a stage needs units"
         self._is_last = is_last
@@ -103,7 +103,7 @@ class StageExecutor:
             for parameter in segment.parameters:
                 self._first_segment.setdefault(id(parameter), number)
         self._held: dict[Span, _HeldSpan] = {}
-        self.statistics = BatchStatistics(units if batch_statistics else ())
+        self.statistics = statistics or BatchStatistics(())
 
     def _new_names(self, unit: UnitModule) -> Iterator[str]:
         """Note the parameters that no unit before has; yield their names."""

@@ -93,7 +93,7 @@ class TorchGroup:
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
-            raise PeerLostError(f"another member of this tensor-parallel group went away: {error}") from error
+            raise PeerLostError(f"another device of this stage went away: {error}") from error
         self.spent_s += time.perf_counter() - start_s
         self.calls += 1
 

@@ -295,7 +295,7 @@ def _load(spec: ModelSpec) -> Loaded:
         module, batch, loss = call_factory(spec)
         module, left_out = plain_module(module, f"model {spec.name}")
         if exchanging := without_exchange(module):
-            told = f"SyncBatchNorm is BatchNorm in {exchanging} modules: replicas do not exchange their statistics"
+            told = f"SyncBatchNorm is BatchNorm in {exchanging} modules, which exchange with --batch-norm replicas"
             left_out = (*left_out, told)
         _check_parameters(spec, module.cpu())
     given = frozenset(path for path, part in module.named_modules() if part.training or not module.training)

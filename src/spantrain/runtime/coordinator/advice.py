@@ -40,8 +40,19 @@ class Adviser(Protocol):
 class Advising:
     """An adviser at work beside training; a context, at whose end it is asked no more."""
 
-    def __init__(self, adviser: Adviser, plan: Plan, *, on_trouble: Callable[[str], None]) -> None:
-        """Begin with the plan that runs; `on_trouble` is told of the first advice that fails, in a caller's thread."""
+    def __init__(
+        self,
+        adviser: Adviser,
+        plan: Plan,
+        *,
+        on_trouble: Callable[[str], None],
+        check: Callable[[Plan], None] = lambda _plan: None,
+    ) -> None:
+        """Begin with the plan that runs; `on_trouble` is told of the first advice that fails, in a caller's thread.
+
+        `check` raises a `PlanError` for a plan that the run cannot go on under.
+        """
+        self._check = check
         self._adviser = adviser
         self._plan = plan
         self._on_trouble = on_trouble
@@ -88,6 +99,7 @@ class Advising:
         if advice is None:
             return None
         check_change(plan, advice.plan)
+        self._check(advice.plan)
         same = replace(plan, generation=plan.generation + 1)
         # What people read of a plan is none of the devices' business; their kinds and links are not to be advised on.
         lean = replace(

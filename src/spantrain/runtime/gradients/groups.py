@@ -236,10 +236,13 @@ class StageGroups:
     parts_meet: bool
     """Whether replicas hold the same parts, member by member: then every member sums its own."""
     in_first_replica: bool = True
+    statistics: MemberGroup | None = None
+    """All devices of the stage again, to exchange statistics of batches inside of actions, beside sums of gradients;
+    None: they do not."""
 
     def abort(self) -> None:
         """Give up what is under way in the groups, from another thread; they are of no use afterwards."""
-        groups = (self.world, self.replica, self.ring)
+        groups = (self.world, self.replica, self.ring, self.statistics)
         for group in {group.process_group for group in groups if isinstance(group, _TorchMembers)}:
             if "nccl" in dist.get_backend_config(group):
                 group.abort()  # Gloo cannot; its waits end with their connections (`runtime.worker.watch`)
@@ -271,9 +274,16 @@ def group_ranks(stage: Stage) -> StageRanks:
 
 
 def open_groups(
-    plan: Plan, stage_index: int, device: str, *, store: Store | None, torch_device: torch.device, timeout_s: float
+    plan: Plan,
+    stage_index: int,
+    device: str,
+    *,
+    store: Store | None,
+    torch_device: torch.device,
+    timeout_s: float,
+    joined: bool = False,
 ) -> StageGroups:
-    """Meet the other devices of the stage at a store and form all groups.
+    """Meet the other devices of the stage at a store and form all groups; where `joined`, one for statistics too.
 
     Raises:
         PeerLostError: one of them did not come, or went away.
@@ -290,7 +300,9 @@ def open_groups(
         dist.init_process_group(_backend(plan.cluster, stage), store=store, rank=rank, world_size=size, timeout=timeout)
         # All devices form all groups in the same order, as torch wants it; those of others give nothing to use.
         formed = {ranks: _formed(ranks, size, timeout) for ranks in (*layout.replicas, *layout.rings)}
-        for group in (dist.group.WORLD, *formed.values()):
+        statistics = dist.new_group(timeout=timeout) if joined and len(stage.replicas) > 1 else None
+        assert not isinstance(statistics, int)
+        for group in (dist.group.WORLD, *formed.values(), statistics):
             if group is not None:
                 _connect(group, torch_device)
         undo.pop_all()
@@ -303,6 +315,7 @@ def open_groups(
         ring=_member(ring),
         parts_meet=layout.parts_meet,
         in_first_replica=rank in layout.replicas[0],
+        statistics=_TorchMembers(statistics) if statistics is not None else None,
     )
 
 

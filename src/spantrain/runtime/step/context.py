@@ -17,8 +17,9 @@ from spantrain.runtime.recorder import StepRecorder
 from spantrain.runtime.step.work import Feed
 from spantrain.transport.mailbox.mailbox import MailboxLike
 
-OpenGroups = Callable[[Plan, int], StageGroups]
-"""(plan, stage) -> the groups of this device there, when all of its devices have met."""
+OpenGroups = Callable[[Plan, int, bool], StageGroups]
+"""(plan, stage, whether replicas take statistics together) -> the groups of this device there, when all of its devices
+have met."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,12 +15,14 @@ from spantrain.errors import ConfigError
 from spantrain.models.build import build_units
 from spantrain.models.execution.segment import autocast_dtype
 from spantrain.models.execution.stage import StageExecutor
-from spantrain.models.statistics import statistics_parts
+from spantrain.models.joint_norms import JoinedDevices
+from spantrain.models.statistics import BatchStatistics, statistics_parts
 from spantrain.models.tensor_parallel.division import whole_of
 from spantrain.models.tensor_parallel.shard import notices, partial_parameters, shard_units
 from spantrain.models.units import UnitModule, parameter_names
 from spantrain.runtime.gradients.groups import StageGroups
 from spantrain.runtime.gradients.part_sums import GroupParts, share_parts
+from spantrain.schedule.joint import check_joint_statistics
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +85,7 @@ def build_member(
 
     Raises:
         ConfigError: the devices of the replica have not the same model, or it has no sequence to slice as planned.
+        PlanError: replicas would wait for each other's statistics for ever.
     """
     stage_index, replica_index = plan.place(name)
     stage = plan.stages[stage_index]
@@ -90,7 +93,9 @@ def build_member(
     names = [tuple(parameter_names(unit).values()) for unit in units]
     _check_sequence(plan, stage_index, graph)
     own = _divided(units, stage, replica, groups)
-    executor = stage_executor(plan, stage_index, graph, units, device, job)
+    if job.joins_statistics:
+        check_joint_statistics(plan, graph)
+    executor = stage_executor(plan, stage_index, graph, units, device, job, groups)
     parts = share_parts(groups.replica, own, device.torch_device)
     return StageMember(
         stage_index=stage_index,
@@ -117,9 +122,11 @@ def stage_executor(
     units: Sequence[UnitModule],
     device: ComputeDevice,
     job: TrainJob,
+    groups: StageGroups,
 ) -> StageExecutor:
     """Return what runs a stage's units on a device, where they are taken."""
     stage = plan.stages[stage_index]
+    joined = JoinedDevices(group=groups.statistics, leads=groups.replica.rank == 0) if groups.statistics else None
     return StageExecutor(
         units,
         is_last=stage_index == len(plan.stages) - 1,
@@ -129,7 +136,7 @@ def stage_executor(
         seed=job.seed,
         recompute=[unit - stage.first_unit for unit in stage.recompute],
         trains_before=stage.first_unit > 0 and graph.units[stage.first_unit - 1].goes_back,
-        batch_statistics=job.takes_batch_statistics(plan.model),
+        statistics=BatchStatistics(units if job.takes_batch_statistics(plan.model) else (), joined),
     )
 
 

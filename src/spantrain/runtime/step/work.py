@@ -84,6 +84,8 @@ class DeviceClock:
     seconds: Callable[[Op, int], float | None]
     group: MemberGroup | None = None
     """The tensor-parallel group, where any of its devices is emulated: then all of them tell each other their times."""
+    joined: MemberGroup | None = None
+    """The stage's devices, where they exchange statistics of batches inside of actions: waiting for them is no work."""
     unit_times: UnitTimes | None = None
     """Of an emulated device: when the work tells is when the machine below gets there, not the device."""
 
@@ -99,18 +101,18 @@ class DeviceClock:
         seconds = self.seconds(op, samples)
         times = self.unit_times
         milestones = () if times is None or final is None else times.milestones(op, samples, final)
-        if self.group is None:
-            return self.device.run(work, seconds, milestones=milestones)
-        group = self.group
+        group, exchanging = self.group, [one for one in (self.group, self.joined) if one is not None]
         exchanged_s = waited_s = 0.0
 
         def timed() -> Tensors:
             nonlocal exchanged_s, waited_s
-            group.forget_exchanges()
+            for one in exchanging:
+                one.forget_exchanges()
             result = work()
-            waited_s, asked_s = group.exchanging_s, time.perf_counter()
-            exchanged_s = group.exchanged_s()
-            waited_s += time.perf_counter() - asked_s
+            waited_s, asked_s = sum(one.exchanging_s for one in exchanging), time.perf_counter()
+            if group is not None:
+                exchanged_s = group.exchanged_s()
+                waited_s += time.perf_counter() - asked_s
             return result
 
         return self.device.run(

@@ -116,7 +116,7 @@ class OrderRunner:
             mailbox=self._mailbox,
             control=self._control,
             check_abort=self._check_abort,
-            open_groups=lambda plan, stage_index: self._open_groups(plan, stage_index, device),
+            open_groups=lambda plan, stage, joined: self._open_groups(plan, stage, device, joined=joined),
         )
 
     def _measure_compute(self, order: ComputeOrder) -> ComputeResult:
@@ -151,7 +151,7 @@ class OrderRunner:
     def _progress(self, done: int, total: int, text: str) -> None:
         self._control.ask(Progress(done=done, total=total, text=text))
 
-    def _open_groups(self, plan: Plan, stage_index: int, device: ComputeDevice) -> StageGroups:
+    def _open_groups(self, plan: Plan, stage_index: int, device: ComputeDevice, *, joined: bool) -> StageGroups:
         """Meet the other devices of a stage, if it has any."""
         stage, store = plan.stages[stage_index], None
         if len(stage.devices) > 1:
@@ -163,6 +163,7 @@ class OrderRunner:
             store=store,
             torch_device=device.torch_device,
             timeout_s=_COLLECTIVE_TIMEOUT_S,
+            joined=joined,
         )
         self._groups.append(groups)
         return groups

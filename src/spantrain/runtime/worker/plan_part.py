@@ -23,6 +23,7 @@ from spantrain.runtime.step.stage_member import StageMember
 from spantrain.runtime.step.work import DeviceClock, Feed, ReplicaWork, UnitTimes
 from spantrain.schedule.dispatch.machine import Machine
 from spantrain.schedule.dispatch.policies import TwoSteps
+from spantrain.schedule.joint import statistics_spans
 from spantrain.schedule.registry import make_policy, replica_tasks
 
 
@@ -99,6 +100,7 @@ def _clock(here: WorkerContext, plan: Plan, member: StageMember) -> DeviceClock:
         seconds=lambda op, samples: None if by_unit is None else sum(by_unit(op, samples)),
         unit_times=None if by_unit is None else UnitTimes(seconds=by_unit, names=member.executor.names_by_unit),
         group=member.groups.replica if emulated and len(member.replica.devices) > 1 else None,
+        joined=member.groups.statistics,
     )
 
 
@@ -122,10 +124,10 @@ class PlanPart:
 
     def commit_statistics(self, executor: StageExecutor) -> None:
         """Bring running statistics up to date by what all replicas of the stage took in a step."""
-        tasks = replica_tasks(self.plan)[self.member.stage_index]
-        begins = [span.lo for task in tasks for span in task.spans]
-        world = self.member.groups.world
-        executor.statistics.commit(begins, lambda sums: world.begin_all_reduce(sums)(), leads=self.member.leads)
+        groups = self.member.groups
+        spans = statistics_spans(self.plan.stages[self.member.stage_index], joined=groups.statistics is not None)
+        total = groups.world.begin_all_reduce
+        executor.statistics.commit(spans, lambda sums: total(sums)(), leads=self.member.leads)
 
     @property
     def reads_data(self) -> bool:

@@ -88,7 +88,7 @@ def with_second_set(
     frozen = [own for own in member.executor.named_parameters().values() if not own.requires_grad]
     shared = {id(own): own for own in (*frozen, *named_statistics(member.units).values())}
     units = deepcopy(list(member.units), shared)
-    second = stage_executor(plan, member.stage_index, member.graph, units, device, job)
+    second = stage_executor(plan, member.stage_index, member.graph, units, device, job, member.groups)
     sets = TwoSets(trained_of(member.executor), trained_of(second))
     return replace(member, second=second), sets
 

@@ -201,7 +201,7 @@ def _remade(here: WorkerContext, before: PlanPart, plan: Plan, open_groups: Open
     groups = before.member.groups
     if not keeps_groups(before.plan, plan, here.name):
         groups.close()
-        groups = open_groups(plan, stage_index)
+        groups = open_groups(plan, stage_index, here.job.joins_statistics)
     with ExitStack() as undo:
         undo.callback(groups.close)
         member = build_member(plan, here.name, here.device, units, graph=here.graph, job=here.job, groups=groups)

@@ -92,7 +92,7 @@ class TrainSession:
 
     def _first_part(self) -> PlanPart:
         order, here = self._order, self._here
-        groups = self._links.open_groups(order.plan, order.plan.place(here.name)[0])
+        groups = self._links.open_groups(order.plan, order.plan.place(here.name)[0], order.job.joins_statistics)
         member = join_stage(order.plan, here.name, here.device, graph=order.graph, job=order.job, groups=groups)
         with ExitStack() as undo:
             undo.callback(groups.close)
