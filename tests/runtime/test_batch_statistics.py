@@ -177,28 +177,29 @@ def test_replicas_that_would_wait_for_ever_are_refused(schedule, plan):
         train_in_threads(replace(plan, schedule=schedule), JOINED)
 
 
+ONE = [Span(0, 6)]
+UNEVEN = [[Span(0, 3), Span(3, 4), Span(4, 6)], THIRDS, [Span(0, 1), Span(1, 5), Span(5, 6)]]
+
+
 @pytest.mark.parametrize(
-    ("schedule", "shares", "limits", "first", "second", "why"),
+    ("schedule", "shares", "limits", "spans", "why"),
     [
-        ("zb-h1", (1.0, 1.0), (6, 1), [Span(0, 6)], THIRDS, "s1r1 and s1r0 .* unlike orders"),
-        ("gpipe", (1.0, 2.0), (6, 6), [Span(0, 2), Span(2, 6)], [Span(0, 6)], "order stops"),
-        ("gpipe", (5.0, 1.0), (6, 6), THIRDS, THIRDS, "s1r1 has no samples in 3 of the 3 micro-batches of stage 1"),
+        ("zb-h1", (1.0, 1.0), (6, 1), [ONE, THIRDS, THIRDS], "s1r1 and s1r0 .* unlike orders"),
+        ("1f1b", (1.0, 1.0), (6, 6), UNEVEN, "order stops: .*0B.* waits for output_gradient of stage 1"),
+        ("gpipe", (5.0, 1.0), (6, 6), [THIRDS] * 3, "s1r1 has no samples in 3 of the 3 micro-batches of stage 1"),
     ],
-    ids=["orders", "limits", "shares"],
+    ids=["orders", "micro-batches", "shares"],
 )
-def test_orders_that_would_stop_are_refused(schedule, shares, limits, first, second, why, plan):
-    """The first two run where replicas of a stage do not wait for each other."""
-    replicas = plan.stages[1].replicas
-    changed = [
+def test_orders_that_would_stop_are_refused(schedule, shares, limits, spans, why, plan):
+    """They run where replicas of a stage do not wait for each other."""
+    replicas = [
         replace(replica, sample_share=share, in_flight_limit=limit)
-        for replica, share, limit in zip(replicas, shares, limits, strict=True)
+        for replica, share, limit in zip(plan.stages[1].replicas, shares, limits, strict=True)
     ]
-    before = replace(plan.stages[0], micro_batches=tuple(first))
-    middle = replace(plan.stages[1], micro_batches=tuple(second), replicas=tuple(changed))
-    behind = replace(plan.stages[2], micro_batches=tuple(max(first, second, key=len)))
-    refused = replace(plan, stages=(before, middle, behind), schedule=schedule)
+    stages = [replace(stage, micro_batches=tuple(own)) for stage, own in zip(plan.stages, spans, strict=True)]
+    stages[1] = replace(stages[1], replicas=tuple(replicas))
     with pytest.raises(PlanError, match=why):
-        check_joint_statistics(refused, build_graph(plan.model))
+        check_joint_statistics(replace(plan, stages=tuple(stages), schedule=schedule), build_graph(plan.model))
 
 
 def placed(plan: Plan, edges: list[int], groups: list[list[list[str]]]) -> Plan:
