@@ -1,13 +1,14 @@
 """A plan for the devices that are there, once some have gone or come: a light change at once, or the planner's answer.
 
-The light change keeps the stages that are left, their devices and their order. Samples of a replica that is gone go to
-the others of its stage, by capacity; units of a stage that is gone go to the others by cuts chosen anew, and either may
-move the other cuts where that pays. Bounds, costs and memory limits are those of `auto`, whose search here never takes
-a device out of its stage; whatever is proposed is simulated.
+The light change begins with the stages that are left, their devices and their order. Samples of a replica that is gone
+go to the others of its stage, by capacity; units of a stage that is gone go to the others, by cuts chosen anew; devices
+that are new, or of little use where they are, change stages. What moves least is taken where it is nearly as good:
+nothing, units, devices. Bounds, costs and memory limits are those of `auto`, and so is the search, for a short while;
+what is proposed is simulated. It looks around the plan that was: where another site altogether would be better now,
+only the planner finds out.
 """
 
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from spantrain.core.plan import Plan, Replica, Stage, StateSharding
@@ -23,7 +24,7 @@ from spantrain.planner.assembly.tuning import slicing
 from spantrain.planner.engine.engine import make_plan
 from spantrain.planner.engine.evaluate import Evaluator
 from spantrain.planner.engine.outcome import PlanOptions
-from spantrain.planner.engine.predict import with_best_order
+from spantrain.planner.engine.predict import with_best_order, with_best_spans
 from spantrain.planner.request import Constraints, JobSpec, Objective, PlanRequest, Proposal
 from spantrain.planner.strategies.auto.allowed import fewest_bytes
 from spantrain.planner.strategies.auto.cuts import Cutter, Parts
@@ -35,16 +36,17 @@ from spantrain.planner.strategies.auto.tensor import HostGroup, TensorSearch
 from spantrain.planner.strategies.score import Scorer, weights_of
 from spantrain.sim.search.search import SearchEffort
 
-_ACTIONS = 6_000
-"""Actions that may be simulated for a light change."""
+_ACTIONS, _ACTIONS_MOVED, _MOVED_UP_TO, _ROUNDS = 2_500, 5_000, 24, 12
+"""Actions that may be simulated where devices keep their stages, and where they need not; devices up to which those are
+looked for; and changes, one after the other, on the way to the first."""
 _EFFORT = SearchEffort(max_runs=12, max_actions=12_000)
-"""What its order of work is searched with."""
+"""What the order of work is searched with."""
+_FEW = 4
+"""Devices up to which each gradient sum is reckoned by itself, and other micro-batches are tried with the order."""
 _NEAR = 1.03
-"""A plan that moves nothing is taken if its step is at most so many times the shortest."""
+"""A plan that moves less is taken if its step is at most so many times the shortest."""
 _PROPOSED = 3
-_CUT = "stages cut anew"
-_EXACT_UP_TO = 4
-"""Devices up to which each gradient sum is reckoned by itself."""
+_CUT, _MOVED = _MOVING = "stages cut anew", "devices change stages"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,17 +84,17 @@ def full_plan(plan: Plan, profile: Profile, present: Collection[str], *, optimiz
         PlanError: the model does not fit on them, with what each would need; or none of them is the profile's.
         ProfileError: the profile lacks the times of a kind of device, or a link.
     """
-    options = PlanOptions(constraints=constraints_of(plan, profile, present))
     try:
-        found = make_plan(profile, job_of(plan, optimizer), options).plan
-    except InfeasiblePlanError as error:
-        raise PlanError(str(error)) from error
-    made = replace(plan, stages=found.stages, hints=found.hints, strategy=found.strategy)
-    return NewPlan(plan=made, how=f"planned anew on {_devices(len(made.devices))}")
+        return _planned(plan, profile, present, optimizer)
+    except PlanError:
+        changed = _changed(plan, profile, present, optimizer)
+        if changed is None:
+            raise
+        return changed
 
 
 def light_plan(plan: Plan, profile: Profile, present: Collection[str], *, optimizer: str) -> NewPlan:
-    """Return the plan without the devices that are gone, changed as little as serves; quickly.
+    """Return the plan on the devices that are present, changed as little as serves; quickly.
 
     Where nothing of the kind fits, it is `full_plan`'s answer. `optimizer` has the name that `cost.memory` gives it.
     The generation stays.
@@ -101,27 +103,47 @@ def light_plan(plan: Plan, profile: Profile, present: Collection[str], *, optimi
         PlanError: as `full_plan`.
         ProfileError: as `full_plan`.
     """
-    constraints = constraints_of(plan, profile, [name for name in present if name in plan.devices])
-    job = job_of(plan, optimizer)
-    evaluator = Evaluator(profile, job)
+    return _changed(plan, profile, present, optimizer) or _planned(plan, profile, present, optimizer)
+
+
+def _planned(plan: Plan, profile: Profile, present: Collection[str], optimizer: str) -> NewPlan:
+    options = PlanOptions(constraints=constraints_of(plan, profile, present))
+    try:
+        found = make_plan(profile, job_of(plan, optimizer), options).plan
+    except InfeasiblePlanError as error:
+        raise PlanError(str(error)) from error
+    made = replace(plan, stages=found.stages, hints=found.hints, strategy=found.strategy)
+    return NewPlan(plan=made, how=f"planned anew on {_devices(made)}")
+
+
+def _changed(plan: Plan, profile: Profile, present: Collection[str], optimizer: str) -> NewPlan | None:
+    """Return the light change; None where there is none that fits."""
+    constraints, job = constraints_of(plan, profile, present), job_of(plan, optimizer)
+    change, evaluator = _LightChange(plan, present), Evaluator(profile, job)
+    if constraints.sharded_state:
+        return None
     request = PlanRequest(profile=profile, job=job, constraints=constraints, evaluate=evaluator)
-    change = _LightChange(plan, present)
-    with suppress(InfeasiblePlanError):
-        propose = slicing(change.proposals) if constraints.sequence_parallel else change.proposals
+    propose = slicing(change.proposals) if constraints.sequence_parallel else change.proposals
+    try:
         found = _best(proposals_of(propose, request), evaluator)
-        if found is not None:
-            return change.made(found, profile, evaluator)
-    return full_plan(plan, profile, present, optimizer=optimizer)
+    except InfeasiblePlanError:
+        return None
+    return None if found is None else change.made(found, profile, evaluator)
 
 
 def _best(proposals: Sequence[Proposal], evaluator: Evaluator) -> Proposal | None:
-    """Return the proposal that fits with the shortest step, or one near it in which nothing moves."""
+    """Return, of the proposals that fit and whose steps are near the shortest, the one in which least moves."""
     fitting = [(evaluator(proposal.plan).step_s, proposal) for proposal in proposals if evaluator(proposal.plan).fits]
-    if not fitting:
+    most_s = _NEAR * min((step_s for step_s, _ in fitting), default=0.0)
+    near = [entry for entry in fitting if entry[0] <= most_s]
+    if not near:
         return None
-    least_s, best = min(fitting, key=lambda entry: entry[0])
-    still = [entry for entry in fitting if entry[0] <= _NEAR * least_s and entry[1].reasons[0] != _CUT]
-    return min(still, key=lambda entry: entry[0])[1] if still else best
+    return min(near, key=lambda entry: (_moves(entry[1]), entry[0]))[1]
+
+
+def _moves(proposal: Proposal) -> int:
+    """Return how much a proposal moves: nothing, units, or devices."""
+    return 1 + _MOVING.index(proposal.reasons[0]) if proposal.reasons[0] in _MOVING else 0
 
 
 class _KeptStages(Moves):
@@ -141,22 +163,30 @@ class _LightChange:
         self._left = tuple(left for stage in plan.stages if (left := _left_of(stage, present)))
 
     def proposals(self, request: PlanRequest) -> tuple[Proposal, ...]:
-        """Return what could be done, whether it fits or not."""
-        found = [] if (kept := self._kept(request)) is None else [kept]
-        rows = [Proposal(plan=plan, own_estimate_s=None, reasons=(_CUT,)) for plan in self._cut(request)]
-        if not found and not rows:
+        """Return what could be done, whether it fits or not.
+
+        Raises:
+            InfeasiblePlanError: nothing can be done.
+        """
+        groups = any(len(one.devices) > 1 for own in self._left for one in own)
+        kept = self._kept(request)
+        found = [] if kept is None else [kept]
+        if self._left:
+            found += self._cut_groups(request) if groups else self._cut(request)
+        if not found:
             raise infeasible(request.profile, request.job, request.devices)
-        return (*found, *rows)
+        return tuple(found)
 
     def made(self, proposal: Proposal, profile: Profile, evaluator: Evaluator) -> NewPlan:
         """Return the answer of a proposal, with an order of work."""
-        plan = evaluator.bucketed(proposal.plan)
-        ordered = with_best_order(plan, profile, effort=_EFFORT)
-        if evaluator(ordered).step_s < evaluator(plan).step_s:
-            plan = ordered
-        how = proposal.reasons[0]
-        if how == _CUT:
-            how += f" on {_devices(len(plan.devices))}"
+        plan, how = evaluator.bucketed(proposal.plan), proposal.reasons[0]
+        search = with_best_spans if len(plan.devices) <= _FEW else with_best_order
+        ordered = plan if plan.hints is not None else search(plan, profile, effort=_EFFORT)
+        if evaluator(ordered).fits and evaluator(ordered).step_s < evaluator(plan).step_s:
+            plan = evaluator.bucketed(ordered)
+        if how in _MOVING:
+            added = [name for name in plan.devices if name not in self._plan.devices]
+            how = f"{how} on {_devices(plan)}" + (f", {_named(added)} among them" if added else "")
         return NewPlan(plan=replace(self._plan, stages=plan.stages, hints=plan.hints), how=how)
 
     def _kept(self, request: PlanRequest) -> Proposal | None:
@@ -175,42 +205,51 @@ class _LightChange:
             stages.append(made)
             gone = [name for name in stage.devices if name not in made.devices]
             moved.append(f"samples of {_named(gone)} go to {_named([one.devices[0] for one in made.replicas])}")
-        plan = replace(self._plan, stages=tuple(stages), hints=None)
+        plan = replace(self._plan, stages=tuple(stages), hints=None) if moved else self._plan
         return Proposal(plan=plan, own_estimate_s=None, reasons=("; ".join(moved) or "nothing changes",))
 
-    def _cut(self, request: PlanRequest) -> Iterator[Plan]:
-        """Yield plans with cuts chosen anew, likely ones first."""
-        if not self._left:
-            return
-        if any(len(one.devices) > 1 for own in self._left for one in own):
-            yield from self._cut_groups(request)
-            return
-        weights = weights_of(request.profile.cluster, Objective.THROUGHPUT, request.job.global_batch)
-        names = tuple(one.devices[0] for own in self._left for one in own)
+    def _cut(self, request: PlanRequest) -> Iterator[Proposal]:
+        """Yield plans of the stages that are left, with cuts chosen anew; then such in which devices move, too."""
+        names = request.devices
         costs = PartCosts(
             request,
-            weights,
+            weights_of(request.profile.cluster, Objective.THROUGHPUT, request.job.global_batch),
             grid_of(len(request.profile.graph.units)),
-            exact_sums=len(names) <= _EXACT_UP_TO,
+            exact_sums=len(names) <= _FEW,
             wire_format=fewest_bytes(request.constraints.wire_formats),
         )
-        sizes = request.job.micro_batch_sizes()
-        moves, cutter = _KeptStages(costs, [(name,) for name in names], names, sizes), Cutter(costs)
-        search = Searcher(cutter, moves, ShapeBuilder(request, costs, ""), Scorer(request), _ACTIONS)
         sets = [frozenset(names.index(one.devices[0]) for one in own) for own in self._left]
-        for size in sizes:
-            parts = moves.parts(sets, size)
-            if parts is not None:
-                search.pool.add(cutter.solved(size, [parts]))
-        search.simulate_promising()
-        yield from (found.plan for found in sorted(search.simulated, key=lambda found: found.score)[:_PROPOSED])
+        sizes, cutter, builder = request.job.micro_batch_sizes(), Cutter(costs), ShapeBuilder(request, costs, "")
+        for how, kind, actions in ((_CUT, _KeptStages, _ACTIONS), (_MOVED, Moves, _ACTIONS_MOVED)):
+            if kind is _KeptStages or len(names) <= _MOVED_UP_TO:
+                moves = kind(costs, [(name,) for name in names], names, sizes)
+                search = Searcher(cutter, moves, builder, Scorer(request), actions)
+                rows = [(size, parts) for size in sizes if (parts := moves.parts(sets, size)) is not None]
+                starts = [entry for size, parts in rows for entry in search.pool.add(cutter.solved(size, [parts]))]
+                for _, shape in sorted(starts, key=lambda entry: entry[0])[:1]:
+                    search.descend(shape, _ROUNDS)
+                search.simulate_promising()
+                for found in sorted(search.simulated, key=lambda found: found.score)[:_PROPOSED]:
+                    yield Proposal(plan=found.plan, own_estimate_s=None, reasons=(how,))
 
-    def _cut_groups(self, request: PlanRequest) -> Iterator[Plan]:
-        """Yield the same where replicas divide tensors."""
-        search = TensorSearch(request)
+    def _cut_groups(self, request: PlanRequest) -> Iterator[Proposal]:
+        """Yield plans of the stages that are left, with cuts chosen anew, where replicas divide tensors."""
+        search, form = TensorSearch(request), fewest_bytes(request.constraints.wire_formats)
         row = tuple(tuple(HostGroup(one.devices, one.tp_shares) for one in own) for own in self._left)
         made = [found for size in request.job.micro_batch_sizes() if (found := search.plan(row, size)) is not None]
-        yield from (plan for plan, _ in sorted(made, key=lambda entry: entry[1])[:_PROPOSED])
+        for plan, _ in sorted(made, key=lambda entry: entry[1])[:_PROPOSED]:
+            yield Proposal(plan=_rounded(plan, form), own_estimate_s=None, reasons=(_CUT,))
+
+
+def _rounded(plan: Plan, form: WireFormat) -> Plan:
+    """Return a plan that sends what leaves a site in a wire format."""
+    place = plan.cluster.device_by_name
+    sites = [{place[name].site for name in stage.devices} for stage in plan.stages]
+    stages = (
+        replace(stage, wire_format=form) if len(own | after) > 1 else stage
+        for stage, own, after in zip(plan.stages, sites, sites[1:], strict=False)
+    )
+    return replace(plan, stages=(*stages, plan.stages[-1]))
 
 
 def _left_of(stage: Stage, present: Collection[str]) -> tuple[Replica, ...]:
@@ -255,5 +294,6 @@ def _named(names: Sequence[str]) -> str:
     return " and ".join((", ".join(names[:-1]), names[-1])) if len(names) > 1 else names[0]
 
 
-def _devices(count: int) -> str:
+def _devices(plan: Plan) -> str:
+    count = len(plan.devices)
     return f"{count} device{'s' if count > 1 else ''}"
