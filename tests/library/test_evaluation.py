@@ -212,3 +212,40 @@ def test_parts_that_do_not_fit_are_refused(built, tokenizer, tmp_path):
     refused("data_collator: goes with a data set in this process", data_collator=dict)
     refused("has no save_pretrained", processing_class=3)
     refused("no held-out part; give eval_dataset", data=Texts(3, 0))
+
+
+class Named(Texts):
+    """With a label for each token."""
+
+    def __getitem__(self, index: int) -> dict:
+        row = super().__getitem__(index)
+        del row["label"]
+        return row | {"labels": row["input_ids"]}
+
+
+def test_a_tokenizer_pads_what_nobody_collates(built, tokenizer, tmp_path):
+    """As transformers does, to the length of the example batch: the same losses as with a collator that says so."""
+
+    def losses(name: str, **parts) -> tuple[float, ...]:
+        trainer = spantrain.Trainer(
+            built.build, data=Texts(16, seed=1), args=arguments(tmp_path / name, max_steps=2, logging_steps=0),
+            measure=False, **parts,
+        )  # fmt: skip
+        return trainer.train().losses
+
+    collator = DataCollatorWithPadding(tokenizer, padding="max_length", max_length=8)
+    assert losses("a", processing_class=tokenizer) == losses("b", data_collator=collator)
+
+
+def test_samples_of_unlike_lengths_are_refused_by_field(built, tokenizer, tmp_path):
+    def refused(match: str, data, **parts) -> None:
+        trainer = spantrain.Trainer(built.build, data=data, args=arguments(tmp_path / "run"), measure=False, **parts)
+        with pytest.raises(ConfigError, match=match):
+            trainer.train()
+        assert not (tmp_path / "run").exists()
+
+    refused(r"data: input_ids of samples have shapes .*processing_class=tokenizer", Texts(16, seed=1))
+    refused(r"processing_class: raised ValueError.*labels are of unlike lengths.*DataCollatorForSeq2Seq",
+            Named(16, seed=1), processing_class=tokenizer)  # fmt: skip
+    bare = tokenizer.__class__(tokenizer_object=tokenizer.backend_tokenizer)
+    refused(r"processing_class: raised ValueError: .*pad", Texts(16, seed=1), processing_class=bare)

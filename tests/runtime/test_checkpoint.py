@@ -10,7 +10,13 @@ import pytest
 from spantrain.core.checkpoint import SampleLedger
 from spantrain.core.span import Span
 from spantrain.errors import ConfigError, WorkerError
-from spantrain.runtime.checkpoint.manifest import CheckpointSet, Manifest, latest_checkpoint, read_manifest
+from spantrain.runtime.checkpoint.manifest import (
+    CheckpointSet,
+    Manifest,
+    final_checkpoint,
+    latest_checkpoint,
+    read_manifest,
+)
 from spantrain.runtime.checkpoint.saver import DeviceCheckpoints
 from spantrain.runtime.checkpoint.tensor_file import Disk
 from spantrain.runtime.control.requests import SavedFile
@@ -60,6 +66,23 @@ def test_the_newest_are_kept(plan, tmp_path):
     for step in (1, 2, 3):
         save(tmp_path, plan, step, keep=2)
     assert {path.name for path in (tmp_path / "checkpoint").iterdir()} == {"step-2", "step-3", "latest"}
+
+
+def test_the_best_is_kept_besides_the_newest_and_named_at_the_end(plan, tmp_path):
+    """Of two that are kept it is one; of one, a second. Whoever goes on saves without it."""
+    kept = []
+    for step, best, keep in ((1, None, 2), (2, 1, 2), (3, 1, 2), (4, 3, 2), (5, 3, 1), (6, 5, 1), (7, 5, 3)):
+        save(tmp_path, plan, step, keep=keep, best=best)
+        kept.append(sorted(int(path.name[5:]) for path in (tmp_path / "checkpoint").glob("step-*")))
+    assert kept == [[1], [1, 2], [1, 3], [3, 4], [3, 5], [5, 6], [5, 6, 7]]
+    together = CheckpointSet(tmp_path, ["s0r0"], keep=1, describe=partial(described, plan))
+    together.end_with(5)
+    assert (final_checkpoint(tmp_path).name, latest_checkpoint(tmp_path).name) == ("step-5", "step-7")
+    with pytest.raises(WorkerError, match="best: cannot be written: the machine ends; all checkpoints are whole"):
+        CheckpointSet(tmp_path, ["s0r0"], keep=1, describe=partial(described, plan), storage=Faulty(1)).end_with(6)
+    save(tmp_path, plan, 8, keep=1)
+    assert final_checkpoint(tmp_path).name == "step-8"
+    assert {path.name for path in (tmp_path / "checkpoint").iterdir()} == {"step-8", "latest"}
 
 
 def test_another_run_in_the_same_folder_overwrites_nothing_before_its_own_is_complete(plan, tmp_path):

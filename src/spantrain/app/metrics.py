@@ -123,6 +123,8 @@ class MetricsFile:
         self._path = folder / METRICS_FILE
         self._kept = [] if before is None else _lines(before / METRICS_FILE, first_step)
         self._file: IO[str] | None = None
+        self.evaluations = [_evaluation(line) for line in map(json.loads, self._kept) if _is_evaluation(line)]
+        """What is kept of the earlier run's."""
 
     def __enter__(self) -> "MetricsFile":
         self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -159,6 +161,18 @@ class MetricsFile:
 
 def _fields(metrics: StepMetrics | EvaluationMetrics) -> dict[str, Any]:
     return {name: value for name, value in to_json(metrics).items() if value is not None and value is not False}
+
+
+def _is_evaluation(line: Mapping[str, Any]) -> bool:
+    numbers = (value for name, value in line.items() if name != "event")
+    return line.get("event") == "evaluation" and "eval_loss" in line and all(type(n) in (int, float) for n in numbers)
+
+
+def _evaluation(line: Mapping[str, Any]) -> EvaluationMetrics:
+    own = {name: line[name] for name in ("step", "eval_loss", "epoch") if name in line}
+    return EvaluationMetrics(
+        **own, more={name: value for name, value in line.items() if name != "event" and name not in own}
+    )
 
 
 def _lines(path: Path, steps_done: int) -> list[str]:

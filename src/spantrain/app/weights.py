@@ -21,7 +21,7 @@ from spantrain.errors import ConfigError, UsageError
 from spantrain.models.build import UnsplitModel, whole_model, whole_parameters
 from spantrain.models.tracing.model import drawn_parameters
 from spantrain.runtime.checkpoint.holding import BUFFER, PARAMETER
-from spantrain.runtime.checkpoint.manifest import CheckpointSet, Manifest, latest_checkpoint, read_manifest
+from spantrain.runtime.checkpoint.manifest import CheckpointSet, Manifest, final_checkpoint, read_manifest
 from spantrain.runtime.checkpoint.saver import CHECKPOINTS, step_folder, write_device_file
 from spantrain.runtime.checkpoint.tensor_file import Disk, TensorFiles
 from spantrain.runtime.control.requests import SavedFile
@@ -55,7 +55,7 @@ class ExportOutcome:
 def export_run(
     run: Path, to: Path, *, functions: Sequence[str] = (), dtype: str = "float32", merge: bool = False
 ) -> ExportOutcome:
-    """Write the weights of a run's newest checkpoint to a new folder.
+    """Write the weights of a run's final checkpoint, the newest or the best, to a new folder.
 
     Args:
         run: its folder.
@@ -72,7 +72,7 @@ def export_run(
     if dtype not in DTYPES:
         raise UsageError(f"--dtype must be one of {', '.join(DTYPES)}, got {shortened(repr(dtype))}")
     check_new(to)
-    folder = latest_checkpoint(run)
+    folder = final_checkpoint(run)
     manifest = manifest_with(read_manifest(folder), functions)
     weights = trained_parameters(folder, manifest)
     whole = whole_model(manifest.model, seed=manifest.job.seed if manifest.job else 0)

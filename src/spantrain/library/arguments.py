@@ -94,6 +94,8 @@ class TrainingArguments:
     """`adamw_torch`, or one of torch's by name, `adafactor` or `sgd`; the trainer's `optimizer` goes before it."""
     optim_args: Mapping[str, Any] | str | None = None
     """What it takes besides: `{"amsgrad": True}`, or as text, `amsgrad=true`."""
+    dropout: str = "on"
+    """`on` or `off`: train in evaluation mode."""
     seed: int = 42
     """Of weights, random numbers while training, and the order of samples."""
     data_seed: int | None = None
@@ -110,6 +112,12 @@ class TrainingArguments:
     """Steps between checkpoints, with `steps`."""
     save_total_limit: int = 2
     """Checkpoints that are kept."""
+    load_best_model_at_end: bool = False
+    """Keep the checkpoint with the best evaluation, and give its weights when training has ended."""
+    metric_for_best_model: str | None = None
+    """Name of a metric, with or without `eval_`; None: `loss`."""
+    greater_is_better: bool | None = None
+    """Of that metric; None: unless its name ends with `loss`."""
     logging_steps: int = 10
     """Steps between lines on standard error and scalars, whose loss is the mean over them; 0: none of either."""
     eval_strategy: str = ""
@@ -130,6 +138,10 @@ class TrainingArguments:
     """True: go on from the newest checkpoint in `output_dir`; or the folder of another run."""
 
     def __post_init__(self) -> None:
+        metric = self.metric_for_best_model or "loss"
+        object.__setattr__(self, "metric_for_best_model", metric)  # callbacks read these two
+        if self.greater_is_better is None:
+            object.__setattr__(self, "greater_is_better", not str(metric).endswith("loss"))
         problems = self._wrong_types()
         if problems:
             raise ConfigError("TrainingArguments: " + "; ".join(problems))
@@ -154,7 +166,9 @@ class TrainingArguments:
                 problems.append(f"report_to {self.report_to!r} needs logging_steps: scalars are given so often")
         except ConfigError as error:
             problems.append(str(error))
-        problems += [*self._strategy_problems(), *self._group_problems()]
+        problems += [*self._strategy_problems(), *self._best_problems(), *self._group_problems()]
+        if self.dropout not in ("on", "off"):
+            problems.append(f"dropout must be on or off, got {self.dropout!r}")
         try:
             self._job(1, {})
         except ValueError as error:
@@ -217,6 +231,25 @@ class TrainingArguments:
             yield f"eval_strategy no has no eval_steps, got {self.eval_steps}"
         if self._eval_strategy == "steps" and not (self.eval_steps or self.logging_steps):
             yield "eval_strategy steps needs eval_steps"
+
+    def _best_problems(self) -> Iterator[str]:
+        """Say what keeps the best checkpoint from being known: evaluations, each with a checkpoint of its step."""
+        if not isinstance(self.metric_for_best_model, str):
+            yield f"metric_for_best_model must be the name of a metric, got {self.metric_for_best_model!r}"
+        if not self.load_best_model_at_end:
+            return
+        saves, evaluates = _word(self.save_strategy), self._eval_strategy
+        every = self.eval_steps or self.logging_steps
+        if evaluates == "no" or saves != evaluates:
+            yield (
+                f"load_best_model_at_end needs eval_strategy and save_strategy to be the same, steps or epoch; got "
+                f"{evaluates} and {saves}"
+            )
+        elif evaluates == "steps" and every and (not self.save_steps or self.save_steps % every):
+            yield (
+                f"load_best_model_at_end needs save_steps to be a multiple of eval_steps; got {self.save_steps} and "
+                f"{every}"
+            )
 
     def _optimizer(self) -> dict[str, Any]:
         """Return the fields of a job that `optim` and `optim_args` say."""

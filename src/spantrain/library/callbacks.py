@@ -26,9 +26,11 @@ class TrainerState:
     log_history: list[dict[str, float]] = field(default_factory=list)
     """What was logged, each entry with its `step`."""
     best_metric: float | None = None
-    """The least `eval_loss` before the present evaluation."""
+    """The best `metric_for_best_model` before the present evaluation; the first weights' does not count."""
+    best_global_step: int | None = None
+    """Steps done when that was."""
     best_model_checkpoint: str | None = None
-    """The newest checkpoint's folder when that was."""
+    """Folder of the best checkpoint; it stays with `load_best_model_at_end`."""
     checkpoint: str | None = None
     """Folder of the newest checkpoint."""
     is_world_process_zero: bool = True

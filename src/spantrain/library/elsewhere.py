@@ -64,10 +64,6 @@ _REASONS: Mapping[str, tuple[str, ...]] = {
     "a unit is computed again as a whole; leave it out": (
         "gradient_checkpointing_kwargs", "activation_checkpointing_kwargs",
     ),
-    "evaluations stand in metrics.jsonl; keep enough checkpoints by save_total_limit, and write the best one's name "
-    "into checkpoint/latest of the run": (
-        "load_best_model_at_end", "metric_for_best_model", "greater_is_better",
-    ),
     "it is called gradient_checkpointing": ("activation_checkpointing",),
     "it is called eval_strategy": ("evaluation_strategy",),
 }  # fmt: skip

@@ -17,9 +17,10 @@ from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError
 from spantrain.models.build import unit_source, whole_parameters
 from spantrain.models.data.dataset import Dataset
-from spantrain.models.data.user import UserSamples, batch_of, samples_of, wanted_names
+from spantrain.models.data.user import LABEL_NAMES, UserSamples, batch_of, sample_at, samples_of, wanted_names
 from spantrain.models.tracing.batch import LABELS_NAME, LabelLoss, ModelBatch, WholeMeans
 from spantrain.models.tracing.check import called_on
+from spantrain.models.tracing.factory import what_was_raised
 from spantrain.models.tracing.source import Loaded, load_model, picked
 from spantrain.models.units import IGNORED_LABEL, counted_labels
 
@@ -27,8 +28,6 @@ __all__ = ["EvalPrediction", "PredictionOutput"]
 
 _BATCH = 8
 """Samples at once."""
-_LABEL_NAMES = (LABELS_NAME, "label", "label_ids")
-"""What rows may call their labels before they are collated."""
 
 
 class EvalPrediction(NamedTuple):
@@ -57,7 +56,8 @@ class TrainerParts(TypedDict, total=False):
     data_collator: Callable[[list[Any]], Mapping[str, Any]]
     """Makes a batch of samples; goes with a data set in this process."""
     processing_class: Any
-    """A tokenizer or the like with `save_pretrained`: saved beside the model."""
+    """A tokenizer or the like with `save_pretrained`: saved beside the model; pads samples that are dictionaries, of a
+    data set in this process, where there is no `data_collator`."""
     peft_config: object
     """A `peft.LoraConfig`, or `r=8,alpha=16,targets=q_proj+v_proj`: in an `hf:` model, train such adapters alone."""
     compute_metrics: Callable[[EvalPrediction], Mapping[str, float]]
@@ -99,18 +99,20 @@ def checked_parts(parts: TrainerParts) -> TrainerParts:
 
 
 class CollatedSamples:
-    """A data set whose samples are made batches by a function of the user's."""
+    """A data set whose samples are made batches by a function of the user's, or padded by their tokenizer."""
 
     digest = ""
     """Nobody else reads it."""
 
-    def __init__(self, samples: Any, spec: ModelSpec, collator: Callable[[list[Any]], Any], *, trains: bool) -> None:
+    def __init__(self, samples: Any, spec: ModelSpec, parts: TrainerParts, *, trains: bool) -> None:
         """Collate these samples; to train, to the shapes that the model was planned and followed with."""
         if not hasattr(samples, "__len__") or len(samples) == 0:
             raise ConfigError(f"data: a {type(samples).__name__} without `__len__`, or without samples")
-        self._samples, self._spec, self._collator = samples, spec, collator
+        self._samples, self._spec = samples, spec
         self._names = wanted_names(spec)
         self._example = unit_source(spec).batch() if trains else None
+        self._source = "data_collator" if "data_collator" in parts else "processing_class"
+        self._collator = parts.get("data_collator") or _padding(parts["processing_class"], self._example)
         self._last: tuple[tuple[int, ...], ModelBatch] | None = None
 
     def __len__(self) -> int:
@@ -129,24 +131,38 @@ class CollatedSamples:
         """Return the labels of a batch."""
         labels = self._batch(indices).labels
         if labels is None:
-            raise ConfigError("data_collator: its batches have no labels; add them, under the key `labels`")
+            raise ConfigError(f"{self._source}: its batches have no labels; add them, under the key `labels`")
         return labels
 
     def _batch(self, indices: Sequence[int]) -> ModelBatch:
         key = tuple(indices)
         if self._last is None or self._last[0] != key:
-            made = self._collator([self._known(self._samples[index]) for index in key])
+            made = self._made([self._known(sample_at(self._samples, index, "data")) for index in key])
             if self._names is not None and isinstance(made, Mapping):
                 strange = [name for name in made if name not in (*self._names, LABELS_NAME)]
                 if strange:
                     raise ConfigError(
-                        f"data_collator: its batches have {strange[0]}, which the model's example batch has not "
+                        f"{self._source}: its batches have {strange[0]}, which the model's example batch has not "
                         f"({', '.join(self._names)}): add it there, or leave it out"
                     )
-            batch = batch_of(made, self._spec, source="data_collator")
+            batch = batch_of(made, self._spec, source=self._source)
             self._check_shapes(batch)
             self._last = key, batch
         return self._last[1]
+
+    def _made(self, samples: list[Any]) -> Any:
+        try:
+            return self._collator(samples)
+        except Exception as error:
+            fields = [one for one in samples if isinstance(one, Mapping)]
+            names = fields[0] if fields else ()
+            unlike = [name for name in names if len({np.size(one.get(name, ())) for one in fields}) > 1]
+            which = f" ({', '.join(unlike)} are of unlike lengths)" if unlike else ""
+            raise ConfigError(
+                f"{self._source}: raised {what_was_raised(error)}{which}; pad in the data set (labels by "
+                f"{IGNORED_LABEL}), or give a data_collator that can, such as transformers' "
+                "DataCollatorForSeq2Seq(tokenizer)"
+            ) from error
 
     def _check_shapes(self, batch: ModelBatch) -> None:
         for name, got, wanted in zip(
@@ -154,16 +170,16 @@ class CollatedSamples:
         ):
             if got.shape[1:] != wanted.shape[1:]:
                 raise ConfigError(
-                    f"data_collator: {name or 'an input'} has {list(got.shape[1:])} numbers a sample, but the example "
-                    f"batch of the model, which it was cut and planned with, {list(wanted.shape[1:])}: pad to that "
-                    'length (padding="max_length", max_length=...)'
+                    f"{self._source}: {name or 'an input'} has {list(got.shape[1:])} numbers a sample, but the example "
+                    f"batch of the model, which it was cut and planned with, {list(wanted.shape[1:])}: pad or truncate "
+                    'to that length (padding="max_length", truncation=True, max_length=...)'
                 )
 
     def _known(self, sample: Any) -> Any:
         """Leave out what of a sample the model does not take, such as its text."""
         if self._names is None or not isinstance(sample, Mapping):
             return sample
-        return {name: value for name, value in sample.items() if name in (*self._names, *_LABEL_NAMES)}
+        return {name: value for name, value in sample.items() if name in (*self._names, *LABEL_NAMES)}
 
 
 def rows_of(
@@ -174,8 +190,32 @@ def rows_of(
     Raises:
         ConfigError: it has no length, or no samples.
     """
-    collator = parts.get("data_collator")
-    return samples_of(samples, spec) if collator is None else CollatedSamples(samples, spec, collator, trains=trains)
+    if "data_collator" in parts or _is_padded(samples, parts.get("processing_class")):
+        return CollatedSamples(samples, spec, parts, trains=trains)
+    return samples_of(samples, spec)
+
+
+def _is_padded(samples: Any, processor: Any) -> bool:
+    """Whether samples are padded by what processes them, as the transformers library's trainer does."""
+    if processor is None or not hasattr(samples, "__len__"):
+        return False
+    from transformers import PreTrainedTokenizerBase, SequenceFeatureExtractor
+
+    if not isinstance(processor, PreTrainedTokenizerBase | SequenceFeatureExtractor):
+        return False
+    first = sample_at(samples, 0, "data") if len(samples) else None
+    return isinstance(first, Mapping) and processor.model_input_names[0] in first
+
+
+def _padding(processor: Any, example: ModelBatch | None) -> Any:
+    """Return what pads samples: to each other, or to train, to the length of the example batch."""
+    from transformers import DataCollatorWithPadding
+
+    inputs = dict(zip(example.names, example.inputs, strict=False)) if example else {}
+    main = inputs.get(processor.model_input_names[0])
+    if main is None:
+        return DataCollatorWithPadding(processor)
+    return DataCollatorWithPadding(processor, padding="max_length", max_length=main.shape[1])
 
 
 @dataclass(frozen=True, kw_only=True)

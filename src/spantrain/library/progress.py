@@ -7,10 +7,11 @@ from rich.console import Console
 
 from spantrain.app.metrics import EvaluationMetrics, StepMetrics
 from spantrain.app.progress_display import ProgressDisplay
+from spantrain.app.training.best_checkpoint import BestCheckpoint
 from spantrain.app.training.outcome import TrainOutcome
 from spantrain.core.plan import Plan
 from spantrain.library.arguments import TrainingArguments
-from spantrain.library.callbacks import Callbacks
+from spantrain.library.callbacks import Callbacks, TrainerState
 from spantrain.planner.engine.outcome import PlanOutcome
 from spantrain.runtime.coordinator.barrier import StepOutcome
 
@@ -28,6 +29,12 @@ class UserReporter:
     ) -> None:
         """Print a line every `logging_steps` (0: none); call `stop` and `save` when a callback wants that."""
         self._callbacks = Callbacks(callbacks, args)
+        self.best = BestCheckpoint(
+            metric=f"eval_{str(args.metric_for_best_model).removeprefix('eval_')}",
+            greater_is_better=bool(args.greater_is_better),
+            kept=args.load_best_model_at_end,
+        )
+        """Of the run; tells of it with `TrainRequest.best`."""
         self._console = Console(stderr=True, markup=False, emoji=False, highlight=False)
         self._display = ProgressDisplay(self._console, every=args.logging_steps)
         self._says = args.logging_steps > 0
@@ -39,6 +46,11 @@ class UserReporter:
 
     def __exit__(self, *_: object) -> None:
         self._display.close()
+
+    @property
+    def state(self) -> TrainerState:
+        """What callbacks see."""
+        return self._callbacks.state
 
     def expect(self, steps: int) -> None:
         """Hear how many steps there will be in all; 0: as many as a loop wants."""
@@ -81,10 +93,7 @@ class UserReporter:
     def evaluated(self, metrics: EvaluationMetrics) -> None:
         """Print it and tell callbacks."""
         self._display.evaluated(metrics)
-        state = self._callbacks.state
         self._tell("on_evaluate", metrics=metrics.scalars())
-        if state.best_metric is None or metrics.eval_loss < state.best_metric:
-            state.best_metric, state.best_model_checkpoint = metrics.eval_loss, state.checkpoint
 
     def logged(self, scalars: Mapping[str, float], step: int) -> None:
         """Tell callbacks."""
@@ -104,6 +113,8 @@ class UserReporter:
         self._tell("on_train_end")
 
     def _tell(self, event: str, **more: Any) -> None:
+        state, best = self._callbacks.state, self.best
+        state.best_metric, state.best_global_step, state.best_model_checkpoint = best.value, best.step, best.checkpoint
         self._callbacks.tell(event, **more)
         control = self._callbacks.control
         if control.should_save:

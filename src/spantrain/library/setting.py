@@ -27,8 +27,9 @@ from spantrain.core.units import ChatForm, ModelSpec
 from spantrain.core.update.optimizers import optimizer_fields, optimizer_problems
 from spantrain.errors import ConfigError, PlanError
 from spantrain.library.arguments import TrainingArguments
-from spantrain.models.data.choice import model_on_data, user_functions, with_loss
+from spantrain.models.data.choice import model_on_data, user_functions, with_loss, without_dropout
 from spantrain.models.parameter_groups import with_groups
+from spantrain.models.sources import DROPOUT
 from spantrain.models.tracing.factory import load_function
 from spantrain.runtime.coordinator.batches import EXTERNAL
 
@@ -114,6 +115,8 @@ class Setting:
             folder = run_folder_for(model, datetime.datetime.now())
             arguments = replace(arguments, output_dir=folder)
         given = given_optimizer(optimizer)
+        if arguments.dropout == "off":
+            model = without_dropout(model)
         arguments.job(1, given)  # numbers that make no sense are refused before anything is started
         return cls(
             model=model,
@@ -208,6 +211,11 @@ class Setting:
         """
         found = request.plan.model
         if _identity(found) != _identity(self.model):
+            if _identity(without_dropout(found)) == _identity(without_dropout(self.model)):
+                was = found.config.get(DROPOUT, "on")
+                raise PlanError(
+                    f"dropout {self.arguments.dropout}: the plan was made for {was}; say that, or plan again"
+                )
             raise PlanError(
                 f"the plan is of model {found.name}, which is not {self.model.name} as it is now: plan again, or give "
                 "the model that it was made for"

@@ -1,19 +1,27 @@
 """Deals the samples of data in this process to steps: in an order of each epoch's own, or as a stream gives them."""
 
+import json
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 from typing import Any, Protocol
 
 from torch import Tensor
 from torch.utils.data import IterableDataset
 
+from spantrain.app.training.requests import Resume
+from spantrain.config.files.text_files import write_atomically
 from spantrain.core.span import Span
 from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError
 from spantrain.library.evaluation import TrainerParts, rows_of
 from spantrain.models.data.dataset import Dataset
 from spantrain.models.sampler import Sampler
+from spantrain.models.tracing.factory import what_was_raised
 
+_POSITION = "stream.json"
 Batch = tuple[Sequence[Tensor], Tensor]
 
 
@@ -23,11 +31,14 @@ class Dealer(Protocol):
     size: int | None
     """Samples of the data; None of a stream."""
 
-    def begin(self, *, global_batch: int, seed: int, first_step: int, samples_before: int) -> None:
-        """Go to a step, before which so many samples were dealt, whatever plans they were dealt under."""
+    def begin(self, global_batch: int, seed: int, resume: Resume | None) -> None:
+        """Go to the first step, or behind all that an earlier run was dealt, under whatever plans."""
 
     def batch(self, step: int) -> Batch:
         """Return a step's inputs and labels."""
+
+    def saved(self, checkpoint: Path) -> None:
+        """Hear that a checkpoint was written, of all that was dealt so far."""
 
 
 class Shuffled:
@@ -37,15 +48,15 @@ class Shuffled:
         self._rows = rows
         self.size: int | None = len(rows)
 
-    def begin(self, *, global_batch: int, seed: int, first_step: int, samples_before: int) -> None:
+    def begin(self, global_batch: int, seed: int, resume: Resume | None) -> None:
         """Go to a step."""
         self._whole = Span(0, global_batch)
         self._sampler = Sampler(
             dataset_size=len(self._rows),
             global_batch=global_batch,
             seed=seed,
-            first_step=first_step,
-            samples_before=samples_before,
+            first_step=resume.content.step if resume else 0,
+            samples_before=resume.samples if resume else 0,
         )
 
     def batch(self, step: int) -> Batch:
@@ -53,22 +64,47 @@ class Shuffled:
         indices = self._sampler.indices(step, self._whole)
         return self._rows.inputs(indices), self._rows.labels(indices)
 
+    def saved(self, checkpoint: Path) -> None:
+        """Leave nothing: the order is that of the seed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamPosition:
+    """Where a stream was when a checkpoint was written; beside it, as JSON."""
+
+    samples: int
+    """Dealt so far."""
+    epoch: int
+    state: Any
+    """What the stream's own `state_dict` said."""
+
+    @classmethod
+    def beside(cls, checkpoint: Path, samples: int) -> "StreamPosition | None":
+        """Return the position behind so many samples; None where it was not kept."""
+        try:
+            found = cls(**json.loads((checkpoint / _POSITION).read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError):
+            return None
+        return found if found.samples == samples and type(found.epoch) is int else None
+
 
 class Streamed:
     """What an iterable gives, in its order; at its end it begins again, with the next epoch if it knows epochs.
 
-    A run that goes on skips what was dealt before: by the stream's own `skip` where it has one, else by reading.
+    A run that goes on takes up the position that a stream with `state_dict` and `load_state_dict` had; else it skips
+    what was dealt before: by the stream's own `skip` where it has one, or by reading.
     """
 
     def __init__(self, source: Any, spec: ModelSpec, parts: TrainerParts) -> None:
         self._source, self._spec, self._parts = source, spec, parts
         self.size: int | None = None
 
-    def begin(self, *, global_batch: int, seed: int, first_step: int, samples_before: int) -> None:
+    def begin(self, global_batch: int, seed: int, resume: Resume | None) -> None:
         """Go to a step."""
-        del seed, first_step
-        self._count = global_batch
-        self._samples = self._from(samples_before)
+        del seed
+        self._count, self._dealt = global_batch, resume.samples if resume else 0
+        position = StreamPosition.beside(resume.folder, self._dealt) if resume and self._has_state else None
+        self._samples = self._from(self._dealt, position)
 
     def batch(self, step: int) -> Batch:
         """Return the next samples; steps are asked for one after the other.
@@ -82,21 +118,48 @@ class Streamed:
                 f"data: the stream has no samples for step {step + 1}: it has ended, and cannot begin again; give one "
                 "that can (an IterableDataset, an object with `__iter__`), or a smaller max_steps"
             )
+        self._dealt += self._count
         rows = rows_of(samples, self._spec, self._parts, trains=True)
         return rows.inputs(range(self._count)), rows.labels(range(self._count))
 
-    def _from(self, left: int) -> Iterator[Any]:
+    def saved(self, checkpoint: Path) -> None:
+        """Keep the stream's position beside a checkpoint, where it has one that JSON holds."""
+        if not self._has_state or self._skips:
+            return
+        position = StreamPosition(samples=self._dealt, epoch=self._epoch, state=self._source.state_dict())
+        with suppress(TypeError, ValueError):
+            text = json.dumps(vars(position))
+            if json.loads(text) == vars(position):
+                write_atomically(checkpoint / _POSITION, text)
+
+    def _go_to(self, position: StreamPosition) -> None:
+        try:
+            self._source.load_state_dict(position.state)
+        except Exception as error:
+            raise ConfigError(
+                f"data: the stream's load_state_dict raised {what_was_raised(error)}; give the stream that the run was "
+                f"trained on, or remove {_POSITION} from its checkpoint: then samples are skipped"
+            ) from error
+
+    @property
+    def _has_state(self) -> bool:
+        return hasattr(self._source, "state_dict") and hasattr(self._source, "load_state_dict")
+
+    def _from(self, left: int, position: StreamPosition | None = None) -> Iterator[Any]:
         """Yield all samples behind the first so many; end only where the source cannot begin again."""
-        epoch, given = 0, True
+        epoch, given = position.epoch if position else 0, True
         while given:
             if hasattr(self._source, "set_epoch"):
                 self._source.set_epoch(epoch)
-            epoch, given = epoch + 1, False
+            self._epoch, epoch, given, self._skips = epoch, epoch + 1, position is not None, False
+            if position is not None:
+                self._go_to(position)
+                left, position = 0, None
             if left and hasattr(self._source, "skip"):
                 for sample in self._source.skip(left):
-                    given = True
+                    given = self._skips = True
                     yield sample
-            if given:
+            if self._skips:
                 left = 0
                 continue
             # Nothing to skip, or the epoch has no more samples than that.

@@ -18,7 +18,7 @@ from spantrain.core.cluster import Cluster
 from spantrain.core.units import ChatForm, ModelSpec
 from spantrain.errors import ConfigError, UsageError
 from spantrain.library.arguments import TrainingArguments
-from spantrain.library.callbacks import checked_callbacks
+from spantrain.library.callbacks import TrainerState, checked_callbacks
 from spantrain.library.evaluation import (
     PredictionOutput,
     TrainerParts,
@@ -36,10 +36,15 @@ from spantrain.models.data.chat import ChatSamples
 from spantrain.models.data.choice import user_functions
 from spantrain.models.data.dataset import Dataset, open_dataset
 from spantrain.models.tracing.factory import check_not_importing
-from spantrain.runtime.checkpoint.manifest import latest_checkpoint, read_manifest
+from spantrain.runtime.checkpoint.manifest import final_checkpoint, read_manifest
 
 if TYPE_CHECKING:
     import torch
+
+__all__ = ["Trainer"]
+
+_LOOKED_AT = 8
+"""Samples of a data set."""
 
 
 def state_of(folder: Path, model: ModelSpec) -> "dict[str, torch.Tensor]":
@@ -59,18 +64,14 @@ def state_of(folder: Path, model: ModelSpec) -> "dict[str, torch.Tensor]":
     return state | trained_statistics(folder, manifest)
 
 
-__all__ = ["Trainer"]
-
-if TYPE_CHECKING:
-    import torch
-
-
 class Trainer:
     """Trains a model on all devices of a cluster, or on what a plan says.
 
     The model is a function in a file, since each worker builds its part by itself; so are data, unless they are a text
     that names them (docs/data.md) or a data set in this process, whose samples are then sent to the workers that read
     them. Without data, a factory's example batch is taken again and again.
+
+    `state` is what callbacks see of the last run.
     """
 
     def __init__(
@@ -122,12 +123,21 @@ class Trainer:
         self._setting = Setting.of(model, given, cluster=cluster, plan=plan, optimizer=optimizer, measure=measure)
         self._check_parts()
         self._callbacks, self._workers = checked_callbacks(callbacks), workers or SessionOptions()
-        self._stop = StopRequest()
+        self._stop, self.state = StopRequest(), TrainerState()
 
     @property
     def output_dir(self) -> Path:
         """The run's folder."""
         return self._setting.out
+
+    @property
+    def model(self) -> "torch.nn.Module":
+        """The unsplit model with the run's weights, as `state_dict` has them; put together anew each time.
+
+        Raises:
+            ConfigError: as `evaluate`.
+        """
+        return self._whole_model().loaded.module
 
     def fit(self) -> TrainOutcome:
         """Train to the end; return losses, and figures of devices and links.
@@ -142,7 +152,9 @@ class Trainer:
         progress = UserReporter(self._callbacks, setting.arguments, stop=self.stop, save=self._stop.ask_save)
         steps = self._steps(dealer, progress)
         progress.expect(steps)
+        self.state = progress.state
         with progress, opened(setting, steps, self._workers, progress) as (session, request):
+            request = replace(request, best=progress.best)
             if dealer is None:
                 outcome = train(session, request, self._stop, progress)
             else:
@@ -156,8 +168,8 @@ class Trainer:
     def evaluate(self, dataset: object = None) -> dict[str, float]:
         """Return `eval_loss`, what `compute_metrics` makes of outputs and labels, `eval_runtime` and the speed.
 
-        The whole model is put together in this process, on a GPU if there is one here, with the weights of the newest
-        checkpoint in the run's folder; none of the other devices is used.
+        The whole model is put together in this process, on a GPU if there is one here, with the weights of
+        `state_dict`; none of the other devices is used.
 
         Args:
             dataset: in this process; None: `eval_dataset`, or what is held out of the data.
@@ -176,7 +188,7 @@ class Trainer:
         return self._whole_model().run(self._held_out(dataset), self._parts, prefix="test", gather=True)
 
     def save_model(self, folder: str | Path | None = None) -> Path:
-        """Write the newest checkpoint's weights to a new folder, as `spantrain export` does; return it.
+        """Write the weights of `state_dict` to a new folder, as `spantrain export` does; return it.
 
         `processing_class` is saved there, too.
 
@@ -193,7 +205,7 @@ class Trainer:
         return to
 
     def _check_parts(self) -> None:
-        """Refuse parts that the way in which data come has no use for."""
+        """Refuse parts that the way in which data come has no use for, and a best metric that nobody measures."""
         if self._rows is None and "data_collator" in self._parts:
             raise ConfigError(
                 "data_collator: goes with a data set in this process; what workers read by themselves, by name or from "
@@ -206,6 +218,20 @@ class Trainer:
                     "or leave it out"
                 )
             check_fits(self._setting.model)
+        self._check_metric()
+
+    def _check_metric(self) -> None:
+        arguments, computes = self._setting.arguments, "compute_metrics" in self._parts
+        metric = str(arguments.metric_for_best_model).removeprefix("eval_")
+        own = ("loss",) if self._rows is None else ("loss", "runtime", "samples_per_second")
+        if not arguments.evaluates or metric in own or (computes and self._rows is not None):
+            return
+        remedy = (
+            "give compute_metrics, which returns it"
+            if self._rows is not None
+            else ("devices evaluate the loss alone; give the data set itself as data, and eval_dataset")
+        )
+        raise ConfigError(f"metric_for_best_model {metric}: nobody measures it while training: {remedy}; or name loss")
 
     def _whole_model(self) -> WholeModel:
         check_fits(self._setting.model)
@@ -223,6 +249,8 @@ class Trainer:
     def _evaluated(self, steps_done: int) -> EvaluationMetrics:
         """Evaluate on `eval_dataset` in the middle of training, on the checkpoint that has just been written."""
         found = self.evaluate()
+        if "eval_loss" not in found:
+            raise ConfigError("eval_dataset: its samples have no labels; add them, under the key `labels`")
         return EvaluationMetrics(step=steps_done, eval_loss=found.pop("eval_loss"), more=found)
 
     def stop(self) -> None:
@@ -230,18 +258,24 @@ class Trainer:
         self._stop.ask()
 
     def state_dict(self) -> "dict[str, torch.Tensor]":
-        """Return parameters and buffers of the newest checkpoint, by the names of the unsplit model.
+        """Return parameters and buffers by the names of the unsplit model.
+
+        Of the newest checkpoint; when a run with `load_best_model_at_end` has ended, of the best.
 
         Raises:
             ConfigError: there is no checkpoint, or files of it lie on other machines.
         """
-        return state_of(latest_checkpoint(self.output_dir), self._setting.model)
+        return state_of(final_checkpoint(self.output_dir), self._setting.model)
 
     def _dealer(self) -> Dealer:
         model = self._setting.model
         if is_stream(self._rows):
             return Streamed(self._rows, model, self._parts)
-        return Shuffled(rows_of(self._rows, model, self._parts, trains=True))
+        rows = rows_of(self._rows, model, self._parts, trains=True)
+        if "data_collator" not in self._parts:  # samples that make no batch are refused before anything is started
+            first = range(min(len(rows), _LOOKED_AT))
+            rows.inputs(first), rows.labels(first)
+        return Shuffled(rows)
 
     def _steps(self, dealer: Dealer | None, progress: UserReporter) -> int:
         arguments = self._setting.arguments
@@ -259,14 +293,10 @@ class Trainer:
         self, session: Session, request: TrainRequest, dealer: Dealer, progress: UserReporter
     ) -> TrainOutcome:
         """Train on samples that lie in this process, in the order in which workers would have read them."""
-        job, resume = request.job, request.resume
-        first = resume.content.step if resume else 0
-        before = resume.ledger.samples_before(first) if resume else 0
-        dealer.begin(
-            global_batch=request.plan.global_batch, seed=job.order_seed, first_step=first, samples_before=before
-        )
+        job = request.job
+        dealer.begin(request.plan.global_batch, job.order_seed, request.resume)
         every = job.evaluate_every
-        if every and job.steps % every == 0:
+        if every:
             request = replace(request, last_evaluation=lambda: self._evaluated(job.steps))
         with StepLoop(session, request, progress) as loop:
             while loop.steps_done < job.steps and not self._stop.wanted:
@@ -274,10 +304,11 @@ class Trainer:
                 evaluates = every and loop.steps_done % every == 0 and loop.steps_done < job.steps
                 regular = job.checkpoint_every and loop.steps_done % job.checkpoint_every == 0
                 if evaluates or regular or self._stop.take_save():
-                    loop.save()
+                    dealer.saved(Path(loop.save()))
                 if evaluates:
                     loop.evaluated(self._evaluated(loop.steps_done))
             folder = loop.save()
+            dealer.saved(Path(folder))
             outcome = loop.close()
         assert outcome is not None, "at least one step was done"
         return replace(outcome, interrupted=self._stop.wanted, checkpoint=folder)

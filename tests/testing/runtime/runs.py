@@ -206,7 +206,7 @@ def save_all(run: Path, plan: Plan, job: TrainJob, devices: Sequence[PlanDevice]
     manifests: list[Manifest] = []
     ledger = options.pop("ledger", None) or SampleLedger().extended(0, plan.global_batch)
     storage: Disk | None = options.pop("storage", None)
-    scalars = options.pop("scalars", {})
+    scalars, best = options.pop("scalars", {}), options.pop("best", None)
 
     def describe(saved: SavedFile, files) -> Manifest:
         manifests.append(
@@ -218,7 +218,8 @@ def save_all(run: Path, plan: Plan, job: TrainJob, devices: Sequence[PlanDevice]
         return manifests[-1]
 
     names = [device.name for device in devices]
-    together = CheckpointSet(run, names, keep=options.pop("keep", 2), describe=describe, storage=storage)
+    keep = options.pop("keep", 2)
+    together = CheckpointSet(run, names, keep=keep, describe=describe, storage=storage, best_step=lambda: best)
     saved: list[SavedFile] = []
 
     def report(one: SavedFile) -> tuple[int, ...]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from spantrain.app.metrics import METRICS_FILE
 from spantrain.app.training.run_folder import DECISIONS_FILE, RUN_FILE, SWITCHES_FILE, TRACE_FILE, files_of_run
 from spantrain.errors import ConfigError
-from spantrain.runtime.checkpoint.manifest import MANIFEST_FILE, MARKER, step_of
+from spantrain.runtime.checkpoint.manifest import BEST, MANIFEST_FILE, MARKER, step_of
 from spantrain.runtime.checkpoint.saver import CHECKPOINTS
 
 _INPUTS = ("plan.json", "profile.json")
@@ -50,7 +50,8 @@ def remove_old_run(folder: Path, *, keep: Path | None = None) -> None:
         for path in _checkpoints(folder):
             (path / MANIFEST_FILE).unlink(missing_ok=True)
             shutil.rmtree(path)
-        (folder / CHECKPOINTS / MARKER).unlink(missing_ok=True)
+        for marker in (BEST, MARKER):
+            (folder / CHECKPOINTS / marker).unlink(missing_ok=True)
     except OSError as error:
         raise ConfigError(f"{error.filename}: of the old run, cannot be removed: {error.strerror}") from None
 

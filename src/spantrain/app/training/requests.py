@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from queue import SimpleQueue
 
 from spantrain.app.metrics import EvaluationMetrics
 from spantrain.app.planning.plan_files import (
@@ -11,6 +10,7 @@ from spantrain.app.planning.plan_files import (
     open_plan,
     under_schedule,
 )
+from spantrain.app.training.best_checkpoint import BestCheckpoint
 from spantrain.app.weight_folder import FoundWeights, find_weights
 from spantrain.config.artefacts import profile_at, profile_path_of, read_plan_report, read_profile
 from spantrain.config.traces.network_traces import NetworkTrace
@@ -61,6 +61,11 @@ class Resume:
     ledger: SampleLedger
     """Which samples were consumed."""
 
+    @property
+    def samples(self) -> int:
+        """How many these were."""
+        return self.ledger.samples_before(self.content.step)
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
@@ -101,10 +106,12 @@ class TrainRequest:
     resume: Resume | None = None
     batches: BatchQueue | None = None
     """Where a user's own loop puts its batches, one a step; the model's data set is then `given`."""
-    evaluations: "SimpleQueue[EvaluationMetrics] | None" = None
-    """What whoever gives batches found in evaluations of its own."""
+    take_evaluations: Callable[[Callable[[EvaluationMetrics], None]], None] | None = None
+    """Is handed what takes evaluations that whoever gives batches makes between two steps."""
     last_evaluation: Callable[[], EvaluationMetrics] | None = None
     """Evaluates when all steps are done, where batches are given."""
+    best: BestCheckpoint = field(default_factory=BestCheckpoint)
+    """Which checkpoint is the best so far."""
     adviser: Adviser | None = None
     """Who looks for better plans while it runs; None: the job's adapter."""
     calm_plan: Plan | None = None

@@ -40,6 +40,7 @@ class RunLog:
 
     def __enter__(self) -> Self:
         request = self._request
+        request.best.went_before(request.out, self._file.evaluations)
         run = TrackedRun(
             name=request.options.run_name or request.out.name,
             project=request.options.project,
@@ -58,15 +59,16 @@ class RunLog:
         except BaseException:
             self._trackers.close()
             raise
+        if request.take_evaluations is not None:
+            request.take_evaluations(self.evaluated)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is None:
-            self._take_given()
-            if self._request.last_evaluation is not None and self._steps_done == self._request.job.steps:
-                self._evaluated(replace(self._request.last_evaluation(), epoch=self.epoch))
+        last = self._request.last_evaluation
+        if kind is None and last is not None and self._steps_done == self._request.job.steps:
+            self.evaluated(last())
         self._file.__exit__(kind, error, trace)
         if self._trackers is not None:
             self._trackers.close()
@@ -78,7 +80,6 @@ class RunLog:
             outcome: what is known.
             link_rates: bytes per second of the links that follow a trace.
         """
-        self._take_given()
         if outcome.evaluation_loss is not None:
             self._evaluated(self._counting.evaluation(outcome))
         if outcome.loss is not None:
@@ -87,6 +88,7 @@ class RunLog:
     def saved(self, step: int, folder: str) -> None:
         """Tell of a checkpoint that is complete."""
         self._file.checkpoint(step, f"{Path(folder).parent.name}/{Path(folder).name}")
+        self._request.best.saved(step, folder)
         self._reporter.saved(folder)
 
     def samples_between(self, first: int, end: int) -> int:
@@ -94,16 +96,17 @@ class RunLog:
         ledger = self._counting.ledger
         return ledger.samples_before(end) - ledger.samples_before(first)
 
-    def _take_given(self) -> None:
-        """Tell of evaluations that were made in this process, where steps wait for batches."""
-        given = self._request.evaluations
-        while given is not None and not given.empty():
-            self._evaluated(replace(given.get(), epoch=self.epoch))
+    def evaluated(self, metrics: EvaluationMetrics) -> None:
+        """Tell of an evaluation that was made in this process, where steps wait for batches."""
+        self._evaluated(replace(metrics, epoch=self.epoch))
 
     def _evaluated(self, metrics: EvaluationMetrics) -> None:
         self.evaluations.append(metrics)
+        if any(metrics.step == before.step for before in self._file.evaluations):
+            return  # a run that goes on begins with the evaluation that the one before it ended with
         self._file.evaluation(metrics)
         self._reporter.evaluated(metrics)
+        self._request.best.evaluated(metrics)
         self._log(metrics.scalars(), metrics.step)
 
     def _trained(self, outcome: StepOutcome, link_rates: Mapping[str, float]) -> None:

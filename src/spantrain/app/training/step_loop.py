@@ -2,7 +2,7 @@
 
 import contextlib
 import queue
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from threading import Thread
@@ -21,7 +21,8 @@ from spantrain.errors import UsageError
 from spantrain.runtime.coordinator.barrier import StepOutcome
 from spantrain.runtime.coordinator.batches import EXTERNAL, BatchQueue
 
-_Update = TypeVar("_Update", StepOutcome, str)
+_Told = StepOutcome | EvaluationMetrics | str
+_Update = TypeVar("_Update", StepOutcome, EvaluationMetrics, str)
 _ENDED = "this session has ended: its steps are made inside its `with` block"
 _LOOK_S = 0.2
 
@@ -40,10 +41,12 @@ class StepLoop:
         self._batches = BatchQueue(plan.global_batch)
         # Checkpoints are written when the loop asks for them.
         job = replace(request.job, checkpoint_every=0, evaluate_every=0)
-        self._evaluations: queue.SimpleQueue[EvaluationMetrics] = queue.SimpleQueue()
-        self._request = replace(request, plan=self._plan, job=job, batches=self._batches, evaluations=self._evaluations)
+        self._evaluated: Callable[[EvaluationMetrics], None]
+        self._request = replace(
+            request, plan=self._plan, job=job, batches=self._batches, take_evaluations=self._take_evaluations
+        )
         self._session = session
-        self._updates: queue.SimpleQueue[StepOutcome | str] = queue.SimpleQueue()
+        self._updates: queue.SimpleQueue[_Told] = queue.SimpleQueue()
         self._reporter = _StepListener(reporter, self._updates)
         self._stop = StopRequest()
         self._outcome: TrainOutcome | None = None
@@ -82,8 +85,16 @@ class StepLoop:
         return outcome
 
     def evaluated(self, metrics: EvaluationMetrics) -> None:
-        """Have an evaluation of the loop's own told with the next step, or at the end."""
-        self._evaluations.put(metrics)
+        """Tell of an evaluation of the loop's own, after a step and before the next; returns when all have heard.
+
+        Raises:
+            UsageError: the run has ended.
+            ConfigError: it lacks what the best checkpoint is chosen by.
+            WorkerError, PeerLostError: a device failed or was lost.
+        """
+        self._check_running()
+        self._session.coordinator.later(lambda: self._evaluated(metrics))
+        self._wait_for(EvaluationMetrics)
 
     def save(self) -> str:
         """Write a checkpoint of what is trained so far; return its folder.
@@ -128,6 +139,9 @@ class StepLoop:
         elif self._thread.is_alive():
             self.close()
 
+    def _take_evaluations(self, evaluated: Callable[[EvaluationMetrics], None]) -> None:
+        self._evaluated = evaluated
+
     def _abandon(self) -> None:
         """End at once, whatever the devices are at."""
         self._stop.ask()
@@ -160,18 +174,23 @@ class StepLoop:
 
 
 class _StepListener:
-    """Passes on what the use case reports, and tells the loop of steps and checkpoints."""
+    """Passes on what the use case reports, and tells the loop of steps, evaluations and checkpoints."""
 
-    def __init__(self, reporter: Reporter, updates: "queue.SimpleQueue[StepOutcome | str]") -> None:
+    def __init__(self, reporter: Reporter, updates: "queue.SimpleQueue[_Told]") -> None:
         self._reporter = reporter
         self._updates = updates
         self.phase, self.progress, self.note = reporter.phase, reporter.progress, reporter.note
-        self.run_begins, self.evaluated, self.logged = reporter.run_begins, reporter.evaluated, reporter.logged
+        self.run_begins, self.logged = reporter.run_begins, reporter.logged
 
     def step(self, outcome: StepOutcome, metrics: StepMetrics, total_steps: int) -> None:
         """Tell both."""
         self._reporter.step(outcome, metrics, total_steps)
         self._updates.put(outcome)
+
+    def evaluated(self, metrics: EvaluationMetrics) -> None:
+        """Tell both."""
+        self._reporter.evaluated(metrics)
+        self._updates.put(metrics)
 
     def saved(self, folder: str) -> None:
         """Tell both."""

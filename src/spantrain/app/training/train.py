@@ -141,7 +141,11 @@ class _RunOnSession:
         before = request.resume.ledger if request.resume else SampleLedger()
         self._ledger = before.extended(self._first_step, request.plan.global_batch)
         self._checkpoints = CheckpointSet(
-            request.out, request.plan.devices, keep=request.options.keep_checkpoints, describe=self._manifest
+            request.out,
+            request.plan.devices,
+            keep=request.options.keep_checkpoints,
+            describe=self._manifest,
+            best_step=lambda: request.best.kept_step,
         )
         self._checkpoint = ""
         self._log = RunLog(request, self._ledger, reporter)
@@ -175,7 +179,17 @@ class _RunOnSession:
                 request.batches,
                 self._on_begin,
             )
+        self._end_with_best()
         return self._outcome(results)
+
+    def _end_with_best(self) -> None:
+        """Have the best checkpoint be what the run gives, if that is wished and there is one."""
+        best = self._request.best
+        if best.kept_step is not None:
+            self._checkpoints.end_with(best.kept_step)
+            self._reporter.note(f"The run ends with the weights of {best.checkpoint}, the best by {best.metric}")
+        elif best.kept:
+            self._reporter.note(f"The run ends with its last weights: no checkpoint was the best by {best.metric}")
 
     def _barrier(self, advising: Advising | None) -> StepBarrier:
         request, later = self._request, self._session.coordinator.later

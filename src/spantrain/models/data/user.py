@@ -21,6 +21,8 @@ from spantrain.models.tracing.factory import load_function, what_was_raised
 from spantrain.models.tracing.model import cut_model
 from spantrain.models.units import IGNORED_LABEL
 
+LABEL_NAMES = (LABELS_NAME, "label", "label_ids")
+"""What samples may call their labels, as the transformers library has it."""
 _HELD_OUT_EVERY = 16
 _DIGEST_SAMPLES = 64
 
@@ -82,7 +84,11 @@ class UserSamples:
     def inputs(self, indices: Sequence[int]) -> tuple[Tensor, ...]:
         """Return the inputs of samples, stacked."""
         samples = [self._sample(index).inputs for index in indices]
-        return tuple(self._stacked(tensors) for tensors in zip(*samples, strict=True))
+        names = dict(enumerate(self._names or ()))
+        return tuple(
+            self._stacked(tensors, names.get(number, f"input {number}"))
+            for number, tensors in enumerate(zip(*samples, strict=True))
+        )
 
     def labels(self, indices: Sequence[int]) -> Tensor:
         """Return the labels of samples, stacked."""
@@ -92,13 +98,10 @@ class UserSamples:
             if labels is None:
                 raise ConfigError(f"{self._source}: sample {index} has no labels; add them, under the key `labels`")
             found.append(labels)
-        return self._stacked(found)
+        return self._stacked(found, LABELS_NAME)
 
     def _sample(self, index: int) -> ModelBatch:
-        try:
-            sample = self._samples[self._indices[index]]
-        except (Exception, SystemExit) as error:
-            raise ConfigError(f"{self._source}: sample {index} raised {what_was_raised(error)}") from error
+        sample = sample_at(self._samples, self._indices[index], self._source)
         if isinstance(sample, Mapping):
             ordered = _ordered(sample, self._names, self._source)
             sample = {name: torch.as_tensor(value)[None] for name, value in ordered.items()}
@@ -106,15 +109,27 @@ class UserSamples:
             sample = tuple(torch.as_tensor(value)[None] for value in sample)
         return split_batch(sample, source=f"{self._source}: sample {index}").mapped(lambda tensor: tensor[0])
 
-    def _stacked(self, tensors: Sequence[Tensor]) -> Tensor:
+    def _stacked(self, tensors: Sequence[Tensor], name: str) -> Tensor:
         shapes = sorted({tuple(tensor.shape) for tensor in tensors})
         if len(shapes) > 1:
             raise ConfigError(
-                f"{self._source}: samples have shapes {shapes[0]} and {shapes[1]}; bring all to one: "
+                f"{self._source}: {name} of samples have shapes {shapes[0]} and {shapes[1]}; bring all to one: "
                 'tokenizer(..., padding="max_length", truncation=True, max_length=N) in the data set, labels -100 '
-                "where it padded; or rows in this process and Trainer(data_collator=...)"
+                "where it padded; or rows in this process and Trainer(processing_class=tokenizer), or data_collator"
             )
         return torch.stack(list(tensors))
+
+
+def sample_at(samples: Any, index: int, source: str) -> Any:
+    """Return a sample of a user's data set.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    try:
+        return samples[index]
+    except (Exception, SystemExit) as error:
+        raise ConfigError(f"{source}: sample {index} raised {what_was_raised(error)}") from error
 
 
 def open_user_samples(spec: ModelSpec, *, held_out: bool) -> UserSamples:
@@ -230,8 +245,8 @@ def _ordered(fields: Mapping[str, Any], names: Sequence[str] | None, source: str
     missing = [name for name in names if name not in fields]
     if missing:
         raise ConfigError(f"{source}: has {', '.join(fields)}, but the model takes {missing[0]}")
-    kept = (*names, LABELS_NAME) if LABELS_NAME in fields else tuple(names)
-    return {name: fields[name] for name in kept}
+    labels = [fields[name] for name in LABEL_NAMES if name in fields]
+    return {name: fields[name] for name in names} | ({LABELS_NAME: labels[0]} if labels else {})
 
 
 def wanted_names(spec: ModelSpec) -> tuple[str, ...] | None:

@@ -24,6 +24,8 @@ from spantrain.runtime.redistribution.exchange import missing_text, plan_fetch
 
 MANIFEST_FILE = "manifest.json"
 MARKER = "latest"
+BEST = "best"
+"""The marker of the checkpoint that a run has ended with, where that is not the newest."""
 _EXAMPLE = "step-10"
 _FOLDER = re.compile(r"step-(\d{1,18})")
 
@@ -80,26 +82,36 @@ def write_manifest(storage: Disk, folder: Path, manifest: Manifest) -> None:
     _write(storage, folder / MANIFEST_FILE, artefact_text(manifest, CHECKPOINT_FORMAT))
 
 
-def write_marker(storage: Disk, folder: Path) -> None:
-    """Name a complete checkpoint as the newest of its run.
+def write_marker(storage: Disk, folder: Path, marker: str = MARKER) -> None:
+    """Name a complete checkpoint as the newest of its run, or as the best one.
 
     Raises:
         OSError: it cannot be written.
     """
-    _write(storage, folder.parent / MARKER, folder.name + "\n")
+    _write(storage, folder.parent / marker, folder.name + "\n")
 
 
 def _write(storage: Disk, path: Path, text: str) -> None:
     write_named(storage, path.parent, path.name, [text.encode()], lambda _digest: path.name)
 
 
-def latest_checkpoint(run_folder: Path) -> Path:
-    """Return the folder of a run's newest complete checkpoint.
+def final_checkpoint(run_folder: Path) -> Path:
+    """Return the folder of the checkpoint that a run has ended with: the best one if it was to, else the newest.
 
     Raises:
         ConfigError: there is none.
     """
-    marker = run_folder / CHECKPOINTS / MARKER
+    ended_with_best = (run_folder / CHECKPOINTS / BEST).is_file()
+    return latest_checkpoint(run_folder, BEST if ended_with_best else MARKER)
+
+
+def latest_checkpoint(run_folder: Path, marker_name: str = MARKER) -> Path:
+    """Return the folder of a run's newest complete checkpoint, or of the one that another marker names.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    marker = run_folder / CHECKPOINTS / marker_name
     if not marker.is_file():
         raise ConfigError(f"{run_folder} holds no checkpoint (no {marker}); give the folder that --out named")
     folder = (
@@ -150,13 +162,24 @@ class CheckpointSet:
         keep: int,
         describe: Callable[[SavedFile, Mapping[str, StoredFile]], Manifest],
         storage: Disk | None = None,
+        best_step: Callable[[], int | None] = lambda: None,
     ) -> None:
-        """Watch over a run; `describe` makes the manifest of all files at a step."""
+        """Watch over a run; `describe` makes the manifest of all files at a step.
+
+        Args:
+            run_folder: of the run.
+            devices: that save.
+            keep: how many complete ones; the best one is among them, and the newest in any case.
+            describe: makes the manifest of all files at a step.
+            storage: where they lie.
+            best_step: says which one is the best so far.
+        """
         assert keep >= 1, "one checkpoint is kept at least"
         self._folder = run_folder / CHECKPOINTS
         self._devices = frozenset(devices)
         self._keep = keep
         self._describe = describe
+        self._best_step = best_step
         self._storage = storage or Disk()
         self._lock = threading.Lock()
         self._told: dict[int, dict[str, SavedFile]] = {}
@@ -213,12 +236,27 @@ class CheckpointSet:
             write_manifest(self._storage, folder, self._describe(saved, files))
             read_manifest(folder, check_files=False)
             write_marker(self._storage, folder)
+            if (self._folder / BEST).exists():  # of the run that this one goes on from
+                self._storage.remove(self._folder / BEST)
             self._tidy(folder, files)
         except (OSError, ConfigError) as error:
             raise WorkerError(
                 f"{folder}: the checkpoint could not be written: {error}; earlier ones are whole"
             ) from error
         return folder
+
+    def end_with(self, step: int) -> None:
+        """Have a complete checkpoint be what the run gives, though it is not the newest.
+
+        Raises:
+            WorkerError: that cannot be written.
+        """
+        try:
+            write_marker(self._storage, step_folder(self._folder, step), BEST)
+        except OSError as error:
+            raise WorkerError(
+                f"{self._folder / BEST}: cannot be written: {error}; all checkpoints are whole"
+            ) from error
 
     def on_saved(self, saved: SavedFile) -> Path | None:
         """Note one device's file; return the checkpoint's folder if it is complete with it.
@@ -231,7 +269,12 @@ class CheckpointSet:
     def _tidy(self, newest: Path, files: Collection[str]) -> None:
         """Remove what is not kept: older complete ones, remains of saves that did not end."""
         self._complete = [folder for folder in self._complete if folder != newest] + [newest]
-        old, self._complete = self._complete[: -self._keep], self._complete[-self._keep :]
+        old, kept = self._complete[: -self._keep], self._complete[-self._keep :]
+        best = [folder for folder in old if _step(folder) == self._best_step()]
+        if best:
+            kept = [*best, *(kept[1:] or kept)]
+        old = [folder for folder in self._complete if folder not in kept]
+        self._complete = kept
         past = [folder for folder in old if _step(folder) < _step(newest)]
         self._dropped = (*self._dropped, *map(_step, past))
         for folder in (*past, *_unfinished_before(newest)):
