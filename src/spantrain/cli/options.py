@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import MISSING, Field, fields, replace
+from dataclasses import MISSING, Field, dataclass, fields, replace
 from inspect import Parameter, Signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
@@ -63,17 +63,6 @@ Tokenizer = Annotated[
     Path | None, typer.Option(help="A tokenizer.json, or the folder of one; default: the model reads bytes.")
 ]
 SequenceLength = Annotated[int | None, typer.Option(help="Tokens of a sample; default: the model's.")]
-Lora = Annotated[
-    str | None, typer.Option(help="Train adapters in an hf: model alone: r=8,alpha=16,targets=q_proj+v_proj.")
-]
-ChatTemplate = Annotated[
-    str | None, typer.Option(help="Of conversations: a Jinja file, chatml or plain; default: the tokenizer's own.")
-]
-TrainOn = Annotated[str | None, typer.Option(help="Of conversations: learn `answers` (the default) or `all`.")]
-Packing = Annotated[bool, typer.Option("--packing", help="Several conversations in a sample, kept apart.")]
-Dropout = Annotated[
-    str | None, typer.Option(help="on: as the module has it; off: it trains in evaluation mode. Default: on.")
-]
 Dtype = Annotated[str, typer.Option(help=f"{', '.join(DTYPES)}; the last two by autocast.")]
 EmulatedSpeed = Annotated[
     float | None,
@@ -95,12 +84,14 @@ T = TypeVar("T")
 def with_options(kind: type[T]) -> Callable[[Callable[[T, typer.Context], None]], Callable[..., None]]:
     """Return a decorator: a command whose options are the fields of a dataclass, which it is given with its context.
 
-    Typer makes options of parameters, so the command is shown to it with one parameter for each field.
+    Typer makes options of parameters, so the command is shown to it with one parameter for each field; those that it
+    shares with other commands come behind its own.
     """
     hints = get_type_hints(kind, include_extras=True)
+    ordered = sorted(fields(kind), key=lambda one: one.name not in kind.__annotations__)  # type: ignore[arg-type]
     made = [
         Parameter(one.name, Parameter.KEYWORD_ONLY, default=_default(one), annotation=hints[one.name])
-        for one in fields(kind)  # type: ignore[arg-type]
+        for one in ordered
     ]
 
     def decorate(run: Callable[[T, typer.Context], None]) -> Callable[..., None]:
@@ -160,56 +151,68 @@ def check_dtype(dtype: str) -> None:
         raise ConfigError(f"--dtype {dtype}: give {', '.join(DTYPES[:-1])} or {DTYPES[-1]}")
 
 
-def chosen_model(
-    model: str,
-    *,
-    data: str | None = None,
-    tokenizer: Path | None = None,
-    sequence_length: int | None = None,
-    chat: "ChatForm | None" = None,
-    lora: str | None = None,
-    dropout: str | None = None,
-    read: bool = True,
-) -> "ModelSpec":
-    """Return the model of that name, on the data that is wished; which is read, to see that it can be.
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """What is wished of a model beside its name: its data, and what is changed of it."""
 
-    Not if `read` is false: it is read later, or is on other machines.
+    data: Data = None
+    tokenizer: Tokenizer = None
+    sequence_length: SequenceLength = None
+    lora: Annotated[
+        str | None, typer.Option(help="Train adapters in an hf: model alone: r=8,alpha=16,targets=q_proj+v_proj.")
+    ] = None
+    dropout: Annotated[
+        str | None, typer.Option(help="on: as the module has it; off: it trains in evaluation mode. Default: on.")
+    ] = None
+    chat_template: Annotated[
+        str | None, typer.Option(help="Of conversations: a Jinja file, chatml or plain; default: the tokenizer's own.")
+    ] = None
+    train_on: Annotated[str | None, typer.Option(help="Of conversations: learn `answers` (the default) or `all`.")] = (
+        None
+    )
+    packing: Annotated[bool, typer.Option("--packing", help="Several conversations in a sample, kept apart.")] = False
 
-    Raises:
-        ConfigError: there is no such model, data or tokenizer, or they do not fit each other.
-    """
-    from spantrain.models.data.choice import model_on_data, without_dropout
+    def chosen_model(self, name: str, *, read: bool = True) -> "ModelSpec":
+        """Return the model of that name, on the data that is wished; which is read, to see that it can be.
 
-    spec = model_on_data(model, data=data, tokenizer=tokenizer, sequence_length=sequence_length, chat=chat)
-    if lora is not None:
-        from spantrain.models.adapters import LoraForm, with_lora
+        Not if `read` is false: it is read later, or is on other machines.
 
-        spec = with_lora(spec, LoraForm.parse(lora))
-    if dropout not in (None, "on", "off"):
-        raise ConfigError(f"--dropout {dropout}: give on or off")
-    if dropout == "off":
-        spec = without_dropout(spec)
-    if read and (data is not None or tokenizer is not None):
-        from spantrain.models.data.dataset import open_dataset
+        Raises:
+            ConfigError: there is no such model, data or tokenizer, or they do not fit each other.
+        """
+        from spantrain.models.data.choice import model_on_data, without_dropout
 
-        open_dataset(spec)
-    return spec
+        spec = model_on_data(
+            name,
+            data=self.data,
+            tokenizer=self.tokenizer,
+            sequence_length=self.sequence_length,
+            chat=self._chat_form(),
+        )
+        if self.lora is not None:
+            from spantrain.models.adapters import LoraForm, with_lora
 
+            spec = with_lora(spec, LoraForm.parse(self.lora))
+        if self.dropout not in (None, "on", "off"):
+            raise ConfigError(f"--dropout {self.dropout}: give on or off")
+        if self.dropout == "off":
+            spec = without_dropout(spec)
+        if read and (self.data is not None or self.tokenizer is not None):
+            from spantrain.models.data.dataset import open_dataset
 
-def chat_form(template: str | None, train_on: str | None, *, packing: bool) -> "ChatForm | None":
-    """Return how conversations become samples, as the options say; None if none of them was given.
+            open_dataset(spec)
+        return spec
 
-    Raises:
-        ConfigError: there is no such choice of what is learnt.
-    """
-    from spantrain.core.units import ChatForm
+    def _chat_form(self) -> "ChatForm | None":
+        """Return how conversations become samples; None if no option says so."""
+        from spantrain.core.units import ChatForm
 
-    given = {"template": template, "train_on": train_on, "packing": packing or None}
-    given = {name: value for name, value in given.items() if value is not None}
-    try:
-        return ChatForm(**given) if given else None  # type: ignore[arg-type]
-    except ValueError as error:
-        raise ConfigError(f"--train-on: {error}") from None
+        given = {"template": self.chat_template, "train_on": self.train_on, "packing": self.packing or None}
+        given = {name: value for name, value in given.items() if value is not None}
+        try:
+            return ChatForm(**given) if given else None  # type: ignore[arg-type]
+        except ValueError as error:
+            raise ConfigError(f"--train-on: {error}") from None
 
 
 def chosen_functions(functions: Sequence[str] | None) -> tuple[str, ...]:

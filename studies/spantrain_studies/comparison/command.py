@@ -12,6 +12,7 @@ from spantrain.cli.options import (
     ClusterFile,
     Data,
     Json,
+    ModelOptions,
     NetworkTraceName,
     NoNetwork,
     Out,
@@ -20,7 +21,6 @@ from spantrain.cli.options import (
     Tokenizer,
     check_speed,
     chosen_cluster,
-    chosen_model,
     chosen_trace,
     print_json,
     quantity,
@@ -110,13 +110,13 @@ class CompareArguments:
         if abs(self.seed) >= 2**53:
             raise ConfigError(f"--seed {self.seed}: give a whole number below 2^53")
         cluster = chosen_cluster(self.preset, self.cluster)
-        spec = chosen_model(
-            self.model,
+        data = ModelOptions(
             data=self.data,
             tokenizer=self.tokenizer,
             sequence_length=self.sequence_length,
             dropout="off",  # others draw otherwise
         )
+        spec = data.chosen_model(self.model)
         rate = None if self.bandwidth is None else quantity("--bandwidth", self.bandwidth, parse_bandwidth)
         from spantrain_studies.comparison.compare import CompareRequest
         from spantrain_studies.comparison.fit import SettingOverrides

@@ -1,5 +1,6 @@
 """The commands: parse, call the use case, show what came out. Nothing here imports torch until it is needed."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -7,48 +8,39 @@ import typer
 
 from spantrain.cli.failure import clean_interrupt, told_interrupt
 from spantrain.cli.options import (
-    ChatTemplate,
     ClusterFile,
     Data,
-    Dropout,
     Dtype,
     EmulatedSpeed,
+    Functions,
     Insecure,
     Json,
     Listen,
-    Lora,
+    ModelOptions,
     NoNetwork,
     Out,
-    Packing,
     Preset,
     SequenceLength,
     Tokenizer,
-    TrainOn,
     at_speed,
-    chat_form,
     check_dtype,
     chosen_cluster,
-    chosen_model,
+    chosen_functions,
     print_json,
     session_options,
+    with_options,
 )
 from spantrain.config.files.json_codec import to_json
 from spantrain.config.files.text_files import check_can_make, write_atomically
 from spantrain.core.cluster import Cluster
 from spantrain.core.job import LARGEST_NUMBER
+from spantrain.errors import ConfigError
 
 if TYPE_CHECKING:
     from spantrain.app.profiling.profile import ProfileOptions
     from spantrain.app.session import SessionOptions
     from spantrain.core.profile import Profile
     from spantrain.core.units import ModelSpec
-
-
-from spantrain.cli.options import (
-    Functions,
-    chosen_functions,
-)
-from spantrain.errors import ConfigError
 
 ProfilePath = Annotated[Path, typer.Argument(help="What `spantrain profile` wrote.")]
 
@@ -75,54 +67,44 @@ def demo(
     write_atomically(out / "summary.json", render_json(document) + "\n")
 
 
-def profile(
-    model: Annotated[str, typer.Option(help="The model, e.g. gpt2-tiny.")],
-    out: Out,
-    preset: Preset = None,
-    cluster: ClusterFile = None,
-    data: Data = None,
-    tokenizer: Tokenizer = None,
-    sequence_length: SequenceLength = None,
-    lora: Lora = None,
-    dropout: Dropout = None,
-    chat_template: ChatTemplate = None,
-    train_on: TrainOn = None,
-    packing: Packing = False,
-    dtype: Dtype = "float32",
-    max_samples: Annotated[int, typer.Option(help="Largest micro-batch that is measured.", min=1, max=1024)] = 16,
-    rounds: Annotated[int, typer.Option(help="Rounds of measuring the network.", min=1, max=100)] = 1,
-    emulated_speed: EmulatedSpeed = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Measure compute again even if it is cached.")] = False,
-    json_: Json = False,
-    no_network: NoNetwork = False,
-    listen: Listen = None,
-    insecure: Insecure = False,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class ProfileArguments(ModelOptions):
+    """The options of `spantrain profile`."""
+
+    model: Annotated[str, typer.Option(help="The model, e.g. gpt2-tiny.")]
+    out: Out
+    preset: Preset = None
+    cluster: ClusterFile = None
+    dtype: Dtype = "float32"
+    max_samples: Annotated[int, typer.Option(help="Largest micro-batch that is measured.", min=1, max=1024)] = 16
+    rounds: Annotated[int, typer.Option(help="Rounds of measuring the network.", min=1, max=100)] = 1
+    emulated_speed: EmulatedSpeed = None
+    fresh: Annotated[bool, typer.Option("--fresh", help="Measure compute again even if it is cached.")] = False
+    json_: Json = False
+    no_network: NoNetwork = False
+    listen: Listen = None
+    insecure: Insecure = False
+
+
+@with_options(ProfileArguments)
+def profile(asked: ProfileArguments, _: typer.Context) -> None:
     """Measure the compute of every device and the network between all of them."""
     from spantrain.app.training.run_folder import check_not_of_a_run
 
-    chosen = chosen_cluster(preset, cluster)
-    if emulated_speed is not None:
-        chosen = at_speed(chosen, emulated_speed)
+    chosen, out = chosen_cluster(asked.preset, asked.cluster), asked.out
+    if asked.emulated_speed is not None:
+        chosen = at_speed(chosen, asked.emulated_speed)
     check_can_make(out, "--out", files=("profile.json",), folders=("logs",))
     check_not_of_a_run(out / "profile.json", "--out")
-    check_dtype(dtype)
-    chat = chat_form(chat_template, train_on, packing=packing)
-    spec = chosen_model(
-        model,
-        data=data,
-        tokenizer=tokenizer,
-        sequence_length=sequence_length,
-        chat=chat,
-        lora=lora,
-        dropout=dropout,
-        read=listen is None,
-    )
+    check_dtype(asked.dtype)
+    spec = asked.chosen_model(asked.model, read=asked.listen is None)
     from spantrain.app.profiling.profile import ProfileOptions
 
-    options = ProfileOptions(dtype=dtype, max_samples=max_samples, network_rounds=rounds, use_cache=not fresh)
-    where = session_options(no_network=no_network, listen=listen, insecure=insecure, model=spec)
-    _measure(chosen, spec, options, where, out, json_=json_)
+    options = ProfileOptions(
+        dtype=asked.dtype, max_samples=asked.max_samples, network_rounds=asked.rounds, use_cache=not asked.fresh
+    )
+    where = session_options(no_network=asked.no_network, listen=asked.listen, insecure=asked.insecure, model=spec)
+    _measure(chosen, spec, options, where, out, json_=asked.json_)
 
 
 def _measure(
@@ -249,7 +231,7 @@ def import_(
     if not folder.is_dir():
         raise ConfigError(f"{folder}: there is no such folder; name one with *.safetensors")
     check_can_make(out, "--out")
-    spec = chosen_model(model, data=data, tokenizer=tokenizer, sequence_length=sequence_length)
+    spec = ModelOptions(data=data, tokenizer=tokenizer, sequence_length=sequence_length).chosen_model(model)
     from spantrain.app.weights import import_weights
 
     outcome = import_weights(folder, spec, out)

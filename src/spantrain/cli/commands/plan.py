@@ -1,7 +1,7 @@
 """`spantrain plan`: decide what runs where, on a profile or on a cluster that nobody measured."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,22 +9,13 @@ import typer
 
 from spantrain.cli.options import (
     MAX_SAMPLES,
-    ChatTemplate,
     ClusterFile,
-    Data,
-    Dropout,
     Json,
-    Lora,
+    ModelOptions,
     Optimizer,
-    Packing,
     Preset,
-    SequenceLength,
-    Tokenizer,
-    TrainOn,
-    chat_form,
     check_dtype,
     chosen_cluster,
-    chosen_model,
     planned_state,
     print_json,
     with_options,
@@ -48,7 +39,7 @@ _ANY = "auto"
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanArguments:
+class PlanArguments(ModelOptions):
     """The options of `spantrain plan`."""
 
     global_batch: Annotated[int, typer.Option(help="Samples per optimizer step.", min=1, max=MAX_SAMPLES)]
@@ -59,14 +50,6 @@ class PlanArguments:
     preset: Preset = None
     cluster: ClusterFile = None
     model: Annotated[str | None, typer.Option(help="With --preset or --cluster: the model, e.g. gpt2-small.")] = None
-    data: Data = None
-    tokenizer: Tokenizer = None
-    sequence_length: SequenceLength = None
-    lora: Lora = None
-    dropout: Dropout = None
-    chat_template: ChatTemplate = None
-    train_on: TrainOn = None
-    packing: Packing = False
     dtype: Annotated[str | None, typer.Option(help="float32 or bfloat16; default: the profile's.")] = None
     strategy: Annotated[str, typer.Option(help="`all`, or names with commas; default: the planner's own.")] = ""
     objective: Annotated[Objective, typer.Option(help="What is wanted least or most of.")] = Objective.THROUGHPUT
@@ -169,17 +152,7 @@ class PlanArguments:
             return self._described()
         if self.preset is not None or self.cluster is not None:
             raise ConfigError(_EITHER)
-        for name in (
-            "model",
-            "data",
-            "tokenizer",
-            "sequence_length",
-            "lora",
-            "dropout",
-            "chat_template",
-            "train_on",
-            "packing",
-        ):
+        for name in ("model", *(one.name for one in fields(ModelOptions))):
             value = getattr(self, name)
             if value:
                 raise ConfigError(
@@ -199,15 +172,7 @@ class PlanArguments:
             check_dtype(self.dtype)
         from spantrain.app.profiling.describe import described_profile
 
-        spec = chosen_model(
-            self.model,
-            data=self.data,
-            tokenizer=self.tokenizer,
-            sequence_length=self.sequence_length,
-            dropout=self.dropout,
-            chat=chat_form(self.chat_template, self.train_on, packing=self.packing),
-            lora=self.lora,
-        )
+        spec = self.chosen_model(self.model)
         return described_profile(chosen_cluster(self.preset, self.cluster), spec, dtype=self.dtype or "float32")
 
 

@@ -5,7 +5,7 @@ import datetime
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,12 +14,11 @@ import typer
 from spantrain.cli.commands.train_options import JOB_OPTIONS, TrainArguments
 from spantrain.cli.failure import graceful_interrupt
 from spantrain.cli.options import (
+    ModelOptions,
     at_speed,
-    chat_form,
     check_dtype,
     chosen_cluster,
     chosen_functions,
-    chosen_model,
     chosen_trace,
     given_options,
     print_json,
@@ -42,8 +41,7 @@ if TYPE_CHECKING:
 
 _FILES = ("plan.json", "profile.json", "run.json", "trace.json", "decisions.jsonl", "switches.jsonl", "metrics.jsonl")
 _MODEL_OPTIONS = (
-    "preset", "cluster", "data", "tokenizer", "sequence_length", "dropout", "lora", "chat_template", "train_on",
-    "packing", "global_batch", "dtype", "emulated_speed",
+    "preset", "cluster", *(one.name for one in fields(ModelOptions)), "global_batch", "dtype", "emulated_speed",
     "gradient_checkpointing",
 )  # fmt: skip
 """Options that go with --model: a plan and a checkpoint say all this already."""
@@ -157,16 +155,7 @@ class _Command:
         if asked.emulated_speed is not None:
             cluster = at_speed(cluster, asked.emulated_speed)
         check_dtype(asked.dtype)
-        spec = chosen_model(
-            model,
-            data=asked.data,
-            tokenizer=asked.tokenizer,
-            sequence_length=asked.sequence_length,
-            dropout=asked.dropout,
-            chat=chat_form(asked.chat_template, asked.train_on, packing=asked.packing),
-            lora=asked.lora,
-            read=False,
-        )
+        spec = asked.chosen_model(model, read=False)
         job = self._job()
         schedule = check_schedule(asked.schedule or "critical-path")
         from spantrain.app.training.train_from_scratch import ScratchRequest, run_folder_for

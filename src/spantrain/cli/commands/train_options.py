@@ -9,26 +9,19 @@ import typer
 
 from spantrain.cli.options import (
     MAX_SAMPLES,
-    ChatTemplate,
     ClusterFile,
-    Data,
-    Dropout,
     Dtype,
     EmulatedSpeed,
     Functions,
     Insecure,
     Json,
     Listen,
-    Lora,
     LostAfter,
+    ModelOptions,
     NetworkTraceName,
     NoNetwork,
     Optimizer,
-    Packing,
     Preset,
-    SequenceLength,
-    Tokenizer,
-    TrainOn,
 )
 from spantrain.core.job import ADAPTERS, LARGEST_NUMBER, TrainJob
 from spantrain.core.update.optimizers import named_values, optimizer_fields
@@ -48,7 +41,7 @@ _WARMUP_STEPS = 10
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainArguments:
+class TrainArguments(ModelOptions):
     """What stands on the command line, or else the default."""
 
     plan_path: Annotated[Path | None, typer.Argument(help="What `spantrain plan` wrote.")] = None
@@ -65,14 +58,6 @@ class TrainArguments:
     from_scratch: Annotated[
         bool, typer.Option("--from-scratch", help="Random weights, though the folder of an hf: model has some.")
     ] = False
-    data: Data = None
-    tokenizer: Tokenizer = None
-    sequence_length: SequenceLength = None
-    lora: Lora = None
-    dropout: Dropout = None
-    chat_template: ChatTemplate = None
-    train_on: TrainOn = None
-    packing: Packing = False
     global_batch: Annotated[
         int, typer.Option(help="With --model: samples per optimizer step.", min=1, max=MAX_SAMPLES)
     ] = 32

@@ -97,6 +97,19 @@ def write_atomically(path: Path, text: str, *, error: type[UsageError] = ConfigE
         raise error(f"{path}: cannot be written: {reason.strerror}; choose another place") from None
 
 
+def sync_folder(folder: Path) -> None:
+    """Wait until the names in a folder are on the disk.
+
+    Raises:
+        OSError: there is no such folder, or it cannot be read.
+    """
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def check_tensor_header(path: Path) -> None:
     """Refuse a safetensors file whose header is longer than any model's: reading it takes a minute and gigabytes.
 

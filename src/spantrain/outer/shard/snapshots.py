@@ -25,6 +25,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from spantrain.config.files.text_files import sync_folder
 from spantrain.outer.shard.numerics import Tensors
 from spantrain.transport.connection.threads import Died, ReliedOnThread
 
@@ -115,7 +116,7 @@ class FolderSnapshots:
             hidden.rename(path)
         finally:
             hidden.unlink(missing_ok=True)
-        _sync(self._folder)
+        sync_folder(self._folder)
         if version.version in before and before[version.version] != path:
             before[version.version].unlink()
         files = self._files()
@@ -174,15 +175,6 @@ def _pieces(first: Iterable[bytes], tensors: Iterable[Tensor]) -> Iterator[bytes
 def _digest(path: Path) -> str:
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()[:16]
-
-
-def _sync(folder: Path) -> None:
-    """Have the folder's names on disk, too."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 class SnapshotWriter:

@@ -4,6 +4,7 @@ import os
 import secrets
 from pathlib import Path
 
+from spantrain.config.files.text_files import sync_folder
 from spantrain.errors import UsageError
 
 _MAX_CHARACTERS = 2**27
@@ -38,7 +39,7 @@ def write_private(path: Path, text: str) -> None:
             hidden.replace(path)
         finally:
             hidden.unlink(missing_ok=True)
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
     except OSError as error:
         raise UsageError(f"{path}: cannot be written: {error.strerror}; make room there or choose another") from None
 
@@ -62,11 +63,3 @@ def read_private(path: Path) -> str | None:
         return None
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path}: cannot be read: {error}; take it from a copy, or choose another folder") from None
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
