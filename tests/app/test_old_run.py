@@ -12,8 +12,8 @@ from spantrain.errors import ConfigError
 INPUTS = ("plan.json", "profile.json", "notes.txt", "logs/mine.txt", "single-site/trace.json", "checkpoint/mine.txt")
 OLD = (
     "trace.json", "decisions.jsonl", "switches.jsonl", "plan-1.json", "plan.trained.json", "logs/fork-server.log",
-    "logs/lab-0.log", "checkpoint/latest", "checkpoint/step-4/manifest.json", "checkpoint/step-4/lab-0.safetensors",
-    "tensorboard/events.out.tfevents.1",
+    "logs/lab-0.log", "checkpoint/latest", "checkpoint/best", "checkpoint/step-4/manifest.json",
+    "checkpoint/step-4/lab-0.safetensors", "tensorboard/events.out.tfevents.1",
 )  # fmt: skip
 
 
@@ -42,6 +42,7 @@ def test_a_run_is_refused_and_what_it_is_made_from_is_none(run, tmp_path):
     for name in ("plan.json", "profile.json", "logs/lab-0.log"):
         (tmp_path / "new" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "new" / name).write_text("")
+    (tmp_path / "new" / "metrics.jsonl").write_text("")  # a run that has begun no step
     refuse_run(tmp_path / "new", "")
     refuse_run(tmp_path / "none", "")
 

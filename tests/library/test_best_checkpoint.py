@@ -111,7 +111,14 @@ def check_alike(trainer: spantrain.Trainer, wanted: transformers.Trainer) -> Non
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("given", [{}, {"metric_for_best_model": "chance"}, {"save_steps": 4, "save_total_limit": 2}])
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"metric_for_best_model": "chance"},
+        {"save_steps": 4, "save_total_limit": 2},
+        {"eval_strategy": "epoch", "save_strategy": "epoch", "max_steps": -1, "num_train_epochs": STEPS},
+    ],
+)
 def test_the_best_is_that_of_transformers(given, mine, tmp_path):
     wanted = theirs(mine, tmp_path / "theirs", [EarlyStoppingCallback(2)], **given)
     trainer = ours(
@@ -150,6 +157,20 @@ def test_devices_that_evaluate_keep_the_best_which_a_run_that_goes_on_knows(mine
     assert not (tmp_path / "ours" / "checkpoint" / "best").exists()
     functions = tuple(f"{mine.__file__}:{name}" for name in ("build", "samples"))
     assert export_run(tmp_path / "ours", tmp_path / "hf", functions=functions).steps == 12
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_devices_that_evaluate_stop_early_with_the_same_best(mine, tmp_path):
+    """By when an evaluation is known some of the next steps have run, which take a moment each."""
+    wanted = theirs(mine, tmp_path / "theirs", [EarlyStoppingCallback(2)], max_steps=500)
+    trainer = ours(mine, tmp_path / "ours", mine.samples, [EarlyStoppingCallback(2)], max_steps=500)
+    outcome = trainer.train()
+    check_alike(trainer, wanted)
+    assert wanted.state.global_step < outcome.steps < 500
+    assert trainer.evaluate(mine.samples(held_out=True))["eval_loss"] == pytest.approx(
+        wanted.state.best_metric, rel=1e-4
+    )
 
 
 def test_metrics_that_nobody_measures_are_refused(mine, tmp_path):

@@ -15,7 +15,7 @@ _FILES = (RUN_FILE, TRACE_FILE, DECISIONS_FILE, SWITCHES_FILE, METRICS_FILE)
 
 
 def refuse_run(folder: Path, ways: str) -> None:
-    """Refuse a folder that holds a run; a plan and a profile alone are none.
+    """Refuse a folder that holds a run; a plan and a profile alone are none, nor is one that has begun no step.
 
     Args:
         folder: to write a run to.
@@ -25,7 +25,10 @@ def refuse_run(folder: Path, ways: str) -> None:
         ConfigError: it does.
     """
     checkpoints = (f"{CHECKPOINTS}/{path.name}" for path in _checkpoints(folder))
-    found = (*(name for name in _FILES if (folder / name).exists()), *checkpoints)
+    files = [name for name in _FILES if (folder / name).exists()]
+    if METRICS_FILE in files and not (folder / METRICS_FILE).stat().st_size:
+        files.remove(METRICS_FILE)
+    found = (*files, *checkpoints)
     if found:
         shown = ", ".join(found[:3]) + (", ..." if len(found) > 3 else "")
         raise ConfigError(f"{folder} holds a run already ({shown}), and two would be mixed: {ways}")
