@@ -53,6 +53,8 @@ class UnitModule(nn.Module):
         """Returns the tensor-parallel group whose members have parts of it."""
         self.other_names: Mapping[str, str] = {}
         """By local path: a module's full name, where that is not its prefix's; of one that several modules have."""
+        self.around: Mapping[int, str] = {}
+        """Full names of modules that run around its own, by identity."""
 
     @property
     def class_name(self) -> str:
@@ -208,7 +210,10 @@ def drawing_modules(units: Sequence[UnitModule]) -> DrawingModules | None:
     if not drawing:
         return None
     shapes = {place: shape for unit in drawing for place, shape in unit.draws.items()}
-    return DrawingModules(names=module_names(drawing), shapes=shapes, group=drawing[0].group and drawing[0].group())
+    around = {key: name for unit in drawing for key, name in unit.around.items()}
+    return DrawingModules(
+        names=around | module_names(drawing), shapes=shapes, group=drawing[0].group and drawing[0].group()
+    )
 
 
 def shared_parameters(units: Sequence[UnitModule]) -> Mapping[str, list[tuple[int, str]]]:

@@ -217,3 +217,48 @@ class Balanced(Tower):
 
 def a_small_term_of_all_samples():
     return Balanced(Mix), {"inputs": torch.randn(SAMPLES, WIDTH), "labels": torch.arange(SAMPLES) % CLASSES}
+
+
+class Drops(ChangesState):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear.append(nn.Dropout(0.2))
+
+    def forward(self, state: State) -> None:
+        super().forward(state)
+        state.hidden = functional.dropout(state.hidden, 0.1, self.training)
+
+
+class DropTower(Tower):
+    """Draws in blocks, one of which is called twice, and between them; drops whole layers with probability 0."""
+
+    def __init__(self) -> None:
+        super().__init__(Drops)
+        self.drop = nn.Dropout(0.3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        state = State(self.drop(self.stem(inputs)))
+        for block in (*self.blocks[:2], self.blocks[1], *self.blocks[2:]):
+            if self.training and torch.rand([]) < 0.0:
+                continue
+            block(state)
+            state.hidden = functional.dropout(state.hidden, 0.2, self.training) + 0.1 * torch.rand_like(state.hidden)
+        return self.head(self.drop(state.hidden + state.seen[0]))
+
+
+def drops_along_the_way():
+    return with_batch(DropTower())
+
+
+class DropsLayers(DropTower):
+    def forward(self, inputs: Tensor) -> Tensor:
+        state = State(self.stem(inputs))
+        for block in self.blocks:
+            if self.training and torch.rand([]) < 0.5:
+                continue
+            block(state)
+        return self.head(state.hidden)
+
+
+def drops_whole_layers():
+    return with_batch(DropsLayers())

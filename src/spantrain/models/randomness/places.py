@@ -33,6 +33,8 @@ class CallPoint:
 class _Frame:
     chain: str
     module: str | None = None
+    identity: int = 0
+    """The module's."""
     drawn: int = 0
     called: Counter[str] = field(default_factory=Counter)
 
@@ -66,17 +68,18 @@ class CallChain:
 
     def restart(self) -> None:
         """Have the innermost call begin anew."""
-        self._frames[-1] = _Frame(chain=self.innermost, module=self._frames[-1].module)
+        last = self._frames[-1]
+        self._frames[-1] = _Frame(chain=last.chain, module=last.module, identity=last.identity)
 
     @contextlib.contextmanager
     def at(self, point: CallPoint) -> Iterator[None]:
-        """Go on from where a call of a module had come."""
-        frame = _Frame(chain=point.chain, drawn=point.drawn, called=Counter(point.called))
+        """Go on from where a call of a module had come; what runs inside may end with calls under way."""
+        frame, depth = _Frame(chain=point.chain, drawn=point.drawn, called=Counter(point.called)), len(self._frames)
         self._frames.append(frame)
         try:
             yield
         finally:
-            self._frames.pop()
+            del self._frames[depth:]
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
@@ -97,13 +100,21 @@ class CallChain:
         if name is None or threading.get_ident() != self._thread:
             return
         caller = self._frames[-1]
+        if name == caller.module and id(module) != caller.identity:  # what a stub stands for is the stub's own call
+            self._frames.append(caller)
+            return
         count = caller.called[name]
         caller.called[name] += 1
-        self._frames.append(_Frame(chain=f"{caller.chain}>{name}" + (f"#{count}" if count else ""), module=name))
+        chain = f"{caller.chain}>{name}" + (f"#{count}" if count else "")
+        self._frames.append(_Frame(chain=chain, module=name, identity=id(module)))
 
     def _leave(self, module: nn.Module, _args: object, _result: object) -> None:
         if id(module) in self._names and threading.get_ident() == self._thread:
             self._frames.pop()
+
+
+START = CallPoint(chain="", drawn=0)
+"""Nothing has been called."""
 
 
 def chain_at(point: CallPoint | None) -> contextlib.AbstractContextManager[None]:

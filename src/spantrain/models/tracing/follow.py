@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError
+from spantrain.models.randomness.draws import SeededDraws
 from spantrain.models.randomness.shapes import DrawnShapes, seen_shapes
 from spantrain.models.tracing.batch import OwnLoss
 from spantrain.models.tracing.cut import TapeCutter, needed_steps
@@ -291,16 +292,25 @@ def _tape(
         pick = partial(picked, loaded.loss, source=f"model {spec.name}")
         tape, drew = record(loaded.module, structure.opened, args, names, pick, batch.rows)
         tapes.append(tape)
-        drawn.append(drew.noted)
-        if drew.unlike and spec.family == "hf":
-            raise ConfigError(f"model {spec.name}: {drew.unlike[0]}, not by sample; train with --dropout off")
-    draws, unlike = seen_shapes(drawn[0], drawn[1], (SMALL, LARGE))
+        drawn.append(drew)
+    return widened(tapes[0], tapes[1]), shapes_drawn(spec, drawn[0], drawn[1])
+
+
+def shapes_drawn(spec: ModelSpec, small: SeededDraws, large: SeededDraws) -> DrawnShapes:
+    """Return where the samples are in what was drawn for `SMALL` and `LARGE`.
+
+    Raises:
+        ConfigError: that cannot be told.
+    """
+    if spec.family == "hf" and (operations := small.unlike or large.unlike):
+        raise ConfigError(f"model {spec.name}: {operations[0]}, not by sample; train with --dropout off")
+    draws, unlike = seen_shapes(small.noted, large.noted, (SMALL, LARGE))
     if unlike:
         raise ConfigError(
             f"model {spec.name}: {unlike[0]}, so what is drawn cannot be told by sample: have it draw with the samples "
             "as one dimension, or train with --dropout off"
         )
-    return widened(tapes[0], tapes[1]), draws
+    return draws
 
 
 def _opened_for_nothing(structure: Structure, tape: Tape) -> tuple[str, ...]:

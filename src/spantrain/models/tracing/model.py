@@ -151,30 +151,43 @@ def _empty_units(cut: CutModel) -> list[UnitModule]:
 def _units(cut: CutModel, indices: Iterable[int], model: nn.Module, loss: Loss) -> list[UnitModule]:
     """Make units of a model, which is not to be used otherwise any more."""
     units: list[UnitModule] = []
-    shell = cut.stubbed.shell(model) if cut.stubbed else None
+    names = {id(module): path for path, module in model.named_modules()}
+    shell = cut.stubbed.shell(model, cut.trains) if cut.stubbed else None
     for index in indices:
         if cut.stubbed and shell:
             unit: UnitModule = cut.stubbed.unit(index, cut.names[index], shell, cut.batch, loss, model=cut.name)
+            unit.around = shell.names
+            draws = True  # what is around its modules does
         else:
             own_loss = loss if index == len(cut.parts) - 1 else None
             unit = TracedUnit(cut.names[index], cut.parts[index], model, own_loss, counts=cut.batch.counts_labels)
-            _set_drawing(unit, cut.parts[index], cut, model)
+            draws = any(step.point for step in cut.parts[index].steps)
+        unit.draws = cut.draws if draws else {}
+        _set_names(unit, names, cut.trains)
         unit.shared = {cut.groups[full]: local for local, full in parameter_names(unit).items() if full in cut.groups}
         units.append(unit)
     return units
 
 
-def _set_drawing(unit: TracedUnit, part: TapePart, cut: CutModel, model: nn.Module) -> None:
-    """Tell a unit which of its modules train, and what they draw."""
-    names = {id(module): path for path, module in model.named_modules()}
+def _set_names(unit: UnitModule, names: Mapping[int, str], trains: frozenset[str]) -> None:
+    """Tell a unit what its modules are called that have several names, and which of them train.
+
+    Args:
+        unit: made of a model's own modules.
+        names: of the model's modules, by identity; the outermost of a unit that has stubs around it are others.
+        trains: names of those that train.
+    """
     own = module_names([unit])
     unit.other_names = {
         path: names[id(module)]
         for path, module in unit.named_modules()
         if id(module) in names and names[id(module)] != own.get(id(module))
     }
-    unit.draws = cut.draws if any(step.point for step in part.steps) else {}
-    unit.trained = frozenset(path for path, module in unit.named_modules() if names.get(id(module)) in cut.trains)
+    unit.trained = frozenset(
+        path
+        for path, module in unit.named_modules()
+        if (names.get(id(module)) or (own.get(id(module)) if unit.around else None)) in trains
+    )
 
 
 @lru_cache(maxsize=8)
@@ -199,7 +212,7 @@ def _cut_either_way(spec: ModelSpec) -> CutModel:
             raise ConfigError(f"{refused}; nor can each unit run the whole forward: {error.why}") from error
     closed = next((notice for notice in cut.notices if " is one unit: " in notice), None)
     hooked = hooked_module(cut.skeleton, {"", *(path for part in cut.parts for path in part.modules)})
-    if hooked or (closed and not cut.draws):  # stubs draw nothing
+    if hooked or closed:
         with contextlib.suppress(NotFollowedError):
             other = _cut_by_stubs(spec)
             if hooked or len(other.names) > len(cut.names):
@@ -229,7 +242,7 @@ def _cut_tape(spec: ModelSpec) -> CutModel:
 def _cut_by_stubs(spec: ModelSpec) -> CutModel:
     loaded, found = follow_calls(spec)
     candidates = [([path for path in part.modules if path in found.blocks], list(part.modules)) for part in found.parts]
-    return _cut_model(spec, loaded, found.parts, candidates, notices=found.notices, stubbed=found)
+    return _cut_model(spec, loaded, found.parts, candidates, notices=found.notices, stubbed=found, draws=found.draws)
 
 
 def _cut_model(
@@ -239,8 +252,8 @@ def _cut_model(
     candidates: Sequence[tuple[list[str], list[str]]],
     *,
     notices: tuple[str, ...],
+    draws: DrawnShapes,
     stubbed: StubbedModel | None = None,
-    draws: DrawnShapes | None = None,
 ) -> CutModel:
     return CutModel(
         name=spec.name,
@@ -252,8 +265,8 @@ def _cut_model(
         numbers=loaded.numbers,
         batch=loaded.batch,
         loss=loaded.loss,
-        trains=frozenset() if stubbed else loaded.trains,
-        draws=draws or {},
+        trains=loaded.trains,
+        draws=draws,
         notices=notices,
     )
 

@@ -12,7 +12,9 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import is_fake
 from torch.overrides import TorchFunctionMode
 
+from spantrain.models.randomness.draws import NOISE, DrawingModules, DrawnSamples, SeededDraws
 from spantrain.models.tracing.follow import LARGE, SMALL
+from spantrain.models.tracing.foregone import ForegoneOutcomes
 from spantrain.models.tracing.numbers import Asks, asked
 from spantrain.models.tracing.record import OF_FIRST, OF_SHAPES, version_of
 from spantrain.models.tracing.stubs.template import GivenParts, Template, given_again, joined_templates
@@ -93,9 +95,21 @@ class _Known:
     sources: frozenset[Source] = frozenset()
     data: bool = False
     weights: bool = False
+    drawn: bool = False
+    """Made of random numbers."""
 
     def __or__(self, other: "_Known") -> "_Known":
-        return _Known(self.sources | other.sources, self.data or other.data, self.weights or other.weights)
+        return _Known(
+            self.sources | other.sources,
+            self.data or other.data,
+            self.weights or other.weights,
+            self.drawn or other.drawn,
+        )
+
+    @property
+    def varies(self) -> bool:
+        """Whether its numbers are not always the same."""
+        return self.data or self.weights or self.drawn
 
 
 def find_calls(
@@ -104,18 +118,20 @@ def find_calls(
     args: Mapping[int, Tensor],
     names: Mapping[int, str | None],
     pick: Callable[[Any], Any],
-) -> Calls:
-    """Run a model's forward and return what it calls; arguments are those of `record.record`.
+) -> tuple[Calls, SeededDraws]:
+    """Run a model's forward; return what it calls, and what it drew. Arguments are those of `record.record`.
 
     Raises:
         TraceProblem: the forward decides by numbers of the data.
     """
-    recorder = _CallRecorder(model, opened, args)
-    with wrapped(recorder, model, opened), recorder:
+    samples = DrawnSamples(seed=0, step=0, first=0, count=next(iter(args.values())).shape[0])
+    draws = SeededDraws(DrawingModules.of(model, {}), samples)
+    recorder = _CallRecorder(model, opened, args, draws)
+    with draws, wrapped(recorder, model, opened), recorder:
         positional = [arg for number, arg in args.items() if names[number] is None]
         keyword = {name: args[number] for number, name in names.items() if name is not None}
         result = model(*positional, **keyword)
-    return recorder.found(pick(result), names)
+    return recorder.found(pick(result), names), draws
 
 
 def calls_for_any(small: Calls, large: Calls) -> Calls:
@@ -159,8 +175,12 @@ class _Running:
 class _CallRecorder(TorchFunctionMode):
     """Sees every call of torch's functions while it is active."""
 
-    def __init__(self, model: nn.Module, opened: frozenset[str], args: Mapping[int, Tensor]) -> None:
+    def __init__(
+        self, model: nn.Module, opened: frozenset[str], args: Mapping[int, Tensor], draws: SeededDraws
+    ) -> None:
         super().__init__()
+        self._draws = draws
+        self._foregone = ForegoneOutcomes()
         self._opened = opened
         self.opened: list[str] = []
         """Paths of the opened modules whose forward is running, the innermost last."""
@@ -208,19 +228,25 @@ class _CallRecorder(TorchFunctionMode):
         """Call a function of torch, and note where its results come from."""
         given, name = dict(kwargs or {}), getattr(func, "__name__", "")
         tensors = _tensors((args, given))
+        outcome = self._foregone.outcome(name, args)
+        if outcome is not None:
+            return outcome
         self._check(name, tensors, args)
-        versions = [version_of(tensor) for tensor in tensors]
+        versions, drawn = [version_of(tensor) for tensor in tensors], len(self._draws.noted)
         result = func(*args, **given)
         made = _tensors(result)
+        draws = len(self._draws.noted) > drawn
+        in_common = draws and name in NOISE and all(tensor.numel() == 1 for tensor in made)
+        self._foregone.note(name, tensors, made, in_common=in_common)
         changed = [t for t, version in zip(tensors, versions, strict=True) if version_of(t) != version]
         if not made and not changed and asked(name, args, inside=False) is None:
             return result
-        origin = _Known()
+        origin = _Known(data=draws and not in_common, drawn=draws)
         for tensor in () if name in OF_SHAPES else tensors[:1] if name in OF_FIRST else tensors:
             origin |= self._of(tensor)
             if self._running is not None:
                 self._running.needs |= self._needed(self._running, tensor)
-        inside = self._running is not None and (origin.data or origin.weights)
+        inside = self._running is not None and origin.varies
         number = len(self._calls)  # of the call that is running
         self._note_changes(changed, replace(origin, sources=frozenset({Inside(number)})) if inside else origin)
         for tensor in made:
@@ -310,15 +336,17 @@ class _CallRecorder(TorchFunctionMode):
         known = _Known()
         for tensor in tensors:
             known |= self._of(tensor)
-        if not known.data and (not known.weights or self._running is not None):
+        if not known.data and ((not known.weights and not known.drawn) or self._running is not None):
             return
         if self._running is not None and name != "__bool__":
             self._running.reads_numbers |= asks is Asks.NUMBERS
             return
         where = line_of_model()
-        if known.weights or not any(library in where for library in _SHORT_CUTS):
+        if known.weights or known.drawn or not any(library in where for library in _SHORT_CUTS):
             path = self.opened[-1] if self._running is None else self._running.path
             why = f"control flow depends on data: `{name.strip('_')}` of a tensor that depends on the inputs"
+            if known.drawn and self._running is None:
+                why = f"control flow depends on a random number: `{name.strip('_')}` of it"
             raise TraceProblem(why, where=where, module=path)
         self._looked_at |= known.sources
 

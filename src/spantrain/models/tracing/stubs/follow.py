@@ -7,8 +7,17 @@ from functools import partial
 from torch import Tensor, nn
 
 from spantrain.core.units import ModelSpec
+from spantrain.models.randomness.shapes import DrawnShapes
 from spantrain.models.tracing.batch import Loss, ModelBatch, OwnLoss
-from spantrain.models.tracing.follow import LARGE, SMALL, Structure, explored, find_structure, is_composite
+from spantrain.models.tracing.follow import (
+    LARGE,
+    SMALL,
+    Structure,
+    explored,
+    find_structure,
+    is_composite,
+    shapes_drawn,
+)
 from spantrain.models.tracing.source import Loaded, picked
 from spantrain.models.tracing.stubs.calls import Calls, calls_for_any, find_calls
 from spantrain.models.tracing.stubs.cut import CallCutter, StubPart, paths_of
@@ -26,11 +35,13 @@ class StubbedModel:
     calls: Calls
     parts: tuple[StubPart, ...]
     blocks: frozenset[str]
+    draws: DrawnShapes
+    """Where samples are in what is drawn while it trains."""
     notices: tuple[str, ...]
 
-    def shell(self, model: nn.Module) -> Shell:
-        """Take a model apart, of which units are to be made."""
-        return Shell(model, paths_of(self.parts), self.opened, self.calls.direct)
+    def shell(self, model: nn.Module, trained: frozenset[str]) -> Shell:
+        """Take a model apart, of which units are to be made; given the paths of the modules that train."""
+        return Shell(model, paths_of(self.parts), self.opened, self.calls.direct, trained)
 
     def unit(self, index: int, name: str, shell: Shell, batch: ModelBatch, loss: Loss, *, model: str) -> StubbedUnit:
         """Return a unit of a shell; arguments are those of `StubbedUnit`."""
@@ -49,9 +60,10 @@ def follow_calls(spec: ModelSpec) -> tuple[Loaded, StubbedModel]:
 def _stubbed(spec: ModelSpec, loaded: Loaded, fake: Callable[[Tensor], Tensor]) -> tuple[Loaded, StubbedModel]:
     """Find the calls, with as much of the model opened as can be."""
     structure, notices = blocks_of(loaded.module), []
+    loaded.set_mode(trains=True)
     while True:
         try:
-            calls = _calls(loaded, structure, spec, fake)
+            calls, draws = _calls(loaded, structure, spec, fake)
         except TraceProblem as problem:
             if not problem.module or problem.module not in structure.opened:
                 raise
@@ -68,11 +80,13 @@ def _stubbed(spec: ModelSpec, loaded: Loaded, fake: Callable[[Tensor], Tensor]) 
     large = [path for path in paths if path in structure.elements or is_composite(loaded.module.get_submodule(path))]
     blocks = frozenset(path for path in large or paths if _counts(loaded.module.get_submodule(path)))
     parts, uncut = cutter.cut(blocks.__contains__)
+    loaded.set_mode(trains=False)
     return loaded, StubbedModel(
         opened=structure.opened,
         calls=calls,
         parts=parts,
         blocks=blocks,
+        draws=draws,
         notices=(*notices, *uncut),
     )
 
@@ -95,14 +109,18 @@ def blocks_of(model: nn.Module) -> Structure:
     return replace(found, opened=opened, nested=found.nested & opened - above, elements=elements | set(whole))
 
 
-def _calls(loaded: Loaded, structure: Structure, spec: ModelSpec, fake: Callable[[Tensor], Tensor]) -> Calls:
-    """Return the calls for any number of samples."""
+def _calls(
+    loaded: Loaded, structure: Structure, spec: ModelSpec, fake: Callable[[Tensor], Tensor]
+) -> tuple[Calls, DrawnShapes]:
+    """Return the calls for any number of samples, and where they are in what is drawn."""
     takes_labels = isinstance(loaded.loss, OwnLoss) and loaded.batch.has_labels
-    found = []
+    found, drawn = [], []
     for samples in (SMALL, LARGE):
         batch = loaded.batch.resized(samples)
         names = dict(enumerate(batch.names)) | ({LABELS: batch.labels_name} if takes_labels else {})
         args = {number: fake(batch.rows[number]) for number in names}
         pick = partial(picked, loaded.loss, source=f"model {spec.name}")
-        found.append(find_calls(loaded.module, structure.opened, args, names, pick))
-    return calls_for_any(found[0], found[1])
+        calls, drew = find_calls(loaded.module, structure.opened, args, names, pick)
+        found.append(calls)
+        drawn.append(drew)
+    return calls_for_any(found[0], found[1]), shapes_drawn(spec, drawn[0], drawn[1])

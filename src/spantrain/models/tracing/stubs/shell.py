@@ -50,6 +50,8 @@ class StubRun:
     facts: Mapping[int, Facts]
     samples: int
     place: torch.device
+    trains: bool
+    """Whether modules are in training mode."""
     done: int = field(default=0, init=False)
 
     def call(self, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -95,7 +97,14 @@ class StubRun:
 class Shell:
     """A model taken apart: the modules that are called, and the rest, which calls them."""
 
-    def __init__(self, model: nn.Module, called: Iterable[str], opened: frozenset[str], direct: Iterable[str]) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        called: Iterable[str],
+        opened: frozenset[str],
+        direct: Iterable[str],
+        trained: frozenset[str],
+    ) -> None:
         """Take a model apart, which is not to be used otherwise any more.
 
         Args:
@@ -103,8 +112,13 @@ class Shell:
             called: paths of modules that stubs may stand for.
             opened: paths of the modules that call them.
             direct: names of weights that are used outside of those.
+            trained: paths of the modules that training mode is for.
         """
         self._root = model
+        self._trained = trained
+        self._trains: bool | None = None
+        self.names = {id(module): path for path, module in model.named_modules()}
+        """Full names of all modules as the model had them, by identity; those of units are among them."""
         self._now = threading.local()
         self._latest: StubRun | None = None
         self._used: dict[str, set[nn.Module]] = {}
@@ -124,6 +138,9 @@ class Shell:
             elif next(module.buffers(), None) is not None:
                 modules[path] = module
                 self.fixed.append(path)
+        inside = tuple(f"{path}." for path in modules)
+        self._own = [(module, path) for path, module in model.named_modules() if not path.startswith(inside)]
+        """Modules that no unit holds, with their paths."""
         for path, module in modules.items():
             self.children[path] = _twin(module)
             self._empty(module)
@@ -136,6 +153,7 @@ class Shell:
     def run(self, run: StubRun, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Run the forward for a unit; return what it returned, or None where the pass ended before."""
         self._move(run.place)
+        self._set_mode(trains=run.trains)
         self._now.run, self._latest = run, run
         try:
             return self._root(*args, **kwargs)
@@ -210,6 +228,14 @@ class Shell:
             if child is not None:
                 module._modules[name] = _twin(child)
                 self._empty(module._modules[name])  # type: ignore[arg-type]
+
+    def _set_mode(self, *, trains: bool) -> None:
+        """Have modules that no unit holds be as they are while the model trains, or in evaluation mode."""
+        if trains == self._trains:
+            return
+        self._trains = trains
+        for module, path in self._own:
+            module.training = trains and path in self._trained
 
     def _move(self, place: torch.device) -> None:
         """Put zeros of the same shapes in the places of weights, on the device that the unit is on."""

@@ -4,6 +4,7 @@ from typing import Any
 
 from torch import Tensor
 
+from spantrain.models.randomness.places import START, chain_at
 from spantrain.models.tracing.batch import Loss, ModelBatch
 from spantrain.models.tracing.factory import calls_compiled
 from spantrain.models.tracing.source import picked
@@ -65,11 +66,12 @@ class StubbedUnit(BroughtUnit):
             facts=calls.facts,
             samples=samples,
             place=place,
+            trains=self.training,
         )
         given = {number: self._row(number, rows, run) for number in calls.names}
         positional = [given[number] for number, name in calls.names.items() if name is None]
         named = {name: given[number] for number, name in calls.names.items() if name is not None}
-        with self._means(rows) as means:
+        with self._means(rows) as means, chain_at(START):
             result = self._shell.run(run, positional, named)
             if self._loss is None:
                 return tuple(packed(carried, run.found[carried.value.index], samples) for carried in part.gives)
