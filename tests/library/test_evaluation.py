@@ -211,6 +211,7 @@ def test_parts_that_do_not_fit_are_refused(built, tokenizer, tmp_path):
     refused("data_collator: a int is no function", data=Texts(3, 0), data_collator=3)
     refused("data_collator: goes with a data set in this process", data_collator=dict)
     refused("has no save_pretrained", processing_class=3)
+    refused("tokenizer: a Tokenizer.* is no file or folder; give it as processing_class", tokenizer=tokenizer)
     refused("no held-out part; give eval_dataset", data=Texts(3, 0))
 
 
@@ -247,5 +248,9 @@ def test_samples_of_unlike_lengths_are_refused_by_field(built, tokenizer, tmp_pa
     refused(r"data: input_ids of samples have shapes .*processing_class=tokenizer", Texts(16, seed=1))
     refused(r"processing_class: raised ValueError.*labels are of unlike lengths.*DataCollatorForSeq2Seq",
             Named(16, seed=1), processing_class=tokenizer)  # fmt: skip
+    long = [{"input_ids": [7] * size, "attention_mask": [1] * size, "label": 0} for size in (4, 12)]
+    refused(r"input_ids, attention_mask are of unlike lengths.*truncate in the data set to 8, the length",
+            long, processing_class=tokenizer)  # fmt: skip
+    refused(r"input_ids has \[12\] numbers a sample.*pad or truncate", long[1:] * 8, processing_class=tokenizer)
     bare = tokenizer.__class__(tokenizer_object=tokenizer.backend_tokenizer)
     refused(r"processing_class: raised ValueError: .*pad", Texts(16, seed=1), processing_class=bare)

@@ -158,9 +158,11 @@ class CollatedSamples:
             names = fields[0] if fields else ()
             unlike = [name for name in names if len({np.size(one.get(name, ())) for one in fields}) > 1]
             which = f" ({', '.join(unlike)} are of unlike lengths)" if unlike else ""
+            length = getattr(self._collator, "max_length", None)
+            to = f" to {length}, the length of the example batch" if length else ""
             raise ConfigError(
-                f"{self._source}: raised {what_was_raised(error)}{which}; pad in the data set (labels by "
-                f"{IGNORED_LABEL}), or give a data_collator that can, such as transformers' "
+                f"{self._source}: raised {what_was_raised(error)}{which}; pad (labels by {IGNORED_LABEL}) or "
+                f"truncate in the data set{to}, or give a data_collator that can, such as transformers' "
                 "DataCollatorForSeq2Seq(tokenizer)"
             ) from error
 

@@ -250,6 +250,8 @@ def model_of(
     """
     if sequence_length is not None and type(sequence_length) is not int:
         raise ConfigError(f"sequence_length must be a whole number, got {sequence_length!r}")
+    if not isinstance(tokenizer, str | Path | None):
+        raise ConfigError(f"tokenizer: a {type(tokenizer).__name__} is no file or folder; give it as processing_class")
     spec = model_on_data(
         function_source(factory, "model_factory"),
         data=data,
