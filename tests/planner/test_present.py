@@ -152,6 +152,19 @@ def test_a_device_that_comes_takes_the_place_of_a_slow_stage_or_beside_one(lapto
     assert new.how == f"devices change stages on {len(new.plan.devices)} devices, lab-0 and lab-1 among them"
 
 
+def test_many_alike_devices_lose_one_quickly_and_keep_their_places(sites: Callable[..., Profile]) -> None:
+    profile = sites({site: {f"{site}{k}": 0.01 for k in range(24)} for site in ("a", "b")})
+    rows = [(end, tuple(f"{site}{k}" for k in range(24))) for end, site in ((4, "a"), (8, "b"))]
+    plan = pipeline(profile, *rows)
+    spans = equal_spans(96, 48)
+    stages = tuple(replace(stage, micro_batches=spans) for stage in plan.stages)
+    plan = replace(plan, stages=stages, global_batch=96)
+    new = light_plan(plan, profile, without(plan, "b3"), optimizer="sgd")
+    assert_serves(plan, new, profile, without(plan, "b3"))
+    assert set(new.plan.stages[0].devices) == {f"a{k}" for k in range(24)}
+    assert new.how in ("samples of b3 go to b0, b1 and 21 more", "stages cut anew on 47 devices")
+
+
 def test_only_devices_that_the_plan_did_not_use_are_left(laptop: Profile) -> None:
     plan = pipeline(laptop, (14, ("office-nx",)))
     new = light_plan(plan, laptop, ["lab-0"], optimizer="sgd")

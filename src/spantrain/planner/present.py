@@ -27,8 +27,8 @@ from spantrain.planner.engine.outcome import PlanOptions
 from spantrain.planner.engine.predict import with_best_order, with_best_spans
 from spantrain.planner.request import Constraints, JobSpec, Objective, PlanRequest, Proposal
 from spantrain.planner.strategies.auto.allowed import fewest_bytes
-from spantrain.planner.strategies.auto.cuts import Cutter, Parts
-from spantrain.planner.strategies.auto.moves import Moves, grid_of
+from spantrain.planner.strategies.auto.cuts import Cutter
+from spantrain.planner.strategies.auto.moves import KeptStages, NamedMoves, grid_of
 from spantrain.planner.strategies.auto.parts import PartCosts
 from spantrain.planner.strategies.auto.search import Searcher
 from spantrain.planner.strategies.auto.shape import ShapeBuilder
@@ -45,7 +45,8 @@ _FEW = 4
 """Devices up to which each gradient sum is reckoned by itself, and other micro-batches are tried with the order."""
 _NEAR = 1.03
 """A plan that moves less is taken if its step is at most so many times the shortest."""
-_PROPOSED = 3
+_PROPOSED, _SHOWN = 3, 3
+"""Plans of a sort that are proposed, and devices that are named in a phrase."""
 _CUT, _MOVED = _MOVING = "stages cut anew", "devices change stages"
 
 
@@ -76,21 +77,23 @@ def constraints_of(plan: Plan, profile: Profile, present: Collection[str]) -> Co
 
 
 def full_plan(plan: Plan, profile: Profile, present: Collection[str], *, optimizer: str) -> NewPlan:
-    """Return what the planner makes of the devices that are present; some may stay unused.
+    """Return what the planner makes of the devices that are present, or the light change where that is better.
 
-    `optimizer` has the name that `cost.memory` gives it. The generation stays.
+    Some devices may stay unused. `optimizer` has the name that `cost.memory` gives it. The generation stays.
 
     Raises:
         PlanError: the model does not fit on them, with what each would need; or none of them is the profile's.
         ProfileError: the profile lacks the times of a kind of device, or a link.
     """
+    changed, evaluate = _changed(plan, profile, present, optimizer), Evaluator(profile, job_of(plan, optimizer))
     try:
-        return _planned(plan, profile, present, optimizer)
+        planned = _planned(plan, profile, present, optimizer)
     except PlanError:
-        changed = _changed(plan, profile, present, optimizer)
         if changed is None:
             raise
         return changed
+    better = changed is not None and evaluate(changed.plan).step_s < evaluate(planned.plan).step_s
+    return changed if changed is not None and better else planned
 
 
 def light_plan(plan: Plan, profile: Profile, present: Collection[str], *, optimizer: str) -> NewPlan:
@@ -144,15 +147,6 @@ def _best(proposals: Sequence[Proposal], evaluator: Evaluator) -> Proposal | Non
 def _moves(proposal: Proposal) -> int:
     """Return how much a proposal moves: nothing, units, or devices."""
     return 1 + _MOVING.index(proposal.reasons[0]) if proposal.reasons[0] in _MOVING else 0
-
-
-class _KeptStages(Moves):
-    """Changes of a pipeline in which no device leaves its stage."""
-
-    def structures(self, parts: Parts, size: int) -> list[Parts]:
-        """Return none: what is left are cuts, samples of replicas and sizes of micro-batches."""
-        del parts, size
-        return []
 
 
 class _LightChange:
@@ -220,9 +214,9 @@ class _LightChange:
         )
         sets = [frozenset(names.index(one.devices[0]) for one in own) for own in self._left]
         sizes, cutter, builder = request.job.micro_batch_sizes(), Cutter(costs), ShapeBuilder(request, costs, "")
-        for how, kind, actions in ((_CUT, _KeptStages, _ACTIONS), (_MOVED, Moves, _ACTIONS_MOVED)):
-            if kind is _KeptStages or len(names) <= _MOVED_UP_TO:
-                moves = kind(costs, [(name,) for name in names], names, sizes)
+        for how, kind, actions in ((_CUT, KeptStages, _ACTIONS), (_MOVED, NamedMoves, _ACTIONS_MOVED)):
+            if kind is KeptStages or len(names) <= _MOVED_UP_TO:
+                moves = kind(costs, names, sizes)
                 search = Searcher(cutter, moves, builder, Scorer(request), actions)
                 rows = [(size, parts) for size in sizes if (parts := moves.parts(sets, size)) is not None]
                 starts = [entry for size, parts in rows for entry in search.pool.add(cutter.solved(size, [parts]))]
@@ -288,10 +282,11 @@ def _shared(stage: Stage, replicas: tuple[Replica, ...], spans: SpanTables) -> S
 def _named(names: Sequence[str]) -> str:
     """Return names as people write them.
 
-    >>> _named(("a", "b", "c"))
-    'a, b and c'
+    >>> _named(("a",)), _named(("a", "b", "c")), _named(("a", "b", "c", "d", "e"))
+    ('a', 'a, b and c', 'a, b and 3 more')
     """
-    return " and ".join((", ".join(names[:-1]), names[-1])) if len(names) > 1 else names[0]
+    shown = list(names) if len(names) <= _SHOWN else [*names[: _SHOWN - 1], f"{len(names) - _SHOWN + 1} more"]
+    return " and ".join((", ".join(shown[:-1]), shown[-1])) if len(shown) > 1 else shown[0]
 
 
 def _devices(plan: Plan) -> str:

@@ -168,6 +168,27 @@ class Moves:
         return list(first.values())
 
 
+class NamedMoves(Moves):
+    """Neighbours of pipelines in which every block stays itself: twins do not take each other's places."""
+
+    def __init__(self, costs: PartCosts, devices: Sequence[str], sizes: Sequence[int]) -> None:
+        own = [costs.devices[name] for name in devices]
+        classes = [(device.kind, device.memory_bytes, device.backend, device.site) for device in own]
+        super().__init__(costs, [(name,) for name in devices], classes, sizes)
+
+    def _canonical(self, sets: Sequence[frozenset[int]]) -> Sets:
+        return tuple(sets)
+
+
+class KeptStages(NamedMoves):
+    """Changes of a pipeline in which no device leaves its stage."""
+
+    def structures(self, parts: Parts, size: int) -> list[Parts]:
+        """Return none: what is left are cuts, samples of replicas and sizes of micro-batches."""
+        del parts, size
+        return []
+
+
 def _without(sets: Sets, k: int, block: int) -> Sets:
     left = sets[k] - {block}
     return (*sets[:k], left, *sets[k + 1 :]) if left else (*sets[:k], *sets[k + 1 :])
