@@ -9,7 +9,7 @@ from pathlib import Path
 from spantrain.app.reporter import Reporter
 from spantrain.core.cluster import Cluster
 from spantrain.errors import ConfigError, TestbedError
-from spantrain.runtime.coordinator.coordinator import HEARTBEAT_TIMEOUT_S, Coordinator
+from spantrain.runtime.coordinator.coordinator import Coordinator
 from spantrain.runtime.launch.launcher import LocalWorkers, WorkerPlacement
 from spantrain.runtime.worker.settings import WorkerSettings
 from spantrain.testbed.testbed import Testbed, why_unavailable
@@ -34,7 +34,7 @@ class SessionOptions:
     join_timeout_s: float = 600.0
     """How long to wait for workers of other machines."""
     heartbeat_timeout_s: float | None = None
-    """After what silence a worker is lost; None: 6 s, or a minute on this machine, where its end is seen at once."""
+    """After what silence a worker is lost; None: as measured, 6 s at most; here a minute, where its end is seen."""
 
     def __post_init__(self) -> None:
         for name in ("join_timeout_s", "heartbeat_timeout_s"):
@@ -101,9 +101,7 @@ def open_session(
 def _remote(
     cluster: Cluster, devices: Sequence[str], options: SessionOptions, listen: str, reporter: Reporter, stack: ExitStack
 ) -> Session:
-    coordinator = Coordinator(
-        bind=listen, devices=devices, heartbeat_timeout_s=options.heartbeat_timeout_s or HEARTBEAT_TIMEOUT_S
-    )
+    coordinator = Coordinator(bind=listen, devices=devices, heartbeat_timeout_s=options.heartbeat_timeout_s)
     coordinator.start()
     stack.callback(coordinator.stop)
     reporter.note(

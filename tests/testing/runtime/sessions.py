@@ -139,7 +139,7 @@ class _Cast:
         self._run = UnderWay.of(dict.fromkeys(self.plan.devices, order), run=run)
         self._run.ready.update(self.plan.devices)
         roster = Roster(self.plan.devices, PATIENCE_S)
-        service = WorkerService(roster, PATIENCE_S, later=lambda call: call())
+        service = WorkerService(roster, later=lambda call: call())
         for name, box in self.boxes.items():
             roster.join(0.0, name)
             roster.introduce(name, Introduction(endpoint=box.endpoint, public_key=""))

@@ -84,6 +84,9 @@ class Standing:
 class Heartbeat(Request[Standing], name=HEARTBEAT):
     """A sign of life."""
 
+    round_trip_s: float = 0.0
+    """How long the one before took to be answered."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ClockReading:

@@ -16,9 +16,6 @@ from spantrain.runtime.coordinator.roster import Roster, RosterEntry, error_of
 from spantrain.runtime.coordinator.worker_service import ProgressListener, TrainingRun, UnderWay, WorkerService
 from spantrain.transport.control.server import ControlServer
 
-HEARTBEAT_TIMEOUT_S = 6.0
-"""So that a run ends within ten seconds of a loss; the time to tell everybody and to end all workers is added."""
-
 _TICK_S = 0.1
 _LEAVE_S = 3.0
 _LEAVE_AFTER_FAILURE_S = 2.0
@@ -47,18 +44,19 @@ class Coordinator:
         watch: Callable[[], None] = lambda: None,
         gone: Callable[[], Mapping[str, str]] = dict,
         where_is_log: Callable[[str], str] = lambda _name: "what its worker has printed, on its own machine",
-        heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S,
+        heartbeat_timeout_s: float | None = None,
         make_recovery: MakeRecovery = EndOnLoss,
     ) -> None:
         """`watch` is called again and again, and raises what ends everything. `gone`: which devices' workers are
         known to have ended since it was asked last, and how, by who started them and need not wait for silence.
+        `heartbeat_timeout_s`: after what silence a worker is lost; None: as measured, six seconds at most.
         """
         self._watch = watch
         self._ended = gone
         self._make_recovery = make_recovery
         self._where_is_log = where_is_log
         self._roster = Roster(devices, heartbeat_timeout_s)
-        self._service = WorkerService(self._roster, heartbeat_timeout_s, self.later)
+        self._service = WorkerService(self._roster, self.later)
         self._changed = self._service.changed
         self._deferred: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         """What listeners are to be told, by the one thread: if they fail, the run fails, not a worker's call."""
@@ -68,6 +66,7 @@ class Coordinator:
             on_join=self._service.join,
             handlers=self._service.handlers,
             may_replace=self._service.may_replace,
+            on_line=self._service.on_line,
         )
 
     @property

@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from spantrain.errors import InternalError, SpanTrainError, UsageError, WorkerError
+from spantrain.recovery.detection import LONGEST_SILENCE_S, LossDetector
 from spantrain.runtime.control.orders import PeerEntry
 from spantrain.runtime.control.plane import Order
 from spantrain.runtime.control.requests import Introduction, OrderFailure, OrderOutcome
-from spantrain.transport.control.heartbeat import FailureDetector
 from spantrain.transport.control.protocol import RemoteRefusal
 
 RANK_PREFIX = "rank-"
@@ -61,11 +61,12 @@ class Departure:
 class Roster:
     """The workers of a session, by the devices that they stand for. Not for several threads at once."""
 
-    def __init__(self, devices: Sequence[str], patience_s: float) -> None:
-        """Await these devices; who is silent for longer than `patience_s` is lost."""
+    def __init__(self, devices: Sequence[str], lost_after_s: float | None) -> None:
+        """Await these devices; `lost_after_s` is what silence is a loss, None: as measured."""
         self._devices = tuple(devices)
-        self._patience_s = patience_s
-        self._detector = FailureDetector(timeout_s=patience_s)
+        self.patience_s = lost_after_s or LONGEST_SILENCE_S
+        """The longest silence that is borne, on either side."""
+        self._detector = LossDetector(lost_after_s)
         self._members: dict[str, RosterEntry] = {}
         """By device."""
         self._departures: list[Departure] = []
@@ -96,7 +97,7 @@ class Roster:
 
     def _may_replace(self, now_s: float, held: RosterEntry) -> bool:
         """Who has work is not replaced before it is lost; who waits, when it is silent."""
-        return not held.is_busy and self._detector.silence_s(now_s, held.name) > self._patience_s * _REPLACED_PART
+        return not held.is_busy and self._detector.silence_s(now_s, held.name) > self.patience_s * _REPLACED_PART
 
     def _device_of(self, peer: str) -> str:
         rank = peer.removeprefix(RANK_PREFIX)
@@ -141,15 +142,23 @@ class Roster:
                 return member
         raise RemoteRefusal(f"{peer} is not a member of this run any more")
 
-    def heard(self, now_s: float, peer: str) -> RosterEntry:
-        """Note a sign of life.
+    def heard(self, now_s: float, peer: str, round_trip_s: float = 0.0) -> RosterEntry:
+        """Note a sign of life, and how long the one before took to be answered.
 
         Raises:
             RemoteRefusal: it was released.
         """
         member = self._joined(peer)
-        self._detector.on_heartbeat(now_s, member.name)
+        self._detector.on_heartbeat(now_s, member.name, round_trip_s)
         return member
+
+    def note_line(self, now_s: float, peer: str, line: int, is_open: bool) -> None:
+        """Note that a worker's connection of this number has opened, or closed; nothing happens if it was released."""
+        for member in self._members.values():
+            if member.peer == peer and is_open:
+                self._detector.on_open(member.name, line)
+            elif member.peer == peer:
+                self._detector.on_close(now_s, member.name, line)
 
     def depart(self, peer: str, reason: str) -> None:
         """Note that a worker goes by itself; nothing happens if it was released."""

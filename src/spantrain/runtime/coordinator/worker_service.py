@@ -187,7 +187,7 @@ class WorkerService:
     what is under way there.
     """
 
-    def __init__(self, roster: Roster, patience_s: float, later: Callable[[Callable[[], None]], None]) -> None:
+    def __init__(self, roster: Roster, later: Callable[[Callable[[], None]], None]) -> None:
         """`later` has the thread that runs the use case make a call."""
         self.roster = roster
         self.changed = threading.Condition()
@@ -195,7 +195,6 @@ class WorkerService:
         self.under_way = UnderWay.of({})
         self.closing = False
         """Whether all workers are to leave."""
-        self._patience_s = patience_s
         self._later = later
         self._orders = 0
         """How many were given so far."""
@@ -209,13 +208,18 @@ class WorkerService:
         """Let a worker in; tell it as which device, and after what silence each side takes the other for lost."""
         with self.changed:
             device = self.roster.join(time.monotonic(), peer)
-        welcome: dict[str, Any] = to_json(WorkerWelcome(device=device, patience_s=self._patience_s))
+        welcome: dict[str, Any] = to_json(WorkerWelcome(device=device, patience_s=self.roster.patience_s))
         return welcome
 
     def may_replace(self, peer: str) -> bool:
         """Whether a worker that joins under a name in use takes it over."""
         with self.changed:
             return self.roster.may_replace(time.monotonic(), peer)
+
+    def on_line(self, peer: str, line: int, is_open: bool) -> None:
+        """Note a connection that shows that a worker is there, or its end."""
+        with self.changed:
+            self.roster.note_line(time.monotonic(), peer, line, is_open)
 
     def give(self, under_way: UnderWay) -> dict[str, RosterEntry]:
         """Put orders where workers find them; return who has them."""
@@ -236,9 +240,9 @@ class WorkerService:
         match request:
             case ReadClock():
                 return ClockReading(now_s=time.monotonic())
-            case Heartbeat():
+            case Heartbeat(round_trip_s=round_trip_s):
                 with self.changed:
-                    return self._standing(self.roster.heard(time.monotonic(), peer))
+                    return self._standing(self.roster.heard(time.monotonic(), peer, round_trip_s))
             case AskForOrder():
                 return self._next_order(peer, request)
             case Ready():

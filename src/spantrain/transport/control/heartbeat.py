@@ -1,4 +1,4 @@
-"""Who is silent for too long: the decision (pure), and a worker's thread that is not silent."""
+"""Whether the coordinator is silent for too long: the decision (pure), and a worker's thread that is not silent."""
 
 import threading
 import time
@@ -8,9 +8,8 @@ from typing import Any
 from spantrain.errors import PeerLostError, SpanTrainError
 from spantrain.transport.connection.threads import ReliedOnThread
 from spantrain.transport.control.client import ControlClient, PendingCall
-from spantrain.transport.control.protocol import HEARTBEAT
+from spantrain.transport.control.protocol import HEARTBEAT, PRESENCE
 
-_COORDINATOR = "the coordinator"
 _PAUSE_S = 1.0
 """Who has not looked for so long was not running: in that time nobody could be heard."""
 _GRACE_S = 2.0
@@ -19,65 +18,59 @@ _REDIAL_S = 1.0
 """A beat that is not answered by then is sent on a new connection as well: TCP tries an old one again after times that
 double, so that after a silence of four seconds it may take as many more to find out that the network is back."""
 _LOOK_S = 0.25
+_AGAIN_S = 0.05
+"""After a connection has failed, a new one is tried so soon."""
+_EVER_S = 1e7
 _MAX_TRIES = 4
 """So many connections at once: each is given as many times `_REDIAL_S` for its handshake and the answer."""
 
 
-class FailureDetector:
-    """Decide who is lost; time is an argument, on any one clock. Not for several threads at once.
+class Silence:
+    """Decide whether somebody has been silent for too long; time is an argument, on any one clock.
 
-    >>> detector = FailureDetector(5.0)
-    >>> detector.on_heartbeat(0.0, "edge-1"); detector.on_heartbeat(3.0, "edge-2")
-    >>> detector.lost(5.0), detector.lost(6.0)
-    ((), (('edge-1', 'no heartbeat for 6.0 s, limit 5.0 s'),))
+    >>> silence = Silence(5.0, begun_s=0.0)
+    >>> silence.too_long(5.0), silence.too_long(5.5)
+    (None, 'no heartbeat for 5.5 s, limit 5.0 s')
 
-    Ask often: who asks after a pause of its own, in which it heard nobody, gives everybody two seconds more.
+    Ask often: who asks after a pause of its own, in which it heard nobody, waits two seconds more.
 
-    >>> detector.on_heartbeat(6.0, "edge-1"); detector.on_heartbeat(6.0, "edge-2")
-    >>> detector.lost(20.0), detector.lost(21.0), detector.lost(21.9), [peer for peer, _ in detector.lost(22.1)]
-    ((), (), (), ['edge-1', 'edge-2'])
+    >>> silence.heard(6.0)
+    >>> silence.too_long(20.0), silence.too_long(21.0), silence.too_long(21.9), silence.too_long(22.1)
+    (None, None, None, 'no heartbeat for 16.1 s, limit 5.0 s')
     """
 
-    def __init__(self, timeout_s: float) -> None:
-        assert timeout_s > 0
-        self._timeout_s = timeout_s
-        self._last_s: dict[str, float] = {}
-        self._not_before_s: float | None = None
-        """Before then nobody is lost."""
+    def __init__(self, limit_s: float, *, begun_s: float) -> None:
+        assert limit_s > 0
+        self._limit_s = limit_s
+        self._heard_s = begun_s
+        self._not_before_s = begun_s
+        """Before then it is not too long."""
         self._asked_s: float | None = None
 
-    def on_heartbeat(self, now_s: float, peer: str) -> None:
-        """Note a sign of life; the first one begins the watch, so note a peer when it joins."""
-        self._last_s[peer] = max(now_s, self._last_s.get(peer, now_s))
+    def heard(self, now_s: float) -> None:
+        """Note a sign of life."""
+        self._heard_s = max(now_s, self._heard_s)
 
-    def forget(self, peer: str) -> None:
-        """Watch a peer no more: it has left, or its loss has been dealt with."""
-        self._last_s.pop(peer, None)
-
-    def silence_s(self, now_s: float, peer: str) -> float:
-        """Return for how long nothing was heard of a peer; without end if it is not watched."""
-        return now_s - self._last_s[peer] if peer in self._last_s else float("inf")
-
-    def lost(self, now_s: float) -> tuple[tuple[str, str], ...]:
-        """Return who has been silent for longer than the limit and why that is so, longest first, until forgotten."""
+    def too_long(self, now_s: float) -> str | None:
+        """Return what is to be said of a silence over the limit."""
         if self._asked_s is not None and now_s - self._asked_s > _PAUSE_S:
-            self._not_before_s = now_s + min(_GRACE_S, self._timeout_s)
+            self._not_before_s = now_s + min(_GRACE_S, self._limit_s)
         self._asked_s = now_s
-        if self._not_before_s is not None and now_s < self._not_before_s:
-            return ()
-        silent = [(now_s - last_s, peer) for peer, last_s in self._last_s.items() if now_s - last_s > self._timeout_s]
-        return tuple(
-            (peer, f"no heartbeat for {silence_s:.1f} s, limit {self._timeout_s:.1f} s")
-            for silence_s, peer in sorted(silent, key=lambda entry: (-entry[0], entry[1]))
-        )
+        silence_s = now_s - self._heard_s
+        if now_s < self._not_before_s or silence_s <= self._limit_s:
+            return None
+        return f"no heartbeat for {silence_s:.1f} s, limit {self._limit_s:.1f} s"
 
 
 class _Beat:
     """One sign of life on its way, on as many connections as it takes."""
 
-    def __init__(self, client: ControlClient, *, timeout_s: float, wake: Callable[[], None]) -> None:
+    def __init__(
+        self, client: ControlClient, payload: dict[str, Any], *, timeout_s: float, wake: Callable[[], None]
+    ) -> None:
         """`client` makes connections, each of which may take `timeout_s`; `wake` is called when one has ended."""
         self._client = client
+        self._payload = payload
         self._timeout_s = timeout_s
         self._redial_s = min(_REDIAL_S, timeout_s / _MAX_TRIES)
         self._wake = wake
@@ -92,7 +85,7 @@ class _Beat:
         if len(self._tries) == _MAX_TRIES:
             self._tries.pop(0)[0].close()
         line = line or self._client.another()
-        self._tries.append((line, line.begin(HEARTBEAT, {}, timeout_s=self._timeout_s, done=self._wake)))
+        self._tries.append((line, line.begin(HEARTBEAT, self._payload, timeout_s=self._timeout_s, done=self._wake)))
         self.due_s = now_s + self._redial_s
 
     def answer(self) -> tuple[ControlClient, dict[str, Any]] | None:
@@ -109,6 +102,7 @@ class _Beat:
             except PeerLostError as error:
                 self.trouble = str(error)
                 line.close()
+                self.due_s = min(self.due_s, time.monotonic() + _AGAIN_S)
         return None
 
     def close(self) -> None:
@@ -120,7 +114,8 @@ class _Beat:
 class HeartbeatThread:
     """Call `heartbeat` again and again, keep the last answer, and notice when the coordinator is gone.
 
-    Beats have a connection of their own, and a new one as soon as the one before does not answer.
+    Beats have a connection of their own, and a new one as soon as the one before does not answer. On the client's, a
+    call is held that ends with it: so the coordinator hears at once when this process has ended.
     """
 
     def __init__(
@@ -138,12 +133,17 @@ class HeartbeatThread:
         self._interval_s = interval_s
         self._timeout_s = timeout_s
         self._on_change = on_change
-        self._detector = FailureDetector(timeout_s)
+        self._silence = Silence(timeout_s, begun_s=time.monotonic())
+        self._presence: PendingCall | None = None
+        self._round_trip_s = 0.0
+        """How long the last beat took to be answered."""
         self._line: ControlClient | None = None
         """The connection that answered last."""
         self._stop = threading.Event()
         self._news = threading.Event()
         """Something that this thread waits for has happened."""
+        self._hurry = threading.Event()
+        """The next beat is to be sent at once, on another connection than the one that has ended."""
         self._gone = threading.Event()
         self._lock = threading.Lock()
         self._answer: dict[str, Any] = {}
@@ -152,13 +152,14 @@ class HeartbeatThread:
 
     def start(self) -> None:
         """Begin."""
-        self._detector.on_heartbeat(time.monotonic(), _COORDINATOR)
+        self._silence.heard(time.monotonic())
         self._thread.start()
 
     def stop(self) -> None:
         """End."""
         self._stop.set()
         self._news.set()
+        self._hurry.set()
         if self._thread.ident is not None and self._thread is not threading.current_thread():
             self._thread.join()
 
@@ -181,8 +182,14 @@ class HeartbeatThread:
     def _run(self) -> None:
         due_s = time.monotonic()
         while not self._stop.is_set() and self.coordinator_lost is None:
-            beat = _Beat(self._client, timeout_s=self._timeout_s, wake=self._news.set)
+            beat = _Beat(
+                self._client,
+                {"round_trip_s": self._round_trip_s},
+                timeout_s=self._timeout_s,
+                wake=self._news.set,
+            )
             try:
+                self._show_presence()
                 self._bring(beat)
             except SpanTrainError as error:
                 self._lose(str(error))
@@ -190,9 +197,15 @@ class HeartbeatThread:
                 beat.close()
             # To an absolute time, but never in a burst to make up for beats that a slow link has held.
             due_s = max(due_s + self._interval_s, time.monotonic())
-            self._stop.wait(due_s - time.monotonic())
+            if not self._stop.wait(min(_AGAIN_S, due_s - time.monotonic())):
+                self._hurry.wait(max(0.0, due_s - time.monotonic()))
         if self._line is not None:
             self._line.close()
+
+    def _show_presence(self) -> None:
+        if self._presence is None or self._presence.ended:
+            self._hurry.clear()
+            self._presence = self._client.begin(PRESENCE, {}, timeout_s=_EVER_S, done=self._hurry.set)
 
     def _bring(self, beat: _Beat) -> None:
         """Bring one beat through.
@@ -201,24 +214,27 @@ class HeartbeatThread:
             SpanTrainError: the coordinator refuses, or is lost.
         """
         line, self._line = self._line, None
-        beat.send(line, time.monotonic())
+        sent_s = time.monotonic()
+        beat.send(line, sent_s)
         while not self._stop.is_set():
             self._news.wait(min(_LOOK_S, max(0.0, beat.due_s - time.monotonic())))
             self._news.clear()
             found = beat.answer()
             if found is not None:
                 self._line, answer = found
+                self._round_trip_s = time.monotonic() - sent_s
                 self._hear(answer)
                 return
             now_s = time.monotonic()
-            for _, reason in self._detector.lost(now_s):
+            reason = self._silence.too_long(now_s)
+            if reason is not None:
                 said = beat.trouble or "it does not answer"
                 raise PeerLostError(f"the coordinator at {self._client.address} was lost: {reason}; {said}")
             if now_s >= beat.due_s:
                 beat.send(None, now_s)
 
     def _hear(self, answer: dict[str, Any]) -> None:
-        self._detector.on_heartbeat(time.monotonic(), _COORDINATOR)
+        self._silence.heard(time.monotonic())
         with self._lock:
             self._answer = answer
         self._on_change()

@@ -146,6 +146,8 @@ JOIN = "join"
 HEARTBEAT = "heartbeat"
 HELLO = "hello"
 """Answered by the server itself, with nothing: shows that the control port is there and lets this worker in."""
+PRESENCE = "presence"
+"""Answered by the server itself, when it stops or the worker was released: ends before that with its connection."""
 
 _SERVICE = "spantrain.Control"
 _KEEPALIVE_INTERVAL_S = 10

@@ -23,10 +23,11 @@ from spantrain.transport.control.protocol import (
     JOIN,
     JOIN_REQUEST_LIMIT_BYTES,
     MESSAGE_LIMIT_BYTES,
+    PRESENCE,
     method_path,
     server_options,
 )
-from spantrain.transport.control.services import CallDispatcher, Handler, JoinService
+from spantrain.transport.control.services import CallDispatcher, Handler, JoinService, LineListener
 
 Method = Callable[[bytes, grpc.ServicerContext], bytes]
 """(body, what gRPC knows of the caller) -> answer; may raise Denied."""
@@ -138,8 +139,8 @@ def source_of(context: grpc.ServicerContext) -> str:
     return peer.rpartition(":")[0] or peer
 
 
-_CALLS_PER_PEER = 4
-"""A long poll, a heartbeat, and two more."""
+_CALLS_PER_PEER = 5
+"""A long poll, a heartbeat, one that shows that it is there, and two more."""
 _SPARE_THREADS = 8
 _JOIN_THREADS = 16
 _WRONG_TOKENS = 10
@@ -155,7 +156,7 @@ class ControlServer:
     stranger does there takes threads from members. The control port is the next one (the file `PATH.control`
     for a socket); there, TLS itself turns away who has no certificate of this run.
 
-    Handlers run in threads, at most four at once for one peer. A long poll must end by itself or watch `stopping`.
+    Handlers run in threads, at most five at once for one peer. A long poll must end by itself or watch `stopping`.
     A handler that raises a SpanTrainError refuses with its message. Anything else it raises is logged, and the
     caller gets a ProtocolError.
     """
@@ -169,10 +170,12 @@ class ControlServer:
         max_peers: int = 64,
         credentials: Credentials | None = None,
         may_replace: Callable[[str], bool] = lambda _name: False,
+        on_line: LineListener = lambda _name, _line, _is_open: None,
     ) -> None:
         """`bind`: HOST:PORT (port 0 takes any two) or unix:/path. `on_join`: (name, facts) -> welcome;
         it should not wait for anything, since `stop` waits for it. `credentials`: new ones, if none are given.
         `may_replace`: whether who joins under this name, which is in use, takes it over; else it is refused.
+        `on_line` hears, in any thread, of connections that show that a worker is there, and of their ends, by number.
 
         Raises:
             UsageError: `bind` is not an address.
@@ -197,7 +200,10 @@ class ControlServer:
         self._control_server = RpcServer(
             identity=credentials.identity,
             client_root_pem=credentials.authority.certificate_pem,
-            methods={name: functools.partial(self._answer_call, name) for name in self._calls.methods},
+            methods={
+                PRESENCE: self._hold_line,
+                **{name: functools.partial(self._answer_call, name) for name in self._calls.methods},
+            },
             max_threads=_CALLS_PER_PEER * max_peers + _SPARE_THREADS,
             receive_limit_bytes=MESSAGE_LIMIT_BYTES,
         )
@@ -208,6 +214,9 @@ class ControlServer:
             max_threads=_JOIN_THREADS,
             receive_limit_bytes=JOIN_REQUEST_LIMIT_BYTES,
         )
+        self._on_line = on_line
+        self._held: set[threading.Event] = set()
+        """Ends of calls that show that workers are there."""
         self.stopping = threading.Event()
         """Set when `stop` begins: long polls should end."""
 
@@ -232,6 +241,8 @@ class ControlServer:
         A handler that runs on is left to end by itself and named in the log.
         """
         self.stopping.set()
+        for ended in tuple(self._held):
+            ended.set()
         waits = [server.stop(grace_s) for server in (self._join_server, self._control_server)]
         for wait in waits:
             wait()
@@ -272,6 +283,22 @@ class ControlServer:
     def _answer_join(self, body: bytes, context: grpc.ServicerContext) -> bytes:
         assert self._control is not None
         return self._joins.answer(body, source=source_of(context), now_s=time.monotonic(), control=self._control)
+
+    def _hold_line(self, _body: bytes, context: grpc.ServicerContext) -> bytes:
+        ended = threading.Event()
+        if not context.add_callback(ended.set):
+            ended.set()
+        self._held.add(ended)
+        try:
+            if self.stopping.is_set():
+                ended.set()
+            return self._calls.hold(ended, certificate_der=certificate_of(context), on_line=self._tell_line)
+        finally:
+            self._held.discard(ended)
+
+    def _tell_line(self, name: str, line: int, is_open: bool) -> None:
+        if not self.stopping.is_set():
+            self._on_line(name, line, is_open)
 
     def _answer_call(self, method: str, body: bytes, context: grpc.ServicerContext) -> bytes:
         return self._calls.answer(method, body, certificate_der=certificate_of(context))

@@ -1,5 +1,6 @@
 """What the coordinator answers to bytes from a worker, apart from the network: joining, and calls of members."""
 
+import itertools
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -16,6 +17,7 @@ from spantrain.transport.control.protocol import (
     HELLO,
     JOIN_REQUEST_LIMIT_BYTES,
     MESSAGE_LIMIT_BYTES,
+    PRESENCE,
     PROTOCOL_VERSION,
     RemoteRefusal,
     decode,
@@ -25,6 +27,10 @@ from spantrain.transport.control.protocol import (
 
 Handler = Callable[[str, dict[str, Any]], dict[str, Any]]
 """(authenticated device name, payload) -> answer. May block; may raise RemoteRefusal."""
+LineListener = Callable[[str, int, bool], None]
+"""(authenticated device name, number of a connection, whether it has opened, or closed)"""
+_LOOK_S = 1.0
+"""How often it is looked whether who shows that it is there was released."""
 
 
 class JoinService:
@@ -108,6 +114,7 @@ class CallDispatcher:
         self._handlers: Mapping[str, Handler] = {**handlers, HELLO: lambda _peer, _payload: {}}
         self._members = members
         self._refusals = refusals
+        self._lines = itertools.count()
         self._running: Counter[str] = Counter()
         self._changed = threading.Condition()
 
@@ -122,17 +129,41 @@ class CallDispatcher:
         Raises:
             Denied: the certificate is nobody's, the payload is malformed, or this peer has too many calls running.
         """
-        name = self._members.name_of(certificate_digest(certificate_der)) if certificate_der else None
+        with self._calling(method, certificate_der) as name:
+            try:
+                payload = decode(body, limit_bytes=MESSAGE_LIMIT_BYTES)
+                return self._handle(self._handlers[method], name, payload)
+            except ProtocolError as error:
+                raise self._refusals.denied("malformed", grpc.StatusCode.INVALID_ARGUMENT, str(error)) from None
+
+    def hold(self, ended: threading.Event, *, certificate_der: bytes | None, on_line: LineListener) -> bytes:
+        """Hold a call that shows whether a worker is there until it has `ended`, or the worker is released.
+
+        Raises:
+            Denied: as `answer`.
+        """
+        line = next(self._lines)
+        with self._calling(PRESENCE, certificate_der) as name:
+            on_line(name, line, True)
+            while not ended.wait(_LOOK_S) and self._name_of(certificate_der) == name:
+                pass
+            on_line(name, line, False)
+        return wrap_answer({})
+
+    def _name_of(self, certificate_der: bytes | None) -> str | None:
+        return self._members.name_of(certificate_digest(certificate_der)) if certificate_der else None
+
+    @contextmanager
+    def _calling(self, method: str, certificate_der: bytes | None) -> Iterator[str]:
+        """Count a call while it runs, and give who makes it."""
+        name = self._name_of(certificate_der)
         if name is None:
             raise self._refusals.denied(
                 "unknown_peer", grpc.StatusCode.UNAUTHENTICATED, "not a member of this run any more"
             )
         try:
             with self._members.calling(name), self._counted(f"{method} of {name}"):
-                payload = decode(body, limit_bytes=MESSAGE_LIMIT_BYTES)
-                return self._handle(self._handlers[method], name, payload)
-        except ProtocolError as error:
-            raise self._refusals.denied("malformed", grpc.StatusCode.INVALID_ARGUMENT, str(error)) from None
+                yield name
         except TooManyCalls:
             told = f"{name} has too many calls running at once"
             raise self._refusals.denied("too_many_calls", grpc.StatusCode.RESOURCE_EXHAUSTED, told) from None
