@@ -14,11 +14,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 SOURCE = Path(__file__).resolve().parents[1] / "src" / "spantrain"
-WANTED_LINES = 68_000
-"""What src/ should come down to."""
+WANTED_LINES = 78_000
+"""What src/ should come down to (docs/decisions/0015-size-of-the-package.md)."""
 BOUNDS = {
-    "lines": 86_000,
-    "files": 496,
+    "lines": 84_000,
+    "files": 488,
     "fullest_folder": 16,
     "prefix_group": 3,
     "names_twice": 0,
