@@ -21,7 +21,8 @@ from spantrain.app.reporter import Reporter, SilentReporter
 from spantrain.app.session import Session, SessionOptions, open_session
 from spantrain.app.training.outcome import TrainOutcome
 from spantrain.app.training.requests import RunOptions, TrainRequest
-from spantrain.app.training.train import StopRequest, train
+from spantrain.app.training.stop import StopRequest
+from spantrain.app.training.train import train
 from spantrain.config.traces.network_traces import NetworkTrace, network_links
 from spantrain.core.job import TrainJob
 from spantrain.core.speed import SpeedTrace

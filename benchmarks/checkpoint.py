@@ -26,7 +26,8 @@ from spantrain.app.profiling.describe import described_profile
 from spantrain.app.reporter import SilentReporter
 from spantrain.app.session import SessionOptions, open_session
 from spantrain.app.training.requests import TrainRequest
-from spantrain.app.training.train import StopRequest, train
+from spantrain.app.training.stop import StopRequest
+from spantrain.app.training.train import train
 from spantrain.config.artefacts import write_profile
 from spantrain.config.cluster_file import parse_cluster
 from spantrain.core.cluster import Cluster

@@ -19,8 +19,9 @@ from spantrain.app.profiling.describe import described_profile
 from spantrain.app.reporter import SilentReporter
 from spantrain.app.session import SessionOptions, open_session
 from spantrain.app.training.requests import RunOptions, TrainRequest
+from spantrain.app.training.stop import StopRequest
 from spantrain.app.training.traced_run import NetworkTraceFigures
-from spantrain.app.training.train import StopRequest, train
+from spantrain.app.training.train import train
 from spantrain.config.cluster_file import load_preset
 from spantrain.config.traces.network_traces import network_trace
 from spantrain.core.job import TrainJob

@@ -36,7 +36,8 @@ from spantrain.app.profiling.slowing import MAX_REAL_COMPUTE
 from spantrain.app.reporter import SilentReporter
 from spantrain.app.session import Session, SessionOptions, open_session
 from spantrain.app.training.requests import TrainRequest
-from spantrain.app.training.train import StopRequest, train
+from spantrain.app.training.stop import StopRequest
+from spantrain.app.training.train import train
 from spantrain.app.validate_run import validate_run
 from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan, Stage

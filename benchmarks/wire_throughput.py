@@ -8,7 +8,8 @@ from spantrain.app.profiling.profile import ProfileOptions, measure_profile
 from spantrain.app.reporter import SilentReporter
 from spantrain.app.session import Session, SessionOptions, open_session
 from spantrain.app.training.requests import TrainRequest
-from spantrain.app.training.train import StopRequest, train
+from spantrain.app.training.stop import StopRequest
+from spantrain.app.training.train import train
 from spantrain.config.cluster_file import parse_cluster
 from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan, Replica, Stage

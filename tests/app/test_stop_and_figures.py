@@ -6,7 +6,7 @@ import pytest
 
 from spantrain.app.training.outcome import measured_step_s
 from spantrain.app.training.requests import resumed_run
-from spantrain.app.training.train import StopRequest
+from spantrain.app.training.stop import StopRequest
 from spantrain.errors import ConfigError
 from spantrain.runtime.coordinator.barrier import StepOutcome
 

@@ -10,7 +10,8 @@ from spantrain.app.session import SessionOptions, open_session
 from spantrain.app.simulation.simulate import simulate_traced, used_links
 from spantrain.app.training.outcome import TrainOutcome
 from spantrain.app.training.requests import RunOptions, TrainRequest
-from spantrain.app.training.train import StopRequest, train
+from spantrain.app.training.stop import StopRequest
+from spantrain.app.training.train import train
 from spantrain.config.cluster_file import load_preset
 from spantrain.config.traces.network_traces import NetworkTrace, network_trace
 from spantrain.core.job import TrainJob

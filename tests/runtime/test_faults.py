@@ -68,7 +68,19 @@ def test_lost_worker_is_named_with_its_log(path_of_plan, lost, request, start, t
 
     def run_that_loses(number: signal.Signals, *words: str) -> Program:
         out = tmp_path / number.name
-        program = start("train", plan_path, *FOREVER, "--no-network", "--lost-after", PATIENCE, "--out", out, *words)
+        program = start(
+            "train",
+            plan_path,
+            *FOREVER,
+            "--no-network",
+            "--lost-after",
+            PATIENCE,
+            "--on-loss",
+            "end",
+            "--out",
+            out,
+            *words,
+        )
         program.wait_to_hear("step 20/" if words else "step 1/")
         program.worker(lost).send_signal(number)
         return program

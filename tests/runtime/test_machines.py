@@ -17,12 +17,14 @@ import pytest
 from spantrain.app.reporter import SilentReporter
 from spantrain.app.session import Session
 from spantrain.app.training.outcome import TrainOutcome
-from spantrain.app.training.requests import TrainRequest
-from spantrain.app.training.train import StopRequest, train
+from spantrain.app.training.requests import RunOptions, TrainRequest
+from spantrain.app.training.stop import StopRequest
+from spantrain.app.training.train import train
 from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan
 from spantrain.core.span import Span
 from spantrain.errors import PeerLostError
+from spantrain.recovery.policy import OnLoss
 from spantrain.runtime.coordinator.barrier import StepOutcome
 from spantrain.runtime.coordinator.coordinator import Coordinator
 from spantrain.runtime.launch.launcher import LocalWorkers, WorkerPlacement
@@ -101,6 +103,7 @@ class Machines:
             profile_path="",
             job=TrainJob(steps=FOREVER, adapter="off"),
             out=self.out,
+            options=RunOptions(on_loss=OnLoss.END),
         )
 
         def run() -> TrainOutcome:

@@ -16,7 +16,8 @@ from spantrain.app.session import Session, SessionOptions, open_session
 from spantrain.app.training.outcome import TrainOutcome
 from spantrain.app.training.requests import RunOptions, TrainRequest, resumed_run
 from spantrain.app.training.run_folder import DECISIONS_FILE
-from spantrain.app.training.train import StopRequest, train
+from spantrain.app.training.stop import StopRequest
+from spantrain.app.training.train import train
 from spantrain.config.artefacts import write_profile
 from spantrain.config.traces.network_traces import network_trace
 from spantrain.config.traces.trace_file import read_decisions, read_trace

@@ -11,7 +11,8 @@ from spantrain.app.reporter import SilentReporter
 from spantrain.app.session import Session, SessionOptions, open_session
 from spantrain.app.training.outcome import TrainOutcome
 from spantrain.app.training.requests import TrainRequest, resumed_run
-from spantrain.app.training.train import StopRequest, train
+from spantrain.app.training.stop import StopRequest
+from spantrain.app.training.train import train
 from spantrain.config.artefacts import reference_to_profile, write_plan, write_profile
 from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan

@@ -10,7 +10,8 @@ from spantrain.app.reporter import SilentReporter
 from spantrain.app.session import SessionOptions, open_session
 from spantrain.app.training.requests import TrainRequest, resumed_run
 from spantrain.app.training.run_folder import read_run_record
-from spantrain.app.training.train import StopRequest, train
+from spantrain.app.training.stop import StopRequest
+from spantrain.app.training.train import train
 from spantrain.app.validate_run import validate_run
 from spantrain.config.artefacts import write_profile
 from spantrain.core.job import TrainJob

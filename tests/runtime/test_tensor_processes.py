@@ -14,7 +14,8 @@ from spantrain.app.reporter import SilentReporter
 from spantrain.app.session import SessionOptions, open_session
 from spantrain.app.training.requests import TrainRequest
 from spantrain.app.training.run_folder import DECISIONS_FILE
-from spantrain.app.training.train import StopRequest, train
+from spantrain.app.training.stop import StopRequest
+from spantrain.app.training.train import train
 from spantrain.app.validate_run import validate_run
 from spantrain.config.artefacts import reference_to_profile, write_plan, write_profile
 from spantrain.config.traces.trace_file import read_decisions, read_trace

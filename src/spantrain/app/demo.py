@@ -12,7 +12,8 @@ from spantrain.app.session import Session, SessionOptions, open_session
 from spantrain.app.training.old_run import refuse_run, remove_old_run
 from spantrain.app.training.outcome import DeviceFigures, LinkFigures, TrainOutcome
 from spantrain.app.training.requests import TrainRequest
-from spantrain.app.training.train import StopRequest, train
+from spantrain.app.training.stop import StopRequest
+from spantrain.app.training.train import train
 from spantrain.config.artefacts import reference_to_profile, write_plan, write_profile
 from spantrain.config.cluster_file import load_preset
 from spantrain.core.job import TrainJob

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from spantrain.app.session import SessionOptions
 from spantrain.app.training.step_loop import StepLoop
-from spantrain.app.training.train import StopRequest
+from spantrain.app.training.stop import StopRequest
 from spantrain.core.cluster import Cluster
 from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError

@@ -2,9 +2,19 @@
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Protocol
 
 from spantrain.errors import SpanTrainError
+
+
+class OnLoss(StrEnum):
+    """What becomes of a run that loses a device."""
+
+    GO_ON = "go-on"
+    """It goes on with those that are left."""
+    END = "end"
+    """It ends; `--resume` goes on by hand."""
 
 
 @dataclass(frozen=True, slots=True)

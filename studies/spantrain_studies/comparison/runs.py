@@ -15,8 +15,9 @@ from spantrain.app.metrics import StepMetrics
 from spantrain.app.reporter import Reporter, SilentReporter
 from spantrain.app.session import Session
 from spantrain.app.training.requests import RunOptions, TrainRequest
+from spantrain.app.training.stop import StopRequest
 from spantrain.app.training.traced_run import open_trace
-from spantrain.app.training.train import StopRequest, train
+from spantrain.app.training.train import train
 from spantrain.config.traces.network_traces import NetworkTrace
 from spantrain.core.cluster import Cluster
 from spantrain.core.job import TrainJob

@@ -24,6 +24,7 @@ from spantrain.core.update.optimizers import division_refusal
 from spantrain.errors import ConfigError, PlanError
 from spantrain.models.sources import DROPOUT
 from spantrain.planner.engine.outcome import not_trained_yet
+from spantrain.recovery.policy import OnLoss
 from spantrain.runtime.checkpoint.manifest import Manifest, latest_checkpoint, read_manifest
 from spantrain.runtime.coordinator.advice import Adviser
 from spantrain.runtime.coordinator.batches import EXTERNAL, BatchQueue
@@ -87,6 +88,7 @@ class RunOptions:
     """How the emulated links change from the first step on."""
     outer: OuterCluster | None = None
     """As whom the run takes part in an outer optimizer; its token is written nowhere."""
+    on_loss: OnLoss = OnLoss.GO_ON
 
 
 @dataclass(frozen=True, kw_only=True)

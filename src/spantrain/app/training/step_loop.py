@@ -16,7 +16,8 @@ from spantrain.app.reporter import Reporter
 from spantrain.app.session import Session
 from spantrain.app.training.outcome import TrainOutcome
 from spantrain.app.training.requests import TrainRequest
-from spantrain.app.training.train import StopRequest, train
+from spantrain.app.training.stop import StopRequest
+from spantrain.app.training.train import train
 from spantrain.errors import UsageError
 from spantrain.runtime.coordinator.barrier import StepOutcome
 from spantrain.runtime.coordinator.batches import EXTERNAL, BatchQueue

@@ -1,10 +1,10 @@
 """Train a plan: plan and job in, losses and measurements out."""
 
-import threading
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 
 from spantrain.app.adaptation.adapt import adviser_of
 from spantrain.app.outer.run import check_outer
@@ -12,6 +12,7 @@ from spantrain.app.planning.plan_files import check_staleness, with_room_for_two
 from spantrain.app.profiling.slowing import MAX_REAL_COMPUTE, too_fast, what_is_emulated
 from spantrain.app.reporter import Reporter
 from spantrain.app.session import Session
+from spantrain.app.training.carry_on import Leg, leg_after_loss
 from spantrain.app.training.outcome import (
     HeldOutLoss,
     PlanChanges,
@@ -25,61 +26,26 @@ from spantrain.app.training.outcome import (
 from spantrain.app.training.requests import Resume, TrainRequest
 from spantrain.app.training.run_folder import TRACE_FILE, MeasuredStep, RunContent, write_run
 from spantrain.app.training.run_log import RunLog
+from spantrain.app.training.stop import StopRequest
 from spantrain.app.training.traced_run import open_trace
 from spantrain.app.weight_folder import FoundWeights
 from spantrain.app.weights import write_weights
 from spantrain.core.checkpoint import SampleLedger, StoredFile
 from spantrain.core.plan import Plan, PlanReport
+from spantrain.core.quantities import format_seconds
 from spantrain.core.trace import Trace
 from spantrain.errors import ConfigError
 from spantrain.planner.engine.predict import predict
+from spantrain.recovery.policy import OnLoss
 from spantrain.runtime.checkpoint.manifest import CheckpointSet, Manifest, read_manifest
 from spantrain.runtime.checkpoint.saver import CHECKPOINTS
 from spantrain.runtime.checkpoint.tensor_file import Disk, remove_partials
 from spantrain.runtime.control.orders import TrainOrder, TrainResult
 from spantrain.runtime.control.requests import SavedFile
-from spantrain.runtime.coordinator.advice import Adviser, Advising
-from spantrain.runtime.coordinator.barrier import StepBarrier, StepOutcome
+from spantrain.runtime.coordinator.advice import Advice, Adviser, Advising
+from spantrain.runtime.coordinator.barrier import StepBarrier, StepOutcome, SwitchFigures
 from spantrain.runtime.coordinator.batches import EXTERNAL
-
-
-class StopRequest:
-    """Ctrl-C: the first asks for a checkpoint and a clean end, the second for an end at once.
-
-    Before the first step there is nothing to save: then the first asks for an end at once, too.
-    """
-
-    def __init__(self) -> None:
-        self._count = 0
-        self._lock = threading.RLock()  # a signal may come while one is counted
-        self._save = False
-        self.begun = False
-        """Whether the first step has begun."""
-
-    def ask(self) -> bool:
-        """Count one more wish to stop; return whether it is one for an end at once."""
-        with self._lock:
-            self._count += 1
-            return self.at_once or not self.begun
-
-    def ask_save(self) -> None:
-        """Wish for a checkpoint behind the next step that ends."""
-        self._save = True
-
-    def take_save(self) -> bool:
-        """Return whether a checkpoint was wished for since it was last asked."""
-        wished, self._save = self._save, False
-        return wished
-
-    @property
-    def wanted(self) -> bool:
-        """Whether the run should end after this step."""
-        return self._count > 0
-
-    @property
-    def at_once(self) -> bool:
-        """Whether the run should end now."""
-        return self._count > 1
+from spantrain.runtime.coordinator.coordinator import DeviceLostError
 
 
 def train(session: Session, request: TrainRequest, stop: StopRequest, reporter: Reporter) -> TrainOutcome:
@@ -140,13 +106,10 @@ class _RunOnSession:
         self._first_step = request.resume.content.step if request.resume else 0
         before = request.resume.ledger if request.resume else SampleLedger()
         self._ledger = before.extended(self._first_step, request.plan.global_batch)
-        self._checkpoints = CheckpointSet(
-            request.out,
-            request.plan.devices,
-            keep=request.options.keep_checkpoints,
-            describe=self._manifest,
-            best_step=lambda: request.best.kept_step,
-        )
+        self._leg = Leg(plan=request.plan, first_step=self._first_step, resume=request.resume)
+        self._stood_still_s = 0.0
+        """Between this leg's first step and the end of the one before."""
+        self._checkpoints = self._checkpoint_set()
         self._checkpoint = ""
         self._log = RunLog(request, self._ledger, reporter)
         self._network = open_trace(request.options.network_trace, session.testbed, request.plan, request.profile)
@@ -171,14 +134,9 @@ class _RunOnSession:
         with ExitStack() as stack:
             stack.callback(self._network.end)
             stack.enter_context(self._log)
-            results = self._session.coordinator.train(
-                {name: self._order() for name in plan.devices},
-                self._barrier(self._advising(stack)),
-                self._on_saved,
-                lambda: self._stop.at_once,
-                request.batches,
-                self._on_begin,
-            )
+            results = None
+            while results is None:
+                results = self._run_leg()
         self._end_with_best()
         return self._outcome(results)
 
@@ -191,12 +149,68 @@ class _RunOnSession:
         elif best.kept:
             self._reporter.note(f"The run ends with its last weights: no checkpoint was the best by {best.metric}")
 
+    def _run_leg(self) -> dict[str, TrainResult] | None:
+        """Train with the same devices until the run ends; None: it goes on with others."""
+        coordinator = self._session.coordinator
+        with ExitStack() as stack:
+            barrier = self._barrier(self._advising(stack))
+            try:
+                return coordinator.train(
+                    {name: self._order() for name in self._leg.plan.devices},
+                    barrier,
+                    self._on_saved,
+                    lambda: self._stop.at_once,
+                    self._request.batches,
+                    self._on_begin,
+                )
+            except DeviceLostError as error:
+                if self._request.options.on_loss is OnLoss.END or self._request.options.outer:
+                    raise
+                barrier.abort(str(error))
+                present = coordinator.settle(self._leg.plan.devices)
+                self._carry_on(error, barrier, present)
+        return None
+
+    def _carry_on(self, error: DeviceLostError, barrier: StepBarrier, present: Sequence[str]) -> None:
+        """Begin another leg, without a device that was lost."""
+        leg = replace(self._leg, plan=barrier.plan)
+        self._leg = leg_after_loss(
+            leg, error, barrier.committed, present,
+            session=self._session, request=self._request, newest=self._newest,
+        )  # fmt: skip
+        self._reporter.note(self._leg.reason)
+        step = self._leg.first_step
+        del self._losses[step:]
+        self._outcomes = [outcome for outcome in self._outcomes if outcome.step < step]
+        self._checkpoints = self._checkpoint_set()
+        self._plans.decided(step - 1, Advice(plan=self._leg.plan, reason=self._leg.reason))
+        self._reporter.run_begins(self._leg.plan)
+
+    def _newest(self) -> Resume | None:
+        """Return the newest complete checkpoint of this run, or what it began with."""
+        if not self._checkpoint:
+            return self._request.resume
+        manifest = read_manifest(Path(self._checkpoint), check_files=False)
+        return Resume(
+            folder=Path(self._checkpoint), content=manifest.content, losses=manifest.losses, ledger=manifest.ledger
+        )
+
+    def _checkpoint_set(self) -> CheckpointSet:
+        request = self._request
+        return CheckpointSet(
+            request.out,
+            self._leg.plan.devices,
+            keep=request.options.keep_checkpoints,
+            describe=self._manifest,
+            best_step=lambda: request.best.kept_step,
+        )
+
     def _barrier(self, advising: Advising | None) -> StepBarrier:
         request, later = self._request, self._session.coordinator.later
         return StepBarrier(
-            plan=request.plan,
+            plan=self._leg.plan,
             job=request.job,
-            first_step=self._first_step,
+            first_step=self._leg.first_step,
             stop_requested=lambda: self._stop.wanted,
             on_step=lambda outcome: later(lambda: self._on_step(outcome)),
             save_requested=self._stop.take_save,
@@ -208,35 +222,41 @@ class _RunOnSession:
         request, later = self._request, self._session.coordinator.later
         adviser: Adviser | None = request.adviser
         if adviser is None:
-            own = adviser_of(request.plan, request.profile, request.job, request.calm_plan)
+            calm = None if self._leg.reason else request.calm_plan
+            own = adviser_of(self._leg.plan, request.profile, request.job, calm)
             if own is None:
                 return None
             stack.callback(own.close)
             adviser = own
         advising = Advising(
             adviser,
-            request.plan,
+            self._leg.plan,
             on_trouble=lambda text: later(lambda: self._reporter.note(text)),
             check=request.check_statistics,
         )
         return stack.enter_context(advising)
 
     def _order(self) -> TrainOrder:
-        request = self._request
+        request, leg = self._request, self._leg
         return TrainOrder(
-            plan=request.plan,
+            plan=leg.plan,
             graph=request.profile.graph,
             job=request.job,
-            peers=self._session.coordinator.peers(request.plan.devices),
+            peers=self._session.coordinator.peers(leg.plan.devices),
             output_dir=str(request.out.resolve()) if request.checkpoints else "",
-            first_step=self._first_step,
-            samples_before=self._ledger.samples_before(self._first_step),
-            resume_from=str(request.resume.folder.resolve()) if request.resume else "",
-            checkpoint=request.resume.content if request.resume else None,
+            first_step=leg.first_step,
+            samples_before=self._ledger.samples_before(leg.first_step),
+            resume_from=str(leg.resume.folder.resolve()) if leg.resume else "",
+            checkpoint=leg.resume.content if leg.resume else None,
+            kept=leg.kept,
             outer=request.options.outer,
         )
 
     def _on_begin(self, begun_s: float) -> None:
+        if self._leg.reason:
+            self._stood_still_s = begun_s - self._leg.begun_s
+            self._reporter.note(f"Training goes on after {format_seconds(self._stood_still_s)}")
+            return
         self._stop.begun = True
         self._network.begin(begun_s)
         self._reporter.note("All devices are ready: the first step begins")
@@ -246,7 +266,10 @@ class _RunOnSession:
         if outcome.loss is not None:
             self._losses.append(outcome.loss)
         self._log.step(outcome, self._network.rates_at(outcome.closed_s))
-        if outcome.switch is not None:
+        if self._leg.reason and outcome.step == self._leg.first_step:
+            moved_bytes = outcome.switch.moved_bytes if outcome.switch else 0
+            self._plans.done(SwitchFigures(duration_s=self._stood_still_s, moved_bytes=moved_bytes))
+        elif outcome.switch is not None:
             self._plans.done(outcome.switch)
         if outcome.advice is not None:
             self._session.generations.taken(outcome.advice.plan.generation)

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from spantrain.app.session import SessionOptions
     from spantrain.app.training.outcome import TrainOutcome
     from spantrain.app.training.requests import Grouping, RunOptions, TrainRequest
-    from spantrain.app.training.train import StopRequest
+    from spantrain.app.training.stop import StopRequest
     from spantrain.app.training.train_from_scratch import ScratchRequest
 
 _FILES = ("plan.json", "profile.json", "run.json", "trace.json", "decisions.jsonl", "switches.jsonl", "metrics.jsonl")
@@ -46,7 +46,8 @@ _MODEL_OPTIONS = (
 )  # fmt: skip
 """Options that go with --model: a plan and a checkpoint say all this already."""
 _WHERE_OPTIONS = (
-    "other_plan", "keep_checkpoints", "report_to", "no_network", "network_trace", "listen", "lost_after", "insecure",
+    "other_plan", "keep_checkpoints", "report_to", "no_network", "network_trace", "listen", "lost_after", "on_loss",
+    "insecure",
 )  # fmt: skip
 """Options that a run that goes on needs again: no checkpoint has them."""
 
@@ -86,6 +87,7 @@ class _Command:
             report_to=chosen_trackers(asked.report_to or ()),
             network_trace=chosen_trace(asked.network_trace, emulated=not asked.no_network and asked.listen is None),
             outer=outer_cluster(),
+            on_loss=asked.on_loss,
         )
 
     def _check_words(self) -> None:
@@ -210,7 +212,7 @@ class _Command:
     @contextmanager
     def _going_on(self, out: Path) -> Iterator["StopRequest"]:
         """Say from where to go on, if a run is interrupted or lost."""
-        from spantrain.app.training.train import StopRequest
+        from spantrain.app.training.stop import StopRequest
 
         stop = StopRequest()
         try:

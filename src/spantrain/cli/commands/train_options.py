@@ -28,6 +28,7 @@ from spantrain.core.update.optimizers import named_values, optimizer_fields
 from spantrain.core.update.rates import LR_SCHEDULES
 from spantrain.errors import ConfigError
 from spantrain.formats.registry import WireFormat
+from spantrain.recovery.policy import OnLoss
 from spantrain.schedule.registry import own_schedules
 
 _NO_OPTIONS = (
@@ -121,6 +122,9 @@ class TrainArguments(ModelOptions):
     network_trace: NetworkTraceName = None
     listen: Listen = None
     lost_after: LostAfter = None
+    on_loss: Annotated[
+        OnLoss, typer.Option(help="A lost device: go-on with those that are left, or end (docs/recovery.md).")
+    ] = OnLoss.GO_ON
     insecure: Insecure = False
 
     def _rates(self) -> dict[str, Any]:

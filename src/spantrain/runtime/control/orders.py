@@ -15,7 +15,7 @@ from spantrain.core.profile import DeviceScore, LinkMeasurement, UnitTiming
 from spantrain.core.trace import Trace
 from spantrain.core.units import ModelSpec, UnitGraph
 from spantrain.runtime.control.plane import Order
-from spantrain.runtime.control.requests import Done
+from spantrain.runtime.control.requests import Done, StepVerdict
 from spantrain.transport.connection.peers import PeerAddress
 
 
@@ -191,6 +191,14 @@ class TrainResult:
 
 
 @dataclass(frozen=True, kw_only=True)
+class KeptState:
+    """Says that an order begins with what its devices still hold of the order before."""
+
+    verdict: StepVerdict | None
+    """On the step before the first one: who has missed it does now what it says. None: that order has made no step."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainOrder(Order[TrainResult], name="train"):
     """Train a part of a plan."""
 
@@ -208,6 +216,8 @@ class TrainOrder(Order[TrainResult], name="train"):
     """Folder of the checkpoint to begin with; files that other machines wrote may be missing in it."""
     checkpoint: CheckpointContent | None = None
     """What is in it; None: begin with new weights."""
+    kept: KeptState | None = None
+    """Begin with what is held already, and with no checkpoint."""
     outer: OuterCluster | None = None
     """As whom the run takes part in an outer optimizer, if it does."""
 

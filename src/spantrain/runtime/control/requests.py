@@ -211,6 +211,8 @@ class StepVerdict:
     """What all run from the next step on, in its own schedule; None: what they run now."""
     outer: StageMeeting | None = None
     """What all do for the outer optimizer, where the run takes part in one."""
+    pause: bool = False
+    """Whether the order ends behind this step, with all that is held kept for the next one."""
 
 
 @dataclass(frozen=True, kw_only=True)

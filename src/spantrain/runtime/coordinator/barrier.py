@@ -56,6 +56,17 @@ class StepOutcome:
     """What it took to go over to this step's plan, where it was its first."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class CommitPoint:
+    """What of a run has happened for good: steps before `step`, all of them, and nothing of that one."""
+
+    step: int
+    verdict: StepVerdict | None
+    """On the step before; None if the run has made none."""
+    plan: Plan
+    """Under which that step ran."""
+
+
 class StepBarrier:
     """Collects the reports of all devices of a run, step by step; of the step that is under way, and of no other."""
 
@@ -70,6 +81,7 @@ class StepBarrier:
         first_step: int = 0,
         save_requested: Callable[[], bool] = lambda: False,
         advising: Advising | None = None,
+        pause_requested: Callable[[], bool] = lambda: False,
         hold_s: float = HOLD_S,
     ) -> None:
         self.plan = plan
@@ -83,6 +95,8 @@ class StepBarrier:
         self._save_requested = save_requested
         self._can_checkpoint = can_checkpoint
         self._advising = advising
+        self._pause_requested = pause_requested
+        self._ran = plan
         self._hold_s = hold_s
         self._step = first_step
         """That all report next."""
@@ -105,6 +119,12 @@ class StepBarrier:
         """Whether a verdict has told all devices to save what they have after so many steps."""
         return steps_done in self._to_save
 
+    @property
+    def committed(self) -> CommitPoint:
+        """What has happened for good; after `abort` it stays so."""
+        with self._closed:
+            return CommitPoint(step=self._step, verdict=self._verdict, plan=self._ran)
+
     def report(self, device: str, report: DeviceReport) -> StepVerdict | None:
         """Bring one device's report; wait for the others; return what all do next, or None if it takes longer.
 
@@ -120,6 +140,8 @@ class StepBarrier:
             refusal = self._why_not(device, report)
             if refusal:
                 raise RemoteRefusal(refusal)
+            if self._aborted is not None:
+                raise Interrupted(self._aborted)
             # Of links to devices of an earlier run it may still have news.
             links = tuple(link for link in report.links if link.peer in self.members.names)
             self._reports.setdefault(device, replace(report, links=links))
@@ -165,7 +187,10 @@ class StepBarrier:
             self._judge(step, outcome, _data_differs(reports)),
             outer=meeting_of({name: report.outer for name, report in reports.items()}),
         )
-        advice = self._advice(step, reports) if outcome.loss is not None and not verdict.stop else None
+        advice = (
+            self._advice(step, reports) if outcome.loss is not None and not (verdict.stop or verdict.pause) else None
+        )
+        self._ran = self.plan
         if advice is not None:
             verdict, outcome = replace(verdict, plan=advice.plan), replace(outcome, advice=advice)
             self.plan = advice.plan
@@ -221,6 +246,7 @@ class StepBarrier:
             stop=stop,
             evaluate=evaluate,
             skip_update=outcome.skipped,
+            pause=not stop and self._pause_requested(),
             data_differs=data_differs,
         )
 

@@ -33,6 +33,15 @@ class OrderAbandonedError(PeerLostError):
         self.why = why
 
 
+class DeviceLostError(PeerLostError):
+    """A device that takes part in an order has gone."""
+
+    def __init__(self, text: str, *, device: str = "", why: str = "") -> None:
+        super().__init__(text)
+        self.device = device
+        self.why = why
+
+
 class Coordinator:
     """Serves workers; its methods are called by the one thread that runs the use case."""
 
@@ -162,8 +171,14 @@ class Coordinator:
         return {one.device: one.reason for one in gone}
 
     def peers(self, names: Sequence[str]) -> tuple[PeerEntry, ...]:
-        """Return how these devices' mailboxes are reached."""
+        """Return how these devices' mailboxes are reached.
+
+        Raises:
+            DeviceLostError: one is not here any more.
+        """
         with self._changed:
+            for name in self._roster.missing(names):
+                raise self._loss(name, "its worker has gone")
             found = [self._roster[name].address for name in names]
         return tuple(address for address in found if address is not None)
 
@@ -202,12 +217,32 @@ class Coordinator:
         steps whose checkpoints are not kept any longer. `on_begin` as of `perform`.
 
         Raises:
+            DeviceLostError: a device was lost; all others have been told to stop, and keep what they hold.
             WorkerError, PeerLostError: as `perform`.
         """
         meetings = StageMeetings(barrier.members) if any(order.outer for order in orders.values()) else None
         run = TrainingRun(barrier=barrier, on_saved=on_saved, batches=batches, meetings=meetings)
         under_way = UnderWay.of(orders, run=run, on_begin=on_begin)
         return self._results(orders, self._perform(under_way, tuple(orders), should_abort))
+
+    def here(self) -> tuple[str, ...]:
+        """Return the devices that have joined and can be given orders."""
+        with self._changed:
+            return tuple(member.name for member in self._roster if member.address is not None)
+
+    def settle(self, names: Sequence[str]) -> tuple[str, ...]:
+        """Wait until devices have left the orders that were ended; return those of them that are still here."""
+        while True:
+            self._make_deferred_calls()
+            self._gone()
+            with self._changed:
+                present = [name for name in names if name not in self._roster.missing(names)]
+                if not any(self._roster[name].is_busy for name in present):
+                    break
+                self._changed.wait(_TICK_S)
+            self._watch()
+        self._make_deferred_calls()
+        return tuple(present)
 
     def later(self, call: Callable[[], None]) -> None:
         """Have the thread that runs the use case make a call, after all that it was asked for before."""
@@ -258,8 +293,9 @@ class Coordinator:
                 raise self._loss(name, gone.get(name, "its worker has gone"))
             return self._service.give(under_way)
 
-    def _loss(self, device: str, reason: str) -> PeerLostError:
-        return PeerLostError(f"device {device} was lost: {reason}; its log: {self._where_is_log(device)}")
+    def _loss(self, device: str, reason: str) -> DeviceLostError:
+        text = f"device {device} was lost: {reason}; its log: {self._where_is_log(device)}"
+        return DeviceLostError(text, device=device, why=reason)
 
     def _make_deferred_calls(self) -> None:
         while not self._deferred.empty():

@@ -1,7 +1,6 @@
 """One device's part of a stage: its groups, its units with the part of their parameters that it holds."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +11,6 @@ from spantrain.core.shares import TensorPart
 from spantrain.core.units import UnitGraph
 from spantrain.devices.base import ComputeDevice
 from spantrain.errors import ConfigError
-from spantrain.models.build import build_units
 from spantrain.models.execution.segment import autocast_dtype
 from spantrain.models.execution.stage import StageExecutor
 from spantrain.models.joint_norms import JoinedDevices
@@ -52,23 +50,6 @@ class StageMember:
     def leads(self) -> bool:
         """Whether it decides for its replica."""
         return self.groups.replica.rank == 0
-
-
-def join_stage(
-    plan: Plan, name: str, device: ComputeDevice, *, graph: UnitGraph, job: TrainJob, groups: StageGroups
-) -> StageMember:
-    """Build a stage's units with the weights that one process would have given them; leave the groups if that fails.
-
-    Raises:
-        ConfigError: the devices of the replica have not the same model.
-    """
-    stage_index, _ = plan.place(name)
-    with ExitStack() as undo:
-        undo.callback(groups.close)
-        units = build_units(plan.model, plan.stages[stage_index].units, seed=job.seed)
-        member = build_member(plan, name, device, units, graph=graph, job=job, groups=groups)
-        undo.pop_all()
-    return member
 
 
 def build_member(

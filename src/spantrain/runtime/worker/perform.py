@@ -22,6 +22,7 @@ from spantrain.runtime.control.orders import (
     LinkResult,
     PeerEntry,
     TrainOrder,
+    TrainResult,
 )
 from spantrain.runtime.control.plane import ControlPlane
 from spantrain.runtime.control.requests import Done, FindMeetingPoint, MeetingPoint, Progress
@@ -30,6 +31,7 @@ from spantrain.runtime.step.context import WorkerLinks, admit
 from spantrain.runtime.step.emulation import law_of
 from spantrain.runtime.worker.settings import WorkerSettings
 from spantrain.runtime.worker.stale_session import session_of
+from spantrain.runtime.worker.trainer import TrainSession
 from spantrain.runtime.worker.user_functions import with_own_functions
 from spantrain.runtime.worker.watch import Watch, connections, cut
 from spantrain.transport.mailbox.mailbox import MailboxLike
@@ -59,6 +61,8 @@ class OrderRunner:
         self._software = Software(mailbox)
         self._groups: list[StageGroups] = []
         """Those that were opened for the order under way."""
+        self._last: TrainSession | None = None
+        """The last train order's, for what is still held of it."""
         self._before: frozenset[tuple[int, str]] | None = None
         """Sockets from before the first of them, if any."""
 
@@ -102,8 +106,19 @@ class OrderRunner:
             case FrameworkOrder():
                 return FrameworkSession(order, self._links(), meet=self._meet).run()
             case TrainOrder():
-                return session_of(order, self._links()).run()
+                return self._train(order)
         raise AssertionError(f"no such order: {order}")
+
+    def _train(self, order: TrainOrder) -> TrainResult:
+        """Carry out a train order; what the one before has left is held until this one has it."""
+        left = self._last.leave(order.kept, order.first_step) if self._last and order.kept else None
+        if order.kept is None:
+            self._last = None
+        self._last = session = session_of(order, self._links(), left)
+        result = session.run()
+        if not session.paused:
+            self._last = None
+        return result
 
     def _admit(self, generation: int, peers: tuple[PeerEntry, ...]) -> None:
         admit(self._control, self._mailbox, generation, peers)

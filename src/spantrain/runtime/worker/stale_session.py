@@ -34,6 +34,7 @@ from spantrain.runtime.gradients.step_sums import Background, BackgroundTask
 from spantrain.runtime.step.context import WorkerLinks
 from spantrain.runtime.step.driver import StepDriver
 from spantrain.runtime.step.stage_member import StageMember, stage_executor
+from spantrain.runtime.worker.carry_on import LeftState
 from spantrain.runtime.worker.plan_part import PlanPart, make_plan_part, peak_bytes, trained_of
 from spantrain.runtime.worker.trainer import TrainSession
 
@@ -233,7 +234,7 @@ class StaleSession(TrainSession):
         return peak_bytes(self._here.device, part.member.executor, part.optimizer, second=part.member.second)
 
 
-def session_of(order: TrainOrder, links: WorkerLinks) -> TrainSession:
+def session_of(order: TrainOrder, links: WorkerLinks, left: LeftState | None = None) -> TrainSession:
     """Return what carries out an order as its job says: step by step, or two steps at once."""
     session = StaleSession if order.job.staleness else TrainSession
-    return session(order, links)
+    return session(order, links, left)

@@ -16,13 +16,14 @@ import json
 import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from spantrain.config.files.json_codec import from_json, to_json
 from spantrain.core.checkpoint import StoredTensor
 from spantrain.core.plan import Plan, Stage
+from spantrain.core.shares import TensorPart
 from spantrain.errors import ProtocolError
 from spantrain.models.build import blank_units
 from spantrain.models.units import UnitModule, tie_parameters
@@ -114,20 +115,27 @@ _MAX_DESCRIBED_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
-class _HeldTensors:
+class HeldTensors:
     """What one device holds, as others are told of it."""
 
     device: str
     tensors: Mapping[str, StoredTensor]
+    scalars: Mapping[str, float] = field(default_factory=dict)
+    """As a checkpoint keeps them; of who holds nothing, none."""
 
 
 class LocalTensorSource:
     """What this device holds, as a source of an exchange."""
 
-    def __init__(self, device: str, part: PlanPart) -> None:
-        self._tensors, self._parts = held_tensors(part.holding, part.optimizer, part.holding.parts)
-        self.held = _HeldTensors(
+    def __init__(self, device: str, part: PlanPart | None, scalars: Mapping[str, float] | None = None) -> None:
+        """`part`: None where nothing is held."""
+        self._tensors: Mapping[str, torch.Tensor] = {}
+        self._parts: Mapping[str, TensorPart] = {}
+        if part is not None:
+            self._tensors, self._parts = held_tensors(part.holding, part.optimizer, part.holding.parts)
+        self.held = HeldTensors(
             device=device,
+            scalars=scalars or {},
             tensors={
                 name: StoredTensor(part=self._parts[name], dtype=dtype_name(tensor.dtype))
                 for name, tensor in self._tensors.items()
@@ -193,7 +201,7 @@ def _remade(here: WorkerContext, before: PlanPart, plan: Plan, open_groups: Open
     stage_index, replica_index = plan.place(here.name)
     stage = plan.stages[stage_index]
     alone = len(stage.replicas[replica_index].devices) == 1
-    known = _whole_units(before) if alone else {}
+    known = whole_units(before) if alone else {}
     fresh = [unit for unit in stage.units if unit not in known]
     built = dict(zip(fresh, blank_units(plan.model, fresh, seed=here.job.seed), strict=True))
     units = [known[unit] if unit in known else built[unit] for unit in stage.units]
@@ -209,7 +217,7 @@ def _remade(here: WorkerContext, before: PlanPart, plan: Plan, open_groups: Open
     return member
 
 
-def _whole_units(part: PlanPart) -> dict[int, UnitModule]:
+def whole_units(part: PlanPart) -> dict[int, UnitModule]:
     """Return the units that no group divides, by index."""
     if len(part.member.replica.devices) > 1:
         return {}
@@ -220,38 +228,57 @@ def _bring(here: WorkerContext, before: PlanPart, after: PlanPart, step: int) ->
     """Fill what is new here, and give others what they lack; return the bytes that came from them."""
     if after.optimizer is before.optimizer:
         return 0  # who keeps its stage holds nothing that others lack: each unit is in one stage
-    own = {id(tensor) for tensor in before.holding.tensors.values()}
+    source, post = LocalTensorSource(here.name, before), after.post(here, step)
+    takers = [taker for taker in after.plan.devices if here.name in givers_of(before.plan, after.plan, taker)]
+    givers = givers_of(before.plan, after.plan, here.name)
+    files = describe(source.held, takers=takers, givers=givers, post=post)
+    group = switch_group(before.plan, after.plan, here.name)
+    return fill(before, after, group, files, source, post)
+
+
+def fill(
+    before: PlanPart | None, after: PlanPart, group: ExchangeGroup, files: Mapping[str, HeldTensors],
+    source: LocalTensorSource, post: ExchangeChannel,
+) -> int:  # fmt: skip
+    """Take what of a part is new here from those that hold it, and keep the rest; return the bytes that came.
+
+    Args:
+        before: this device's part until now, if it had one: what is of it stays as it is.
+        after: what is to be filled.
+        group: this device and those with which it exchanges.
+        files: what each of them holds, by name.
+        source: what this device holds.
+        post: to the others.
+    """
+    own = {id(tensor) for tensor in before.holding.tensors.values()} if before else set()
     fresh = {name for name, tensor in after.holding.tensors.items() if id(tensor) not in own}
     arriving = after.holding.of(fresh)
+    state = before.optimizer.state if before else {}
     kept = {
-        parameter: before.optimizer.state[parameter]
+        parameter: state[parameter]
         for name, parameter in after.holding.parameters.items()
-        if name not in fresh and parameter in before.optimizer.state
+        if name not in fresh and parameter in state
     }
-    shelf, post = LocalTensorSource(here.name, before), after.post(here, step)
-    files = _described(here.name, before.plan, after.plan, shelf.held, post)
-    exchange = TensorExchange(switch_group(before.plan, after.plan, here.name), files, shelf, post)
+    exchange = TensorExchange(group, files, source, post)
     put_back(arriving, after.optimizer, exchange.run(wanted_of(arriving, files)), kept)
     return exchange.taken_bytes
 
 
-def _described(
-    name: str, before: Plan, after: Plan, own: _HeldTensors, post: ExchangeChannel
-) -> dict[str, _HeldTensors]:
+def describe(
+    own: HeldTensors, *, takers: Sequence[str], givers: Sequence[str], post: ExchangeChannel
+) -> dict[str, HeldTensors]:
     """Tell those that may take from here what there is; hear the same from those that give."""
-    takers = [taker for taker in after.devices if name in givers_of(before, after, taker)]
     text = zlib.compress(json.dumps(to_json(own), separators=(",", ":")).encode())
     for taker in takers:
-        post.send(taker, f"{_LANE}{name}", torch.frombuffer(bytearray(text), dtype=torch.uint8))
-    givers = givers_of(before, after, name)
-    return {name: own} | {giver: read_held(post.receive(f"{_LANE}{giver}"), giver) for giver in givers}
+        post.send(taker, f"{_LANE}{own.device}", torch.frombuffer(bytearray(text), dtype=torch.uint8))
+    return {own.device: own} | {giver: read_held(post.receive(f"{_LANE}{giver}"), giver) for giver in givers}
 
 
-def read_held(message: torch.Tensor, giver: str) -> _HeldTensors:
+def read_held(message: torch.Tensor, giver: str) -> HeldTensors:
     """Return what a peer says that it holds."""
     unpacker = zlib.decompressobj()
     try:
         text = unpacker.decompress(bytes_of(message, giver), _MAX_DESCRIBED_BYTES)
     except zlib.error as error:
         raise ProtocolError(f"{giver}: says what it holds in a way that cannot be read: {error}") from None
-    return from_json(_HeldTensors, read_words(text, giver), f"what {giver} holds", error=ProtocolError)
+    return from_json(HeldTensors, read_words(text, giver), f"what {giver} holds", error=ProtocolError)

@@ -19,7 +19,7 @@ from spantrain.core.plan import Plan
 from spantrain.errors import ConfigError, WorkerError
 from spantrain.models.data.dataset import open_dataset
 from spantrain.runtime.checkpoint.saver import DeviceCheckpoints
-from spantrain.runtime.control.orders import TrainOrder, TrainResult
+from spantrain.runtime.control.orders import KeptState, TrainOrder, TrainResult
 from spantrain.runtime.control.requests import Begin, DeviceReport, OuterCall, StepVerdict, SwitchReport
 from spantrain.runtime.coordinator.batches import EXTERNAL, QueuedFeed
 from spantrain.runtime.gradients.optimizer import GradientScaling, build_optimizer, clip_factor, set_rates
@@ -27,8 +27,9 @@ from spantrain.runtime.gradients.step_sums import StepSums
 from spantrain.runtime.recorder import PeerTraffic, StepRecorder
 from spantrain.runtime.redistribution.transfer import group_of
 from spantrain.runtime.step.context import WorkerContext, WorkerLinks, admit, clock_offset_s
-from spantrain.runtime.step.stage_member import StageMember, join_stage
+from spantrain.runtime.step.stage_member import StageMember, build_member
 from spantrain.runtime.step.work import SampledFeed
+from spantrain.runtime.worker.carry_on import LeftState, carry_on, put_statistics, units_of
 from spantrain.runtime.worker.outer_part import moves_layers
 from spantrain.runtime.worker.plan_part import PlanPart, make_plan_part, peak_bytes
 from spantrain.runtime.worker.switch import take_over
@@ -44,8 +45,20 @@ Parameters = Mapping[str, torch.nn.Parameter]
 class TrainSession:
     """One train order on one device."""
 
-    def __init__(self, order: TrainOrder, links: WorkerLinks) -> None:
+    def __init__(self, order: TrainOrder, links: WorkerLinks, left: LeftState | None = None) -> None:
+        """Prepare to carry out an order; `left`: what this device still holds, where the order begins with that."""
+        begun_s = time.monotonic()
         self._order = order
+        self._earlier = left
+        """What to give out as held as long as no step of this order, or of its present plan, is committed."""
+        self._steps_done = order.first_step
+        """Updates that the parameters have had."""
+        self.paused = False
+        """Whether another order goes on with what is held."""
+        self._summed = False
+        """Whether the next step's gradients are summed, and all but the verdict on it is there."""
+        self._statistics: dict[str, torch.Tensor] = {}
+        """Running statistics as they were before that step."""
         self._job = order.job
         self._links, self._control = links, links.control
         self._clock_offset_s = clock_offset_s(self._control)
@@ -89,13 +102,19 @@ class TrainSession:
         self._outer: OuterPart | None = None
         self._outer_notices: list[str] = []
         self._meetings = itertools.count()
+        self._prepared_s = begun_s
 
     def _first_part(self) -> PlanPart:
         order, here = self._order, self._here
         groups = self._links.open_groups(order.plan, order.plan.place(here.name)[0], order.job.joins_statistics)
-        member = join_stage(order.plan, here.name, here.device, graph=order.graph, job=order.job, groups=groups)
         with ExitStack() as undo:
             undo.callback(groups.close)
+            units = units_of(
+                order.plan, here.name, seed=order.job.seed, left=self._earlier, begins=order.kept is None
+            )  # fmt: skip
+            member = build_member(
+                order.plan, here.name, here.device, units, graph=order.graph, job=order.job, groups=groups
+            )
             part = self._part_of(member)
             undo.pop_all()
         return part
@@ -131,8 +150,14 @@ class TrainSession:
         return self._result()
 
     def _resume(self) -> None:
-        """Begin with what a checkpoint holds, if there is one; all devices of the run do so together."""
+        """Begin with what devices or a checkpoint hold, if there is either; all devices of the run do so together."""
         order = self._order
+        if order.kept is not None:
+            received_bytes, scalars = carry_on(self._here, self._earlier, self._part, order.first_step)
+            self._scaling = GradientScaling(self._job, order.plan.dtype, scalars)
+            duration_s = time.monotonic() - self._prepared_s
+            self._switch_report = SwitchReport(duration_s=duration_s, received_bytes=received_bytes)
+            return
         group = group_of(order.plan.cluster, self._here.name, order.plan.devices)
         post = self._part.post(self._here, order.first_step)
         self._checkpoints.resume(order.resume_from, order.checkpoint, group, post)
@@ -141,7 +166,7 @@ class TrainSession:
         step = self._order.first_step
         self._join_outer(step)
         self._control.ask(Begin())
-        evaluate = True
+        evaluate = self._evaluates_first()
         while True:
             if isinstance(self._training, QueuedFeed) and not self._training.next_step(step, self._save):
                 self._finish_outer(step)
@@ -154,6 +179,7 @@ class TrainSession:
             loss_sum = self._part.actions.run_step(step, sums.final)
             self._sum_gradients(step, sums)
             overflow = self._scaling.unscale(self._part.parameters.values())
+            self._summed = True
             verdict = self._commit(step, loss_sum, evaluation, overflow=overflow)
             self._update(step, verdict)
             self._follow_outer(step, verdict)
@@ -165,12 +191,35 @@ class TrainSession:
             evaluate = verdict.evaluate
             if verdict.stop:
                 break
+            if verdict.pause:
+                self.paused = True
+                return
             if verdict.plan is not None:
                 self._switch(verdict.plan, step)
         self._leave_outer()
         if self._held_out:
             self._recorder.end_steps()
             self._commit(step, None, self._evaluate(step))
+
+    def _evaluates_first(self) -> bool:
+        kept = self._order.kept
+        return kept is None or kept.verdict is None or kept.verdict.evaluate
+
+    def leave(self, kept: KeptState, first_step: int) -> LeftState | None:
+        """Return what this device holds after so many steps, once this order has ended; None if it does not hold it.
+
+        What is summed of a step that was committed without this device's hearing of it is applied; of a step that was
+        not, it is dropped.
+        """
+        part, verdict = self._part, kept.verdict
+        if self._summed and verdict is not None and self._steps_done == first_step - 1:
+            self._update(self._steps_done, verdict)
+        if self._steps_done != first_step:
+            return None
+        put_statistics(part, self._statistics)
+        part.optimizer.zero_grad(set_to_none=True)
+        self._summed, self._statistics = False, {}
+        return self._earlier or LeftState(part=part, scalars=self._scaling.scalars)
 
     def _join_outer(self, step: int) -> None:
         """Take part in the outer optimizer from a step on, if the run does."""
@@ -214,6 +263,7 @@ class TrainSession:
         plan = replace(plan, model=part.plan.model)
         self._links.mailbox.set_peers(plan.generation, [peer.address for peer in self._order.peers])
         self._peak_bytes = self._peak()
+        self._earlier = LeftState(part=part, scalars=self._scaling.scalars)
         self._part, received_bytes = take_over(self._here, part, plan, step=step, open_groups=self._links.open_groups)
         part.stage_sum.close()
         self._checkpoints.hold(self._part.holding, self._part.optimizer)
@@ -237,6 +287,7 @@ class TrainSession:
         part = self._part
         start_s = time.monotonic()
         sums.finish(self._links.check_abort)
+        self._statistics = {name: value.clone() for name, value in part.holding.statistics.items()}
         part.commit_statistics(part.member.executor)
         if part.stage_sum.sums:
             self._recorder.communicated("gradient sum", step, start_s, time.monotonic())
@@ -296,6 +347,8 @@ class TrainSession:
         )
 
     def _update(self, step: int, verdict: StepVerdict) -> None:
+        self._steps_done, self._summed = step + 1, False
+        self._statistics, self._earlier = {}, None
         optimizer = self._part.optimizer
         self._scaling.settle(skipped=verdict.skip_update)
         if verdict.skip_update:

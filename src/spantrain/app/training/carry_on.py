@@ -1,0 +1,99 @@
+"""A run whose devices change: what goes on after a loss, from where, and what is told of it.
+
+Sailor, 4.4, plans anew for what is left and goes back to a checkpoint; Asteroid, 3.4, has neighbours keep what a lost
+device held. Here survivors keep their state, and where they hold the whole model nothing is lost but the step that was
+under way; else all go back to the newest checkpoint, or to where the run began.
+"""
+
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field, replace
+
+from spantrain.app.session import Session
+from spantrain.app.training.requests import Resume, TrainRequest
+from spantrain.core.plan import Plan
+from spantrain.errors import PeerLostError, PlanError
+from spantrain.planner.present import light_plan
+from spantrain.runtime.control.orders import KeptState
+from spantrain.runtime.coordinator.barrier import CommitPoint
+from spantrain.runtime.coordinator.coordinator import DeviceLostError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leg:
+    """A part of a run in which its devices stay the same: one train order for each of them."""
+
+    plan: Plan
+    first_step: int
+    resume: Resume | None = None
+    kept: KeptState | None = None
+    """Begin with what devices hold already."""
+    held_under: Plan | None = None
+    """The plan by which they hold it."""
+    reason: str = ""
+    """Why there is a new one; empty for the first."""
+    begun_s: float = field(default_factory=time.monotonic)
+    """When that was known, by the monotonic clock."""
+
+
+def holds_all(plan: Plan, present: Collection[str]) -> bool:
+    """Whether devices that are present hold every unit between them: one replica of each stage is whole."""
+    return all(
+        any(all(name in present for name in replica.devices) for replica in stage.replicas) for stage in plan.stages
+    )
+
+
+def leg_after_loss(
+    leg: Leg, error: DeviceLostError, committed: CommitPoint, present: Collection[str], *, session: Session,
+    request: TrainRequest, newest: Callable[[], Resume | None],
+) -> Leg:  # fmt: skip
+    """Return how a run goes on without a device.
+
+    Args:
+        leg: that has ended.
+        error: which device was lost, and on what evidence.
+        committed: what had happened by then.
+        present: devices of its plan that are still here.
+        session: where the run runs.
+        request: what was asked for.
+        newest: gives the newest complete checkpoint of the run.
+
+    Raises:
+        PeerLostError: it cannot go on; says why.
+    """
+    begun_s = time.monotonic()
+    if not present:
+        raise error
+    try:
+        found = light_plan(leg.plan, request.profile, present, optimizer=request.job.optimizer_state)
+        request.check_statistics(found.plan)
+    except PlanError as reason:
+        raise _no_way(error, f"no plan fits the devices that are left: {reason}") from None
+    plan = replace(found.plan, generation=session.generations.following(0), model=leg.plan.model)
+    did_step = committed.step > leg.first_step
+    held_under = committed.plan if did_step else leg.held_under
+    verdict = committed.verdict or (leg.kept.verdict if leg.kept else None)
+    lost = f"{error.device} lost ({error.why})"
+    if held_under is not None and holds_all(held_under, present) and not request.job.staleness:
+        return Leg(
+            plan=plan, first_step=committed.step, kept=KeptState(verdict=verdict), held_under=held_under,
+            reason=f"{lost}: step {committed.step + 1} is trained again, {found.how}", begun_s=begun_s,
+        )  # fmt: skip
+    if request.batches is not None:
+        raise _no_way(error, "what it held is held by no other device, and the loop that gives batches goes not back")
+    resume = newest()
+    first_step = resume.content.step if resume else 0
+    where = f"the checkpoint after {first_step} steps" if resume else "the beginning"
+    return Leg(
+        plan=plan, first_step=first_step, resume=resume, begun_s=begun_s,
+        reason=f"{lost}: what it held is held by no other device, so all go back to {where} "
+        f"({_steps(committed.step - first_step)} trained again), {found.how}",
+    )  # fmt: skip
+
+
+def _steps(count: int) -> str:
+    return "1 step is" if count == 1 else f"{count} steps are"
+
+
+def _no_way(error: DeviceLostError, why: str) -> PeerLostError:
+    return PeerLostError(f"{error}; the run cannot go on without it: {why}")

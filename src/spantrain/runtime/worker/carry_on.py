@@ -1,0 +1,82 @@
+"""Begins an order with what its devices still hold of the order before: after a loss, or with other devices.
+
+What each holds is told to all others, parameters and optimizer state by their names in the unsplit model; what a device
+lacks comes from the nearest that has it. All have the same committed step (`runtime.coordinator.barrier.CommitPoint`).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from spantrain.core.plan import Plan
+from spantrain.errors import PeerLostError
+from spantrain.models.build import blank_units, build_units
+from spantrain.models.units import UnitModule, tie_parameters
+from spantrain.runtime.checkpoint.holding import PARAMETER
+from spantrain.runtime.redistribution.transfer import group_of
+from spantrain.runtime.step.context import WorkerContext
+from spantrain.runtime.worker.plan_part import PlanPart
+from spantrain.runtime.worker.switch import LocalTensorSource, describe, fill, whole_units
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeftState:
+    """What a device holds at the end of an order."""
+
+    part: PlanPart
+    """Its groups are closed; parameters, statistics and optimizer are those after the last committed step."""
+    scalars: Mapping[str, float]
+    """As a checkpoint keeps them."""
+
+
+def units_of(plan: Plan, name: str, *, seed: int, left: LeftState | None, begins: bool) -> list[UnitModule]:
+    """Return the units of a device's stage: those that it still holds whole, else new ones.
+
+    Args:
+        plan: what runs next.
+        name: of the device.
+        seed: of new parameters.
+        left: what it holds.
+        begins: whether new parameters stay as they are; else they hold anything.
+    """
+    stage_index, replica_index = plan.place(name)
+    stage = plan.stages[stage_index]
+    if begins:
+        return build_units(plan.model, stage.units, seed=seed)
+    alone = len(stage.replicas[replica_index].devices) == 1
+    known = whole_units(left.part) if left and alone else {}
+    fresh = [unit for unit in stage.units if unit not in known]
+    built = dict(zip(fresh, blank_units(plan.model, fresh, seed=seed), strict=True))
+    units = [known[unit] if unit in known else built[unit] for unit in stage.units]
+    tie_parameters(units)
+    return units
+
+
+def carry_on(here: WorkerContext, left: LeftState | None, after: PlanPart, step: int) -> tuple[int, dict[str, float]]:
+    """Fill what is new here, and give others what they lack; return the bytes that came, and a run's scalars.
+
+    Raises:
+        PeerLostError: what is needed here is held by none of the devices, or one of them went away.
+        Interrupted: the order was ended.
+        ProtocolError: another device sends something else than it should.
+    """
+    before = left.part if left else None
+    source, post = LocalTensorSource(here.name, before, left.scalars if left else {}), after.post(here, step)
+    others = [name for name in after.plan.devices if name != here.name]
+    files = describe(source.held, takers=others, givers=others, post=post)
+    held = {name for file in files.values() for name in file.tensors}
+    lacking = sorted(name for name in after.holding.parameters if PARAMETER + name not in held)
+    if lacking:
+        raise PeerLostError(f"{here.name}: {lacking[0]} (and {len(lacking) - 1} more) is held by no device any more")
+    group = group_of(after.plan.cluster, here.name, after.plan.devices)
+    received_bytes = fill(before, after, group, files, source, post)
+    scalars = next((dict(file.scalars) for _, file in sorted(files.items()) if file.tensors), {})
+    return received_bytes, scalars
+
+
+@torch.no_grad()
+def put_statistics(part: PlanPart, kept: Mapping[str, torch.Tensor]) -> None:
+    """Give running statistics the values of before a step that never happened."""
+    for name, value in kept.items():
+        part.holding.statistics[name].copy_(value)

@@ -1,0 +1,125 @@
+"""Worker processes are killed while they train: the run goes on with the others, and its losses are one device's."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import psutil
+import pytest
+import torch
+
+from spantrain.app.reporter import SilentReporter
+from spantrain.app.session import SessionOptions, open_session
+from spantrain.app.training.outcome import TrainOutcome
+from spantrain.app.training.requests import RunOptions, TrainRequest
+from spantrain.app.training.stop import StopRequest
+from spantrain.app.training.train import train
+from spantrain.config.artefacts import write_profile
+from spantrain.core.job import TrainJob
+from spantrain.core.plan import Plan
+from spantrain.core.span import Span
+from spantrain.errors import PeerLostError
+from spantrain.recovery.policy import OnLoss
+from spantrain.runtime.coordinator.barrier import StepOutcome
+from testing.runtime.runs import OneProcess
+
+pytestmark = [pytest.mark.slow, pytest.mark.checkpoint, pytest.mark.timeout(600)]
+
+BATCH = 6
+THIRDS = [Span(0, 2), Span(2, 4), Span(4, 6)]
+JOB = TrainJob(steps=9, seed=5, learning_rate=0.01, warmup_steps=5, max_grad_norm=0.5, trace_steps=1, adapter="off")
+TOLERANCE = 1e-4
+
+
+def kill(device: str) -> None:
+    """Kill the worker that writes this device's log."""
+    for process in psutil.Process().children(recursive=True):
+        if os.readlink(f"/proc/{process.pid}/fd/1").endswith(f"/{device}.log"):
+            process.kill()
+            return
+    raise AssertionError(f"no worker of {device}")
+
+
+@dataclass
+class Killer(SilentReporter):
+    """Kills devices: each when a text is noted, or when the step of a number has ended."""
+
+    victims: dict[int | str, str]
+    notes: list[str] = field(default_factory=list)
+
+    def step(self, outcome: StepOutcome, _metrics: object, total_steps: int) -> None:
+        self._strike(lambda when: when == outcome.step)
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+        self._strike(lambda when: isinstance(when, str) and when in text)
+
+    def _strike(self, is_time: Callable[[int | str], bool]) -> None:
+        for when in [when for when in self.victims if is_time(when)]:
+            kill(self.victims.pop(when))
+
+
+@pytest.fixture(scope="module")
+def run(make_plan, spec_of, law_profile, tmp_path_factory):
+    """Two stages of two replicas each, and then one of one, unless a plan is given."""
+    torch.set_num_threads(1)
+
+    def run(killer: Killer, cuts, replicas, *, job: TrainJob = JOB, **options) -> tuple[Plan, TrainOutcome]:
+        plan = make_plan(spec_of("gpt2"), cuts, replicas, [THIRDS] * len(replicas), "1f1b")
+        out = tmp_path_factory.mktemp("run")
+        profile = law_profile(plan.cluster, plan.model)
+        write_profile(profile, out / "profile.json")
+        request = TrainRequest(
+            plan=plan, profile=profile, profile_path=str(out / "profile.json"), job=job, out=out,
+            options=RunOptions(**options),
+        )  # fmt: skip
+        with open_session(plan.cluster, plan.devices, SessionOptions(network=False), out / "logs", killer) as session:
+            outcome = train(session, request, StopRequest(), killer)
+        assert killer.victims == {}
+        wanted = OneProcess(plan.model, job, BATCH).train(0, job.steps)
+        assert outcome.losses == pytest.approx(wanted, abs=TOLERANCE)
+        return plan, outcome
+
+    return run
+
+
+@pytest.mark.parametrize("when", ["All devices are ready", 0, 4])
+@pytest.mark.parametrize("victim", ["s0r0", "s1r1"])
+def test_a_lost_replica_costs_the_step_under_way(run, victim, when):
+    killer = Killer({when: victim})
+    _, outcome = run(killer, [0, 2, 5], [[2, 1], [1, 1]])
+    assert victim not in outcome.devices
+    assert len(outcome.devices) == 3
+    (change,) = outcome.plan_changes
+    assert change.reason.startswith(f"{victim} lost (its worker was killed by signal 9)")
+    assert "trained again" in change.reason
+    assert any("Training goes on after" in note for note in killer.notes)
+
+
+def test_two_are_lost_one_in_the_recovery_from_the_other(run):
+    killer = Killer({3: "s0r1", "s0r1 lost": "s1r0"})
+    _, outcome = run(killer, [0, 2, 5], [[2, 1], [1, 1]])
+    assert sorted(outcome.devices) == ["s0r0", "s1r1"]
+
+
+@pytest.mark.parametrize(("every", "where"), [(2, "the checkpoint after"), (0, "the beginning")])
+def test_what_nobody_else_holds_comes_from_the_newest_checkpoint(run, every, where):
+    killer = Killer({5: "s1r0"})
+    _, outcome = run(killer, [0, 1, 3, 5], [[1], [1], [1]], job=replace(JOB, checkpoint_every=every))
+    assert sorted(outcome.devices) == ["s0r0", "s2r0"]
+    assert any(
+        f"s1r0 lost (its worker was killed by signal 9): what it held is held by no other device, so all go "
+        f"back to {where}" in note
+        for note in killer.notes
+    )
+
+
+def test_all_but_one_may_go(run):
+    killer = Killer({1: "s0r0", 3: "s1r0", 5: "s1r1"})
+    _, outcome = run(killer, [0, 2, 5], [[2, 1], [1, 1]])
+    assert sorted(outcome.devices) == ["s0r1"]
+
+
+def test_a_run_ends_where_that_is_wanted(run):
+    with pytest.raises(PeerLostError, match="device s0r0 was lost"):
+        run(Killer({1: "s0r0"}), [0, 2, 5], [[2, 1], [1, 1]], on_loss=OnLoss.END)
