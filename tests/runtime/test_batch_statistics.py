@@ -15,6 +15,8 @@ from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan, Replica, Stage
 from spantrain.core.span import Span
 from spantrain.errors import PlanError
+from spantrain.models.build import unit_count
+from spantrain.models.catalog.catalog import resolve_model
 from spantrain.models.data.dataset import open_dataset
 from spantrain.models.graph import build_graph
 from spantrain.models.statistics import named_statistics, trained_norms
@@ -23,6 +25,7 @@ from spantrain.runtime.checkpoint.saver import step_folder
 from spantrain.runtime.step.work import SampledFeed
 from spantrain.schedule.joint import check_joint_statistics, statistics_spans
 from spantrain.schedule.registry import schedule_names, schedules
+from testing.models.zoo.trial import FOLDER
 from testing.runtime.gloo_statistics import Order, device, normalization
 from testing.runtime.parts import put
 from testing.runtime.runs import OldWeights, OneProcess
@@ -296,3 +299,14 @@ def test_processes_joined_by_gloo_normalize_as_one(plan, tmp_path):
         assert one["sums"] == 2.0
         for name, want in (dict(norm.named_buffers()) | {name: p.grad for name, p in norm.named_parameters()}).items():
             assert torch.allclose(one[f"body.{name}"].to(want.dtype), want, rtol=1e-4, atol=1e-5), name
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "critical-path"])
+@pytest.mark.parametrize(
+    "name", ["plain.contrastive_by_kinds", "plain.branches_on_a_batch", "decoders.mixtral_balanced"]
+)
+def test_samples_that_depend_on_each_other_are_those_of_a_micro_batch(name, schedule, make_plan):
+    family, _, function = name.partition(".")
+    spec = resolve_model(f"{FOLDER / family}.py:{function}")
+    plan = make_plan(spec, [0, 2, 3, unit_count(spec)], [[1], [2, 1], [1]], SPANS, schedule)
+    check(train_in_threads(plan, JOB), *wanted(JOB, plan))

@@ -23,8 +23,8 @@ from spantrain.models.data.choice import user_functions
 from spantrain.models.data.dataset import open_dataset
 from spantrain.models.execution.stage import StageExecutor
 from spantrain.models.randomness.reference import seeded
-from spantrain.models.tracing.batch import OwnLoss
-from spantrain.models.tracing.source import load_model, picked
+from spantrain.models.tracing.batch import OwnLoss, picked
+from spantrain.models.tracing.source import load_model
 from spantrain.models.units import LABELS
 from spantrain.runtime.gradients.groups import SingleMember
 from spantrain.runtime.recorder import StepRecorder

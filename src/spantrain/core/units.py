@@ -91,6 +91,16 @@ class TensorSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
+class WholeMicroBatch:
+    """That what a unit makes of a sample depends on the others that it is run on at once."""
+
+    why: str
+    """In words."""
+    fewest: int = 1
+    """Samples at once; of fewer it makes nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Unit:
     """The smallest piece of the model that can be placed."""
 
@@ -127,6 +137,8 @@ class Unit:
     """The same from I to W."""
     batch_norms: tuple[str, ...] = ()
     """Full names of its normalizations that may take statistics of batches (`core.job.TrainJob.batch_norm`)."""
+    whole_micro_batch: WholeMicroBatch | None = None
+    """None: each sample is by itself, so that it does not matter how a batch is cut."""
     frozen_bytes: int = 0
     """Of its parameters' bytes, those that are not trained: without gradients and optimizer state."""
 
@@ -203,6 +215,8 @@ class UnitGraph:
     """Bytes that enter the first unit."""
     frozen_shared: tuple[str, ...] = ()
     """Groups of shared parameters that are not trained."""
+    sums_samples: bool = False
+    """Whether the model's own loss is a sum over samples; otherwise it is their mean."""
     left_out: tuple[str, ...] = ()
     """What of the model as its author gave it units do not do (dropout, live batch statistics), a line each."""
 
@@ -214,6 +228,11 @@ class UnitGraph:
             raise ValueError(f"shared parameters without a size: {sorted(unknown)}")
         _check_bytes("the model", {**self.shared_bytes, "input_bytes_per_sample": self.input_bytes_per_sample})
         _check_bytes("the model", {"parameters": sum(unit.parameter_bytes for unit in self.units)})
+
+    def fewest_samples(self, units: range) -> int:
+        """Return how many samples units need at once, whose samples depend on each other; 0: they do not."""
+        whole = (self.units[index].whole_micro_batch for index in units)
+        return max((one.fewest for one in whole if one is not None), default=0)
 
     def held_parameter_bytes(self, units: range, tp_share: MemberShare = ALONE) -> tuple[int, ...]:
         """Return the bytes of parameters of each of consecutive units; those that they share count at the first one.

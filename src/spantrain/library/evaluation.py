@@ -18,10 +18,10 @@ from spantrain.errors import ConfigError
 from spantrain.models.build import unit_source, whole_parameters
 from spantrain.models.data.dataset import Dataset
 from spantrain.models.data.user import LABEL_NAMES, UserSamples, batch_of, sample_at, samples_of, wanted_names
-from spantrain.models.tracing.batch import LABELS_NAME, LabelLoss, ModelBatch, WholeMeans
+from spantrain.models.tracing.batch import LABELS_NAME, LabelLoss, ModelBatch, WholeMeans, picked
 from spantrain.models.tracing.check import called_on
 from spantrain.models.tracing.factory import what_was_raised
-from spantrain.models.tracing.source import Loaded, load_model, picked
+from spantrain.models.tracing.source import Loaded, load_model
 from spantrain.models.units import IGNORED_LABEL, counted_labels
 
 __all__ = ["EvalPrediction", "PredictionOutput"]

@@ -1,6 +1,6 @@
 """Builds a model's units, any of them with the weights that it has among all others, and the unsplit model."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -11,7 +11,7 @@ from spantrain.core.units import ModelSpec
 from spantrain.models.catalog.catalog_units import CatalogUnits
 from spantrain.models.statistics import named_statistics
 from spantrain.models.tracing.batch import ModelBatch
-from spantrain.models.units import Rows, UnitModule, parameter_names
+from spantrain.models.units import CheckedUnits, Rows, UnitModule, parameter_names
 
 
 class UnitSource(Protocol):
@@ -30,8 +30,8 @@ class UnitSource(Protocol):
     def empty(self, index: int) -> UnitModule:
         """Build a unit on the meta device."""
 
-    def to_measure(self) -> tuple[Callable[[int], UnitModule], tuple[str, ...]]:
-        """Return what gives units by their index, and what of the model is not done; the model was checked."""
+    def to_measure(self) -> CheckedUnits:
+        """Return what gives units by their index, and what is known of the model, which was checked."""
 
     def batch(self) -> ModelBatch:
         """Return an example of what goes in."""

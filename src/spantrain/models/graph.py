@@ -49,7 +49,7 @@ def build_graph(spec: ModelSpec, *, dtype: str = "float32") -> UnitGraph:
     frozen_shared: set[str] = set()
     measured: dict[str, Unit] = {}
     source = unit_source(spec)
-    unit_at, differing = source.to_measure()
+    checked = source.to_measure()
     example = example_rows(spec, 1)
     entering: tuple[TensorSpec, ...] = ()
     for index in range(len(source.names)):
@@ -58,12 +58,12 @@ def build_graph(spec: ModelSpec, *, dtype: str = "float32") -> UnitGraph:
         unit_class = _unit_class(spec, module, (*entering, *read))
         if unit_class not in measured:
             last = index == len(source.names) - 1
-            found = _measure(spec, unit_at(index), module, entering, dtype=dtype, last=last)
+            found = _measure(spec, checked.at(index), module, entering, dtype=dtype, last=last)
             goes_back = found.trained_bytes > 0 or any(tensor.requires_grad for tensor in entering)
             measured[unit_class] = found if goes_back else replace(found, outputs=_without_gradients(found.outputs))
         shared_groups = tuple(sorted(module.shared))
         units.append(replace(measured[unit_class], name=module.name, unit_class=unit_class, shared=shared_groups))
-        units[-1] = replace(units[-1], batch_norms=trained_names_of(module))
+        units[-1] = replace(units[-1], batch_norms=trained_names_of(module), whole_micro_batch=checked.whole.get(index))
         shared = {group: module.get_parameter(local) for group, local in module.shared.items()}
         shared_bytes |= {group: _bytes(parameter) for group, parameter in shared.items()}
         frozen_shared |= {group for group, parameter in shared.items() if not parameter.requires_grad}
@@ -73,7 +73,8 @@ def build_graph(spec: ModelSpec, *, dtype: str = "float32") -> UnitGraph:
         shared_bytes=shared_bytes,
         frozen_shared=tuple(sorted(frozen_shared)),
         input_bytes_per_sample=sum(map(_bytes, example_inputs(spec, 1))),
-        left_out=differing,
+        sums_samples=checked.sums_samples,
+        left_out=checked.left_out,
     )
 
 

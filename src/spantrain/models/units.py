@@ -3,12 +3,14 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from spantrain.core.units import WholeMicroBatch
 from spantrain.models.randomness.draws import DrawingModules, DrawnSamples, SeededDraws, Sizing
 from spantrain.models.randomness.shapes import DrawnShapes
 
@@ -45,6 +47,8 @@ class UnitModule(nn.Module):
         """Groups of shared parameters with a member here: group -> local name of the parameter."""
         self.reads: tuple[int, ...] = ()
         """What it reads of the samples: numbers of inputs, `LABELS` and `COUNTED`."""
+        self.decides = ""
+        """FILE:LINE of its model's code where it decides by numbers of its data; empty: nowhere, as far as is seen."""
         self.trained: frozenset[str] = frozenset()
         """Local paths of the modules that training mode is for."""
         self.draws: DrawnShapes = {}
@@ -102,6 +106,20 @@ class HeadUnit(UnitModule, ABC):
         if counted is None:
             return losses.sum()
         return (losses * (labels != IGNORED_LABEL).sum(dim=1)).sum() / counted[0, 0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckedUnits:
+    """A model's units, to be measured, and what was found of them."""
+
+    at: Callable[[int], UnitModule]
+    """Gives a unit by its index."""
+    left_out: tuple[str, ...] = ()
+    """What of the model as it was given is not done, a line each."""
+    whole: Mapping[int, WholeMicroBatch] = field(default_factory=dict)
+    """By index: those to which a sample is not by itself."""
+    sums_samples: bool = False
+    """Whether the model's own loss is a sum over samples."""
 
 
 def rows_read(units: Iterable[UnitModule]) -> tuple[int, ...]:

@@ -35,17 +35,6 @@ def test_control_flow_by_data_names_the_line():
     assert f"own_models.py:{line_of('hidden.sum() > 0')}" in said
 
 
-def test_control_flow_inside_a_block_names_the_line_and_the_block():
-    said = refusal("decides_inside")
-    assert f"own_models.py:{line_of('if hidden.mean() > 0')} in blocks.1" in said
-
-
-def test_samples_that_depend_on_each_other_are_found_by_numbers():
-    assert re.search(
-        r"the loss of 4 samples together is .*, and one by one .*they depend on each other", refusal("pairs")
-    )
-
-
 def test_random_numbers_of_another_library_are_found_by_numbers():
     said = refusal("noisy_elsewhere")
     assert "does not do the same every time" in said

@@ -78,7 +78,7 @@ TRAIN = {
 
 REFUSED = {
     "dropout_run_again": r"its own torch.utils.checkpoint does not run again what ran before.*--recompute-all",
-    "statistics_of_the_batch": r"depend on each other \(1 \(BatchNorm1d\) has no running statistics",
+    "statistics_of_the_batch": r"one by one there is none .*1 \(BatchNorm1d\) has no running statistics",
     "traced": "is of torch.jit, .*return the module that it was made of",
     "old_weight_norm": r"0 \(Linear\) keeps weight, a tensor made of parameters",
     "data_parallel": r"the module \(DataParallel\) divides the work itself.*return the module inside it",

@@ -16,9 +16,9 @@ from spantrain.models.catalog.catalog import resolve_model
 from spantrain.models.execution.stage import StageExecutor
 from spantrain.models.graph import build_graph
 from spantrain.models.randomness.reference import seeded
-from spantrain.models.tracing.batch import ModelBatch, OwnLoss
+from spantrain.models.tracing.batch import ModelBatch, OwnLoss, picked
 from spantrain.models.tracing.model import cut_model
-from spantrain.models.tracing.source import load_model, picked
+from spantrain.models.tracing.source import load_model
 from spantrain.models.units import LABELS, parameter_names
 from testing.models import own_models
 from testing.models.library_models import CONFIGURATIONS, UNITS, library_spec

@@ -17,9 +17,10 @@ from spantrain.models.catalog.catalog import resolve_model
 from spantrain.models.execution.stage import StageExecutor
 from spantrain.models.graph import build_graph
 from spantrain.models.randomness.reference import seeded
+from spantrain.models.tracing.batch import picked
 from spantrain.models.tracing.check import called_on
 from spantrain.models.tracing.model import OWN_FORWARD, WAY, cut_model
-from spantrain.models.tracing.source import load_model, picked
+from spantrain.models.tracing.source import load_model
 from spantrain.models.tracing.stubs.unit import StubbedUnit
 from testing.models import handed_on
 from testing.models.rows import rows_of
@@ -142,7 +143,6 @@ def test_a_models_own_forward_runs_where_the_tape_cannot_be_cut(name):
             "a Two with tensors in it is passed on.*; nor can .*: what blocks.0 keeps is used outside of it",
         ),
         ("drops_whole_layers", r"cannot be cut: control flow depends on a random number"),
-        ("a_small_term_of_all_samples", r"the gradient of .* samples depend on each other"),
     ],
 )
 def test_what_neither_way_cuts_exactly_is_refused(name, wanted):

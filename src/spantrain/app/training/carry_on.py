@@ -66,7 +66,7 @@ def leg_after_loss(
         raise error
     try:
         found = light_plan(leg.plan, request.profile, present, optimizer=request.job.optimizer_state)
-        request.check_statistics(found.plan)
+        request.check_plan(found.plan)
     except PlanError as reason:
         raise _no_way(error, f"no plan fits the devices that are left: {reason}") from None
     plan = replace(found.plan, generation=session.generations.following(0), model=leg.plan.model)

@@ -5,11 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from spantrain.app.metrics import EvaluationMetrics
-from spantrain.app.planning.plan_files import (
-    check_fits_profile,
-    open_plan,
-    under_schedule,
-)
+from spantrain.app.planning.plan_files import check_fits_profile, open_plan, under_schedule
 from spantrain.app.training.best_checkpoint import BestCheckpoint
 from spantrain.app.weight_folder import FoundWeights, find_weights
 from spantrain.config.artefacts import profile_at, profile_path_of, read_plan_report, read_profile
@@ -29,6 +25,7 @@ from spantrain.runtime.checkpoint.manifest import Manifest, latest_checkpoint, r
 from spantrain.runtime.coordinator.advice import Adviser
 from spantrain.runtime.coordinator.batches import EXTERNAL, BatchQueue
 from spantrain.runtime.worker.user_functions import with_own_functions
+from spantrain.schedule.at_once import about_samples, check_samples_at_once
 from spantrain.schedule.joint import check_joint_statistics, statistics_spans
 from spantrain.schedule.layout import check_limits
 
@@ -123,10 +120,11 @@ class TrainRequest:
 
     def __post_init__(self) -> None:
         self.job.about_statistics(self.plan.model, self.profile.graph)
-        self.check_statistics(self.plan)
+        self.check_plan(self.plan)
 
-    def check_statistics(self, plan: Plan) -> None:
-        """Raise a `PlanError` if replicas would wait for each other's statistics for ever under a plan."""
+    def check_plan(self, plan: Plan) -> None:
+        """Raise a `PlanError` if replicas would wait for each other for ever, or have too few samples at once."""
+        check_samples_at_once(plan, self.profile.graph)
         if self.job.joins_statistics:
             check_joint_statistics(plan, self.profile.graph)
 
@@ -144,7 +142,8 @@ class TrainRequest:
         taken = line and self.job.takes_batch_statistics(self.plan.model)
         weights = (self.weights.text,) if self.weights.text else ()
         left_out = (f"Not as the model was given: {one}" for one in self.left_out)
-        return (*weights, *left_out, *((f"B{line[1:]}; under this plan {self._samples_at_once()}",) if taken else ()))
+        statistics = (f"B{line[1:]}; under this plan {self._samples_at_once()}",) if taken else ()
+        return (*weights, *left_out, *statistics, *about_samples(self.plan, self.profile.graph))
 
     def _samples_at_once(self) -> str:
         """Say of how many samples statistics are."""

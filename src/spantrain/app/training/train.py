@@ -232,7 +232,7 @@ class _RunOnSession:
             adviser,
             self._leg.plan,
             on_trouble=lambda text: later(lambda: self._reporter.note(text)),
-            check=request.check_statistics,
+            check=request.check_plan,
         )
         return stack.enter_context(advising)
 

@@ -4,7 +4,7 @@ They are written by hand, not followed as those of other models are (`models.tra
 figures know their names, first weights and cuts, and what members of a group divide of the image models.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -17,7 +17,7 @@ from spantrain.models.catalog.catalog import IMAGE_CHANNELS, IMAGE_SIDE, is_text
 from spantrain.models.catalog.family import CatalogFamily
 from spantrain.models.sampler import derive_seed
 from spantrain.models.tracing.batch import ModelBatch
-from spantrain.models.units import COUNTED, LABELS, ModuleUnit, UnitModule, tie_parameters
+from spantrain.models.units import COUNTED, LABELS, CheckedUnits, ModuleUnit, UnitModule, tie_parameters
 
 _SHARED_STD = 0.02
 """Standard deviation of tied embeddings: the transformers library's for GPT-2 and BERT."""
@@ -71,9 +71,9 @@ class CatalogUnits:
         with torch.device("meta"):
             return self._unit(index)
 
-    def to_measure(self) -> tuple[Callable[[int], UnitModule], tuple[str, ...]]:
+    def to_measure(self) -> CheckedUnits:
         """Return what builds a unit, each when it is asked for; nothing of the model is left out."""
-        return lambda index: self._seeded(index, 0), ()
+        return CheckedUnits(at=lambda index: self._seeded(index, 0))
 
     def batch(self) -> ModelBatch:
         """Return zeros of the right shapes."""

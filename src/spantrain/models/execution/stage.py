@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from spantrain.core.span import Span
-from spantrain.errors import ProtocolError, ScheduleError
+from spantrain.errors import ConfigError, ProtocolError, ScheduleError
 from spantrain.models.execution.held import HeldMeter, StorageLog
 from spantrain.models.execution.segment import HeldSegment, Tensors, detached, segments_of
 from spantrain.models.execution.split_backward import Final
@@ -52,8 +52,15 @@ class StageExecutor:
     stage has no I). A stage up to which nothing is trained holds nothing and gets none.
 
     Losses are summed over samples; the backward pass starts from loss_sum / global_batch, so that gradients of
-    all spans and replicas are plain sums.
+    all spans and replicas are plain sums. A unit's loss sum is its model's loss times the samples at once; of a model
+    that sums over samples itself, that loss counts as it is (`sums_samples`), times global_batch.
     """
+
+    seed: int
+    """Of what its units draw at random."""
+    loss_scale: float = 1.0
+    """What the loss is multiplied by before the backward pass; gradients come out as much larger."""
+    _trains: bool | None = None
 
     def __init__(
         self,
@@ -66,21 +73,21 @@ class StageExecutor:
         recompute: Sequence[int] = (),
         trains_before: bool = True,
         statistics: BatchStatistics | None = None,
+        fewest_samples: int = 0,
+        sums_samples: bool = False,
         seed: int = 0,
     ) -> None:
         """Take the units to the device; `recompute` are positions among them, `seed` is of what they draw at random.
 
         Without `trains_before`, nothing in front of the stage is trained, and nobody there waits for gradients.
         `statistics` are those that its normalizations take of the samples of F; None: they go by their running ones.
+        With `fewest_samples`, what a unit makes of a sample depends on the others of the span, at least so many.
         """
         assert units, "a stage needs units"
         self._is_last = is_last
         self.seed = seed
-        """Of what its units draw at random."""
-        self._trains: bool | None = None
         self._global_batch = global_batch
-        self.loss_scale = 1.0
-        """What the loss is multiplied by before the backward pass; gradients come out as much larger."""
+        self._sums_samples = sums_samples
         self._torch_device = torch_device or torch.device("cpu")
         self.units = tuple(units)
         # Moved as one module, so that a parameter shared by two units stays one.
@@ -89,8 +96,7 @@ class StageExecutor:
         self._name_of: dict[int, str] = {}
         self._parameters: dict[str, nn.Parameter] = {}
         self.names_by_unit = tuple(tuple(self._new_names(unit)) for unit in units)
-        """By unit: names of parameters whose gradients are whole when a backward pass, from the last unit, is through
-        it."""
+        """By unit: names of parameters whose gradients are whole when a backward pass is through it."""
         self._segments = segments_of(
             units, recompute, is_last=is_last, autocast_dtype=autocast_dtype, torch_device=self._torch_device
         )
@@ -98,12 +104,14 @@ class StageExecutor:
         self._trains_before = trains_before
         self._first_back = 0 if trains_before else next(compress(count(), trained), len(self._segments))
         """The first segment that a backward pass comes to."""
-        self._first_segment: dict[int, int] = {}
-        for number, segment in enumerate(self._segments):
-            for parameter in segment.parameters:
-                self._first_segment.setdefault(id(parameter), number)
+        self._first_segment = {
+            id(parameter): number
+            for number, segment in reversed(list(enumerate(self._segments)))
+            for parameter in segment.parameters
+        }
         self._held: dict[Span, _HeldSpan] = {}
         self.statistics = statistics or BatchStatistics(())
+        self._fewest_samples = fewest_samples
 
     def _new_names(self, unit: UnitModule) -> Iterator[str]:
         """Note the parameters that no unit before has; yield their names."""
@@ -113,6 +121,11 @@ class StageExecutor:
                 self._name_of[id(parameter)] = full
                 self._parameters[full] = parameter
                 yield full
+
+    @property
+    def keeps_spans(self) -> bool:
+        """Whether samples are to run at once as it was planned."""
+        return self._fewest_samples > 0 or bool(self.statistics)
 
     @property
     def held_samples(self) -> int:
@@ -146,7 +159,13 @@ class StageExecutor:
         Raises:
             ScheduleError: some of the samples are in flight already.
             ProtocolError: a tensor does not have one row for each sample.
+            ConfigError: there are fewer samples than the units can do with.
         """
+        if span.size < self._fewest_samples:
+            raise ConfigError(
+                f"samples {span}: stage of {self.units[0].name}: samples depend on each other there, and of fewer than "
+                f"{self._fewest_samples} nothing is learnt; plan larger micro-batches, by a larger --global-batch, say"
+            )
         if any(span.intersect(other) for other in self._held):
             raise ScheduleError(f"F{span}: some of these samples are in flight: {_listed(self._held)}")
         given = (*((f"tensor {index}", one) for index, one in enumerate(received)), *_named(rows))
@@ -164,7 +183,7 @@ class StageExecutor:
         if not segments or not segments[-1].outputs:
             self.meter.carried(outputs)
         self.meter.forwarded(span, log)
-        return self._to_send(outputs)
+        return self._to_send(outputs, span)
 
     def _run_segments(
         self, received: Tensors, rows: Rows, samples: DrawnSamples
@@ -189,7 +208,7 @@ class StageExecutor:
         with torch.no_grad():
             for segment in self._segments:
                 tensors = segment.run(tensors, rows, samples)
-        return self._to_send(detached(tensors))
+        return self._to_send(detached(tensors), span)
 
     def _set_mode(self, span: Span, step: int, *, trains: bool) -> DrawnSamples:
         """Have the units be in a mode; return the samples whose random numbers they draw."""
@@ -277,8 +296,12 @@ class StageExecutor:
     def _rows_here(self, rows: Rows) -> Rows:
         return {number: rows[number].to(self._torch_device) for number in self.reads}
 
-    def _to_send(self, outputs: Tensors) -> Tensors:
-        return (outputs[0].float(),) if self._is_last else outputs
+    def _weight(self, span: Span) -> float:
+        """Return what the loss sum of a span's samples is multiplied by."""
+        return self._global_batch / span.size if self._sums_samples else 1.0
+
+    def _to_send(self, outputs: Tensors, span: Span) -> Tensors:
+        return (outputs[0].float() * self._weight(span),) if self._is_last else outputs
 
     def _waiting_for_backward(self, span: Span, op: str) -> _HeldSpan:
         held = self._held.get(span)
@@ -292,7 +315,8 @@ class StageExecutor:
         """Return the gradients that the backward pass starts from: of the loss sum, or those that came."""
         if self._is_last:
             assert not output_gradients, "the last stage starts from its loss"
-            return (torch.tensor(self.loss_scale / self._global_batch, device=self._torch_device),)
+            weight = self._weight(span) * self.loss_scale / self._global_batch
+            return (torch.tensor(weight, device=self._torch_device),)
         if len(held.floating_shapes) != len(output_gradients):
             raise ProtocolError(
                 f"{span}: got {len(output_gradients)} output gradients, wanted {len(held.floating_shapes)}"

@@ -127,13 +127,14 @@ class WholeMeans(TorchFunctionMode):
         self._labels = labels
         self._counted = counted
         self.made = False
-        """Whether there was such a mean."""
+        """Whether there was such a mean; or one over samples, of which each counts its own labels."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Call a function of torch, or another mean."""
         given = dict(kwargs or {})
+        self.made |= func is functional.ctc_loss
         if self._counted is not None and func in (functional.cross_entropy, functional.nll_loss):
             per_sample = self._per_sample(args, given)
             if per_sample is not None:
@@ -181,19 +182,24 @@ class Loss(Protocol):
 
 
 class LabelLoss:
-    """Cross-entropy of logits, the mean over the counted labels of a step."""
+    """Cross-entropy of logits, the mean over the counted labels of a step; with the loss of a mixture's router."""
+
+    def __init__(self, router_weight: float = 0.0) -> None:
+        """Count the router's loss by a weight; 0: there is none."""
+        self.router_weight = router_weight
 
     def __call__(
         self,
-        result: Tensor,
+        result: tuple[Tensor, ...],
         labels: Tensor | None,
         samples: int,
         means: WholeMeans | None = None,  # noqa: ARG002 - it is active
     ) -> Tensor:
-        """Return the loss of logits `(samples, ..., classes)` and labels `(samples, ...)`."""
+        """Return the loss of logits `(samples, ..., classes)`, besides the router's, and labels `(samples, ...)`."""
         assert labels is not None
-        loss = functional.cross_entropy(result.float().flatten(0, -2), labels.flatten(), ignore_index=IGNORED_LABEL)
-        return loss * samples
+        logits, *routers = result
+        loss = functional.cross_entropy(logits.float().flatten(0, -2), labels.flatten(), ignore_index=IGNORED_LABEL)
+        return (loss + sum(self.router_weight * one for one in routers)) * samples
 
 
 class MeanLoss:
@@ -258,3 +264,21 @@ class FunctionLoss(MeanLoss):
         if not isinstance(loss, Tensor):
             raise ConfigError(f"the loss function returned a {type(loss).__name__}; wanted a tensor")
         return self.summed(loss, labels, samples, means)
+
+
+def picked(loss: Loss, result: Any, source: str) -> Any:
+    """Return what of a model's outputs the loss is made of."""
+    if isinstance(loss, LabelLoss):
+        routers = (result.aux_loss,) if loss.router_weight else ()
+        if None in routers:
+            raise ConfigError(f"{source}: gives no aux_loss of its routers: set output_router_logits to false")
+        return (result.logits, *routers)
+    if not isinstance(loss, OwnLoss):
+        return result
+    own = result.get("loss") if isinstance(result, dict) else getattr(result, "loss", result)
+    if not isinstance(own, Tensor) or own.dim() > 1 or not own.is_floating_point():
+        raise ConfigError(
+            f"{source}: the model's output has no `loss` (a scalar mean over samples): return one, or have the factory "
+            "return a loss function too: (module, example_batch, loss)"
+        )
+    return own

@@ -1,6 +1,6 @@
 """Whether a user's model was followed rightly, and what it would do otherwise in training mode.
 
-Losses are compared: the model's, its units' and those of one sample at a time, which must not depend on the others.
+Losses are compared: the model's and its units'.
 What of a model as its author gave it is otherwise here (batch statistics are frozen, dropout may be off) is found by
 running its forward in both ways and comparing the calls, to be told before it is trained.
 """
@@ -25,9 +25,9 @@ from spantrain.models.randomness.draws import RECURRENT, DrawnSamples
 from spantrain.models.randomness.reference import seeded
 from spantrain.models.randomness.shapes import DrawnShapes
 from spantrain.models.statistics import trained_norms
-from spantrain.models.tracing.batch import ModelBatch, OwnLoss
+from spantrain.models.tracing.batch import ModelBatch, OwnLoss, picked
 from spantrain.models.tracing.factory import uncompiled, what_was_raised
-from spantrain.models.tracing.source import Loaded, picked, with_or_without_numbers
+from spantrain.models.tracing.source import Loaded, with_or_without_numbers
 from spantrain.models.tracing.tape import line_of_model, parts
 from spantrain.models.units import Rows, UnitModule, loss_of, set_training
 
@@ -249,7 +249,7 @@ _ROUNDING = 1e-6
 
 
 def check_units(spec: ModelSpec, units: Sequence[UnitModule], loaded: Loaded) -> None:
-    """Compare losses of the example batch: the unsplit model's, the units', and the units' of one sample at a time.
+    """Compare losses of the example batch: the unsplit model's, and the units'.
 
     Raises:
         ConfigError: they differ: the model cannot be trained exactly in parts.
@@ -269,12 +269,11 @@ def _check_as_it_trains(spec: ModelSpec, units: Sequence[UnitModule], loaded: Lo
         shapes = next((unit.draws for unit in units if unit.draws), {})
         whole = _steady_loss(spec, loaded, batch, shapes)
         together = _drawn_loss(units, batch.rows, 0, _SAMPLES)
-    if not _close(whole, together):
+    if not is_close(whole, together):
         raise ConfigError(
             f"model {spec.name}: the loss of its parts is {together:.6g} and its own {whole:.6g}: "
             f"{_why_not_followed(loaded.module)}"
         )
-    _check_alone(spec, units, loaded, batch, together)
 
 
 def _steady_loss(spec: ModelSpec, loaded: Loaded, batch: ModelBatch, shapes: DrawnShapes) -> float:
@@ -284,7 +283,7 @@ def _steady_loss(spec: ModelSpec, loaded: Loaded, batch: ModelBatch, shapes: Dra
         with torch.random.fork_rng(devices=[]), seeded(loaded.module, seed=0, step=0, shapes=shapes) as draws:
             torch.manual_seed(seed)
             losses.append(_loss_of_model(spec, loaded, batch))
-    if _close(losses[0], losses[1], tolerance=_ROUNDING):
+    if is_close(losses[0], losses[1], tolerance=_ROUNDING):
         return losses[0]
     why = (
         f"{draws.unlike[0]}, which cannot be told by sample; use torch.rand, torch.randn or torch.bernoulli"
@@ -309,47 +308,20 @@ def _why_not_followed(model: nn.Module) -> str:
     return "its forward could not be followed rightly; please report this, with the model"
 
 
+_KNOWN_HOOKS = ("torch.", "transformers.utils.output_capturing")
+
+
 def hooked_module(model: nn.Module, paths: Iterable[str]) -> str | None:
-    """Return the first of some modules that has hooks, but for torch's own (which make weights); None: none has."""
+    """Return the first of some modules that has hooks; None: none has.
+
+    Not counted are torch's own, which make weights, and the library's, which keep what modules return.
+    """
     for path in paths:
         part = model.get_submodule(path)
         hooks = (*part._forward_hooks.values(), *part._forward_pre_hooks.values())
-        if any(not str(getattr(hook, "__module__", "")).startswith("torch.") for hook in hooks):
+        if any(not str(getattr(hook, "__module__", "")).startswith(_KNOWN_HOOKS) for hook in hooks):
             return f"{path or 'the model'} ({type(part).__name__})"
     return None
-
-
-def _check_alone(
-    spec: ModelSpec, units: Sequence[UnitModule], loaded: Loaded, batch: ModelBatch, together: float
-) -> None:
-    def told(found: str) -> str:
-        return (
-            f"model {spec.name}: the loss of {_SAMPLES} samples together is {together:.6g}, and one by one {found}: "
-            f"they depend on each other ({_how(loaded, batch)}), so gradients would depend on how a batch is cut; "
-            "return one loss for each sample, or their mean"
-        )
-
-    try:
-        with torch.no_grad():
-            rows = [{n: tensor[row : row + 1] for n, tensor in batch.rows.items()} for row in range(_SAMPLES)]
-            apart = sum(_drawn_loss(units, row, number, 1) for number, row in enumerate(rows))
-    except (RuntimeError, ValueError, ConfigError) as error:
-        raise ConfigError(told(f"there is none ({what_was_raised(error)})")) from error
-    if _close(together, _SAMPLES * apart) and apart:
-        raise ConfigError(
-            f"model {spec.name}: its loss is a sum over samples; wanted is their mean, so that it does not depend "
-            "on how many there are: divide by their number (of the library's models: ctc_loss_reduction='mean')"
-        )
-    if not _close(together, apart):
-        raise ConfigError(told(f"{apart:.6g}"))
-
-
-def _how(loaded: Loaded, batch: ModelBatch) -> str:
-    """Return how samples come to depend on each other, as far as that can be seen."""
-    for call in calls_of(loaded.module, lambda: called_on(loaded, batch)):
-        if call.name == "batch_norm" and call.own_statistics:
-            return f"{call.module} has no running statistics, and takes those of the batch"
-    return "a loss over pairs, statistics of the batch"
 
 
 def _loss_of_model(spec: ModelSpec, loaded: Loaded, batch: ModelBatch) -> float:
@@ -363,5 +335,6 @@ def _loss_of_model(spec: ModelSpec, loaded: Loaded, batch: ModelBatch) -> float:
         raise ConfigError(f"model {spec.name}: the loss function raised {what_was_raised(error)}") from error
 
 
-def _close(one: float, other: float, *, tolerance: float = _TOLERANCE) -> bool:
+def is_close(one: float, other: float, *, tolerance: float = _TOLERANCE) -> bool:
+    """Whether two losses are the same but for rounding."""
     return abs(one - other) <= tolerance * max(abs(one), abs(other), 1e-6)

@@ -16,15 +16,16 @@ from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError
 from spantrain.models.randomness.draws import SeededDraws
 from spantrain.models.randomness.shapes import DrawnShapes, seen_shapes
-from spantrain.models.tracing.batch import OwnLoss
+from spantrain.models.tracing.batch import OwnLoss, picked
 from spantrain.models.tracing.cut import TapeCutter, needed_steps
 from spantrain.models.tracing.factory import uncompiled, what_was_raised
 from spantrain.models.tracing.record import record
-from spantrain.models.tracing.source import Loaded, picked, with_or_without_numbers
+from spantrain.models.tracing.source import Loaded, with_or_without_numbers
 from spantrain.models.tracing.tape import (
     Constant,
     Derivation,
     Facts,
+    RealSamples,
     Samples,
     Tape,
     TapeStep,
@@ -123,7 +124,7 @@ def widened(small: Tape, large: Tape) -> Tape:
         TraceProblem: the forward does something else for another number of samples.
     """
     for one, other in zip(small.steps, large.steps, strict=False):
-        if (one.module, _name(one)) != (other.module, _name(other)) or one.changes != other.changes:
+        if (one.module, _name(one), one.changes, one.taps) != (other.module, _name(other), other.changes, other.taps):
             raise TraceProblem("what is done depends on the number of samples", where=one.where, module="")
     if len(small.steps) != len(large.steps):
         where = small.steps[-1].where if small.steps else "its forward"
@@ -177,6 +178,9 @@ def _joined(one: Any, other: Any, where: str) -> Any:
 def _part(one: Any, other: Any, where: str) -> Any:
     if type(one) is int and type(other) is int:
         return _integer(one, other)
+    if type(one) is float and type(other) is float and one != other and one.is_integer() and other.is_integer():
+        number = _integer(int(one), int(other))
+        return RealSamples(number) if isinstance(number, Samples) else one
     plain = isinstance(one, (str, bool, float, complex, torch.dtype, Value))
     if type(one) is not type(other) or (plain and one != other and one == one):
         raise TraceProblem(f"an argument depends on the number of samples: {one} and {other}", where=where, module="")

@@ -4,7 +4,7 @@ import contextlib
 import copy
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -13,14 +13,14 @@ from torch import Tensor, nn
 
 from spantrain.config.files.json_codec import from_json, render_json, to_json
 from spantrain.config.files.parsing import parse_json
-from spantrain.core.units import ModelSpec
+from spantrain.core.units import ModelSpec, WholeMicroBatch
 from spantrain.errors import ConfigError
 from spantrain.models.randomness.shapes import DrawnShapes
-from spantrain.models.tracing.batch import Loss, ModelBatch
+from spantrain.models.tracing.batch import LabelLoss, Loss, ModelBatch
 from spantrain.models.tracing.check import check_units, differences, hooked_module
 from spantrain.models.tracing.cut import TapeCutter, TapePart, needed_steps
+from spantrain.models.tracing.dependence import check_samples, deciding
 from spantrain.models.tracing.follow import NotFollowedError, Structure, follow, is_composite
-from spantrain.models.tracing.gradients import check_gradients
 from spantrain.models.tracing.packing import check_packing
 from spantrain.models.tracing.source import Loaded, emptied, load_model
 from spantrain.models.tracing.stubs.cut import StubPart
@@ -28,7 +28,7 @@ from spantrain.models.tracing.stubs.follow import StubbedModel, follow_calls
 from spantrain.models.tracing.tape import NamedWeight, Tape, TapeStep
 from spantrain.models.tracing.tape import parts as in_structure
 from spantrain.models.tracing.unit import TracedUnit
-from spantrain.models.units import UnitModule, module_names, parameter_names
+from spantrain.models.units import CheckedUnits, UnitModule, module_names, parameter_names
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -101,21 +101,31 @@ class TracedUnits:
         # A copy: whoever gets it may divide its modules in place.
         return copy.deepcopy(_empty_units(cut_model(self._spec))[index]).to("meta")
 
-    def to_measure(self) -> tuple[Callable[[int], UnitModule], tuple[str, ...]]:
-        """Return all units, of a model that was checked to be what they are, and what of it is not done.
+    def to_measure(self) -> CheckedUnits:
+        """Return all units, of a model that was checked to be what they are.
 
         Raises:
-            ConfigError: they are not what a user's model is, or its samples depend on each other.
+            ConfigError: they are not what a user's model is.
         """
         units = self.build(range(len(self.names)), seed=0)
         if self._spec.chat.packing:
             check_packing(self._spec, units, self.batch())
         if self._spec.family == "hf":
-            return units.__getitem__, differences(self._spec, trains=cut_model(self._spec).trains)
+            cut = cut_model(self._spec)
+            whole = deciding(units)
+            if isinstance(cut.loss, LabelLoss) and cut.loss.router_weight:
+                why = "the loss that balances its routers is over all tokens at once"
+                whole[len(units) - 1] = WholeMicroBatch(why=why)
+            return CheckedUnits(at=units.__getitem__, left_out=differences(self._spec, trains=cut.trains), whole=whole)
         loaded = replace(load_model(self._spec, seed=0), trains=cut_model(self._spec).trains)
         check_units(self._spec, units, loaded)
-        check_gradients(self._spec, units, loaded)
-        return units.__getitem__, differences(self._spec, loaded)
+        found = check_samples(self._spec, units, loaded)
+        return CheckedUnits(
+            at=units.__getitem__,
+            left_out=differences(self._spec, loaded),
+            whole=found.whole,
+            sums_samples=found.sums_samples,
+        )
 
     def batch(self) -> ModelBatch:
         """Return the example batch."""

@@ -23,8 +23,16 @@ _READS = frozenset(
     {"__bool__", "__complex__", "__contains__", "__float__", "__index__", "__int__", "allclose", "equal", "is_nonzero",
      "item", "numpy", "tolist"}
 )  # fmt: skip
+SHORT_CUTS = ("/transformers/",)
+"""Libraries whose code looks at numbers of samples for what changes no result: whether a mask masks anything."""
 # What these return has a shape that depends on numbers.
 _SHAPES_FROM_NUMBERS = frozenset({"argwhere", "masked_select", "nonzero", "unique", "unique_consecutive"})
+# What these return depends on the shape and type of their argument only.
+OF_SHAPES = frozenset(
+    {"empty_like", "full_like", "new_empty", "new_full", "new_ones", "new_zeros", "ones_like", "zeros_like"}
+)
+# What these return has the numbers of the first argument only.
+OF_FIRST = frozenset({"expand_as", "reshape_as", "to", "type_as", "view_as"})
 
 
 class Asks(Enum):
@@ -166,6 +174,33 @@ def agreed(read: Callable[..., Any], args: tuple[Any, ...], *, outcome: Any, whe
             f"`{getattr(read, '__name__', read)}` at {where}: what it does would depend on how a batch is cut; give "
             "samples of which it reads the same, or write it without looking at numbers (torch.where, masks)"
         )
+
+
+class ShapesOfNumbers:
+    """Tensors whose shapes depend on numbers of samples; nothing is to be compared where code does not look at them."""
+
+    def __init__(self) -> None:
+        self._steps: dict[int, frozenset[int]] = {}
+        """By identity of a tensor: numbers of the steps that compare what its shape depends on."""
+        self._compared: set[int] = set()
+        self._looked_at: set[int] = set()
+
+    def begin(self, tensors: Sequence[Tensor], step: int) -> None:
+        """Note tensors, and the number of the step that compares their sizes."""
+        self._compared.add(step)
+        self._steps.update((id(tensor), frozenset([step])) for tensor in tensors)
+
+    def note(self, given: Sequence[Tensor], made: Sequence[Tensor], *, looks: bool) -> None:
+        """Note what a call made of tensors; one that made none, or that `looks`, is told their shapes."""
+        steps = frozenset[int]().union(*(self._steps.get(id(tensor), ()) for tensor in given))
+        if steps and (looks or not made):
+            self._looked_at |= steps
+        self._steps.update((id(tensor), steps) for tensor in made if steps and tensor.dim())
+
+    def needed(self, steps: Sequence[TapeStep]) -> tuple[TapeStep, ...]:
+        """Return all steps but those that compare what nobody looked at."""
+        unread = self._compared - self._looked_at
+        return tuple(step for number, step in enumerate(steps) if number not in unread)
 
 
 def sizes(tensors: Any) -> list[int]:

@@ -7,7 +7,7 @@ shapes) is computed for real: code may look at such values, and a look at a valu
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,13 +17,26 @@ from torch.overrides import TorchFunctionMode
 
 from spantrain.models.randomness.draws import NOISE, DrawingModules, DrawnSamples, SeededDraws
 from spantrain.models.tracing.foregone import ForegoneOutcomes
-from spantrain.models.tracing.numbers import Asks, agreed, asked, made_up, numbers_of, run_on_made_up, sizes
+from spantrain.models.tracing.numbers import (
+    OF_FIRST,
+    OF_SHAPES,
+    SHORT_CUTS,
+    Asks,
+    ShapesOfNumbers,
+    agreed,
+    asked,
+    made_up,
+    numbers_of,
+    run_on_made_up,
+    sizes,
+)
 from spantrain.models.tracing.tape import (
     Constant,
     Derivation,
     Deriving,
     Facts,
     NamedWeight,
+    Origin,
     Tape,
     TapeStep,
     TraceProblem,
@@ -32,29 +45,11 @@ from spantrain.models.tracing.tape import (
     line_of_model,
     mapped,
     parts,
+    tensors_in,
+    version_of,
 )
-from spantrain.models.tracing.watch import wrapped
+from spantrain.models.tracing.watch import HookedResults, wrapped
 from spantrain.models.units import Rows
-
-# What these return depends on the shape and type of their argument only.
-OF_SHAPES = frozenset(
-    {"empty_like", "full_like", "new_empty", "new_full", "new_ones", "new_zeros", "ones_like", "zeros_like"}
-)
-# What these return has the numbers of the first argument only.
-OF_FIRST = frozenset({"expand_as", "reshape_as", "to", "type_as", "view_as"})
-
-
-@dataclass(frozen=True)
-class _Origin:
-    """What a tensor's numbers depend on."""
-
-    data: bool = False
-    weights: bool = False
-    drawn: bool = False
-    """A random number that all samples of a step have in common."""
-
-    def __or__(self, other: "_Origin") -> "_Origin":
-        return _Origin(self.data or other.data, self.weights or other.weights, self.drawn or other.drawn)
 
 
 def record(
@@ -100,29 +95,34 @@ class _TapeRecorder(TorchFunctionMode):
         self._facts: dict[int, Facts] = {}
         self._alive: list[Tensor] = []  # so that no two tensors have one id
         self._value: dict[int, Value] = {}
-        self._origin: dict[int, _Origin] = {}
+        self._origin: dict[int, Origin] = {}
         self._weights: dict[int, str] = {}
         self.opened: list[str] = []
         """Paths of the opened modules whose forward is running, the innermost last."""
         self.closed = ""
         """Path of the closed module that is running; empty: none."""
+        self._hooked = HookedResults()
+        self._shapes = ShapesOfNumbers()
+        self._decides = ""
+        """Where the closed module that is running decides by numbers of its data."""
         self._derivations: dict[int, Derivation] = {}
         sizes: dict[str, int] = {}
         self._deriving = Deriving(self._weights, sizes)
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
             self._weights[id(tensor)] = name
             sizes[name] = tensor.numel() * tensor.element_size()
-            self._origin[id(tensor)] = _Origin(weights=isinstance(tensor, nn.Parameter))
+            self._origin[id(tensor)] = Origin(weights=isinstance(tensor, nn.Parameter))
         for arg in args.values():
-            self._origin[id(arg)] = _Origin(data=True)
+            self._origin[id(arg)] = Origin(data=True)
         self._inputs = {number: self._new_value(arg) for number, arg in args.items()}
         self._rows = {value.index: rows[number] for number, value in self._inputs.items()}
 
     def tape(self, result: Any) -> Tape:
         """Return what was written down."""
         written = mapped(result, self._part)
+        self._shapes.note(tensors_in(result), (), looks=True)
         return Tape(
-            steps=tuple(self._steps),
+            steps=self._shapes.needed(self._steps),
             inputs=self._inputs,
             result=written,
             facts=self._facts,
@@ -139,7 +139,7 @@ class _TapeRecorder(TorchFunctionMode):
         """Call a function of torch, and write it down unless a closed module called it."""
         given = dict(kwargs or {})
         name = getattr(func, "__name__", "")
-        tensors = _tensors((args, given))
+        tensors = tensors_in((args, given))
         outcome = self._foregone.outcome(name, args)
         if outcome is not None:
             return outcome
@@ -150,45 +150,51 @@ class _TapeRecorder(TorchFunctionMode):
             case Asks.SHAPE:
                 result = self._observed(lambda: self._of_rows(func, args, given), name, tensors, call)
                 self._note_answer(sizes, (mapped(result, self._part),), sizes(result))
+                self._shapes.begin(tensors_in(result), len(self._steps) - 1)
                 return result
         return self._observed(lambda: func(*args, **given), name, tensors, call)
 
     def run_closed(self, path: str, forward: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
         """Run a closed module as one step."""
         if self.closed:
-            return forward(*args, **kwargs)
+            result = forward(*args, **kwargs)
+            if self._model.get_submodule(path)._forward_hooks:
+                self._hooked.note(path, result, len(self._steps))
+            return result
 
         def work() -> Any:
-            self.closed = path
+            self.closed, self._decides = path, ""
             try:
                 return self._run(self._model.get_submodule(path), forward, args, kwargs)
             finally:
                 self.closed = ""
 
-        return self._observed(work, "", _tensors((args, kwargs)), (path, None, args, kwargs))
+        return self._observed(work, "", tensors_in((args, kwargs)), (path, None, args, kwargs))
 
     def _run(self, module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
-        """Run a module's forward; on made-up numbers, if it cannot without any."""
-        try:
-            return forward(*args, **kwargs)
-        except TraceProblem:
-            raise
-        except Exception:
-            if not any(is_fake(tensor) for tensor in (*module.parameters(), *_tensors((args, kwargs)))):
+        """Run a module's forward; on made-up numbers, if it cannot without any, or has hooks that are to run once."""
+        fake = any(is_fake(tensor) for tensor in (*module.parameters(), *tensors_in((args, kwargs))))
+        if not fake or not any(part._forward_hooks for part in module.modules()):
+            try:
+                return forward(*args, **kwargs)
+            except TraceProblem:
                 raise
-        alive = len(self._alive)
+            except Exception:
+                if not fake:
+                    raise
         with contextlib.ExitStack() as forgetting:
-            forgetting.callback(self._forget, alive)
+            forgetting.callback(self._forget, len(self._alive))
             self._draws.chain.restart()
             result = run_on_made_up(module, forward, args, kwargs, self._stands_for)
-            origins = [(tensor, self._origin[id(tensor)]) for tensor in _tensors(result)]
+            kept = (*tensors_in(result), *self._hooked.of_step(len(self._steps)))
+            origins = [(tensor, self._origin[id(tensor)]) for tensor in kept]
         for tensor, origin in origins:
             self._origin[id(tensor)] = origin
             self._alive.append(tensor)
         return result
 
     def _stands_for(self, tensor: Tensor, other: Tensor) -> None:
-        self._origin[id(tensor)] = self._origin.get(id(other), _Origin())
+        self._origin[id(tensor)] = self._origin.get(id(other), Origin())
         self._alive.append(tensor)
 
     def _forget(self, alive: int) -> None:
@@ -212,20 +218,21 @@ class _TapeRecorder(TorchFunctionMode):
         written = None if inside else (mapped(tuple(args), self._part), mapped(kwargs, self._part))
         point, drawn = self._draws.chain.point(path), len(self._draws.noted)
         result = work()
-        made = _tensors(result)
+        made = tensors_in(result)
+        self._shapes.note(tensors, made, looks=path is not None)
         changed = [t for t, version in zip(tensors, versions, strict=True) if version_of(t) != version]
         if path is None:
             self._note_origins(name, tensors, made, changed, draws=len(self._draws.noted) > drawn)
         elif len(self._draws.noted) > drawn:
             # A block that was left out may be done another time.
-            self._origin.update((id(t), _Origin(data=True, weights=True)) for t in made if self._origin[id(t)].data)
+            self._origin.update((id(t), Origin(data=True, weights=True)) for t in made if self._origin[id(t)].data)
         if inside and func is not None:
             self._note_derivation(func, args, kwargs, result, changed)
         if written is not None and (made or changed):
             if any(isinstance(sign, Constant) and self._is_made(sign.tensor) for sign in parts(written)):
                 self._refuse(
                     "a tensor comes from where it cannot be seen (made in a closed module, and kept there): return it "
-                    "from the block, or leave it out (a mixture's output_router_logits)"
+                    "from the block"
                 )
             changes = self._changes(changed, made)
             self._steps.append(
@@ -241,6 +248,7 @@ class _TapeRecorder(TorchFunctionMode):
                     inside=self.opened[-1],
                     where=line_of_model(),
                     point=point if len(self._draws.noted) > drawn else None,
+                    decides="" if path is None else self._decides,
                 )
             )
         return result
@@ -249,16 +257,16 @@ class _TapeRecorder(TorchFunctionMode):
         self, func: Callable[..., Any], args: Any, kwargs: dict[str, Any], result: Any, changed: Sequence[Tensor]
     ) -> None:
         """Note what a closed module makes of weights, and of no data."""
-        origins = [self._origin.get(id(tensor), _Origin(data=True)) for tensor in _tensors(result)]
+        origins = [self._origin.get(id(tensor), Origin(data=True)) for tensor in tensors_in(result)]
         if not changed and origins and all(origin.weights and not origin.data for origin in origins):
             self._deriving.note(func, args, kwargs, result, self._is_constant)
 
     def _is_made(self, tensor: Tensor) -> bool:
         """Whether a tensor was made in this forward, of data or of weights."""
-        return is_fake(tensor) or self._origin.get(id(tensor), _Origin()) != _Origin()
+        return is_fake(tensor) or self._origin.get(id(tensor), Origin()) != Origin()
 
     def _is_constant(self, tensor: Tensor) -> bool:
-        return self._origin.get(id(tensor), _Origin(data=True)) == _Origin()
+        return self._origin.get(id(tensor), Origin(data=True)) == Origin()
 
     def _changes(self, changed: Sequence[Tensor], made: Sequence[Tensor]) -> list[tuple[Value, Tensor]]:
         """Give new values to tensors that were written into, and to those that share their memory."""
@@ -278,7 +286,7 @@ class _TapeRecorder(TorchFunctionMode):
     def _new_value(self, tensor: Tensor) -> Value:
         value = Value(len(self._facts))
         # Of a tensor that came to be unseen, nothing is known: it may depend on anything.
-        origin = self._origin.setdefault(id(tensor), _Origin(data=True, weights=True))
+        origin = self._origin.setdefault(id(tensor), Origin(data=True, weights=True))
         from_data = origin.data or origin.drawn
         self._facts[value.index] = Facts(
             shape=tuple(tensor.shape),
@@ -298,25 +306,30 @@ class _TapeRecorder(TorchFunctionMode):
         self, name: str, tensors: Sequence[Tensor], made: Sequence[Tensor], changed: Sequence[Tensor], *, draws: bool
     ) -> None:
         in_common = draws and name in NOISE and all(tensor.numel() == 1 for tensor in made)
-        by_sample = draws and not in_common
-        origin = _Origin(data=by_sample, weights=by_sample, drawn=in_common)
+        origin = Origin(data=draws and not in_common, weights=draws and not in_common, drawn=in_common)
         self._foregone.note(name, tensors, made, in_common=in_common)
         for tensor in () if name in OF_SHAPES else tensors[:1] if name in OF_FIRST else tensors:
-            origin |= self._origin.get(id(tensor), _Origin())
+            origin |= self._origin.get(id(tensor), Origin())
         for tensor in (*made, *changed):
             self._origin[id(tensor)] = origin
             self._alive.append(tensor)
 
     def _asked(self, name: str, tensors: Sequence[Tensor], args: tuple[Any, ...]) -> Asks | None:
         """Return what a call asks of the samples' numbers; refuse decisions by others."""
-        origins = [self._origin.get(id(tensor), _Origin()) for tensor in tensors]
+        origins = [self._origin.get(id(tensor), Origin()) for tensor in tensors]
         of_data, of_weights = any(origin.data for origin in origins), any(origin.weights for origin in origins)
         asks = asked(name, args, inside=bool(self.closed))
         if asks is Asks.NUMBERS and not self.closed and any(origin.drawn for origin in origins):
             self._refuse(f"control flow depends on a random number: `{name.strip('_')}` of it")
         if asks is None or not (of_data or (of_weights and asks is Asks.NUMBERS and not self.closed)):
             return None
-        if of_weights or self.closed or name == "numpy":
+        if self.closed:
+            # The module stays whole, and decides by what it is given, as in plain PyTorch.
+            where = line_of_model()
+            if of_weights or not any(library in where for library in SHORT_CUTS):
+                self._decides = self._decides or where
+            return None
+        if of_weights or name == "numpy":
             what = "control flow depends" if asks is Asks.NUMBERS else "a shape depends"
             self._refuse(f"{what} on data: `{name.strip('_')}` of a tensor that depends on the inputs")
         return asks
@@ -338,7 +351,7 @@ class _TapeRecorder(TorchFunctionMode):
 
     def _of_rows(self, func: Callable[..., Any], args: Any, given: dict[str, Any]) -> Any:
         """Do a call on samples' numbers; the result is fake if what was given is."""
-        fake = next((tensor for tensor in _tensors((args, given)) if isinstance(tensor, FakeTensor)), None)
+        fake = next((tensor for tensor in tensors_in((args, given)) if isinstance(tensor, FakeTensor)), None)
         if fake is None:
             return func(*args, **given)
         result = func(*self._with_numbers(args), **self._with_numbers(given))
@@ -371,22 +384,17 @@ class _TapeRecorder(TorchFunctionMode):
                 return self._value[id(part)]
             if id(part) in self._weights:
                 return NamedWeight(self._weights[id(part)])
+            if (hooked := self._hooked.take(part)) is not None:
+                (number, tap), value = hooked, self._new_value(part)
+                self._steps[number] = replace(self._steps[number], taps=(*self._steps[number].taps, (tap, value)))
+                return value
             return Constant(part)
         if isinstance(part, torch.device):
             return UnitDevice()
         if type(part).__name__.endswith("Cache"):
             self._refuse(f"a {type(part).__name__} is passed on, which keeps tensors from call to call")
         if hasattr(part, "__dict__") and not isinstance(part, nn.Module):
-            inside = _tensors(list(vars(part).values()))
+            inside = tensors_in(list(vars(part).values()))
             if any(id(tensor) in self._value or self._is_made(tensor) for tensor in inside):
                 self._refuse(f"a {type(part).__name__} with tensors in it is passed on, which cannot cross a cut")
         return part
-
-
-def _tensors(structure: Any) -> list[Tensor]:
-    return [part for part in parts(structure) if isinstance(part, Tensor)]
-
-
-def version_of(tensor: Tensor) -> int:
-    """Return how often a tensor was written into."""
-    return 0 if tensor.is_inference() else tensor._version

@@ -27,7 +27,7 @@ from spantrain.models.adapters import adapted
 from spantrain.models.sampler import derive_seed
 from spantrain.models.sources import DROPOUT, hf_configuration, image_shape
 from spantrain.models.statistics import leave_frozen, without_exchange
-from spantrain.models.tracing.batch import LabelLoss, Loss, ModelBatch, OwnLoss
+from spantrain.models.tracing.batch import LabelLoss, Loss, ModelBatch
 from spantrain.models.tracing.factory import call_factory, plain_module
 from spantrain.models.tracing.tape import TraceProblem, parts
 from spantrain.models.units import keeps_statistics, set_training
@@ -271,26 +271,11 @@ def emptied(module: nn.Module, replaced: Any, *, buffers: bool = False) -> nn.Mo
     return copy.deepcopy(module, memo)
 
 
-def picked(loss: Loss, result: Any, source: str) -> Any:
-    """Return what of a model's outputs the loss is made of."""
-    if isinstance(loss, LabelLoss):
-        return result.logits
-    if not isinstance(loss, OwnLoss):
-        return result
-    own = result.get("loss") if isinstance(result, dict) else getattr(result, "loss", result)
-    if not isinstance(own, Tensor) or own.dim() > 1 or not own.is_floating_point():
-        raise ConfigError(
-            f"{source}: the model's output has no `loss` (a scalar mean over samples): return one, or have the factory "
-            "return a loss function too: (module, example_batch, loss)"
-        )
-    return own
-
-
 def _load(spec: ModelSpec) -> Loaded:
     if spec.family == "hf":
-        module, left_out = _library_model(spec)
+        module, router_weight, left_out = _library_model(spec)
         batch: ModelBatch = _library_batch(spec)
-        loss: Loss = LabelLoss()
+        loss: Loss = LabelLoss(router_weight)
     else:
         module, batch, loss = call_factory(spec)
         module, left_out = plain_module(module, f"model {spec.name}")
@@ -333,8 +318,11 @@ def _check_parameters(spec: ModelSpec, module: nn.Module) -> None:
             )
 
 
-def _library_model(spec: ModelSpec) -> tuple[nn.Module, tuple[str, ...]]:
-    """Build the class that a configuration names, of the transformers library only; return what is left out, too."""
+def _library_model(spec: ModelSpec) -> tuple[nn.Module, float, tuple[str, ...]]:
+    """Build the class that a configuration names, of the transformers library only.
+
+    Return also what the loss of its routers counts, and what is left out.
+    """
     import transformers
 
     fields = hf_configuration(spec)
@@ -360,7 +348,9 @@ def _library_model(spec: ModelSpec) -> tuple[nn.Module, tuple[str, ...]]:
     except (ValueError, TypeError, KeyError, AttributeError, ImportError, RuntimeError) as error:
         raise ConfigError(f"model {spec.name}: the library cannot build {name} from this: {error}") from error
     routed = getattr(configuration, "output_router_logits", False)
-    return made, ("the library's loss of the router is left out",) if routed else ()
+    pair = getattr(configuration, "is_encoder_decoder", False)
+    weight = float(getattr(configuration, "router_aux_loss_coef", 0.0)) if routed and not pair else 0.0
+    return made, weight, ("the library's loss of the router is left out",) if routed and not weight else ()
 
 
 def _library_batch(spec: ModelSpec) -> ModelBatch:

@@ -73,11 +73,31 @@ class Samples:
 
 
 @dataclass(frozen=True)
+class RealSamples:
+    """The same of a float that is a whole number, such as a count of tokens to divide by."""
+
+    number: Samples
+
+
+@dataclass(frozen=True)
 class StandIn:
     """A tensor of which only the shape and type are asked."""
 
     shape: tuple[int | Samples, ...]
     dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What a tensor's numbers depend on."""
+
+    data: bool = False
+    weights: bool = False
+    drawn: bool = False
+    """A random number that all samples of a step have in common."""
+
+    def __or__(self, other: "Origin") -> "Origin":
+        return Origin(self.data or other.data, self.weights or other.weights, self.drawn or other.drawn)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -101,6 +121,18 @@ class Facts:
         return count * self.dtype.itemsize
 
 
+@dataclass(frozen=True)
+class Tap:
+    """A tensor that a module inside of a step returns, and that somebody takes from there by a hook."""
+
+    path: str
+    """Of the module."""
+    call: int
+    """The how-manieth call of it in the step."""
+    part: int
+    """The how-manieth tensor of what it returns."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class TapeStep:
     """One call: of a module of the model, or of a function of torch."""
@@ -121,6 +153,10 @@ class TapeStep:
     """FILE:LINE of the model's code."""
     point: CallPoint | None = None
     """How far the module that does it had come, of one that draws random numbers."""
+    taps: tuple[tuple[Tap, Value], ...] = ()
+    """What is used besides, of what modules inside of it return."""
+    decides: str = ""
+    """FILE:LINE of the model's code where it decides by numbers of its data; empty: it does not, as far as is seen."""
 
     @property
     def compares(self) -> bool:
@@ -131,7 +167,8 @@ class TapeStep:
     def makes(self) -> tuple[Value, ...]:
         """Values that there are after it."""
         returned = (part for part in parts(self.result) if isinstance(part, Value))
-        return (*dict.fromkeys(returned), *(after for _, after in self.changes))
+        tapped = (value for _, value in self.taps)
+        return (*dict.fromkeys(returned), *(after for _, after in self.changes), *tapped)
 
     @property
     def uses(self) -> tuple[Value, ...]:
@@ -189,6 +226,16 @@ def parts(structure: Any) -> Iterator[Any]:
     found: list[Any] = []
     mapped(structure, found.append)
     yield from found
+
+
+def tensors_in(structure: Any) -> list[Tensor]:
+    """Return the tensors in a structure."""
+    return [part for part in parts(structure) if isinstance(part, Tensor)]
+
+
+def version_of(tensor: Tensor) -> int:
+    """Return how often a tensor was written into."""
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def zipped(structure: Any, other: Any) -> Iterator[tuple[Any, Any]]:

@@ -1,8 +1,9 @@
 """A unit that does its part of a tape, on the modules of the unedited model."""
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -18,13 +19,16 @@ from spantrain.models.tracing.factory import calls_compiled, uncompiled, what_wa
 from spantrain.models.tracing.tape import (
     Constant,
     NamedWeight,
+    RealSamples,
     Samples,
     StandIn,
+    Tap,
     TapeStep,
     UnitDevice,
     Value,
     mapped,
     parts,
+    tensors_in,
     zipped,
 )
 from spantrain.models.units import COUNTED, LABELS, Rows, UnitModule
@@ -123,6 +127,7 @@ class TracedUnit(BroughtUnit):
             self._constants.register_buffer(f"v{index}", tensor, persistent=False)
         self._calls_compiled = calls_compiled(self)
         self._read(part.reads, counts=counts)
+        self.decides = next((step.decides for step in part.steps if step.decides), "")
         self._written_into = {before for step in part.steps for before, _ in step.changes}
         self.eval()
 
@@ -162,13 +167,36 @@ class TracedUnit(BroughtUnit):
         kwargs = self._filled(dict(step.kwargs), found, samples, place)
         if step.point is not None and step.module is None and not self.training:
             work = partial(without_dropout, work)
-        with torch.set_grad_enabled(torch.is_grad_enabled() and step.grad_enabled), chain_at(step.point):
+        with (
+            torch.set_grad_enabled(torch.is_grad_enabled() and step.grad_enabled),
+            chain_at(step.point),
+            self._tapping(step, found),
+        ):
             result = work(*args, **kwargs)
         for value, tensor in zipped(step.result, result):
             if isinstance(value, Value):
                 found[value.index] = tensor
         for before, after in step.changes:
             found.setdefault(after.index, found[before.index])
+
+    @contextmanager
+    def _tapping(self, step: TapeStep, found: dict[int, Tensor]) -> Iterator[None]:
+        """Keep what modules inside of a step return, where it is used besides."""
+        wanted, calls = {tap: value.index for tap, value in step.taps}, Counter[str]()
+
+        def note(path: str, _module: nn.Module, _args: Any, result: Any) -> None:
+            for number, tensor in enumerate(tensors_in(result)):
+                index = wanted.get(Tap(path, calls[path], number))
+                if index is not None:
+                    found[index] = tensor
+            calls[path] += 1
+
+        with ExitStack() as undo:
+            for path in {tap.path for tap in wanted}:
+                assert step.module is not None
+                inner = self.get_submodule(self._local[step.module] + path.removeprefix(step.module))
+                undo.callback(inner.register_forward_hook(partial(note, path)).remove)
+            yield
 
     def _filled(self, structure: Any, found: Mapping[int, Tensor], samples: int, place: torch.device) -> Any:
         """Put tensors, numbers and the device where the tape has signs for them."""
@@ -183,6 +211,8 @@ class TracedUnit(BroughtUnit):
                     return self._constants.get_buffer(f"c{id(sign)}")
                 case Samples():
                     return sign.of(samples)
+                case RealSamples():
+                    return float(sign.number.of(samples))
                 case UnitDevice():
                     return place
                 case StandIn():
@@ -240,7 +270,8 @@ def carried_line(carried: Sequence[Carried], numbers: dict[int, int]) -> str:
 def _line(step: TapeStep, local: Mapping[str, str], numbers: dict[int, int]) -> str:
     name = local[step.module] if step.module is not None else getattr(step.function, "__name__", str(step.function))
     given = f"{_short(step.args, numbers)} {_short(dict(step.kwargs), numbers)}"
-    return f"{_short(step.result, numbers)} = {name}{given}"
+    also = "".join(f", {_short(value, numbers)} of {tap.path.rpartition('.')[2]}" for tap, value in step.taps)
+    return f"{_short(step.result, numbers)}{also} = {name}{given}"
 
 
 def _short(structure: Any, numbers: dict[int, int]) -> str:

@@ -224,8 +224,7 @@ class StepDriver:
         heard, self._heard = self._heard, []
         # What arrived while an action ran is told before its end, so that the next choice knows of it.
         chosen = self._tell(machine, sorted(heard, key=lambda entry: isinstance(entry[1], Finished)))
-        # Statistics of micro-batches are of those that were planned.
-        if isinstance(machine, _OneStep) and not self._replica_work.executor.statistics:
+        if isinstance(machine, _OneStep) and not self._replica_work.executor.keeps_spans:
             recut = self._local.recut(time.monotonic(), machine.policy)
             if recut is not None:
                 chosen = self._tell(machine, [(step, recut) for step in self._steps]) or chosen

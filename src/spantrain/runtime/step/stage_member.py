@@ -118,6 +118,8 @@ def stage_executor(
         recompute=[unit - stage.first_unit for unit in stage.recompute],
         trains_before=stage.first_unit > 0 and graph.units[stage.first_unit - 1].goes_back,
         statistics=BatchStatistics(units if job.takes_batch_statistics(plan.model) else (), joined),
+        fewest_samples=graph.fewest_samples(stage.units),
+        sums_samples=graph.sums_samples,
     )
 
 

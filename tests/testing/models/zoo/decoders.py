@@ -75,6 +75,13 @@ def mixtral():
     return _causal("Mixtral", GROUPED, num_local_experts=4, num_experts_per_tok=2)
 
 
+def mixtral_balanced():
+    """With the loss of its routers, which reads the mask."""
+    more = {"output_router_logits": True, "router_aux_loss_coef": 0.1, "router_jitter_noise": 0.0}
+    made = transformers.MixtralConfig(**GROUPED, num_local_experts=4, num_experts_per_tok=2, **more)
+    return transformers.MixtralForCausalLM(made), _padded_batch()
+
+
 def qwen2_moe():
     sizes = {"moe_intermediate_size": 16, "shared_expert_intermediate_size": 32, "num_experts": 4}
     return _causal("Qwen2Moe", SIZES, num_key_value_heads=2, num_experts_per_tok=2, **sizes)

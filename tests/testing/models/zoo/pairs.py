@@ -87,6 +87,15 @@ def wav2vec2_ctc():
     return transformers.Wav2Vec2ForCTC(transformers.Wav2Vec2Config(**WAVES)), batch
 
 
+def wav2vec2_ctc_padded():
+    """The mean over sentences of unlike lengths."""
+    model, batch = wav2vec2_ctc()
+    model.config.ctc_loss_reduction = "mean"
+    batch["labels"][1, 3:] = -100
+    batch["labels"][4, 2:] = -100
+    return model, batch
+
+
 def hubert():
     batch = {"input_values": torch.randn(SAMPLES, 400), "labels": torch.arange(SAMPLES) % 3}
     return transformers.HubertForSequenceClassification(transformers.HubertConfig(**WAVES)), batch

@@ -258,7 +258,35 @@ class Siamese(nn.Module):
         return functional.normalize(one, dim=1) @ functional.normalize(other, dim=1).t()
 
 
+def _pairs_in_common(scores: Tensor, _: Tensor) -> Tensor:
+    return functional.cross_entropy(scores, torch.arange(len(scores), device=scores.device))
+
+
+def _like_ones_attract(features: Tensor, kinds: Tensor) -> Tensor:
+    """The supervised contrastive loss (Khosla et al., 2020)."""
+    normal = functional.normalize(features, dim=1)
+    itself = torch.eye(len(normal), dtype=torch.bool, device=normal.device)
+    scores = (normal @ normal.t() / 0.1).masked_fill(itself, -1e9)
+    same = (kinds[:, None] == kinds[None]) & ~itself
+    return -(scores.log_softmax(dim=1) * same).sum(dim=1).div(same.sum(dim=1).clamp(min=1)).mean()
+
+
 def contrastive():
+    inputs, _ = _rows()
+    return Siamese(), (inputs, inputs + 0.1 * torch.randn_like(inputs), torch.arange(SAMPLES)), _pairs_in_common
+
+
+def contrastive_by_kinds():
+    inputs, _ = _rows()
+    return Chain(*(Feed() for _ in range(4))), (inputs, torch.arange(SAMPLES) % 2), _like_ones_attract
+
+
+def contrastive_with_numbers_of_rows():
+    """The labels number rows of the whole batch."""
     inputs, _ = _rows()
     batch = (inputs, inputs + 0.1 * torch.randn_like(inputs), torch.arange(SAMPLES))
     return Siamese(), batch, functional.cross_entropy
+
+
+def summed():
+    return MLP(), _rows(), lambda logits, kinds: functional.cross_entropy(logits, kinds, reduction="sum")

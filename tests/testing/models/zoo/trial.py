@@ -7,6 +7,7 @@ import copy
 import functools
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -26,12 +27,12 @@ from spantrain.models.execution.stage import StageExecutor
 from spantrain.models.graph import build_graph
 from spantrain.models.randomness.reference import seeded
 from spantrain.models.randomness.shapes import DrawnShapes
-from spantrain.models.tracing.batch import ModelBatch
+from spantrain.models.tracing.batch import ModelBatch, WholeMeans, picked
 from spantrain.models.tracing.check import called_on
 from spantrain.models.tracing.factory import uncompiled
 from spantrain.models.tracing.model import cut_model
-from spantrain.models.tracing.source import Loaded, load_model, picked
-from spantrain.models.units import UnitModule, tie_parameters
+from spantrain.models.tracing.source import Loaded, load_model
+from spantrain.models.units import COUNTED, LABELS, UnitModule, tie_parameters
 from spantrain.planner.engine.evaluate import Evaluator
 from spantrain.planner.request import Constraints, JobSpec, PlanRequest
 from spantrain.planner.strategies.baselines import ONE_F_ONE_B
@@ -90,7 +91,7 @@ def _compared(found: Trial, spec: ModelSpec, devices: int) -> Trial:
     plan = planned(spec, graph, devices)
     whole = replace(load_model(spec, seed=0), trains=cut_model(spec).trains)
     found = replace(found, class_name=type(whole.module).__name__, units=len(graph.units), stages=len(plan.stages))
-    return replace(found, error=largest_error(spec, plan, whole))
+    return replace(found, error=largest_error(spec, graph, plan, whole))
 
 
 @functools.cache
@@ -103,7 +104,8 @@ def planned(spec: ModelSpec, graph: UnitGraph, devices: int) -> Plan:
     cluster = _cluster()
     profile = analytic_profile(cluster, spec, graph)
     batch = unit_source(spec).batch().samples
-    job = JobSpec(global_batch=batch, micro_batches=tuple(range(1, batch // 2 + 1)))
+    fewest = max(1, graph.fewest_samples(range(len(graph.units))))
+    job = JobSpec(global_batch=batch, micro_batches=tuple(range(fewest, batch // 2 + 1)))
     out = tuple(device.name for device in cluster.devices[devices:])
     request = PlanRequest(
         profile=profile, job=job, constraints=Constraints(leave_out=out), evaluate=Evaluator(profile, job)
@@ -111,15 +113,27 @@ def planned(spec: ModelSpec, graph: UnitGraph, devices: int) -> Plan:
     return ONE_F_ONE_B(request)[0].plan
 
 
-def largest_error(spec: ModelSpec, plan: Plan, whole: Loaded) -> float:
-    """Train by the plan's stages and in plain PyTorch; return the largest relative error of losses and gradients."""
+def largest_error(spec: ModelSpec, graph: UnitGraph, plan: Plan, whole: Loaded) -> float:
+    """Train by the plan's stages and in plain PyTorch; return the largest relative error of losses and gradients.
+
+    Where samples depend on each other, plain PyTorch accumulates gradients over the plan's micro-batches.
+    """
     units = build_units(spec, seed=0)
     held = [_copies(units[stage.first_unit : stage.end_unit]) for stage in plan.stages]
-    stages = [StageExecutor(part, is_last=part is held[-1], global_batch=plan.global_batch) for part in held]
+    stages = [
+        StageExecutor(
+            part, is_last=part is held[-1], global_batch=plan.global_batch, sums_samples=graph.sums_samples,
+            fewest_samples=graph.fewest_samples(stage.units),
+        )
+        for part, stage in zip(held, plan.stages, strict=True)
+    ]  # fmt: skip
+    by_itself = not graph.fewest_samples(range(len(graph.units)))
+    spans = [Span(0, plan.global_batch)] if by_itself else plan.stages[-1].micro_batches
     twins = _twins(held)
     own = [p for stage in stages for p in stage.named_parameters().values() if p.requires_grad]
+    rate = RATE / plan.global_batch if graph.sums_samples else RATE
     optimizers = [
-        torch.optim.SGD(some, lr=RATE) for some in (own, [p for p in whole.module.parameters() if p.requires_grad])
+        torch.optim.SGD(some, lr=rate) for some in (own, [p for p in whole.module.parameters() if p.requires_grad])
     ]
     found = 0.0
     for step in range(STEPS):
@@ -130,20 +144,27 @@ def largest_error(spec: ModelSpec, plan: Plan, whole: Loaded) -> float:
             summed = sum(p.grad for p in parts if p.grad is not None)
             for part in parts:
                 part.grad = summed.clone() if isinstance(summed, Tensor) else None
-        wanted = _plain_step(whole, step, cut_model(spec).draws)
+        wanted = _plain_step(whole, spans, step, cut_model(spec).draws, sums=graph.sums_samples)
         found = max(found, abs(loss / plan.global_batch - wanted) / abs(wanted), _gradient_error(stages, whole.module))
         for optimizer in optimizers:
             optimizer.step()
     return found
 
 
-def _plain_step(whole: Loaded, step: int, shapes: DrawnShapes) -> float:
+def _plain_step(whole: Loaded, spans: Sequence[Span], step: int, shapes: DrawnShapes, *, sums: bool) -> float:
     whole.set_mode(trains=True)
-    with uncompiled(), seeded(whole.module, seed=0, step=step, shapes=shapes):
-        result = picked(whole.loss, called_on(whole, whole.batch), "plain")
-        loss = whole.loss(result, whole.batch.labels, whole.batch.samples) / whole.batch.samples
-        loss.backward()
-    return float(loss.detach())
+    total, every = 0.0, whole.batch.samples
+    for span in spans:
+        batch = whole.batch.mapped(lambda tensor, span=span: tensor[span.lo : span.hi])
+        counted = whole.batch.rows.get(COUNTED) if len(spans) > 1 else None
+        means = nullcontext() if counted is None else WholeMeans(batch.rows[LABELS], counted)
+        with uncompiled(), means, seeded(whole.module, seed=0, step=step, first_sample=span.lo, shapes=shapes):
+            result = picked(whole.loss, called_on(whole, batch), "plain")
+            # The model's own loss times the samples.
+            loss = whole.loss(result, batch.labels, span.size) / (span.size if sums else every)
+            loss.backward()
+        total += float(loss.detach())
+    return total
 
 
 def _run_span(stages: Sequence[StageExecutor], batch: ModelBatch, span: Span, step: int) -> float:

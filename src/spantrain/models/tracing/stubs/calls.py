@@ -15,8 +15,7 @@ from torch.overrides import TorchFunctionMode
 from spantrain.models.randomness.draws import NOISE, DrawingModules, DrawnSamples, SeededDraws
 from spantrain.models.tracing.follow import LARGE, SMALL
 from spantrain.models.tracing.foregone import ForegoneOutcomes
-from spantrain.models.tracing.numbers import Asks, asked
-from spantrain.models.tracing.record import OF_FIRST, OF_SHAPES, version_of
+from spantrain.models.tracing.numbers import OF_FIRST, OF_SHAPES, SHORT_CUTS, Asks, asked
 from spantrain.models.tracing.stubs.template import GivenParts, Template, given_again, joined_templates
 from spantrain.models.tracing.tape import (
     Facts,
@@ -26,12 +25,10 @@ from spantrain.models.tracing.tape import (
     UnitDevice,
     Value,
     line_of_model,
-    parts,
+    tensors_in,
+    version_of,
 )
 from spantrain.models.tracing.watch import wrapped
-
-_SHORT_CUTS = ("/transformers/",)
-"""Libraries whose code looks at numbers of samples for what changes no result: whether a mask masks anything."""
 
 
 @dataclass(frozen=True)
@@ -206,7 +203,7 @@ class _CallRecorder(TorchFunctionMode):
 
     def found(self, result: Any, names: Mapping[int, str | None]) -> Calls:
         """Return what was called."""
-        result_needs = frozenset(source for tensor in _tensors(result) for source in self._of(tensor).sources)
+        result_needs = frozenset(source for tensor in tensors_in(result) for source in self._of(tensor).sources)
         for source in frozenset().union(result_needs, *(call.needs for call in self._calls)):
             if isinstance(source, Inside) and source.kept:
                 path = self._calls[source.call].path
@@ -227,14 +224,14 @@ class _CallRecorder(TorchFunctionMode):
     ) -> Any:
         """Call a function of torch, and note where its results come from."""
         given, name = dict(kwargs or {}), getattr(func, "__name__", "")
-        tensors = _tensors((args, given))
+        tensors = tensors_in((args, given))
         outcome = self._foregone.outcome(name, args)
         if outcome is not None:
             return outcome
         self._check(name, tensors, args)
         versions, drawn = [version_of(tensor) for tensor in tensors], len(self._draws.noted)
         result = func(*args, **given)
-        made = _tensors(result)
+        made = tensors_in(result)
         draws = len(self._draws.noted) > drawn
         in_common = draws and name in NOISE and all(tensor.numel() == 1 for tensor in made)
         self._foregone.note(name, tensors, made, in_common=in_common)
@@ -342,14 +339,10 @@ class _CallRecorder(TorchFunctionMode):
             self._running.reads_numbers |= asks is Asks.NUMBERS
             return
         where = line_of_model()
-        if known.weights or known.drawn or not any(library in where for library in _SHORT_CUTS):
+        if known.weights or known.drawn or not any(library in where for library in SHORT_CUTS):
             path = self.opened[-1] if self._running is None else self._running.path
             why = f"control flow depends on data: `{name.strip('_')}` of a tensor that depends on the inputs"
             if known.drawn and self._running is None:
                 why = f"control flow depends on a random number: `{name.strip('_')}` of it"
             raise TraceProblem(why, where=where, module=path)
         self._looked_at |= known.sources
-
-
-def _tensors(structure: Any) -> list[Tensor]:
-    return [part for part in parts(structure) if isinstance(part, Tensor)]

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from spantrain.core.units import ModelSpec
 from spantrain.models.randomness.shapes import DrawnShapes
-from spantrain.models.tracing.batch import Loss, ModelBatch, OwnLoss
+from spantrain.models.tracing.batch import Loss, ModelBatch, OwnLoss, picked
 from spantrain.models.tracing.follow import (
     LARGE,
     SMALL,
@@ -18,7 +18,7 @@ from spantrain.models.tracing.follow import (
     is_composite,
     shapes_drawn,
 )
-from spantrain.models.tracing.source import Loaded, picked
+from spantrain.models.tracing.source import Loaded
 from spantrain.models.tracing.stubs.calls import Calls, calls_for_any, find_calls
 from spantrain.models.tracing.stubs.cut import CallCutter, StubPart, paths_of
 from spantrain.models.tracing.stubs.shell import Shell

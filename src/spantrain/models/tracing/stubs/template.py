@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from spantrain.models.tracing.follow import LARGE, SMALL
-from spantrain.models.tracing.record import version_of
-from spantrain.models.tracing.tape import Samples, TraceProblem, UnitDevice, Value
+from spantrain.models.tracing.tape import Samples, TraceProblem, UnitDevice, Value, version_of
 
 _WHOLE = (Tensor, nn.Module, type, types.ModuleType, types.FunctionType, types.MethodType, torch.dtype, torch.Generator)
 """What is not taken apart."""

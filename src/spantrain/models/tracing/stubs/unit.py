@@ -5,9 +5,8 @@ from typing import Any
 from torch import Tensor
 
 from spantrain.models.randomness.places import START, chain_at
-from spantrain.models.tracing.batch import Loss, ModelBatch
+from spantrain.models.tracing.batch import Loss, ModelBatch, picked
 from spantrain.models.tracing.factory import calls_compiled
-from spantrain.models.tracing.source import picked
 from spantrain.models.tracing.stubs.calls import Calls, Row
 from spantrain.models.tracing.stubs.cut import StubPart
 from spantrain.models.tracing.stubs.shell import Shell, StubRun

@@ -1,0 +1,203 @@
+"""Whether samples depend on each other, and gradients are the unedited model's: of several at once, and one by one.
+
+Where they do, as in a loss over pairs, micro-batches are run as they were planned, like plain PyTorch where gradients
+are accumulated over the same ones.
+"""
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import CheckpointError
+
+from spantrain.core.units import ModelSpec, WholeMicroBatch
+from spantrain.errors import ConfigError
+from spantrain.models.randomness.draws import DrawnSamples, SeededDraws
+from spantrain.models.randomness.reference import seeded
+from spantrain.models.tracing.batch import ModelBatch, picked
+from spantrain.models.tracing.check import called_on, calls_of, is_close
+from spantrain.models.tracing.factory import uncompiled, what_was_raised
+from spantrain.models.tracing.source import Loaded
+from spantrain.models.units import UnitModule, drawing_modules, loss_of, parameter_names
+
+_SAMPLES, _FEW = 4, 2
+_TOLERANCE = 1e-3
+"""Relative; rounding is far below."""
+_TOLERANCE_OF_16_BITS = 0.05
+"""The same where the model's own code computes in 16 bits."""
+
+_Tensors = tuple[Tensor, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dependence:
+    """How a model's loss comes of its samples."""
+
+    whole: Mapping[int, WholeMicroBatch]
+    """By index: units to which a sample is not by itself."""
+    sums_samples: bool = False
+    """Whether the model's own loss is a sum over samples."""
+
+
+def deciding(units: Sequence[UnitModule]) -> dict[int, WholeMicroBatch]:
+    """Return the units whose code decides by numbers of its data."""
+    return {
+        index: WholeMicroBatch(why=f"{unit.name} decides by numbers of its data, at {unit.decides}")
+        for index, unit in enumerate(units)
+        if unit.decides
+    }
+
+
+def check_samples(spec: ModelSpec, units: Sequence[UnitModule], loaded: Loaded) -> Dependence:
+    """Compare losses and gradients of the example batch: of samples at once, and of one at a time.
+
+    Raises:
+        ConfigError: gradients are not the unsplit model's, or there is no loss of a part of the batch.
+    """
+    loaded.set_mode(trains=True)
+    try:
+        found = _apart(spec, units, loaded)
+        return _check_gradients(spec, units, loaded, found)
+    finally:
+        loaded.set_mode(trains=False)
+        for unit in units:
+            unit.eval()
+        for part in (loaded.module, *units):
+            part.zero_grad()
+
+
+def _apart(spec: ModelSpec, units: Sequence[UnitModule], loaded: Loaded) -> Dependence:
+    """Return which units make something else of samples one by one."""
+    batch, last = loaded.batch.resized(_SAMPLES), len(units) - 1
+    with torch.no_grad():
+        together = list(_outputs(units, batch, 0, _SAMPLES))
+        how = _how(loaded, batch)
+        try:
+            alone = [list(_outputs(units, batch, row, 1, together)) for row in range(_SAMPLES)]
+            pairs = [list(_outputs(units, batch, row, _FEW, together)) for row in range(0, _SAMPLES, _FEW)]
+        except (RuntimeError, ValueError, ConfigError) as error:
+            raise ConfigError(
+                f"model {spec.name}: {_SAMPLES} samples together have a loss, and one by one there is none "
+                f"({what_was_raised(error)}{f'; {how}' if how else ''}): write it so that it takes a part of a batch, "
+                "and numbers rows itself where it has to (torch.arange(len(logits)))"
+            ) from error
+    whole = deciding(units)
+    for index, unit in enumerate(units[:-1]):
+        if not all(_same(one[index], together[index], row) for row, one in enumerate(alone)):
+            why = how or f"what {unit.name} makes of a sample depends on the others beside it"
+            whole.setdefault(index, WholeMicroBatch(why=why))
+    loss, by_two, by_one = (sum(float(some[last][0]) for some in found) for found in ([together], pairs, alone))
+    if is_close(loss, by_one):
+        return Dependence(whole=whole)
+    if is_close(loss, _SAMPLES * by_one) and is_close(by_two, _FEW * by_one) and by_one:
+        return Dependence(whole=whole, sums_samples=True)
+    why = how or f"the loss of {units[last].name} is over all samples at once, not over each by itself"
+    fewest = 2 if abs(by_one) <= _TOLERANCE * abs(loss) else 1
+    return Dependence(whole={**whole, last: replace(whole.get(last, WholeMicroBatch(why=why)), fewest=fewest)})
+
+
+def _outputs(
+    units: Sequence[UnitModule], batch: ModelBatch, first: int, count: int, takes: Sequence[_Tensors] = ()
+) -> Iterator[_Tensors]:
+    """Yield what each unit makes of some samples, by what came from the one before, or `takes` of all samples."""
+    rows = {number: tensor[first : first + count] for number, tensor in batch.rows.items()}
+    for unit in units:
+        unit.train()
+    modules, tensors = drawing_modules(units), tuple[Tensor, ...]()
+    samples = DrawnSamples(seed=0, step=0, first=first, count=count)
+    with contextlib.nullcontext() if modules is None else SeededDraws(modules, samples):
+        for index, unit in enumerate(units):
+            if takes and index:
+                tensors = tuple(tensor[first : first + count] for tensor in takes[index - 1])
+            made = unit.run(tensors, rows)
+            tensors = made if isinstance(made, tuple) else (made,)
+            yield tensors
+
+
+def _same(alone: _Tensors, together: _Tensors, row: int) -> bool:
+    """Whether what is made of one sample is what is made of it among others."""
+    pairs = [(one.double(), other[row : row + 1].double()) for one, other in zip(alone, together, strict=True)]
+    return all(float((a - b).norm()) <= _TOLERANCE * max(float(b.norm()), _TOLERANCE) for a, b in pairs)
+
+
+def _how(loaded: Loaded, batch: ModelBatch) -> str:
+    """Return how samples come to depend on each other, as far as that can be seen."""
+    for call in calls_of(loaded.module, lambda: called_on(loaded, batch)):
+        if call.name == "batch_norm" and call.own_statistics:
+            return f"{call.module} has no running statistics, and takes those of the batch"
+    return ""
+
+
+@contextlib.contextmanager
+def _its_checkpointing_named(spec: ModelSpec) -> Iterator[None]:
+    """Refuse a model that runs parts of itself again in backward, where they draw other numbers than before."""
+    try:
+        yield
+    except CheckpointError as error:
+        raise ConfigError(
+            f"model {spec.name}: its own torch.utils.checkpoint does not run again what ran before, as where dropout "
+            "is drawn inside of it; leave it out: the plan says what is run again (--recompute-all)"
+        ) from error
+
+
+def _check_gradients(spec: ModelSpec, units: Sequence[UnitModule], loaded: Loaded, found: Dependence) -> Dependence:
+    """Compare gradients of some samples at once: the unsplit model's, and the units', also of one at a time."""
+    batch = loaded.batch.resized(_FEW)
+    types = _whole_gradients(spec, units, loaded, batch)
+    tolerance = _TOLERANCE_OF_16_BITS if types & {torch.bfloat16, torch.float16} else _TOLERANCE
+    if not found.whole:
+        weight = float(_FEW) if found.sums_samples else 1.0
+        for row in range(_FEW):
+            (weight * _loss(units, batch, row, 1)).backward()  # type: ignore[no-untyped-call]
+        if _differing(units, loaded, tolerance) is None:
+            return found
+    for unit in units:
+        unit.zero_grad()
+    apart, small = found.whole, "a term of the loss of {} is over all samples at once: a mixture's router, say"
+    _loss(units, batch, 0, _FEW).backward()  # type: ignore[no-untyped-call]
+    name = _differing(units, loaded, tolerance)
+    if name is not None:
+        raise ConfigError(
+            f"model {spec.name}: the gradient of {name} is another one by its parts than by its own: its forward could "
+            "not be followed rightly; please report this, with the model"
+        )
+    last = len(units) - 1
+    return replace(found, whole=apart or {last: WholeMicroBatch(why=small.format(units[last].name))})
+
+
+def _loss(units: Sequence[UnitModule], batch: ModelBatch, first: int, count: int) -> Tensor:
+    rows = {number: tensor[first : first + count] for number, tensor in batch.rows.items()}
+    return loss_of(units, rows, DrawnSamples(seed=0, step=0, first=first, count=count))
+
+
+def _whole_gradients(
+    spec: ModelSpec, units: Sequence[UnitModule], loaded: Loaded, batch: ModelBatch
+) -> set[torch.dtype]:
+    """Have the unsplit model's parameters their gradients; return the types of what was held for that."""
+    types = set()
+
+    def seen(tensor: Tensor) -> Tensor:
+        types.add(tensor.dtype)
+        return tensor
+
+    shapes = next((unit.draws for unit in units if unit.draws), {})
+    with uncompiled(), torch.enable_grad(), _its_checkpointing_named(spec):
+        hooks = torch.autograd.graph.saved_tensors_hooks(seen, lambda tensor: tensor)
+        with hooks, seeded(loaded.module, seed=0, step=0, shapes=shapes):
+            result = picked(loaded.loss, called_on(loaded, batch), f"model {spec.name}")
+        loaded.loss(result, batch.labels, batch.samples).backward()  # type: ignore[no-untyped-call]
+    return types
+
+
+def _differing(units: Sequence[UnitModule], loaded: Loaded, tolerance: float) -> str | None:
+    """Return the name of a parameter whose gradient is not the unsplit model's; None: none."""
+    whole = {name: p for name, p in loaded.module.named_parameters(remove_duplicate=False) if p.requires_grad}
+    found = {full: unit.get_parameter(local) for unit in units for local, full in parameter_names(unit).items()}
+    largest = max((float(p.grad.norm()) for p in whole.values() if p.grad is not None), default=0.0)
+    for name, parameter in found.items():
+        wanted, got = (torch.zeros(()) if p.grad is None else p.grad for p in (whole.get(name, parameter), parameter))
+        if float((got - wanted).norm()) > tolerance * max(float(wanted.norm()), tolerance * largest):
+            return name
+    return None
