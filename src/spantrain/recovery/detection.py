@@ -29,7 +29,7 @@ _GRACE_S = 2.0
 
 
 @dataclass
-class _Device:
+class _Signs:
     heard_s: float
     gaps: "deque[float]" = field(default_factory=lambda: deque(maxlen=_KEPT_OF_ONE))
     round_trips: "deque[float]" = field(default_factory=lambda: deque(maxlen=_KEPT_OF_ONE))
@@ -68,7 +68,7 @@ class LossDetector:
         assert limit_s is None or limit_s > 0
         self._limit_s = limit_s
         self._longest_s = limit_s or LONGEST_SILENCE_S
-        self._devices: dict[str, _Device] = {}
+        self._devices: dict[str, _Signs] = {}
         self._gaps: deque[float] = deque(maxlen=_KEPT_OF_ALL)
         """Of all devices."""
         self._not_before_s = -math.inf
@@ -80,7 +80,7 @@ class LossDetector:
 
         The first one begins the watch, so note a device when it joins.
         """
-        found = self._devices.setdefault(device, _Device(now_s))
+        found = self._devices.setdefault(device, _Signs(now_s))
         if now_s > found.heard_s:
             gap_s = min(now_s - found.heard_s, self._longest_s)
             found.gaps.append(gap_s)
@@ -126,24 +126,24 @@ class LossDetector:
                 lost.append((device.heard_s, name, reason))
         return tuple((name, reason) for _, name, reason in sorted(lost))
 
-    def _closed_for(self, now_s: float, device: _Device) -> str | None:
+    def _closed_for(self, now_s: float, device: _Signs) -> str | None:
         if device.closed_s is None or now_s <= max(device.closed_s, self._due_s(device)) + self._redial_s(device):
             return None
         silence_s, gap_s = now_s - device.heard_s, self._gap_s(device)
         return f"its connection closed, and no heartbeat came for {silence_s:.2f} s, before at most {gap_s:.2f} s"
 
-    def _gap_s(self, device: _Device) -> float:
+    def _gap_s(self, device: _Signs) -> float:
         return max(device.gaps, default=_NEW_S)
 
-    def _due_s(self, device: _Device) -> float:
+    def _due_s(self, device: _Signs) -> float:
         """Return by when a device that is there is heard again."""
         return device.heard_s + self._gap_s(device)
 
-    def _redial_s(self, device: _Device) -> float:
+    def _redial_s(self, device: _Signs) -> float:
         """Return what a new connection takes if the one for heartbeats has closed too."""
         return _DIAL_S + _ROUND_TRIPS * device.round_trip_s + _LATE * self._gap_s(device)
 
-    def _silent_for(self, now_s: float, name: str, device: _Device) -> str | None:
+    def _silent_for(self, now_s: float, name: str, device: _Signs) -> str | None:
         silence_s, limit_s, usual = now_s - device.heard_s, self._longest_s, ""
         if now_s < self._not_before_s:
             return None

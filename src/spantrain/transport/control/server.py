@@ -174,21 +174,19 @@ class ControlServer:
     ) -> None:
         """`bind`: HOST:PORT (port 0 takes any two) or unix:/path. `on_join`: (name, facts) -> welcome;
         it should not wait for anything, since `stop` waits for it. `credentials`: new ones, if none are given.
-        `may_replace`: whether who joins under this name, which is in use, takes it over; else it is refused.
-        `on_line` hears, in any thread, of connections that show that a worker is there, and of their ends, by number.
+        `may_replace`: whether who joins under a name in use takes it over. `on_line` hears of workers' connections.
 
         Raises:
             UsageError: `bind` is not an address.
         """
         self._bind = Address.parse(bind)
-        self._control_bind = self._bind.control_neighbour()
         self._control: Address | None = None
         self._join: Address | None = None
         self._refusals = RefusalCounter()
         self._members = Members(max_peers=max_peers, calls_per_peer=_CALLS_PER_PEER, may_replace=may_replace)
         credentials = credentials or Credentials.create()
         self._token = credentials.token
-        self._calls = CallDispatcher(handlers=handlers, members=self._members, refusals=self._refusals)
+        self._calls = CallDispatcher(handlers, on_line=on_line, members=self._members, refusals=self._refusals)
         self._joins = JoinService(
             token=self._token,
             authority=credentials.authority,
@@ -200,10 +198,7 @@ class ControlServer:
         self._control_server = RpcServer(
             identity=credentials.identity,
             client_root_pem=credentials.authority.certificate_pem,
-            methods={
-                PRESENCE: self._hold_line,
-                **{name: functools.partial(self._answer_call, name) for name in self._calls.methods},
-            },
+            methods=self._methods(),
             max_threads=_CALLS_PER_PEER * max_peers + _SPARE_THREADS,
             receive_limit_bytes=MESSAGE_LIMIT_BYTES,
         )
@@ -214,9 +209,6 @@ class ControlServer:
             max_threads=_JOIN_THREADS,
             receive_limit_bytes=JOIN_REQUEST_LIMIT_BYTES,
         )
-        self._on_line = on_line
-        self._held: set[threading.Event] = set()
-        """Ends of calls that show that workers are there."""
         self.stopping = threading.Event()
         """Set when `stop` begins: long polls should end."""
 
@@ -228,7 +220,7 @@ class ControlServer:
         """
         try:
             self._join = self._join_server.listen(self._bind)
-            self._control = self._control_server.listen(self._control_bind)
+            self._control = self._control_server.listen(self._bind.control_neighbour())
         except UsageError:
             self.stop(0.0)
             raise
@@ -241,8 +233,7 @@ class ControlServer:
         A handler that runs on is left to end by itself and named in the log.
         """
         self.stopping.set()
-        for ended in tuple(self._held):
-            ended.set()
+        self._calls.let_go()
         waits = [server.stop(grace_s) for server in (self._join_server, self._control_server)]
         for wait in waits:
             wait()
@@ -280,6 +271,10 @@ class ControlServer:
         """Free a name for another worker; calls of the one that held it are refused from now on."""
         self._members.release(name)
 
+    def _methods(self) -> dict[str, Method]:
+        calls = {name: functools.partial(self._answer_call, name) for name in self._calls.methods}
+        return {PRESENCE: self._hold_line, **calls}
+
     def _answer_join(self, body: bytes, context: grpc.ServicerContext) -> bytes:
         assert self._control is not None
         return self._joins.answer(body, source=source_of(context), now_s=time.monotonic(), control=self._control)
@@ -288,17 +283,7 @@ class ControlServer:
         ended = threading.Event()
         if not context.add_callback(ended.set):
             ended.set()
-        self._held.add(ended)
-        try:
-            if self.stopping.is_set():
-                ended.set()
-            return self._calls.hold(ended, certificate_der=certificate_of(context), on_line=self._tell_line)
-        finally:
-            self._held.discard(ended)
-
-    def _tell_line(self, name: str, line: int, is_open: bool) -> None:
-        if not self.stopping.is_set():
-            self._on_line(name, line, is_open)
+        return self._calls.hold(ended, certificate_der=certificate_of(context))
 
     def _answer_call(self, method: str, body: bytes, context: grpc.ServicerContext) -> bytes:
         return self._calls.answer(method, body, certificate_der=certificate_of(context))

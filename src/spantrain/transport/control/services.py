@@ -28,7 +28,7 @@ from spantrain.transport.control.protocol import (
 Handler = Callable[[str, dict[str, Any]], dict[str, Any]]
 """(authenticated device name, payload) -> answer. May block; may raise RemoteRefusal."""
 LineListener = Callable[[str, int, bool], None]
-"""(authenticated device name, number of a connection, whether it has opened, or closed)"""
+"""Hears, in any thread: (authenticated device name, number of a connection, whether it has opened, or closed)."""
 _LOOK_S = 1.0
 """How often it is looked whether who shows that it is there was released."""
 
@@ -109,12 +109,22 @@ def _read_join_request(body: bytes) -> tuple[int, bytes, bytes, dict[str, Any]]:
 class CallDispatcher:
     """Answer calls of workers that have joined."""
 
-    def __init__(self, *, handlers: Mapping[str, Handler], members: Members, refusals: RefusalCounter) -> None:
+    def __init__(
+        self,
+        handlers: Mapping[str, Handler],
+        *,
+        members: Members,
+        refusals: RefusalCounter,
+        on_line: LineListener = lambda _name, _line, _is_open: None,
+    ) -> None:
         assert HELLO not in handlers, f"{HELLO} is answered by the server itself"
         self._handlers: Mapping[str, Handler] = {**handlers, HELLO: lambda _peer, _payload: {}}
         self._members = members
         self._refusals = refusals
+        self._on_line = on_line
         self._lines = itertools.count()
+        self._held: set[threading.Event] | None = set()
+        """Ends of calls that show that workers are there; None: none is held any more."""
         self._running: Counter[str] = Counter()
         self._changed = threading.Condition()
 
@@ -136,19 +146,34 @@ class CallDispatcher:
             except ProtocolError as error:
                 raise self._refusals.denied("malformed", grpc.StatusCode.INVALID_ARGUMENT, str(error)) from None
 
-    def hold(self, ended: threading.Event, *, certificate_der: bytes | None, on_line: LineListener) -> bytes:
+    def hold(self, ended: threading.Event, *, certificate_der: bytes | None) -> bytes:
         """Hold a call that shows whether a worker is there until it has `ended`, or the worker is released.
 
         Raises:
             Denied: as `answer`.
         """
-        line = next(self._lines)
         with self._calling(PRESENCE, certificate_der) as name:
-            on_line(name, line, True)
+            with self._changed:
+                line, held = next(self._lines), self._held
+                if held is None:
+                    return wrap_answer({})
+                held.add(ended)
+            self._on_line(name, line, True)
             while not ended.wait(_LOOK_S) and self._name_of(certificate_der) == name:
                 pass
-            on_line(name, line, False)
+            with self._changed:
+                held.discard(ended)
+                is_told = self._held is not None
+            if is_told:
+                self._on_line(name, line, False)
         return wrap_answer({})
+
+    def let_go(self) -> None:
+        """Answer those that show that they are there, and tell of nobody's end any more."""
+        with self._changed:
+            held, self._held = self._held or set(), None
+            for ended in held:
+                ended.set()
 
     def _name_of(self, certificate_der: bytes | None) -> str | None:
         return self._members.name_of(certificate_digest(certificate_der)) if certificate_der else None
