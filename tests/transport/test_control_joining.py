@@ -22,6 +22,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from spantrain.errors import PeerLostError, ProtocolError, UsageError
 from spantrain.transport.control import client as client_module
 from spantrain.transport.control import credentials as credentials_module
+from spantrain.transport.control.address import Address
 from spantrain.transport.control.client import ControlClient
 from spantrain.transport.control.credentials import Authority, JoinToken, ServerIdentity, WorkerIdentity, pem_of_der
 from spantrain.transport.control.members import Denied
@@ -112,7 +113,7 @@ def test_the_proof_is_looked_at_before_the_request(server: ControlServer) -> Non
 
     def answered(proof: bytes) -> bytes:
         body = encode({"version": 99, "request": b"none", "proof": proof, "facts": {}}, limit_bytes=999)
-        return server._joins.answer(body, source="10.0.0.1", now_s=0.0, control=server._control_bind)
+        return server._joins.answer(body, source="10.0.0.1", now_s=0.0, control=server._bind.control_neighbour())
 
     with pytest.raises(Denied, match="wrong token"):
         answered(bytes(32))
@@ -181,7 +182,7 @@ def test_joining_writes_no_file(server: ControlServer, monkeypatch: pytest.Monke
 
 def test_the_control_port_is_the_next_and_port_0_takes_any_two(server: ControlServer) -> None:
     assert min(ports_of(server)) > 0
-    assert str(server_on("127.0.0.1:7000")._control_bind) == "127.0.0.1:7001"
+    assert str(Address.parse("127.0.0.1:7000").control_neighbour()) == "127.0.0.1:7001"
 
 
 def test_both_socket_files_are_their_owners(tmp_path: Path) -> None:
