@@ -71,17 +71,7 @@ class TrainSession:
         """Under the plans that have run before the present one."""
         self._training = self._feed(held_out=False)
         self._held_out = self._feed(held_out=True) if self._job.evaluate_every else None
-        self._here = WorkerContext(
-            name=links.name,
-            device=links.device,
-            graph=order.graph,
-            job=order.job,
-            mailbox=links.mailbox,
-            feed=self._training,
-            recorder=self._recorder,
-            check_abort=links.check_abort,
-            adapters=LocalAdapters(order.job.adapter, links.name),
-        )
+        self._here = self._context()
         self._part = self._first_part()
         self._since_step = order.first_step
         """The first step of the present plan."""
@@ -103,6 +93,20 @@ class TrainSession:
         self._outer_notices: list[str] = []
         self._meetings = itertools.count()
         self._prepared_s = begun_s
+
+    def _context(self) -> WorkerContext:
+        order, links = self._order, self._links
+        return WorkerContext(
+            name=links.name,
+            device=links.device,
+            graph=order.graph,
+            job=order.job,
+            mailbox=links.mailbox,
+            feed=self._training,
+            recorder=self._recorder,
+            check_abort=links.check_abort,
+            adapters=LocalAdapters(order.job.adapter, links.name),
+        )
 
     def _first_part(self) -> PlanPart:
         order, here = self._order, self._here
