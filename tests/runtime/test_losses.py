@@ -1,8 +1,10 @@
 """Worker processes are killed while they train: the run goes on with the others, and its losses are one device's."""
 
+import contextlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import psutil
 import pytest
@@ -31,13 +33,14 @@ JOB = TrainJob(steps=9, seed=5, learning_rate=0.01, warmup_steps=5, max_grad_nor
 TOLERANCE = 1e-4
 
 
-def kill(device: str) -> None:
-    """Kill the worker that writes this device's log."""
-    for process in psutil.Process().children(recursive=True):
-        if os.readlink(f"/proc/{process.pid}/fd/1").endswith(f"/{device}.log"):
-            process.kill()
-            return
-    raise AssertionError(f"no worker of {device}")
+def kill(log: Path) -> None:
+    """Kill the worker that writes a log; its parent may be another process than this one."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(OSError):
+            if os.readlink(f"/proc/{process.pid}/fd/1") == str(log):
+                process.kill()
+                return
+    raise AssertionError(f"no worker writes {log}")
 
 
 @dataclass
@@ -46,6 +49,7 @@ class Killer(SilentReporter):
 
     victims: dict[int | str, str]
     notes: list[str] = field(default_factory=list)
+    logs: Path = Path()
 
     def step(self, outcome: StepOutcome, _metrics: object, total_steps: int) -> None:
         self._strike(lambda when: when == outcome.step)
@@ -56,7 +60,7 @@ class Killer(SilentReporter):
 
     def _strike(self, is_time: Callable[[int | str], bool]) -> None:
         for when in [when for when in self.victims if is_time(when)]:
-            kill(self.victims.pop(when))
+            kill(self.logs / f"{self.victims.pop(when)}.log")
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +71,7 @@ def run(make_plan, spec_of, law_profile, tmp_path_factory):
     def run(killer: Killer, cuts, replicas, *, job: TrainJob = JOB, **options) -> tuple[Plan, TrainOutcome]:
         plan = make_plan(spec_of("gpt2"), cuts, replicas, [THIRDS] * len(replicas), "1f1b")
         out = tmp_path_factory.mktemp("run")
+        killer.logs = out / "logs"
         profile = law_profile(plan.cluster, plan.model)
         write_profile(profile, out / "profile.json")
         request = TrainRequest(
