@@ -110,10 +110,28 @@ def test_running_statistics_of_a_folder_are_begun_with(tmp_path):
     assert torch.equal(again.get_buffer(name), model.get_buffer(name))
 
 
-def test_a_router_loss_that_a_configuration_asks_for_is_told(tmp_path):
+@pytest.mark.parametrize("weight", [0.02, 0.0])
+def test_a_router_loss_that_a_configuration_asks_for_is_counted(tmp_path, weight):
     from spantrain.models.tracing.check import differences
 
     fields = {"model_type": "mixtral", **SIZES, "num_local_experts": 2, "output_router_logits": True}
-    fields["architectures"] = ["MixtralForCausalLM"]
+    fields |= {"architectures": ["MixtralForCausalLM"], "router_aux_loss_coef": weight}
     (tmp_path / "config.json").write_text(json.dumps(fields))
-    assert differences(spec_of(tmp_path)) == ("the library's loss of the router is left out",)
+    assert differences(spec_of(tmp_path)) == ()
+
+
+def test_a_router_loss_that_is_left_out_is_told(tmp_path):
+    from spantrain.models.tracing.check import differences
+
+    fields = {
+        "model_type": "switch_transformers",
+        "d_model": 32,
+        "d_kv": 8,
+        "d_ff": 64,
+        "num_layers": 2,
+        "num_heads": 4,
+    }
+    fields |= {"num_decoder_layers": 2, "num_experts": 2, "vocab_size": 256, "output_router_logits": True}
+    fields["architectures"] = ["SwitchTransformersForConditionalGeneration"]
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    assert "the library's loss of the router is left out" in differences(spec_of(tmp_path))

@@ -15,7 +15,8 @@ _KEPT_OF_ONE, _KEPT_OF_ALL = 32, 256
 _ENOUGH = 10
 """Before so many gaps of a device are known, nothing is said to be usual for it."""
 _NEW_S = 1.0
-"""How late a heartbeat may be of a device of which no gap is known."""
+"""How late a heartbeat may be of a device of which no gap is known, and how late any may be when its connection closes:
+the end of a process that holds much memory takes a while."""
 _ROUND_TRIPS, _LATE = 5, 0.1
 """For a new connection, with its handshakes, and a heartbeat on it; by what part of a gap that may take longer."""
 _DIAL_S = 0.02
@@ -103,7 +104,7 @@ class LossDetector:
         if found is None or line not in found.lines:
             return
         found.lines.discard(line)
-        if not found.lines and now_s <= self._due_s(found) + self._gap_s(found):
+        if not found.lines and now_s <= self._due_s(found) + max(_NEW_S, self._gap_s(found)):
             found.closed_s, found.heard_since = now_s, 0
 
     def forget(self, device: str) -> None:

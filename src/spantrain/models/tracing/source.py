@@ -349,8 +349,9 @@ def _library_model(spec: ModelSpec) -> tuple[nn.Module, float, tuple[str, ...]]:
         raise ConfigError(f"model {spec.name}: the library cannot build {name} from this: {error}") from error
     routed = getattr(configuration, "output_router_logits", False)
     pair = getattr(configuration, "is_encoder_decoder", False)
-    weight = float(getattr(configuration, "router_aux_loss_coef", 0.0)) if routed and not pair else 0.0
-    return made, weight, ("the library's loss of the router is left out",) if routed and not weight else ()
+    counted = routed and not pair and hasattr(configuration, "router_aux_loss_coef")
+    weight = float(configuration.router_aux_loss_coef) if counted else 0.0
+    return made, weight, ("the library's loss of the router is left out",) if routed and not counted else ()
 
 
 def _library_batch(spec: ModelSpec) -> ModelBatch:
