@@ -15,7 +15,8 @@ import psutil
 import pytest
 
 from spantrain.app.reporter import SilentReporter
-from spantrain.app.session import Session
+from spantrain.app.session import Session, SessionOptions, open_session
+from spantrain.app.training.journal import adopted_run, credentials_in
 from spantrain.app.training.outcome import TrainOutcome
 from spantrain.app.training.requests import RunOptions, TrainRequest
 from spantrain.app.training.stop import StopRequest
@@ -29,9 +30,11 @@ from spantrain.runtime.coordinator.barrier import StepOutcome
 from spantrain.runtime.coordinator.coordinator import Coordinator
 from spantrain.runtime.launch.launcher import LocalWorkers, WorkerPlacement
 from spantrain.runtime.worker.settings import WorkerSettings
+from spantrain.transport.control.credentials import Credentials
 from testing.patience import PATIENCE_S
 from testing.programs import Program, nothing_is_left, programs, written
 from testing.relay import FAR, NEAR, Relay
+from testing.runtime.runs import OneProcess
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -299,3 +302,36 @@ def test_the_first_signal_ends_a_wait_on_both_sides(start, stages, law_profile, 
     assert "Stopping after this step" not in said
     nothing_is_left(coordinator)
     nothing_is_left(worker)
+
+
+def test_workers_go_on_with_what_they_hold_under_a_coordinator_that_is_started_again(
+    start, workers, stages, law_profile, tmp_path
+):
+    """The first one is killed, so that it tells nobody; nothing was saved."""
+    listen, out, steps = f"{NEAR}:{two_free_ports()}", tmp_path / "run", FOREVER
+    job = TrainJob(steps=steps, seed=5, learning_rate=0.001, adapter="off")
+    words = ("train", written(stages, law_profile, tmp_path), "--listen", listen, "--out", out, "--lost-after", "2 s")
+    job_words = ("--steps", steps, "--seed", 5, "--learning-rate", job.learning_rate, "--adapter", "off")
+    coordinator = start(*words, *job_words)
+    coordinator.wait_to_hear("spantrain worker --join")
+    token = Credentials.kept_in(credentials_in(out)).token.text
+    for name in stages.devices:
+        settings = WorkerSettings(join=listen, token=token, name=name, backend="cpu", keep_s=PATIENCE_S)
+        workers.start([WorkerPlacement(settings=settings)])
+    coordinator.wait_to_hear("loss")
+    coordinator.process.kill()
+    coordinator.process.wait()
+    assert not (out / "checkpoint").exists()
+    request, told = adopted_run(out, steps, functions=()), Steps()
+    assert request is not None
+    assert request.resume is not None
+    done = request.resume.content.step
+    assert done > 0
+    options = SessionOptions(listen=listen, credentials=credentials_in(out))
+    request = replace(request, job=replace(request.job, steps=done + 2))
+    with open_session(stages.cluster, stages.devices, options, out / "logs", told) as session:
+        outcome = train(session, request, StopRequest(), told)
+    assert f"Goes on after step {done} with what 2 workers hold; no checkpoint is read" in told.notes
+    wanted = OneProcess(stages.model, job, stages.global_batch).train(0, done + 2)
+    assert outcome.losses == pytest.approx(wanted, abs=1e-4)
+    assert not (out / "coordinator").exists()

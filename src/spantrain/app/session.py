@@ -13,6 +13,8 @@ from spantrain.runtime.coordinator.coordinator import Coordinator
 from spantrain.runtime.launch.launcher import LocalWorkers, WorkerPlacement
 from spantrain.runtime.worker.settings import WorkerSettings
 from spantrain.testbed.testbed import Testbed, why_unavailable
+from spantrain.transport.control.credentials import Credentials
+from spantrain.transport.control.private_file import make_private_folder
 
 _LOCAL_JOIN_TIMEOUT_S = 120.0
 _LOCAL_HEARTBEAT_TIMEOUT_S = 60.0
@@ -35,6 +37,9 @@ class SessionOptions:
     """How long to wait for workers of other machines."""
     heartbeat_timeout_s: float | None = None
     """After what silence a worker is lost; None: as measured, 6 s at most; here a minute, where its end is seen."""
+    credentials: Path | None = None
+    """The file of what workers of other machines know the coordinator by, so that one that is started again is the same
+    for them; made if it is not there. None: nothing is kept."""
 
     def __post_init__(self) -> None:
         for name in ("join_timeout_s", "heartbeat_timeout_s"):
@@ -77,6 +82,8 @@ class Session:
     """What the links are: `testbed`, `loopback, unshaped` or `real`."""
     testbed: Testbed | None
     workers: LocalWorkers | None
+    outlived: bool = False
+    """Whether its workers go on without this process, until a coordinator of the same credentials is there."""
     generations: Generations = field(default_factory=Generations)
 
 
@@ -101,7 +108,12 @@ def open_session(
 def _remote(
     cluster: Cluster, devices: Sequence[str], options: SessionOptions, listen: str, reporter: Reporter, stack: ExitStack
 ) -> Session:
-    coordinator = Coordinator(bind=listen, devices=devices, heartbeat_timeout_s=options.heartbeat_timeout_s)
+    coordinator = Coordinator(
+        bind=listen,
+        devices=devices,
+        heartbeat_timeout_s=options.heartbeat_timeout_s,
+        credentials=None if options.credentials is None else _kept(options.credentials),
+    )
     coordinator.start()
     stack.callback(coordinator.stop)
     reporter.note(
@@ -116,8 +128,19 @@ def _remote(
         reporter.note,
     )
     return Session(
-        cluster=cluster, devices=tuple(devices), coordinator=coordinator, network="real", testbed=None, workers=None
+        cluster=cluster,
+        devices=tuple(devices),
+        coordinator=coordinator,
+        network="real",
+        testbed=None,
+        workers=None,
+        outlived=options.credentials is not None,
     )
+
+
+def _kept(path: Path) -> Credentials:
+    make_private_folder(path.parent)
+    return Credentials.kept_in(path)
 
 
 def _local(

@@ -24,6 +24,7 @@ def prepared_worker(
     data_address: str | None,
     encrypted: bool,
     functions: Sequence[str] = (),
+    keep_s: float = 0.0,
 ) -> Worker:
     """Return what joins, carries out orders, and returns when the coordinator has no more.
 
@@ -50,6 +51,7 @@ def prepared_worker(
         data_address=data_address or _address_towards(join),
         encrypted=encrypted,
         functions=tuple(functions),
+        keep_s=keep_s,
     )
     return Worker(settings)
 

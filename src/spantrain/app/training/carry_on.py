@@ -10,7 +10,8 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 
 from spantrain.app.session import Session
-from spantrain.app.training.requests import Resume, TrainRequest
+from spantrain.app.training.requests import TrainRequest
+from spantrain.app.training.resume import Resume
 from spantrain.core.plan import Plan
 from spantrain.errors import PeerLostError, PlanError
 from spantrain.planner.present import light_plan

@@ -4,6 +4,7 @@ import shutil
 from pathlib import Path
 
 from spantrain.app.metrics import METRICS_FILE
+from spantrain.app.training.journal import FOLDER as COORDINATOR
 from spantrain.app.training.run_folder import DECISIONS_FILE, RUN_FILE, SWITCHES_FILE, TRACE_FILE, files_of_run
 from spantrain.errors import ConfigError
 from spantrain.runtime.checkpoint.manifest import BEST, MANIFEST_FILE, MARKER, step_of
@@ -53,6 +54,8 @@ def remove_old_run(folder: Path, *, keep: Path | None = None) -> None:
         for path in _checkpoints(folder):
             (path / MANIFEST_FILE).unlink(missing_ok=True)
             shutil.rmtree(path)
+        if (folder / COORDINATOR).exists():
+            shutil.rmtree(folder / COORDINATOR)
         for marker in (BEST, MARKER):
             (folder / CHECKPOINTS / marker).unlink(missing_ok=True)
     except OSError as error:

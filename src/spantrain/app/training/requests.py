@@ -7,10 +7,10 @@ from pathlib import Path
 from spantrain.app.metrics import EvaluationMetrics
 from spantrain.app.planning.plan_files import check_fits_profile, open_plan, under_schedule
 from spantrain.app.training.best_checkpoint import BestCheckpoint
+from spantrain.app.training.resume import Resume
 from spantrain.app.weight_folder import FoundWeights, find_weights
 from spantrain.config.artefacts import profile_at, profile_path_of, read_plan_report, read_profile
 from spantrain.config.traces.network_traces import NetworkTrace
-from spantrain.core.checkpoint import CheckpointContent, SampleLedger
 from spantrain.core.job import TrainJob
 from spantrain.core.outer.stages import OuterCluster
 from spantrain.core.plan import Plan, PlanReport
@@ -45,24 +45,6 @@ class FirstWeights:
     """For people; empty: from where they always come, of a model by name or of a function."""
     found: FoundWeights | None = None
     """To be read; None: they are drawn, or a function of the user's makes them."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Resume:
-    """What an earlier run left."""
-
-    folder: Path
-    """Folder of its checkpoint."""
-    content: CheckpointContent
-    """Its steps among it."""
-    losses: tuple[float, ...]
-    ledger: SampleLedger
-    """Which samples were consumed."""
-
-    @property
-    def samples(self) -> int:
-        """How many these were."""
-        return self.ledger.samples_before(self.content.step)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -276,7 +258,7 @@ def resumed_run(
     manifest = read_manifest(folder)
     if steps <= manifest.step:
         raise ConfigError(f"{run} has {manifest.step} steps done; --steps is the number in all, give more than that")
-    plan, report, profile, profile_path = _what_to_run(run, manifest, plan_path, functions)
+    plan, report, profile, profile_path = what_to_run(run, manifest, plan_path, functions)
     job = manifest.job or job
     assert job is not None, "a run that has no job of its own is given one"
     check_divided(plan, job)
@@ -287,7 +269,7 @@ def resumed_run(
         profile_path=profile_path,
         job=replace(job, steps=steps),
         out=out,
-        resume=Resume(folder=folder, content=manifest.content, losses=manifest.losses, ledger=manifest.ledger),
+        resume=Resume.of(folder, manifest),
         calm_plan=None if plan_path is not None else manifest.calm_plan,
     )
 
@@ -301,7 +283,12 @@ def has_own_job(run: Path) -> bool:
     return read_manifest(latest_checkpoint(run), check_files=False).job is not None
 
 
-def _what_to_run(run: Path, manifest: Manifest, plan_path: Path | None, functions: Sequence[str]) -> _ReadPlan:
+def what_to_run(run: Path, manifest: Manifest, plan_path: Path | None, functions: Sequence[str]) -> _ReadPlan:
+    """Return the plan that goes on, what is said of it, its profile, and where that lies.
+
+    Raises:
+        ConfigError, PlanError, ProfileError: as `resumed_run`.
+    """
     if plan_path is not None:
         found = _read_plan(plan_path, functions)
         if manifest.model.dataset == EXTERNAL:  # whatever the plan was made on: batches are given again

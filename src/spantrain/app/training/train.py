@@ -12,7 +12,8 @@ from spantrain.app.planning.plan_files import check_staleness, with_room_for_two
 from spantrain.app.profiling.slowing import MAX_REAL_COMPUTE, too_fast, what_is_emulated
 from spantrain.app.reporter import Reporter
 from spantrain.app.session import Session
-from spantrain.app.training.carry_on import Leg, leg_after_loss
+from spantrain.app.training.carry_on import leg_after_loss
+from spantrain.app.training.journal import BegunLeg, Journal, first_leg, with_what_is_held
 from spantrain.app.training.outcome import (
     HeldOutLoss,
     PlanChanges,
@@ -23,14 +24,15 @@ from spantrain.app.training.outcome import (
     steady,
     with_reasons,
 )
-from spantrain.app.training.requests import Resume, TrainRequest
+from spantrain.app.training.requests import TrainRequest
+from spantrain.app.training.resume import Resume, newest
 from spantrain.app.training.run_folder import TRACE_FILE, MeasuredStep, RunContent, write_run
 from spantrain.app.training.run_log import RunLog
 from spantrain.app.training.stop import StopRequest
 from spantrain.app.training.traced_run import open_trace
 from spantrain.app.weight_folder import FoundWeights
 from spantrain.app.weights import write_weights
-from spantrain.core.checkpoint import SampleLedger, StoredFile
+from spantrain.core.checkpoint import SampleLedger
 from spantrain.core.plan import Plan, PlanReport
 from spantrain.core.quantities import format_seconds
 from spantrain.core.trace import Trace
@@ -62,6 +64,7 @@ def train(session: Session, request: TrainRequest, stop: StopRequest, reporter: 
             "this run's batches came from a loop of its own: go on with it from there (spantrain.session with "
             "resume_from_checkpoint), or from Python with data (spantrain.Trainer)"
         )
+    request = with_what_is_held(session, request, reporter)
     plan = request.plan
     if request.options.outer:
         check_outer(session)
@@ -91,8 +94,7 @@ def _begun_with(weights: FoundWeights, request: TrainRequest) -> Resume:
         ledger=SampleLedger(),
     )
     folder = write_weights(weights, request.out, manifest)
-    content = read_manifest(folder, check_files=False).content
-    return Resume(folder=folder, content=content, losses=(), ledger=manifest.ledger)
+    return Resume.of(folder, read_manifest(folder, check_files=False))
 
 
 class _RunOnSession:
@@ -106,11 +108,12 @@ class _RunOnSession:
         self._first_step = request.resume.content.step if request.resume else 0
         before = request.resume.ledger if request.resume else SampleLedger()
         self._ledger = before.extended(self._first_step, request.plan.global_batch)
-        self._leg = Leg(plan=request.plan, first_step=self._first_step, resume=request.resume)
+        self._leg = first_leg(request)
         self._stood_still_s = 0.0
         """Between this leg's first step and the end of the one before."""
         self._checkpoints = self._checkpoint_set()
         self._checkpoint = ""
+        self._journal = Journal(session, request)
         self._log = RunLog(request, self._ledger, reporter)
         self._network = open_trace(request.options.network_trace, session.testbed, request.plan, request.profile)
         self._plans = PlanChanges(request.plan, first_step=self._first_step, folder=request.out, tell=reporter.note)
@@ -134,6 +137,8 @@ class _RunOnSession:
         with ExitStack() as stack:
             stack.callback(self._network.end)
             stack.enter_context(self._log)
+            stack.enter_context(self._journal)
+            self._journal.begin(self._manifest(self._first_step))
             results = None
             while results is None:
                 results = self._run_leg()
@@ -152,6 +157,7 @@ class _RunOnSession:
     def _run_leg(self) -> dict[str, TrainResult] | None:
         """Train with the same devices until the run ends; None: it goes on with others."""
         coordinator = self._session.coordinator
+        self._journal.write(BegunLeg(plan=self._leg.plan, step=self._leg.first_step, kept=self._leg.kept is not None))
         with ExitStack() as stack:
             barrier = self._barrier(self._advising(stack))
             try:
@@ -188,12 +194,10 @@ class _RunOnSession:
 
     def _newest(self) -> Resume | None:
         """Return the newest complete checkpoint of this run, or what it began with."""
-        if not self._checkpoint:
-            return self._request.resume
-        manifest = read_manifest(Path(self._checkpoint), check_files=False)
-        return Resume(
-            folder=Path(self._checkpoint), content=manifest.content, losses=manifest.losses, ledger=manifest.ledger
-        )
+        if self._checkpoint:
+            return Resume.of(Path(self._checkpoint), read_manifest(Path(self._checkpoint), check_files=False))
+        resume = self._request.resume
+        return newest(self._request.out) if resume and resume.held else resume
 
     def _checkpoint_set(self) -> CheckpointSet:
         request = self._request
@@ -201,7 +205,7 @@ class _RunOnSession:
             request.out,
             self._leg.plan.devices,
             keep=request.options.keep_checkpoints,
-            describe=self._manifest,
+            describe=lambda saved, files: replace(self._manifest(saved.step), scalars=saved.scalars, files=files),
             best_step=lambda: request.best.kept_step,
         )
 
@@ -213,6 +217,7 @@ class _RunOnSession:
             first_step=self._leg.first_step,
             stop_requested=lambda: self._stop.wanted,
             on_step=lambda outcome: later(lambda: self._on_step(outcome)),
+            on_commit=self._journal.committed,
             save_requested=self._stop.take_save,
             can_checkpoint=request.checkpoints,
             advising=advising,
@@ -269,7 +274,7 @@ class _RunOnSession:
         if self._leg.reason and outcome.step == self._leg.first_step:
             moved_bytes = outcome.switch.moved_bytes if outcome.switch else 0
             self._plans.done(SwitchFigures(duration_s=self._stood_still_s, moved_bytes=moved_bytes))
-        elif outcome.switch is not None:
+        elif outcome.switch is not None and outcome.step != self._leg.first_step:
             self._plans.done(outcome.switch)
         if outcome.advice is not None:
             self._session.generations.taken(outcome.advice.plan.generation)
@@ -286,20 +291,18 @@ class _RunOnSession:
         self._checkpoint = str(self._checkpoints.complete(saved))
         self._log.saved(saved.step, self._checkpoint)
 
-    def _manifest(self, saved: SavedFile, files: Mapping[str, StoredFile]) -> Manifest:
+    def _manifest(self, step: int) -> Manifest:
         request = self._request
-        plan = self._plans.after(saved.step)
+        plan = self._plans.after(step)
         return Manifest(
-            step=saved.step,
+            step=step,
             model=plan.model,
             plan=plan,
             report=request.report if plan is request.plan else PlanReport(),
             job=request.job,
             profile=request.profile_path,
-            losses=tuple(self._losses[: saved.step]),
+            losses=tuple(self._losses[:step]),
             ledger=self._ledger,
-            scalars=saved.scalars,
-            files=files,
             calm_plan=_calm_plan(request, plan),
         )
 

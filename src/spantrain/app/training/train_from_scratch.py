@@ -14,6 +14,7 @@ from spantrain.app.profiling.profile import ProfileOptions, measure_profile
 from spantrain.app.profiling.slowing import slowed
 from spantrain.app.reporter import Reporter
 from spantrain.app.session import Session, SessionOptions, open_session
+from spantrain.app.training.journal import credentials_in
 from spantrain.app.training.old_run import remove_old_run
 from spantrain.app.training.outcome import TrainOutcome
 from spantrain.app.training.requests import Grouping, RunOptions, TrainRequest, first_weights, new_run
@@ -105,7 +106,7 @@ def train_from_scratch(
         remove_old_run(request.out)
     listener.note(f"The run's folder: {request.out}")
     request.out.mkdir(parents=True, exist_ok=True)
-    options = replace(options, functions=user_functions(request.model))
+    options = replace(options, functions=user_functions(request.model), credentials=credentials_in(request.out))
     with open_session(request.cluster, names, options, request.out / "logs", listener) as session:
         run = prepare(session, request, listener)
         return train(session, run, stop, listener), run

@@ -174,6 +174,15 @@ def worker(
         list[str] | None,
         typer.Option(help="FILE.py:FUNCTION of yours that runs may call for data or loss; repeatable."),
     ] = None,
+    keep: Annotated[
+        float,
+        typer.Option(
+            help="If the coordinator is lost: for how many seconds to keep what this device holds of the run, for a "
+            "coordinator that is started again with --resume.",
+            min=0.0,
+            max=86_400.0,
+        ),
+    ] = 600.0,
     insecure: Insecure = False,
 ) -> None:
     """Serve one device of this machine to a coordinator."""
@@ -188,6 +197,7 @@ def worker(
             data_address=data_address,
             encrypted=not insecure,
             functions=(*(function or ()), *([model] if model else ())),
+            keep_s=keep,
         )
         with told_interrupt(serving.stop):
             serving.run()

@@ -116,6 +116,7 @@ class _Command:
 
     def _request(self) -> "TrainRequest":
         """Return what a plan, or an earlier run, says is to be trained."""
+        from spantrain.app.training.journal import adopted_run
         from spantrain.app.training.requests import has_own_job, new_run, resumed_run
 
         asked = self._asked
@@ -133,11 +134,16 @@ class _Command:
                 grouping=self._grouping(),
             )
         functions, job = chosen_functions(asked.function), None
-        if has_own_job(asked.resume):
+        adopted = None
+        if asked.listen is not None and asked.out in (None, asked.resume) and asked.other_plan is None:
+            adopted = adopted_run(asked.resume, asked.steps, functions=functions)
+        if adopted is not None or has_own_job(asked.resume):
             why = "a resumed run has these from its checkpoint; leave them out, or start a new run"
             self._refuse(("schedule", *JOB_OPTIONS), why)
         else:
             job = self._job()
+        if adopted is not None:
+            return adopted
         out = asked.out or asked.resume
         return resumed_run(asked.resume, asked.steps, out, functions=functions, plan_path=asked.other_plan, job=job)
 
@@ -179,6 +185,7 @@ class _Command:
 
     def _train(self, request: "TrainRequest", where: "SessionOptions") -> None:
         from spantrain.app.session import open_session
+        from spantrain.app.training.journal import credentials_in
         from spantrain.app.training.old_run import remove_old_run
         from spantrain.app.training.train import train as train_plan
         from spantrain.cli.render.render import TerminalReporter
@@ -186,7 +193,7 @@ class _Command:
         plan = request.plan
         if self._asked.overwrite:
             remove_old_run(request.out, keep=self._asked.plan_path)
-        where = replace(where, functions=user_functions(plan.model))
+        where = replace(where, functions=user_functions(plan.model), credentials=credentials_in(request.out))
         with self._going_on(request.out) as stop, TerminalReporter(tables=not self._asked.json_) as reporter:
             with open_session(plan.cluster, plan.devices, where, request.out / "logs", reporter) as session:
                 outcome = train_plan(session, request, stop, reporter)

@@ -39,11 +39,27 @@ class WorkerWelcome:
 
 
 @dataclass(frozen=True, kw_only=True)
+class HeldState:
+    """What a worker holds in memory of a training run."""
+
+    steps: int
+    """Whose updates are in it."""
+    summed: bool
+    """Whether it has the gradients of the step behind these as well."""
+
+    def reaches(self, step: int) -> bool:
+        """Whether it can begin that step, once it knows the verdict on the one before."""
+        return self.steps == step or (self.summed and self.steps == step - 1)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Introduction(Request[Done], name="introduce"):
     """How a worker's mailbox is reached."""
 
     endpoint: str
     public_key: str
+    held: HeldState | None = None
+    """Of a run whose coordinator it has lost."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +80,8 @@ class Standing:
     """Whether no orders will come any more."""
     lost: str | None = None
     """Why the coordinator must be taken for lost, as the worker itself has found."""
+    comes_back: bool = False
+    """Whether the worker waits for a coordinator that is lost."""
 
     def why_over(self, order_id: int | None) -> PeerLostError | Interrupted | None:
         """Return why an order is over (None: being without one), or None if it is not."""
@@ -75,6 +93,8 @@ class Standing:
 
     def patience_s(self, order_id: int | None) -> float | None:
         """Return how long a process may still go on with an order, or with none; None: for ever."""
+        if self.lost is not None and self.comes_back:
+            return None if order_id is None else _ORDER_S
         if self.lost is not None or self.leave:
             return _LAST_S
         return None if self.why_over(order_id) is None else _ORDER_S

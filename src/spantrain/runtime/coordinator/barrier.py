@@ -82,8 +82,10 @@ class StepBarrier:
         save_requested: Callable[[], bool] = lambda: False,
         advising: Advising | None = None,
         pause_requested: Callable[[], bool] = lambda: False,
+        on_commit: Callable[[StepOutcome, StepVerdict], None] = lambda _outcome, _verdict: None,
         hold_s: float = HOLD_S,
     ) -> None:
+        """`on_step` hears of each step behind its verdict, `on_commit` before any device hears of that."""
         self.plan = plan
         """That runs: the last one that a verdict had."""
         self.members = RunMembers(plan.devices)
@@ -96,6 +98,7 @@ class StepBarrier:
         self._can_checkpoint = can_checkpoint
         self._advising = advising
         self._pause_requested = pause_requested
+        self._on_commit = on_commit
         self._ran = plan
         self._hold_s = hold_s
         self._step = first_step
@@ -196,6 +199,7 @@ class StepBarrier:
             self.plan = advice.plan
         if verdict.checkpoint:
             self._to_save.add(step + 1)
+        self._on_commit(outcome, verdict)
         self._verdict, self._step = verdict, step + 1
         self._stops += verdict.stop
         self._closed.notify_all()

@@ -8,12 +8,13 @@ from spantrain.errors import PeerLostError
 from spantrain.recovery.policy import DeviceFailed, DeviceLost, EndOnLoss, MakeRecovery, RecoveryEvent, RecoveryPolicy
 from spantrain.runtime.control.orders import PeerEntry, TrainOrder, TrainResult
 from spantrain.runtime.control.plane import A, Order, read_answer
-from spantrain.runtime.control.requests import OrderOutcome, SavedFile
+from spantrain.runtime.control.requests import HeldState, OrderOutcome, SavedFile
 from spantrain.runtime.coordinator.barrier import StepBarrier
 from spantrain.runtime.coordinator.batches import BatchQueue
 from spantrain.runtime.coordinator.outer_meetings import StageMeetings
 from spantrain.runtime.coordinator.roster import Roster, RosterEntry, error_of
 from spantrain.runtime.coordinator.worker_service import ProgressListener, TrainingRun, UnderWay, WorkerService
+from spantrain.transport.control.credentials import Credentials
 from spantrain.transport.control.server import ControlServer
 
 _TICK_S = 0.1
@@ -54,11 +55,13 @@ class Coordinator:
         gone: Callable[[], Mapping[str, str]] = dict,
         where_is_log: Callable[[str], str] = lambda _name: "what its worker has printed, on its own machine",
         heartbeat_timeout_s: float | None = None,
+        credentials: Credentials | None = None,
         make_recovery: MakeRecovery = EndOnLoss,
     ) -> None:
         """`watch` is called again and again, and raises what ends everything. `gone`: which devices' workers are
         known to have ended since it was asked last, and how, by who started them and need not wait for silence.
         `heartbeat_timeout_s`: after what silence a worker is lost; None: as measured, six seconds at most.
+        `credentials`: what workers know it by, of one that went before it; None: new ones.
         """
         self._watch = watch
         self._ended = gone
@@ -76,6 +79,7 @@ class Coordinator:
             handlers=self._service.handlers,
             may_replace=self._service.may_replace,
             on_line=self._service.on_line,
+            credentials=credentials,
         )
 
     @property
@@ -229,6 +233,11 @@ class Coordinator:
         """Return the devices that have joined and can be given orders."""
         with self._changed:
             return tuple(member.name for member in self._roster if member.address is not None)
+
+    def held(self) -> dict[str, HeldState]:
+        """Return what workers have brought of a run whose coordinator they had lost, by device."""
+        with self._changed:
+            return {member.name: member.held for member in self._roster if member.held is not None}
 
     def settle(self, names: Sequence[str]) -> tuple[str, ...]:
         """Wait until devices have left the orders that were ended; return those of them that are still here."""

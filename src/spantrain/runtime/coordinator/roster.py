@@ -8,7 +8,7 @@ from spantrain.errors import InternalError, SpanTrainError, UsageError, WorkerEr
 from spantrain.recovery.detection import LONGEST_SILENCE_S, LossDetector
 from spantrain.runtime.control.orders import PeerEntry
 from spantrain.runtime.control.plane import Order
-from spantrain.runtime.control.requests import Introduction, OrderFailure, OrderOutcome
+from spantrain.runtime.control.requests import HeldState, Introduction, OrderFailure, OrderOutcome
 from spantrain.transport.control.protocol import RemoteRefusal
 
 RANK_PREFIX = "rank-"
@@ -28,6 +28,8 @@ class RosterEntry:
     """As its certificate says."""
     address: PeerEntry | None = None
     """None: it has joined, and not introduced itself yet."""
+    held: HeldState | None = None
+    """What it has brought of a run whose coordinator it had lost."""
     order: tuple[int, Order[Any]] | None = None
     outcome: OrderOutcome | None = None
     ended_orders: int = -1
@@ -123,7 +125,7 @@ class Roster:
         address = PeerEntry(name=member.name, endpoint=said.endpoint, public_key=said.public_key)
         if member.address not in (None, address):
             raise RemoteRefusal(f"device {member.name} has introduced itself already, as somebody else")
-        member.address = address
+        member.address, member.held = address, said.held
 
     def of(self, peer: str) -> RosterEntry:
         """Return the worker that holds a certificate's name.

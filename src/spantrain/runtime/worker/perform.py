@@ -25,7 +25,7 @@ from spantrain.runtime.control.orders import (
     TrainResult,
 )
 from spantrain.runtime.control.plane import ControlPlane
-from spantrain.runtime.control.requests import Done, FindMeetingPoint, MeetingPoint, Progress
+from spantrain.runtime.control.requests import Done, FindMeetingPoint, HeldState, MeetingPoint, Progress
 from spantrain.runtime.gradients.groups import StageGroups, hold_store, open_groups, reach_store
 from spantrain.runtime.step.context import WorkerLinks, admit
 from spantrain.runtime.step.emulation import law_of
@@ -65,6 +65,15 @@ class OrderRunner:
         """The last train order's, for what is still held of it."""
         self._before: frozenset[tuple[int, str]] | None = None
         """Sockets from before the first of them, if any."""
+
+    @property
+    def held(self) -> HeldState | None:
+        """What is held of the last train order, if anything."""
+        return self._last.held if self._last else None
+
+    def use(self, control: ControlPlane) -> None:
+        """Reach a coordinator that has come back, from now on."""
+        self._control = control
 
     def perform(self, order: object, watch: Watch) -> object:
         """Carry out an order, which the watch is over; return its result."""

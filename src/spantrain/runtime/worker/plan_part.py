@@ -1,5 +1,6 @@
 """All that one device has of the plan that runs: its stage's units, their optimizer, its actions and sums."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -9,6 +10,7 @@ from torch.optim import Optimizer
 
 from spantrain.core.plan import Plan
 from spantrain.devices.base import ComputeDevice
+from spantrain.errors import WorkerError
 from spantrain.models.execution.held import storage_bytes
 from spantrain.models.execution.stage import NamesFinal, StageExecutor
 from spantrain.runtime.channels import DriverChannel, MailboxChannel, Messenger
@@ -212,3 +214,13 @@ def peak_bytes(
     buffers = [buffer for one in executors for buffer in one.meter.buffers]
     held_bytes = max(one.meter.peak_bytes for one in executors)
     return storage_bytes([*parameters, *buffers, *state]) + gradients_bytes + held_bytes
+
+
+def check_finite(step: int, values: Mapping[str, float | None]) -> None:
+    """Raise a `WorkerError` if one of a step's figures, by what it is, is infinite or no number."""
+    for what, value in values.items():
+        if value is not None and not math.isfinite(value):
+            raise WorkerError(
+                f"step {step}: the {what} is {value}; training has diverged: lower --learning-rate, or clip with "
+                "--max-grad-norm; the last checkpoint is from before"
+            )

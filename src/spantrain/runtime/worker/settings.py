@@ -19,3 +19,5 @@ class WorkerSettings:
     encrypted: bool = True
     functions: tuple[str, ...] = ()
     """The user's functions for model, data and loss that it may call, as `FILE.py:FUNCTION`."""
+    keep_s: float = 0.0
+    """How long what is held of a run is kept for a coordinator that is lost to come back."""

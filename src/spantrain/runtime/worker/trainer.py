@@ -1,7 +1,6 @@
 """Trains one device's part of a plan: the worker's side of a training run."""
 
 import itertools
-import math
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -16,11 +15,11 @@ from spantrain.adaptation.registry import LocalAdapters
 from spantrain.core.messages import DeviceDecisions
 from spantrain.core.outer.stages import StageMeeting, StageReport
 from spantrain.core.plan import Plan
-from spantrain.errors import ConfigError, WorkerError
+from spantrain.errors import ConfigError
 from spantrain.models.data.dataset import open_dataset
 from spantrain.runtime.checkpoint.saver import DeviceCheckpoints
 from spantrain.runtime.control.orders import KeptState, TrainOrder, TrainResult
-from spantrain.runtime.control.requests import Begin, DeviceReport, OuterCall, StepVerdict, SwitchReport
+from spantrain.runtime.control.requests import Begin, DeviceReport, HeldState, OuterCall, StepVerdict, SwitchReport
 from spantrain.runtime.coordinator.batches import EXTERNAL, QueuedFeed
 from spantrain.runtime.gradients.optimizer import GradientScaling, build_optimizer, clip_factor, set_rates
 from spantrain.runtime.gradients.step_sums import StepSums
@@ -31,7 +30,7 @@ from spantrain.runtime.step.stage_member import StageMember, build_member
 from spantrain.runtime.step.work import SampledFeed
 from spantrain.runtime.worker.carry_on import LeftState, carry_on, put_statistics, units_of
 from spantrain.runtime.worker.outer_part import moves_layers
-from spantrain.runtime.worker.plan_part import PlanPart, make_plan_part, peak_bytes
+from spantrain.runtime.worker.plan_part import PlanPart, check_finite, make_plan_part, peak_bytes
 from spantrain.runtime.worker.switch import take_over
 
 if TYPE_CHECKING:
@@ -209,6 +208,11 @@ class TrainSession:
         kept = self._order.kept
         return kept is None or kept.verdict is None or kept.verdict.evaluate
 
+    @property
+    def held(self) -> HeldState:
+        """What this device holds now."""
+        return HeldState(steps=self._steps_done, summed=self._summed)
+
     def leave(self, kept: KeptState, first_step: int) -> LeftState | None:
         """Return what this device holds after so many steps, once this order has ended; None if it does not hold it.
 
@@ -322,7 +326,7 @@ class TrainSession:
         square = part.stage_sum.square(parameters, leave_out=part.tied_sums.counted_elsewhere)
         if overflow and square is not None:
             square = 0.0
-        _check_finite(report.step, {"squared gradient norm": square})
+        check_finite(report.step, {"squared gradient norm": square})
         return replace(report, grad_square=square, overflow=overflow)
 
     def _figures(self, step: int, loss_sum: float | None, evaluation: float | None) -> DeviceReport:
@@ -331,7 +335,7 @@ class TrainSession:
         Raises:
             WorkerError: a loss is infinite or no number.
         """
-        _check_finite(step, {"loss": loss_sum, "held-out loss": evaluation})
+        check_finite(step, {"loss": loss_sum, "held-out loss": evaluation})
         part, figures = self._part, self._recorder.figures
         self._overhead_s.extend(figures.overhead_s)
         return DeviceReport(
@@ -389,12 +393,3 @@ class TrainSession:
             overhead_s=tuple(self._overhead_s),
             notices=(*self._part.member.notices, *self._outer_notices),
         )
-
-
-def _check_finite(step: int, values: Mapping[str, float | None]) -> None:
-    for what, value in values.items():
-        if value is not None and not math.isfinite(value):
-            raise WorkerError(
-                f"step {step}: the {what} is {value}; training has diverged: lower --learning-rate, or clip with "
-                "--max-grad-norm; the last checkpoint is from before"
-            )

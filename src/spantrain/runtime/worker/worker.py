@@ -5,7 +5,9 @@ import logging
 import os
 import sys
 import threading
+import time
 import traceback
+from dataclasses import replace
 
 import torch
 from torch.distributed import DistError
@@ -32,6 +34,7 @@ from spantrain.runtime.worker.settings import WorkerSettings
 from spantrain.runtime.worker.watch import Watch, standing_of
 from spantrain.transport.control.client import ControlClient
 from spantrain.transport.control.heartbeat import HeartbeatThread
+from spantrain.transport.control.protocol import RemoteRefusal
 from spantrain.transport.mailbox.mailbox import Mailbox
 
 _MODEL = "spantrain/models/tracing/unit.py"
@@ -71,6 +74,10 @@ _HEARTBEAT_S = 0.3
 _GOODBYE_S = 1.0
 _LAST_WORDS_S = 30.0
 """How long a process that cannot go on may take to say so and to end by itself."""
+_JOIN_S = 30.0
+"""How long a coordinator that is not there yet is waited for."""
+_AGAIN_S = 1.0
+"""Between two attempts to join a coordinator again that has not noticed yet that it has lost this worker."""
 
 
 class Worker:
@@ -81,6 +88,7 @@ class Worker:
         self._fault: str | None = None  # what has ended a thread that this process cannot do without
         self._dismissed = False  # whether the coordinator has no more orders
         self._stopped: str | None = None  # why this process is to end by itself
+        self._to_stop = threading.Event()
         self._is_watched = False
         torch.set_num_threads(1)
 
@@ -94,20 +102,8 @@ class Worker:
         settings = self._settings
         open_device(settings.backend)  # a device that is not there must be told before joining
         with contextlib.ExitStack() as stack:
-            self._client = ControlClient.join(settings.join, settings.token, name=settings.name, facts={})
-            stack.callback(self._client.close)
-            welcome = from_json(WorkerWelcome, self._client.welcome, "welcome", error=ProtocolError)
-            self._name = welcome.device
-            self._heartbeats = HeartbeatThread(
-                self._client,
-                interval_s=_HEARTBEAT_S,
-                # Neither side gives up on a silent network before the other.
-                timeout_s=welcome.patience_s,
-                on_change=self._hear,
-            )
-            self._control = GrpcControlPlane(
-                self._client, check=self._check, pause=lambda: self._heartbeats.await_loss(_HEARTBEAT_S)
-            )
+            self._join(_JOIN_S)
+            stack.callback(lambda: self._client.close())
             bind = f"tcp://{settings.data_address}:0"
             self._mailbox = Mailbox(name=self._name, bind=bind, encrypted=settings.encrypted, died=self._cannot_go_on)
             stack.callback(self._mailbox.close)
@@ -115,17 +111,85 @@ class Worker:
                 self._name, settings, control=self._control, mailbox=self._mailbox, check_abort=self._check
             )
             self._watch = stack.enter_context(Watch(self._standing, interrupt=self._orders.interrupt, give_up=_give_up))
-            self._heartbeats.start()
-            stack.callback(self._heartbeats.stop)
             self._is_watched = True
-            try:
-                self._control.ask(Introduction(endpoint=self._mailbox.endpoint, public_key=self._mailbox.public_key))
-                self._serve()
-            except BaseException as error:
-                self._say_goodbye(error)
-                if self._stopped is not None:
-                    raise Interrupted(f"{self._name}: {self._stopped}; its name is free") from None
+            while self._take_part():
+                pass
+
+    def _join(self, timeout_s: float) -> None:
+        settings = self._settings
+        self._client = ControlClient.join(
+            settings.join, settings.token, name=settings.name, facts={}, timeout_s=timeout_s, cancelled=self._to_stop
+        )
+        welcome = from_json(WorkerWelcome, self._client.welcome, "welcome", error=ProtocolError)
+        self._name = welcome.device
+        self._heartbeats = HeartbeatThread(
+            self._client,
+            interval_s=_HEARTBEAT_S,
+            # Neither side gives up on a silent network before the other.
+            timeout_s=welcome.patience_s,
+            on_change=self._hear,
+        )
+        self._control = GrpcControlPlane(
+            self._client, check=self._check, pause=lambda: self._heartbeats.await_loss(_HEARTBEAT_S)
+        )
+
+    def _take_part(self) -> bool:
+        """Carry out orders until there are no more; return whether to go on, under a coordinator that has come back."""
+        heartbeats = self._heartbeats
+        heartbeats.start()
+        try:
+            held = self._orders.held
+            self._control.ask(
+                Introduction(endpoint=self._mailbox.endpoint, public_key=self._mailbox.public_key, held=held)
+            )
+            self._serve()
+        except BaseException as error:
+            self._say_goodbye(error)
+            if self._stopped is not None:
+                raise Interrupted(f"{self._name}: {self._stopped}; its name is free") from None
+            if self._fault is not None or not self._goes_on_after(error):
                 raise
+            self._come_back(error)
+            return True
+        finally:
+            heartbeats.stop()
+        return False
+
+    @property
+    def _keeps(self) -> bool:
+        """Whether this worker keeps what it holds of a run for a coordinator that comes back."""
+        return self._settings.keep_s > 0 and self._orders.held is not None
+
+    def _goes_on_after(self, error: BaseException) -> bool:
+        """Whether to join again: the coordinator is lost, or it, or another in its place, knows this worker no more."""
+        gone = isinstance(error, PeerLostError) and self._heartbeats.coordinator_lost is not None
+        return self._keeps and (gone or isinstance(error, RemoteRefusal))
+
+    def _come_back(self, lost: BaseException) -> None:
+        """Join again, with what is held.
+
+        Raises:
+            PeerLostError: the coordinator did not come back in time.
+            Interrupted: this worker was stopped meanwhile.
+        """
+        keep_s, deadline_s = self._settings.keep_s, time.monotonic() + self._settings.keep_s
+        _log.warning(
+            "%s: %s; what it holds is kept for %.0f s, for the coordinator to come back", self._name, lost, keep_s
+        )
+        self._client.close()
+        while True:
+            try:
+                self._join(max(_AGAIN_S, deadline_s - time.monotonic()))
+            except (RemoteRefusal, PeerLostError) as error:
+                if self._stopped is not None:
+                    raise Interrupted(f"{self._name}: {self._stopped}") from None
+                if time.monotonic() > deadline_s:
+                    raise PeerLostError(f"{lost}; it did not come back within {keep_s:.0f} s: {error}") from None
+                self._to_stop.wait(_AGAIN_S)
+            else:
+                self._orders.use(self._control)
+                _log.warning("%s: the coordinator is back", self._name)
+                return
 
     def stop(self) -> bool:
         """Have it end soon, from a signal's handler; return whether it will: not before it has joined.
@@ -133,6 +197,8 @@ class Worker:
         It looks by itself: an exception out of a handler may leave a lock of gRPC's locked for ever.
         """
         self._stopped = "it was stopped on its machine" if self._is_watched else None
+        if self._is_watched:
+            self._to_stop.set()
         return self._is_watched
 
     def _say_goodbye(self, error: BaseException) -> None:
@@ -173,7 +239,8 @@ class Worker:
             raise
 
     def _standing(self) -> Standing:
-        return standing_of(self._heartbeats.answer, self._heartbeats.coordinator_lost or self._stopped)
+        found = standing_of(self._heartbeats.answer, self._heartbeats.coordinator_lost or self._stopped)
+        return replace(found, comes_back=self._stopped is None and self._keeps)
 
     def _hear(self) -> None:
         """Pass on what a heartbeat has brought; called in the thread of heartbeats."""

@@ -1,0 +1,228 @@
+"""What a coordinator that is started again needs to go on where the one before it ended: a journal in the run's folder.
+
+A line for each step that is committed, written before any worker hears of it, so that the journal is never behind what
+workers hold. It is there as long as the run: whoever ends it properly, with an error or without, removes it.
+"""
+
+import contextlib
+import json
+import logging
+import shutil
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO, Any, Self, get_args
+
+from spantrain.app.reporter import Reporter
+from spantrain.app.session import Session
+from spantrain.app.training.carry_on import Leg, holds_all
+from spantrain.app.training.requests import TrainRequest, what_to_run
+from spantrain.app.training.resume import Resume, newest
+from spantrain.config.files.json_codec import from_json, to_json
+from spantrain.config.files.parsing import parse_json
+from spantrain.config.files.text_files import read_text
+from spantrain.core.checkpoint import CheckpointContent
+from spantrain.core.plan import Plan
+from spantrain.errors import ConfigError
+from spantrain.runtime.checkpoint.manifest import Manifest
+from spantrain.runtime.checkpoint.saver import CHECKPOINTS, step_folder
+from spantrain.runtime.control.orders import KeptState
+from spantrain.runtime.control.requests import StepVerdict
+from spantrain.runtime.coordinator.barrier import CommitPoint, StepOutcome
+
+FOLDER = "coordinator"
+_JOURNAL = "journal.jsonl"
+_log = logging.getLogger(__name__)
+_REMEDY = "remove it and go on from the newest checkpoint"
+
+
+def credentials_in(run: Path) -> Path:
+    """Return where a run's coordinator keeps what workers know it by."""
+    return run / FOLDER / "credentials.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommittedStep:
+    """A step that is committed."""
+
+    step: int
+    loss: float
+    verdict: StepVerdict
+
+
+@dataclass(frozen=True, kw_only=True)
+class BegunLeg:
+    """A part of the run in which its devices stay the same."""
+
+    plan: Plan
+    step: int
+    """The first one."""
+    kept: bool
+    """Whether devices go on with what they hold."""
+
+
+Entry = Manifest | CommitPoint | BegunLeg | CommittedStep
+"""What the run is (the first line), what devices hold when it is adopted, that a part of it begins, a step."""
+
+
+class Journal:
+    """Writes the journal of a run whose workers outlive this process; a context."""
+
+    def __init__(self, session: Session, request: TrainRequest) -> None:
+        """Nothing is written of other runs, nor of those that can only go on from a checkpoint."""
+        self._folder = request.out / FOLDER if session.outlived else None
+        self._held = request.resume.held if request.resume else None
+        self._writes = not (request.job.staleness or request.options.outer or request.batches)
+        self._file: IO[str] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def begin(self, manifest: Manifest) -> None:
+        """Begin the file: with what the run is, and what devices hold of it.
+
+        Raises:
+            ConfigError: it cannot be written.
+        """
+        if self._folder is None or not self._writes:
+            return
+        try:
+            self._file = (self._folder / _JOURNAL).open("w", encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"{error.filename}: cannot be written: {error.strerror}; choose another folder") from None
+        self.write(manifest)
+        if self._held is not None:
+            self.write(self._held)
+
+    def __exit__(self, *_: object) -> None:
+        if self._file is not None:
+            self._file.close()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def committed(self, outcome: StepOutcome, verdict: StepVerdict) -> None:
+        """Write a step, before any device hears of the verdict on it."""
+        if outcome.loss is not None:
+            self.write(CommittedStep(step=outcome.step, loss=outcome.loss, verdict=verdict))
+
+    def write(self, entry: Entry) -> None:
+        """Write a line; on a disk that is full the journal ends, and is no more."""
+        if self._file is None:
+            return
+        try:
+            self._file.write(json.dumps({"kind": type(entry).__name__, **to_json(entry)}, ensure_ascii=False) + "\n")
+            self._file.flush()
+        except OSError as error:
+            _log.warning("%s: cannot be written, so it ends: %s", self._file.name, error.strerror)
+            with contextlib.suppress(OSError):
+                self._file.close()
+                Path(self._file.name).unlink()
+            self._file = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Read:
+    manifest: Manifest
+    plan: Plan
+    """That runs next."""
+    held: CommitPoint | None
+    """None: a part had begun from a checkpoint, and no step of it is committed."""
+    losses: tuple[float, ...]
+
+
+def _read(path: Path) -> _Read:
+    """Read a journal; a last line that was cut off is none.
+
+    Raises:
+        ConfigError: it is damaged.
+    """
+    lines = read_text(path, remedy=_REMEDY).splitlines(keepends=True)
+    entries = [_entry(line, f"{path}, line {number}") for number, line in enumerate(lines, 1) if line.endswith("\n")]
+    manifest = entries[0] if len(entries) > 1 else None
+    if not isinstance(manifest, Manifest):
+        raise ConfigError(f"{path}: does not say what the run is; {_REMEDY}")
+    plan, held, losses = manifest.plan, None, list(manifest.losses)
+    for entry in entries[1:]:
+        match entry:
+            case CommitPoint():
+                held = entry
+            case BegunLeg():
+                plan, held = entry.plan, held if entry.kept else None
+                del losses[entry.step :]
+            case CommittedStep():
+                assert plan is not None, "a run that has begun has a plan"
+                held = CommitPoint(step=entry.step + 1, verdict=entry.verdict, plan=plan)
+                losses.append(entry.loss)
+                plan = entry.verdict.plan or plan
+    assert plan is not None, "a run that has begun has a plan"
+    return _Read(manifest=manifest, plan=plan, held=held, losses=tuple(losses))
+
+
+def _entry(line: str, where: str) -> Entry:
+    fields: dict[str, Any] = parse_json(line, where, error=ConfigError, remedy=_REMEDY)
+    kinds = {kind.__name__: kind for kind in get_args(Entry)}
+    kind = kinds.get(str(fields.pop("kind", None)) if isinstance(fields, dict) else "")
+    if kind is None:
+        raise ConfigError(f"{where}: is no line of a journal; {_REMEDY}")
+    found: Entry = from_json(kind, fields, where, error=ConfigError)
+    return found
+
+
+def adopted_run(run: Path, steps: int, *, functions: tuple[str, ...]) -> TrainRequest | None:
+    """Return how a run whose coordinator has gone without ending it goes on; None if there is no such run.
+
+    Raises:
+        ConfigError: the journal is damaged, or the run has as many steps done.
+    """
+    path = run / FOLDER / _JOURNAL
+    if not path.is_file():
+        return None
+    found = _read(path)
+    if found.held is None:
+        return None
+    manifest = replace(found.manifest, plan=found.plan)
+    if steps <= found.held.step:
+        raise ConfigError(f"{run} has {found.held.step} steps done; --steps is the number in all, give more than that")
+    plan, report, profile, profile_path = what_to_run(run, manifest, None, functions)
+    assert manifest.job is not None, "a run that has begun has a job"
+    return TrainRequest(
+        plan=plan,
+        report=report,
+        profile=profile,
+        profile_path=profile_path,
+        job=replace(manifest.job, steps=steps),
+        out=run,
+        resume=Resume(
+            folder=step_folder(run / CHECKPOINTS, found.held.step),
+            content=CheckpointContent(step=found.held.step, files={}),
+            losses=found.losses,
+            ledger=manifest.ledger,
+            held=found.held,
+        ),
+    )
+
+
+def with_what_is_held(session: Session, request: TrainRequest, reporter: Reporter) -> TrainRequest:
+    """Return how a run goes on whose coordinator had gone: with what workers hold, if that is all, else as saved."""
+    resume = request.resume
+    if resume is None or resume.held is None:
+        return request
+    held = resume.held
+    request = replace(request, plan=replace(request.plan, generation=request.plan.generation + 1))
+    holders = [name for name, state in session.coordinator.held().items() if state.reaches(held.step)]
+    if holds_all(held.plan, holders):
+        reporter.note(f"Goes on after step {held.step} with what {len(holders)} workers hold; no checkpoint is read")
+        return request
+    missing = [name for name in held.plan.devices if name not in holders]
+    saved = newest(request.out)
+    where = f"the checkpoint after {saved.content.step} steps" if saved else "the beginning"
+    reporter.note(f"Step {held.step} is held no more by {', '.join(missing)}: all go back to {where}")
+    return replace(request, resume=saved)
+
+
+def first_leg(request: TrainRequest) -> Leg:
+    """Return with what a run begins."""
+    plan, resume = request.plan, request.resume
+    if resume is None or resume.held is None:
+        return Leg(plan=plan, first_step=resume.content.step if resume else 0, resume=resume)
+    held = resume.held
+    return Leg(plan=plan, first_step=held.step, kept=KeptState(verdict=held.verdict), held_under=held.plan)
