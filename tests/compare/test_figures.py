@@ -14,12 +14,12 @@ from spantrain.config.files.json_codec import to_json
 from spantrain.models.catalog.catalog import resolve_model
 from spantrain.planner.engine.engine import make_plan
 from spantrain.planner.request import JobSpec
-from spantrain.runtime.control.orders import FrameworkResult
 from spantrain_studies.comparison.compare import bounds_of
 from spantrain_studies.comparison.figures import ComparedSetting, CompareOutcome, MeasuredRun, Scale, figures_of
 from spantrain_studies.comparison.picture import draw_comparison
 from spantrain_studies.comparison.runs import framework_run, sent_bytes
 from spantrain_studies.comparison.show import bound_lines, method_table, traffic_table
+from spantrain_studies.comparison.worker.orders import FrameworkResult
 
 RUN = MeasuredRun(
     step_s=(2.0, 4.0, 2.0),

@@ -12,11 +12,11 @@ from spantrain.errors import ConfigError, InfeasiblePlanError, UsageError
 from spantrain.models.catalog.catalog import resolve_model
 from spantrain.planner.engine.evaluate import Evaluator
 from spantrain.planner.request import JobSpec
-from spantrain.runtime.control.orders import Framework
 from spantrain_studies.comparison.figures import at_network_speed, cut_down, with_bandwidth
 from spantrain_studies.comparison.fit import devices_at_once, fitting_devices_per_site
 from spantrain_studies.comparison.layouts import layouts
 from spantrain_studies.comparison.methods import GROUPS, METHODS, MethodKind, methods_named
+from spantrain_studies.comparison.worker.orders import Framework
 
 MODEL = resolve_model("gpt2-tiny")
 PROFILE = described_profile(load_preset("laptop"), MODEL)

@@ -6,7 +6,7 @@ from torch import nn
 from spantrain.core.action import Op
 from spantrain.devices.emulated import EmulatedDevice
 from spantrain.models.units import LABELS, ModuleUnit
-from spantrain.runtime.comparison.whole import TimedChain
+from spantrain_studies.comparison.worker.whole import TimedChain
 
 
 class FakeClock:

@@ -33,8 +33,6 @@ from spantrain.planner.engine.outcome import PlanOptions, not_trained_yet
 from spantrain.planner.engine.predict import costs_of
 from spantrain.planner.request import JobSpec
 from spantrain.planner.strategies.registry import DEFAULT_STRATEGY
-from spantrain.runtime.comparison.reference import reference_losses
-from spantrain.runtime.control.orders import Framework
 from spantrain.sim.bounds import step_bound_s
 from spantrain_studies.comparison.figures import (
     WARM_UP_STEPS,
@@ -52,6 +50,8 @@ from spantrain_studies.comparison.fit import Fitted, SettingOverrides, fit
 from spantrain_studies.comparison.layouts import Layout, layouts
 from spantrain_studies.comparison.methods import Method, MethodKind
 from spantrain_studies.comparison.runs import Runner, median_step_s
+from spantrain_studies.comparison.worker.orders import Framework
+from spantrain_studies.comparison.worker.reference import reference_losses
 
 _OPS = (Op.FORWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)
 

@@ -18,7 +18,7 @@ from spantrain.core.span import apportion, equal_spans
 from spantrain.cost.sums import default_sums
 from spantrain.errors import InfeasiblePlanError, PlanError, ScheduleError
 from spantrain.planner.engine.evaluate import Evaluator
-from spantrain.runtime.control.orders import Framework, FrameworkOrder
+from spantrain_studies.comparison.worker.orders import Framework, FrameworkOrder
 
 _TRIED = 2
 """So many numbers of micro-batches, those that promise most, are tried for real."""

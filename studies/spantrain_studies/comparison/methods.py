@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from spantrain.errors import UsageError
 from spantrain.planner.strategies.registry import DEFAULT_STRATEGY, strategies
-from spantrain.runtime.control.orders import Framework
+from spantrain_studies.comparison.worker.orders import Framework
 
 
 class MethodKind(StrEnum):

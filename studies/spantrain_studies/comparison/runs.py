@@ -23,11 +23,11 @@ from spantrain.core.cluster import Cluster
 from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan
 from spantrain.core.profile import Profile
-from spantrain.runtime.control.orders import FrameworkResult
 from spantrain.runtime.coordinator.barrier import StepOutcome
 from spantrain.testbed.testbed import Testbed
 from spantrain_studies.comparison.figures import MeasuredRun
 from spantrain_studies.comparison.layouts import Layout
+from spantrain_studies.comparison.worker.orders import FrameworkResult
 
 _COUNTERS = "/proc/net/dev"
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
 
 from spantrain.core.checkpoint import CheckpointContent
@@ -14,84 +13,18 @@ from spantrain.core.plan import Plan
 from spantrain.core.profile import DeviceScore, LinkMeasurement, UnitTiming
 from spantrain.core.trace import Trace
 from spantrain.core.units import ModelSpec, UnitGraph
-from spantrain.runtime.control.plane import Order
+from spantrain.runtime.control.plane import A, Order
 from spantrain.runtime.control.requests import Done, StepVerdict
 from spantrain.transport.connection.peers import PeerAddress
 
 
-class Framework(StrEnum):
-    """What of torch runs the steps."""
-
-    DDP = "ddp"
-    """`torch.nn.parallel.DistributedDataParallel`."""
-    FSDP = "fsdp"
-    """`torch.distributed.fsdp.fully_shard` (FSDP2)."""
-    GPIPE = "torch-gpipe"
-    """`torch.distributed.pipelining.ScheduleGPipe`."""
-    ONE_F_ONE_B = "torch-1f1b"
-    """`Schedule1F1B`."""
-    ZERO_BUBBLE = "torch-zb"
-    """`ScheduleInterleavedZeroBubble`."""
-
-    @property
-    def in_stages(self) -> bool:
-        """Whether the model is divided into stages, and not the samples."""
-        return self not in (Framework.DDP, Framework.FSDP)
-
-
 @dataclass(frozen=True, kw_only=True)
-class FrameworkResult:
-    """What one worker saw of the steps."""
+class AddedOrder(Order[A]):
+    """Base of what installed packages have workers do (`runtime.worker.added_orders`); all get the same order."""
 
-    start_s: float
-    """On the machine's clock, when all were ready."""
-    step_ends_s: tuple[float, ...]
-    loss_sums: tuple[float, ...]
-    """Over the samples whose loss it has, by step; empty where it has none."""
-    busy_s: tuple[float, ...]
-    """Device time of each step."""
-    real_s: float
-    """Seconds of real computation in all steps."""
-    overruns: int
-    """Pieces of work whose real computation took longer than the emulated device would have."""
-    peak_bytes: int
-    """Parameters, gradients, optimizer state and the most that samples in flight held."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class FrameworkOrder(Order[FrameworkResult], name="framework"):
-    """Train with another framework for some steps; all devices get the same order."""
-
-    framework: Framework
-    cluster: Cluster
-    model: ModelSpec
-    graph: UnitGraph
-    job: TrainJob
-    global_batch: int
     devices: tuple[str, ...]
-    """In the order of ranks."""
-    cuts: tuple[tuple[int, int], ...]
-    """First unit and one past the last of each stage; stage s is on device s modulo their number."""
-    micro_batches: int = 1
-    """Of the global batch, in a pipeline."""
-    bucket_bytes: int | None = None
-    """Of gradients that are summed together, under `ddp`; None: torch's own 25 MiB."""
-
-    def __post_init__(self) -> None:
-        ranks = len(self.devices)
-        if not ranks or self.micro_batches < 1:
-            raise ValueError(f"it needs devices and micro-batches, got {ranks} and {self.micro_batches}")
-        divided = self.micro_batches if self.framework.in_stages else ranks
-        if self.global_batch % divided:
-            raise ValueError(
-                f"{self.framework}: a batch of {self.global_batch} samples does not divide into {divided} equal parts"
-            )
-        if len(self.cuts) % (ranks if self.framework.in_stages else 1):
-            raise ValueError(f"{self.framework}: {len(self.cuts)} stages do not divide evenly among {ranks} devices")
-
-    def local_stages(self, rank: int) -> tuple[int, ...]:
-        """Return the stages of a rank."""
-        return tuple(range(rank, len(self.cuts), len(self.devices)))
+    """In the order of ranks; they can meet at a store."""
+    model: ModelSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,6 +156,6 @@ class TrainOrder(Order[TrainResult], name="train"):
 
 
 ORDERS: Mapping[str, type[Order[Any]]] = {
-    order.wire_name: order for order in (ComputeOrder, ConnectOrder, EchoOrder, FrameworkOrder, LinkOrder, TrainOrder)
+    order.wire_name: order for order in (ComputeOrder, ConnectOrder, EchoOrder, LinkOrder, TrainOrder)
 }
-"""All that a worker can be told to do, by name."""
+"""All of ours that a worker can be told to do, by name."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from spantrain.config.files.json_codec import to_json
 from spantrain.runtime.checkpoint.saver import is_written_by
-from spantrain.runtime.control.orders import FrameworkOrder
+from spantrain.runtime.control.orders import AddedOrder
 from spantrain.runtime.control.plane import HOLD_S, Handler, Order, OrderRequest, Request, handlers_of
 from spantrain.runtime.control.requests import (
     REQUESTS,
@@ -177,7 +177,7 @@ def _stages(orders: Mapping[str, Order[Any]], run: TrainingRun | None) -> Stages
     if run is not None:
         plan = run.barrier.plan
         return plan.generation, [stage.devices for stage in plan.stages]
-    return 0, [order.devices for order in list(orders.values())[:1] if isinstance(order, FrameworkOrder)]
+    return 0, [order.devices for order in list(orders.values())[:1] if isinstance(order, AddedOrder)]
 
 
 class WorkerService:

@@ -1,4 +1,4 @@
-"""Carries out orders: measuring, training, another framework's steps."""
+"""Carries out orders: measuring, training, what installed packages add."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,13 +11,12 @@ from spantrain.devices.registry import open_device
 from spantrain.profiler.compute import Bench, measure_tasks, measure_units
 from spantrain.profiler.network import Software, dismiss_echo, echo_probes, measure_both
 from spantrain.profiler.network_probes import warm_up_links
-from spantrain.runtime.comparison.session import FrameworkSession
 from spantrain.runtime.control.orders import (
+    AddedOrder,
     ComputeOrder,
     ComputeResult,
     ConnectOrder,
     EchoOrder,
-    FrameworkOrder,
     LinkOrder,
     LinkResult,
     PeerEntry,
@@ -29,6 +28,7 @@ from spantrain.runtime.control.requests import Done, FindMeetingPoint, HeldState
 from spantrain.runtime.gradients.groups import StageGroups, hold_store, open_groups, reach_store
 from spantrain.runtime.step.context import WorkerLinks, admit
 from spantrain.runtime.step.emulation import law_of
+from spantrain.runtime.worker.added_orders import added_orders
 from spantrain.runtime.worker.settings import WorkerSettings
 from spantrain.runtime.worker.stale_session import session_of
 from spantrain.runtime.worker.trainer import TrainSession
@@ -92,7 +92,7 @@ class OrderRunner:
     def _with_own_functions(self, order: object) -> object:
         own = self._settings.functions
         match order:
-            case ComputeOrder() | FrameworkOrder():
+            case ComputeOrder() | AddedOrder():
                 return replace(order, model=with_own_functions(order.model, own))
             case TrainOrder():
                 return replace(order, plan=replace(order.plan, model=with_own_functions(order.plan.model, own)))
@@ -112,8 +112,8 @@ class OrderRunner:
                 return Done()
             case LinkOrder():
                 return self._measure_link(order)
-            case FrameworkOrder():
-                return FrameworkSession(order, self._links(), meet=self._meet).run()
+            case AddedOrder():
+                return added_orders()[order.wire_name].perform(order, self._links(), self._meet)
             case TrainOrder():
                 return self._train(order)
         raise AssertionError(f"no such order: {order}")

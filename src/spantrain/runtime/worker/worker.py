@@ -16,7 +16,6 @@ from spantrain.config.files.json_codec import from_json, to_json
 from spantrain.devices.registry import open_device
 from spantrain.errors import Interrupted, PeerLostError, ProtocolError, SpanTrainError, UsageError, WorkerError
 from spantrain.models.tracing.factory import what_was_raised
-from spantrain.runtime.control.orders import ORDERS
 from spantrain.runtime.control.plane import GrpcControlPlane
 from spantrain.runtime.control.requests import (
     AskForOrder,
@@ -29,6 +28,7 @@ from spantrain.runtime.control.requests import (
     Standing,
     WorkerWelcome,
 )
+from spantrain.runtime.worker.added_orders import order_kind
 from spantrain.runtime.worker.perform import OrderRunner
 from spantrain.runtime.worker.settings import WorkerSettings
 from spantrain.runtime.worker.watch import Watch, standing_of
@@ -265,7 +265,7 @@ class Worker:
         """Do one order; return its result, or the error for the coordinator to name."""
         self._watch.begin(given.order_id)
         try:
-            order = from_json(ORDERS[given.name], given.body, f"order {given.name}")
+            order = from_json(order_kind(given.name), given.body, f"order {given.name}")
             return OrderOutcome(order_id=given.order_id, result=to_json(self._orders.perform(order, self._watch)))
         except Exception as error:  # noqa: BLE001 - a worker's outermost loop: the coordinator names whatever it is
             # What fails because the order is over says nothing of why.

@@ -19,10 +19,10 @@ from spantrain.core.units import UnitGraph
 from spantrain.devices.emulated import EmulatedDevice
 from spantrain.models.build import build_units
 from spantrain.models.units import Rows, UnitModule, rows_read, shared_parameters
-from spantrain.runtime.comparison.reference import StepEnd, forward_bytes, state_bytes, sum_over_all
-from spantrain.runtime.control.orders import Framework, FrameworkOrder
 from spantrain.runtime.step.emulation import emulated_seconds
 from spantrain.runtime.step.work import SampledFeed
+from spantrain_studies.comparison.worker.orders import Framework, FrameworkOrder
+from spantrain_studies.comparison.worker.reference import StepEnd, forward_bytes, state_bytes, sum_over_all
 
 Tensors = tuple[Tensor, ...]
 

@@ -2,19 +2,18 @@
 
 import datetime
 import time
-from collections.abc import Callable
 from typing import Protocol
 
 import torch.distributed as dist
-from torch.distributed import Store
 
 from spantrain.devices.emulated import EmulatedDevice
 from spantrain.errors import ConfigError, PeerLostError
 from spantrain.models.data.dataset import open_dataset
-from spantrain.runtime.control.orders import FrameworkOrder, FrameworkResult
 from spantrain.runtime.control.requests import Begin, Progress
 from spantrain.runtime.step.context import WorkerLinks
 from spantrain.runtime.step.work import SampledFeed
+from spantrain.runtime.worker.added_orders import Meet, RegisteredOrder
+from spantrain_studies.comparison.worker.orders import FrameworkOrder, FrameworkResult
 
 _GENERATION = 0
 _PATIENCE_S = 900.0
@@ -34,8 +33,8 @@ class FrameworkRunner(Protocol):
 class FrameworkSession:
     """One order on one device."""
 
-    def __init__(self, order: FrameworkOrder, links: WorkerLinks, *, meet: Callable[[int, int, bool], Store]) -> None:
-        """Take an order, the same for all devices; `meet`: (generation, stage, leads) -> a store where all meet."""
+    def __init__(self, order: FrameworkOrder, links: WorkerLinks, meet: Meet) -> None:
+        """Take an order, the same for all devices; `meet`: where all devices do."""
         if not isinstance(links.device, EmulatedDevice):
             raise ConfigError(
                 f"device {links.name}: other frameworks are compared on emulated devices (backend: emulated)"
@@ -97,9 +96,16 @@ class FrameworkSession:
         feed = SampledFeed(open_dataset(order.model), global_batch=order.global_batch, seed=order.job.seed)
         # Imported here: each costs a worker that never needs it half a second.
         if order.framework.in_stages:
-            from spantrain.runtime.comparison.stages import StagedModelRunner
+            from spantrain_studies.comparison.worker.stages import StagedModelRunner
 
             return StagedModelRunner(order, self._rank, self._device, feed)
-        from spantrain.runtime.comparison.whole import WholeModelRunner
+        from spantrain_studies.comparison.worker.whole import WholeModelRunner
 
         return WholeModelRunner(order, self._rank, self._device, feed)
+
+
+def _perform(order: FrameworkOrder, links: WorkerLinks, meet: Meet) -> FrameworkResult:
+    return FrameworkSession(order, links, meet).run()
+
+
+FRAMEWORK = RegisteredOrder(name="framework", kind=FrameworkOrder, perform=_perform)

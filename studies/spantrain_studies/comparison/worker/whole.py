@@ -22,10 +22,10 @@ from spantrain.devices.emulated import EmulatedDevice
 from spantrain.errors import ConfigError
 from spantrain.models.build import build_units
 from spantrain.models.units import Rows, UnitModule, loss_of, rows_read, shared_parameters
-from spantrain.runtime.comparison.reference import StepEnd, forward_bytes, state_bytes, sum_over_all
-from spantrain.runtime.control.orders import Framework, FrameworkOrder
 from spantrain.runtime.step.emulation import emulated_seconds
 from spantrain.runtime.step.work import SampledFeed
+from spantrain_studies.comparison.worker.orders import Framework, FrameworkOrder
+from spantrain_studies.comparison.worker.reference import StepEnd, forward_bytes, state_bytes, sum_over_all
 
 Tensors = tuple[Tensor, ...]
 Seconds = Callable[[Op, int], float]
@@ -180,7 +180,7 @@ class _Fsdp:
     def __init__(self, chain: TimedChain, units: Sequence[UnitModule], order: FrameworkOrder) -> None:
         from torch.distributed.fsdp import FSDPModule, fully_shard
 
-        from spantrain.runtime.comparison.scatter import LaterReduceScatter
+        from spantrain_studies.comparison.worker.scatter import LaterReduceScatter
 
         if not hasattr(FSDPModule, "set_custom_reduce_scatter"):
             raise ConfigError(f"fsdp: torch {torch.__version__} is too old for this comparison; use 2.9 or newer")

@@ -1,0 +1,4 @@
+"""What a worker runs of another framework, as an order that it is given (`spantrain.runtime.worker.added_orders`).
+
+Not here: what gives the order, and what is made of its results (`comparison`).
+"""
