@@ -37,8 +37,8 @@ from typing import Any
 from outer_faults_matrix import BOUND_S, CALM, SLOW, STEPS, Row, all_names, run
 from outer_faults_world import FaultProcesses, World, bring_up
 from results import save
-from spantrain.app.outer.demo.orders import OuterDemoOptions, demo_network
 from spantrain.testbed.testbed import Testbed
+from spantrain_studies.outer_demo.orders import OuterDemoOptions, demo_network
 
 SLOWEST, SLOW_SPEED = "d", 0.2
 FASTER_LINKS = 2

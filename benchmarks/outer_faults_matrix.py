@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from outer_faults_world import World
-from spantrain.app.outer.demo.orders import HUB, MASTER
 from spantrain.core.speed import SpeedTrace
 from spantrain.testbed.testbed import Testbed
+from spantrain_studies.outer_demo.orders import HUB, MASTER
 
 BOUND_S = 15.0
 STEPS = 3.0

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from spantrain.app.outer.demo.orders import (
+from spantrain.testbed.testbed import Testbed
+from spantrain_studies.outer_demo.orders import (
     LENGTH,
     MASTER,
     OuterDemoOptions,
@@ -19,8 +20,7 @@ from spantrain.app.outer.demo.orders import (
     master_order,
     shard_order,
 )
-from spantrain.app.outer.demo.processes import DemoProcesses
-from spantrain.testbed.testbed import Testbed
+from spantrain_studies.outer_demo.processes import DemoProcesses
 
 START_S = 180.0
 _SAID_EVERY_S = 0.5

@@ -122,9 +122,11 @@ def mine(times: int = 1) -> None:
 
 
 def test_a_package_adds_a_command(tmp_path):
-    installed = package(tmp_path, COMMAND, "spantrain.commands", "mine = my_addition:mine")
-    ended = run(installed, "mine", "--times", 2)
-    assert (ended.returncode, ended.stdout) == (0, "said said \n")
+    entries = "mine = my_addition:mine\nouter.mine = my_addition:mine"
+    installed = package(tmp_path, COMMAND, "spantrain.commands", entries)
+    for words in (["mine"], ["outer", "mine"]):
+        ended = run(installed, *words, "--times", 2)
+        assert (ended.returncode, ended.stdout) == (0, "said said \n")
     assert "Say something." in run(installed, "--help").stdout
 
 
@@ -145,10 +147,13 @@ def test_a_package_whose_command_is_none_is_named_and_ours_go_on(tmp_path, entry
     assert run(installed, "schedule", "show", "gpipe", "--stages", 2, "--micro-batches", 4).returncode == 0
 
 
-def test_without_the_studies_their_command_says_what_to_install(monkeypatch):
+@pytest.mark.parametrize("words", [["compare"], ["outer", "demo"]])
+def test_without_the_studies_their_command_says_what_to_install(monkeypatch, words):
     monkeypatch.setattr(plugins, "entry_points", lambda group: ())
-    app = typer.Typer()
+    app, outer = typer.Typer(), typer.Typer()
     app.command("ours")(lambda: None)
-    add_commands(app, ["compare"])
-    with pytest.raises(UsageError, match=r"pip install ./studies"):
-        app(["compare", "--preset", "laptop", "more"], standalone_mode=False)
+    outer.command("ours")(lambda: None)
+    app.add_typer(outer, name="outer")
+    add_commands(app, words)
+    with pytest.raises(UsageError, match=rf"spantrain {' '.join(words)}.*pip install ./studies"):
+        app([*words, "--preset", "laptop", "more"], standalone_mode=False)

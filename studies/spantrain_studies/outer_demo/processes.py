@@ -42,7 +42,7 @@ class DemoProcesses:
 
     def start(self, name: str, order: Mapping[str, Any], *, host: str) -> None:
         """Start a process on a host of the testbed, or here if there is none, and tell it what to be."""
-        argv = [sys.executable, "-m", "spantrain.app.outer.demo.roles"]
+        argv = [sys.executable, "-m", "spantrain_studies.outer_demo.roles"]
         with self.log_of(name).open("ab") as log:
             pipes: dict[str, Any] = {
                 "stdin": subprocess.PIPE,

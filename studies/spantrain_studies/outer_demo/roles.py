@@ -106,7 +106,7 @@ def _shard(order: Mapping[str, Any], stop: threading.Event) -> None:
 
 
 def _cluster(order: Mapping[str, Any], stop: threading.Event) -> None:
-    from spantrain.app.outer.demo.training import ClusterOrder, train_cluster
+    from spantrain_studies.outer_demo.training import ClusterOrder, train_cluster
 
     train_cluster(ClusterOrder(**order), stop, _say)
 

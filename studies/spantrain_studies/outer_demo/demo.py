@@ -13,7 +13,10 @@ from pathlib import Path
 from typing import Protocol
 from xml.sax.saxutils import escape
 
-from spantrain.app.outer.demo.orders import (
+from spantrain.config.files.text_files import write_atomically
+from spantrain.errors import ConfigError, TestbedError, WorkerError
+from spantrain.testbed.testbed import Testbed, why_unavailable
+from spantrain_studies.outer_demo.orders import (
     HUB,
     MASTER,
     OuterDemoOptions,
@@ -24,11 +27,8 @@ from spantrain.app.outer.demo.orders import (
     shard_order,
     what_is_emulated,
 )
-from spantrain.app.outer.demo.processes import DemoProcesses, Heard
-from spantrain.app.outer.demo.record import ClusterRow, DemoRecord, LossPoint, OuterDemoSummary
-from spantrain.config.files.text_files import write_atomically
-from spantrain.errors import ConfigError, TestbedError, WorkerError
-from spantrain.testbed.testbed import Testbed, why_unavailable
+from spantrain_studies.outer_demo.processes import DemoProcesses, Heard
+from spantrain_studies.outer_demo.record import ClusterRow, DemoRecord, LossPoint, OuterDemoSummary
 
 _WIDTH, _HEIGHT, _PANEL, _LEFT, _TOP, _BOTTOM = 960, 340, 400, 60, 52, 48
 _COLOURS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#17becf")

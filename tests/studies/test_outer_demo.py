@@ -6,10 +6,10 @@ from xml.etree import ElementTree
 
 import pytest
 
-from spantrain.app.outer.demo.demo import draw_losses, run_outer_demo
-from spantrain.app.outer.demo.orders import DemoCluster, OuterDemoOptions
-from spantrain.app.outer.demo.record import ClusterRow, DemoRecord
 from spantrain.errors import WorkerError
+from spantrain_studies.outer_demo.demo import draw_losses, run_outer_demo
+from spantrain_studies.outer_demo.orders import DemoCluster, OuterDemoOptions
+from spantrain_studies.outer_demo.record import ClusterRow, DemoRecord
 
 
 def record() -> DemoRecord:

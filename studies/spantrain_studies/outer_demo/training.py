@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from spantrain.app.outer.demo.orders import DATA, LENGTH
 from spantrain.devices.emulated import EmulatedDevice
 from spantrain.models.data.text import read_windows
 from spantrain.outer.client.optimizer import OuterOptimizer, OuterOptions
+from spantrain_studies.outer_demo.orders import DATA, LENGTH
 
 _VOCABULARY = 256
 _HEAD = 32
