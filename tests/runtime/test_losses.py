@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from spantrain.app.reporter import SilentReporter
-from spantrain.app.session import SessionOptions, open_session
+from spantrain.app.session import Session, SessionOptions, open_session
 from spantrain.app.training.outcome import TrainOutcome
 from spantrain.app.training.requests import RunOptions, TrainRequest
 from spantrain.app.training.stop import StopRequest
@@ -50,17 +50,32 @@ class Killer(SilentReporter):
     victims: dict[int | str, str]
     notes: list[str] = field(default_factory=list)
     logs: Path = Path()
+    back: dict[int | str, str] = field(default_factory=dict)
+    """Devices whose workers are started again, and when."""
+    session: Session | None = None
+    stop: StopRequest = field(default_factory=StopRequest)
+    last: str = ""
+    """What is noted five steps before the run is asked to stop, if anything."""
+    left: int | None = None
 
     def step(self, outcome: StepOutcome, _metrics: object, total_steps: int) -> None:
         self._strike(lambda when: when == outcome.step)
+        if self.left is not None:
+            self.left -= 1
+        if self.left == 0:
+            self.stop.ask()
 
     def note(self, text: str) -> None:
         self.notes.append(text)
         self._strike(lambda when: isinstance(when, str) and when in text)
+        if self.last and self.last in text:
+            self.left = 5
 
     def _strike(self, is_time: Callable[[int | str], bool]) -> None:
         for when in [when for when in self.victims if is_time(when)]:
             kill(self.logs / f"{self.victims.pop(when)}.log")
+        for when in [when for when in self.back if is_time(when)]:
+            self.session.start_again(self.back.pop(when))
 
 
 @pytest.fixture(scope="module")
@@ -68,8 +83,9 @@ def run(make_plan, spec_of, law_profile, tmp_path_factory):
     """Two stages of two replicas each, and then one of one, unless a plan is given."""
     torch.set_num_threads(1)
 
-    def run(killer: Killer, cuts, replicas, *, job: TrainJob = JOB, **options) -> tuple[Plan, TrainOutcome]:
+    def run(killer: Killer, cuts, replicas, *, job: TrainJob = JOB, speed=1.0, **options) -> tuple[Plan, TrainOutcome]:
         plan = make_plan(spec_of("gpt2"), cuts, replicas, [THIRDS] * len(replicas), "1f1b")
+        plan = replace(plan, cluster=replace(plan.cluster, emulated_speed=speed))
         out = tmp_path_factory.mktemp("run")
         killer.logs = out / "logs"
         profile = law_profile(plan.cluster, plan.model)
@@ -79,9 +95,10 @@ def run(make_plan, spec_of, law_profile, tmp_path_factory):
             options=RunOptions(**options),
         )  # fmt: skip
         with open_session(plan.cluster, plan.devices, SessionOptions(network=False), out / "logs", killer) as session:
-            outcome = train(session, request, StopRequest(), killer)
-        assert killer.victims == {}
-        wanted = OneProcess(plan.model, job, BATCH).train(0, job.steps)
+            killer.session = session
+            outcome = train(session, request, killer.stop, killer)
+        assert (killer.victims, killer.back) == ({}, {})
+        wanted = OneProcess(plan.model, job, BATCH).train(0, outcome.steps)
         assert outcome.losses == pytest.approx(wanted, abs=TOLERANCE)
         return plan, outcome
 
@@ -128,3 +145,20 @@ def test_all_but_one_may_go(run):
 def test_a_run_ends_where_that_is_wanted(run):
     with pytest.raises(PeerLostError, match="device s0r0 was lost"):
         run(Killer({1: "s0r0"}), [0, 2, 5], [[2, 1], [1, 1]], on_loss=OnLoss.END)
+
+
+def test_a_device_that_comes_back_is_taken_in_again(run):
+    killer = Killer({3: "s0r1"}, back={"Training goes on": "s0r1"}, last="s0r1 joined")
+    _, outcome = run(killer, [0, 5], [[1, 1]], job=replace(JOB, steps=100_000), speed=1e-5)
+    assert sorted(outcome.devices) == ["s0r0", "s0r1"], killer.notes
+    lost, joined = outcome.plan_changes
+    assert (lost.reason.split()[:2], joined.reason.split()[:2]) == (["s0r1", "lost"], ["s0r1", "joined:"])
+    assert joined.moved_bytes > 0
+
+
+def test_a_device_that_makes_nothing_faster_stands_by_until_another_is_lost(run):
+    """Six samples are two for each of three devices, and of four none has less than that."""
+    killer = Killer({3: "s1r0", "stands by": "s0r0"}, back={"Training goes on": "s1r0"}, last="s0r0 lost")
+    _, outcome = run(killer, [0, 2, 5], [[2, 1], [1, 1]], job=replace(JOB, steps=100_000), speed=1e-5)
+    assert "s1r0 joined, and stands by: steps would be no shorter with it" in killer.notes
+    assert sorted(outcome.devices) == ["s0r1", "s1r0", "s1r1"]

@@ -1,14 +1,15 @@
 """A coordinator with workers, on this machine's testbed, on its loopback, or on machines that join."""
 
+import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from spantrain.app.reporter import Reporter
 from spantrain.core.cluster import Cluster
-from spantrain.errors import ConfigError, TestbedError
+from spantrain.errors import ConfigError, TestbedError, UsageError
 from spantrain.runtime.coordinator.coordinator import Coordinator
 from spantrain.runtime.launch.launcher import LocalWorkers, WorkerPlacement
 from spantrain.runtime.worker.settings import WorkerSettings
@@ -82,9 +83,22 @@ class Session:
     """What the links are: `testbed`, `loopback, unshaped` or `real`."""
     testbed: Testbed | None
     workers: LocalWorkers | None
+    placement: Callable[[str], WorkerPlacement] | None = None
+    """Where a device's worker lives, if this machine starts them."""
     outlived: bool = False
     """Whether its workers go on without this process, until a coordinator of the same credentials is there."""
     generations: Generations = field(default_factory=Generations)
+
+    def start_again(self, device: str) -> None:
+        """Start the worker of a device whose last one has ended; it joins by itself.
+
+        Raises:
+            UsageError: workers of other machines are not started here.
+            WorkerError: it cannot be started, or has not ended.
+        """
+        if self.workers is None or self.placement is None:
+            raise UsageError(f"{device}: its worker is started on its own machine: spantrain worker --join")
+        self.workers.start([self.placement(device)])
 
 
 @contextmanager
@@ -111,6 +125,7 @@ def _remote(
     coordinator = Coordinator(
         bind=listen,
         devices=devices,
+        spare=cluster.device_by_name,
         heartbeat_timeout_s=options.heartbeat_timeout_s,
         credentials=None if options.credentials is None else _kept(options.credentials),
     )
@@ -160,6 +175,7 @@ def _local(
     coordinator = Coordinator(
         bind=f"unix:{workers.socket_folder / 'coordinator'}",
         devices=devices,
+        spare=cluster.device_by_name,
         watch=workers.check,
         gone=workers.ended,
         where_is_log=lambda name: str(workers.log_of(name)),
@@ -167,7 +183,8 @@ def _local(
     )
     coordinator.start()
     stack.callback(_part, coordinator, workers)
-    workers.start([_placement(cluster, name, coordinator, testbed, options) for name in devices])
+    placement = functools.partial(_placement, cluster, coordinator, testbed, options)
+    workers.start([placement(name) for name in devices])
     coordinator.wait_for(
         devices, _LOCAL_JOIN_TIMEOUT_S, lambda joined: reporter.progress(joined, len(devices), "workers joined")
     )
@@ -178,6 +195,7 @@ def _local(
         network="testbed" if testbed else "loopback, unshaped",
         testbed=testbed,
         workers=workers,
+        placement=placement,
     )
 
 
@@ -187,7 +205,7 @@ def _part(coordinator: Coordinator, workers: LocalWorkers) -> None:
 
 
 def _placement(
-    cluster: Cluster, name: str, coordinator: Coordinator, testbed: Testbed | None, options: SessionOptions
+    cluster: Cluster, coordinator: Coordinator, testbed: Testbed | None, options: SessionOptions, name: str
 ) -> WorkerPlacement:
     device = cluster.device_by_name[name]
     settings = WorkerSettings(

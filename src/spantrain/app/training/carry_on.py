@@ -33,6 +33,8 @@ class Leg:
     """The plan by which they hold it."""
     reason: str = ""
     """Why there is a new one; empty for the first."""
+    considered: frozenset[str] | None = None
+    """Devices that were thought of when its plan was made; None: those of the plan."""
     begun_s: float = field(default_factory=time.monotonic)
     """When that was known, by the monotonic clock."""
 
@@ -45,7 +47,7 @@ def holds_all(plan: Plan, present: Collection[str]) -> bool:
 
 
 def leg_after_loss(
-    leg: Leg, error: DeviceLostError, committed: CommitPoint, present: Collection[str], *, session: Session,
+    leg: Leg, error: DeviceLostError, committed: CommitPoint, survivors: Collection[str], *, session: Session,
     request: TrainRequest, newest: Callable[[], Resume | None],
 ) -> Leg:  # fmt: skip
     """Return how a run goes on without a device.
@@ -54,7 +56,7 @@ def leg_after_loss(
         leg: that has ended.
         error: which device was lost, and on what evidence.
         committed: what had happened by then.
-        present: devices of its plan that are still here.
+        survivors: devices of its plan that are still here, with what they hold.
         session: where the run runs.
         request: what was asked for.
         newest: gives the newest complete checkpoint of the run.
@@ -63,8 +65,9 @@ def leg_after_loss(
         PeerLostError: it cannot go on; says why.
     """
     begun_s = time.monotonic()
-    if not present:
+    if not survivors:
         raise error
+    present = frozenset(survivors) | frozenset(session.coordinator.here())
     try:
         found = light_plan(leg.plan, request.profile, present, optimizer=request.job.optimizer_state)
         request.check_plan(found.plan)
@@ -75,10 +78,11 @@ def leg_after_loss(
     held_under = committed.plan if did_step else leg.held_under
     verdict = committed.verdict or (leg.kept.verdict if leg.kept else None)
     lost = f"{error.device} lost ({error.why})"
-    if held_under is not None and holds_all(held_under, present) and not request.job.staleness:
+    if held_under is not None and holds_all(held_under, survivors) and not request.job.staleness:
         return Leg(
             plan=plan, first_step=committed.step, kept=KeptState(verdict=verdict), held_under=held_under,
             reason=f"{lost}: step {committed.step + 1} is trained again, {found.how}", begun_s=begun_s,
+            considered=present,
         )  # fmt: skip
     if request.batches is not None:
         raise _no_way(error, "what it held is held by no other device, and the loop that gives batches goes not back")
@@ -86,7 +90,7 @@ def leg_after_loss(
     first_step = resume.content.step if resume else 0
     where = f"the checkpoint after {first_step} steps" if resume else "the beginning"
     return Leg(
-        plan=plan, first_step=first_step, resume=resume, begun_s=begun_s,
+        plan=plan, first_step=first_step, resume=resume, begun_s=begun_s, considered=present,
         reason=f"{lost}: what it held is held by no other device, so all go back to {where} "
         f"({_steps(committed.step - first_step)} trained again), {found.how}",
     )  # fmt: skip

@@ -3,7 +3,8 @@
 import json
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -319,3 +320,11 @@ def steady(outcomes: Sequence[StepOutcome]) -> list[StepOutcome]:
 def _quantile(values: Sequence[float], part: float) -> float:
     """Return the value that this part of all values does not exceed; 0 of none."""
     return sorted(values)[math.ceil(part * len(values)) - 1] if values else 0.0
+
+
+def refused_messages(results: Iterable[TrainResult]) -> dict[str, int]:
+    """Return how many messages were turned away on all devices, by reason."""
+    total: Counter[str] = Counter()
+    for result in results:
+        total.update(result.refused)
+    return dict(total)

@@ -104,6 +104,11 @@ class TrainRequest:
         self.job.about_statistics(self.plan.model, self.profile.graph)
         self.check_plan(self.plan)
 
+    def calm_for(self, plan: Plan) -> Plan | None:
+        """Return the plan that was made for links as planned, where a later one runs."""
+        first = self.calm_plan or self.plan
+        return None if (first.stages, first.hints) == (plan.stages, plan.hints) else first
+
     def check_plan(self, plan: Plan) -> None:
         """Raise a `PlanError` if replicas would wait for each other for ever, or have too few samples at once."""
         check_samples_at_once(plan, self.profile.graph)

@@ -1,7 +1,6 @@
 """Train a plan: plan and job in, losses and measurements out."""
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +11,8 @@ from spantrain.app.planning.plan_files import check_staleness, with_room_for_two
 from spantrain.app.profiling.slowing import MAX_REAL_COMPUTE, too_fast, what_is_emulated
 from spantrain.app.reporter import Reporter
 from spantrain.app.session import Session
-from spantrain.app.training.carry_on import leg_after_loss
+from spantrain.app.training.carry_on import Leg, leg_after_loss
+from spantrain.app.training.joining import Newcomers
 from spantrain.app.training.journal import BegunLeg, Journal, first_leg, with_what_is_held
 from spantrain.app.training.outcome import (
     HeldOutLoss,
@@ -21,6 +21,7 @@ from spantrain.app.training.outcome import (
     device_figures,
     link_figures,
     measured_step_s,
+    refused_messages,
     steady,
     with_reasons,
 )
@@ -33,7 +34,7 @@ from spantrain.app.training.traced_run import open_trace
 from spantrain.app.weight_folder import FoundWeights
 from spantrain.app.weights import write_weights
 from spantrain.core.checkpoint import SampleLedger
-from spantrain.core.plan import Plan, PlanReport
+from spantrain.core.plan import PlanReport
 from spantrain.core.quantities import format_seconds
 from spantrain.core.trace import Trace
 from spantrain.errors import ConfigError
@@ -109,6 +110,8 @@ class _RunOnSession:
         before = request.resume.ledger if request.resume else SampleLedger()
         self._ledger = before.extended(self._first_step, request.plan.global_batch)
         self._leg = first_leg(request)
+        self._goes_on = request.options.on_loss is OnLoss.GO_ON and not request.options.outer
+        """Whether devices may go and come."""
         self._stood_still_s = 0.0
         """Between this leg's first step and the end of the one before."""
         self._checkpoints = self._checkpoint_set()
@@ -156,12 +159,14 @@ class _RunOnSession:
 
     def _run_leg(self) -> dict[str, TrainResult] | None:
         """Train with the same devices until the run ends; None: it goes on with others."""
-        coordinator = self._session.coordinator
-        self._journal.write(BegunLeg(plan=self._leg.plan, step=self._leg.first_step, kept=self._leg.kept is not None))
+        coordinator, leg, later = self._session.coordinator, self._leg, self._session.coordinator.later
+        self._journal.write(BegunLeg(plan=leg.plan, step=leg.first_step, kept=leg.kept is not None))
+        tell = self._reporter.note
+        self._newcomers = Newcomers(leg, self._session, self._request, lambda text: later(lambda: tell(text)))
         with ExitStack() as stack:
-            barrier = self._barrier(self._advising(stack))
+            self._running = barrier = self._barrier(self._advising(stack))
             try:
-                return coordinator.train(
+                results = coordinator.train(
                     {name: self._order() for name in self._leg.plan.devices},
                     barrier,
                     self._on_saved,
@@ -169,23 +174,27 @@ class _RunOnSession:
                     self._request.batches,
                     self._on_begin,
                 )
+                if not barrier.paused:
+                    return results
+                self._go_on(self._newcomers.leg(barrier.committed))
             except DeviceLostError as error:
-                if self._request.options.on_loss is OnLoss.END or self._request.options.outer:
+                if not self._goes_on:
                     raise
                 barrier.abort(str(error))
-                present = coordinator.settle(self._leg.plan.devices)
-                self._carry_on(error, barrier, present)
+                survivors = coordinator.settle(leg.plan.devices)
+                self._go_on(
+                    leg_after_loss(
+                        replace(leg, plan=barrier.plan), error, barrier.committed, survivors,
+                        session=self._session, request=self._request, newest=self._newest,
+                    )
+                )  # fmt: skip
         return None
 
-    def _carry_on(self, error: DeviceLostError, barrier: StepBarrier, present: Sequence[str]) -> None:
-        """Begin another leg, without a device that was lost."""
-        leg = replace(self._leg, plan=barrier.plan)
-        self._leg = leg_after_loss(
-            leg, error, barrier.committed, present,
-            session=self._session, request=self._request, newest=self._newest,
-        )  # fmt: skip
-        self._reporter.note(self._leg.reason)
-        step = self._leg.first_step
+    def _go_on(self, leg: Leg) -> None:
+        """Begin another leg."""
+        self._leg = leg
+        self._reporter.note(leg.reason)
+        step = leg.first_step
         del self._losses[step:]
         self._outcomes = [outcome for outcome in self._outcomes if outcome.step < step]
         self._checkpoints = self._checkpoint_set()
@@ -218,6 +227,7 @@ class _RunOnSession:
             stop_requested=lambda: self._stop.wanted,
             on_step=lambda outcome: later(lambda: self._on_step(outcome)),
             on_commit=self._journal.committed,
+            pause_requested=lambda: self._newcomers.ready,
             save_requested=self._stop.take_save,
             can_checkpoint=request.checkpoints,
             advising=advising,
@@ -271,6 +281,8 @@ class _RunOnSession:
         if outcome.loss is not None:
             self._losses.append(outcome.loss)
         self._log.step(outcome, self._network.rates_at(outcome.closed_s))
+        if self._goes_on and not self._request.job.staleness:
+            self._newcomers.look(self._running.plan)
         if self._leg.reason and outcome.step == self._leg.first_step:
             moved_bytes = outcome.switch.moved_bytes if outcome.switch else 0
             self._plans.done(SwitchFigures(duration_s=self._stood_still_s, moved_bytes=moved_bytes))
@@ -303,7 +315,7 @@ class _RunOnSession:
             profile=request.profile_path,
             losses=tuple(self._losses[:step]),
             ledger=self._ledger,
-            calm_plan=_calm_plan(request, plan),
+            calm_plan=request.calm_for(plan),
         )
 
     def _outcome(self, results: Mapping[str, TrainResult]) -> TrainOutcome:
@@ -330,7 +342,7 @@ class _RunOnSession:
             heldout_losses=tuple(
                 HeldOutLoss(steps_done=entry.step, loss=entry.eval_loss) for entry in self._log.evaluations
             ),
-            refused_messages=_refused(results.values()),
+            refused_messages=refused_messages(results.values()),
             first_step=self._first_step,
             train_s=sum(outcome.duration_s for outcome in self._outcomes),
             samples=self._log.samples_between(self._first_step, len(self._losses)),
@@ -383,18 +395,3 @@ class _RunOnSession:
             losses=tuple(self._losses),
         )
         write_run(request.out, content)
-
-
-def _calm_plan(request: TrainRequest, plan: Plan) -> Plan | None:
-    """Return the plan that was made for links as planned, where a later one runs."""
-    first = request.calm_plan or request.plan
-    same = (first.stages, first.hints) == (plan.stages, plan.hints)
-    return None if same else first
-
-
-def _refused(results: Iterable[TrainResult]) -> dict[str, int]:
-    """Return how many messages were turned away on all devices, by reason."""
-    total: Counter[str] = Counter()
-    for result in results:
-        total.update(result.refused)
-    return dict(total)

@@ -123,6 +123,11 @@ class StepBarrier:
         return steps_done in self._to_save
 
     @property
+    def paused(self) -> bool:
+        """Whether the last verdict has ended all orders, for others to go on with what devices hold."""
+        return self._verdict is not None and self._verdict.pause
+
+    @property
     def committed(self) -> CommitPoint:
         """What has happened for good; after `abort` it stays so."""
         with self._closed:

@@ -2,7 +2,7 @@
 
 import queue
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from spantrain.errors import PeerLostError
 from spantrain.recovery.policy import DeviceFailed, DeviceLost, EndOnLoss, MakeRecovery, RecoveryEvent, RecoveryPolicy
@@ -51,6 +51,7 @@ class Coordinator:
         *,
         bind: str,
         devices: Sequence[str],
+        spare: Collection[str] = (),
         watch: Callable[[], None] = lambda: None,
         gone: Callable[[], Mapping[str, str]] = dict,
         where_is_log: Callable[[str], str] = lambda _name: "what its worker has printed, on its own machine",
@@ -58,16 +59,16 @@ class Coordinator:
         credentials: Credentials | None = None,
         make_recovery: MakeRecovery = EndOnLoss,
     ) -> None:
-        """`watch` is called again and again, and raises what ends everything. `gone`: which devices' workers are
-        known to have ended since it was asked last, and how, by who started them and need not wait for silence.
-        `heartbeat_timeout_s`: after what silence a worker is lost; None: as measured, six seconds at most.
-        `credentials`: what workers know it by, of one that went before it; None: new ones.
+        """`spare`: devices that may join besides. `watch` is called again and again, and raises what ends everything.
+        `gone`: which devices' workers are known to have ended since it was asked last, and how, by who started them and
+        need not wait for silence. `heartbeat_timeout_s`: after what silence a worker is lost; None: as measured, six
+        seconds at most. `credentials`: what workers know it by, of one that went before it; None: new ones.
         """
         self._watch = watch
         self._ended = gone
         self._make_recovery = make_recovery
         self._where_is_log = where_is_log
-        self._roster = Roster(devices, heartbeat_timeout_s)
+        self._roster = Roster(devices, heartbeat_timeout_s, spare)
         self._service = WorkerService(self._roster, self.later)
         self._changed = self._service.changed
         self._deferred: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -240,12 +241,16 @@ class Coordinator:
             return {member.name: member.held for member in self._roster if member.held is not None}
 
     def settle(self, names: Sequence[str]) -> tuple[str, ...]:
-        """Wait until devices have left the orders that were ended; return those of them that are still here."""
+        """Wait until devices have left the orders that were ended; return those of them that are still here.
+
+        A worker that has joined since in the name of one of them is none: it holds nothing.
+        """
         while True:
             self._make_deferred_calls()
             self._gone()
             with self._changed:
-                present = [name for name in names if name not in self._roster.missing(names)]
+                gone = self._roster.missing(names)
+                present = [name for name in names if name not in gone and self._roster[name].order is not None]
                 if not any(self._roster[name].is_busy for name in present):
                     break
                 self._changed.wait(_TICK_S)

@@ -63,9 +63,10 @@ class Departure:
 class Roster:
     """The workers of a session, by the devices that they stand for. Not for several threads at once."""
 
-    def __init__(self, devices: Sequence[str], lost_after_s: float | None) -> None:
-        """Await these devices; `lost_after_s` is what silence is a loss, None: as measured."""
+    def __init__(self, devices: Sequence[str], lost_after_s: float | None, spare: Collection[str] = ()) -> None:
+        """Await these devices, and let in `spare` ones; `lost_after_s` is what silence is a loss, None: as measured."""
         self._devices = tuple(devices)
+        self._spare = frozenset(spare) - frozenset(devices)
         self.patience_s = lost_after_s or LONGEST_SILENCE_S
         """The longest silence that is borne, on either side."""
         self._detector = LossDetector(lost_after_s)
@@ -111,8 +112,9 @@ class Roster:
             raise RemoteRefusal(
                 f"{peer}: this run has {len(self._devices)} devices, ranks 0 to {len(self._devices) - 1}"
             )
-        if device not in self._devices:
-            raise RemoteRefusal(f"there is no device {device} here; this run has {', '.join(self._devices)}")
+        if device not in self._devices and device not in self._spare:
+            others = f", and lets {', '.join(sorted(self._spare))} join" if self._spare else ""
+            raise RemoteRefusal(f"there is no device {device} here; this run has {', '.join(self._devices)}{others}")
         return device
 
     def introduce(self, peer: str, said: Introduction) -> None:
