@@ -11,7 +11,7 @@ from torch.nn import functional
 from spantrain.errors import ConfigError
 from spantrain.models.randomness.counter import at_least, fractions, normals, random_bits, row_words
 from spantrain.models.randomness.reference import seeded
-from spantrain.models.randomness.shapes import DrawnShape, seen_shape
+from spantrain.models.randomness.shapes import DrawnShape, seen_shape, seen_shapes
 
 CPU = torch.device("cpu")
 NUMBERS = 1 << 16
@@ -91,6 +91,8 @@ class AllDraws(nn.Module):
         hidden = hidden * torch.bernoulli(torch.full((rows, 1, 1), 0.5)) + torch.randn_like(hidden)
         hidden = hidden * torch.rand([]) + hidden.new_empty((rows, 1, 1)).bernoulli_(0.5) + torch.rand(rows, 1, 1)
         hidden = hidden + functional.gumbel_softmax(hidden) + torch.randint(0, 5, (rows, 1, 1))
+        hidden = hidden[:, torch.randperm(5)] + torch.multinomial(hidden.abs().flatten(1), 2).sum(1)[:, None, None] / 80
+        hidden = hidden + hidden.abs().flatten(0, 1).multinomial(3, replacement=True).view(rows, 5, 3)[..., :1] / 16
         hidden = self.drop(self.drop(hidden)).flatten(0, 1)
         hidden = self.drop(hidden).view_as(given)
         hidden = self.encoder(self.attention(hidden, hidden, hidden)[0])
@@ -160,14 +162,45 @@ def test_shorter_types(kind: str) -> None:
 
 
 def test_what_no_sample_is_known_of_is_noted() -> None:
-    class Shuffled(nn.Module):
+    class Counts(nn.Module):
         def forward(self, given: Tensor) -> Tensor:
-            return given[torch.randperm(len(given))]
+            return torch.poisson(given)
 
-    model = nn.Sequential(Shuffled())
+    model = nn.Sequential(Counts())
     with seeded(model, seed=0, step=0) as draws:
         model(torch.ones(4, 2))
-    assert draws.unlike == ["0: `randperm` draws by aten.randperm.default"]
+    assert draws.unlike == ["0: `poisson` draws by aten.poisson.default"]
+
+
+@pytest.mark.parametrize("replacement", [False, True])
+def test_categories_are_chosen_by_their_weights(replacement: bool) -> None:
+    class Chooses(nn.Module):
+        def forward(self, weights: Tensor) -> Tensor:
+            return torch.multinomial(weights, 2, replacement=replacement)
+
+    weights = torch.tensor([1.0, 0.0, 5.0, 2.0])
+    with seeded(Chooses(), seed=4, step=1) as draws:
+        model = Chooses()
+        draws.resize(NUMBERS)
+        chosen = model(weights.expand(NUMBERS, 4))
+    first = torch.bincount(chosen[:, 0], minlength=4) / NUMBERS
+    torch.testing.assert_close(first, weights / 8, atol=0.01, rtol=0)
+    assert first[1] == 0
+    assert bool((chosen[:, 0] == chosen[:, 1]).any()) is replacement
+
+
+def test_an_order_is_drawn_once_for_all_samples_and_never_of_them() -> None:
+    with seeded(nn.Identity(), seed=0, step=0) as draws:
+        draws.resize(8)
+        orders = [torch.randperm(8), torch.randperm(8)]
+    assert all(sorted(order.tolist()) == list(range(8)) for order in orders)
+    assert orders[0].tolist() != orders[1].tolist()
+    small, large = ({":0": ("randperm", (size,))} for size in (2, 3))
+    assert seen_shapes(small, large, (2, 3)) == (
+        {},
+        ("`randperm` in the model draws (2,) and (3,) for 2 and 3 samples",),
+    )
+    assert seen_shapes(small, small, (2, 3))[0] == {":0": DrawnShape(dim=None, sizes=(2,))}
 
 
 def test_dropout_of_packed_sequences_is_refused_with_a_remedy() -> None:

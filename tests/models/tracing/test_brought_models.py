@@ -78,6 +78,7 @@ TRAIN = {
 
 REFUSED = {
     "dropout_run_again": r"its own torch.utils.checkpoint does not run again what ran before.*--recompute-all",
+    "dropout_run_again_by_a_backward_pass_inside": "own torch.utils.checkpoint does not run again what ran before",
     "statistics_of_the_batch": r"one by one there is none .*1 \(BatchNorm1d\) has no running statistics",
     "traced": "is of torch.jit, .*return the module that it was made of",
     "old_weight_norm": r"0 \(Linear\) keeps weight, a tensor made of parameters",

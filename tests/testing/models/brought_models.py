@@ -277,12 +277,22 @@ def statistics_of_the_batch():
 
 
 class Again(Block):
+    reentrant = False
+
     def forward(self, hidden: Tensor) -> Tensor:
-        return checkpoint(super().forward, hidden, use_reentrant=False)
+        return checkpoint(super().forward, hidden, use_reentrant=self.reentrant)
 
 
 def dropout_run_again():
     return classified(Again(chance=0.3))
+
+
+class AgainInside(Again):
+    reentrant = True
+
+
+def dropout_run_again_by_a_backward_pass_inside():
+    return classified(nn.Linear(WIDTH, WIDTH), AgainInside(chance=0.3))
 
 
 def hooked():

@@ -20,7 +20,7 @@ from spantrain.errors import ConfigError
 from spantrain.models.randomness.counter import at_least, normals, random_bits, row_words
 from spantrain.models.randomness.operations import DrawnOperations
 from spantrain.models.randomness.places import CallChain
-from spantrain.models.randomness.shapes import DrawnShapes, Sizes, guessed_shape
+from spantrain.models.randomness.shapes import ORDERS, DrawnShape, DrawnShapes, Sizes, guessed_shape
 
 PLAIN_DROPOUT = frozenset({"dropout", "dropout_"})
 """Names of functions that drop each number by itself."""
@@ -171,8 +171,9 @@ class SeededDraws(TorchFunctionMode):
         sizes, place = tuple(shape), self.chain.next_place()
         self.noted[place] = self._function, sizes
         if like is not None and is_fake(like):
-            return made(torch.zeros_like(like, dtype=torch.float32 if normal else torch.int32))
+            return made(like.new_zeros(sizes, dtype=torch.float32 if normal else torch.int32))
         known = self._modules.shapes.get(place) or guessed_shape(sizes, self._samples.count)
+        known = DrawnShape(dim=None, sizes=sizes) if self._function in ORDERS else known
         try:
             own = known.of_sample(sizes, self._samples.count)
         except ValueError as error:

@@ -107,11 +107,33 @@ def _exponential(draws: Drawing, named: Mapping[str, Any]) -> Tensor:
     shape, device, dtype, like = _wanted(named)
     rate = named.get("lambd", 1.0)
 
-    def made(bits: Tensor) -> Tensor:
-        found: Tensor = -torch.log(fractions(bits, torch.float32, above_zero=True)) / rate
-        return found
+    return draws.drawn(shape, device, lambda bits: _waits(bits) / rate, like=like).to(dtype)
 
-    return draws.drawn(shape, device, made, like=like).to(dtype)
+
+def _waits(bits: Tensor) -> Tensor:
+    """Return numbers of the exponential distribution of rate 1."""
+    return fractions(bits, torch.float32, above_zero=True).log().neg()
+
+
+def _chosen(draws: Drawing, named: Mapping[str, Any]) -> Tensor:
+    """Return categories by their weights; without repeats the largest of weights over exponential draws."""
+    weights = named["self"].to(torch.float32)
+    if named.get("replacement"):
+        shape = (*weights.shape[:-1], named["num_samples"])
+        found = draws.drawn(shape, weights.device, lambda bits: fractions(bits, torch.float32), like=weights)
+        sums = weights.cumsum(-1)
+        index: Tensor = torch.searchsorted(sums, found * sums[..., -1:], right=True)
+        return index
+
+    found = draws.drawn(weights.shape, weights.device, _waits, like=weights)
+    chosen: Tensor = (weights / found).topk(named["num_samples"], dim=-1).indices
+    return chosen
+
+
+def _order(draws: Drawing, named: Mapping[str, Any]) -> Tensor:
+    dtype, device = named.get("dtype"), torch.device(named.get("device") or torch.get_default_device())
+    found = draws.drawn((named["n"],), device, lambda bits: bits)
+    return found.argsort(stable=True).to(dtype if isinstance(dtype, torch.dtype) else torch.int64)
 
 
 def _wanted(
@@ -132,6 +154,7 @@ _NUMBERS: Mapping[str, Callable[[Drawing, Mapping[str, Any]], Tensor | None]] = 
         "bernoulli": _bernoulli,
         "bernoulli_": _bernoulli,
         "exponential_": _exponential,
+        "multinomial": _chosen,
         "normal_": _normal,
         "rand": _uniform,
         "rand_like": _uniform,
@@ -139,6 +162,7 @@ _NUMBERS: Mapping[str, Callable[[Drawing, Mapping[str, Any]], Tensor | None]] = 
         "randint_like": _whole,
         "randn": _normal,
         "randn_like": _normal,
+        "randperm": _order,
         "uniform_": _uniform,
     }
 )

@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 Sizes = tuple[int, ...]
+ORDERS = frozenset({"randperm"})
+"""Names of functions whose numbers belong together: they are drawn once for all samples, and never one for each."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +58,7 @@ def seen_shapes(
     for place in dict.fromkeys((*small, *large)):
         both = small.get(place), large.get(place)
         shape = seen_shape(both[0][1], both[1][1], samples) if both[0] and both[1] else None
-        if shape is None:
+        if shape is None or (shape.dim is not None and next(one[0] for one in both if one) in ORDERS):
             module = place.rpartition(":")[0].rpartition(">")[2] or "the model"
             sizes = " and ".join(str(one[1]) if one else "nothing" for one in both)
             name = next(one[0] for one in both if one)

@@ -14,7 +14,8 @@ from torch.utils.checkpoint import CheckpointError
 
 from spantrain.core.units import ModelSpec, WholeMicroBatch
 from spantrain.errors import ConfigError
-from spantrain.models.randomness.draws import DrawnSamples, SeededDraws
+from spantrain.models.randomness.draws import DrawingModules, DrawnSamples, SeededDraws
+from spantrain.models.randomness.operations import DrawnOperations
 from spantrain.models.randomness.reference import seeded
 from spantrain.models.tracing.batch import ModelBatch, picked
 from spantrain.models.tracing.check import called_on, calls_of, is_close
@@ -130,18 +131,6 @@ def _how(loaded: Loaded, batch: ModelBatch) -> str:
     return ""
 
 
-@contextlib.contextmanager
-def _its_checkpointing_named(spec: ModelSpec) -> Iterator[None]:
-    """Refuse a model that runs parts of itself again in backward, where they draw other numbers than before."""
-    try:
-        yield
-    except CheckpointError as error:
-        raise ConfigError(
-            f"model {spec.name}: its own torch.utils.checkpoint does not run again what ran before, as where dropout "
-            "is drawn inside of it; leave it out: the plan says what is run again (--recompute-all)"
-        ) from error
-
-
 def _check_gradients(spec: ModelSpec, units: Sequence[UnitModule], loaded: Loaded, found: Dependence) -> Dependence:
     """Compare gradients of some samples at once: the unsplit model's, and the units', also of one at a time."""
     batch = loaded.batch.resized(_FEW)
@@ -183,11 +172,21 @@ def _whole_gradients(
         return tensor
 
     shapes = next((unit.draws for unit in units if unit.draws), {})
-    with uncompiled(), torch.enable_grad(), _its_checkpointing_named(spec):
+    again = SeededDraws(DrawingModules.of(loaded.module, {}), DrawnSamples(seed=0, step=0, first=0, count=1))
+    with uncompiled(), torch.enable_grad():
         hooks = torch.autograd.graph.saved_tensors_hooks(seen, lambda tensor: tensor)
         with hooks, seeded(loaded.module, seed=0, step=0, shapes=shapes):
             result = picked(loaded.loss, called_on(loaded, batch), f"model {spec.name}")
-        loaded.loss(result, batch.labels, batch.samples).backward()  # type: ignore[no-untyped-call]
+        try:
+            with DrawnOperations(again):
+                loaded.loss(result, batch.labels, batch.samples).backward()  # type: ignore[no-untyped-call]
+        except CheckpointError:
+            again.noted[""] = "", ()
+    if again.noted or again.unlike:
+        raise ConfigError(
+            f"model {spec.name}: its own torch.utils.checkpoint does not run again what ran before, as where dropout "
+            "is drawn inside of it; leave it out: the plan says what is run again (--recompute-all)"
+        )
     return types
 
 
