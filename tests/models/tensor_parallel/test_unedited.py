@@ -9,11 +9,13 @@ import pytest
 import torch
 
 from spantrain.core.span import Span
-from spantrain.models.build import build_units, example_inputs, example_rows
+from spantrain.models.build import build_units, example_inputs, example_rows, unit_source
+from spantrain.models.catalog.catalog import resolve_model
 from spantrain.models.sources import hf_spec
 from spantrain.models.tensor_parallel.shard import notices, sums_of
 from spantrain.models.units import LABELS
 from testing.models.divided_units import Work, assert_like_whole
+from testing.models.zoo.trial import FOLDER
 
 pytestmark = pytest.mark.tensor_parallel
 
@@ -45,3 +47,13 @@ def test_an_unedited_model_in_parts_trains_as_the_whole_does(
     members = assert_like_whole(lambda: build_units(spec, seed=3), work, (2, 1), sequence_parallel=sequence_parallel)
     assert sequence_parallel == any(text.startswith("reduce_scatter") for text in members[0].operations)
     assert notices(members[0].units) == ()
+
+
+@pytest.mark.parametrize("name", ["torch_attention", "torch_transformer"])
+def test_torchs_attention_drops_in_parts_what_the_whole_drops(name: str) -> None:
+    spec = resolve_model(f"{FOLDER / 'plain'}.py:{name}")
+    batch = unit_source(spec).batch().resized(4)
+    spans = Span(0, 3), Span(3, 4)
+    work = Work(inputs=batch.inputs, labels=batch.labels, spans=spans, order="FIW", is_first=True)
+    members = assert_like_whole(lambda: build_units(spec, seed=3), work, (3, 1))
+    assert any(type(part).__name__ == "DividedHeads" for unit in members[0].units for part in unit.modules())

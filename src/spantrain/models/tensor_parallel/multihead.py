@@ -86,7 +86,7 @@ _PLACES = tuple(field.name for field in fields(_Asked))
 
 
 class DividedHeads(nn.Module):
-    """The own heads of `torch.nn.MultiheadAttention`, without dropout; arguments and results are the same."""
+    """The own heads of `torch.nn.MultiheadAttention`; arguments and results are the same."""
 
     def __init__(
         self, whole: nn.MultiheadAttention, heads: tuple[Span, ...], copy: InputCopy, group: TensorGroup
@@ -100,6 +100,7 @@ class DividedHeads(nn.Module):
         self.num_heads = whole.num_heads
         self.head_dim = whole.head_dim
         self.batch_first = whole.batch_first
+        self.dropout = whole.dropout
         self._qkv_same_embed_dim = False  # what torch's layers ask before they take their inference kernel
         self._heads = heads
         self._copy = copy
@@ -118,9 +119,12 @@ class DividedHeads(nn.Module):
         if asked.need_weights:
             scores = own_query @ own_key.transpose(-1, -2) / math.sqrt(self.head_dim)
             weights = torch.softmax(scores if mask is None else scores + mask, dim=-1)
+            # Heads are drawn for beside samples, as torch does.
+            weights = functional.dropout(weights.flatten(0, 1), self.dropout, self.training).view_as(weights)
             mixed = weights @ own_value
         else:
-            mixed = functional.scaled_dot_product_attention(own_query, own_key, own_value, mask)
+            chance = self.dropout if self.training else 0.0
+            mixed = functional.scaled_dot_product_attention(own_query, own_key, own_value, mask, chance)
         output: Tensor = self.out_proj(mixed.transpose(1, 2).flatten(2))
         if batched and not self.batch_first:
             output = output.transpose(0, 1)

@@ -104,6 +104,24 @@ def torch_transformer():
     return Translator(), (read, written, labels), _token_loss
 
 
+class Attentive(nn.Module):
+    """Whose attention gives its weights, of which some are dropped."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention, self.last = nn.MultiheadAttention(WIDTH, 4, dropout=0.3), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        turned = hidden.transpose(0, 1)
+        mixed, weights = self.attention(turned, turned, turned)
+        return hidden + self.last(mixed.transpose(0, 1)) * (1 + weights.square().sum(dim=-1, keepdim=True))
+
+
+def torch_attention():
+    layers = [nn.Embedding(WORDS, WIDTH), *(Attentive() for _ in range(4)), nn.Linear(WIDTH, WORDS)]
+    return nn.Sequential(*layers), _texts(), _token_loss
+
+
 class Autoencoder(nn.Module):
     """Whose decoder has the encoder's weights, turned."""
 
