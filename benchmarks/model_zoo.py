@@ -3,8 +3,9 @@
 Each is returned by a function, unedited, with random weights and four layers or more (`tests/testing/models/zoo`). It
 is cut into units, planned over two to four devices with a profile by data sheets, and trained for three steps of SGD in
 a stage for each device and several micro-batches; losses and gradients of all parameters are compared with those of one
-process in plain PyTorch, in evaluation mode. Real: cutting, planning, computation. There are no processes, no network,
-and no times. Without `--only` the results are written, and the table in docs/models.md is made anew.
+process in plain PyTorch, in training mode with the same draws. Real: cutting, planning, computation. There are no
+processes, no network, and no times. Without `--only` the results are written, and the table in docs/models.md is made
+anew.
 """
 
 import argparse

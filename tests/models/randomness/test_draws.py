@@ -203,6 +203,12 @@ def test_an_order_is_drawn_once_for_all_samples_and_never_of_them() -> None:
     assert seen_shapes(small, small, (2, 3))[0] == {":0": DrawnShape(dim=None, sizes=(2,))}
 
 
+def test_choices_of_one_sample_after_another_are_allowed_where_they_are_checked() -> None:
+    small, large = ({f":{row}": ("multinomial", (7,)) for row in range(samples)} for samples in (2, 3))
+    assert seen_shapes(small, large, (2, 3), in_loops=True)[1] == ()
+    assert "draws nothing and (7,)" in seen_shapes(small, large, (2, 3))[1][0]
+
+
 def test_dropout_of_packed_sequences_is_refused_with_a_remedy() -> None:
     class Packed(nn.LSTM):
         def forward(self, given: Tensor) -> Tensor:

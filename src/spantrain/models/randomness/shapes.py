@@ -51,13 +51,22 @@ def seen_shape(small: Sizes, large: Sizes, samples: tuple[int, int]) -> DrawnSha
 
 
 def seen_shapes(
-    small: Mapping[str, tuple[str, Sizes]], large: Mapping[str, tuple[str, Sizes]], samples: tuple[int, int]
+    small: Mapping[str, tuple[str, Sizes]],
+    large: Mapping[str, tuple[str, Sizes]],
+    samples: tuple[int, int],
+    *,
+    in_loops: bool = False,
 ) -> tuple[DrawnShapes, tuple[str, ...]]:
-    """Return the shapes of what was drawn, noted by place with the function that drew it, and what is unlike."""
+    """Return the shapes of what was drawn, noted by place with the function that drew it, and what is unlike.
+
+    With `in_loops`, `multinomial` may be called for one sample after another: whether that matters is checked later.
+    """
     found, unlike = dict[str, DrawnShape](), []
     for place in dict.fromkeys((*small, *large)):
         both = small.get(place), large.get(place)
         shape = seen_shape(both[0][1], both[1][1], samples) if both[0] and both[1] else None
+        if in_loops and not both[0] and both[1] and both[1][0] == "multinomial":
+            continue
         if shape is None or (shape.dim is not None and next(one[0] for one in both if one) in ORDERS):
             module = place.rpartition(":")[0].rpartition(">")[2] or "the model"
             sizes = " and ".join(str(one[1]) if one else "nothing" for one in both)

@@ -308,7 +308,7 @@ def shapes_drawn(spec: ModelSpec, small: SeededDraws, large: SeededDraws) -> Dra
     """
     if spec.family == "hf" and (operations := small.unlike or large.unlike):
         raise ConfigError(f"model {spec.name}: {operations[0]}, not by sample; train with --dropout off")
-    draws, unlike = seen_shapes(small.noted, large.noted, (SMALL, LARGE))
+    draws, unlike = seen_shapes(small.noted, large.noted, (SMALL, LARGE), in_loops=spec.family != "hf")
     if unlike:
         raise ConfigError(
             f"model {spec.name}: {unlike[0]}, so what is drawn cannot be told by sample: have it draw with the samples "
