@@ -2,7 +2,7 @@
 
 import types
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -108,11 +108,11 @@ def test_whatever_one_field_becomes_is_read_or_refused(event: OuterEvent, data: 
 @given(events, st.data())
 def test_a_field_that_is_missing_is_named(event: OuterEvent, data: st.DataObject) -> None:
     plain = encode_message(event)
-    names = [field.name for field in fields(event) if field.name != "fragment"]
+    names = [field.name for field in fields(event) if field.default is MISSING]
     if names:
         name = data.draw(st.sampled_from(names))
         del plain[name]
-        with pytest.raises(ProtocolError, match=f"missing: {name}"):
+        with pytest.raises(ProtocolError, match=f"{name}: is missing"):
             decode_event(plain)
 
 
@@ -124,18 +124,18 @@ PUSH = {"kind": "PushAsked", "cluster": "a", "base_version": 1, "tokens": 5, "pr
     [
         ({"kind": "Popen"}, r"unknown event 'Popen'"),
         ({"kind": "StartPush"}, r"unknown event 'StartPush'"),
-        ({"kind": ["PushAsked"]}, r"unknown event a list"),
-        ({"extra": 1}, r"PushAsked: fields unknown: 'extra'"),
-        ({"cluster": 7}, r"PushAsked.cluster: must be text, got 7"),
-        ({"cluster": "x" * 70_000}, r"PushAsked.cluster: may have 65536 characters, got 70000"),
-        ({"tokens": True}, r"PushAsked.tokens: must be a whole number of 64 bits, got True"),
-        ({"tokens": 1.0}, r"PushAsked.tokens: must be a whole number"),
-        ({"tokens": 2**63}, r"PushAsked.tokens: must be a whole number of 64 bits"),
-        ({"tokens": 10**5000}, r"got a number of over 70 bits"),
+        ({"kind": ["PushAsked"]}, r"unknown event \['PushAsked'\]"),
+        ({"extra": 1}, r"PushAsked: extra: unknown key 'extra'"),
+        ({"cluster": 7}, r"PushAsked: cluster: must be text, got 7"),
+        ({"cluster": "x" * 70_000}, r"PushAsked: cluster: is larger than messages have it"),
+        ({"tokens": True}, r"PushAsked: tokens: must be a whole number, got true"),
+        ({"tokens": 1.0}, r"PushAsked: tokens: must be a whole number, got 1.0"),
+        ({"tokens": 2**63}, r"PushAsked: tokens: is larger than messages have it"),
+        ({"tokens": 10**5000}, r"PushAsked: tokens: is larger than messages have it"),
         ({"tokens": -1}, r"PushAsked: a: tokens must be 0 to 2\^48, a version not negative"),
-        ({"progress": {}}, r"PushAsked.progress: must be a list, got an object"),
-        ({"progress": [{"lease": 1, "upto": "2"}]}, r"PushAsked.progress\[0\].upto: must be a whole number"),
-        ({"progress": [0] * 200_001}, r"PushAsked.progress: may have 200000 entries"),
+        ({"progress": {}}, r"PushAsked: progress: must be a list, got an object"),
+        ({"progress": [{"lease": 1, "upto": "2"}]}, r"PushAsked: progress\[0\].upto: must be a whole number"),
+        ({"progress": [0] * 200_001}, r"PushAsked: progress: is larger than messages have it"),
     ],
 )
 def test_what_is_refused(change: dict[str, Any], message: str) -> None:
@@ -153,7 +153,7 @@ def test_an_event_is_an_object(data: object) -> None:
 
 @pytest.mark.parametrize("ticket", ["2", "2.", "a.b", "-1.2", "1.2.3", "9" * 39 + ".1.", 2.17, None])
 def test_a_ticket_is_two_numbers(ticket: object) -> None:
-    with pytest.raises(ProtocolError, match=r"PushSent.push: must be a ticket like 2.17"):
+    with pytest.raises(ProtocolError, match=r"PushSent: push: (not a ticket|must be text like \"2.17\")"):
         decode_event({"kind": "PushSent", "cluster": "a", "push": ticket})
 
 
@@ -195,7 +195,7 @@ def test_other_values_come_back(value: Any) -> None:
 
 
 def test_a_rule_that_is_not_known_here_is_refused_by_name() -> None:
-    with pytest.raises(ProtocolError, match=r"rule\.name: must be one of nesterov.*got 'adam'"):
+    with pytest.raises(ProtocolError, match=r"rule: name: must be one of nesterov.*got \"adam\""):
         decode_value(OuterRule, {"name": "adam"}, "rule")  # type: ignore[type-abstract]
 
 
@@ -206,5 +206,7 @@ def test_a_layout_that_is_none_is_refused_with_its_reason() -> None:
         decode_value(ShardLayout, plain, "layout")
     plain = encode_value(LAYOUT)
     plain["layers"][0]["parameters"][0]["dtype"] = "object"
-    with pytest.raises(ProtocolError, match=r"layout.layers\[0\].parameters\[0\]: parameter 0.w: dtype must be one of"):
+    with pytest.raises(
+        ProtocolError, match=r"layout: layers\[0\].parameters\[0\]: parameter 0.w: dtype must be one of"
+    ):
         decode_value(ShardLayout, plain, "layout")

@@ -108,3 +108,12 @@ def format_bytes(count: float) -> str:
         if count >= _BYTES[unit]:
             return f"{count / _BYTES[unit]:.3g} {unit}"
     return f"{count:.0f} B"
+
+
+def format_speed(samples_per_s: float) -> str:
+    """Return samples per second in four digits.
+
+    >>> format_speed(31.0412), format_speed(12345.6)
+    ('31.04', '12,346')
+    """
+    return f"{samples_per_s:.4g}" if samples_per_s < 1000 else f"{samples_per_s:,.0f}"

@@ -4,8 +4,8 @@ from rich.table import Column, Table
 
 from spantrain.app.profiling.slowing import SOUND_REAL_COMPUTE
 from spantrain.cli.render.render import TerminalReporter
-from spantrain.cli.render.text import console_for_people, format_speed, say
-from spantrain.core.quantities import format_bytes, format_seconds
+from spantrain.cli.render.text import console_for_people, say
+from spantrain.core.quantities import format_bytes, format_seconds, format_speed
 from spantrain_studies.comparison.figures import CompareOutcome, ComparisonBounds, MethodFigures, Scale
 
 _PLAIN_WIDTH = 140

@@ -17,7 +17,6 @@ from spantrain.errors import Interrupted
 from spantrain.models.graph import build_graph
 from spantrain.runtime.checkpoint.manifest import CheckpointSet, Manifest
 from spantrain.runtime.control.orders import PeerEntry, TrainOrder, TrainResult
-from spantrain.runtime.control.plane import MemoryControlPlane
 from spantrain.runtime.control.requests import Introduction, SavedFile
 from spantrain.runtime.coordinator.advice import Advice, check_change
 from spantrain.runtime.coordinator.barrier import StepBarrier, StepOutcome
@@ -30,6 +29,7 @@ from spantrain.runtime.worker.stale_session import session_of
 from spantrain.runtime.worker.trainer import TrainSession
 from testing.memory_mailbox import MemoryNetwork
 from testing.patience import PATIENCE_S
+from testing.runtime.control import MemoryControlPlane
 from testing.runtime.thread_groups import thread_groups
 
 

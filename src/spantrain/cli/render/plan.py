@@ -6,7 +6,7 @@ from rich.console import Console
 
 from spantrain.cli.render.text import console_for_people, say, short_way
 from spantrain.core.plan import Plan, Replica, Stage, StateSharding
-from spantrain.core.quantities import format_bandwidth, format_bytes, format_seconds
+from spantrain.core.quantities import format_bandwidth, format_bytes, format_seconds, format_speed
 from spantrain.cost.analytic import ANALYTIC_METHOD
 from spantrain.formats.registry import WireFormat
 
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from rich import box
 from rich.table import Table
 
-from spantrain.cli.render.text import few, format_speed
+from spantrain.cli.render.text import few
 
 if TYPE_CHECKING:
     from spantrain.core.outer.groups import OuterGroup, OuterPlan

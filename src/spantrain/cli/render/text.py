@@ -53,15 +53,6 @@ def few(names: Sequence[str]) -> str:
     return ", ".join(names) if len(names) <= _FEW else f"{names[0]} and {len(names) - 1} more"
 
 
-def format_speed(samples_per_s: float) -> str:
-    """Return samples per second in four digits.
-
-    >>> format_speed(31.0412), format_speed(12345.6)
-    ('31.04', '12,346')
-    """
-    return f"{samples_per_s:.4g}" if samples_per_s < 1000 else f"{samples_per_s:,.0f}"
-
-
 def short_way(name: str) -> str:
     """Return a link's name without the places that both ends are in.
 

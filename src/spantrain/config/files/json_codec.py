@@ -1,8 +1,8 @@
 """Dataclass <-> plain JSON, driven by the type hints; reading is strict and tells everything that is wrong.
 
 Dataclasses become objects (fields in their order), tuples lists, mappings objects (keys sorted, so that equal
-values give equal text), enums their values, None null; Span and Action become their text forms. Bytes stay as they are:
-messages have them, files do not.
+values give equal text), enums their values, None null; Span, Action and Ticket become their text forms. Bytes stay as
+they are: messages have them, files do not.
 """
 
 import json
@@ -12,51 +12,73 @@ from collections.abc import Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
 from enum import Enum
 from functools import cache
-from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from spantrain.config.files.parsing import OutOfRange
 from spantrain.config.files.problems import Problems, shortened
 from spantrain.core.action import Action
+from spantrain.core.outer.events import Ticket
 from spantrain.core.span import Span
 from spantrain.errors import ConfigError, SpanTrainError
 
 T = TypeVar("T")
 _WIDTH = 120
-_TEXT_FORMS: tuple[type[Span] | type[Action], ...] = (Span, Action)
+_TEXT_FORMS: Mapping[type[Span] | type[Action] | type[Ticket], str] = {
+    Span: "[0:16]",
+    Action: "2F[0:16]",
+    Ticket: "2.17",
+}
+"""What is written as its text form, with an example."""
+_MAX_TEXT, _MAX_LIST = 65_536, 200_000
+"""In `wire` messages."""
 _BAD = object()
 """In the place of a value that could not be read; its problem is noted."""
 
 
-def to_json(value: object) -> Any:
-    """Return a value as objects, lists, text, numbers, booleans and None.
+class NamedKinds:
+    """Base of what comes in kinds, all dataclasses: written with its `name`, and read as the kind of that name."""
+
+    name: ClassVar[str]
+
+    @classmethod
+    def kinds(cls) -> Mapping[str, type["NamedKinds"]]:
+        """Return all there are, by name."""
+        raise NotImplementedError
+
+
+def to_json(value: object, *, wire: bool = False) -> Any:
+    """Return a value as objects, lists, text, numbers, booleans and None; numbers need not be finite on the `wire`.
 
     Raises:
         ValueError: a number is not finite (JSON has none), or a type has no JSON form; with the field's path.
     """
-    return _write(value, "")
+    return _write(value, "", wire)
 
 
-def _write(value: object, path: str) -> Any:
+def _write(value: object, path: str, wire: bool) -> Any:
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, float):
-        if not math.isfinite(value):
+        if not (wire or math.isfinite(value)):
             raise ValueError(f"{path or 'value'}: {value} cannot be written; JSON has finite numbers only")
         return float(value)
     if value is None or isinstance(value, str | bool | int | bytes):
         return value
-    if isinstance(value, _TEXT_FORMS):
+    if isinstance(value, tuple(_TEXT_FORMS)):
         return str(value)
     if is_dataclass(value) and not isinstance(value, type):
-        return {f.name: _write(getattr(value, f.name), _below(path, f.name)) for f in fields(value)}
+        named = {"name": value.name} if isinstance(value, NamedKinds) else {}
+        return named | {f.name: _write(getattr(value, f.name), _below(path, f.name), wire) for f in fields(value)}
     if isinstance(value, Mapping):
-        return {_key(key, path): _write(value[key], _below(path, str(key))) for key in sorted(value)}
+        return {_key(key, path): _write(value[key], _below(path, str(key)), wire) for key in sorted(value)}
     if isinstance(value, tuple | list):
-        return [_write(item, f"{path}[{index}]") for index, item in enumerate(value)]
+        return [_write(item, f"{path}[{index}]", wire) for index, item in enumerate(value)]
     raise ValueError(f"{path or 'value'}: a {type(value).__name__} has no JSON form")
 
 
 def _key(key: object, path: str) -> str:
+    if isinstance(key, tuple(_TEXT_FORMS)):
+        return str(key)
     if not isinstance(key, str):
         raise ValueError(f"{path or 'value'}: the key {key!r} is not text")
     return key
@@ -86,15 +108,18 @@ def render_json(value: Any, indent: int = 0) -> str:
     return f"{opening}\n{margin}" + f",\n{margin}".join(parts) + f"\n{' ' * indent}{closing}"
 
 
-def from_json(cls: type[T], data: object, source: str, *, error: type[SpanTrainError] = ConfigError) -> T:
+def from_json(
+    cls: type[T], data: object, source: str, *, error: type[SpanTrainError] = ConfigError, wire: bool = False
+) -> T:
     """Return the dataclass that plain JSON holds; `source` is the file's name in errors.
 
-    Fields that have a default may be left out. What a dataclass itself refuses is told with the field's path.
+    Fields that have a default may be left out. What a dataclass itself refuses is told with the field's path. On the
+    `wire` numbers need not be finite, whole ones have 64 bits, and texts and lists end somewhere.
 
     Raises:
         SpanTrainError: (the class given as `error`) keys are unknown or missing, or values wrong; all in one message.
     """
-    problems = Problems(source)
+    problems = Problems(source, wire=wire)
     value = read_part(cls, data, "", problems)
     problems.check(error)
     return cast(T, value)
@@ -108,8 +133,11 @@ def read_part(cls: type[T], data: object, path: str, problems: Problems) -> T | 
 
 def _read(kind: Any, data: object, path: str, problems: Problems) -> object:
     """Return the value, or _BAD after noting what is wrong."""
+    if problems.wire and _is_large(data):
+        problems.add(path, "is larger than messages have it")
+        return _BAD
     if kind is float:
-        if isinstance(data, int | float) and not isinstance(data, bool) and _is_finite(data):
+        if isinstance(data, int | float) and not isinstance(data, bool) and (problems.wire or _is_finite(data)):
             return float(data)
     elif kind in (int, str, bool, bytes):
         if type(data) is kind:
@@ -120,7 +148,7 @@ def _read(kind: Any, data: object, path: str, problems: Problems) -> object:
         return _read_union(kind, data, path, problems)
     elif kind in _TEXT_FORMS or (isinstance(kind, type) and issubclass(kind, Enum)):
         return _read_text_form(kind, data, path, problems)
-    elif is_dataclass(kind):
+    elif is_dataclass(kind) or (isinstance(kind, type) and issubclass(kind, NamedKinds)):
         if isinstance(data, dict):
             return _read_dataclass(kind, data, path, problems)
     elif get_origin(kind) is tuple:
@@ -135,6 +163,13 @@ def _read(kind: Any, data: object, path: str, problems: Problems) -> object:
     return _BAD
 
 
+def _is_large(data: object) -> bool:
+    """Whether a whole number has over 64 bits, or a text or a list does not end soon enough for a message."""
+    if isinstance(data, int):
+        return not -(2**63) <= data < 2**63
+    return isinstance(data, str | list | dict) and len(data) > (_MAX_TEXT if isinstance(data, str) else _MAX_LIST)
+
+
 def _is_finite(number: float) -> bool:
     try:
         return math.isfinite(number)
@@ -143,6 +178,12 @@ def _is_finite(number: float) -> bool:
 
 
 def _read_dataclass(kind: Any, data: dict[str, Any], path: str, problems: Problems) -> object:
+    if not is_dataclass(kind):
+        name, kinds = data.get("name"), kind.kinds()
+        if not isinstance(name, str) or name not in kinds:
+            problems.add(_below(path, "name"), f"must be one of {', '.join(sorted(kinds))}, got {_shown(name)}")
+            return _BAD
+        kind, data = kinds[name], {key: value for key, value in data.items() if key != "name"}
     before = len(problems.entries)
     known, values = _fields_of(kind), {}
     for key in data:
@@ -188,9 +229,15 @@ def _read_tuple(kind: Any, data: list[Any], path: str, problems: Problems) -> ob
 
 
 def _read_mapping(kind: Any, data: dict[str, Any], path: str, problems: Problems) -> object:
-    _, hint = get_args(kind)
-    values = {key: _read(hint, item, _below(path, key), problems) for key, item in data.items()}
-    return _BAD if any(value is _BAD for value in values.values()) else values
+    of_keys, hint = get_args(kind)
+    keys = [_read(of_keys, key, path, problems) for key in data]
+    values = [_read(hint, item, _below(path, key), problems) for key, item in data.items()]
+    if any(value is _BAD for value in (*keys, *values)):
+        return _BAD
+    if len(set(keys)) < len(keys):
+        problems.add(path, "a key is given twice")
+        return _BAD
+    return dict(zip(keys, values, strict=True))
 
 
 def _read_text_form(kind: Any, data: object, path: str, problems: Problems) -> object:
@@ -250,8 +297,8 @@ def _wanted(kind: Any) -> str:
         return "null"
     if get_origin(kind) in (Union, types.UnionType):
         return " or ".join(_wanted(member) for member in get_args(kind))
-    if kind is Span or kind is Action:
-        return "text like " + ('"[0:16]"' if kind is Span else '"2F[0:16]"')
+    if kind in _TEXT_FORMS:
+        return f'text like "{_TEXT_FORMS[kind]}"'
     if isinstance(kind, type) and issubclass(kind, Enum):
         return "one of " + ", ".join(json.dumps(member.value) for member in kind)
     return "a list" if get_origin(kind) is tuple else "an object"

@@ -21,6 +21,8 @@ class Problems:
     """The file's name, as the user gave it."""
     entries: list[tuple[int, str]] = field(default_factory=list)
     """Line of the file (0 where lines are not known) and what is wrong there."""
+    wire: bool = False
+    """Whether it is a message of another machine, and no file."""
 
     def add(self, path: str, text: str, *, line: int | None = None) -> None:
         """Note one problem of the field at `path`, on a line of the file if that is known."""

@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
+from spantrain.config.files.json_codec import NamedKinds
 from spantrain.core.bounds import check_bounds
 from spantrain.plugins import modules_of
 
@@ -11,18 +12,22 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class OuterRule(ABC):
+class OuterRule(NamedKinds, ABC):
     """How a shard steps along the mean pseudo-gradient; a frozen dataclass of its numbers, with their bounds.
 
     Files of rules are loaded to read outer.yaml, so they load torch only where they compute.
     """
 
-    name: ClassVar[str]
     slots: ClassVar[tuple[str, ...]] = ()
     """What a shard keeps of each parameter from step to step: tensors of its shape, 0 at first, in every snapshot."""
 
     def __post_init__(self) -> None:
         check_bounds(self)
+
+    @classmethod
+    def kinds(cls) -> "Mapping[str, type[OuterRule]]":
+        """Return all rules by name."""
+        return rules()
 
     @abstractmethod
     def step(self, ahead: "Tensor", old: Sequence["Tensor"], new: Sequence["Tensor"], part: float) -> float:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from spantrain.core.outer.groups import OuterPlan
 from spantrain.core.plan import Alternative, Plan
-from spantrain.core.quantities import format_bandwidth, format_seconds
+from spantrain.core.quantities import format_bandwidth, format_seconds, format_speed
 from spantrain.planner.engine.outer import Boundary
 from spantrain.planner.groups import DeviceGroup
 from spantrain.planner.request import Evaluated, Evaluation, Objective
@@ -63,8 +63,9 @@ def sites_in_and_out(
 def outer_groups(groups: Sequence[DeviceGroup], outer: OuterPlan, other: str, samples_per_s: float) -> tuple[str, ...]:
     """Say what the outer optimizer that was chosen gains over the best plan without, and what each group does in it."""
     lines = [
-        f"An outer optimizer every {outer.inner_steps} steps does {_speed(outer.samples_per_s)} samples/s, the best "
-        f"plan without ({other}) {_speed(samples_per_s)}. It was allowed; it does not compute what one device would."
+        f"An outer optimizer every {outer.inner_steps} steps does {format_speed(outer.samples_per_s)} samples/s, the "
+        f"best plan without ({other}) {format_speed(samples_per_s)}. It was allowed; it does not compute what one "
+        "device would."
     ]
     joined = {group.name: group for group in outer.groups}
     for name in (group.name for group in groups):
@@ -102,13 +103,13 @@ def boundaries(
         alone = max(((rate, groups) for rate, groups in known if len(ends & groups) == 1), key=_rate, default=None)
         said = ["a pipeline across it was not worth simulating"]
         if across is not None:
-            said = [f"a pipeline across it does {_speed(across)} samples/s"]
+            said = [f"a pipeline across it does {format_speed(across)} samples/s"]
         if alone is None:
             said.append("neither side can do without the other")
         else:
-            said.append(f"without {', '.join(ends - alone[1])} {_speed(alone[0])}")
+            said.append(f"without {', '.join(ends - alone[1])} {format_speed(alone[0])}")
         if ends in rates:
-            rate = f"{_speed(rates[ends])} (what it costs in learning is not reckoned)"
+            rate = f"{format_speed(rates[ends])} (what it costs in learning is not reckoned)"
             said.append(f"an outer optimizer every {inner_steps} steps {rate}")
         else:
             said.append("an outer optimizer cannot join them, no plan inside each of them is known to fit")
@@ -117,10 +118,6 @@ def boundaries(
             f"{format_seconds(way.latency_s)}): {', '.join(said)}; {_taken(ends, used, outer)}."
         )
     return tuple(lines)
-
-
-def _speed(samples_per_s: float) -> str:
-    return f"{samples_per_s:.4g}" if samples_per_s < 1000 else f"{samples_per_s:,.0f}"
 
 
 def _rate(entry: tuple[float, frozenset[str]]) -> float:

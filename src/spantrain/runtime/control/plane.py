@@ -1,4 +1,4 @@
-"""The control plane: a protocol of typed requests and answers, over gRPC or in memory.
+"""The control plane: a protocol of typed requests and answers, over gRPC.
 
 A request is a frozen dataclass that says under which name it travels and what type its answer has. What arrives is
 read strictly, and refused if it does not fit. What waits for others is answered with nothing after a while, and asked
@@ -6,20 +6,20 @@ again; so whatever is asked may be asked twice.
 """
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar, get_args
 
 from spantrain.config.files.json_codec import from_json, to_json
 from spantrain.errors import PeerLostError, ProtocolError
-from spantrain.transport.control.protocol import MESSAGE_LIMIT_BYTES, RemoteRefusal, decode, encode
+from spantrain.transport.control.protocol import RemoteRefusal
 
 if TYPE_CHECKING:
     from spantrain.transport.control.client import ControlClient
 
 HOLD_S = 10.0
 """How long the coordinator keeps a request that must wait for others; then it is asked again."""
-_AGAIN = "again"
+AGAIN = "again"
 """The key of an answer that is none yet."""
 _CALL_S = 600.0
 """The longest that one call may take, far more than the coordinator holds any: waits end by the watch."""
@@ -88,7 +88,7 @@ class GrpcControlPlane:
                 self._check()
                 self._pause()
             else:
-                if not answer.get(_AGAIN):
+                if not answer.get(AGAIN):
                     return read_answer(request, answer)
                 self._check()
 
@@ -101,27 +101,6 @@ class GrpcControlPlane:
         finally:
             call.cancel()
         return call.result()
-
-
-class MemoryControlPlane:
-    """The control plane within one process: what is asked goes through the same forms, and over no network."""
-
-    def __init__(self, handlers: Mapping[str, Handler], peer: str, *, check: Callable[[], None] = lambda: None) -> None:
-        """Ask as a worker of this name; `check` raises when the order is over."""
-        self._handlers = handlers
-        self._peer = peer
-        self._check = check
-
-    def ask(self, request: Request[A]) -> A:
-        """Return the answer, once there is one."""
-        payload = encode(to_json(request), limit_bytes=MESSAGE_LIMIT_BYTES)
-        while True:
-            answer = self._handlers[request.wire_name](self._peer, decode(payload, limit_bytes=MESSAGE_LIMIT_BYTES))
-            if not answer.get(_AGAIN):
-                return read_answer(
-                    request, decode(encode(answer, limit_bytes=MESSAGE_LIMIT_BYTES), limit_bytes=MESSAGE_LIMIT_BYTES)
-                )
-            self._check()
 
 
 def read_answer(question: Named[A], answer: object) -> A:
@@ -151,7 +130,7 @@ def handlers_of(
     def handle(kind: type[Request[Any]], peer: str, payload: dict[str, Any]) -> dict[str, Any]:
         admit(peer, kind)
         found = answer(peer, from_json(kind, payload, f"{kind.wire_name} of {peer}", error=RemoteRefusal))
-        plain: dict[str, Any] = {_AGAIN: True} if found is None else to_json(found)
+        plain: dict[str, Any] = {AGAIN: True} if found is None else to_json(found)
         return plain
 
     return {kind.wire_name: partial(handle, kind) for kind in requests}
