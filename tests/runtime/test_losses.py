@@ -12,6 +12,7 @@ import torch
 
 from spantrain.app.reporter import SilentReporter
 from spantrain.app.session import Session, SessionOptions, open_session
+from spantrain.app.training.joining import ask_to_drain
 from spantrain.app.training.outcome import TrainOutcome
 from spantrain.app.training.requests import RunOptions, TrainRequest
 from spantrain.app.training.stop import StopRequest
@@ -54,6 +55,7 @@ class Killer(SilentReporter):
     logs: Path = Path()
     back: dict[int | str, str] = field(default_factory=dict)
     """Devices whose workers are started again, and when."""
+    drained: dict[int | str, str] = field(default_factory=dict)
     session: Session | None = None
     stop: StopRequest = field(default_factory=StopRequest)
     last: str = ""
@@ -76,6 +78,8 @@ class Killer(SilentReporter):
     def _strike(self, is_time: Callable[[int | str], bool]) -> None:
         for when in [when for when in self.victims if is_time(when)]:
             kill(self.logs / f"{self.victims.pop(when)}.log")
+        for when in [when for when in self.drained if is_time(when)]:
+            ask_to_drain(self.logs.parent, self.drained.pop(when))
         for when in [when for when in self.back if is_time(when)]:
             self.session.start_again(self.back.pop(when))
 
@@ -99,7 +103,7 @@ def run(make_plan, spec_of, law_profile, tmp_path_factory):
         with open_session(plan.cluster, plan.devices, SessionOptions(network=False), out / "logs", killer) as session:
             killer.session = session
             outcome = train(session, request, killer.stop, killer)
-        assert (killer.victims, killer.back) == ({}, {})
+        assert (killer.victims, killer.back, killer.drained) == ({}, {}, {})
         wanted = OneProcess(plan.model, job, BATCH).train(0, outcome.steps)
         assert outcome.losses == pytest.approx(wanted, abs=TOLERANCE)
         return plan, outcome
@@ -164,3 +168,14 @@ def test_a_device_that_makes_nothing_faster_stands_by_until_another_is_lost(run)
     _, outcome = run(killer, [0, 2, 5], [[2, 1], [1, 1]], job=LONG, speed=1e-5)
     assert "s1r0 joined, and stands by: steps would be no shorter with it" in killer.notes
     assert sorted(outcome.devices) == ["s0r1", "s1r0", "s1r1"]
+
+
+def test_the_only_holder_of_a_stage_leaves_and_no_step_is_lost(run):
+    """Nothing was saved: what it holds, it hands over."""
+    killer = Killer({}, drained={2: "s1r0"}, last="s1r0 leaves")
+    _, outcome = run(killer, [0, 1, 3, 5], [[1], [1], [1]], job=replace(JOB, steps=100_000))
+    assert sorted(outcome.devices) == ["s0r0", "s2r0"]
+    (change,) = outcome.plan_changes
+    assert change.reason.startswith("s1r0 leaves (asked to by spantrain drain): ")
+    assert change.moved_bytes > 0
+    assert not any("lost" in note or "trained again" in note for note in killer.notes)

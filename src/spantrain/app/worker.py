@@ -1,9 +1,16 @@
 """Serve one device of this machine to a coordinator."""
 
+import contextlib
 import logging
 import os
+import shlex
+import shutil
 import socket
-from collections.abc import Sequence
+import subprocess
+import threading
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from http import HTTPStatus
 from pathlib import Path
 
 from spantrain.config.files.text_files import read_text
@@ -13,6 +20,9 @@ from spantrain.runtime.coordinator.roster import RANK_PREFIX
 from spantrain.runtime.launch.environment import Environment
 from spantrain.runtime.worker.settings import WorkerSettings
 from spantrain.runtime.worker.worker import Worker
+
+_NOTICE_S = 2.0
+"""Between two looks for a notice that this machine is about to be taken away."""
 
 
 def prepared_worker(
@@ -81,3 +91,47 @@ def _name_of(environment: Environment) -> str:
     """Return what a worker without a name calls itself: the coordinator puts the device of that number in its place."""
     assert environment.launch is not None
     return f"{RANK_PREFIX}{environment.launch.rank}"
+
+
+@contextlib.contextmanager
+def noticing(notice: str | None, leave: Callable[[str], bool]) -> Iterator[None]:
+    """Ask again and again whether this machine is about to be taken away, and have its device leave then.
+
+    Args:
+        notice: a file that then exists, an http(s) URL that then answers with 200 (and something else than FALSE), or a
+            command that then ends with 0.
+        leave: told why, in another thread, until it says that it does.
+    """
+    ended = threading.Event()
+
+    def ask() -> None:
+        while notice is not None and not ended.wait(_NOTICE_S):
+            if _given(notice) and leave(f"notice by {notice}"):
+                return
+
+    thread = threading.Thread(target=ask, name="notice", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+
+
+def _given(notice: str) -> bool:
+    if notice.startswith(("http://", "https://")):
+        request = urllib.request.Request(notice, headers={"Metadata-Flavor": "Google", "Metadata": "true"})
+        try:
+            with urllib.request.urlopen(request, timeout=_NOTICE_S) as answer:
+                return bool(answer.status == HTTPStatus.OK and answer.read(64).strip().upper() != b"FALSE")
+        except OSError:
+            return False
+    if Path(notice).exists():
+        return True
+    words = shlex.split(notice)
+    if shutil.which(words[0]) is None:
+        return False
+    try:
+        quiet = subprocess.DEVNULL
+        return subprocess.run(words, stdout=quiet, stderr=quiet, timeout=10 * _NOTICE_S, check=False).returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        return False

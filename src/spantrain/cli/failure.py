@@ -105,15 +105,21 @@ def clean_interrupt(what: str) -> Iterator[None]:
 
 
 @contextmanager
-def told_interrupt(stop: Callable[[], bool]) -> Iterator[None]:
-    """Tell of the first signal, which ends what `stop` says will end; a second, or one before that, ends at once."""
-    told = False
+def told_interrupt(stop: Callable[[], bool], leave: Callable[[], bool]) -> Iterator[None]:
+    """Tell of the first signal, which ends what `stop` says will end; a second, or one before that, ends at once.
+
+    SIGTERM tells `leave` first, which takes longer; a second signal is then like the first.
+    """
+    leaving = told = False
 
     def strike(number: int, frame: FrameType | None) -> None:
-        nonlocal told
-        del number, frame
+        nonlocal leaving, told
+        del frame
         if told:
             os._exit(130)
+        if number == signal.SIGTERM and not leaving and leave():
+            leaving = True
+            return
         told = stop()
         if not told:
             raise KeyboardInterrupt

@@ -15,7 +15,7 @@ from spantrain.app.training.resume import Resume
 from spantrain.core.plan import Plan
 from spantrain.errors import PeerLostError, PlanError
 from spantrain.planner.present import light_plan
-from spantrain.runtime.control.orders import KeptState
+from spantrain.runtime.control.orders import GiveOrder, KeptState, TrainOrder
 from spantrain.runtime.coordinator.barrier import CommitPoint
 from spantrain.runtime.coordinator.coordinator import DeviceLostError
 
@@ -33,10 +33,38 @@ class Leg:
     """The plan by which they hold it."""
     reason: str = ""
     """Why there is a new one; empty for the first."""
+    givers: tuple[str, ...] = ()
+    """Devices that leave, and give first what they hold."""
     considered: frozenset[str] | None = None
     """Devices that were thought of when its plan was made; None: those of the plan."""
     begun_s: float = field(default_factory=time.monotonic)
     """When that was known, by the monotonic clock."""
+
+
+def orders_of(
+    leg: Leg, session: Session, request: TrainRequest, samples_before: int
+) -> dict[str, TrainOrder | GiveOrder]:
+    """Return the order of each device that trains, or gives what it holds and leaves."""
+    resume, peers = leg.resume, session.coordinator.peers((*leg.plan.devices, *leg.givers))
+    order = TrainOrder(
+        plan=leg.plan,
+        graph=request.profile.graph,
+        job=request.job,
+        peers=peers,
+        output_dir=str(request.out.resolve()) if request.checkpoints else "",
+        first_step=leg.first_step,
+        samples_before=samples_before,
+        resume_from=str(resume.folder.resolve()) if resume else "",
+        checkpoint=resume.content if resume else None,
+        kept=leg.kept,
+        givers=leg.givers,
+        outer=request.options.outer,
+    )
+    orders: dict[str, TrainOrder | GiveOrder] = dict.fromkeys(leg.plan.devices, order)
+    if leg.kept is not None:
+        gives = GiveOrder(plan=leg.plan, peers=peers, first_step=leg.first_step, kept=leg.kept)
+        orders |= dict.fromkeys(leg.givers, gives)
+    return orders
 
 
 def holds_all(plan: Plan, present: Collection[str]) -> bool:
@@ -67,7 +95,7 @@ def leg_after_loss(
     begun_s = time.monotonic()
     if not survivors:
         raise error
-    present = frozenset(survivors) | frozenset(session.coordinator.here())
+    present = frozenset(survivors) - frozenset(leg.givers) | frozenset(session.coordinator.here())
     try:
         found = light_plan(leg.plan, request.profile, present, optimizer=request.job.optimizer_state)
         request.check_plan(found.plan)
@@ -82,7 +110,7 @@ def leg_after_loss(
         return Leg(
             plan=plan, first_step=committed.step, kept=KeptState(verdict=verdict), held_under=held_under,
             reason=f"{lost}: step {committed.step + 1} is trained again, {found.how}", begun_s=begun_s,
-            considered=present,
+            considered=present, givers=() if did_step else tuple(name for name in leg.givers if name in survivors),
         )  # fmt: skip
     if request.batches is not None:
         raise _no_way(error, "what it held is held by no other device, and the loop that gives batches goes not back")

@@ -1,21 +1,26 @@
-"""Devices that join a run while it trains: a plan with them is made beside it, and taken behind a step if it is faster.
+"""Devices that join a run while it trains, or leave it: a plan for those that are then there is made beside it.
 
 Asteroid and Sailor stop for it, Sailor for 11 s; here steps go on while the planner works, and state moves from memory
-to memory where devices change what they hold.
+to memory where devices change what they hold. A device that joins is taken in behind a step if steps get shorter; one
+that leaves goes when others have what it held.
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 
+from spantrain.app.metrics import METRICS_FILE
+from spantrain.app.reporter import Reporter
 from spantrain.app.session import Session
 from spantrain.app.training.carry_on import Leg
 from spantrain.app.training.requests import TrainRequest
+from spantrain.app.training.stop import StopRequest
 from spantrain.core.plan import Plan
 from spantrain.core.quantities import format_seconds
-from spantrain.errors import SpanTrainError
+from spantrain.errors import ConfigError, SpanTrainError
 from spantrain.planner.engine.predict import predict
-from spantrain.planner.present import NewPlan, full_plan
+from spantrain.planner.present import NewPlan, full_plan, light_plan
 from spantrain.runtime.control.orders import KeptState
 from spantrain.runtime.coordinator.barrier import CommitPoint
 
@@ -23,18 +28,42 @@ _WORTH = 0.97
 """A plan is taken if its step is at most so long, over the present one's."""
 
 
-class Newcomers:
-    """Looks for devices that are here and have no part in what runs. Not for several threads at once."""
+DRAIN = "drain"
+"""The folder in a run's folder with a file for each device that is to leave it, by its name."""
 
-    def __init__(self, leg: Leg, session: Session, request: TrainRequest, tell: Callable[[str], None]) -> None:
-        """`tell` is told of devices that stay without a part, in any thread."""
-        self._leg, self._session, self._request, self._tell = leg, session, request, tell
+
+def ask_to_drain(run: Path, device: str) -> None:
+    """Have a device leave a run that is under way.
+
+    Raises:
+        ConfigError: there is no such run, or it does not have the device; or its folder cannot be written to.
+    """
+    if not (run / METRICS_FILE).is_file():
+        raise ConfigError(f"{run}: no run is under way there; give the folder that --out named")
+    if Path(device).name != device or not device:
+        raise ConfigError(f"DEVICE {device!r} is no name of a device; give one of the cluster file's")
+    try:
+        (run / DRAIN).mkdir(exist_ok=True)
+        (run / DRAIN / device).touch()
+    except OSError as error:
+        raise ConfigError(f"{error.filename}: cannot be written: {error.strerror}") from None
+
+
+class Membership:
+    """Looks for devices that have come, or want to leave. Not for several threads at once."""
+
+    def __init__(
+        self, leg: Leg, session: Session, request: TrainRequest, reporter: Reporter, stop: StopRequest
+    ) -> None:
+        self._leg, self._session, self._request, self._reporter, self._stop = leg, session, request, reporter, stop
         own = frozenset(leg.plan.devices)
         self._known = own if leg.considered is None else leg.considered | own
         """Devices that the present plan was made with in mind."""
         self._thread: threading.Thread | None = None
         self._found: NewPlan | None = None
         self._reason = ""
+        self._going: frozenset[str] = frozenset()
+        """Devices that want to leave, and were thought of."""
 
     @property
     def ready(self) -> bool:
@@ -42,16 +71,41 @@ class Newcomers:
         return self._found is not None
 
     def look(self, plan: Plan) -> None:
-        """Have a plan made if somebody has come, beside the one that runs."""
-        if self._thread is not None and self._thread.is_alive():
+        """Have a plan made if somebody has come or wants to leave, beside the one that runs."""
+        coordinator = self._session.coordinator
+        self._take_wishes()
+        leaving = coordinator.leaving()
+        idle = [name for name in leaving if name not in plan.devices and name not in self._leg.givers]
+        for name in idle:
+            self._tell(f"{name} left ({leaving[name]}): it had no part in the run")
+        coordinator.dismiss(idle)
+        if self.ready or (self._thread is not None and self._thread.is_alive()):
             return
-        here = frozenset(self._session.coordinator.here())
-        new = here - self._known
+        here = frozenset(coordinator.here())
+        new, going = here - self._known, frozenset(leaving) & frozenset(plan.devices)
         self._known &= here | frozenset(plan.devices)
-        if new and not self.ready:
+        if going - self._going:
+            self._going = going
+            self._plan_in_background(self._do_without, plan, here, {name: leaving[name] for name in going})
+        elif new:
             self._known |= here
-            self._thread = threading.Thread(target=self._consider, args=(plan, here, new), name="planner", daemon=True)
-            self._thread.start()
+            self._plan_in_background(self._consider, plan, here, new)
+
+    def _tell(self, text: str) -> None:
+        """Have people told of what changes nothing; in any thread."""
+        self._session.coordinator.later(lambda: self._reporter.note(text))
+
+    def _take_wishes(self) -> None:
+        """Hear who is to leave from files in the run's folder."""
+        folder = self._request.out / DRAIN
+        for file in sorted(folder.iterdir()) if folder.is_dir() else ():
+            file.unlink()
+            if not self._session.coordinator.ask_to_leave(file.name, "asked to by spantrain drain"):
+                self._tell(f"spantrain drain: there is no device {file.name} in this run now")
+
+    def _plan_in_background(self, work: Callable[..., None], *arguments: object) -> None:
+        self._thread = threading.Thread(target=work, args=arguments, name="planner", daemon=True)
+        self._thread.start()
 
     def leg(self, committed: CommitPoint) -> Leg:
         """Return how the run goes on under the plan that was found, behind the last step that is committed."""
@@ -62,9 +116,22 @@ class Newcomers:
             first_step=committed.step,
             kept=KeptState(verdict=committed.verdict),
             held_under=committed.plan,
+            givers=tuple(name for name in committed.plan.devices if name in self._going),
             reason=self._reason,
             considered=self._known,
         )
+
+    def _do_without(self, plan: Plan, here: frozenset[str], going: Mapping[str, str]) -> None:
+        request, names = self._request, ", ".join(f"{name} leaves ({why})" for name, why in going.items())
+        try:
+            found = light_plan(plan, request.profile, here, optimizer=request.job.optimizer_state)
+            request.check_plan(found.plan)
+        except Exception as error:  # noqa: BLE001 - training goes on, whatever becomes of the planning
+            self._stop.ask_save()
+            self._tell(f"{names}: no plan fits the others: {_said(error)}; a checkpoint is written before it goes")
+            return
+        self._reason = f"{names}: {found.how}"
+        self._found = found
 
     def _consider(self, plan: Plan, here: frozenset[str], new: frozenset[str]) -> None:
         request, names = self._request, ", ".join(sorted(new))
@@ -75,8 +142,7 @@ class Newcomers:
             before_s = predict(plan, request.profile, optimizer=optimizer).step_s
             after_s = predict(found.plan, request.profile, optimizer=optimizer).step_s
         except Exception as error:  # noqa: BLE001 - training goes on, whatever becomes of the planning
-            kind = "" if isinstance(error, SpanTrainError) else f"{type(error).__name__}: "
-            self._tell(f"{names} joined, and stands by: no plan with it: {kind}{error}")
+            self._tell(f"{names} joined, and stands by: no plan with it: {_said(error)}")
             return
         used = new & frozenset(found.plan.devices)
         if not used or after_s > _WORTH * before_s:
@@ -85,3 +151,7 @@ class Newcomers:
         steps = f"steps of {format_seconds(after_s)} after {format_seconds(before_s)} predicted"
         self._reason = f"{names} joined: {found.how}, {steps}"
         self._found = found
+
+
+def _said(error: Exception) -> str:
+    return str(error) if isinstance(error, SpanTrainError) else f"{type(error).__name__}: {error}"

@@ -11,8 +11,8 @@ from spantrain.app.planning.plan_files import check_staleness, with_room_for_two
 from spantrain.app.profiling.slowing import MAX_REAL_COMPUTE, too_fast, what_is_emulated
 from spantrain.app.reporter import Reporter
 from spantrain.app.session import Session
-from spantrain.app.training.carry_on import Leg, leg_after_loss
-from spantrain.app.training.joining import Newcomers
+from spantrain.app.training.carry_on import Leg, leg_after_loss, orders_of
+from spantrain.app.training.joining import Membership
 from spantrain.app.training.journal import BegunLeg, Journal, first_leg, with_what_is_held
 from spantrain.app.training.outcome import (
     HeldOutLoss,
@@ -43,7 +43,7 @@ from spantrain.recovery.policy import OnLoss
 from spantrain.runtime.checkpoint.manifest import CheckpointSet, Manifest, read_manifest
 from spantrain.runtime.checkpoint.saver import CHECKPOINTS
 from spantrain.runtime.checkpoint.tensor_file import Disk, remove_partials
-from spantrain.runtime.control.orders import TrainOrder, TrainResult
+from spantrain.runtime.control.orders import TrainResult
 from spantrain.runtime.control.requests import SavedFile
 from spantrain.runtime.coordinator.advice import Advice, Adviser, Advising
 from spantrain.runtime.coordinator.barrier import StepBarrier, StepOutcome, SwitchFigures
@@ -159,15 +159,14 @@ class _RunOnSession:
 
     def _run_leg(self) -> dict[str, TrainResult] | None:
         """Train with the same devices until the run ends; None: it goes on with others."""
-        coordinator, leg, later = self._session.coordinator, self._leg, self._session.coordinator.later
+        coordinator, leg = self._session.coordinator, self._leg
         self._journal.write(BegunLeg(plan=leg.plan, step=leg.first_step, kept=leg.kept is not None))
-        tell = self._reporter.note
-        self._newcomers = Newcomers(leg, self._session, self._request, lambda text: later(lambda: tell(text)))
+        self._membership = Membership(leg, self._session, self._request, self._reporter, self._stop)
         with ExitStack() as stack:
             self._running = barrier = self._barrier(self._advising(stack))
             try:
                 results = coordinator.train(
-                    {name: self._order() for name in self._leg.plan.devices},
+                    orders_of(leg, self._session, self._request, self._ledger.samples_before(leg.first_step)),
                     barrier,
                     self._on_saved,
                     lambda: self._stop.at_once,
@@ -176,12 +175,12 @@ class _RunOnSession:
                 )
                 if not barrier.paused:
                     return results
-                self._go_on(self._newcomers.leg(barrier.committed))
+                self._go_on(self._membership.leg(barrier.committed))
             except DeviceLostError as error:
                 if not self._goes_on:
                     raise
                 barrier.abort(str(error))
-                survivors = coordinator.settle(leg.plan.devices)
+                survivors = coordinator.settle((*leg.plan.devices, *leg.givers))
                 self._go_on(
                     leg_after_loss(
                         replace(leg, plan=barrier.plan), error, barrier.committed, survivors,
@@ -227,7 +226,7 @@ class _RunOnSession:
             stop_requested=lambda: self._stop.wanted,
             on_step=lambda outcome: later(lambda: self._on_step(outcome)),
             on_commit=self._journal.committed,
-            pause_requested=lambda: self._newcomers.ready,
+            pause_requested=lambda: self._membership.ready,
             save_requested=self._stop.take_save,
             can_checkpoint=request.checkpoints,
             advising=advising,
@@ -251,26 +250,11 @@ class _RunOnSession:
         )
         return stack.enter_context(advising)
 
-    def _order(self) -> TrainOrder:
-        request, leg = self._request, self._leg
-        return TrainOrder(
-            plan=leg.plan,
-            graph=request.profile.graph,
-            job=request.job,
-            peers=self._session.coordinator.peers(leg.plan.devices),
-            output_dir=str(request.out.resolve()) if request.checkpoints else "",
-            first_step=leg.first_step,
-            samples_before=self._ledger.samples_before(leg.first_step),
-            resume_from=str(leg.resume.folder.resolve()) if leg.resume else "",
-            checkpoint=leg.resume.content if leg.resume else None,
-            kept=leg.kept,
-            outer=request.options.outer,
-        )
-
     def _on_begin(self, begun_s: float) -> None:
         if self._leg.reason:
             self._stood_still_s = begun_s - self._leg.begun_s
             self._reporter.note(f"Training goes on after {format_seconds(self._stood_still_s)}")
+            self._session.coordinator.dismiss(self._leg.givers)
             return
         self._stop.begun = True
         self._network.begin(begun_s)
@@ -282,7 +266,7 @@ class _RunOnSession:
             self._losses.append(outcome.loss)
         self._log.step(outcome, self._network.rates_at(outcome.closed_s))
         if self._goes_on and not self._request.job.staleness:
-            self._newcomers.look(self._running.plan)
+            self._membership.look(self._running.plan)
         if self._leg.reason and outcome.step == self._leg.first_step:
             moved_bytes = outcome.switch.moved_bytes if outcome.switch else 0
             self._plans.done(SwitchFigures(duration_s=self._stood_still_s, moved_bytes=moved_bytes))

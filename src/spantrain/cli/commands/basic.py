@@ -176,17 +176,16 @@ def worker(
     ] = None,
     keep: Annotated[
         float,
-        typer.Option(
-            help="If the coordinator is lost: for how many seconds to keep what this device holds of the run, for a "
-            "coordinator that is started again with --resume.",
-            min=0.0,
-            max=86_400.0,
-        ),
+        typer.Option(help="How many seconds to keep what is held of a run for a lost coordinator.", min=0, max=86_400),
     ] = 600.0,
+    notice: Annotated[
+        str | None,
+        typer.Option(help="A file, URL or command that says, by being there or ending with 0: leave the run."),
+    ] = None,
     insecure: Insecure = False,
 ) -> None:
     """Serve one device of this machine to a coordinator."""
-    from spantrain.app.worker import prepared_worker
+    from spantrain.app.worker import noticing, prepared_worker
 
     with clean_interrupt("the worker"):
         serving = prepared_worker(
@@ -199,8 +198,20 @@ def worker(
             functions=(*(function or ()), *([model] if model else ())),
             keep_s=keep,
         )
-        with told_interrupt(serving.stop):
+        ends = told_interrupt(serving.stop, lambda: serving.leave("its machine ends it"))
+        with ends, noticing(notice, serving.leave):
             serving.run()
+
+
+def drain(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run that is under way.")],
+    device: Annotated[str, typer.Argument(metavar="DEVICE", help="Which is to leave it.")],
+) -> None:
+    """Have a device leave a run that is under way, behind a step, with what it holds handed over; no step is lost."""
+    from spantrain.app.training.joining import ask_to_drain
+
+    ask_to_drain(run, device)
+    typer.echo(f"{device} is asked to leave behind one of the next steps; the run tells when it has")
 
 
 def export(

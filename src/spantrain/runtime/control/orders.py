@@ -132,6 +132,17 @@ class KeptState:
 
 
 @dataclass(frozen=True, kw_only=True)
+class GiveOrder(Order[Done], name="give"):
+    """Give what is held of the order before to devices that go on without this one."""
+
+    plan: Plan
+    """That they go on under."""
+    peers: tuple[PeerEntry, ...]
+    first_step: int
+    kept: KeptState
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainOrder(Order[TrainResult], name="train"):
     """Train a part of a plan."""
 
@@ -151,11 +162,13 @@ class TrainOrder(Order[TrainResult], name="train"):
     """What is in it; None: begin with new weights."""
     kept: KeptState | None = None
     """Begin with what is held already, and with no checkpoint."""
+    givers: tuple[str, ...] = ()
+    """Devices that are no part of the plan and give what they hold (`GiveOrder`)."""
     outer: OuterCluster | None = None
     """As whom the run takes part in an outer optimizer, if it does."""
 
 
 ORDERS: Mapping[str, type[Order[Any]]] = {
-    order.wire_name: order for order in (ComputeOrder, ConnectOrder, EchoOrder, LinkOrder, TrainOrder)
+    order.wire_name: order for order in (ComputeOrder, ConnectOrder, EchoOrder, LinkOrder, GiveOrder, TrainOrder)
 }
 """All of ours that a worker can be told to do, by name."""

@@ -106,6 +106,8 @@ class Heartbeat(Request[Standing], name=HEARTBEAT):
 
     round_trip_s: float = 0.0
     """How long the one before took to be answered."""
+    leaving: str = ""
+    """Why the worker wants to leave the run behind a step; empty: it does not."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from spantrain.errors import PeerLostError
 from spantrain.recovery.policy import DeviceFailed, DeviceLost, EndOnLoss, MakeRecovery, RecoveryEvent, RecoveryPolicy
-from spantrain.runtime.control.orders import PeerEntry, TrainOrder, TrainResult
+from spantrain.runtime.control.orders import GiveOrder, PeerEntry, TrainOrder, TrainResult
 from spantrain.runtime.control.plane import A, Order, read_answer
 from spantrain.runtime.control.requests import HeldState, OrderOutcome, SavedFile
 from spantrain.runtime.coordinator.barrier import StepBarrier
@@ -209,7 +209,7 @@ class Coordinator:
 
     def train(
         self,
-        orders: Mapping[str, TrainOrder],
+        orders: Mapping[str, TrainOrder | GiveOrder],
         barrier: StepBarrier,
         on_saved: Callable[[SavedFile], Sequence[int]],
         should_abort: Callable[[], bool],
@@ -225,15 +225,38 @@ class Coordinator:
             DeviceLostError: a device was lost; all others have been told to stop, and keep what they hold.
             WorkerError, PeerLostError: as `perform`.
         """
-        meetings = StageMeetings(barrier.members) if any(order.outer for order in orders.values()) else None
+        trained = {name: order for name, order in orders.items() if isinstance(order, TrainOrder)}
+        meetings = StageMeetings(barrier.members) if any(order.outer for order in trained.values()) else None
         run = TrainingRun(barrier=barrier, on_saved=on_saved, batches=batches, meetings=meetings)
         under_way = UnderWay.of(orders, run=run, on_begin=on_begin)
-        return self._results(orders, self._perform(under_way, tuple(orders), should_abort))
+        outcomes = self._perform(under_way, tuple(orders), should_abort)
+        return self._results(trained, {name: outcomes[name] for name in trained})
 
     def here(self) -> tuple[str, ...]:
-        """Return the devices that have joined and can be given orders."""
+        """Return the devices that have joined, can be given orders, and do not want to leave."""
         with self._changed:
-            return tuple(member.name for member in self._roster if member.address is not None)
+            return tuple(member.name for member in self._roster if member.address is not None and not member.leaving)
+
+    def leaving(self) -> dict[str, str]:
+        """Return which devices want to leave behind a step, and why."""
+        with self._changed:
+            return {member.name: member.leaving for member in self._roster if member.leaving and not member.dismissed}
+
+    def ask_to_leave(self, device: str, why: str) -> bool:
+        """Take it that a device wants to leave; return whether it is here."""
+        with self._changed:
+            if self._roster.missing([device]):
+                return False
+            self._roster[device].leaving = self._roster[device].leaving or why
+            return True
+
+    def dismiss(self, devices: Collection[str]) -> None:
+        """Let devices go that want to leave: there are no more orders for them."""
+        with self._changed:
+            for name in devices:
+                if not self._roster.missing([name]):
+                    self._roster[name].dismissed = True
+            self._changed.notify_all()
 
     def held(self) -> dict[str, HeldState]:
         """Return what workers have brought of a run whose coordinator they had lost, by device."""

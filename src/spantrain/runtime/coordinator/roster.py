@@ -35,6 +35,10 @@ class RosterEntry:
     ended_orders: int = -1
     reason: str = ""
     left: bool = False
+    leaving: str = ""
+    """Why it wants to leave behind a step, if it does."""
+    dismissed: bool = False
+    """Whether there are no more orders for it."""
 
     @property
     def is_busy(self) -> bool:
@@ -146,14 +150,15 @@ class Roster:
                 return member
         raise RemoteRefusal(f"{peer} is not a member of this run any more")
 
-    def heard(self, now_s: float, peer: str, round_trip_s: float = 0.0) -> RosterEntry:
-        """Note a sign of life, and how long the one before took to be answered.
+    def heard(self, now_s: float, peer: str, round_trip_s: float = 0.0, leaving: str = "") -> RosterEntry:
+        """Note a sign of life, how long the one before took to be answered, and why it wants to leave, if it does.
 
         Raises:
             RemoteRefusal: it was released.
         """
         member = self._joined(peer)
         self._detector.on_heartbeat(now_s, member.name, round_trip_s)
+        member.leaving = member.leaving or printable(leaving)
         return member
 
     def note_line(self, now_s: float, peer: str, line: int, is_open: bool) -> None:

@@ -149,6 +149,7 @@ class UnderWay:
 
     orders: Mapping[str, Order[Any]] = field(default_factory=dict)
     members: RunMembers
+    """All who have orders."""
     meeting: MeetingPoints
     run: TrainingRun | None = None
     """The training run, of train orders."""
@@ -159,12 +160,16 @@ class UnderWay:
     to_begin: set[str] = field(default_factory=set)
     """Devices that are ready for their first step."""
 
+    @property
+    def beginners(self) -> RunMembers:
+        """Who begins a step; the others only give what they hold."""
+        return self.members if self.run is None else self.run.barrier.members
+
     @classmethod
     def of(cls, orders: Mapping[str, Order[Any]], *, run: TrainingRun | None = None, **listeners: Any) -> "UnderWay":
         """Begin with orders that nobody has heard of."""
-        members = run.barrier.members if run is not None else RunMembers(orders)
         meeting = MeetingPoints(lambda: _stages(orders, run))
-        return cls(orders=orders, members=members, meeting=meeting, run=run, **listeners)
+        return cls(orders=orders, members=RunMembers(orders), meeting=meeting, run=run, **listeners)
 
     def abort(self, reason: str) -> None:
         """Let all go that wait for others."""
@@ -240,15 +245,15 @@ class WorkerService:
         match request:
             case ReadClock():
                 return ClockReading(now_s=time.monotonic())
-            case Heartbeat(round_trip_s=round_trip_s):
+            case Heartbeat(round_trip_s=round_trip_s, leaving=leaving):
                 with self.changed:
-                    return self._standing(self.roster.heard(time.monotonic(), peer, round_trip_s))
+                    return self._standing(self.roster.heard(time.monotonic(), peer, round_trip_s, leaving))
             case AskForOrder():
                 return self._next_order(peer, request)
             case Ready():
-                return self._await_all(peer, lambda under_way: under_way.ready)
+                return self._await_all(peer, self.under_way.ready, self.under_way.members)
             case Begin():
-                return self._await_all(peer, lambda under_way: under_way.to_begin, self._all_begin)
+                return self._await_all(peer, self.under_way.to_begin, self.under_way.beginners, self._all_begin)
             case FindMeetingPoint():
                 return self.under_way.meeting.answer(self._busy(peer), request)
             case Progress(done=done, total=total, text=text):
@@ -267,7 +272,7 @@ class WorkerService:
         return Done()
 
     def _standing(self, entry: RosterEntry) -> Standing:
-        return Standing(ended_orders=entry.ended_orders, reason=entry.reason, leave=self.closing)
+        return Standing(ended_orders=entry.ended_orders, reason=entry.reason, leave=self.closing or entry.dismissed)
 
     def _next_order(self, peer: str, request: AskForOrder) -> NextOrder | None:
         """Take what became of an order; return the next one, once there is one behind the last that it knows."""
@@ -277,7 +282,7 @@ class WorkerService:
             if request.outcome is not None:
                 entry.note_outcome(request.outcome)
             self.changed.notify_all()
-            while not self.closing:
+            while not (self.closing or entry.dismissed):
                 if entry.order is not None and entry.is_busy and entry.order[0] != request.after:
                     order_id, order = entry.order
                     return NextOrder(order=GivenOrder(order_id=order_id, name=order.wire_name, body=to_json(order)))
@@ -296,18 +301,17 @@ class WorkerService:
         self._later(functools.partial(under_way.on_begin, begun_s))
 
     def _await_all(
-        self, peer: str, come: Callable[[UnderWay], set[str]], on_all: Callable[[], None] = lambda: None
+        self, peer: str, present: set[str], members: RunMembers, on_all: Callable[[], None] = lambda: None
     ) -> Done | None:
-        """Let go when all that take part have come; `on_all` is called by the last one. One may come twice."""
+        """Let go when all members have come; `on_all` is called by the last one. One may come twice."""
         with self.changed:
-            device, under_way, deadline_s = self._busy(peer), self.under_way, time.monotonic() + HOLD_S
-            present = come(under_way)
+            device, deadline_s = self._busy(peer), time.monotonic() + HOLD_S
             is_new = device not in present
             present.add(device)
-            if is_new and under_way.members.names <= present:
+            if is_new and members.names <= present:
                 on_all()
             self.changed.notify_all()
-            while not under_way.members.names <= present and not self.closing:
+            while not members.names <= present and not self.closing:
                 entry = self.roster.of(peer)
                 if entry.order is not None and entry.ended_orders >= entry.order[0]:
                     raise RemoteRefusal(entry.reason)

@@ -14,7 +14,8 @@ from spantrain.errors import PeerLostError
 from spantrain.models.build import blank_units, build_units
 from spantrain.models.units import UnitModule, tie_parameters
 from spantrain.runtime.checkpoint.holding import PARAMETER
-from spantrain.runtime.redistribution.transfer import group_of
+from spantrain.runtime.control.orders import GiveOrder, TrainOrder
+from spantrain.runtime.redistribution.transfer import ExchangeChannel, TensorExchange, group_of
 from spantrain.runtime.step.context import WorkerContext
 from spantrain.runtime.worker.plan_part import PlanPart
 from spantrain.runtime.worker.switch import LocalTensorSource, describe, fill, whole_units
@@ -53,7 +54,9 @@ def units_of(plan: Plan, name: str, *, seed: int, left: LeftState | None, begins
     return units
 
 
-def carry_on(here: WorkerContext, left: LeftState | None, after: PlanPart, step: int) -> tuple[int, dict[str, float]]:
+def carry_on(
+    here: WorkerContext, left: LeftState | None, after: PlanPart, order: TrainOrder
+) -> tuple[int, dict[str, float]]:
     """Fill what is new here, and give others what they lack; return the bytes that came, and a run's scalars.
 
     Raises:
@@ -62,17 +65,31 @@ def carry_on(here: WorkerContext, left: LeftState | None, after: PlanPart, step:
         ProtocolError: another device sends something else than it should.
     """
     before = left.part if left else None
-    source, post = LocalTensorSource(here.name, before, left.scalars if left else {}), after.post(here, step)
-    others = [name for name in after.plan.devices if name != here.name]
+    source = LocalTensorSource(here.name, before, left.scalars if left else {})
+    post = after.post(here, order.first_step)
+    devices = (*after.plan.devices, *order.givers)
+    others = [name for name in devices if name != here.name]
     files = describe(source.held, takers=others, givers=others, post=post)
     held = {name for file in files.values() for name in file.tensors}
     lacking = sorted(name for name in after.holding.parameters if PARAMETER + name not in held)
     if lacking:
         raise PeerLostError(f"{here.name}: {lacking[0]} (and {len(lacking) - 1} more) is held by no device any more")
-    group = group_of(after.plan.cluster, here.name, after.plan.devices)
+    group = group_of(after.plan.cluster, here.name, devices)
     received_bytes = fill(before, after, group, files, source, post)
     scalars = next((dict(file.scalars) for _, file in sorted(files.items()) if file.tensors), {})
     return received_bytes, scalars
+
+
+def give(name: str, left: LeftState | None, order: GiveOrder, post: ExchangeChannel) -> None:
+    """Give what is held to devices that go on without this one.
+
+    Raises:
+        PeerLostError, Interrupted, ProtocolError: as `carry_on`.
+    """
+    source = LocalTensorSource(name, left.part if left else None, left.scalars if left else {})
+    group = group_of(order.plan.cluster, name, tuple(peer.name for peer in order.peers))
+    files = describe(source.held, takers=group.peers, givers=group.peers, post=post)
+    TensorExchange(group, files, source, post).run({})
 
 
 @torch.no_grad()

@@ -11,12 +11,14 @@ from spantrain.devices.registry import open_device
 from spantrain.profiler.compute import Bench, measure_tasks, measure_units
 from spantrain.profiler.network import Software, dismiss_echo, echo_probes, measure_both
 from spantrain.profiler.network_probes import warm_up_links
+from spantrain.runtime.channels import MailboxChannel
 from spantrain.runtime.control.orders import (
     AddedOrder,
     ComputeOrder,
     ComputeResult,
     ConnectOrder,
     EchoOrder,
+    GiveOrder,
     LinkOrder,
     LinkResult,
     PeerEntry,
@@ -29,6 +31,7 @@ from spantrain.runtime.gradients.groups import StageGroups, hold_store, open_gro
 from spantrain.runtime.step.context import WorkerLinks, admit
 from spantrain.runtime.step.emulation import law_of
 from spantrain.runtime.worker.added_orders import added_orders
+from spantrain.runtime.worker.carry_on import give
 from spantrain.runtime.worker.settings import WorkerSettings
 from spantrain.runtime.worker.stale_session import session_of
 from spantrain.runtime.worker.trainer import TrainSession
@@ -116,6 +119,8 @@ class OrderRunner:
                 return added_orders()[order.wire_name].perform(order, self._links(), self._meet)
             case TrainOrder():
                 return self._train(order)
+            case GiveOrder():
+                return self._give(order)
         raise AssertionError(f"no such order: {order}")
 
     def _train(self, order: TrainOrder) -> TrainResult:
@@ -128,6 +133,15 @@ class OrderRunner:
         if not session.paused:
             self._last = None
         return result
+
+    def _give(self, order: GiveOrder) -> Done:
+        """Give others what is held of the last train order, and hold it no longer."""
+        left = self._last.leave(order.kept, order.first_step) if self._last else None
+        self._admit(order.plan.generation, order.peers)
+        address = {"generation": order.plan.generation, "step": order.first_step}
+        give(self._name, left, order, MailboxChannel(self._mailbox, **address, check_abort=self._check_abort))
+        self._last = None
+        return Done()
 
     def _admit(self, generation: int, peers: tuple[PeerEntry, ...]) -> None:
         admit(self._control, self._mailbox, generation, peers)

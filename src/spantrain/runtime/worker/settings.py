@@ -19,5 +19,7 @@ class WorkerSettings:
     encrypted: bool = True
     functions: tuple[str, ...] = ()
     """The user's functions for model, data and loss that it may call, as `FILE.py:FUNCTION`."""
+    leave_s: float = 25.0
+    """How long a worker that is to leave may take to hand over what it holds."""
     keep_s: float = 0.0
     """How long what is held of a run is kept for a coordinator that is lost to come back."""

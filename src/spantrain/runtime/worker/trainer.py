@@ -156,7 +156,7 @@ class TrainSession:
         """Begin with what devices or a checkpoint hold, if there is either; all devices of the run do so together."""
         order = self._order
         if order.kept is not None:
-            received_bytes, scalars = carry_on(self._here, self._earlier, self._part, order.first_step)
+            received_bytes, scalars = carry_on(self._here, self._earlier, self._part, order)
             self._scaling = GradientScaling(self._job, order.plan.dtype, scalars)
             duration_s = time.monotonic() - self._prepared_s
             self._switch_report = SwitchReport(duration_s=duration_s, received_bytes=received_bytes)

@@ -89,6 +89,7 @@ class Worker:
         self._dismissed = False  # whether the coordinator has no more orders
         self._stopped: str | None = None  # why this process is to end by itself
         self._to_stop = threading.Event()
+        self._leaving = ""  # why it is to leave behind a step
         self._is_watched = False
         torch.set_num_threads(1)
 
@@ -129,6 +130,7 @@ class Worker:
             timeout_s=welcome.patience_s,
             on_change=self._hear,
         )
+        self._heartbeats.leaving = self._leaving
         self._control = GrpcControlPlane(
             self._client, check=self._check, pause=lambda: self._heartbeats.await_loss(_HEARTBEAT_S)
         )
@@ -190,6 +192,22 @@ class Worker:
                 self._orders.use(self._control)
                 _log.warning("%s: the coordinator is back", self._name)
                 return
+
+    def leave(self, why: str) -> bool:
+        """Have it leave behind a step, with what it holds given to others; return whether it will.
+
+        It is stopped where that takes too long, and at once where it holds nothing of a run. Called from a signal's
+        handler, or any thread.
+        """
+        if not self._is_watched or self._orders.held is None:
+            return self.stop()
+        if not self._leaving:
+            self._leaving = self._heartbeats.leaving = why
+            _log.warning("%s is to leave: %s; it hands over what it holds first", self._name, why)
+            limit = threading.Timer(self._settings.leave_s, self.stop)
+            limit.daemon = True
+            limit.start()
+        return True
 
     def stop(self) -> bool:
         """Have it end soon, from a signal's handler; return whether it will: not before it has joined.

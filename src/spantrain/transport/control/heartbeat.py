@@ -137,6 +137,8 @@ class HeartbeatThread:
         self._presence: PendingCall | None = None
         self._round_trip_s = 0.0
         """How long the last beat took to be answered."""
+        self.leaving = ""
+        """What beats say of why this process wants to leave."""
         self._line: ControlClient | None = None
         """The connection that answered last."""
         self._stop = threading.Event()
@@ -184,7 +186,7 @@ class HeartbeatThread:
         while not self._stop.is_set() and self.coordinator_lost is None:
             beat = _Beat(
                 self._client,
-                {"round_trip_s": self._round_trip_s},
+                {"round_trip_s": self._round_trip_s, "leaving": self.leaving},
                 timeout_s=self._timeout_s,
                 wake=self._news.set,
             )

@@ -1,0 +1,125 @@
+"""Who wants to leave a run: by a signal, a notice of its cloud, or a person's command."""
+
+import os
+import signal
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+
+from spantrain.app import worker
+from spantrain.app.training.joining import DRAIN, ask_to_drain
+from spantrain.cli.failure import told_interrupt
+from spantrain.errors import ConfigError
+from testing.patience import PATIENCE_S
+
+
+class Metadata(BaseHTTPRequestHandler):
+    """A cloud's server: 404 until there is something to tell, or FALSE."""
+
+    said: tuple[int, bytes] = (404, b"")
+
+    def do_GET(self) -> None:
+        status, body = self.said
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def soon(monkeypatch):
+    monkeypatch.setattr(worker, "_NOTICE_S", 0.02)
+
+
+@pytest.fixture
+def noticed(soon):
+    """What is told of a notice, once it is given."""
+    told = []
+
+    def run(notice, give):
+        event = threading.Event()
+
+        def leave(why):
+            told.append(why)
+            event.set()
+            return True
+
+        with worker.noticing(notice, leave):
+            assert not event.wait(0.1)
+            give()
+            assert event.wait(PATIENCE_S)
+        return told
+
+    return run
+
+
+def test_a_file_is_a_notice_when_it_is_there(noticed, tmp_path):
+    path = tmp_path / "preempted"
+    assert noticed(str(path), path.touch) == [f"notice by {path}"]
+
+
+def test_a_command_is_one_when_it_ends_with_0(noticed, tmp_path):
+    path = tmp_path / "told"
+    command = f"{sys.executable} -c 'import os; raise SystemExit(not os.path.exists(\"{path}\"))'"
+    assert len(noticed(command, path.touch)) == 1
+
+
+def test_a_url_is_one_when_it_answers_and_not_with_false(noticed):
+    server = HTTPServer(("127.0.0.1", 0), Metadata)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        url = f"http://127.0.0.1:{server.server_port}/preempted"
+        assert not worker._given(url)
+        Metadata.said = (200, b"FALSE\n")
+        assert noticed(url, lambda: setattr(Metadata, "said", (200, b"TRUE"))) == [f"notice by {url}"]
+    finally:
+        Metadata.said = (404, b"")
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def test_who_cannot_leave_yet_is_asked_again(soon, tmp_path):
+    (tmp_path / "now").touch()
+    answers, done = iter([False, False, True]), threading.Event()
+
+    def leave(_why):
+        answer = next(answers)
+        if answer:
+            done.set()
+        return answer
+
+    with worker.noticing(str(tmp_path / "now"), leave):
+        assert done.wait(PATIENCE_S)
+
+
+def test_sigterm_asks_to_leave_and_a_second_one_to_stop():
+    heard = []
+    with told_interrupt(lambda: not heard.append("stop"), lambda: not heard.append("leave")):
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert heard == ["leave"]
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert heard == ["leave", "stop"]
+
+
+def test_sigint_asks_to_stop():
+    heard = []
+    with told_interrupt(lambda: not heard.append("stop"), lambda: not heard.append("leave")):
+        os.kill(os.getpid(), signal.SIGINT)
+    assert heard == ["stop"]
+
+
+def test_a_device_is_asked_for_by_a_file_in_the_runs_folder(tmp_path):
+    with pytest.raises(ConfigError, match="no run is under way there; give the folder that --out named"):
+        ask_to_drain(tmp_path, "lab-1")
+    (tmp_path / "metrics.jsonl").touch()
+    for name in ("", "../lab-1", "a/b"):
+        with pytest.raises(ConfigError, match="is no name of a device"):
+            ask_to_drain(tmp_path, name)
+    ask_to_drain(tmp_path, "lab-1")
+    assert [file.name for file in (tmp_path / DRAIN).iterdir()] == ["lab-1"]
