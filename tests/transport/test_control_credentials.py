@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from spantrain.config.files.text_files import write_atomically
 from spantrain.errors import PeerLostError, UsageError
 from spantrain.transport.control.client import ControlClient
 from spantrain.transport.control.credentials import Credentials
-from spantrain.transport.control.private_file import read_private, write_private
+from spantrain.transport.control.private_file import read_private
 from spantrain.transport.control.protocol import RemoteRefusal
 from spantrain.transport.control.server import ControlServer
 from testing.patience import PATIENCE_S
@@ -116,7 +117,7 @@ def test_damaged_credentials_are_refused(tmp_path: Path, damage: str) -> None:
         damage = text.replace("BEGIN PRIVATE", "BEGIN")
     elif damage == "other token":
         damage = text.replace(kept.token.text, Credentials.create().token.text)
-    write_private(path, damage)
+    write_atomically(path, damage, private=True)
     with pytest.raises(UsageError, match="holds no credentials of a coordinator"):
         Credentials.kept_in(path)
 
@@ -124,8 +125,8 @@ def test_damaged_credentials_are_refused(tmp_path: Path, damage: str) -> None:
 def test_private_files_are_their_owner_s(tmp_path: Path) -> None:
     path = tmp_path / "secret"
     assert read_private(path) is None
-    write_private(path, "one")
-    write_private(path, "two")
+    write_atomically(path, "one", private=True)
+    write_atomically(path, "two", private=True)
     assert read_private(path) == "two"
     assert path.stat().st_mode & 0o777 == 0o600
     assert [one.name for one in tmp_path.iterdir()] == ["secret"]
@@ -133,5 +134,5 @@ def test_private_files_are_their_owner_s(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="others may read it"):
         read_private(path)
     with pytest.raises(UsageError, match="cannot be written"):
-        write_private(tmp_path / "no" / "secret", "x")
+        write_atomically(tmp_path / "no" / "secret", "x", private=True)
     assert "BEGIN" not in repr(Credentials.create().identity)

@@ -72,10 +72,11 @@ def read_bytes(path: Path, *, remedy: str, error: type[UsageError] = ConfigError
     return content
 
 
-def write_atomically(path: Path, text: str, *, error: type[UsageError] = ConfigError) -> None:
+def write_atomically(path: Path, text: str, *, error: type[UsageError] = ConfigError, private: bool = False) -> None:
     """Write a text file, and the folders it stands in, so that a reader sees the old file or the new one.
 
-    The text goes to a hidden file beside it, which then takes its name, or is removed if anything fails.
+    The text goes to a hidden file beside it, which then takes its name, or is removed if anything fails. A `private`
+    file goes to a folder that is there; nobody else may read it, and it is there also after a loss of power.
 
     Raises:
         UsageError: (the class given as `error`) it cannot be written there.
@@ -84,15 +85,19 @@ def write_atomically(path: Path, text: str, *, error: type[UsageError] = ConfigE
     try:
         if _is_no_file(path):
             raise error(f"{path}: cannot be written: is no regular file; choose another place")
-        path.parent.mkdir(parents=True, exist_ok=True)
+        if not private:
+            path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            with hidden.open("x", encoding="utf-8", newline="\n") as stream:
+            handle = os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if private else 0o666)
+            with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as stream:
                 stream.write(text)
                 stream.flush()
                 os.fsync(stream.fileno())
             hidden.replace(path)
         finally:
             hidden.unlink(missing_ok=True)
+        if private:
+            sync_folder(path.parent)
     except OSError as reason:
         raise error(f"{path}: cannot be written: {reason.strerror}; choose another place") from None
 

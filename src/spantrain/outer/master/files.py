@@ -16,12 +16,13 @@ from typing import TypeVar
 
 from spantrain.config.files.json_codec import from_json, render_json, to_json
 from spantrain.config.files.parsing import parse_json
+from spantrain.config.files.text_files import write_atomically
 from spantrain.core.outer.layers import ShardLayout, fragment_layouts
 from spantrain.errors import SpanTrainError, UsageError
 from spantrain.outer.master.config import MasterConfig
 from spantrain.outer.policy.fragments import FragmentedState
 from spantrain.transport.control.credentials import Credentials
-from spantrain.transport.control.private_file import make_private_folder, read_private, write_private
+from spantrain.transport.control.private_file import make_private_folder, read_private
 
 T = TypeVar("T")
 _REMEDY = "take it from a copy, or begin with another folder"
@@ -52,7 +53,7 @@ class MasterFiles:
         try:
             self.credentials = Credentials.kept_in(folder / "credentials.json")
             """Who this master is."""
-            write_private(token_file(folder), self.credentials.token.text + "\n")
+            write_atomically(token_file(folder), self.credentials.token.text + "\n", private=True)
         except UsageError:
             self.close()
             raise
@@ -136,7 +137,7 @@ class MasterFiles:
 
     def _write(self, name: str, value: object) -> None:
         try:
-            write_private(self._folder / name, render_json(to_json(value)) + "\n")
+            write_atomically(self._folder / name, render_json(to_json(value)) + "\n", private=True)
         except UsageError as error:
             raise StateNotKept(str(error)) from None
 

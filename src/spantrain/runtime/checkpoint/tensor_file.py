@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 import torch
 from safetensors import SafetensorError, safe_open
 
-from spantrain.config.files.text_files import check_tensor_header, sha256_of
+from spantrain.config.files.text_files import check_tensor_header, sha256_of, sync_folder
 from spantrain.core.checkpoint import StoredFile
 from spantrain.errors import ConfigError
 from spantrain.runtime.redistribution.exchange import TensorBlock, place_of
@@ -167,11 +167,7 @@ class Disk:
 
     def sync_folder(self, folder: Path) -> None:
         """Wait until the names in a folder are on the disk."""
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+        sync_folder(folder)
 
     def remove(self, path: Path) -> None:
         """Remove a file, or an empty folder; another device of this machine may have done so before."""

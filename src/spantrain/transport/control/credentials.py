@@ -29,8 +29,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from spantrain.config.files.parsing import parse_json
+from spantrain.config.files.text_files import write_atomically
 from spantrain.errors import ProtocolError, UsageError
-from spantrain.transport.control.private_file import read_private, write_private
+from spantrain.transport.control.private_file import read_private
 from spantrain.transport.control.protocol import COORDINATOR_NAME
 
 _PREFIX = "st1"
@@ -317,7 +318,7 @@ class Credentials:
         text = read_private(path)
         if text is None:
             made = cls.create()
-            write_private(path, made._text())
+            write_atomically(path, made._text(), private=True)
             return made
         try:
             return cls._of_text(text)

@@ -1,10 +1,8 @@
-"""Files for their owner's eyes alone, written so that they are never half there, also after a loss of power."""
+"""Files for their owner's eyes alone; `text_files.write_atomically` writes them."""
 
 import os
-import secrets
 from pathlib import Path
 
-from spantrain.config.files.text_files import sync_folder
 from spantrain.errors import UsageError
 
 _MAX_CHARACTERS = 2**27
@@ -21,27 +19,6 @@ def make_private_folder(folder: Path) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"{folder}: cannot be made: {error.strerror}; choose another folder") from None
-
-
-def write_private(path: Path, text: str) -> None:
-    """Write a text file that nobody else may read; a reader sees the old file or the new one.
-
-    Raises:
-        UsageError: it cannot be written there.
-    """
-    hidden = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")
-    try:
-        try:
-            with os.fdopen(os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            hidden.replace(path)
-        finally:
-            hidden.unlink(missing_ok=True)
-        sync_folder(path.parent)
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be written: {error.strerror}; make room there or choose another") from None
 
 
 def read_private(path: Path) -> str | None:
