@@ -178,6 +178,8 @@ class MemoryCost:
         self._sets = 1 + staleness
         self._optimizer_ratio = STATE_COPIES[optimizer]
 
+        self.fewest_samples = cache(profile.graph.fewest_samples)
+        """Of units, at once (`UnitGraph.fewest_samples`)."""
         self._held = cache(profile.graph.held_parameter_bytes)
         self._trained = cache(profile.graph.held_trained_bytes)
         self._activations = cache(profile.graph.stage_held_bytes)

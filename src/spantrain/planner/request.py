@@ -11,7 +11,7 @@ from spantrain.core.plan import Plan, Stage
 from spantrain.core.profile import Profile
 from spantrain.core.update.optimizers import STATE_COPIES, division_refusal
 from spantrain.cost.span_tables import SpanTables
-from spantrain.errors import PlanError
+from spantrain.errors import InfeasiblePlanError, PlanError
 from spantrain.formats.registry import WireFormat
 from spantrain.schedule.registry import splits_backward
 
@@ -30,6 +30,8 @@ class JobSpec:
     schedule: str = "critical-path"
     micro_batches: tuple[int, ...] = ()
     """Sizes to try; empty: powers of two, their triples that divide the global batch, and the global batch itself."""
+    fewest_samples: int = 0
+    """Needed at once where samples depend on each other (`UnitGraph.fewest_samples`): smaller sizes are not tried."""
 
     def __post_init__(self) -> None:
         if self.global_batch < 1:
@@ -37,6 +39,12 @@ class JobSpec:
         if self.optimizer not in STATE_COPIES:
             raise PlanError(f"optimizer must be one of {', '.join(STATE_COPIES)}, got {self.optimizer!r}")
         wrong = [size for size in self.micro_batches if not 1 <= size <= self.global_batch]
+        small = [size for size in (*self.micro_batches, self.global_batch) if size < self.fewest_samples]
+        if small:
+            raise InfeasiblePlanError(
+                f"samples of this model depend on each other, and of fewer than {self.fewest_samples} at once nothing "
+                f"is learnt: name larger micro-batches and global batches than {small[0]}"
+            )
         if wrong:
             raise PlanError(f"micro_batches must lie in 1 to the global batch, {self.global_batch}; got {wrong}")
 
@@ -70,7 +78,7 @@ class JobSpec:
         total = self.global_batch
         powers = [2**k for k in range(total.bit_length())]
         triples = [3 * size for size in powers if total % (3 * size) == 0]
-        sizes = {size for size in (*powers, *triples, total) if size <= total}
+        sizes = {size for size in (*powers, *triples, total) if self.fewest_samples <= size <= total}
         return tuple(sorted(size for size in sizes if total <= size * _MAX_MICRO_BATCHES))
 
 

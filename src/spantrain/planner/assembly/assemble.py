@@ -77,6 +77,8 @@ class Assembler:
         replicas = []
         for index, replica in enumerate(draft.replicas):
             sizes = sorted((span.size for span in draft.replica_spans(index)), reverse=True)
+            if sizes and sizes[-1] < (fewest := self.memory.fewest_samples(shape.units)):
+                misses.append(f"{replica.devices[0]} runs {sizes[-1]} samples at once, and the model needs {fewest}")
             in_flight, part = max(1, sum(sizes[:held])), _division(shape, replica.devices)
             for name in replica.devices:
                 need = self.memory.need(shape.units, name, in_flight, max(sizes, default=0), part).peak_bytes
@@ -134,7 +136,8 @@ def draft_stage(
 
 
 def with_limits(stage: Stage, memory: MemoryCost, splits: bool) -> Stage | None:
-    """Return a stage with the in-flight limits that memory allows; None if a device lacks room for a micro-batch.
+    """Return a stage with the in-flight limits that memory allows; None if a device lacks room for a micro-batch, or
+    has fewer samples at once than its units need.
 
     `splits`: as in `cost.memory.Division`.
     """
@@ -161,7 +164,7 @@ def with_limits(stage: Stage, memory: MemoryCost, splits: bool) -> Stage | None:
                 strict=True,
             )
         )
-        if limit < max(sizes):
+        if limit < max(sizes) or min(sizes) < memory.fewest_samples(stage.units):
             return None
         replicas.append(replace(replica, in_flight_limit=limit))
     return replace(stage, replicas=tuple(replicas))

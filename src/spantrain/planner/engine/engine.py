@@ -24,6 +24,7 @@ from spantrain.planner.engine.reasons import (
 )
 from spantrain.planner.request import Evaluation, JobSpec, Objective, PlanRequest, Proposal, Restriction
 from spantrain.planner.strategies.registry import DEFAULT_STRATEGY, strategies, strategies_named
+from spantrain.schedule.at_once import check_samples_at_once
 from spantrain.schedule.registry import schedule_names
 from spantrain.sim.search.search import SearchEffort
 
@@ -76,7 +77,9 @@ class _Answer:
 class _Planning:
     def __init__(self, profile: Profile, job: JobSpec, options: PlanOptions) -> None:
         self._started_s = time.perf_counter()
-        self._profile, self._job, self._options = profile, job, options
+        fewest = profile.graph.fewest_samples(range(len(profile.graph.units)))
+        self._profile, self._options = profile, options
+        self._job = job = replace(job, fewest_samples=fewest)
         self._evaluator = Evaluator(profile, job)
         self._orders: dict[tuple[tuple[Stage, ...], str], Plan] = {}
         self._request = PlanRequest(
@@ -179,6 +182,7 @@ class _Planning:
     def _take(self, proposal: Proposal, ranked: list[tuple[Proposal, Evaluation]], refusals: list[str]) -> None:
         """Evaluate a proposal; add it to those that fit, or why it does not to the refusals."""
         try:
+            check_samples_at_once(proposal.plan, self._profile.graph)
             evaluation = self._evaluator(proposal.plan)
         except (PlanError, ScheduleError) as error:
             refusals.append(str(error))

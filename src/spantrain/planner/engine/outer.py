@@ -254,6 +254,8 @@ def join_groups(
         return None
     plans = {}
     for name, samples in joined.samples.items():
+        if samples < job.fewest_samples:
+            return None
         part = replace(job, global_batch=samples, micro_batches=())
         found = _with_part(profile, part, able[name], search=allowed)
         if found is None:

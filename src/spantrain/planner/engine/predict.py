@@ -55,7 +55,12 @@ def with_best_order(plan: Plan, profile: Profile, *, effort: SearchEffort | None
 
 
 def with_best_spans(plan: Plan, profile: Profile, *, effort: SearchEffort | None = None) -> Plan:
-    """Return the plan with the micro-batches and the order for `critical-path` that a search finds."""
+    """Return the plan with the micro-batches and the order for `critical-path` that a search finds.
+
+    Where samples depend on each other, micro-batches stay: others would give other losses.
+    """
+    if profile.graph.fewest_samples(range(len(profile.graph.units))):
+        return with_best_order(plan, profile, effort=effort)
     if plan.schedule != "critical-path":
         return replace(plan, hints=None)
     return taper(plan, costs_of(plan, profile), effort=effort)

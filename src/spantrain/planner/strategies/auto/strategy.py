@@ -225,8 +225,8 @@ def _divides(plan: Plan) -> bool:
 
 def _may_count(request: PlanRequest) -> bool:
     """Whether to search over counts of devices: with many of them, and nothing asked for that it does not know."""
-    limits = request.constraints
-    others = request.job.micro_batches or limits.keep or set(limits.wire_formats) - {WireFormat.NATIVE}
+    limits, job = request.constraints, request.job
+    others = job.micro_batches or job.fewest_samples or limits.keep or set(limits.wire_formats) - {WireFormat.NATIVE}
     return len(request.devices) > _MANY and not others and request.objective is not Objective.ENERGY
 
 
