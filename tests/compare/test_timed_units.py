@@ -4,8 +4,8 @@ import torch
 from torch import nn
 
 from spantrain.core.action import Op
-from spantrain.devices.emulated import EmulatedDevice
 from spantrain.models.units import LABELS, ModuleUnit
+from spantrain_studies.comparison.worker.device import StartedElsewhereDevice
 from spantrain_studies.comparison.worker.whole import TimedChain
 
 
@@ -56,7 +56,7 @@ def seconds(op: Op, samples: int) -> float:
 
 def chain(clock: FakeClock, real_s: float) -> TimedChain:
     torch.manual_seed(0)
-    device = EmulatedDevice(clock=clock)
+    device = StartedElsewhereDevice(clock=clock)
     first, middle = (ModuleUnit(name, Body(clock, real_s)) for name in ("first", "middle"))
     last = Loss("last", Body(clock, real_s))
     first.reads, last.reads = (0,), (LABELS,)

@@ -13,6 +13,7 @@ from spantrain.runtime.control.requests import Begin, Progress
 from spantrain.runtime.step.context import WorkerLinks
 from spantrain.runtime.step.work import SampledFeed
 from spantrain.runtime.worker.added_orders import Meet, RegisteredOrder
+from spantrain_studies.comparison.worker.device import StartedElsewhereDevice
 from spantrain_studies.comparison.worker.orders import FrameworkOrder, FrameworkResult
 
 _GENERATION = 0
@@ -39,7 +40,7 @@ class FrameworkSession:
             raise ConfigError(
                 f"device {links.name}: other frameworks are compared on emulated devices (backend: emulated)"
             )
-        self._order, self._links, self._device = order, links, links.device
+        self._order, self._links, self._device = order, links, StartedElsewhereDevice()
         self._rank = order.devices.index(links.name)
         self._meet = meet
 

@@ -18,12 +18,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from spantrain.core.action import Op
 from spantrain.core.span import Span
-from spantrain.devices.emulated import EmulatedDevice
 from spantrain.errors import ConfigError
 from spantrain.models.build import build_units
 from spantrain.models.units import Rows, UnitModule, loss_of, rows_read, shared_parameters
 from spantrain.runtime.step.emulation import emulated_seconds
 from spantrain.runtime.step.work import SampledFeed
+from spantrain_studies.comparison.worker.device import StartedElsewhereDevice
 from spantrain_studies.comparison.worker.orders import Framework, FrameworkOrder
 from spantrain_studies.comparison.worker.reference import StepEnd, forward_bytes, state_bytes, sum_over_all
 
@@ -35,7 +35,7 @@ Seconds = Callable[[Op, int], float]
 class TimedUnit(nn.Module):
     """One unit, with marks in the graph where its backward pass begins and ends."""
 
-    def __init__(self, unit: UnitModule, device: EmulatedDevice, seconds: Seconds) -> None:
+    def __init__(self, unit: UnitModule, device: StartedElsewhereDevice, seconds: Seconds) -> None:
         super().__init__()
         self.unit = unit
         self._device = device
@@ -67,7 +67,7 @@ class TimedUnit(nn.Module):
 class TimedChain(nn.Module):
     """All units of a model, one after the other; returns the loss sum."""
 
-    def __init__(self, units: Sequence[UnitModule], device: EmulatedDevice, seconds: Sequence[Seconds]) -> None:
+    def __init__(self, units: Sequence[UnitModule], device: StartedElsewhereDevice, seconds: Sequence[Seconds]) -> None:
         super().__init__()
         self._device = device
         self.units = nn.ModuleList(
@@ -117,7 +117,7 @@ _MIB = 2**20
 class WholeModelRunner:
     """One device's copy of the model, or its part of every parameter, and the samples that are its own."""
 
-    def __init__(self, order: FrameworkOrder, rank: int, device: EmulatedDevice, feed: SampledFeed) -> None:
+    def __init__(self, order: FrameworkOrder, rank: int, device: StartedElsewhereDevice, feed: SampledFeed) -> None:
         """Build the model; all devices do so together."""
         self._order = order
         samples = order.global_batch // len(order.devices)
