@@ -91,6 +91,17 @@ class SideOutput(nn.Module):
         return self.block(hidden), self.table * 2
 
 
+class PassedBy(nn.Module):
+    """No parameter has to do with the input, as where the second of two towers begins."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(WIDTH))
+
+    def forward(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        return hidden * 1, self.table * 2
+
+
 def run_full(module: nn.Module, spans: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
     """Return the gradients of inputs and of parameters by plain backward passes."""
     module.zero_grad()
@@ -237,7 +248,7 @@ def test_frozen_parameters_are_left_out() -> None:
     assert module.up.bias.grad is not None
 
 
-@pytest.mark.parametrize("make", [lambda: Checkpointed(use_reentrant=True), SideOutput])
+@pytest.mark.parametrize("make", [lambda: Checkpointed(use_reentrant=True), SideOutput, PassedBy])
 def test_a_module_that_cannot_be_split_does_all_of_it_at_i_and_says_so_once(make, caplog) -> None:
     torch.manual_seed(0)
     module, spans = make(), make_spans(2)

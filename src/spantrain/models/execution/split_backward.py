@@ -54,7 +54,7 @@ class SplitBackward:
         self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
         self._name = name
         self._splits = True
-        self._checked: frozenset[int] = frozenset()
+        self._checked: frozenset[int] | None = None
         self._cluster: dict[int, int] = {}  # of a parameter: parameters of one cluster are in one group
 
     @property
