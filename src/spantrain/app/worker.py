@@ -18,6 +18,7 @@ from spantrain.devices.registry import default_backend
 from spantrain.errors import ConfigError
 from spantrain.runtime.coordinator.roster import RANK_PREFIX
 from spantrain.runtime.launch.environment import Environment
+from spantrain.runtime.launch.fork_server import load
 from spantrain.runtime.worker.settings import WorkerSettings
 from spantrain.runtime.worker.worker import Worker
 
@@ -63,6 +64,7 @@ def prepared_worker(
         functions=tuple(functions),
         keep_s=keep_s,
     )
+    load()
     return Worker(settings)
 
 

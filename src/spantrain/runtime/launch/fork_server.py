@@ -26,7 +26,8 @@ _PR_SET_PDEATHSIG = 1
 def main() -> None:
     """Serve until the input ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _load()
+    load()
+    assert not {"grpc", "zmq"} & sys.modules.keys(), "they break in a process that forks"
     _say({"ready": True})
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_write, False)
@@ -53,8 +54,8 @@ def main() -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _load() -> None:
-    """Load what every worker needs and what is safe to have before a fork."""
+def load() -> None:
+    """Load what every worker needs and what is safe to have before a fork; nobody waits for it then in a run."""
     import torch
     import torch.distributed
     import torch.distributed.pipelining
@@ -71,7 +72,6 @@ def _load() -> None:
     import spantrain.runtime.step.work
     import spantrain.schedule.dispatch.policies  # noqa: F401
 
-    assert not {"grpc", "zmq"} & sys.modules.keys(), "they break in a process that forks"
     torch.set_num_threads(1)
 
 
