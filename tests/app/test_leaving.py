@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 
 from spantrain.app import worker
-from spantrain.app.training.joining import DRAIN, ask_to_drain
+from spantrain.app.training.joining import DRAIN, ask_to_drain, wishes_heard
 from spantrain.cli.failure import told_interrupt
 from spantrain.errors import ConfigError
 from testing.patience import PATIENCE_S
@@ -114,12 +114,20 @@ def test_sigint_asks_to_stop():
     assert heard == ["stop"]
 
 
-def test_a_device_is_asked_for_by_a_file_in_the_runs_folder(tmp_path):
-    with pytest.raises(ConfigError, match="no run is under way there; give the folder that --out named"):
-        ask_to_drain(tmp_path, "lab-1")
-    (tmp_path / "metrics.jsonl").touch()
-    for name in ("", "../lab-1", "a/b"):
-        with pytest.raises(ConfigError, match="is no name of a device"):
-            ask_to_drain(tmp_path, name)
-    ask_to_drain(tmp_path, "lab-1")
-    assert [file.name for file in (tmp_path / DRAIN).iterdir()] == ["lab-1"]
+def test_a_device_is_asked_for_by_a_file_in_the_folder_of_a_run_under_way(tmp_path):
+    refused = pytest.raises(ConfigError, match="no run that devices may leave is under way there")
+    for hears in (True, False):
+        (tmp_path / DRAIN).mkdir()
+        (tmp_path / DRAIN / "lab-0").touch()  # of a run that was killed
+        with wishes_heard(tmp_path, hears=hears):
+            if not hears:
+                with refused:
+                    ask_to_drain(tmp_path, "lab-1")
+                continue
+            for name in ("", "../lab-1", "a/b"):
+                with pytest.raises(ConfigError, match="is no name of a device"):
+                    ask_to_drain(tmp_path, name)
+            ask_to_drain(tmp_path, "lab-1")
+            assert [file.name for file in (tmp_path / DRAIN).iterdir()] == ["lab-1"]
+        with refused:
+            ask_to_drain(tmp_path, "lab-1")

@@ -5,12 +5,13 @@ to memory where devices change what they hold. A device that joins is taken in b
 that leaves goes when others have what it held.
 """
 
+import shutil
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from spantrain.app.metrics import METRICS_FILE
 from spantrain.app.reporter import Reporter
 from spantrain.app.session import Session
 from spantrain.app.training.carry_on import Leg
@@ -32,18 +33,32 @@ DRAIN = "drain"
 """The folder in a run's folder with a file for each device that is to leave it, by its name."""
 
 
+@contextmanager
+def wishes_heard(run: Path, *, hears: bool) -> Iterator[None]:
+    """Have a run's folder take wishes to leave while it is under way, if it `hears` them; older ones are forgotten."""
+    shutil.rmtree(run / DRAIN, ignore_errors=True)
+    if hears:
+        (run / DRAIN).mkdir(parents=True)
+    try:
+        yield
+    finally:
+        shutil.rmtree(run / DRAIN, ignore_errors=True)
+
+
 def ask_to_drain(run: Path, device: str) -> None:
     """Have a device leave a run that is under way.
 
     Raises:
-        ConfigError: there is no such run, or it does not have the device; or its folder cannot be written to.
+        ConfigError: there is no such run, or no device can have that name; or its folder cannot be written to.
     """
-    if not (run / METRICS_FILE).is_file():
-        raise ConfigError(f"{run}: no run is under way there; give the folder that --out named")
+    if not (run / DRAIN).is_dir():
+        raise ConfigError(
+            f"{run}: no run that devices may leave is under way there; give the folder that --out named (with "
+            "--on-loss end, --staleness 1 or an outer optimizer devices stay)"
+        )
     if Path(device).name != device or not device:
         raise ConfigError(f"DEVICE {device!r} is no name of a device; give one of the cluster file's")
     try:
-        (run / DRAIN).mkdir(exist_ok=True)
         (run / DRAIN / device).touch()
     except OSError as error:
         raise ConfigError(f"{error.filename}: cannot be written: {error.strerror}") from None
@@ -84,8 +99,8 @@ class Membership:
         here = frozenset(coordinator.here())
         new, going = here - self._known, frozenset(leaving) & frozenset(plan.devices)
         self._known &= here | frozenset(plan.devices)
-        if going - self._going:
-            self._going = going
+        if going - self._going or (going and new):
+            self._going, self._known = going, self._known | here
             self._plan_in_background(self._do_without, plan, here, {name: leaving[name] for name in going})
         elif new:
             self._known |= here

@@ -12,7 +12,7 @@ from spantrain.app.profiling.slowing import MAX_REAL_COMPUTE, too_fast, what_is_
 from spantrain.app.reporter import Reporter
 from spantrain.app.session import Session
 from spantrain.app.training.carry_on import Leg, leg_after_loss, orders_of
-from spantrain.app.training.joining import Membership
+from spantrain.app.training.joining import Membership, wishes_heard
 from spantrain.app.training.journal import BegunLeg, Journal, first_leg, with_what_is_held
 from spantrain.app.training.outcome import (
     HeldOutLoss,
@@ -112,6 +112,7 @@ class _RunOnSession:
         self._leg = first_leg(request)
         self._goes_on = request.options.on_loss is OnLoss.GO_ON and not request.options.outer
         """Whether devices may go and come."""
+        self._hears_members = self._goes_on and not request.job.staleness
         self._stood_still_s = 0.0
         """Between this leg's first step and the end of the one before."""
         self._checkpoints = self._checkpoint_set()
@@ -140,6 +141,7 @@ class _RunOnSession:
         with ExitStack() as stack:
             stack.callback(self._network.end)
             stack.enter_context(self._log)
+            stack.enter_context(wishes_heard(request.out, hears=self._hears_members))
             stack.enter_context(self._journal)
             self._journal.begin(self._manifest(self._first_step))
             results = None
@@ -265,7 +267,7 @@ class _RunOnSession:
         if outcome.loss is not None:
             self._losses.append(outcome.loss)
         self._log.step(outcome, self._network.rates_at(outcome.closed_s))
-        if self._goes_on and not self._request.job.staleness:
+        if self._hears_members:
             self._membership.look(self._running.plan)
         if self._leg.reason and outcome.step == self._leg.first_step:
             moved_bytes = outcome.switch.moved_bytes if outcome.switch else 0
