@@ -158,7 +158,7 @@ def _serve(address: str) -> None:
     """Fork what is asked for until standard input ends; then end all of it."""
     from spantrain.runtime.launch import fork_server
 
-    fork_server._load()
+    fork_server.load()
     import spantrain.cli.main  # noqa: F401
 
     gc.collect()

@@ -27,6 +27,8 @@ def started(spantrain, monkeypatch) -> Callable[..., WorkerSettings]:
 
         def stop(self) -> bool: ...
 
+        def leave(self, why: str) -> bool: ...
+
     monkeypatch.setattr(use_case, "Worker", Noted)
     monkeypatch.setenv("SPANTRAIN_TOKEN", TOKEN)
 
