@@ -412,3 +412,20 @@ def test_it_needs_no_torch(plan_path):
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
     assert ended.returncode == 0, ended.stderr
+
+
+def test_a_run_whose_devices_leave_and_come(spantrain, plan_path, tmp_path):
+    trace = tmp_path / "outages.csv"
+    trace.write_text("time_s,device,event\n600,home-nano,leaves\n1200,home-nano,comes\n")
+    asked = ("simulate", plan_path, "--availability", trace, "--hours", "0.5")
+    ended = spantrain(*asked)
+    assert ended.code == 0, ended.err
+    assert "600.0 s: home-nano lost (no heartbeat for 1.9 s): step " in ended.out
+    assert "of what the devices present could do" in ended.out
+    found = json.loads(spantrain(*asked, "--json").out)
+    assert (found["steps_lost"], found["rent_usd"]) == (1, None)
+    assert 0.9 < found["share"] <= 1
+    trace.write_text("time_s,device,event\n600,nobody,leaves\n")
+    assert "outages.csv, line 2, field device" in refused(spantrain, *asked[1:])
+    assert "--hours and --checkpoint-every" in refused(spantrain, plan_path, "--hours", "1")
+    assert "not with --schedule" in refused(spantrain, *asked[1:], "--schedule", "all")

@@ -5,6 +5,8 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+HEARTBEAT_S = 0.3
+"""How often a worker says that it is there."""
 LONGEST_SILENCE_S = 6.0
 """What silence makes a device lost, whatever was measured."""
 _USUAL = 0.95

@@ -5,7 +5,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
+from spantrain.core.plan import Plan
 from spantrain.errors import SpanTrainError
+
+WORTH_OF_JOINING = 0.97
+"""A plan with devices that came is taken if its step is at most so long, over the present one's."""
 
 
 class OnLoss(StrEnum):
@@ -75,3 +79,10 @@ class EndOnLoss:
             return (EndRun(event.error),)
         self._blames_others = self._blames_others or event.error
         return () if self._left else (EndRun(self._blames_others),)
+
+
+def holds_all(plan: Plan, present: Collection[str]) -> bool:
+    """Whether devices that are present hold every unit between them: one replica of each stage is whole."""
+    return all(
+        any(all(name in present for name in replica.devices) for replica in stage.replicas) for stage in plan.stages
+    )

@@ -15,6 +15,7 @@ from spantrain.app.training.resume import Resume
 from spantrain.core.plan import Plan
 from spantrain.errors import PeerLostError, PlanError
 from spantrain.planner.present import light_plan
+from spantrain.recovery.policy import holds_all
 from spantrain.runtime.control.orders import GiveOrder, KeptState, TrainOrder
 from spantrain.runtime.coordinator.barrier import CommitPoint
 from spantrain.runtime.coordinator.coordinator import DeviceLostError
@@ -65,13 +66,6 @@ def orders_of(
         gives = GiveOrder(plan=leg.plan, peers=peers, first_step=leg.first_step, kept=leg.kept)
         orders |= dict.fromkeys(leg.givers, gives)
     return orders
-
-
-def holds_all(plan: Plan, present: Collection[str]) -> bool:
-    """Whether devices that are present hold every unit between them: one replica of each stage is whole."""
-    return all(
-        any(all(name in present for name in replica.devices) for replica in stage.replicas) for stage in plan.stages
-    )
 
 
 def leg_after_loss(

@@ -22,12 +22,9 @@ from spantrain.core.quantities import format_seconds
 from spantrain.errors import ConfigError, SpanTrainError
 from spantrain.planner.engine.predict import predict
 from spantrain.planner.present import NewPlan, full_plan, light_plan
+from spantrain.recovery.policy import WORTH_OF_JOINING
 from spantrain.runtime.control.orders import KeptState
 from spantrain.runtime.coordinator.barrier import CommitPoint
-
-_WORTH = 0.97
-"""A plan is taken if its step is at most so long, over the present one's."""
-
 
 DRAIN = "drain"
 """The folder in a run's folder with a file for each device that is to leave it, by its name."""
@@ -160,7 +157,7 @@ class Membership:
             self._tell(f"{names} joined, and stands by: no plan with it: {_said(error)}")
             return
         used = new & frozenset(found.plan.devices)
-        if not used or after_s > _WORTH * before_s:
+        if not used or after_s > WORTH_OF_JOINING * before_s:
             self._tell(f"{names} joined, and stands by: steps would be no shorter with it")
             return
         steps = f"steps of {format_seconds(after_s)} after {format_seconds(before_s)} predicted"

@@ -14,7 +14,7 @@ from typing import IO, Any, Self, get_args
 
 from spantrain.app.reporter import Reporter
 from spantrain.app.session import Session
-from spantrain.app.training.carry_on import Leg, holds_all
+from spantrain.app.training.carry_on import Leg
 from spantrain.app.training.requests import TrainRequest, what_to_run
 from spantrain.app.training.resume import Resume, newest
 from spantrain.config.files.json_codec import from_json, to_json
@@ -23,6 +23,7 @@ from spantrain.config.files.text_files import read_text
 from spantrain.core.checkpoint import CheckpointContent
 from spantrain.core.plan import Plan
 from spantrain.errors import ConfigError
+from spantrain.recovery.policy import holds_all
 from spantrain.runtime.checkpoint.manifest import Manifest
 from spantrain.runtime.checkpoint.saver import CHECKPOINTS, step_folder
 from spantrain.runtime.control.orders import KeptState

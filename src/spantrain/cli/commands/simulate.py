@@ -22,7 +22,18 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from spantrain.app.simulation.simulate import ScheduleOutcome, SimulateRequest, SimulationReport
+    from spantrain.core.plan import Plan
+    from spantrain.core.profile import Profile
 
+Availability = Annotated[
+    str | None, typer.Option(help="Devices that leave and come: a CSV or JSON file, or mtbf:HOURS,repair:HOURS,seed:N.")
+]
+Hours = Annotated[
+    float | None, typer.Option(help="With --availability: how long the run is; default: 24.", min=0.001, max=10_000)
+]
+CheckpointEvery = Annotated[
+    int | None, typer.Option(help="With --availability: steps between checkpoints; default: none.", min=1)
+]
 _WIDTH = 150
 """Where there is no terminal."""
 
@@ -42,6 +53,9 @@ def simulate(
         str | None,
         typer.Option(help=f"With --network-trace: each step with what follows the network: {', '.join(ADAPTERS)}."),
     ] = None,
+    availability: Availability = None,
+    hours: Hours = None,
+    checkpoint_every: CheckpointEvery = None,
     optimizer: Optimizer = "adamw",
     staleness: Annotated[int, typer.Option(help="1: steps that overlap (docs/staleness.md).", min=0, max=1)] = 0,
     trace: Annotated[Path | None, typer.Option(help="Write the simulated run, for Perfetto.")] = None,
@@ -52,6 +66,8 @@ def simulate(
     from spantrain.app.simulation.simulate import SimulateRequest
 
     _check_options(schedule, trace, changes, network_trace)
+    given = (schedule, memory_limit, changes, network_trace, adapter, trace, staleness or None)
+    _check_availability(availability, (hours, checkpoint_every), given)
     limit_bytes, state = _bytes("--memory-limit", memory_limit), planned_state(optimizer)
     if adapter is not None:
         single = {"--memory-limit": memory_limit, "--trace": trace, "--staleness": staleness}
@@ -62,6 +78,9 @@ def simulate(
         )  # fmt: skip
         return
     plan, profile = open_plan(plan_path)
+    if availability is not None:
+        _run_availability(plan, profile, availability, hours or 24.0, checkpoint_every, state, as_json=json_)
+        return
     request = SimulateRequest(
         plan=plan, profile=profile, schedules=_schedules(plan.schedule if schedule is None else schedule),
         memory_limit_bytes=limit_bytes,
@@ -89,6 +108,41 @@ def _run(
         _show_run(report, network_trace)
     if trace is not None:
         typer.echo(f"Wrote {trace}; open it at ui.perfetto.dev")
+
+
+def _check_availability(availability: str | None, own: tuple[object, ...], others: tuple[object, ...]) -> None:
+    """Refuse options that --availability needs or cannot follow."""
+    if availability is None and any(value is not None for value in own):
+        raise ConfigError("--hours and --checkpoint-every: only with --availability")
+    if availability is not None and any(value is not None for value in others):
+        raise ConfigError(
+            "--availability: not with --schedule, --memory-limit, --changes, --network-trace, --adapter, --trace "
+            "or --staleness; leave them out"
+        )
+
+
+def _run_availability(
+    plan: "Plan", profile: "Profile", text: str, hours: float, checkpoint_every: int | None, optimizer: str, *,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """Say what comes of a run whose devices leave and come."""
+    from spantrain.app.simulation.availability import events_of, run_availability
+
+    events = events_of(text, profile.cluster, hours * 3600)
+    found = run_availability(plan, profile, events, hours * 3600, optimizer, checkpoint_every)
+    if as_json:
+        print_json(to_json(found))
+        return
+    for line in found.lines:
+        typer.echo(line)
+    parts = ", ".join(f"{part} {format_seconds(seconds)}" for part, seconds in found.pause_s.items())
+    typer.echo(
+        f"  {found.samples_per_s:.4g} samples/s committed, {found.share:.2%} of what the devices present could do"
+    )
+    typer.echo(
+        f"  {found.steps} steps, {found.steps_lost} lost, {format_bytes(found.moved_bytes)} moved; pauses: {parts}; "
+        + ("no price" if found.rent_usd is None else f"rent ${found.rent_usd:.4g}")
+    )
 
 
 def _schedules(name: str) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ from spantrain.config.files.json_codec import from_json, to_json
 from spantrain.devices.registry import open_device
 from spantrain.errors import Interrupted, PeerLostError, ProtocolError, SpanTrainError, UsageError, WorkerError
 from spantrain.models.tracing.factory import what_was_raised
+from spantrain.recovery.detection import HEARTBEAT_S
 from spantrain.runtime.control.plane import GrpcControlPlane
 from spantrain.runtime.control.requests import (
     AskForOrder,
@@ -70,7 +71,6 @@ def _of_the_environment(error: BaseException) -> bool:
 
 
 _log = logging.getLogger(__name__)
-_HEARTBEAT_S = 0.3
 _GOODBYE_S = 1.0
 _LAST_WORDS_S = 30.0
 """How long a process that cannot go on may take to say so and to end by itself."""
@@ -125,14 +125,14 @@ class Worker:
         self._name = welcome.device
         self._heartbeats = HeartbeatThread(
             self._client,
-            interval_s=_HEARTBEAT_S,
+            interval_s=HEARTBEAT_S,
             # Neither side gives up on a silent network before the other.
             timeout_s=welcome.patience_s,
             on_change=self._hear,
         )
         self._heartbeats.leaving = self._leaving
         self._control = GrpcControlPlane(
-            self._client, check=self._check, pause=lambda: self._heartbeats.await_loss(_HEARTBEAT_S)
+            self._client, check=self._check, pause=lambda: self._heartbeats.await_loss(HEARTBEAT_S)
         )
 
     def _take_part(self) -> bool:

@@ -1,0 +1,146 @@
+"""What comes of a run whose devices leave and come, by a trace of it or one drawn at random."""
+
+import csv
+import io
+import json
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+from spantrain.config.files.text_files import read_text
+from spantrain.core.cluster import Cluster
+from spantrain.core.plan import Plan
+from spantrain.core.profile import Profile
+from spantrain.cost.money import load_prices
+from spantrain.errors import ConfigError, PlanError
+from spantrain.planner.engine.predict import predict
+from spantrain.planner.present import full_plan, light_plan
+from spantrain.sim.availability import AvailabilityEvent, AvailabilityRun, Goodput
+
+_FIELDS = ("time_s", "device", "event")
+_REMEDY = "give a CSV file with the columns time_s,device,event or a JSON list of such objects"
+
+
+def events_of(text: str, cluster: Cluster, until_s: float) -> list[AvailabilityEvent]:
+    """Return the events of a file, or those drawn by `mtbf:HOURS[,repair:HOURS][,seed:N][,KIND or SITE:HOURS]`.
+
+    Raises:
+        ConfigError: one is wrong; says the file, the line and the field.
+    """
+    if text.startswith("mtbf:"):
+        return _drawn(text, cluster, until_s)
+    path = Path(text)
+    content = read_text(path, remedy=_REMEDY)
+    if path.suffix == ".json":
+        try:
+            rows = json.loads(content)
+        except json.JSONDecodeError as error:
+            raise ConfigError(f"{path}, line {error.lineno}: is not JSON: {error.msg}; {_REMEDY}") from None
+        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+            raise ConfigError(f"{path}: is no list of objects; {_REMEDY}")
+        return [_event(f"{path}, event {index}", row, cluster) for index, row in enumerate(rows, 1)]
+    reader = csv.DictReader(io.StringIO(content), strict=True)
+    try:
+        if tuple(reader.fieldnames or ()) != _FIELDS:
+            raise ConfigError(f"{path}, line 1: the columns are {reader.fieldnames}; {_REMEDY}")
+        return [_event(f"{path}, line {reader.line_num}", row, cluster) for row in reader]
+    except csv.Error as error:
+        raise ConfigError(f"{path}, line {reader.line_num}: {error}; {_REMEDY}") from None
+
+
+def _event(where: str, row: dict[str, Any], cluster: Cluster) -> AvailabilityEvent:
+    wrong = [str(name) for name in row if name not in _FIELDS] + [name for name in _FIELDS if row.get(name) is None]
+    if wrong:
+        raise ConfigError(f"{where}, field {wrong[0]}: unknown or missing; {_REMEDY}")
+    at_s = _number(f"{where}, field time_s", row["time_s"])
+    if row["device"] not in cluster.device_by_name:
+        known = ", ".join(cluster.device_by_name)
+        raise ConfigError(f"{where}, field device: there is no {row['device']!r} in the cluster; give one of {known}")
+    if row["event"] not in ("leaves", "comes"):
+        raise ConfigError(f"{where}, field event: must be `leaves` or `comes`, got {row['event']!r}")
+    return AvailabilityEvent(at_s=at_s, device=row["device"], comes=row["event"] == "comes")
+
+
+def _number(where: str, value: object) -> float:
+    try:
+        found = float(str(value))
+    except ValueError:
+        found = math.nan
+    if not 0 <= found < math.inf:
+        raise ConfigError(f"{where}: must be a number, zero or more, got {value!r}")
+    return found
+
+
+def _drawn(text: str, cluster: Cluster, until_s: float) -> list[AvailabilityEvent]:
+    """Return losses and repairs with exponentially distributed times, by device."""
+    values = {"repair": math.inf, "seed": 0.0}
+    allowed = {"mtbf", "repair", "seed"} | {part for one in cluster.devices for part in (one.kind, one.site)}
+    for part in text.split(","):
+        name, _, value = part.partition(":")
+        if name not in allowed:
+            raise ConfigError(f"--availability, field {name}: unknown; give one of {', '.join(sorted(allowed))}")
+        values[name] = _number(f"--availability, field {name}", value)
+        if name != "seed" and not values[name]:
+            raise ConfigError(f"--availability, field {name}: must be more than nothing")
+    draw, events = random.Random(round(values["seed"])), []
+    for one in cluster.devices:
+        mtbf_h, at_s = values.get(one.kind, values.get(one.site, values["mtbf"])), 0.0
+        comes = False
+        while True:
+            mean_h = values["repair"] if comes else mtbf_h
+            at_s += draw.expovariate(1.0) * mean_h * 3600
+            if at_s >= until_s:
+                break
+            events.append(AvailabilityEvent(at_s=at_s, device=one.name, comes=comes))
+            comes = not comes
+    return events
+
+
+class _Planned:
+    """The plans of live runs, each question asked once."""
+
+    def __init__(self, profile: Profile, optimizer: str) -> None:
+        self._profile, self._optimizer = profile, optimizer
+        self._found: list[tuple[object, tuple[Plan, str] | None]] = []
+
+    def _once(self, make: Any, plan: Plan, present: frozenset[str]) -> tuple[Plan, str] | None:
+        key = (make, plan.stages, present)
+        for known, before in self._found:
+            if known == key:
+                return before
+        try:
+            new = make(plan, self._profile, present, optimizer=self._optimizer)
+            answer: tuple[Plan, str] | None = (new.plan, new.how)
+        except PlanError:
+            answer = None
+        self._found.append((key, answer))
+        return answer
+
+    def light(self, plan: Plan, present: frozenset[str]) -> tuple[Plan, str] | None:
+        return self._once(light_plan, plan, present)
+
+    def full(self, plan: Plan, present: frozenset[str]) -> tuple[Plan, str] | None:
+        return self._once(full_plan, plan, present)
+
+    def step_s(self, plan: Plan) -> float:
+        return predict(plan, self._profile, optimizer=self._optimizer).step_s
+
+
+def run_availability(
+    plan: Plan, profile: Profile, events: list[AvailabilityEvent], until_s: float, optimizer: str,
+    checkpoint_every: int | None = None,
+) -> Goodput:  # fmt: skip
+    """Return what comes of a run of `until_s` seconds; nothing is measured, so the same input gives the same answer."""
+    run = AvailabilityRun(plan, profile, _Planned(profile, optimizer), optimizer, checkpoint_every)
+    possible = run.run(events, until_s)
+    rented, place = load_prices().rented_by_kind, profile.cluster.device_by_name
+    priced = all(one.kind in rented for one in profile.cluster.devices)
+    hours = {name: seconds / 3600 for name, seconds in run.present_s.items()}
+    return Goodput(
+        samples_per_s=run.steps * plan.global_batch / until_s,
+        share=run.steps / possible if possible else 0.0,
+        steps=run.steps, steps_lost=run.steps_lost, moved_bytes=run.moved_bytes, pause_s=run.pause_s,
+        rent_usd=sum(rented[place[name].kind].usd * own_h for name, own_h in hours.items()) if priced else None,
+        lines=tuple(run.lines),
+    )  # fmt: skip

@@ -1,0 +1,224 @@
+"""A run whose devices leave and come, by virtual time: what live runs decide, over the predicted steps of plans.
+
+Each loss is detected by the detector of live runs, from heartbeats that stop; the plans are given by whoever calls.
+"""
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from functools import cache
+from typing import Protocol
+
+from spantrain.core.plan import Plan
+from spantrain.core.profile import Profile
+from spantrain.core.update.optimizers import STATE_COPIES
+from spantrain.cost.network import NetworkCost
+from spantrain.recovery.detection import HEARTBEAT_S, LossDetector
+from spantrain.recovery.policy import WORTH_OF_JOINING, holds_all
+
+PLAN_S = 0.3
+"""Seconds until a light change of plan is known and taken over: an assumption, not a measurement."""
+_BEATS, _LOOKS = 20, 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class AvailabilityEvent:
+    """A device leaves without a word, or comes."""
+
+    at_s: float
+    device: str
+    comes: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Goodput:
+    """What comes of a run."""
+
+    samples_per_s: float
+    """Of steps that stay committed."""
+    share: float
+    """Of what the devices present could have done under the planner's plan for them, with no pause."""
+    steps: int
+    steps_lost: int
+    """Steps under way at a loss, and those behind the checkpoint that the run went back to."""
+    moved_bytes: int
+    pause_s: dict[str, float]
+    """By part: detect, plan, move, and none: no plan fits the devices present."""
+    rent_usd: float | None
+    """Of the devices present; None where one is not rented at a list price."""
+    lines: tuple[str, ...]
+    """Of each event, as live runs say it, after its time."""
+
+
+class Plans(Protocol):
+    """Gives plans; None where none fits."""
+
+    def light(self, plan: Plan, present: frozenset[str]) -> tuple[Plan, str] | None:
+        """Return the light change and its phrase."""
+
+    def full(self, plan: Plan, present: frozenset[str]) -> tuple[Plan, str] | None:
+        """Return the planner's answer and its phrase."""
+
+    def step_s(self, plan: Plan) -> float:
+        """Return the predicted seconds of a step."""
+
+
+@cache
+def detect_s(*, alone: bool) -> float:
+    """Return the seconds from the last heartbeat of a device until it is lost; `alone`: nobody else is heard."""
+    detector, names = LossDetector(), ("gone",) if alone else ("gone", "left")
+    for beat in range(_BEATS):
+        for name in names:
+            detector.on_heartbeat(beat * HEARTBEAT_S, name)
+    last_s, look = (_BEATS - 1) * HEARTBEAT_S, 0
+    while not any(name == "gone" for name, _ in detector.lost(last_s + look * HEARTBEAT_S / _LOOKS)):
+        look += 1
+        if not alone and look % _LOOKS == 0:
+            detector.on_heartbeat(last_s + look * HEARTBEAT_S / _LOOKS, "left")
+    return look * HEARTBEAT_S / _LOOKS
+
+
+def moved(profile: Profile, optimizer: str, held: Plan, holders: Collection[str], after: Plan) -> tuple[float, int]:
+    """Return seconds and bytes until all devices of a plan hold their units, each from its nearest holder.
+
+    What no holder has is reckoned over the fastest link to the device. Devices are served side by side.
+    """
+    network, units = NetworkCost(profile), profile.graph.units
+    names, longest_s, total = tuple(profile.cluster.device_by_name), 0.0, 0
+    had = {name: {unit for stage in held.stages if name in stage.devices for unit in stage.units} for name in holders}
+    for stage in after.stages:
+        for replica in stage.replicas:
+            for name in replica.devices:
+                took_s = 0.0
+                for index in set(stage.units) - had.get(name, set()):
+                    unit = units[index]
+                    state = (unit.parameter_bytes - unit.frozen_bytes) * STATE_COPIES[optimizer]
+                    size = round((unit.parameter_bytes + state) / len(replica.devices))
+                    givers = [one for one in had if index in had[one]] or names
+                    took_s += min(
+                        (network.transfer_seconds(one, name, size) for one in givers if one != name), default=0.0
+                    )
+                    total += size
+                longest_s = max(longest_s, took_s)
+    return longest_s, total
+
+
+class AvailabilityRun:
+    """The state of a run at a virtual time; `now_s` only grows."""
+
+    def __init__(
+        self, plan: Plan, profile: Profile, plans: Plans, optimizer: str, checkpoint_every: int | None
+    ) -> None:
+        """Begin with all devices of the cluster present."""
+        self._first, self._profile, self._plans = plan, profile, plans
+        self._optimizer, self._every = optimizer, checkpoint_every
+        self._present = frozenset(profile.cluster.device_by_name)
+        self._plan: Plan | None = plan
+        self._held, self._holders = plan, frozenset(plan.devices)
+        self._step_s, self._free_s, self._now_s = plans.step_s(plan), 0.0, 0.0
+        self._next: tuple[float, Plan] | None = None
+        """A plan with devices that came, and when it is known."""
+        self._possible, self.steps, self.steps_lost, self.moved_bytes = 0.0, 0, 0, 0
+        self.pause_s = {"detect": 0.0, "plan": 0.0, "move": 0.0, "none": 0.0}
+        self.present_s: dict[str, float] = dict.fromkeys(self._present, 0.0)
+        self.lines: list[str] = []
+
+    def run(self, events: Iterable[AvailabilityEvent], until_s: float) -> float:
+        """Go through events in order of time; return the steps that the devices present could have done."""
+        for event in sorted(events, key=lambda event: event.at_s):
+            if event.at_s < until_s and event.comes != (event.device in self._present):
+                self._advance(event.at_s)
+                (self._come if event.comes else self._leave)(event.at_s, event.device)
+        self._advance(until_s)
+        self._interrupt(until_s)
+        return self._possible
+
+    def _advance(self, to_s: float) -> None:
+        """Commit the steps that end by then, and take over a plan that is ready."""
+        span_s, self._now_s = to_s - self._now_s, to_s
+        for name in self._present:
+            self.present_s[name] += span_s
+        best = self._plans.full(self._first, self._present) if self._present else None
+        steps_s = [self._plans.step_s(best[0])] if best else []
+        if self._plan is None:
+            self.pause_s["none"] += span_s
+        else:
+            if self._next is not None:
+                ready_s, plan = self._next
+                self._commit(min(ready_s, to_s))
+                if self._free_s + self._step_s <= to_s:
+                    self._commit(self._free_s + self._step_s)
+                    steps_s.append(self._step_s)
+                    self._change(plan, self._free_s, {})
+            self._commit(to_s)
+            steps_s.append(self._step_s)
+        if steps_s:
+            self._possible += span_s / min(steps_s)
+
+    def _commit(self, to_s: float) -> None:
+        if self._plan is not None and to_s >= self._free_s:
+            self._held, self._holders = self._plan, self._present & frozenset(self._plan.devices)
+            done = int((to_s - self._free_s) / self._step_s + 1e-9)
+            self.steps += done
+            self._free_s += done * self._step_s
+
+    def _change(self, plan: Plan, from_s: float, pauses: dict[str, float]) -> None:
+        """Go over to a plan, when its pauses and the move of its state are over."""
+        move_s, size = moved(self._profile, self._optimizer, self._held, self._holders, plan)
+        for part, seconds in (pauses | {"move": move_s}).items():
+            self.pause_s[part] += seconds
+        self.moved_bytes += size
+        self._plan, self._step_s, self._next = plan, self._plans.step_s(plan), None
+        self._free_s = from_s + sum(pauses.values()) + move_s
+
+    def _interrupt(self, at_s: float) -> None:
+        """Take back what was reckoned of a pause that ends early."""
+        left_s = max(0.0, self._free_s - at_s) if self._plan is not None else 0.0
+        for part in ("move", "plan", "detect"):
+            early_s = min(left_s, self.pause_s[part])
+            self.pause_s[part] -= early_s
+            left_s -= early_s
+
+    def _leave(self, at_s: float, device: str) -> None:
+        self._present -= {device}
+        self._holders -= {device}
+        if self._plan is None or device not in self._plan.devices:
+            self._next = None
+            self._tell(at_s, f"{device} left: it had no part in the run")
+            return
+        self._interrupt(at_s)
+        silent_s = detect_s(alone=not self._present)
+        lost = f"{device} lost (no heartbeat for {silent_s:.1f} s)"
+        self.steps_lost += at_s > self._free_s
+        self._go_on(at_s, lost, {"detect": silent_s, "plan": PLAN_S})
+
+    def _go_on(self, at_s: float, what: str, pauses: dict[str, float]) -> None:
+        """Take the light change, from memory or from the newest checkpoint; or wait for devices."""
+        found = self._plans.light(self._held, self._present) if self._present else None
+        if found is None:
+            self._plan, self._next, self._holders = None, None, frozenset()
+            self._tell(at_s, f"{what}: no plan fits the devices that are left; the run waits for others")
+            return
+        again = f"step {self.steps + 1} is trained again"
+        if not holds_all(self._held, self._holders):
+            kept = self.steps // self._every * self._every if self._every else 0
+            where = f"the checkpoint after {kept} steps" if kept else "the beginning"
+            again = f"all go back to {where} ({self.steps - kept} steps trained again)"
+            self.steps_lost += self.steps - kept
+            self.steps, self._holders = kept, frozenset()
+        self._change(found[0], at_s, pauses)
+        self._tell(at_s, f"{what}: {again}, {found[1]}")
+
+    def _come(self, at_s: float, device: str) -> None:
+        self._present |= {device}
+        if self._plan is None:
+            self._go_on(at_s, f"{device} joined", {"plan": PLAN_S})
+            return
+        found = self._plans.full(self._plan, self._present)
+        if found is None or self._plans.step_s(found[0]) > WORTH_OF_JOINING * self._step_s:
+            self._tell(at_s, f"{device} joined, and stands by: steps would be no shorter with it")
+            return
+        self._next = (max(at_s, self._free_s) + PLAN_S, found[0])
+        self._tell(at_s, f"{device} joined: {found[1]}")
+
+    def _tell(self, at_s: float, text: str) -> None:
+        self.lines.append(f"{at_s:.1f} s: {text}")
