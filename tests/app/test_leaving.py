@@ -84,6 +84,12 @@ def test_a_url_is_one_when_it_answers_and_not_with_false(noticed):
         thread.join()
 
 
+@pytest.mark.parametrize("notice", ["", "  ", "curl 'http:"])
+def test_what_is_no_notice_is_refused(notice):
+    with pytest.raises(ConfigError, match=r"--notice.*give a file, a URL or a command"), worker.noticing(notice, bool):
+        pass
+
+
 def test_who_cannot_leave_yet_is_asked_again(soon, tmp_path):
     (tmp_path / "now").touch()
     answers, done = iter([False, False, True]), threading.Event()

@@ -103,7 +103,12 @@ def noticing(notice: str | None, leave: Callable[[str], bool]) -> Iterator[None]
         notice: a file that then exists, an http(s) URL that then answers with 200 (and something else than FALSE), or a
             command that then ends with 0.
         leave: told why, in another thread, until it says that it does.
+
+    Raises:
+        ConfigError: it is none of these.
     """
+    if notice is not None and not _words(notice):
+        raise ConfigError("--notice: is empty; give a file, a URL or a command")
     ended = threading.Event()
 
     def ask() -> None:
@@ -119,6 +124,13 @@ def noticing(notice: str | None, leave: Callable[[str], bool]) -> Iterator[None]
         ended.set()
 
 
+def _words(notice: str) -> list[str]:
+    try:
+        return shlex.split(notice)
+    except ValueError as error:
+        raise ConfigError(f"--notice {notice!r}: {error}; give a file, a URL or a command") from None
+
+
 def _given(notice: str) -> bool:
     if notice.startswith(("http://", "https://")):
         request = urllib.request.Request(notice, headers={"Metadata-Flavor": "Google", "Metadata": "true"})
@@ -129,7 +141,7 @@ def _given(notice: str) -> bool:
             return False
     if Path(notice).exists():
         return True
-    words = shlex.split(notice)
+    words = _words(notice)
     if shutil.which(words[0]) is None:
         return False
     try:

@@ -140,7 +140,7 @@ class Membership:
             request.check_plan(found.plan)
         except Exception as error:  # noqa: BLE001 - training goes on, whatever becomes of the planning
             self._stop.ask_save()
-            self._tell(f"{names}: no plan fits the others: {_said(error)}; a checkpoint is written before it goes")
+            self._tell(f"{names}: no plan fits the others: {_said(error)}; it stays, and a checkpoint is written")
             return
         self._reason = f"{names}: {found.how}"
         self._found = found
