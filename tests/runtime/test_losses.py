@@ -179,3 +179,20 @@ def test_the_only_holder_of_a_stage_leaves_and_no_step_is_lost(run):
     assert change.reason.startswith("s1r0 leaves (asked to by spantrain drain): ")
     assert change.moved_bytes > 0
     assert not any("lost" in note or "trained again" in note for note in killer.notes)
+
+
+def test_devices_that_the_plan_was_made_with_in_mind_are_no_newcomers(make_plan, spec_of, law_profile, tmp_path):
+    plan, told = make_plan(spec_of("gpt2"), [0, 5], [[1, 1]], [THIRDS], "1f1b"), Killer({})
+    (stage,) = plan.stages
+    stages = (replace(stage, replicas=stage.replicas[:1]),)
+    plan = replace(plan, stages=stages, cluster=replace(plan.cluster, emulated_speed=1e-5))
+    request = TrainRequest(
+        plan=plan, profile=law_profile(plan.cluster, plan.model), profile_path="", job=replace(JOB, steps=60),
+        out=tmp_path,
+    )  # fmt: skip
+    names = tuple(plan.cluster.device_by_name)
+    assert len(names) > 1
+    with open_session(plan.cluster, names, SessionOptions(network=False), tmp_path / "logs", told) as session:
+        outcome = train(session, request, told.stop, told)
+    assert sorted(outcome.devices) == list(plan.devices)
+    assert not any("joined" in note for note in told.notes)

@@ -68,7 +68,7 @@ class Membership:
         self, leg: Leg, session: Session, request: TrainRequest, reporter: Reporter, stop: StopRequest
     ) -> None:
         self._leg, self._session, self._request, self._reporter, self._stop = leg, session, request, reporter, stop
-        own = frozenset(leg.plan.devices)
+        own = frozenset((*leg.plan.devices, *session.devices))
         self._known = own if leg.considered is None else leg.considered | own
         """Devices that the present plan was made with in mind."""
         self._thread: threading.Thread | None = None
