@@ -10,8 +10,8 @@ from spantrain.app.profiling.profile import ProfileOptions, measure_profile
 from spantrain.app.reporter import Reporter
 from spantrain.app.session import Session, SessionOptions, open_session
 from spantrain.app.training.old_run import refuse_run, remove_old_run
-from spantrain.app.training.outcome import DeviceFigures, LinkFigures, TrainOutcome
-from spantrain.app.training.requests import TrainRequest
+from spantrain.app.training.outcome import DeviceFigures, LinkFigures, PlanChange, TrainOutcome
+from spantrain.app.training.requests import RunOptions, TrainRequest
 from spantrain.app.training.stop import StopRequest
 from spantrain.app.training.train import train
 from spantrain.config.artefacts import reference_to_profile, write_plan, write_profile
@@ -24,10 +24,14 @@ from spantrain.planner.engine.engine import make_plan
 from spantrain.planner.engine.outcome import PlanOutcome
 from spantrain.planner.groups import DeviceGroups, group_devices
 from spantrain.planner.request import JobSpec
+from spantrain.recovery.faults import Fault, FaultKind
 
 _MARK = "demo.txt"
 """Says in a folder whose it is."""
 _SINGLE_SITE = "single-site"
+_FAULTS = "faults"
+_KILLED, _BACK, _LAST = 4, 8, 20
+"""Steps of the run with faults: those before the device is killed, before it is started again, and all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +45,21 @@ class DemoOptions:
     baseline_steps: int = 8
     """Steps on the best single site, in the same run."""
     schedule: str = "critical-path"
+    faults: bool = False
+    """Whether a second act kills a device in mid-run, and starts it again."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FaultsShown:
+    """What became of the run in which a device was killed."""
+
+    device: str
+    changes: tuple[PlanChange, ...]
+    steps: int
+    largest_loss_difference: float
+    """From the run without faults, over all steps."""
+    samples_per_s: float
+    """At its end, with the device back."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +86,7 @@ class DemoSummary:
     seconds: Mapping[str, float]
     """What each part of the demonstration took."""
     emulated: str
+    faults: FaultsShown | None = None
 
 
 class DemoListener(Reporter, Protocol):
@@ -112,16 +132,22 @@ def run_demo(options: DemoOptions, session_options: SessionOptions, out: Path, l
         listener.note(f"For comparison: the best single site alone ({', '.join(site_plan.devices)})")
         site = _train(session, site_plan, profile, options, options.baseline_steps, out / _SINGLE_SITE, listener)
         clock.lap("single site")
+        faulted = None
+        if options.faults:
+            faulted = _with_faults(session, planned.plan, profile, options, ours, out / _FAULTS, listener)
+            clock.lap("faults")
         listener.show_training(ours, planned.plan, planned.report)
+        if faulted is not None:
+            listener.note(_told(faulted, ours))
     clock.lap("stop")
-    return _summary(ours, site, site_plan, planned, seconds)
+    return replace(_summary(ours, site, site_plan, planned, seconds), faults=faulted)
 
 
 def _take_folder(out: Path) -> None:
     """Remove the demonstration that was here; a run of another sort is refused."""
     if not (out / _MARK).exists():
         refuse_run(out, "name another folder with --out")
-    for folder in (out, out / _SINGLE_SITE):
+    for folder in (out, out / _SINGLE_SITE, out / _FAULTS):
         remove_old_run(folder)
     out.mkdir(parents=True, exist_ok=True)
     (out / _MARK).write_text("This folder is the demonstration's, which replaces what it left here before.\n")
@@ -134,7 +160,8 @@ def _train(
     options: DemoOptions,
     steps: int,
     out: Path,
-    listener: DemoListener,
+    listener: Reporter,
+    faults: tuple[Fault, ...] = (),
 ) -> TrainOutcome:
     request = TrainRequest(
         plan=plan,
@@ -142,8 +169,43 @@ def _train(
         profile_path=str((out / "profile.json").resolve()),
         job=TrainJob(steps=steps, evaluate_every=0 if steps == options.baseline_steps else steps),
         out=out,
+        options=RunOptions(faults=faults),
     )
     return train(session, request, StopRequest(), listener)
+
+
+def _with_faults(
+    session: Session,
+    plan: Plan,
+    profile: Profile,
+    options: DemoOptions,
+    ours: TrainOutcome,
+    out: Path,
+    listener: DemoListener,
+) -> FaultsShown:
+    """Train the same once more, and lose a device of a stage that others hold as well, if there is one."""
+    shared = [one.devices[-1] for stage in plan.stages if len(stage.replicas) > 1 for one in stage.replicas[-1:]]
+    victim = (shared or plan.devices)[-1]
+    listener.note(f"Once more: {victim} is killed after {_KILLED} steps, and started again after {_BACK}")
+    kill = Fault(after_step=_KILLED, what=FaultKind.KILL, device=victim)
+    back = Fault(after_step=_BACK, what=FaultKind.RESTART, device=victim)
+    found = _train(session, plan, profile, options, min(_LAST, options.steps), out, listener, (kill, back))
+    pairs = zip(found.losses, ours.losses, strict=False)
+    return FaultsShown(
+        device=victim,
+        changes=found.plan_changes,
+        steps=found.steps,
+        largest_loss_difference=max(abs(one - other) for one, other in pairs),
+        samples_per_s=found.samples_per_s,
+    )
+
+
+def _told(faulted: FaultsShown, ours: TrainOutcome) -> str:
+    return (
+        f"With {faulted.device} killed and back: losses of {faulted.steps} steps as without faults, to "
+        f"{faulted.largest_loss_difference:.1e}; {faulted.samples_per_s:.1f} samples/s at the end "
+        f"({ours.samples_per_s:.1f} without faults)"
+    )
 
 
 class _Stopwatch:

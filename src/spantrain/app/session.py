@@ -122,15 +122,20 @@ def open_session(
 def _remote(
     cluster: Cluster, devices: Sequence[str], options: SessionOptions, listen: str, reporter: Reporter, stack: ExitStack
 ) -> Session:
+    known = options.credentials is not None and options.credentials.exists()
+    credentials = Credentials.kept_in(options.credentials) if options.credentials and known else Credentials.create()
     coordinator = Coordinator(
         bind=listen,
         devices=devices,
         spare=cluster.device_by_name,
         heartbeat_timeout_s=options.heartbeat_timeout_s,
-        credentials=None if options.credentials is None else _kept(options.credentials),
+        credentials=credentials,
     )
     coordinator.start()
     stack.callback(coordinator.stop)
+    if options.credentials is not None:
+        make_private_folder(options.credentials.parent)
+        credentials.keep(options.credentials)
     reporter.note(
         f"Waiting for {len(devices)} workers; on each machine run:\n"
         f"  {coordinator.join_command('DEVICE')}\n"
@@ -151,11 +156,6 @@ def _remote(
         workers=None,
         outlived=options.credentials is not None,
     )
-
-
-def _kept(path: Path) -> Credentials:
-    make_private_folder(path.parent)
-    return Credentials.kept_in(path)
 
 
 def _local(

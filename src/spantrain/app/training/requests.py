@@ -20,6 +20,7 @@ from spantrain.core.update.optimizers import division_refusal
 from spantrain.errors import ConfigError, PlanError
 from spantrain.models.sources import DROPOUT
 from spantrain.planner.engine.outcome import not_trained_yet
+from spantrain.recovery.faults import Fault
 from spantrain.recovery.policy import OnLoss
 from spantrain.runtime.checkpoint.manifest import Manifest, latest_checkpoint, read_manifest
 from spantrain.runtime.coordinator.advice import Adviser
@@ -68,6 +69,8 @@ class RunOptions:
     outer: OuterCluster | None = None
     """As whom the run takes part in an outer optimizer; its token is written nowhere."""
     on_loss: OnLoss = OnLoss.GO_ON
+    faults: tuple[Fault, ...] = ()
+    """Made on purpose."""
 
 
 @dataclass(frozen=True, kw_only=True)

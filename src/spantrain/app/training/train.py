@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from spantrain.app.adaptation.adapt import adviser_of
+from spantrain.app.faults import FaultInjector
 from spantrain.app.outer.run import check_outer
 from spantrain.app.planning.plan_files import check_staleness, with_room_for_two
 from spantrain.app.profiling.slowing import MAX_REAL_COMPUTE, too_fast, what_is_emulated
@@ -119,6 +120,7 @@ class _RunOnSession:
         self._checkpoint = ""
         self._journal = Journal(session, request)
         self._log = RunLog(request, self._ledger, reporter)
+        self._faults = FaultInjector(request.options.faults, session, request.out)
         self._network = open_trace(request.options.network_trace, session.testbed, request.plan, request.profile)
         self._plans = PlanChanges(request.plan, first_step=self._first_step, folder=request.out, tell=reporter.note)
 
@@ -269,6 +271,7 @@ class _RunOnSession:
         self._log.step(outcome, self._network.rates_at(outcome.closed_s))
         if self._hears_members:
             self._membership.look(self._running.plan)
+        self._faults.after(outcome.step + 1)
         if self._leg.reason and outcome.step == self._leg.first_step:
             moved_bytes = outcome.switch.moved_bytes if outcome.switch else 0
             self._plans.done(SwitchFigures(duration_s=self._stood_still_s, moved_bytes=moved_bytes))

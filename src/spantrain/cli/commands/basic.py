@@ -48,6 +48,9 @@ ProfilePath = Annotated[Path, typer.Argument(help="What `spantrain profile` wrot
 def demo(
     out: Out = Path("runs/demo"),
     steps: Annotated[int, typer.Option(help="Training steps.", min=10, max=LARGEST_NUMBER)] = 60,
+    faults: Annotated[
+        bool, typer.Option("--faults", help="Then train once more, with a device killed in mid-run and started again.")
+    ] = False,
     json_: Json = False,
     no_network: NoNetwork = False,
 ) -> None:
@@ -57,7 +60,7 @@ def demo(
     from spantrain.config.files.json_codec import render_json
 
     check_can_make(out, "--out", files=("summary.json", "profile.json", "plan.json"), folders=("logs", "single-site"))
-    options = DemoOptions(steps=steps)
+    options = DemoOptions(steps=steps, faults=faults)
     with clean_interrupt("the demonstration"), TerminalReporter(tables=not json_) as reporter:
         summary = run_demo(options, session_options(no_network=no_network), out, reporter)
     document = to_json(summary)

@@ -77,6 +77,7 @@ class _Command:
             self._train(replace(self._request(), options=options), where)
 
     def _run_options(self) -> "RunOptions":
+        from spantrain.app.faults import read_faults
         from spantrain.app.outer.run import outer_cluster
         from spantrain.app.training.requests import RunOptions
         from spantrain.app.training.trackers import chosen_trackers
@@ -88,6 +89,7 @@ class _Command:
             network_trace=chosen_trace(asked.network_trace, emulated=not asked.no_network and asked.listen is None),
             outer=outer_cluster(),
             on_loss=asked.on_loss,
+            faults=() if asked.faults is None else read_faults(asked.faults),
         )
 
     def _check_words(self) -> None:

@@ -125,6 +125,9 @@ class TrainArguments(ModelOptions):
     on_loss: Annotated[
         OnLoss, typer.Option(help="A lost device: go-on with those that are left, or end (docs/recovery.md).")
     ] = OnLoss.GO_ON
+    faults: Annotated[
+        Path | None, typer.Option(help="JSON list of faults to make on purpose, to see what becomes of the run.")
+    ] = None
     insecure: Insecure = False
 
     def _rates(self) -> dict[str, Any]:

@@ -44,6 +44,9 @@ def main() -> None:
             *lines, buffer = (buffer + data).split(b"\n")
             for line in lines:
                 request = json.loads(line)
+                if "signal" in request:
+                    _signal(children, request)
+                    continue
                 pid = _start(request)
                 children[pid] = request["name"]
         if wake_read in readable:
@@ -113,6 +116,12 @@ def _become_worker(request: dict[str, Any]) -> None:
 
     settings = {**request["settings"], "functions": tuple(request["settings"]["functions"])}
     Worker(WorkerSettings(**settings)).run()
+
+
+def _signal(children: dict[int, str], request: dict[str, Any]) -> None:
+    for pid, name in children.items():
+        if name == request["name"]:
+            os.kill(pid, request["signal"])
 
 
 def _reap(children: dict[int, str]) -> None:

@@ -99,6 +99,13 @@ class LocalWorkers:
             self._server.stdin.write(json.dumps(request).encode() + b"\n")
         self._server.stdin.flush()
 
+    def signal(self, device: str, number: int) -> None:
+        """Send a signal to a device's worker, if it has one."""
+        assert self._server.stdin is not None
+        with contextlib.suppress(BrokenPipeError, ValueError):
+            self._server.stdin.write(json.dumps({"name": device, "signal": number}).encode() + b"\n")
+            self._server.stdin.flush()
+
     def ended(self) -> dict[str, str]:
         """Return which devices' workers have ended since this was asked last, and how; none once ends are expected."""
         with self._changed:

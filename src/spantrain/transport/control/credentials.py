@@ -318,7 +318,7 @@ class Credentials:
         text = read_private(path)
         if text is None:
             made = cls.create()
-            write_atomically(path, made._text(), private=True)
+            made.keep(path)
             return made
         try:
             return cls._of_text(text)
@@ -327,6 +327,14 @@ class Credentials:
                 f"{path}: holds no credentials of a coordinator ({error}); take it from a copy, or remove it: then all "
                 "must join anew with a new token"
             ) from None
+
+    def keep(self, path: Path) -> None:
+        """Write them to a file for its owner alone.
+
+        Raises:
+            UsageError: it cannot be written.
+        """
+        write_atomically(path, self._text(), private=True)
 
     def _text(self) -> str:
         values = (
