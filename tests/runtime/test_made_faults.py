@@ -61,15 +61,15 @@ def test_a_file_that_says_nothing_that_can_be_done_is_refused(file, content, say
         read_faults(file(content))
 
 
-def test_devices_of_other_machines_and_unknown_ones_are_refused(plan, tmp_path):
+def test_devices_of_other_machines_and_unknown_ones_are_refused(plan):
     session = Session(
         cluster=plan.cluster, devices=plan.devices, coordinator=None, network="", testbed=None, workers=None
     )
     faults = (Fault(after_step=1, what=FaultKind.KILL, device="s0r1"),)
     with pytest.raises(ConfigError, match="--faults: only workers that this machine has started"):
-        FaultInjector(faults, session, tmp_path)
+        FaultInjector(faults, session)
     with pytest.raises(ConfigError, match="--faults: there is no device x; this run has s0r0, s0r1"):
-        FaultInjector((replace(faults[0], device="x"),), replace(session, workers=object()), tmp_path)
+        FaultInjector((replace(faults[0], device="x"),), replace(session, workers=object()))
 
 
 @pytest.mark.slow

@@ -5,7 +5,6 @@ import threading
 from pathlib import Path
 
 from spantrain.app.session import Session
-from spantrain.app.training.joining import ask_to_drain
 from spantrain.config.files.json_codec import from_json
 from spantrain.config.files.parsing import parse_json
 from spantrain.config.files.text_files import read_text
@@ -29,13 +28,13 @@ def read_faults(path: Path) -> tuple[Fault, ...]:
 class FaultInjector:
     """Makes the faults of a run as its steps end."""
 
-    def __init__(self, faults: tuple[Fault, ...], session: Session, run: Path) -> None:
+    def __init__(self, faults: tuple[Fault, ...], session: Session) -> None:
         """Take faults of a session on this machine.
 
         Raises:
             ConfigError: its workers were started elsewhere, or it has no such device.
         """
-        self._left, self._session, self._run = list(faults), session, run
+        self._left, self._session = list(faults), session
         if faults and session.workers is None:
             raise ConfigError("--faults: only workers that this machine has started can be killed; leave out --listen")
         for name in sorted({fault.device for fault in faults} - set(session.cluster.device_by_name)):
@@ -62,4 +61,4 @@ class FaultInjector:
             case FaultKind.RESTART:
                 self._session.start_again(fault.device)
             case FaultKind.DRAIN:
-                ask_to_drain(self._run, fault.device)
+                self._session.coordinator.ask_to_leave(fault.device, "asked to by --faults")

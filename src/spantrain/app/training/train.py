@@ -120,7 +120,7 @@ class _RunOnSession:
         self._checkpoint = ""
         self._journal = Journal(session, request)
         self._log = RunLog(request, self._ledger, reporter)
-        self._faults = FaultInjector(request.options.faults, session, request.out)
+        self._faults = FaultInjector(request.options.faults, session)
         self._network = open_trace(request.options.network_trace, session.testbed, request.plan, request.profile)
         self._plans = PlanChanges(request.plan, first_step=self._first_step, folder=request.out, tell=reporter.note)
 

@@ -82,6 +82,7 @@ def data_socket(context: "zmq.Context[Socket]", kind: int, keypair: KeyPair | No
         zmq.TCP_KEEPALIVE_IDLE: 30,
         zmq.TCP_KEEPALIVE_INTVL: 10,
         zmq.TCP_KEEPALIVE_CNT: 3,
+        zmq.HANDSHAKE_IVL: 10_000,
         zmq.RECONNECT_IVL: 50,
         zmq.RECONNECT_IVL_MAX: 400,
     }
