@@ -284,12 +284,11 @@ class PeerListener(Generic[State]):
             self._welcome(link, hello)
 
     def _welcome(self, link: AcceptedLink[State], hello: Hello) -> None:
-        """Take the other side's hello and answer: the link is up."""
+        """Take the other side's hello and answer, by every connection, as what follows may come before: the link is up."""
         self._plane.greeted(link, hello)
         welcome = self._plane.welcome(link)
         try:
-            connections = link.connections if self._plane.welcomes_all else 1
-            link.up = all(link.send(connection, [welcome]) for connection in range(connections))
+            link.up = all(link.send(connection, [welcome]) for connection in range(link.connections))
         except zmq.ZMQError:
             return  # gone again: the other side dials anew
         if link.up:

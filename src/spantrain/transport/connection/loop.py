@@ -39,8 +39,6 @@ class ConnectionLoop(ReliedOnThread, ABC, Generic[State]):
     """Whether frames of a link that is not up any more are taken."""
     watched = zmq.EVENT_DISCONNECTED
     """What the monitors of dialled connections tell."""
-    welcomes_all = False
-    """Whether a welcome goes by every connection, not by the one for control alone: what follows may overtake it."""
     ends_at_goodbye = False
     """Whether a link whose other side says goodbye is not up any more, though more may come by it."""
     burst = 64

@@ -134,7 +134,6 @@ class MailboxLoop(ConnectionLoop[MailboxPeer]):
     late_kind = ACK
     probes = True
     takes_late = True
-    welcomes_all = True
     ends_at_goodbye = True
 
     def __init__(self, exchange: Exchange, bind: str, keypair: KeyPair | None, died: Died) -> None:
