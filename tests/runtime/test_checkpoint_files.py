@@ -119,6 +119,28 @@ def test_a_device_removes_its_files_of_checkpoints_that_are_not_kept(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"step-2", "step-3"}
 
 
+def test_a_folder_that_another_device_removes_at_the_same_time_is_no_fault(tmp_path, monkeypatch):
+    """Between a look whether it is there and one at what is in it."""
+    looked = Path.is_dir
+
+    def looked_and_gone(path: Path) -> bool:
+        there = looked(path)
+        if there and path.name == "step-1" and not any(path.iterdir()):
+            path.rmdir()
+        return there
+
+    parts = {"a": TensorPart(full_shape=(5,))}
+    dropped: list[int] = []
+    with CheckpointSaver(tmp_path, "dev", lambda _saved: tuple(dropped)) as saver:
+        saver.save(1, {"a": torch.ones(5)}, parts, {})
+        saver.wait()
+        monkeypatch.setattr(Path, "is_dir", looked_and_gone)
+        dropped = [1]
+        saver.save(2, {"a": torch.ones(5)}, parts, {})
+        saver.wait()
+    assert {path.name for path in tmp_path.iterdir()} == {"step-2"}
+
+
 def test_a_disk_that_fails_is_told_at_the_next_step_that_saves(tmp_path):
     saver = CheckpointSaver(tmp_path, "dev", lambda _saved: (), Faulty(3))
     saver.save(1, {"a": torch.ones(5)}, {"a": TensorPart(full_shape=(5,))}, {})

@@ -18,7 +18,7 @@ from spantrain.core.shares import TensorPart
 from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError, WorkerError
 from spantrain.runtime.checkpoint.saver import CHECKPOINTS, step_folder
-from spantrain.runtime.checkpoint.tensor_file import Disk, TensorFiles, check_file, write_named
+from spantrain.runtime.checkpoint.tensor_file import Disk, TensorFiles, check_file, files_in, write_named
 from spantrain.runtime.control.requests import SavedFile
 from spantrain.runtime.redistribution.exchange import missing_text, plan_fetch
 
@@ -288,7 +288,7 @@ class CheckpointSet:
 
     def _remove(self, folder: Path) -> None:
         self._storage.remove(folder / MANIFEST_FILE)
-        for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        for path in files_in(folder):
             self._storage.remove(path)
         self._storage.remove(folder)
 

@@ -24,6 +24,7 @@ from spantrain.runtime.checkpoint.tensor_file import (
     TensorFiles,
     check_file,
     dtype_name,
+    files_in,
     remove_partials,
     tensor_pieces,
     write_named,
@@ -249,9 +250,9 @@ class CheckpointSaver:
         for step in sorted(set(dropped) - self._forgotten):
             self._forgotten.add(step)
             folder = step_folder(self._checkpoints, step)
-            for path in sorted(folder.glob(f"{glob.escape(file_stem(self._device))}-*.safetensors")):
+            for path in files_in(folder, f"{glob.escape(file_stem(self._device))}-*.safetensors"):
                 self._storage.remove(path)
-            if folder.is_dir() and not any(folder.iterdir()):
+            if not files_in(folder):
                 self._storage.remove(folder)
 
 

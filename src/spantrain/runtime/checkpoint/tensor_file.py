@@ -178,6 +178,14 @@ class Disk:
                 path.unlink()
 
 
+def files_in(folder: Path, pattern: str = "*") -> list[Path]:
+    """Return what lies in a folder, by name; none if another device of this machine has removed the folder."""
+    try:
+        return sorted(folder.glob(pattern))
+    except FileNotFoundError:
+        return []
+
+
 def write_named(
     storage: Disk, folder: Path, label: str, pieces: Iterable[bytes | memoryview], named: Callable[[str], str]
 ) -> tuple[str, str, int]:

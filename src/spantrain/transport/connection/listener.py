@@ -284,7 +284,7 @@ class PeerListener(Generic[State]):
             self._welcome(link, hello)
 
     def _welcome(self, link: AcceptedLink[State], hello: Hello) -> None:
-        """Take the other side's hello and answer, by every connection, as what follows may come before: the link is up."""
+        """Take the hello; answer by every connection, as what follows may overtake the answer: the link is up."""
         self._plane.greeted(link, hello)
         welcome = self._plane.welcome(link)
         try:
