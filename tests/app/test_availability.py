@@ -17,9 +17,9 @@ PLAN: Plan = two_stages(CLUSTER, "a", "c")
 HEAD = "time_s,device,event\n"
 
 
-def went(*events: tuple[float, str, bool], until_s: float = 1000.0, every: int | None = None):
+def went(*events: tuple[float, str, bool], until_s: float = 1000.0, every: int | None = None, losses: int | None = 0):
     made = [AvailabilityEvent(at_s=at_s, device=device, comes=comes) for at_s, device, comes in events]
-    return run_availability(PLAN, PROFILE, made, until_s, "adamw", every)
+    return run_availability(PLAN, PROFILE, made, until_s, "adamw", every, losses)
 
 
 def test_a_calm_run_loses_nothing():
@@ -37,6 +37,16 @@ def test_the_only_holder_takes_all_steps_behind_the_newest_checkpoint():
     assert kept.steps > free.steps
     assert kept.pause_s["detect"] == detect_s(alone=False) < 2
     assert detect_s(alone=True) == pytest.approx(6, abs=0.2)
+
+
+def test_what_is_kept_twice_costs_a_step_and_not_more_than_it_saves():
+    calm, free = went(), went((500.0, "c", False))
+    kept, kept_calm = went((500.0, "c", False), losses=1), went(losses=1)
+    assert kept.steps_lost == 1
+    assert "is trained again" in kept.lines[0]
+    assert kept.steps > free.steps
+    assert kept_calm.steps <= calm.steps
+    assert went(losses=None).steps >= 0.97 * calm.steps
 
 
 def test_the_same_input_gives_the_same_answer_and_share_stays_a_share():

@@ -9,7 +9,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from spantrain.app.training.requests import first_weights
+from spantrain.app.weight_folder import first_weights
 from spantrain.app.weights import export_run, import_weights, trained_statistics
 from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError

@@ -427,5 +427,7 @@ def test_a_run_whose_devices_leave_and_come(spantrain, plan_path, tmp_path):
     assert 0.9 < found["share"] <= 1
     trace.write_text("time_s,device,event\n600,nobody,leaves\n")
     assert "outages.csv, line 2, field device" in refused(spantrain, *asked[1:])
-    assert "--hours and --checkpoint-every" in refused(spantrain, plan_path, "--hours", "1")
+    assert "--hours, --checkpoint-every and --protect" in refused(spantrain, plan_path, "--hours", "1")
     assert "not with --schedule" in refused(spantrain, *asked[1:], "--schedule", "all")
+    assert "--steps" in refused(spantrain, *asked[1:], "--steps", "4")
+    assert "--protect some: give auto, none, one" in refused(spantrain, *asked[1:], "--protect", "some")

@@ -99,7 +99,7 @@ def test_when_it_saves_and_evaluates():
     assert every(eval_strategy="steps", logging_steps=4) == (500, 4)
     assert every(save_strategy=transformers.trainer_utils.SaveStrategy.STEPS, save_steps=5) == (5, 0)
     for wrong, says in (
-        ({"save_strategy": "best"}, "save_strategy must be one of no, steps, epoch, got 'best'"),
+        ({"save_strategy": "best"}, "save_strategy best: give steps with load_best_model_at_end"),
         ({"save_strategy": "epoch", "max_steps": 5}, "save_strategy epoch goes with num_train_epochs"),
         ({"eval_strategy": "no", "eval_steps": 5}, "has no eval_steps, got 5"),
         ({"eval_strategy": "steps", "logging_steps": 0}, "needs eval_steps"),

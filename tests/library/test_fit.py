@@ -5,6 +5,7 @@ import importlib.util
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,12 +13,16 @@ import torch
 
 import spantrain
 from spantrain.app.training.run_folder import read_run_record
+from spantrain.config.artefacts import read_plan, write_plan
+from spantrain.core.plan import Replica, Stage
 from spantrain.core.span import Span
 from spantrain.errors import UsageError
+from spantrain.library.progress import UserReporter
 from spantrain.models.build import whole_model
 from spantrain.models.data.choice import model_on_data, with_loss
 from spantrain.models.sampler import Sampler
 from testing.patience import PATIENCE_S
+from testing.runtime.kills import kill
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -169,6 +174,77 @@ def test_a_loop_of_ones_own(mine, tmp_path):
     check_weights(states[1], weights)
     with pytest.raises(UsageError, match="has ended"):
         sessions[0].step(batches[0])
+
+
+class Kills(spantrain.Callback):
+    """Kills the only device of the first stage behind the second step."""
+
+    def __init__(self) -> None:
+        self.changes = []
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step == 2:
+            kill(Path(args.output_dir) / "logs" / "lab-0.log")
+
+    def on_plan_change(self, args, state, control, plan, reason, **kwargs):
+        self.changes.append((plan.devices, reason))
+
+    def check(self) -> None:
+        ((devices, reason),) = self.changes
+        assert devices == ("office-nx",)
+        assert reason.startswith("lab-0 lost (its worker was killed by signal 9): step ")
+
+
+@pytest.fixture
+def in_two(mine, tmp_path):
+    """A plan's file of two stages on one device each."""
+
+    def write(data: object) -> Path:
+        out = tmp_path / "planned"
+        trainer = spantrain.Trainer(
+            mine.build, mine.loss, data, args=arguments(out), measure=False, cluster="laptop", optimizer=ADAMW
+        )
+        request = trainer._setting.ready(STEPS, UserReporter((), arguments(out), stop=list, save=list))
+        plan, path = request.plan, out / "plan.json"
+        halves = (Span(0, BATCH // 2), Span(BATCH // 2, BATCH))
+        stages = tuple(
+            Stage(
+                first_unit=first, end_unit=end, micro_batches=halves,
+                replicas=(Replica(devices=(name,), sample_share=1.0, in_flight_limit=BATCH),),
+            )
+            for first, end, name in ((0, 2, "lab-0"), (2, plan.stages[-1].end_unit, "office-nx"))
+        )  # fmt: skip
+        write_plan(replace(read_plan(path), stages=stages, hints=None, schedule="1f1b"), path)
+        return path
+
+    return write
+
+
+def test_a_lost_worker_costs_the_trainer_a_step(mine, in_two, tmp_path):
+    kills = Kills()
+    trainer = spantrain.Trainer(
+        mine.build, mine.loss, mine.samples, args=arguments(tmp_path / "run", protect="one"), measure=False,
+        callbacks=[kills], optimizer=ADAMW, plan=in_two(mine.samples),
+    )  # fmt: skip
+    outcome = trainer.train()
+    losses, weights = plain_torch(mine, sampled(mine.samples()))
+    assert outcome.losses == pytest.approx(losses, rel=TOLERANCE)
+    check_weights(trainer.state_dict(), weights)
+    kills.check()
+
+
+def test_a_lost_worker_costs_a_loop_of_ones_own_a_step(mine, in_two, tmp_path):
+    kills, batches = Kills(), sampled(mine.Samples(48))
+    with spantrain.session(
+        mine.build, mine.loss, ADAMW, args=arguments(tmp_path / "run", max_steps=-1, protect="one"), measure=False,
+        callbacks=[kills], plan=in_two(mine.Samples(48)),
+    ) as session:  # fmt: skip
+        found = [session.step(batch) for batch in batches]
+        weights = session.state_dict()
+    losses, wanted = plain_torch(mine, batches)
+    assert found == pytest.approx(losses, rel=TOLERANCE)
+    check_weights(weights, wanted)
+    kills.check()
 
 
 @pytest.mark.parametrize(("example", "says"), [("own_loop", "are read rightly"), ("hf_style", "held-out loss")])

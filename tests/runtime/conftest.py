@@ -18,6 +18,7 @@ from spantrain.models.units import parameter_names, tie_parameters
 from spantrain.schedule.layout import CutLayout, minimum_in_flight
 from spantrain.schedule.registry import schedule_names
 from testing.models.small import small_spec
+from testing.runtime.places import BATCH, THIRDS
 
 KIND = DeviceKind(
     name="test-kind",
@@ -149,3 +150,36 @@ def _one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def four(make_plan, spec_of):
+    """Plans of the same four devices: (edges, groups by stage and replica, micro-batches, schedule) -> plan."""
+
+    def plan(edges, groups, spans=THIRDS, schedule="1f1b", family="gpt2") -> Plan:
+        spec = spec_of(family)
+        names = [name for stage in groups for replica in stage for name in replica]
+        first = make_plan(spec, [0, edges[-1]], [[1]], [list(THIRDS)], schedule)
+        host = replace(first.cluster.hosts[0], devices=tuple(sorted(names)))
+        devices = tuple(replace(first.cluster.devices[0], name=name) for name in sorted(names))
+        stages = tuple(
+            Stage(
+                first_unit=edges[index],
+                end_unit=edges[index + 1],
+                replicas=tuple(
+                    Replica(
+                        devices=tuple(replica),
+                        sample_share=1.0 + number,
+                        in_flight_limit=BATCH,
+                        tp_shares=tuple(float(rank + 1) for rank in range(len(replica))),
+                    )
+                    for number, replica in enumerate(stage)
+                ),
+                micro_batches=tuple(spans),
+            )
+            for index, stage in enumerate(groups)
+        )
+        cluster = replace(first.cluster, hosts=(host,), devices=devices)
+        return replace(first, cluster=cluster, stages=stages)
+
+    return plan

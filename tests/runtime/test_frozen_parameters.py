@@ -168,3 +168,15 @@ def test_the_graph_and_all_costs_count_what_is_trained(name, tmp_path):
     assert tables.trained()[0, -1] == graph.trained_bytes
     write_profile(profile, tmp_path / "profile.json")
     assert read_profile(tmp_path / "profile.json") == profile
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_keeper_has_frozen_parameters_from_the_beginning(name, make_plan):
+    plan = plan_of(make_plan, name, [[1], [1]])
+    plan = replace(plan, stages=(replace(plan.stages[0], keepers=("s1r0",)), plan.stages[1]))
+    ran = train_in_threads(plan, JOB)
+    (kept,) = ran.sessions["s1r0"]._keeping.kept
+    own = ran.sessions["s0r0"]._part.holding.parameters
+    assert kept.holding.parameters.keys() == own.keys()
+    assert all(torch.equal(parameter, kept.holding.parameters[name]) for name, parameter in own.items())
+    assert len(kept.optimizer.state) == sum(parameter.requires_grad for parameter in own.values())

@@ -1,12 +1,9 @@
 """Worker processes are killed while they train: the run goes on with the others, and its losses are one device's."""
 
-import contextlib
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
 
@@ -24,6 +21,7 @@ from spantrain.core.span import Span
 from spantrain.errors import PeerLostError
 from spantrain.recovery.policy import OnLoss
 from spantrain.runtime.coordinator.barrier import StepOutcome
+from testing.runtime.kills import kill
 from testing.runtime.runs import OneProcess
 
 pytestmark = [pytest.mark.slow, pytest.mark.checkpoint, pytest.mark.timeout(600)]
@@ -34,16 +32,6 @@ JOB = TrainJob(steps=9, seed=5, learning_rate=0.01, warmup_steps=5, max_grad_nor
 LONG = replace(JOB, steps=100_000, learning_rate=0.001)
 """Until the run is asked to stop: who makes it wait decides how long it is, and rounding may not grow that fast."""
 TOLERANCE = 1e-4
-
-
-def kill(log: Path) -> None:
-    """Kill the worker that writes a log; its parent may be another process than this one."""
-    for process in psutil.process_iter():
-        with contextlib.suppress(OSError):
-            if os.readlink(f"/proc/{process.pid}/fd/1") == str(log):
-                process.kill()
-                return
-    raise AssertionError(f"no worker writes {log}")
 
 
 @dataclass
@@ -140,6 +128,40 @@ def test_what_nobody_else_holds_comes_from_the_newest_checkpoint(run, every, whe
         f"back to {where}" in note
         for note in killer.notes
     )
+
+
+@pytest.mark.parametrize("when", ["All devices are ready", 0, 4])
+@pytest.mark.parametrize("victim", ["s0r0", "s1r0", "s2r0"])
+def test_what_a_keeper_holds_costs_the_step_under_way(run, victim, when):
+    """Nothing was saved: each stage has one device, and a keeper that has followed it."""
+    killer = Killer({when: victim})
+    _, outcome = run(killer, [0, 1, 3, 5], [[1], [1], [1]], protect=1)
+    assert len(outcome.devices) == 2
+    (change,) = outcome.plan_changes
+    assert "trained again" in change.reason
+    assert when != 4 or "go back" not in change.reason
+
+
+@pytest.mark.parametrize("victim", ["s0r0", "s0r1", "s1r0"])
+def test_a_keeper_may_go_whose_stage_others_have_as_well(run, victim):
+    killer = Killer({4: victim})
+    _, outcome = run(killer, [0, 2, 5], [[2, 1], [1]], protect=1)
+    assert len(outcome.devices) == 2
+    assert not any("go back" in note for note in killer.notes)
+
+
+def test_one_after_the_other_may_go_as_long_as_the_next_has_a_keeper(run):
+    killer = Killer({2: "s1r0", 5: "s2r0"})
+    _, outcome = run(killer, [0, 1, 3, 5], [[1], [1], [1]], protect=1)
+    assert sorted(outcome.devices) == ["s0r0"]
+    assert not any("all go back" in note for note in killer.notes)
+
+
+def test_two_at_once_may_go_where_two_keep_each_stage(run):
+    killer = Killer({4: "s0r0", "s0r0 lost": "s1r0"})
+    _, outcome = run(killer, [0, 1, 3, 5], [[1], [1], [1]], protect=2)
+    assert sorted(outcome.devices) == ["s2r0"]
+    assert not any("all go back" in note for note in killer.notes)
 
 
 def test_all_but_one_may_go(run):

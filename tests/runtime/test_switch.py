@@ -1,58 +1,20 @@
 """Devices go over to another plan between two steps: the losses are those of one process, whatever moves."""
 
 from dataclasses import replace
-from itertools import pairwise
 from random import Random
 
 import pytest
 
 from spantrain.core.job import TrainJob
-from spantrain.core.plan import Plan, Replica, Stage
-from spantrain.core.span import Span
+from spantrain.core.plan import Plan
 from spantrain.runtime.checkpoint.saver import step_folder
+from testing.runtime.places import BATCH, HALVES, UNEVEN, random_places
 from testing.runtime.runs import OneProcess
 from testing.runtime.sessions import Ran, train_in_threads
 
 pytestmark = pytest.mark.checkpoint
 
-BATCH = 6
-THIRDS = (Span(0, 2), Span(2, 4), Span(4, 6))
-HALVES = (Span(0, 3), Span(3, 6))
-UNEVEN = (Span(0, 1), Span(1, 5), Span(5, 6))
 JOB = TrainJob(steps=6, seed=5, learning_rate=0.02, warmup_steps=3, max_grad_norm=0.5, evaluate_every=3)
-
-
-@pytest.fixture(scope="module")
-def four(make_plan, spec_of):
-    """Plans of the same four devices: (edges, groups by stage and replica, micro-batches, schedule) -> plan."""
-
-    def plan(edges, groups, spans=THIRDS, schedule="1f1b", family="gpt2") -> Plan:
-        spec = spec_of(family)
-        names = [name for stage in groups for replica in stage for name in replica]
-        first = make_plan(spec, [0, edges[-1]], [[1]], [list(THIRDS)], schedule)
-        host = replace(first.cluster.hosts[0], devices=tuple(sorted(names)))
-        devices = tuple(replace(first.cluster.devices[0], name=name) for name in sorted(names))
-        stages = tuple(
-            Stage(
-                first_unit=edges[index],
-                end_unit=edges[index + 1],
-                replicas=tuple(
-                    Replica(
-                        devices=tuple(replica),
-                        sample_share=1.0 + number,
-                        in_flight_limit=BATCH,
-                        tp_shares=tuple(float(rank + 1) for rank in range(len(replica))),
-                    )
-                    for number, replica in enumerate(stage)
-                ),
-                micro_batches=tuple(spans),
-            )
-            for index, stage in enumerate(groups)
-        )
-        cluster = replace(first.cluster, hosts=(host,), devices=devices)
-        return replace(first, cluster=cluster, stages=stages)
-
-    return plan
 
 
 def wanted(plan: Plan, steps: int = JOB.steps) -> list[float]:
@@ -102,20 +64,6 @@ def test_any_plan_after_any_other(seed, four):
     ran = train_in_threads(first, JOB, dict(enumerate(plans, start=1)))
     assert ran.losses == pytest.approx(wanted(first), rel=1e-4)
     assert_clean(ran)
-
-
-def random_places(random: Random):
-    """Cuts of five units, and four devices in any groups."""
-    devices = random.sample("abcd", 4)
-    count = random.randint(1, 4)
-    edges = [0, *sorted(random.sample(range(1, 5), count - 1)), 5]
-    borders = [0, *sorted(random.sample(range(1, 4), count - 1)), 4]
-    stages = []
-    for index in range(count):
-        members = devices[borders[index] : borders[index + 1]]
-        cuts = [0, *[at for at in range(1, len(members)) if random.random() < 0.5], len(members)]
-        stages.append([members[lo:hi] for lo, hi in pairwise(cuts)])
-    return edges, stages, random.choice([THIRDS, HALVES, UNEVEN]), random.choice(["gpipe", "critical-path", "zb"])
 
 
 def test_as_a_run_that_began_with_the_plan_at_that_checkpoint(four, tmp_path):

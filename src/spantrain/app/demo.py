@@ -169,7 +169,7 @@ def _train(
         profile_path=str((out / "profile.json").resolve()),
         job=TrainJob(steps=steps, evaluate_every=0 if steps == options.baseline_steps else steps),
         out=out,
-        options=RunOptions(faults=faults),
+        options=RunOptions(faults=faults, protect=None),
     )
     return train(session, request, StopRequest(), listener)
 

@@ -17,8 +17,8 @@ class Reporter(Protocol):
     def progress(self, done: int, total: int, text: str) -> None:
         """Say how far the present part is."""
 
-    def run_begins(self, plan: Plan) -> None:
-        """Say which plan the steps to come belong to."""
+    def run_begins(self, plan: Plan, reason: str = "") -> None:
+        """Say which plan the steps to come belong to, and why it has taken over from another one, if it has."""
 
     def step(self, outcome: StepOutcome, metrics: StepMetrics, total_steps: int) -> None:
         """Say that a training step has ended."""
@@ -45,7 +45,7 @@ class SilentReporter:
     def progress(self, done: int, total: int, text: str) -> None:
         """Say nothing."""
 
-    def run_begins(self, plan: Plan) -> None:
+    def run_begins(self, plan: Plan, reason: str = "") -> None:
         """Say nothing."""
 
     def step(self, outcome: StepOutcome, metrics: StepMetrics, total_steps: int) -> None:

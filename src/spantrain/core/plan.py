@@ -1,7 +1,7 @@
 """What runs where: stages, replicas, spans, limits, sums of gradients, an order of work; and what is said of it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
 
@@ -171,6 +171,8 @@ class Stage:
     (`docs/tensor-parallel.md`)."""
     sums: GradientSums = OWN_SUMS
     """How its replicas sum gradients."""
+    keepers: tuple[str, ...] = ()
+    """Devices of other stages that hold a copy of its state, which follows it step by step (`recovery.protection`)."""
 
     def __post_init__(self) -> None:
         if list(self.recompute) != sorted(set(self.recompute)):
@@ -303,11 +305,23 @@ class Plan:
         unknown = sorted(set(devices) - known)
         if unknown:
             raise ValueError(f"devices that the cluster does not have: {unknown}; it has {sorted(known)}")
+        for index, stage in enumerate(self.stages):
+            wrong = [name for name in stage.keepers if name not in devices or name in stage.devices]
+            if wrong or len(set(stage.keepers)) < len(stage.keepers):
+                raise ValueError(
+                    f"stage {index}: keepers must be devices of the plan's other stages, each once; "
+                    f"got {', '.join(stage.keepers)}"
+                )
 
     @property
     def devices(self) -> tuple[str, ...]:
         """All devices in use, by stage."""
         return tuple(device for stage in self.stages for device in stage.devices)
+
+    @property
+    def unprotected(self) -> "Plan":
+        """The same without keepers, as those work with it who move devices."""
+        return replace(self, stages=tuple(replace(stage, keepers=()) for stage in self.stages))
 
     def place(self, device: str) -> tuple[int, int]:
         """Return the stage and replica that a device serves."""

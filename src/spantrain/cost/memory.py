@@ -313,6 +313,9 @@ class MemoryCost:
                 for device in replica.devices:
                     need = self.need(stage.units, device, in_flight, largest, divisions[device])
                     peaks[device] = need.peak_bytes
+        for stage in plan.stages:
+            for device in stage.keepers:
+                peaks[device] += self.state_bytes(stage.units)
         return peaks
 
 

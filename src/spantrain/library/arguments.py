@@ -9,6 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
+from spantrain.app.planning.protection import losses_of
 from spantrain.app.training.trackers import chosen_trackers
 from spantrain.core.job import LARGEST_NUMBER, TrainJob
 from spantrain.core.names import unknown_name
@@ -134,6 +135,9 @@ class TrainingArguments:
     """Compute all activations again in the backward pass, or none; None: where memory is short."""
     from_scratch: bool = False
     """Random weights, though the folder of an `hf:` model has some."""
+    protect: str = "auto"
+    """Losses of devices at once that cost the step under way and no more: `none`, `one`, a number; `auto`: one, where
+    copies cost next to nothing."""
     resume_from_checkpoint: bool | str | Path = False
     """True: go on from the newest checkpoint in `output_dir`; or the folder of another run."""
 
@@ -164,8 +168,9 @@ class TrainingArguments:
         try:
             if chosen_trackers(self.report_to) and not self.logging_steps:
                 problems.append(f"report_to {self.report_to!r} needs logging_steps: scalars are given so often")
+            losses_of(self.protect)
         except ConfigError as error:
-            problems.append(str(error))
+            problems.append(str(error).removeprefix("--"))
         problems += [*self._strategy_problems(), *self._best_problems(), *self._group_problems()]
         if self.dropout not in ("on", "off"):
             problems.append(f"dropout must be on or off, got {self.dropout!r}")
@@ -223,7 +228,9 @@ class TrainingArguments:
 
     def _strategy_problems(self) -> Iterator[str]:
         for name, strategy in (("save_strategy", _word(self.save_strategy)), ("eval_strategy", self._eval_strategy)):
-            if strategy not in _STRATEGIES:
+            if (name, strategy) == ("save_strategy", "best"):
+                yield "save_strategy best: give steps with load_best_model_at_end, which keeps the best one"
+            elif strategy not in _STRATEGIES:
                 yield unknown_name(name, strategy, _STRATEGIES)
             elif strategy == "epoch" and self.max_steps > 0:
                 yield f"{name} epoch goes with num_train_epochs; with max_steps {self.max_steps}, give steps"

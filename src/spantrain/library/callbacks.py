@@ -71,13 +71,18 @@ class Callback:
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Hear that a checkpoint is complete: `state.checkpoint`."""
 
+    def on_plan_change(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Hear that another `plan` runs, and the `reason`: a device was lost, has joined or left, links changed."""
+
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Hear that training has ended."""
 
 
-_EVENTS = ("on_train_begin", "on_step_end", "on_log", "on_evaluate", "on_save", "on_train_end")
+_EVENTS = ("on_train_begin", "on_step_end", "on_log", "on_evaluate", "on_save", "on_plan_change", "on_train_end")
 
 
 def checked_callbacks(callbacks: Sequence[object]) -> tuple[Any, ...]:

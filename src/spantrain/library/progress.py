@@ -75,12 +75,13 @@ class UserReporter:
         for index, stage in enumerate(outcome.plan.stages):
             self.note(f"  stage {index}: units {stage.first_unit}-{stage.end_unit - 1} on {', '.join(stage.devices)}")
 
-    def run_begins(self, plan: Plan) -> None:
-        """Tell callbacks, once."""
-        del plan
+    def run_begins(self, plan: Plan, reason: str = "") -> None:
+        """Tell callbacks."""
         if not self._begun:
             self._begun = True
             self._tell("on_train_begin")
+        else:
+            self._tell("on_plan_change", plan=plan, reason=reason)
 
     def step(self, outcome: StepOutcome, metrics: StepMetrics, total_steps: int) -> None:
         """Print a line now and then; tell callbacks, and do what they want."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from spantrain.app.outer.run import outer_cluster
+from spantrain.app.planning.protection import losses_of
 from spantrain.app.session import Session
 from spantrain.app.training.old_run import refuse_run, remove_old_run
 from spantrain.app.training.requests import Grouping, RunOptions, TrainRequest, new_run, resumed_run
@@ -229,6 +230,7 @@ class Setting:
                 run_name=self.arguments.run_name,
                 project=self.arguments.project,
                 logging_steps=self.arguments.logging_steps,
+                protect=losses_of(self.arguments.protect),
                 outer=outer_cluster(),
             ),
         )

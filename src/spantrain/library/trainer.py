@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, Unpack
 from spantrain.app.metrics import EvaluationMetrics
 from spantrain.app.session import Session, SessionOptions, open_session
 from spantrain.app.training.outcome import TrainOutcome
-from spantrain.app.training.requests import TrainRequest, first_weights
+from spantrain.app.training.requests import TrainRequest
 from spantrain.app.training.step_loop import StepLoop
 from spantrain.app.training.stop import StopRequest
 from spantrain.app.training.train import train
+from spantrain.app.weight_folder import first_weights
 from spantrain.app.weights import export_run, manifest_with, trained_parameters, trained_statistics
 from spantrain.config.files.text_files import check_can_make
 from spantrain.core.cluster import Cluster

@@ -85,6 +85,7 @@ def full_plan(plan: Plan, profile: Profile, present: Collection[str], *, optimiz
         PlanError: the model does not fit on them, with what each would need; or none of them is the profile's.
         ProfileError: the profile lacks the times of a kind of device, or a link.
     """
+    plan = plan.unprotected
     changed, evaluate = _changed(plan, profile, present, optimizer), Evaluator(profile, job_of(plan, optimizer))
     try:
         planned = _planned(plan, profile, present, optimizer)
@@ -106,6 +107,7 @@ def light_plan(plan: Plan, profile: Profile, present: Collection[str], *, optimi
         PlanError: as `full_plan`.
         ProfileError: as `full_plan`.
     """
+    plan = plan.unprotected
     return _changed(plan, profile, present, optimizer) or _planned(plan, profile, present, optimizer)
 
 

@@ -82,7 +82,9 @@ class EndOnLoss:
 
 
 def holds_all(plan: Plan, present: Collection[str]) -> bool:
-    """Whether devices that are present hold every unit between them: one replica of each stage is whole."""
+    """Whether devices that are present hold every unit between them: a whole replica of each stage, or a keeper."""
     return all(
-        any(all(name in present for name in replica.devices) for replica in stage.replicas) for stage in plan.stages
+        any(all(name in present for name in replica.devices) for replica in stage.replicas)
+        or any(name in present for name in stage.keepers)
+        for stage in plan.stages
     )

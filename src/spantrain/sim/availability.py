@@ -61,6 +61,9 @@ class Plans(Protocol):
     def step_s(self, plan: Plan) -> float:
         """Return the predicted seconds of a step."""
 
+    def wait_s(self, plan: Plan) -> float:
+        """Return the seconds that a step waits besides, for keepers of state."""
+
 
 @cache
 def detect_s(*, alone: bool) -> float:
@@ -84,21 +87,22 @@ def moved(profile: Profile, optimizer: str, held: Plan, holders: Collection[str]
     """
     network, units = NetworkCost(profile), profile.graph.units
     names, longest_s, total = tuple(profile.cluster.device_by_name), 0.0, 0
-    had = {name: {unit for stage in held.stages if name in stage.devices for unit in stage.units} for name in holders}
+    had = {
+        name: {unit for stage in held.stages if name in (*stage.devices, *stage.keepers) for unit in stage.units}
+        for name in holders
+    }
     for stage in after.stages:
-        for replica in stage.replicas:
-            for name in replica.devices:
-                took_s = 0.0
-                for index in set(stage.units) - had.get(name, set()):
-                    unit = units[index]
-                    state = (unit.parameter_bytes - unit.frozen_bytes) * STATE_COPIES[optimizer]
-                    size = round((unit.parameter_bytes + state) / len(replica.devices))
-                    givers = [one for one in had if index in had[one]] or names
-                    took_s += min(
-                        (network.transfer_seconds(one, name, size) for one in givers if one != name), default=0.0
-                    )
-                    total += size
-                longest_s = max(longest_s, took_s)
+        parts = {name: len(replica.devices) for replica in stage.replicas for name in replica.devices}
+        for name, count in (parts | dict.fromkeys(stage.keepers, 1)).items():
+            took_s = 0.0
+            for index in set(stage.units) - had.get(name, set()):
+                unit = units[index]
+                state = (unit.parameter_bytes - unit.frozen_bytes) * STATE_COPIES[optimizer]
+                size = round((unit.parameter_bytes + state) / count)
+                givers = [one for one in had if index in had[one]] or names
+                took_s += min((network.transfer_seconds(one, name, size) for one in givers if one != name), default=0.0)
+                total += size
+            longest_s = max(longest_s, took_s)
     return longest_s, total
 
 
@@ -114,7 +118,7 @@ class AvailabilityRun:
         self._present = frozenset(profile.cluster.device_by_name)
         self._plan: Plan | None = plan
         self._held, self._holders = plan, frozenset(plan.devices)
-        self._step_s, self._free_s, self._now_s = plans.step_s(plan), 0.0, 0.0
+        self._step_s, self._free_s, self._now_s = plans.step_s(plan) + plans.wait_s(plan), 0.0, 0.0
         self._next: tuple[float, Plan] | None = None
         """A plan with devices that came, and when it is known."""
         self._possible, self.steps, self.steps_lost, self.moved_bytes = 0.0, 0, 0, 0
@@ -167,7 +171,7 @@ class AvailabilityRun:
         for part, seconds in (pauses | {"move": move_s}).items():
             self.pause_s[part] += seconds
         self.moved_bytes += size
-        self._plan, self._step_s, self._next = plan, self._plans.step_s(plan), None
+        self._plan, self._step_s, self._next = plan, self._plans.step_s(plan) + self._plans.wait_s(plan), None
         self._free_s = from_s + sum(pauses.values()) + move_s
 
     def _interrupt(self, at_s: float) -> None:

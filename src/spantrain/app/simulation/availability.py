@@ -8,6 +8,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+from spantrain.app.planning.protection import keepers_wait_s, with_keepers
 from spantrain.config.files.text_files import read_text
 from spantrain.core.cluster import Cluster
 from spantrain.core.plan import Plan
@@ -100,8 +101,8 @@ def _drawn(text: str, cluster: Cluster, until_s: float) -> list[AvailabilityEven
 class _Planned:
     """The plans of live runs, each question asked once."""
 
-    def __init__(self, profile: Profile, optimizer: str) -> None:
-        self._profile, self._optimizer = profile, optimizer
+    def __init__(self, profile: Profile, optimizer: str, losses: int | None) -> None:
+        self._profile, self._optimizer, self._losses = profile, optimizer, losses
         self._found: list[tuple[object, tuple[Plan, str] | None]] = []
 
     def _once(self, make: Any, plan: Plan, present: frozenset[str]) -> tuple[Plan, str] | None:
@@ -111,7 +112,7 @@ class _Planned:
                 return before
         try:
             new = make(plan, self._profile, present, optimizer=self._optimizer)
-            answer: tuple[Plan, str] | None = (new.plan, new.how)
+            answer: tuple[Plan, str] | None = (self.protected(new.plan), new.how)
         except PlanError:
             answer = None
         self._found.append((key, answer))
@@ -123,16 +124,23 @@ class _Planned:
     def full(self, plan: Plan, present: frozenset[str]) -> tuple[Plan, str] | None:
         return self._once(full_plan, plan, present)
 
+    def protected(self, plan: Plan) -> Plan:
+        return with_keepers(plan, self._profile, self._optimizer, self._losses)
+
     def step_s(self, plan: Plan) -> float:
         return predict(plan, self._profile, optimizer=self._optimizer).step_s
+
+    def wait_s(self, plan: Plan) -> float:
+        return keepers_wait_s(plan, self._profile)
 
 
 def run_availability(
     plan: Plan, profile: Profile, events: list[AvailabilityEvent], until_s: float, optimizer: str,
-    checkpoint_every: int | None = None,
+    checkpoint_every: int | None = None, losses: int | None = 0,
 ) -> Goodput:  # fmt: skip
     """Return what comes of a run of `until_s` seconds; nothing is measured, so the same input gives the same answer."""
-    run = AvailabilityRun(plan, profile, _Planned(profile, optimizer), optimizer, checkpoint_every)
+    plans = _Planned(profile, optimizer, losses)
+    run = AvailabilityRun(plans.protected(plan), profile, plans, optimizer, checkpoint_every)
     possible = run.run(events, until_s)
     rented, place = load_prices().rented_by_kind, profile.cluster.device_by_name
     priced = all(one.kind in rented for one in profile.cluster.devices)

@@ -124,7 +124,7 @@ class Membership:
         assert self._found is not None, "there is one"
         generation = self._session.generations.following(0)
         return Leg(
-            plan=replace(self._found.plan, generation=generation, model=self._leg.plan.model),
+            plan=replace(self._request.protected(self._found.plan), generation=generation, model=self._leg.plan.model),
             first_step=committed.step,
             kept=KeptState(verdict=committed.verdict),
             held_under=committed.plan,

@@ -6,9 +6,10 @@ from pathlib import Path
 
 from spantrain.app.metrics import EvaluationMetrics
 from spantrain.app.planning.plan_files import check_fits_profile, open_plan, under_schedule
+from spantrain.app.planning.protection import about_keepers, with_keepers
 from spantrain.app.training.best_checkpoint import BestCheckpoint
 from spantrain.app.training.resume import Resume
-from spantrain.app.weight_folder import FoundWeights, find_weights
+from spantrain.app.weight_folder import FirstWeights, first_weights
 from spantrain.config.artefacts import profile_at, profile_path_of, read_plan_report, read_profile
 from spantrain.config.traces.network_traces import NetworkTrace
 from spantrain.core.job import TrainJob
@@ -29,23 +30,6 @@ from spantrain.runtime.worker.user_functions import with_own_functions
 from spantrain.schedule.at_once import about_samples, check_samples_at_once
 from spantrain.schedule.joint import check_joint_statistics, statistics_spans
 from spantrain.schedule.layout import check_limits
-
-_OTHER = frozenset({".bin", ".ckpt", ".gguf", ".h5", ".msgpack", ".pt", ".pth"})
-"""Weights in files that are not read here: most run code when they are."""
-_NO_WEIGHTS = ("optimizer", "rng_state", "scaler", "scheduler", "training_args")
-"""What such files begin with that a trainer leaves beside weights."""
-_SHOWN = 3
-"""Names in the line for people."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class FirstWeights:
-    """Where weights come from."""
-
-    text: str = ""
-    """For people; empty: from where they always come, of a model by name or of a function."""
-    found: FoundWeights | None = None
-    """To be read; None: they are drawn, or a function of the user's makes them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +53,8 @@ class RunOptions:
     outer: OuterCluster | None = None
     """As whom the run takes part in an outer optimizer; its token is written nowhere."""
     on_loss: OnLoss = OnLoss.GO_ON
+    protect: int | None = 0
+    """So many losses at once are to cost the step under way and no more (`app.planning.protection`)."""
     faults: tuple[Fault, ...] = ()
     """Made on purpose."""
 
@@ -106,11 +92,38 @@ class TrainRequest:
     def __post_init__(self) -> None:
         self.job.about_statistics(self.plan.model, self.profile.graph)
         self.check_plan(self.plan)
+        if self.options.protect and not self._keeps_state:
+            raise ConfigError(
+                f"--protect {self.options.protect} keeps state for a run that goes on after a loss; leave it out with "
+                "--on-loss end, --staleness 1 and an outer optimizer"
+            )
 
     def calm_for(self, plan: Plan) -> Plan | None:
         """Return the plan that was made for links as planned, where a later one runs."""
         first = self.calm_plan or self.plan
         return None if (first.stages, first.hints) == (plan.stages, plan.hints) else first
+
+    def protected(self, plan: Plan) -> Plan:
+        """Return a plan with the keepers that this run wants."""
+        return with_keepers(plan, self.profile, self.job.optimizer_state, self._losses)
+
+    @property
+    def _keeps_state(self) -> bool:
+        options = self.options
+        return options.on_loss is OnLoss.GO_ON and not self.job.staleness and not options.outer
+
+    @property
+    def _losses(self) -> int | None:
+        return self.options.protect if self._keeps_state else 0
+
+    def finished(self, plan: Plan) -> Plan:
+        """Return another plan for this run as it can take over.
+
+        Raises:
+            PlanError: as `check_plan`.
+        """
+        self.check_plan(plan)
+        return self.protected(plan)
 
     def check_plan(self, plan: Plan) -> None:
         """Raise a `PlanError` if replicas would wait for each other for ever, or have too few samples at once."""
@@ -133,7 +146,9 @@ class TrainRequest:
         weights = (self.weights.text,) if self.weights.text else ()
         left_out = (f"Not as the model was given: {one}" for one in self.left_out)
         statistics = (f"B{line[1:]}; under this plan {self._samples_at_once()}",) if taken else ()
-        return (*weights, *left_out, *statistics, *about_samples(self.plan, self.profile.graph))
+        samples = about_samples(self.plan, self.profile.graph)
+        keepers = about_keepers(self.plan, self.profile, self.job.optimizer_state, self._losses)
+        return (*weights, *left_out, *statistics, *samples, *keepers)
 
     def _samples_at_once(self) -> str:
         """Say of how many samples statistics are."""
@@ -142,52 +157,6 @@ class TrainRequest:
         joined = self.job.joins_statistics
         sizes = [span.size for stage in taking for span in statistics_spans(stage, joined=joined)]
         return f"they are of {min(sizes)} to {max(sizes)} samples"
-
-
-def first_weights(spec: ModelSpec, *, from_scratch: bool) -> FirstWeights:
-    """Say what a model's weights begin with; those of an `hf:` folder are looked at, and not read yet.
-
-    Raises:
-        ConfigError: the folder has weights that cannot be read, or are of another model, and it was not asked to leave
-            them; it is not on this machine; or there are no weights that could be left.
-    """
-    folder = Path(spec.source)
-    if spec.family != "hf":
-        if from_scratch:
-            raise ConfigError(f"--from-scratch: model {spec.name} reads no folder of weights; leave out the option")
-        return FirstWeights()
-    if from_scratch or not spec.source:
-        return FirstWeights(text=f"Random weights, from scratch: none are read from {folder}")
-    ways = "read them with `spantrain import` and go on with --resume, or begin with random ones: --from-scratch"
-    if not folder.exists():
-        raise ConfigError(
-            f"model {spec.name}: {folder} is not on this machine, so it cannot be told whether it has weights; copy it "
-            f"here, {ways}"
-        )
-    if folder.is_file():
-        return FirstWeights(text=f"Random weights: {folder} is a configuration alone")
-    if any(folder.glob("*.safetensors")):
-        try:
-            found = find_weights(folder, spec)
-        except ConfigError as error:
-            raise ConfigError(f"{error}; or begin with random weights: --from-scratch") from None
-        return FirstWeights(text=f"Weights of {folder}: {found.parameters} parameters{_besides(found)}", found=found)
-    other = [path.name for path in sorted(folder.iterdir()) if path.suffix in _OTHER]
-    other = [name for name in other if not name.startswith(_NO_WEIGHTS)]
-    if other:
-        raise ConfigError(
-            f"model {spec.name}: {folder} has weights in {other[0]}, and only *.safetensors are read; write them with "
-            f"save_pretrained(..., safe_serialization=True), or {ways}"
-        )
-    return FirstWeights(text=f"Random weights: {folder} has a configuration and no weights")
-
-
-def _besides(found: FoundWeights) -> str:
-    converted = f"; {len(found.converted)} tensors of a shorter type are float32 now" if found.converted else ""
-    more = ", ..." if len(found.ignored) > _SHOWN else ""
-    unused = f"; not used: {', '.join(found.ignored[:_SHOWN])}{more}" if found.ignored else ""
-    adapters = f"; {len(found.adapters)} of adapters begin as they are made" if found.adapters else ""
-    return f"{converted}{adapters}{unused}"
 
 
 Grouping = Callable[[TrainJob, ModelSpec], TrainJob]

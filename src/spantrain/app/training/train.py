@@ -74,7 +74,7 @@ def train(session: Session, request: TrainRequest, stop: StopRequest, reporter: 
         plan = with_room_for_two(plan, request.profile, request.job.optimizer_state)
         check_staleness(plan, request.profile, request.job, own_loop=request.batches is not None)
     plan = replace(
-        plan,
+        request.protected(plan),
         generation=session.generations.following(request.plan.generation, goes_on=request.resume is not None),
     )
     request = replace(request, plan=plan)
@@ -202,7 +202,7 @@ class _RunOnSession:
         self._outcomes = [outcome for outcome in self._outcomes if outcome.step < step]
         self._checkpoints = self._checkpoint_set()
         self._plans.decided(step - 1, Advice(plan=self._leg.plan, reason=self._leg.reason))
-        self._reporter.run_begins(self._leg.plan)
+        self._reporter.run_begins(self._leg.plan, self._leg.reason)
 
     def _newest(self) -> Resume | None:
         """Return the newest complete checkpoint of this run, or what it began with."""
@@ -241,7 +241,7 @@ class _RunOnSession:
         adviser: Adviser | None = request.adviser
         if adviser is None:
             calm = None if self._leg.reason else request.calm_plan
-            own = adviser_of(self._leg.plan, request.profile, request.job, calm)
+            own = adviser_of(self._leg.plan.unprotected, request.profile, request.job, calm)
             if own is None:
                 return None
             stack.callback(own.close)
@@ -250,7 +250,7 @@ class _RunOnSession:
             adviser,
             self._leg.plan,
             on_trouble=lambda text: later(lambda: self._reporter.note(text)),
-            check=request.check_plan,
+            finish=request.finished,
         )
         return stack.enter_context(advising)
 
@@ -280,7 +280,7 @@ class _RunOnSession:
         if outcome.advice is not None:
             self._session.generations.taken(outcome.advice.plan.generation)
             self._plans.decided(outcome.step, outcome.advice)
-            self._reporter.run_begins(outcome.advice.plan)
+            self._reporter.run_begins(outcome.advice.plan, outcome.advice.reason)
 
     def _on_saved(self, saved: SavedFile) -> tuple[int, ...]:
         """Have a device's part of a checkpoint noted; called in a thread of that device's call."""

@@ -17,9 +17,10 @@ from spantrain.app.session import Session, SessionOptions, open_session
 from spantrain.app.training.journal import credentials_in
 from spantrain.app.training.old_run import remove_old_run
 from spantrain.app.training.outcome import TrainOutcome
-from spantrain.app.training.requests import Grouping, RunOptions, TrainRequest, first_weights, new_run
+from spantrain.app.training.requests import Grouping, RunOptions, TrainRequest, new_run
 from spantrain.app.training.stop import StopRequest
 from spantrain.app.training.train import train
+from spantrain.app.weight_folder import first_weights
 from spantrain.config.artefacts import read_profile, write_profile
 from spantrain.core.cluster import Cluster
 from spantrain.core.job import TrainJob

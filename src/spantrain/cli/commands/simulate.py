@@ -1,6 +1,7 @@
 """The command that says what a plan would do, under one schedule or all of them."""
 
 from dataclasses import fields
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -34,6 +35,8 @@ Hours = Annotated[
 CheckpointEvery = Annotated[
     int | None, typer.Option(help="With --availability: steps between checkpoints; default: none.", min=1)
 ]
+Protect = Annotated[str | None, typer.Option(help="With --availability: as with `spantrain train`; default: auto.")]
+_STEPS = 3
 _WIDTH = 150
 """Where there is no terminal."""
 
@@ -44,7 +47,7 @@ def simulate(
     memory_limit: Annotated[
         str | None, typer.Option(help="Bytes that every device may hold, e.g. 4GiB; in-flight limits follow from it.")
     ] = None,
-    steps: Annotated[int, typer.Option(help="Steps to simulate; the last one is shown.", min=1, max=1000)] = 3,
+    steps: Annotated[int, typer.Option(help="Steps to simulate; the last one is shown.", min=1, max=1000)] = _STEPS,
     changes: Annotated[
         Path | None, typer.Option(help="YAML: how speeds of devices and links change over time (docs/simulator.md).")
     ] = None,
@@ -56,6 +59,7 @@ def simulate(
     availability: Availability = None,
     hours: Hours = None,
     checkpoint_every: CheckpointEvery = None,
+    protect: Protect = None,
     optimizer: Optimizer = "adamw",
     staleness: Annotated[int, typer.Option(help="1: steps that overlap (docs/staleness.md).", min=0, max=1)] = 0,
     trace: Annotated[Path | None, typer.Option(help="Write the simulated run, for Perfetto.")] = None,
@@ -66,26 +70,24 @@ def simulate(
     from spantrain.app.simulation.simulate import SimulateRequest
 
     _check_options(schedule, trace, changes, network_trace)
-    given = (schedule, memory_limit, changes, network_trace, adapter, trace, staleness or None)
-    _check_availability(availability, (hours, checkpoint_every), given)
+    given = (schedule, memory_limit, changes, network_trace, adapter, trace, staleness or None, steps - _STEPS or None)
+    _check_availability(availability, (hours, checkpoint_every, protect), given)
     limit_bytes, state = _bytes("--memory-limit", memory_limit), planned_state(optimizer)
     if adapter is not None:
-        single = {"--memory-limit": memory_limit, "--trace": trace, "--staleness": staleness}
-        check_adapter(adapter, network_trace, {"--schedule all": schedule == "all", **single})
-        show_adapter(
-            plan_path, network_trace or "", adapter=adapter, steps=steps, schedule=schedule, optimizer=state,
-            as_json=json_,
-        )  # fmt: skip
+        every = {"--schedule all": schedule == "all", "--memory-limit": memory_limit, "--trace": trace}
+        check_adapter(adapter, network_trace, {**every, "--staleness": staleness})
+        show = partial(show_adapter, adapter=adapter, schedule=schedule, optimizer=state, as_json=json_)
+        show(plan_path, network_trace or "", steps=steps)
         return
     plan, profile = open_plan(plan_path)
     if availability is not None:
-        _run_availability(plan, profile, availability, hours or 24.0, checkpoint_every, state, as_json=json_)
+        _run_availability(plan, profile, availability, hours or 24.0, checkpoint_every, state, protect, as_json=json_)
         return
     request = SimulateRequest(
         plan=plan, profile=profile, schedules=_schedules(plan.schedule if schedule is None else schedule),
-        memory_limit_bytes=limit_bytes,
-        steps=steps, changes=Changes() if changes is None else read_changes(changes),
-        network_trace=chosen_trace(network_trace, emulated=True), optimizer=state, staleness=staleness,
+        memory_limit_bytes=limit_bytes, steps=steps, optimizer=state, staleness=staleness,
+        changes=Changes() if changes is None else read_changes(changes),
+        network_trace=chosen_trace(network_trace, emulated=True),
     )  # fmt: skip
     _run(request, plan_path, trace=trace, network_trace=network_trace, as_json=json_)
 
@@ -113,23 +115,25 @@ def _run(
 def _check_availability(availability: str | None, own: tuple[object, ...], others: tuple[object, ...]) -> None:
     """Refuse options that --availability needs or cannot follow."""
     if availability is None and any(value is not None for value in own):
-        raise ConfigError("--hours and --checkpoint-every: only with --availability")
+        raise ConfigError("--hours, --checkpoint-every and --protect: only with --availability")
     if availability is not None and any(value is not None for value in others):
         raise ConfigError(
-            "--availability: not with --schedule, --memory-limit, --changes, --network-trace, --adapter, --trace "
-            "or --staleness; leave them out"
+            "--availability: not with --schedule, --memory-limit, --changes, --network-trace, --adapter, --trace, "
+            "--steps or --staleness; leave them out"
         )
 
 
 def _run_availability(
-    plan: "Plan", profile: "Profile", text: str, hours: float, checkpoint_every: int | None, optimizer: str, *,
-    as_json: bool,
+    plan: "Plan", profile: "Profile", text: str, hours: float, checkpoint_every: int | None, optimizer: str,
+    protect: str | None, *, as_json: bool,
 ) -> None:  # fmt: skip
     """Say what comes of a run whose devices leave and come."""
+    from spantrain.app.planning.protection import losses_of
     from spantrain.app.simulation.availability import events_of, run_availability
 
+    losses = losses_of(protect or "auto")
     events = events_of(text, profile.cluster, hours * 3600)
-    found = run_availability(plan, profile, events, hours * 3600, optimizer, checkpoint_every)
+    found = run_availability(plan, profile, events, hours * 3600, optimizer, checkpoint_every, losses)
     if as_json:
         print_json(to_json(found))
         return

@@ -47,7 +47,7 @@ _MODEL_OPTIONS = (
 """Options that go with --model: a plan and a checkpoint say all this already."""
 _WHERE_OPTIONS = (
     "other_plan", "keep_checkpoints", "report_to", "no_network", "network_trace", "listen", "lost_after", "on_loss",
-    "insecure",
+    "protect", "insecure",
 )  # fmt: skip
 """Options that a run that goes on needs again: no checkpoint has them."""
 
@@ -79,6 +79,7 @@ class _Command:
     def _run_options(self) -> "RunOptions":
         from spantrain.app.faults import read_faults
         from spantrain.app.outer.run import outer_cluster
+        from spantrain.app.planning.protection import losses_of
         from spantrain.app.training.requests import RunOptions
         from spantrain.app.training.trackers import chosen_trackers
 
@@ -89,6 +90,7 @@ class _Command:
             network_trace=chosen_trace(asked.network_trace, emulated=not asked.no_network and asked.listen is None),
             outer=outer_cluster(),
             on_loss=asked.on_loss,
+            protect=losses_of(asked.protect),
             faults=() if asked.faults is None else read_faults(asked.faults),
         )
 

@@ -125,6 +125,10 @@ class TrainArguments(ModelOptions):
     on_loss: Annotated[
         OnLoss, typer.Option(help="A lost device: go-on with those that are left, or end (docs/recovery.md).")
     ] = OnLoss.GO_ON
+    protect: Annotated[
+        str,
+        typer.Option(help="Losses at once that cost one step only: none, one, N; auto: one, if it is cheap."),
+    ] = "auto"
     faults: Annotated[
         Path | None, typer.Option(help="JSON list of faults to make on purpose, to see what becomes of the run.")
     ] = None

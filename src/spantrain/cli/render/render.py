@@ -110,7 +110,7 @@ class TerminalReporter:
         if outcome.trace:
             self._output.print(f"  trace: {outcome.trace} (open it at ui.perfetto.dev)", highlight=False)
 
-    def run_begins(self, plan: Plan) -> None:
+    def run_begins(self, plan: Plan, reason: str = "") -> None:  # noqa: ARG002
         """Remember the plan, to say stages and sites."""
         self._plan = plan
 

@@ -46,13 +46,13 @@ class Advising:
         plan: Plan,
         *,
         on_trouble: Callable[[str], None],
-        check: Callable[[Plan], None] = lambda _plan: None,
+        finish: Callable[[Plan], Plan] = lambda plan: plan,
     ) -> None:
         """Begin with the plan that runs; `on_trouble` is told of the first advice that fails, in a caller's thread.
 
-        `check` raises a `PlanError` for a plan that the run cannot go on under.
+        `finish` returns a plan as the run can go on under it, or raises a `PlanError`.
         """
-        self._check = check
+        self._finish = finish
         self._adviser = adviser
         self._plan = plan
         self._on_trouble = on_trouble
@@ -95,15 +95,14 @@ class Advising:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _advise(self, step: int, plan: Plan, reports: Reports) -> Advice | None:
-        advice = self._adviser.advise(step, plan, reports)
+        advice = self._adviser.advise(step, plan.unprotected, reports)
         if advice is None:
             return None
         check_change(plan, advice.plan)
-        self._check(advice.plan)
         same = replace(plan, generation=plan.generation + 1)
         # What people read of a plan is none of the devices' business; their kinds and links are not to be advised on.
         lean = replace(
-            advice.plan,
+            self._finish(advice.plan),
             cluster=plan.cluster,
             model=plan.model,
             generation=same.generation,

@@ -14,6 +14,7 @@ same updates.
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import torch
@@ -177,3 +178,19 @@ def clip_factor(grad_norm: float, max_grad_norm: float | None) -> float:
     if max_grad_norm is None:
         return 1.0
     return min(1.0, max_grad_norm / (grad_norm + 1e-6))
+
+
+def update(optimizer: torch.optim.Optimizer, job: TrainJob, step: int, grad_norm: float | None) -> None:
+    """Do what a step's verdict says with the gradients that are summed: clip by their global norm, update, forget them.
+
+    Without a norm they overflowed, and nothing is updated.
+    """
+    if grad_norm is not None:
+        factor = clip_factor(grad_norm, job.max_grad_norm)
+        if factor < 1.0:
+            for parameter in chain.from_iterable(group["params"] for group in optimizer.param_groups):
+                if parameter.grad is not None:
+                    parameter.grad.mul_(factor)
+        set_rates(optimizer, job, step)
+        optimizer.step()
+    optimizer.zero_grad(set_to_none=True)

@@ -18,7 +18,7 @@ from spantrain.runtime.control.orders import GiveOrder, TrainOrder
 from spantrain.runtime.redistribution.transfer import ExchangeChannel, TensorExchange, group_of
 from spantrain.runtime.step.context import WorkerContext
 from spantrain.runtime.worker.plan_part import PlanPart
-from spantrain.runtime.worker.switch import LocalTensorSource, describe, fill, whole_units
+from spantrain.runtime.worker.switch import Held, LocalTensorSource, describe, fill, whole_units
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +29,13 @@ class LeftState:
     """Its groups are closed; parameters, statistics and optimizer are those after the last committed step."""
     scalars: Mapping[str, float]
     """As a checkpoint keeps them."""
+    kept: tuple[Held, ...] = ()
+    """What it keeps for other stages."""
+
+    @property
+    def held(self) -> tuple[Held, ...]:
+        """All of it, its own part first."""
+        return (self.part, *self.kept)
 
 
 def units_of(plan: Plan, name: str, *, seed: int, left: LeftState | None, begins: bool) -> list[UnitModule]:
@@ -65,7 +72,7 @@ def carry_on(
         ProtocolError: another device sends something else than it should.
     """
     before = left.part if left else None
-    source = LocalTensorSource(here.name, before, left.scalars if left else {})
+    source = LocalTensorSource(here.name, left.held if left else (), left.scalars if left else {})
     post = after.post(here, order.first_step)
     devices = (*after.plan.devices, *order.givers)
     others = [name for name in devices if name != here.name]
@@ -86,7 +93,7 @@ def give(name: str, left: LeftState | None, order: GiveOrder, post: ExchangeChan
     Raises:
         PeerLostError, Interrupted, ProtocolError: as `carry_on`.
     """
-    source = LocalTensorSource(name, left.part if left else None, left.scalars if left else {})
+    source = LocalTensorSource(name, left.held if left else (), left.scalars if left else {})
     group = group_of(order.plan.cluster, name, tuple(peer.name for peer in order.peers))
     files = describe(source.held, takers=group.peers, givers=group.peers, post=post)
     TensorExchange(group, files, source, post).run({})

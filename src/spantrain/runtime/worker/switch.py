@@ -14,9 +14,10 @@ it lacks comes from devices that held it under the plan before: of each stage th
 
 import json
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import torch
 
@@ -27,7 +28,7 @@ from spantrain.core.shares import TensorPart
 from spantrain.errors import ProtocolError
 from spantrain.models.build import blank_units
 from spantrain.models.units import UnitModule, tie_parameters
-from spantrain.runtime.checkpoint.holding import held_tensors, put_back, wanted_of
+from spantrain.runtime.checkpoint.holding import Holding, held_tensors, put_back, wanted_of
 from spantrain.runtime.checkpoint.tensor_file import dtype_name
 from spantrain.runtime.gradients.optimizer import build_optimizer
 from spantrain.runtime.redistribution.exchange import TensorBlock, place_of
@@ -124,15 +125,28 @@ class HeldTensors:
     """As a checkpoint keeps them; of who holds nothing, none."""
 
 
+class Held(Protocol):
+    """Parameters and their optimizer."""
+
+    @property
+    def holding(self) -> Holding:
+        """Parameters and statistics."""
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """Of the parameters."""
+
+
 class LocalTensorSource:
     """What this device holds, as a source of an exchange."""
 
-    def __init__(self, device: str, part: PlanPart | None, scalars: Mapping[str, float] | None = None) -> None:
-        """`part`: None where nothing is held."""
-        self._tensors: Mapping[str, torch.Tensor] = {}
-        self._parts: Mapping[str, TensorPart] = {}
-        if part is not None:
-            self._tensors, self._parts = held_tensors(part.holding, part.optimizer, part.holding.parts)
+    def __init__(self, device: str, held: Iterable[Held], scalars: Mapping[str, float] | None = None) -> None:
+        """`held`: its own part of a plan, and what it keeps for others; the first one that has a tensor gives it."""
+        self._tensors: dict[str, torch.Tensor] = {}
+        self._parts: dict[str, TensorPart] = {}
+        for one in held:
+            tensors, parts = held_tensors(one.holding, one.optimizer, one.holding.parts)
+            self._tensors, self._parts = tensors | self._tensors, parts | self._parts
         self.held = HeldTensors(
             device=device,
             scalars=scalars or {},
@@ -228,7 +242,7 @@ def _bring(here: WorkerContext, before: PlanPart, after: PlanPart, step: int) ->
     """Fill what is new here, and give others what they lack; return the bytes that came from them."""
     if after.optimizer is before.optimizer:
         return 0  # who keeps its stage holds nothing that others lack: each unit is in one stage
-    source, post = LocalTensorSource(here.name, before), after.post(here, step)
+    source, post = LocalTensorSource(here.name, (before,)), after.post(here, step)
     takers = [taker for taker in after.plan.devices if here.name in givers_of(before.plan, after.plan, taker)]
     givers = givers_of(before.plan, after.plan, here.name)
     files = describe(source.held, takers=takers, givers=givers, post=post)

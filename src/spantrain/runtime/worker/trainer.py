@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
-from itertools import chain
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,7 +20,7 @@ from spantrain.runtime.checkpoint.saver import DeviceCheckpoints
 from spantrain.runtime.control.orders import KeptState, TrainOrder, TrainResult
 from spantrain.runtime.control.requests import Begin, DeviceReport, HeldState, OuterCall, StepVerdict, SwitchReport
 from spantrain.runtime.coordinator.batches import EXTERNAL, QueuedFeed
-from spantrain.runtime.gradients.optimizer import GradientScaling, build_optimizer, clip_factor, set_rates
+from spantrain.runtime.gradients.optimizer import GradientScaling, build_optimizer, update
 from spantrain.runtime.gradients.step_sums import StepSums
 from spantrain.runtime.recorder import PeerTraffic, StepRecorder
 from spantrain.runtime.redistribution.transfer import group_of
@@ -29,6 +28,7 @@ from spantrain.runtime.step.context import WorkerContext, WorkerLinks, admit, cl
 from spantrain.runtime.step.stage_member import StageMember, build_member
 from spantrain.runtime.step.work import SampledFeed
 from spantrain.runtime.worker.carry_on import LeftState, carry_on, put_statistics, units_of
+from spantrain.runtime.worker.keeping import Keeping
 from spantrain.runtime.worker.outer_part import moves_layers
 from spantrain.runtime.worker.plan_part import PlanPart, check_finite, make_plan_part, peak_bytes
 from spantrain.runtime.worker.switch import take_over
@@ -72,6 +72,8 @@ class TrainSession:
         self._held_out = self._feed(held_out=True) if self._job.evaluate_every else None
         self._here = self._context()
         self._part = self._first_part()
+        begins = order.kept is None and order.checkpoint is None
+        self._keeping = Keeping(self._here, self._part, begins=begins)
         self._since_step = order.first_step
         """The first step of the present plan."""
         self._begun_s = time.monotonic()
@@ -158,12 +160,14 @@ class TrainSession:
         if order.kept is not None:
             received_bytes, scalars = carry_on(self._here, self._earlier, self._part, order)
             self._scaling = GradientScaling(self._job, order.plan.dtype, scalars)
+            self._keeping.take(order.first_step)
             duration_s = time.monotonic() - self._prepared_s
             self._switch_report = SwitchReport(duration_s=duration_s, received_bytes=received_bytes)
             return
         group = group_of(order.plan.cluster, self._here.name, order.plan.devices)
         post = self._part.post(self._here, order.first_step)
         self._checkpoints.resume(order.resume_from, order.checkpoint, group, post)
+        self._keeping.take(order.first_step)
 
     def _train(self) -> None:
         step = self._order.first_step
@@ -182,6 +186,7 @@ class TrainSession:
             loss_sum = self._part.actions.run_step(step, sums.final)
             self._sum_gradients(step, sums)
             overflow = self._scaling.unscale(self._part.parameters.values())
+            self._keeping.follow(step)
             self._summed = True
             verdict = self._commit(step, loss_sum, evaluation, overflow=overflow)
             self._update(step, verdict)
@@ -225,9 +230,13 @@ class TrainSession:
         if self._steps_done != first_step:
             return None
         put_statistics(part, self._statistics)
+        self._keeping.drop()
         part.optimizer.zero_grad(set_to_none=True)
         self._summed, self._statistics = False, {}
-        return self._earlier or LeftState(part=part, scalars=self._scaling.scalars)
+        return self._earlier or self._left()
+
+    def _left(self) -> LeftState:
+        return LeftState(part=self._part, scalars=self._scaling.scalars, kept=self._keeping.kept)
 
     def _join_outer(self, step: int) -> None:
         """Take part in the outer optimizer from a step on, if the run does."""
@@ -271,9 +280,11 @@ class TrainSession:
         plan = replace(plan, model=part.plan.model)
         self._links.mailbox.set_peers(plan.generation, [peer.address for peer in self._order.peers])
         self._peak_bytes = self._peak()
-        self._earlier = LeftState(part=part, scalars=self._scaling.scalars)
+        self._earlier = self._left()
         self._part, received_bytes = take_over(self._here, part, plan, step=step, open_groups=self._links.open_groups)
         part.stage_sum.close()
+        self._keeping = Keeping(self._here, self._part, begins=False, before=self._keeping)
+        self._keeping.take(step)
         self._checkpoints.hold(self._part.holding, self._part.optimizer)
         self._since_step = step
         if rejoin:
@@ -357,19 +368,10 @@ class TrainSession:
     def _update(self, step: int, verdict: StepVerdict) -> None:
         self._steps_done, self._summed = step + 1, False
         self._statistics, self._earlier = {}, None
-        optimizer = self._part.optimizer
         self._scaling.settle(skipped=verdict.skip_update)
-        if verdict.skip_update:
-            optimizer.zero_grad(set_to_none=True)
-            return
-        factor = clip_factor(verdict.grad_norm, self._job.max_grad_norm)
-        if factor < 1.0:
-            for parameter in chain.from_iterable(group["params"] for group in optimizer.param_groups):
-                if parameter.grad is not None:
-                    parameter.grad.mul_(factor)
-        set_rates(optimizer, self._job, step)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        for optimizer in (self._part.optimizer, *(kept.optimizer for kept in self._keeping.kept)):
+            update(optimizer, self._job, step, None if verdict.skip_update else verdict.grad_norm)
+        self._keeping.committed()
 
     def _peak(self) -> int:
         part = self._part

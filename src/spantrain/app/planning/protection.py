@@ -1,0 +1,104 @@
+"""What a loss may cost: keepers for what only one device holds (`recovery.protection`), and what is said of them."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from spantrain.core.plan import Plan, Stage
+from spantrain.core.profile import Profile
+from spantrain.core.quantities import format_bytes, format_seconds
+from spantrain.cost.memory import MemoryCost
+from spantrain.errors import ConfigError
+from spantrain.planner.engine.predict import predict
+from spantrain.recovery.protection import is_whole, protected, survived
+
+AUTO = "auto"
+_CALM = 0.02
+"""Part of a step that a stage may wait for its keepers, where nobody has said how many there are to be."""
+
+
+def losses_of(text: str) -> int | None:
+    """Return how many losses at once `none`, `one` or a number stands for; None for `auto`.
+
+    Raises:
+        ConfigError: it is something else.
+
+    >>> losses_of("auto"), losses_of("none"), losses_of("one"), losses_of("2")
+    (None, 0, 1, 2)
+    """
+    known = {AUTO: None, "none": 0, "one": 1}
+    if text not in known and not text.isdecimal():
+        raise ConfigError(f"--protect {text}: give auto, none, one, or a number of losses at once")
+    return known[text] if text in known else int(text)
+
+
+def with_keepers(plan: Plan, profile: Profile, optimizer: str, losses: int | None) -> Plan:
+    """Return a plan with keepers for so many losses at once, where memory has room for them; with none for 0.
+
+    None: for one, and of stages that need hardly wait for them. `optimizer` has the name that `cost.memory` gives it.
+    """
+    plan = plan.unprotected
+    if losses == 0 or len(plan.stages) == 1:
+        return plan
+    memory = MemoryCost(profile, optimizer, plan.dtype)
+    place, peaks = profile.cluster.device_by_name, memory.plan_peak_bytes(plan)
+    room = {name: place[name].memory_bytes - peak for name, peak in peaks.items()}
+    kept_bytes = [memory.state_bytes(stage.units) for stage in plan.stages]
+    found = protected(plan, 1 if losses is None else losses, kept_bytes, room)
+    if losses is not None or found == plan:
+        return found
+    most_s = _CALM * predict(plan, profile).step_s
+    cheap = (stage if _wait_s(profile, stage) <= most_s else replace(stage, keepers=()) for stage in found.stages)
+    return replace(found, stages=tuple(cheap))
+
+
+def keepers_wait_s(plan: Plan, profile: Profile) -> float:
+    """Return how long a step waits at most until gradients are where they are kept: stages send side by side."""
+    return max(_wait_s(profile, stage) for stage in plan.stages)
+
+
+def about_keepers(plan: Plan, profile: Profile, optimizer: str, losses: int | None) -> Iterator[str]:
+    """Say who keeps what of a plan and what that costs, and what would be lost with a device; nothing for 0.
+
+    The arguments are those of `with_keepers`, which gave this plan.
+    """
+    if losses == 0 or len(plan.devices) == 1:
+        return
+    if any(stage.keepers for stage in plan.stages):
+        yield f"Kept twice: {_kept(plan, profile)}"
+    wished = with_keepers(plan, profile, optimizer, losses or 1)
+    for index, (stage, able) in enumerate(zip(plan.stages, wished.stages, strict=True)):
+        if survived(stage) >= (losses or 1):
+            continue
+        why = "no other device has room for it" if is_whole(stage) else "its tensors are divided"
+        if survived(able) > survived(stage):
+            why = f"a keeper would cost {_part(_wait_s(profile, able), plan, profile)} of a step (--protect one)"
+        yield (
+            f"Stage {index} ({', '.join(stage.devices)}) survives {survived(stage)} of {losses or 1} losses at once: "
+            f"{why}; beyond, all go back to the newest checkpoint"
+        )
+
+
+def _kept(plan: Plan, profile: Profile) -> str:
+    stages = [(index, stage) for index, stage in enumerate(plan.stages) if stage.keepers]
+    who = ", ".join(f"stage {index} by {' and '.join(stage.keepers)}" for index, stage in stages)
+    sent = sum(len(stage.keepers) * _gradient_bytes(profile, stage) for _, stage in stages)
+    wait_s = keepers_wait_s(plan, profile)
+    return (
+        f"{who}; that takes {format_bytes(sent)} of gradients a step, and {format_seconds(wait_s)} at most "
+        f"({_part(wait_s, plan, profile)})"
+    )
+
+
+def _part(wait_s: float, plan: Plan, profile: Profile) -> str:
+    return f"{wait_s / predict(plan, profile).step_s:.1%}"
+
+
+def _gradient_bytes(profile: Profile, stage: Stage) -> int:
+    return sum(profile.graph.held_trained_bytes(stage.units))
+
+
+def _wait_s(profile: Profile, stage: Stage) -> float:
+    """Return how long a stage's first device sends its gradients to all that keep them."""
+    links = [profile.link(stage.devices[0], keeper) for keeper in stage.keepers]
+    size = _gradient_bytes(profile, stage)
+    return sum(link.latency_s + link.busy_seconds(size) for link in links if link is not None)

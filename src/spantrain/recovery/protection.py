@@ -1,0 +1,71 @@
+"""Who keeps a copy of what else would be lost with a device: the choice. Pure.
+
+In Asteroid (3.4) a stage that one device has is backed up by the next one of the pipeline, from time to time. Here a
+keeper follows each step, by the gradients that the stage has summed (`runtime.worker.keeping`): a loss costs the step
+under way and no more.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from spantrain.core.plan import Plan, Stage
+
+
+def protected(plan: Plan, losses: int, kept_bytes: Sequence[int], room: Mapping[str, int]) -> Plan:
+    """Return a plan with as many keepers as it takes for so many losses at once, as far as there is room.
+
+    Stages whose tensors are divided have none: no device holds one whole.
+
+    Args:
+        plan: keepers that it has are forgotten.
+        losses: of devices, that shall cost no more than the step under way.
+        kept_bytes: what a copy of each stage's state takes.
+        room: bytes that each device has left.
+    """
+    left, kept = dict(room), Counter[str]()
+    stages = []
+    for index, stage in enumerate(plan.stages):
+        keepers: list[str] = []
+        while is_whole(stage) and len(keepers) + len(stage.replicas) <= losses:
+            able = [
+                name
+                for name in leaders(plan)
+                if name not in stage.devices and name not in keepers and left[name] >= kept_bytes[index]
+            ]
+            if not able:
+                break
+            chosen = min(able, key=lambda name: _distance(plan, index, keepers, name, kept))
+            keepers.append(chosen)
+            left[chosen] -= kept_bytes[index]
+            kept[chosen] += 1
+        stages.append(replace(stage, keepers=tuple(keepers)))
+    return replace(plan, stages=tuple(stages))
+
+
+def survived(stage: Stage) -> int:
+    """Return how many losses at once a stage's state survives, whichever they are."""
+    return len(stage.replicas) + len(stage.keepers) - 1
+
+
+def is_whole(stage: Stage) -> bool:
+    """Whether each of a stage's devices holds all of it."""
+    return all(len(replica.devices) == 1 for replica in stage.replicas)
+
+
+def leaders(plan: Plan) -> tuple[str, ...]:
+    """Return the first device of each replica, by stage."""
+    return tuple(replica.devices[0] for stage in plan.stages for replica in stage.replicas)
+
+
+def _distance(
+    plan: Plan, index: int, keepers: Sequence[str], name: str, kept: Mapping[str, int]
+) -> tuple[bool, bool, int, int]:
+    """Return how ill a device suits as a keeper: a host is lost as a whole, a site's own network is the fastest.
+
+    Then who keeps least, then the next one behind in the pipeline, whose end is followed by its beginning.
+    """
+    place, stage = plan.cluster.device_by_name, plan.stages[index]
+    hosts = {place[other].host for other in (*stage.devices, *keepers)}
+    behind = (plan.place(name)[0] - index) % len(plan.stages)
+    return place[name].host in hosts, place[name].site != place[stage.devices[0]].site, kept[name], behind
