@@ -1,4 +1,4 @@
-"""Print how soon a run ends, and names the device, after one of its workers was killed.
+"""Print how soon a run with `--on-loss end` ends, and names the device, after one of its workers was killed.
 
 python benchmarks/lost_worker.py [--runs 3]
 
@@ -52,7 +52,7 @@ def worker_of(log: Path) -> psutil.Process:
 
 def measure(plan: Path, out: Path) -> float:
     """Lose one worker in the middle of a run; return the seconds until the program has ended."""
-    program = spantrain("train", plan, "--steps", 1_000_000, "--no-network", "--out", out)
+    program = spantrain("train", plan, "--steps", 1_000_000, "--no-network", "--on-loss", "end", "--out", out)
     assert program.stderr is not None
     while "step 1/" not in (line := program.stderr.readline()):
         assert line, "the run ended before its first step"

@@ -9,6 +9,7 @@ import torch
 
 from spantrain.app.reporter import SilentReporter
 from spantrain.app.session import Session, SessionOptions, open_session
+from spantrain.app.training import carry_on
 from spantrain.app.training.joining import ask_to_drain
 from spantrain.app.training.outcome import TrainOutcome
 from spantrain.app.training.requests import RunOptions, TrainRequest
@@ -19,6 +20,7 @@ from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan
 from spantrain.core.span import Span
 from spantrain.errors import PeerLostError
+from spantrain.planner.present import NewPlan
 from spantrain.recovery.policy import OnLoss
 from spantrain.runtime.coordinator.barrier import StepOutcome
 from testing.runtime.kills import kill
@@ -148,6 +150,23 @@ def test_a_keeper_may_go_whose_stage_others_have_as_well(run, victim):
     _, outcome = run(killer, [0, 2, 5], [[2, 1], [1]], protect=1)
     assert len(outcome.devices) == 2
     assert not any("go back" in note for note in killer.notes)
+
+
+def test_who_has_no_part_in_the_next_plan_gives_what_it_holds_and_stands_by(run, monkeypatch):
+    """Of two replicas one is lost, and the other has no part in the light change."""
+    light = carry_on.light_plan
+
+    def without(plan, profile, present, **options) -> NewPlan:
+        if "s0r0" in present:
+            present -= {"s1r1"}
+        return light(plan, profile, present, **options)
+
+    monkeypatch.setattr(carry_on, "light_plan", without)
+    _, outcome = run(Killer({2: "s1r0"}), [0, 2, 5], [[2, 1], [1, 1]])
+    assert sorted(outcome.devices) == ["s0r0", "s0r1"]
+    (change,) = outcome.plan_changes
+    assert "trained again" in change.reason
+    assert change.moved_bytes > 0
 
 
 def test_one_after_the_other_may_go_as_long_as_the_next_has_a_keeper(run):

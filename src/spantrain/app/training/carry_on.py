@@ -35,7 +35,9 @@ class Leg:
     reason: str = ""
     """Why there is a new one; empty for the first."""
     givers: tuple[str, ...] = ()
-    """Devices that leave, and give first what they hold."""
+    """Devices that are not in the plan, and give first what they hold; then they stand by."""
+    leaving: tuple[str, ...] = ()
+    """Those of them that go instead."""
     considered: frozenset[str] | None = None
     """Devices that were thought of when its plan was made; None: those of the plan."""
     begun_s: float = field(default_factory=time.monotonic)
@@ -68,6 +70,11 @@ def orders_of(
     return orders
 
 
+def givers_of(held_under: Plan, plan: Plan, present: Collection[str]) -> tuple[str, ...]:
+    """Return who of those present holds something by one plan and has no part in another."""
+    return tuple(name for name in held_under.devices if name in present and name not in plan.devices)
+
+
 def leg_after_loss(
     leg: Leg, error: DeviceLostError, committed: CommitPoint, survivors: Collection[str], *, session: Session,
     request: TrainRequest, newest: Callable[[], Resume | None],
@@ -89,7 +96,7 @@ def leg_after_loss(
     begun_s = time.monotonic()
     if not survivors:
         raise error
-    present = frozenset(survivors) - frozenset(leg.givers) | frozenset(session.coordinator.here())
+    present = frozenset(survivors) - frozenset(leg.leaving) | frozenset(session.coordinator.here())
     try:
         found = light_plan(leg.plan, request.profile, present, optimizer=request.job.optimizer_state)
         request.check_plan(found.plan)
@@ -105,7 +112,8 @@ def leg_after_loss(
         return Leg(
             plan=plan, first_step=committed.step, kept=KeptState(verdict=verdict), held_under=held_under,
             reason=f"{lost}: step {committed.step + 1} is trained again, {found.how}", begun_s=begun_s,
-            considered=present, givers=() if did_step else tuple(name for name in leg.givers if name in survivors),
+            considered=present, givers=givers_of(held_under, plan, survivors),
+            leaving=() if did_step else tuple(name for name in leg.leaving if name in survivors),
         )  # fmt: skip
     if request.batches is not None:
         raise _no_way(error, "what it held is held by no other device, and the loop that gives batches goes not back")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from spantrain.app.reporter import Reporter
 from spantrain.app.session import Session
-from spantrain.app.training.carry_on import Leg
+from spantrain.app.training.carry_on import Leg, givers_of
 from spantrain.app.training.requests import TrainRequest
 from spantrain.app.training.stop import StopRequest
 from spantrain.core.plan import Plan
@@ -87,7 +87,7 @@ class Membership:
         coordinator = self._session.coordinator
         self._take_wishes()
         leaving = coordinator.leaving()
-        idle = [name for name in leaving if name not in plan.devices and name not in self._leg.givers]
+        idle = [name for name in leaving if name not in plan.devices and name not in self._leg.leaving]
         for name in idle:
             self._tell(f"{name} left ({leaving[name]}): it had no part in the run")
         coordinator.dismiss(idle)
@@ -123,12 +123,14 @@ class Membership:
         """Return how the run goes on under the plan that was found, behind the last step that is committed."""
         assert self._found is not None, "there is one"
         generation = self._session.generations.following(0)
+        here = self._session.coordinator.here()
         return Leg(
             plan=replace(self._request.protected(self._found.plan), generation=generation, model=self._leg.plan.model),
             first_step=committed.step,
             kept=KeptState(verdict=committed.verdict),
             held_under=committed.plan,
-            givers=tuple(name for name in committed.plan.devices if name in self._going),
+            givers=givers_of(committed.plan, self._found.plan, {*here, *self._going}),
+            leaving=tuple(name for name in committed.plan.devices if name in self._going),
             reason=self._reason,
             considered=self._known,
         )

@@ -258,7 +258,7 @@ class _RunOnSession:
         if self._leg.reason:
             self._stood_still_s = begun_s - self._leg.begun_s
             self._reporter.note(f"Training goes on after {format_seconds(self._stood_still_s)}")
-            self._session.coordinator.dismiss(self._leg.givers)
+            self._session.coordinator.dismiss(self._leg.leaving)
             return
         self._stop.begun = True
         self._network.begin(begun_s)

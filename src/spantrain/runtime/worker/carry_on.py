@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from spantrain.core.plan import Plan
-from spantrain.errors import PeerLostError
+from spantrain.errors import WorkerError
 from spantrain.models.build import blank_units, build_units
 from spantrain.models.units import UnitModule, tie_parameters
 from spantrain.runtime.checkpoint.holding import PARAMETER
@@ -67,7 +67,8 @@ def carry_on(
     """Fill what is new here, and give others what they lack; return the bytes that came, and a run's scalars.
 
     Raises:
-        PeerLostError: what is needed here is held by none of the devices, or one of them went away.
+        WorkerError: what is needed here is held by none of the devices.
+        PeerLostError: one of them went away.
         Interrupted: the order was ended.
         ProtocolError: another device sends something else than it should.
     """
@@ -80,7 +81,7 @@ def carry_on(
     held = {name for file in files.values() for name in file.tensors}
     lacking = sorted(name for name in after.holding.parameters if PARAMETER + name not in held)
     if lacking:
-        raise PeerLostError(f"{here.name}: {lacking[0]} (and {len(lacking) - 1} more) is held by no device any more")
+        raise WorkerError(f"{here.name}: {lacking[0]} (and {len(lacking) - 1} more) is held by no device any more")
     group = group_of(after.plan.cluster, here.name, devices)
     received_bytes = fill(before, after, group, files, source, post)
     scalars = next((dict(file.scalars) for _, file in sorted(files.items()) if file.tensors), {})

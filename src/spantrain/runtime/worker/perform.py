@@ -135,12 +135,11 @@ class OrderRunner:
         return result
 
     def _give(self, order: GiveOrder) -> Done:
-        """Give others what is held of the last train order, and hold it no longer."""
+        """Give others what is held of the last train order; it stays, should they be lost before they go on with it."""
         left = self._last.leave(order.kept, order.first_step) if self._last else None
         self._admit(order.plan.generation, order.peers)
         address = {"generation": order.plan.generation, "step": order.first_step}
         give(self._name, left, order, MailboxChannel(self._mailbox, **address, check_abort=self._check_abort))
-        self._last = None
         return Done()
 
     def _admit(self, generation: int, peers: tuple[PeerEntry, ...]) -> None:
