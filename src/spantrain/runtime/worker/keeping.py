@@ -6,7 +6,7 @@ parameters would take. It reports a step at the barrier (`runtime.coordinator.ba
 is committed, keepers have all.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -22,7 +22,7 @@ from spantrain.runtime.gradients.optimizer import build_optimizer
 from spantrain.runtime.redistribution.transfer import ExchangeChannel, TensorExchange, group_of
 from spantrain.runtime.step.context import WorkerContext
 from spantrain.runtime.worker.plan_part import PlanPart
-from spantrain.runtime.worker.switch import LocalTensorSource, describe
+from spantrain.runtime.worker.switch import Held, LocalTensorSource, describe
 
 _CHUNK_BYTES = 4 * 2**20
 
@@ -65,8 +65,10 @@ class Keeping:
         )
         self._new = set() if begins else {pair for pair in pairs - known if here.name in (pair[0], pair[2])}
 
-    def take(self, step: int) -> None:
+    def take(self, step: int, held: Sequence[Held] = ()) -> None:
         """Fill copies that are new, before a step; those that do not change who they are take no part.
+
+        `held` is what this device had before, in the same step: of that nothing is sent.
 
         Raises:
             PeerLostError, Interrupted: another device went away, or the run was ended.
@@ -79,7 +81,7 @@ class Keeping:
         if not takers and not givers:
             return
         post = _OwnLanes(self._part.post(self._here, step))
-        source = LocalTensorSource(own, (self._part,) if takers else ())
+        source = LocalTensorSource(own, (self._part, *held))
         files = describe(source.held, takers=takers, givers=givers, post=post)
         group = group_of(self._part.plan.cluster, own, tuple(sorted({own, *takers, *givers})))
         wanted = [wanted_of(kept.holding, {kept.ward: files[kept.ward]}) for kept in new]

@@ -160,7 +160,7 @@ class TrainSession:
         if order.kept is not None:
             received_bytes, scalars = carry_on(self._here, self._earlier, self._part, order)
             self._scaling = GradientScaling(self._job, order.plan.dtype, scalars)
-            self._keeping.take(order.first_step)
+            self._keeping.take(order.first_step, self._earlier.held if self._earlier else ())
             duration_s = time.monotonic() - self._prepared_s
             self._switch_report = SwitchReport(duration_s=duration_s, received_bytes=received_bytes)
             return
@@ -284,7 +284,7 @@ class TrainSession:
         self._part, received_bytes = take_over(self._here, part, plan, step=step, open_groups=self._links.open_groups)
         part.stage_sum.close()
         self._keeping = Keeping(self._here, self._part, begins=False, before=self._keeping)
-        self._keeping.take(step)
+        self._keeping.take(step, self._earlier.held)
         self._checkpoints.hold(self._part.holding, self._part.optimizer)
         self._since_step = step
         if rejoin:
