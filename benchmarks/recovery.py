@@ -1,11 +1,12 @@
 """Print what a lost device costs a run, part by part, beside a stop, a new plan and a checkpoint; or the kill matrix.
 
-python benchmarks/recovery.py [--preset laptop --preset asteroid-d-100] [--runs 3] [--no-network]
+python benchmarks/recovery.py [--preset laptop --preset asteroid-d-100:0.006] [--runs 3] [--no-network]
 python benchmarks/recovery.py --matrix [--runs 1]
 
 Real: processes, signals, computation, gradients, losses, TCP, encryption. Emulated: the devices' time and the links.
 
-Of each preset a plan of the planner's trains gpt2-tiny. One after the other in one run of this script:
+Of each preset, whose devices may have a part of their speed (a sample of gpt2-tiny is small), a plan of the planner's
+trains gpt2-tiny. One after the other in one run of this script:
 
 calm     a step without keepers and with them (`--protect none` and `one`), in turns
 kill     devices of all stages: the time until the loss is known, until all begin the step again, and until it is done;
@@ -55,6 +56,7 @@ from spantrain.planner.request import Constraints, JobSpec
 from spantrain.recovery.policy import OnLoss
 from spantrain.runtime.coordinator.barrier import StepOutcome
 
+PRESETS = ["laptop", "asteroid-b-100:0.02", "asteroid-d-100:0.006"]
 MODEL, BATCH, OPTIMIZER = "gpt2-tiny", 48, "adamw"
 BEFORE, AFTER, CALM = 3, 6, 8
 """Steps before a fault, behind it, and of a calm run."""
@@ -154,7 +156,10 @@ class Case:
 
 def case_of(preset: str, *, network: bool) -> Case:
     """Plan a preset's cluster by its description."""
-    profile = described_profile(load_preset(preset), resolve_model(MODEL))
+    name, _, speed = preset.partition(":")
+    cluster = load_preset(name)
+    cluster = replace(cluster, emulated_speed=float(speed)) if speed else cluster
+    profile = described_profile(cluster, resolve_model(MODEL))
     plan = make_plan(profile, JobSpec(global_batch=BATCH, optimizer=OPTIMIZER)).plan
     return Case(profile=profile, plan=plan, network=network)
 
@@ -226,22 +231,24 @@ def measure(preset: str, *, runs: int, network: bool, folder: Path) -> dict[str,
     case = case_of(preset, network=network)
     kept = with_keepers(case.plan, case.profile, OPTIMIZER, 1)
     print(
-        f"{preset}: " + " | ".join(f"{', '.join(one.devices)} kept by {', '.join(one.keepers)}" for one in kept.stages)
+        f"{preset}, stages (and keepers): "
+        + " | ".join(f"{', '.join(one.devices)} ({', '.join(one.keepers)})" for one in kept.stages)
     )
     killed: dict[str, list[dict[str, float]]] = {}
     rival: list[float] = []
     left: list[dict[str, float]] = []
+    folder = folder / preset.replace(":", "-")
     for run in range(runs):
         for victim in victims_of(case.plan):
-            own = folder / preset / f"kill-{run}-{victim}"
+            own = folder / f"kill-{run}-{victim}"
             killed.setdefault(victim, []).append(kill(case, own, victim))
             print(f"  run {run}, {victim} killed: {killed[victim][-1]}", flush=True)
-        took_s, step_s = case.stopped(folder / preset / f"stop-{run}", victims_of(case.plan)[0])
+        took_s, step_s = case.stopped(folder / f"stop-{run}", victims_of(case.plan)[0])
         rival.append(took_s)
         print(f"  run {run}, stop and checkpoint: {took_s:.2f} s, then {step_s:.3f} s a step", flush=True)
-        left.append(leave(case, folder / preset / f"leave-{run}", victims_of(case.plan)[-1]))
+        left.append(leave(case, folder / f"leave-{run}", victims_of(case.plan)[-1]))
         print(f"  run {run}, leaves and comes: {left[-1]}", flush=True)
-    cost = calm(case, folder / preset, runs)
+    cost = calm(case, folder, runs)
     every = [figures for own in killed.values() for figures in own]
     middle = {key: statistics.median(figures[key] for figures in every) for key in every[0]}
     return {
@@ -276,7 +283,7 @@ def table_of(preset: str, found: dict[str, Any]) -> list[str]:
         ("state that moved", f"{middle['moved_bytes'] / 2**20:.2f} MiB", "", True),
     ]
     return [
-        f"{preset:<16}{what:<44}{value:>10}  {wanted:<15}{('holds' if holds else 'missed') if wanted else ''}".rstrip()
+        f"{preset:<22}{what:<44}{value:>10}  {wanted:<15}{('holds' if holds else 'missed') if wanted else ''}".rstrip()
         for what, value, wanted, holds in rows
     ]
 
@@ -327,7 +334,7 @@ def _one(case: Case, folder: Path, moment: str, victim: str, step_s: float, calm
 def main() -> int:
     """Measure; return 1 if something that is wanted is missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--preset", action="append", help="default: laptop and asteroid-d-100")
+    parser.add_argument("--preset", action="append", help=f"NAME or NAME:SPEED; default: {', '.join(PRESETS)}")
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--no-network", action="store_true", help="all on loopback, unshaped")
     parser.add_argument(
@@ -341,7 +348,7 @@ def main() -> int:
             data: dict[str, Any] = {"lines": table}
         else:
             data, table = {}, []
-            for preset in options.preset or ["laptop", "asteroid-d-100"]:
+            for preset in options.preset or PRESETS:
                 data[preset] = measure(preset, runs=options.runs, network=not options.no_network, folder=Path(name))
                 table += table_of(preset, data[preset])
     print("\n".join(table))

@@ -126,6 +126,20 @@ BENCHMARKS = (
         emulated=_TESTBED,
     ),
     Benchmark(
+        name="recovery_matrix",
+        title="Devices killed at every moment",
+        script="recovery.py --matrix",
+        shows="how far losses are off those of a run without the fault, for each device and moment",
+        emulated="Real: processes, signals, computation, gradients, losses, TCP, encryption. Emulated: the devices' time.",
+    ),
+    Benchmark(
+        name="recovery",
+        title="Devices that are lost, leave and come",
+        script="recovery.py",
+        shows="how long training stands still, beside a stop, a new plan and a checkpoint, and what keepers of state cost",
+        emulated=_TESTBED,
+    ),
+    Benchmark(
         name="outer_throughput_simulated",
         title="Clusters that never wait: throughput, simulated",
         script="outer_throughput.py",

@@ -94,9 +94,9 @@ def leg_after_loss(
         PeerLostError: it cannot go on; says why.
     """
     begun_s = time.monotonic()
-    if not survivors:
-        raise error
     present = frozenset(survivors) - frozenset(leg.leaving) | frozenset(session.coordinator.here())
+    if not present:
+        raise error
     try:
         found = light_plan(leg.plan, request.profile, present, optimizer=request.job.optimizer_state)
         request.check_plan(found.plan)

@@ -68,8 +68,8 @@ class Membership:
         self, leg: Leg, session: Session, request: TrainRequest, reporter: Reporter, stop: StopRequest
     ) -> None:
         self._leg, self._session, self._request, self._reporter, self._stop = leg, session, request, reporter, stop
-        own = frozenset((*leg.plan.devices, *session.devices))
-        self._known = own if leg.considered is None else leg.considered | own
+        considered = frozenset(session.devices) if leg.considered is None else leg.considered
+        self._known = considered | frozenset(leg.plan.devices)
         """Devices that the present plan was made with in mind."""
         self._thread: threading.Thread | None = None
         self._found: NewPlan | None = None
@@ -132,7 +132,7 @@ class Membership:
             givers=givers_of(committed.plan, self._found.plan, {*here, *self._going}),
             leaving=tuple(name for name in committed.plan.devices if name in self._going),
             reason=self._reason,
-            considered=self._known,
+            considered=self._known - self._going,
         )
 
     def _do_without(self, plan: Plan, here: frozenset[str], going: Mapping[str, str]) -> None:
