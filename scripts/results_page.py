@@ -130,13 +130,13 @@ BENCHMARKS = (
         title="Devices killed at every moment",
         script="recovery.py --matrix",
         shows="how far losses are off those of a run without the fault, for each device and moment",
-        emulated="Real: processes, signals, computation, gradients, losses, TCP, encryption. Emulated: the devices' time.",
+        emulated="Real: processes, signals, computation, gradients, TCP, encryption. Emulated: the devices' time.",
     ),
     Benchmark(
         name="recovery",
         title="Devices that are lost, leave and come",
         script="recovery.py",
-        shows="how long training stands still, beside a stop, a new plan and a checkpoint, and what keepers of state cost",
+        shows="how long training stands still, beside a stop and a new plan from a checkpoint, and what keepers cost",
         emulated=_TESTBED,
     ),
     Benchmark(
