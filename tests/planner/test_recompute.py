@@ -175,6 +175,10 @@ def test_the_planner_says_what_is_computed_again(profile) -> None:
 
 
 def test_room_is_kept_for_what_is_held_while_w_is_put_off(profile) -> None:
+    units = tuple(
+        replace(one, deferred_bytes_per_sample=2 * one.activation_bytes_per_sample) for one in profile.graph.units
+    )
+    profile = replace(profile, graph=replace(profile.graph, units=units))
     plan = replace(three_stages(profile, 12, 12, 12), schedule="critical-path")
     whole, apart = (need(profile, replace(plan, schedule=name), "office-nx") for name in ("1f1b", "critical-path"))
     assert whole < apart

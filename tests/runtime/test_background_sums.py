@@ -18,6 +18,7 @@ from spantrain.devices.emulated import EmulatedDevice
 from spantrain.errors import Interrupted, PeerLostError, WorkerError
 from spantrain.models.execution.stage import StageExecutor
 from spantrain.models.units import ModuleUnit, UnitModule
+from spantrain.models.weight_gradients import LINEAR, DeferringLayer, Linear
 from spantrain.runtime.gradients.step_sums import Background, StepSums, buckets_of
 from spantrain.runtime.step.work import DeviceClock, LastBackward, UnitTimes
 from testing.models.rows import rows_of
@@ -147,11 +148,31 @@ def test_buckets_are_whole_with_the_units_that_the_simulator_says(sizes, most, f
     assert len(found) <= len(said)
 
 
+class Slow(DeferringLayer, nn.Linear):
+    """Computes the gradient of its weights when it may."""
+
+    waits: Callable[[], object]
+
+    def forward(self, tensor: torch.Tensor) -> torch.Tensor:
+        if not self.defers(LINEAR, tensor, self.weight):
+            self.weight.register_hook(lambda gradient: self.waits() and None)
+        return self.multiplied(SlowProduct(self.waits), tensor, self.weight, self.bias)
+
+
+class SlowProduct(Linear):
+    def __init__(self, waits: Callable[[], object]) -> None:
+        self.waits = waits
+
+    def weight_gradient(self, *tensors: torch.Tensor) -> torch.Tensor:
+        self.waits()
+        return super().weight_gradient(*tensors)
+
+
 def stage(*, is_first: bool, waits: Callable[[], object]) -> tuple[StageExecutor, nn.Parameter]:
     """Two or three units, of which the one before the last computes its gradients when it may."""
     torch.manual_seed(0)
-    slow = nn.Linear(WIDTH, WIDTH)
-    slow.weight.register_hook(lambda gradient: waits() and None)
+    slow = Slow(WIDTH, WIDTH)
+    slow.waits = waits
     units: list[UnitModule] = [ModuleUnit("slow", slow), Classes()]
     if is_first:
         units.insert(0, Tokens())

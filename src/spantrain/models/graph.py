@@ -106,10 +106,6 @@ def _measure(
 
     low = autocast_dtype(dtype)
     flop = _flop(spec, module, empty, batch)
-    small, large = (held_behind(module, partial(batch, samples), low, ends_model=last) for samples in (_SMALL, _LARGE))
-    held_bytes = math.ceil((large.forward_bytes - small.forward_bytes) / (_LARGE - _SMALL))
-    # What did not grow with the batch before I is still there behind it.
-    constant_bytes = small.forward_bytes - _SMALL * held_bytes
     sums = sums_of(empty)
     pieces = pieces_of(empty) if sums else ()
     two = held_by_two(module, partial(batch, _SMALL), low, ends_model=last) if pieces else []
@@ -117,6 +113,11 @@ def _measure(
     sliced = (
         held_by_two(module, partial(batch, _SMALL), low, ends_model=last, sequence_parallel=True) if with_slices else []
     )
+    # Behind the copies for two: what is run as a stage has layers of other classes (`models.weight_gradients`).
+    small, large = (held_behind(module, partial(batch, samples), low, ends_model=last) for samples in (_SMALL, _LARGE))
+    held_bytes = math.ceil((large.forward_bytes - small.forward_bytes) / (_LARGE - _SMALL))
+    # What did not grow with the batch before I is still there behind it.
+    constant_bytes = small.forward_bytes - _SMALL * held_bytes
     return Unit(
         name=module.name,
         unit_class="",

@@ -5,20 +5,21 @@ between them. Segments are joined as stages are: by detached tensors, of which t
 Where members of a group hold slices of a sequence, they do so between segments too; what leaves a stage is whole.
 """
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import pairwise
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from spantrain.core.precision import check_dtype
 from spantrain.models.execution.held import StorageLog
-from spantrain.models.execution.split_backward import Final, PendingWeights, SplitBackward
 from spantrain.models.randomness.draws import DrawnSamples, SeededDraws
 from spantrain.models.tensor_parallel.divided import gathered, own_part, with_own_part
 from spantrain.models.units import Rows, UnitModule, drawing_modules, parameter_names, rows_read
+from spantrain.models.weight_gradients import Deferral, DeferredGradients, Final, defer_in
 
 Tensors = tuple[Tensor, ...]
 
@@ -37,21 +38,22 @@ class HeldSegment:
     """With their graph; the last segment's of the last stage is the loss sum. Empty if they are computed again."""
     gradients: Tensors | None = None
     """Gradients of outputs, where I had nothing to do: nobody waits for gradients of the model's inputs."""
-    pending: PendingWeights | None = None
-    """What I has left for W."""
+    deferred: DeferredGradients | None = None
+    """What I leaves to W; None: nothing."""
 
     @property
     def tensors(self) -> Tensors:
         """All that is kept, but for what autograd saves in the graph."""
-        pending = () if self.pending is None else self.pending.gradients
-        return (*map(own_part, self.inputs), *self.rows.values(), *self.outputs, *(self.gradients or ()), *pending)
+        deferred = () if self.deferred is None else self.deferred.tensors
+        return (*map(own_part, self.inputs), *self.rows.values(), *self.outputs, *(self.gradients or ()), *deferred)
 
 
 class Segment:
     """Runs F, I, W and B of consecutive units; a recomputed one does all of its backward pass in I.
 
-    What I leaves for W holds the graph, so a recomputed unit that left something would hold all of its activations
-    again until W, of as many samples as the schedule puts off: no memory could be saved where W fills the holes.
+    What I leaves to W holds the inputs of layers, so a recomputed unit that left something would hold most of its
+    activations again until W, of as many samples as the schedule puts off: no memory could be saved where W fills the
+    holes.
     """
 
     def __init__(
@@ -63,7 +65,9 @@ class Segment:
         recomputed: bool = False,
         autocast_dtype: torch.dtype | None = None,
         torch_device: torch.device,
+        deferral: Deferral | None = None,
     ) -> None:
+        """Take units; `deferral` is that of all layers of the stage, None: they are this segment's alone."""
         self._units = tuple(units)
         self._ends_model = ends_model
         self._ends_stage = ends_stage
@@ -74,7 +78,7 @@ class Segment:
         self.parameters = tuple(parameters.values())
         """Parameters of its units, each once."""
         self._drawing = drawing_modules(units)
-        self._split = SplitBackward(self.parameters, name=f"{units[0].name}..{units[-1].name}")
+        self._deferral = deferral or defer_in(units)
 
     def run(self, tensors: Tensors, rows: Rows, samples: DrawnSamples | None = None) -> Tensors:
         """Return the tensors alive behind the segment, or the loss sum alone; as the mode of grad is, with a graph.
@@ -85,12 +89,12 @@ class Segment:
             for unit in self._units[:-1]:
                 tensors = unit.run(tensors, rows)
             if not self._ends_model:
-                outputs = self._units[-1].run(tensors, rows)
-                return tuple(map(_not_a_view, gathered(tuple(outputs)) if self._ends_stage else outputs))
+                outputs = tuple(self._units[-1].run(tensors, rows))
+                return gathered(outputs) if self._ends_stage else outputs
             loss_sum = self._units[-1].run(tensors, rows)
         assert isinstance(loss_sum, Tensor), "the last unit returns one tensor, the loss sum"
         assert loss_sum.dim() == 0, f"the loss sum is a scalar, got {tuple(loss_sum.shape)}"
-        return (_not_a_view(loss_sum),)
+        return (loss_sum,)
 
     def forward(self, inputs: Tensors, rows: Rows, samples: DrawnSamples | None = None) -> tuple[HeldSegment, Tensors]:
         """Run F on leaves; return what is to be held, and the outputs without a graph."""
@@ -99,23 +103,23 @@ class Segment:
                 outputs = self.run(inputs, rows, samples)
             read = {number: rows[number] for number in rows_read(self._units)}
             return HeldSegment(inputs=inputs, rows=read, samples=samples), detached(outputs)
-        outputs = self.run(inputs, rows, samples)
-        return HeldSegment(inputs=inputs, outputs=tuple(map(own_part, outputs))), detached(outputs)
+        deferred = DeferredGradients() if _with_grad(inputs) else None
+        with self._deferral.into(deferred):
+            outputs = self.run(inputs, rows, samples)
+        return HeldSegment(inputs=inputs, outputs=tuple(map(own_part, outputs)), deferred=deferred), detached(outputs)
 
     def backward_input(self, held: HeldSegment, output_gradients: Tensors, log: StorageLog | None = None) -> Tensors:
         """Run I; return the gradients of the inputs that require grad (none at the model's beginning).
 
         Gradients are those of the floating-point outputs, in order. A log is told what a second run holds.
         """
-        wanted = _with_grad(held.inputs)
         if self._recomputed:
             return self.backward(held, output_gradients, log)
-        if not wanted:
+        if held.deferred is None:
             held.gradients = output_gradients
             return ()
-        outputs, gradients = _roots(held.outputs, output_gradients)
-        input_gradients, held.pending = self._split.backward_input(outputs, gradients, wanted)
-        held.inputs = held.outputs = ()
+        held.deferred.later = True
+        input_gradients = self.backward(held, output_gradients)
         if log is not None:
             log.add(*held.tensors)
         return input_gradients
@@ -124,19 +128,36 @@ class Segment:
         """Run W, if I left anything; `final` is told parameters as they are done."""
         if held.gradients is not None:
             self.backward(held, held.gradients, final=final)
-        if held.pending is not None:
-            self._split.backward_weight(held.pending, final)
-        held.gradients = held.pending = None
+        elif held.deferred is not None:
+            held.deferred.compute(self.parameters, final)
+        held.gradients = held.deferred = None
 
     def backward(
         self, held: HeldSegment, output_gradients: Tensors, log: StorageLog | None = None, final: Final | None = None
     ) -> Tensors:
         """Run both halves at once; arguments and result as of `backward_input`, `final` as of `backward_weight`."""
         outputs = self._again(held, log) if self._recomputed else held.outputs
-        roots = _roots(outputs, output_gradients)
+        roots, gradients = _roots(outputs, output_gradients)
         del outputs
         wanted, held.inputs, held.outputs = _with_grad(held.inputs), (), ()
-        return self._split.backward(*roots, wanted, final)
+        # What a model's own checkpoints run again asks, too.
+        with self._deferral.into(held.deferred), self._telling(final):
+            if roots:
+                torch.autograd.backward(roots, gradients)
+        found = tuple(torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in wanted)
+        for leaf in wanted:
+            leaf.grad = None
+        return found
+
+    @contextmanager
+    def _telling(self, final: Final | None) -> Iterator[None]:
+        """Tell which gradients are done, as they are in the pass inside."""
+        hooks = [] if final is None else [_when_added(own, final) for own in self.parameters if own.requires_grad]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
 
     def _again(self, held: HeldSegment, log: StorageLog | None) -> Tensors:
         """Run F once more, now with a graph."""
@@ -166,6 +187,7 @@ def segments_of(
     torch_device: torch.device,
 ) -> tuple[Segment, ...]:
     """Divide a stage's units into segments; `recompute` are positions among them."""
+    deferral = defer_in(units)
     bounds = sorted({0, len(units), *recompute, *(position + 1 for position in recompute)})
     return tuple(
         Segment(
@@ -175,6 +197,7 @@ def segments_of(
             recomputed=first in recompute,
             autocast_dtype=autocast_dtype,
             torch_device=torch_device,
+            deferral=deferral,
         )
         for first, end in pairwise(bounds)
     )
@@ -197,10 +220,11 @@ def _with_grad(tensors: Tensors) -> Tensors:
     return tuple(own for own in map(own_part, tensors) if own.requires_grad)
 
 
-def _not_a_view(tensor: Tensor) -> Tensor:
-    """Return the tensor, copied if it is a view: torch's I detaches outputs in place, which a view does not allow."""
-    own = own_part(tensor)
-    return with_own_part(tensor, own.clone(memory_format=torch.contiguous_format)) if own._is_view() else tensor
+def _when_added(parameter: nn.Parameter, final: Final) -> RemovableHandle:
+    hook: RemovableHandle = parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+        lambda _: final((parameter,))
+    )
+    return hook
 
 
 def autocast_dtype(dtype: str) -> torch.dtype | None:

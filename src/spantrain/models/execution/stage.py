@@ -12,11 +12,11 @@ from spantrain.core.span import Span
 from spantrain.errors import ConfigError, ProtocolError, ScheduleError
 from spantrain.models.execution.held import HeldMeter, StorageLog
 from spantrain.models.execution.segment import HeldSegment, Tensors, detached, segments_of
-from spantrain.models.execution.split_backward import Final
 from spantrain.models.randomness.draws import DrawnSamples
 from spantrain.models.statistics import BatchStatistics
 from spantrain.models.tensor_parallel.divided import own_part, with_own_part
 from spantrain.models.units import LABELS, Rows, UnitModule, parameter_names, rows_read
+from spantrain.models.weight_gradients import Final
 
 NamesFinal = Callable[[Iterable[str]], None]
 """Is told names of parameters to whose gradients a pass adds nothing more, while it runs."""
@@ -316,7 +316,8 @@ class StageExecutor:
         if self._is_last:
             assert not output_gradients, "the last stage starts from its loss"
             weight = self._weight(span) * self.loss_scale / self._global_batch
-            return (torch.tensor(weight, device=self._torch_device),)
+            # Filled there: what is copied there waits for all that was queued.
+            return (torch.full((), weight, device=self._torch_device),)
         if len(held.floating_shapes) != len(output_gradients):
             raise ProtocolError(
                 f"{span}: got {len(output_gradients)} output gradients, wanted {len(held.floating_shapes)}"

@@ -5,8 +5,7 @@ outputs are sums over the group (Shoeybi et al., Megatron-LM, 2019, section 3). 
 
 Attention with learned relative positions (T5) has a bias of all heads, which goes from layer to layer. It stays whole
 between layers, so that it may cross a cut to a stage that is divided in another way. Each layer takes its own heads of
-it; the gradients are summed over the group where it does. A stage that makes the bias itself, of a parameter and of no
-input, sums in W therefore, in the order of its layers.
+it; the gradients are summed over the group where it does.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from spantrain.core.shares import TensorPart, divide_pieces
 from spantrain.core.span import Span
@@ -25,10 +23,9 @@ from spantrain.models.tensor_parallel.group import InputCopy, TensorGroup, gathe
 from spantrain.models.tensor_parallel.rules import Column, Region
 from spantrain.models.tensor_parallel.sequence import SequenceSlices
 from spantrain.models.units import UnitModule
+from spantrain.models.weight_gradients import LINEAR, TRANSPOSED_LINEAR, Convolution, DeferringLayer, Product
 
 Parameters = Mapping[str, nn.Parameter]
-Apply = Callable[[Tensor, Tensor, Tensor | None], Tensor]
-"""Applies a layer with this weight and bias."""
 
 
 def whole_of(tensor: Tensor) -> TensorPart:
@@ -91,43 +88,43 @@ def _check(tensor: Tensor, wanted: tuple[int, ...], what: str) -> None:
 _BIAS = "position_bias"
 
 
-class ColumnLayer(nn.Module):
+class ColumnLayer(DeferringLayer, nn.Module):
     """The own outputs of a linear layer or convolution."""
 
-    def __init__(self, parameters: Parameters, apply: Apply, read: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, parameters: Parameters, product: Product, read: Callable[[Tensor], Tensor]) -> None:
         """`read` makes what the weights are applied to of what comes in."""
         super().__init__()
         self.weight = parameters["weight"]
         self.bias = parameters.get("bias")
-        self._apply_layer = apply
+        self._product = product
         self._read = read
 
     def forward(self, tensor: Tensor) -> Tensor:
         """Return the own outputs."""
-        return self._apply_layer(self._read(tensor), self.weight, self.bias)
+        return self.multiplied(self._product, self._read(tensor), self.weight, self.bias)
 
     def extra_repr(self) -> str:
         """Say what is held."""
         return f"weight {tuple(self.weight.shape)}, a part of its outputs"
 
 
-class RowLayer(nn.Module):
+class RowLayer(DeferringLayer, nn.Module):
     """A linear layer or convolution of the own inputs; its bias is added once, to the group's sum."""
 
     def __init__(
-        self, parameters: Parameters, apply: Apply, add: Callable[[Tensor], Tensor], *, of_images: bool
+        self, parameters: Parameters, product: Product, add: Callable[[Tensor], Tensor], *, of_images: bool
     ) -> None:
         """`add` makes the group's sum of the member's part, or a slice of the sum."""
         super().__init__()
         self.weight = parameters["weight"]
         self.bias = parameters.get("bias")
-        self._apply_layer = apply
+        self._product = product
         self._add = add
         self._bias_index = (..., None, None) if of_images else ...
 
     def forward(self, tensor: Tensor) -> Tensor:
         """Return the whole output, the same on all members; or the own slice of it."""
-        total = self._add(self._apply_layer(tensor, self.weight, None))
+        total = self._add(self.multiplied(self._product, tensor, self.weight, None))
         return total if self.bias is None else total + self.bias.to(total.dtype)[self._bias_index]
 
     def extra_repr(self) -> str:
@@ -135,14 +132,11 @@ class RowLayer(nn.Module):
         return f"weight {tuple(self.weight.shape)}, a part of its inputs"
 
 
-def _application(module: nn.Module, groups: int = 1) -> Apply:
-    """Return how a layer is applied: a convolution in so many groups, or a linear layer (transformers' Conv1D too)."""
+def _product(module: nn.Module, groups: int = 1) -> Product:
+    """Return what a layer does: a convolution in so many groups, or a linear layer (transformers' Conv1D too)."""
     if isinstance(module, nn.Conv2d):
-        settings = {"stride": module.stride, "padding": module.padding, "dilation": module.dilation}
-        return partial(functional.conv2d, **settings, groups=groups)
-    if isinstance(module, nn.Linear):
-        return functional.linear
-    return lambda tensor, weight, bias: functional.linear(tensor, weight.t(), bias)
+        return Convolution.of(module, groups)
+    return TRANSPOSED_LINEAR if _is_transposed(module) else LINEAR
 
 
 def _is_transposed(module: nn.Module) -> bool:
@@ -273,7 +267,7 @@ class Divider:
             add: Callable[[Tensor], Tensor] = partial(sum_parts, group=self.group)
             if region in self.sliced:
                 add = self.slices.own_tokens if region.counts_at is None else self.slices.own_of_heads
-            return RowLayer(parameters, _application(module), add, of_images=isinstance(module, nn.Conv2d))
+            return RowLayer(parameters, _product(module), add, of_images=isinstance(module, nn.Conv2d))
 
         return Change(path=path, module=module, parts=parts, build=build)
 
@@ -290,7 +284,7 @@ class Divider:
                 read = self.slices.for_columns if region.counts_at is None else self.slices.for_heads
             if column.gathers:
                 read = partial(gather_parts, group=self.group, sizes=[span.size for span in spans], dim=1)
-            return ColumnLayer(parameters, _application(module), read)
+            return ColumnLayer(parameters, _product(module), read)
 
         return Change(path=column.path, module=module, parts=parts, build=build)
 
@@ -305,7 +299,7 @@ class Divider:
                 return _normalized(module, parameters, own, pieces)
             assert isinstance(module, nn.Conv2d), path
             assert module.groups == module.in_channels == module.out_channels == pieces, f"{path} is not depthwise"
-            return ColumnLayer(parameters, _application(module, groups=own.size), read)
+            return ColumnLayer(parameters, _product(module, groups=own.size), read)
 
         parts = {name: part_of(tensor, 0, own, pieces) for name, tensor in own_parameters(module)}
         return Change(path=path, module=module, parts=parts, build=build)

@@ -12,6 +12,7 @@ from spantrain.models.tensor_parallel.division import Change, ColumnLayer, Divid
 from spantrain.models.tensor_parallel.group import InputCopy, TensorGroup, sum_parts
 from spantrain.models.tensor_parallel.rules import child
 from spantrain.models.units import UnitModule
+from spantrain.models.weight_gradients import LINEAR
 
 POSITION_BIAS = "relative_attention_bias"
 """An embedding of distances between tokens: few rows, which units share that make the same bias of them."""
@@ -26,7 +27,7 @@ class OutputLayer(ColumnLayer):
         self, parameters: Mapping[str, nn.Parameter], read: InputCopy, all_classes: Sequence[Span], group: TensorGroup
     ) -> None:
         """`all_classes` are those of each member."""
-        super().__init__(parameters, functional.linear, read)
+        super().__init__(parameters, LINEAR, read)
         self._all_classes = tuple(all_classes)
         self._group = group
 
