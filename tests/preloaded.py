@@ -142,7 +142,9 @@ def start() -> str:
     if ADDRESS not in os.environ:
         folder = tempfile.TemporaryDirectory(prefix="preloaded-")
         os.environ[ADDRESS] = address = str(Path(folder.name) / "socket")
-        server = _python([sys.executable, __file__, address], stdin=subprocess.PIPE, start_new_session=True)
+        environment = {**os.environ, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}  # CUDA itself does not outlive a fork
+        command = [sys.executable, __file__, address]
+        server = _python(command, stdin=subprocess.PIPE, start_new_session=True, env=environment)
         atexit.register(_end, server, folder)
     return os.environ[ADDRESS]
 

@@ -24,6 +24,9 @@ class CudaDevice(RealDevice):
         if not 0 <= index < count:
             raise ConfigError(f"backend cuda:{index}: this machine has {count} CUDA devices; choose another, or `cpu`")
         super().__init__(torch.device("cuda", index))
+        # Before, torch does not count what is allocated there; and what names no device goes there, too.
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+        torch.cuda.set_device(self.torch_device)
 
     def timed(self, work: Callable[[], T]) -> T:
         """Queue the work, wait until the device has done it, and return its result."""

@@ -26,6 +26,8 @@ _ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
     # Torch warns when an address has no name; in an emulated network none has.
     "TORCH_CPP_LOG_LEVEL": "ERROR",
+    # What is loaded before the fork may ask whether there is a GPU: asked of CUDA itself, it would be of no use behind.
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
 }
 
 
