@@ -20,6 +20,7 @@ from spantrain.core.plan import Plan
 from spantrain.core.profile import DeviceScore, Profile, UnitTiming
 from spantrain.core.units import ModelSpec, UnitGraph
 from spantrain.cost.analytic import AnalyticLaw
+from testing import backend
 from testing.plans import plan_of
 from testing.profiles import PROVENANCE, exact_links
 
@@ -37,7 +38,12 @@ preloaded.install()
 os.environ.pop("COLUMNS", None)  # xdist gives the width of its own terminal
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--backend", default="cpu", help="what the runtime's tests compute on, such as cuda:0")
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    backend.choose(config.getoption("--backend"))
     if getattr(config.option, "numprocesses", None):
         preloaded.start()  # one for all test workers
 

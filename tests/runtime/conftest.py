@@ -17,6 +17,7 @@ from spantrain.models.build import build_units
 from spantrain.models.units import parameter_names, tie_parameters
 from spantrain.schedule.layout import CutLayout, minimum_in_flight
 from spantrain.schedule.registry import schedule_names
+from testing.backend import backend
 from testing.models.small import small_spec
 from testing.runtime.places import BATCH, THIRDS
 
@@ -32,14 +33,14 @@ KIND = DeviceKind(
 
 
 def cluster_of(names: list[str]) -> Cluster:
-    """One host with real processors."""
+    """One host with real devices."""
     return Cluster(
         name="test",
         kinds=(KIND,),
         sites=(Site(name="here", hosts=("one",), bandwidth_bytes_per_s=1e9, latency_s=0.0),),
         hosts=(Host(name="one", site="here", devices=tuple(names)),),
         devices=tuple(
-            Device(name=name, kind=KIND.name, host="one", site="here", backend="cpu", memory_bytes=2**34)
+            Device(name=name, kind=KIND.name, host="one", site="here", backend=backend(), memory_bytes=2**34)
             for name in names
         ),
         links=(),

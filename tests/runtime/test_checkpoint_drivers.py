@@ -11,7 +11,6 @@ import torch
 from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan
 from spantrain.core.span import Span
-from spantrain.devices.cpu import CpuDevice
 from spantrain.models.build import build_units
 from spantrain.models.execution.stage import StageExecutor
 from spantrain.models.graph import build_graph
@@ -27,6 +26,7 @@ from spantrain.runtime.step.driver import StepDriver
 from spantrain.runtime.step.following import Followers
 from spantrain.runtime.step.work import DeviceClock, ReplicaWork, SampledFeed
 from spantrain.schedule.registry import make_policy, replica_tasks
+from testing.backend import compute_device
 from testing.memory_mailbox import MemoryMailbox, MemoryNetwork
 from testing.patience import PATIENCE_S
 from testing.runtime.runs import OneProcess, context_of, devices_of, save_all
@@ -97,7 +97,7 @@ def executor_of(plan: Plan, name: str) -> StageExecutor:
 
 def driver_of(plan: Plan, name: str, executor: StageExecutor, mailbox: MemoryMailbox, model: OneProcess) -> StepDriver:
     stage, _ = plan.place(name)
-    device = CpuDevice()
+    device = compute_device()
     feed = SampledFeed(model.data, global_batch=BATCH, seed=JOB.seed)
     return StepDriver(
         context_of(name, mailbox, feed, StepRecorder(name, steps=1)),

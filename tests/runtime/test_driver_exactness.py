@@ -12,7 +12,6 @@ from spantrain.core.action import Op
 from spantrain.core.messages import Decision, DeviceDecisions
 from spantrain.core.plan import Plan
 from spantrain.core.span import Span
-from spantrain.devices.cpu import CpuDevice
 from spantrain.formats.registry import WireFormat
 from spantrain.models.build import build_units
 from spantrain.models.data.dataset import open_dataset
@@ -28,6 +27,7 @@ from spantrain.schedule.registry import make_policy, replica_tasks, schedule_nam
 from spantrain.sim.costs import TableCosts
 from spantrain.sim.replay import replay, simulated_order
 from spantrain.sim.search.search import SearchEffort, with_hints
+from testing.backend import compute_device
 from testing.memory_mailbox import MemoryNetwork
 from testing.patience import PATIENCE_S
 from testing.plans import task_of
@@ -69,10 +69,15 @@ class Cast:
     def _executor(self, name: str) -> StageExecutor:
         stage, _ = self.plan.place(name)
         units = build_units(self.plan.model, self.plan.stages[stage].units, seed=SEED)
-        return StageExecutor(units, is_last=self._ends(name)["is_last"], global_batch=self.plan.global_batch)
+        return StageExecutor(
+            units,
+            is_last=self._ends(name)["is_last"],
+            global_batch=self.plan.global_batch,
+            torch_device=compute_device().torch_device,
+        )
 
     def _driver(self, name: str, recorder: StepRecorder, restless: int | None) -> StepDriver:
-        device = CpuDevice()
+        device = compute_device()
         feed = SampledFeed(self._data, global_batch=self.plan.global_batch, seed=SEED)
         return StepDriver(
             context_of(name, self.mailboxes[name], feed, recorder),
@@ -104,7 +109,7 @@ class Cast:
         for executor in self.executors.values():
             for full, parameter in executor.named_parameters().items():
                 if parameter.grad is not None:
-                    found.setdefault(full, []).append(parameter.grad)
+                    found.setdefault(full, []).append(parameter.grad.cpu())
         return found
 
     def sent_bytes(self) -> dict[tuple[str, str], int]:

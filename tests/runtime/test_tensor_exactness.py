@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from spantrain.core.job import TrainJob
 from spantrain.core.plan import GradientSums, Plan
 from spantrain.core.span import Span
-from spantrain.devices.cpu import CpuDevice
 from spantrain.errors import ConfigError, Interrupted
 from spantrain.formats.registry import WireFormat
 from spantrain.models.build import build_units, unit_count
@@ -27,6 +26,7 @@ from spantrain.runtime.recorder import StepRecorder
 from spantrain.runtime.step.stage_member import StageMember, build_member
 from spantrain.runtime.step.work import SampledFeed
 from spantrain.runtime.worker.plan_part import StageActions
+from testing.backend import compute_device
 from testing.memory_mailbox import MemoryNetwork
 from testing.models.library_models import library_spec
 from testing.patience import PATIENCE_S
@@ -94,7 +94,7 @@ class Cast:
 
     def _play(self, name: str) -> Ran:
         torch.set_num_threads(1)
-        plan, device, recorder = self.plan, CpuDevice(), StepRecorder(name)
+        plan, device, recorder = self.plan, compute_device(), StepRecorder(name)
         self.mailboxes[name].set_peers(plan.generation, [box.address for box in self.mailboxes.values()])
         feed = SampledFeed(self._data, global_batch=plan.global_batch, seed=SEED)
         member = build_member(

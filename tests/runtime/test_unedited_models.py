@@ -15,7 +15,6 @@ from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan
 from spantrain.core.span import Span
 from spantrain.core.units import ModelSpec
-from spantrain.devices.cpu import CpuDevice
 from spantrain.errors import ConfigError
 from spantrain.models.build import build_units, unit_names
 from spantrain.models.catalog.catalog import resolve_model
@@ -33,6 +32,7 @@ from spantrain.runtime.step.following import Followers
 from spantrain.runtime.step.work import DeviceClock, ReplicaWork, SampledFeed
 from spantrain.runtime.worker.user_functions import with_own_functions
 from spantrain.schedule.registry import make_policy, replica_tasks
+from testing.backend import compute_device
 from testing.memory_mailbox import MemoryNetwork
 from testing.models import own_models
 from testing.models.library_models import CONFIGURATIONS, library_spec
@@ -75,10 +75,11 @@ def place_of(plan: Plan, name: str, network: dict, feed: SampledFeed) -> Place:
         build_units(plan.model, plan.stages[stage].units, seed=SEED),
         is_last=is_last,
         global_batch=BATCH,
+        torch_device=compute_device().torch_device,
         seed=SEED,
     )
     network[name].set_peers(plan.generation, [box.address for box in network.values()])
-    device = CpuDevice()
+    device = compute_device()
     driver = StepDriver(
         context_of(name, network[name], feed, StepRecorder(name, steps=STEPS)),
         plan,

@@ -16,7 +16,6 @@ from spantrain.core.plan import Plan, Replica
 from spantrain.core.shares import TensorPart
 from spantrain.core.span import Span
 from spantrain.core.units import ModelSpec, UnitGraph
-from spantrain.devices.cpu import CpuDevice
 from spantrain.models.build import build_units
 from spantrain.models.data.dataset import open_dataset
 from spantrain.models.execution.stage import StageExecutor
@@ -33,6 +32,7 @@ from spantrain.runtime.recorder import StepRecorder
 from spantrain.runtime.redistribution.transfer import group_of
 from spantrain.runtime.step.context import WorkerContext
 from spantrain.runtime.step.work import Feed, SampledFeed
+from testing.backend import compute_device
 from testing.memory_mailbox import MemoryNetwork
 from testing.patience import PATIENCE_S
 from testing.runtime.parts import dealt, put, taken
@@ -128,7 +128,7 @@ def context_of(name: str, mailbox: Any, feed: Feed, recorder: StepRecorder | Non
     """What a driver of steps has around it: a processor, and no more of a run than steps need."""
     rest = {"graph": None, "job": None, "adapters": LocalAdapters("off", name), "check_abort": lambda: None, **more}
     recorder = recorder or StepRecorder(name)
-    return WorkerContext(name=name, device=CpuDevice(), mailbox=mailbox, feed=feed, recorder=recorder, **rest)
+    return WorkerContext(name=name, device=compute_device(), mailbox=mailbox, feed=feed, recorder=recorder, **rest)
 
 
 @dataclass

@@ -12,7 +12,6 @@ from spantrain.core.checkpoint import CheckpointContent, SampleLedger, StoredFil
 from spantrain.core.job import TrainJob
 from spantrain.core.outer.stages import OuterCluster
 from spantrain.core.plan import Plan
-from spantrain.devices.cpu import CpuDevice
 from spantrain.errors import Interrupted
 from spantrain.models.graph import build_graph
 from spantrain.runtime.checkpoint.manifest import CheckpointSet, Manifest
@@ -27,6 +26,7 @@ from spantrain.runtime.gradients.groups import StageGroups
 from spantrain.runtime.step.context import WorkerLinks
 from spantrain.runtime.worker.stale_session import session_of
 from spantrain.runtime.worker.trainer import TrainSession
+from testing.backend import compute_device
 from testing.memory_mailbox import MemoryNetwork
 from testing.patience import PATIENCE_S
 from testing.runtime.control import MemoryControlPlane
@@ -149,7 +149,7 @@ class _Cast:
     def links(self, name: str) -> WorkerLinks:
         return WorkerLinks(
             name=name,
-            device=CpuDevice(),
+            device=compute_device(),
             mailbox=self.boxes[name],
             control=MemoryControlPlane(self._handlers, name, check=self._check_abort),
             check_abort=self._check_abort,
