@@ -178,7 +178,7 @@ def by_its_order(plan: Plan, profile: Profile, trace: Trace) -> dict[str, int]:
                 log.sent(name, size_bytes, interval.start_s, interval.end_s)
             elif lane == "send" and what == "forward":
                 log.sent(name, size_bytes, interval.start_s, interval.end_s, forward=True)
-    return {name: log.of(name, name).tensor_bytes for name in plan.devices}
+    return {name: log.of(name, name).held_bytes for name in plan.devices}
 
 
 def main() -> None:
@@ -195,7 +195,7 @@ def main() -> None:
             replayed, limits = by_its_order(plan, profile, run.trace), at_most(plan, profile)
             print(case.label)
             for name in plan.devices:
-                row = (forecast[name].tensor_bytes, replayed[name], limits[name])
+                row = (forecast[name].held_bytes, replayed[name], limits[name])
                 off = [size / run.measured[name] - 1 for size in row]
                 for found, error in zip(errors.values(), off, strict=True):
                     found.append(error)

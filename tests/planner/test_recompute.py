@@ -163,7 +163,7 @@ def test_what_is_found_fits_and_keeps_cuts_devices_and_samples(profile, part, li
 
 def test_the_planner_says_what_is_computed_again(profile) -> None:
     """All devices so small that one micro-batch of eight does not fit without."""
-    small = {device.name.replace("-", "_"): 300 * 2**20 + 6_000_000 for device in profile.cluster.devices}
+    small = {device.name.replace("-", "_"): 300 * 2**20 + 8_000_000 for device in profile.cluster.devices}
     tight = with_memory(profile, **small)
     job = JobSpec(global_batch=64, micro_batches=(8,))
     with_it = make_plan(tight, job, PlanOptions(strategies=("spantrain-dp",)))

@@ -56,6 +56,18 @@ def test_one_micro_batch_by_hand(make_plan) -> None:
     )  # fmt: skip
 
 
+def test_what_operations_need_counts_while_an_action_runs(make_plan) -> None:
+    plan = replace(make_plan([(equal_spans(2, 2), [1.0], [2])] * 2), schedule="critical-path")
+    needs = {"working_bytes_per_sample": 30, "working_bytes": 7}
+    held = {"s0r0": replace(sizes(first=True), **needs), "s1r0": replace(sizes(last=True), **needs)}
+    memory = simulate(plan, costs(2), steps=1, options=SimulationOptions(held_sizes=held)).memory["s1r0"]
+    base = 4500
+    assert (memory.peak.working_bytes, memory.peak_bytes) == (67, base + 202 + 67)
+    assert memory.held_bytes == base + 202 - 500
+    assert memory.counted_bytes("emulated") == memory.held_bytes
+    assert memory.counted_bytes("cuda:1") == memory.allocated_bytes == base + 202 + 67 - 500
+
+
 def test_activations_are_held_until_the_weights_have_their_gradients(make_plan) -> None:
     """Stage 1 of the split backward does both I first: W is what frees."""
     plan = make_plan([(equal_spans(2, 1), [1.0], [2])] * 2)
@@ -113,4 +125,4 @@ def test_what_w_needs_and_what_is_run_again_by_hand(make_plan) -> None:
         (0.0, base), (3.0, base + 2), (4.0, base + 200), (6.0, base + 262), (8.0, base + 82), (9.0, base + 80),
         (10.0, base),
     )  # fmt: skip
-    assert memory["s1r0"].tensor_bytes == base + 262 - 500
+    assert memory["s1r0"].allocated_bytes == base + 262 - 500

@@ -185,7 +185,11 @@ def _devices(
             busy_s_measured=record.busy_s[name] if record and name in record.busy_s else _busy_s(trace, name),
             peak_held_samples_predicted=predicted.peak_in_flight[name],
             peak_held_samples_measured=record.peak_held_samples.get(name) if record else None,
-            peak_bytes_predicted=predicted.memory[name].tensor_bytes if name in measured_bytes else None,
+            peak_bytes_predicted=(
+                predicted.memory[name].counted_bytes(plan.cluster.device_by_name[name].backend)
+                if name in measured_bytes
+                else None
+            ),
             peak_bytes_measured=measured_bytes.get(name),
         )
         for name in plan.devices

@@ -123,6 +123,11 @@ class Unit:
     deferred_bytes_per_sample: int | None = None
     """Held from I to W for one sample: the graph, and gradients inside the unit that W starts from. None: taken to be
     what is held before."""
+    working_bytes_per_sample: int = 0
+    """What its operations need besides for each sample of the span at work: tensors that nobody holds when an action is
+    over."""
+    working_bytes: int = 0
+    """What they need however few the samples: a new gradient of weights, before it is added to the one that is held."""
     tensor_pieces: tuple[TensorPieces, ...] = ()
     """What is divided in a unit that can be, by which whole pieces. Empty: taken to be all of it, at any point."""
     member_activation_bytes: MemberBytes | None = None
@@ -143,7 +148,10 @@ class Unit:
     """Of its parameters' bytes, those that are not trained: without gradients and optimizer state."""
 
     def __post_init__(self) -> None:
-        names = ("parameter_bytes", "frozen_bytes", "activation_bytes_per_sample", "deferred_bytes_per_sample")
+        names = (
+            "parameter_bytes", "frozen_bytes", "activation_bytes_per_sample", "deferred_bytes_per_sample",
+            "working_bytes_per_sample", "working_bytes",
+        )  # fmt: skip
         _check_bytes(f"unit {self.name}", {name: getattr(self, name) or 0 for name in names})
         if self.frozen_bytes > self.parameter_bytes:
             raise ValueError(
@@ -318,6 +326,22 @@ class UnitGraph:
             whole = self.stage_held_bytes(units, tp_share)
             return whole - sum(self._again_bytes(unit, tp_share) for unit in recompute) if recompute else whole
         return sum(self._deferred_bytes(unit, tp_share) for unit in left)
+
+    def stage_working_bytes(self, units: range, tp_share: MemberShare = ALONE) -> tuple[int, int]:
+        """Return the bytes that an action of consecutive units needs while it runs: by the sample, and besides.
+
+        That is those of the unit which needs most. Of a divided one, in proportion to what is divided and to what a
+        member holds.
+        """
+        by_sample = max(math.ceil(self._working_part(unit, tp_share) * self.units[unit].working_bytes_per_sample)
+                        for unit in units)  # fmt: skip
+        besides = max(math.ceil(self.units[unit].divided_share(tp_share) * self.units[unit].working_bytes)
+                      for unit in units)  # fmt: skip
+        return by_sample, besides
+
+    def _working_part(self, unit: int, tp_share: MemberShare) -> float:
+        whole = self.units[unit].activation_bytes_per_sample
+        return min(1.0, self.held_activation_bytes(unit, tp_share) / whole) if whole else 1.0
 
     def stage_again_bytes(
         self, units: range, tp_share: MemberShare = ALONE, recompute: Collection[int] = (), *, splits: bool = True

@@ -16,6 +16,10 @@ with Sublinear Memory Cost", 2016; kept: run again from a held input; not: segme
 Behind I, a span holds what W needs (`core.units.Unit.deferred_bytes_per_sample`), often more than before. A sample is
 in flight until W, so that with a schedule that splits backward it counts in a need, and in an in-flight limit, the more
 of both (`Division.splits`); not on the first stage, which goes back at once.
+
+While an action runs, its operations need tensors that nobody holds when it is over: in the layer that makes logits, and
+their loss, more than all that is held of it (`core.units.Unit.working_bytes_per_sample`). One unit works at a time, so
+the one that needs most counts, for the largest micro-batch.
 """
 
 import math
@@ -91,12 +95,14 @@ class MemoryNeed:
     """Bytes of the samples in flight, until W, and of a recomputed unit at work."""
     buffer_bytes: int
     """Messages to and from both neighbours."""
+    working_bytes: int
+    """What operations need while they run."""
     framework_bytes: int
 
     @property
     def peak_bytes(self) -> int:
         """All of it."""
-        return self.state_bytes + self.activation_bytes + self.buffer_bytes + self.framework_bytes
+        return sum(astuple(self))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,12 +126,18 @@ class HeldSizes:
     """Besides, while B runs recomputed units again."""
     again_split_bytes_per_sample: int | None = None
     """The same while I does; None: as many."""
+    working_bytes_per_sample: int = 0
+    """Besides, while an action runs."""
+    working_bytes: int = 0
+    """The same, however few the samples."""
     keeps_input: bool = False
     """Whether what is held of an activation is the very message that brought it."""
     keeps_output: bool = False
     """Whether the message forward is part of the activations."""
 
-    def held(self, *, activation_bytes: int = 0, received_bytes: int = 0, sending_bytes: int = 0) -> "HeldBytes":
+    def held(
+        self, *, activation_bytes: int = 0, received_bytes: int = 0, sending_bytes: int = 0, working_bytes: int = 0
+    ) -> "HeldBytes":
         """Return what is held when there is so much besides that which always is."""
         return HeldBytes(
             parameter_bytes=self.parameter_bytes,
@@ -135,6 +147,7 @@ class HeldSizes:
             activation_bytes=activation_bytes,
             received_bytes=received_bytes,
             sending_bytes=sending_bytes,
+            working_bytes=working_bytes,
         )
 
 
@@ -152,6 +165,8 @@ class HeldBytes:
     """Messages that have begun to arrive and that no action has used up."""
     sending_bytes: int
     """Messages that an action makes or has made, up to their last byte sent."""
+    working_bytes: int
+    """What the operations of an action need while it runs."""
 
     @property
     def total_bytes(self) -> int:
@@ -184,6 +199,7 @@ class MemoryCost:
         self._trained = cache(profile.graph.held_trained_bytes)
         self._activations = cache(profile.graph.stage_held_bytes)
         self._deferred = cache(profile.graph.stage_deferred_bytes)
+        self._working = cache(profile.graph.stage_working_bytes)
 
     def state_bytes(self, units: range, division: Division = WHOLE) -> int:
         """Return the bytes of parameters, gradients and optimizer state; shared parameters of a stage once."""
@@ -239,10 +255,12 @@ class MemoryCost:
         again = self._profile.graph.stage_again_bytes(units, division.tp_share, division.recompute, splits=splits)
         # The span whose units are run again holds, beside them, what it holds from F to I.
         again = max(0, self.activation_bytes_per_sample(units, division) + again - per_sample)
+        by_sample, besides = self._working(units, division.tp_share)
         return MemoryNeed(
             state_bytes=self.state_bytes(units, division),
             activation_bytes=in_flight * per_sample + largest_span * again,
             buffer_bytes=largest_span * self.buffer_bytes_per_sample(units, division),
+            working_bytes=largest_span * by_sample + besides,
             framework_bytes=framework_bytes(self._profile.cluster.device_by_name[device].backend),
         )
 
@@ -252,6 +270,7 @@ class MemoryCost:
         part = (units, division.tp_share, division.recompute)
         parameter_bytes, gradient_bytes, optimizer_bytes = self._state_parts(units, division)
         last, before = units.stop == len(graph), graph[units.start - 1]
+        by_sample, besides = self._working(units, division.tp_share)
         return HeldSizes(
             parameter_bytes=parameter_bytes,
             gradient_bytes=gradient_bytes,
@@ -265,6 +284,8 @@ class MemoryCost:
             deferred_bytes_per_sample=self._deferred(*part),
             again_bytes_per_sample=whole.stage_again_bytes(*part, splits=False),
             again_split_bytes_per_sample=whole.stage_again_bytes(*part),
+            working_bytes_per_sample=by_sample,
+            working_bytes=besides,
             keeps_input=division.wire_before is WireFormat.NATIVE,
             keeps_output=division.wire_behind is WireFormat.NATIVE and units.stop - 1 not in division.recompute,
         )

@@ -11,7 +11,8 @@ of several hosts sends into one port of the next, and that port then is the link
 
 import heapq
 from collections.abc import Callable, Sequence
-from functools import cache, cached_property
+from functools import cache, partial
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -78,21 +79,18 @@ class SpanTables:
         """Bytes of a tensor share's parameters, gradients and optimizer state."""
         self.in_flight = cache(self._in_flight)
         """Bytes that one sample in flight holds on a tensor share."""
+        self.buffers = cache(self._buffers)
+        """Bytes for one sample of a micro-batch: its messages over both cuts, and what operations need for it."""
+        self.besides = cache(partial(self._working, 1))
+        """Bytes that operations need while they run, however few the samples."""
         self.cut_bytes = cache(self._cut_bytes)
         """Bytes of one sample over each cut, up and down, in a wire format; 0 at both ends."""
         self._shares = cache(self._divided)
 
-    @cached_property
-    def buffers(self) -> Array:
-        """Bytes of the messages of one sample of a micro-batch over both cuts."""
-        up, down = self.cut_bytes()
-        edges = BUFFERED_MICRO_BATCHES * (up + down)
-        return np.where(self.above, edges[:, None] + edges[None, :], 0.0)
-
     def need(self, device: str, in_flight: int | Array, largest: int | Array, tp_share: MemberShare = ALONE) -> Array:
         """Return the peak bytes of a device with so many samples in flight, in micro-batches of `largest` at most."""
-        held = in_flight * self.in_flight(tp_share) + largest * self.buffers
-        return self.state(tp_share) + held + self.framework_bytes(device)
+        held = in_flight * self.in_flight(tp_share) + largest * self.buffers(tp_share)
+        return self.state(tp_share) + self.besides(tp_share) + held + self.framework_bytes(device)
 
     def framework_bytes(self, device: str) -> int:
         """Return what the framework takes of a device's memory."""
@@ -144,6 +142,21 @@ class SpanTables:
 
     def _state(self, tp_share: MemberShare = ALONE) -> Array:
         return self.memory.state_bytes_of(self.parameters(tp_share), self.trained(tp_share))
+
+    def _buffers(self, tp_share: MemberShare = ALONE) -> Array:
+        up, down = self.cut_bytes()
+        edges = BUFFERED_MICRO_BATCHES * (up + down)
+        return np.where(self.above, edges[:, None] + edges[None, :] + self._working(0, tp_share), 0.0)
+
+    def _working(self, part: int, tp_share: MemberShare = ALONE) -> Array:
+        """Return one of the two that `UnitGraph.stage_working_bytes` says, of every span between points."""
+        of_unit = self.profile.graph.stage_working_bytes
+        own = np.array([of_unit(range(unit, unit + 1), tp_share)[part] for unit in range(self.units)], dtype=float)
+        parts = [own[low:high].max() for low, high in pairwise(self.points.tolist())]
+        most = np.zeros(self.above.shape)
+        for row in range(len(parts)):
+            most[row, row + 1 :] = np.maximum.accumulate(parts[row:])
+        return most
 
     def _in_flight(self, tp_share: MemberShare = ALONE) -> Array:
         return in_flight_bytes(self.profile.graph, self.points, splits=self.splits, tp_share=tp_share)

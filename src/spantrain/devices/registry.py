@@ -29,6 +29,8 @@ class Backend:
     """Whether a host may have several, called `name:0`, `name:1`, ..."""
     framework_bytes: int = 0
     """What the framework takes of the device's memory before the first tensor."""
+    counts_allocations: bool = False
+    """Whether its allocator tells what was allocated at most; else the tensors that are held are counted."""
     carrier: str = "gloo"
     """What `torch.distributed` carries tensors by between several of them."""
 
@@ -48,7 +50,7 @@ BACKENDS = {
         Backend(name="cpu", device="spantrain.devices.cpu:CpuDevice", torch_type="cpu"),
         Backend(
             name="cuda", device="spantrain.devices.cuda:CudaDevice", torch_type="cuda", numbered=True,
-            framework_bytes=CONTEXT_BYTES, carrier="nccl",
+            framework_bytes=CONTEXT_BYTES, counts_allocations=True, carrier="nccl",
         ),
     )
 }  # fmt: skip

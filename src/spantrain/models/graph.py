@@ -15,7 +15,7 @@ from spantrain.core.shares import MemberBytes, TensorPieces, divided_share
 from spantrain.core.units import ModelSpec, TensorSpec, Unit, UnitGraph
 from spantrain.errors import ConfigError
 from spantrain.models.build import example_inputs, example_rows, unit_source
-from spantrain.models.execution.measure import TWO, FlopMeter, held_behind, held_by_two
+from spantrain.models.execution.measure import TWO, FlopMeter, held_behind, held_by_two, working_bytes
 from spantrain.models.execution.segment import autocast_dtype
 from spantrain.models.statistics import trained_names_of
 from spantrain.models.tensor_parallel.shard import divides_sequence, pieces_of, sums_of
@@ -34,6 +34,7 @@ def build_graph(spec: ModelSpec, *, dtype: str = "float32") -> UnitGraph:
     shapes at the cuts, and the bytes held from F to W, come from a real forward on the CPU, once for each class of
     identical units. Bytes held are what autograd saves, with the unit's inputs and outputs, without parameters; behind
     I also the gradients that W starts from. What members of a tensor-parallel group hold was measured on two of them.
+    What operations need besides, while they run, is the most that they allocate in a whole pass, less what is held.
 
     Args:
         spec: the model.
@@ -118,6 +119,8 @@ def _measure(
     held_bytes = math.ceil((large.forward_bytes - small.forward_bytes) / (_LARGE - _SMALL))
     # What did not grow with the batch before I is still there behind it.
     constant_bytes = small.forward_bytes - _SMALL * held_bytes
+    working = [working_bytes(module, partial(batch, samples), low, ends_model=last) for samples in (_SMALL, _LARGE)]
+    working_per_sample = max(0, math.ceil((working[1] - working[0]) / (_LARGE - _SMALL)))
     return Unit(
         name=module.name,
         unit_class="",
@@ -129,6 +132,8 @@ def _measure(
         activation_bytes_per_sample=held_bytes,
         tensor_sums=sums,
         deferred_bytes_per_sample=max(0, math.ceil((small.backward_input_bytes - constant_bytes) / _SMALL)),
+        working_bytes_per_sample=working_per_sample,
+        working_bytes=max(0, working[0] - _SMALL * working_per_sample),
         tensor_pieces=pieces,
         member_activation_bytes=_by_member(pieces, [held.forward_bytes - constant_bytes for held in two]),
         member_deferred_bytes=_by_member(pieces, [held.backward_input_bytes - constant_bytes for held in two]),

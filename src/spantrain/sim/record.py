@@ -9,6 +9,7 @@ from spantrain.core.action import Action, Direction, Op
 from spantrain.core.messages import MessageKey
 from spantrain.core.trace import Flow, Interval, Trace
 from spantrain.cost.memory import HeldBytes, HeldSizes
+from spantrain.devices.registry import find_backend
 
 
 class TraceRecorder:
@@ -76,7 +77,7 @@ class TraceRecorder:
 
 
 class _HeldPart(IntEnum):
-    """What comes and goes, by the byte; the first four by the sample: members of a group hold different parts."""
+    """What comes and goes, by the byte; the first six by the sample: members of a group hold different parts."""
 
     ACTIVATIONS = 0
     """From F to I or B."""
@@ -86,11 +87,16 @@ class _HeldPart(IntEnum):
     """What recomputed units hold while B runs."""
     AGAIN_SPLIT = 3
     """What they hold while I runs."""
-    RECEIVED = 4
-    SENDING = 5
+    WORKING = 4
+    """What operations need while an action runs."""
+    WORKING_BESIDES = 5
+    """The same by the action: however few its samples."""
+    RECEIVED = 6
+    SENDING = 7
 
 
-_BY_SAMPLE = (_HeldPart.ACTIVATIONS, _HeldPart.DEFERRED, _HeldPart.AGAIN, _HeldPart.AGAIN_SPLIT)
+_HELD = (_HeldPart.ACTIVATIONS, _HeldPart.DEFERRED, _HeldPart.AGAIN, _HeldPart.AGAIN_SPLIT)
+_WORKING = (_HeldPart.WORKING, _HeldPart.WORKING_BESIDES)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +107,8 @@ class DeviceMemory:
     """When it first held the most."""
     peak: HeldBytes
     """What it held then."""
+    held_bytes: int
+    """The most that tensors held at once, without what operations need while they run, and the framework."""
     timeline: tuple[tuple[float, int], ...]
     """Times at which the sum changes, and all bytes from then on."""
 
@@ -110,14 +118,20 @@ class DeviceMemory:
         return self.peak.total_bytes
 
     @property
-    def tensor_bytes(self) -> int:
+    def allocated_bytes(self) -> int:
         """The same without what the framework itself takes, which is no tensor's."""
         return self.peak.total_bytes - self.peak.framework_bytes
+
+    def counted_bytes(self, backend: str) -> int:
+        """Return the most that a device of a backend says it had (`ComputeDevice.peak_bytes`, or what is held)."""
+        row = find_backend(backend)
+        return self.allocated_bytes if row is not None and row.counts_allocations else self.held_bytes
 
 
 class MemoryLog:
     """Notes what devices begin and cease to hold.
 
+    What operations need counts from the start to the end of each action.
     Activations count from the start of F to the end of B, or of I, from where on counts what W needs, to its end.
     Units that are run again count from the start to the end of I or B. A message counts at its sender from the start
     of the action that makes it to its last byte sent, at its receiver from its first byte there to the end of the
@@ -133,6 +147,8 @@ class MemoryLog:
         """Note an action from its start to its end."""
         sizes, changes, samples = self._sizes[device], self._changes[device], action.span.size
         op = action.op
+        for part, amount in zip(_WORKING, (samples, 1), strict=True):
+            changes += [(start_s, amount, part), (end_s, -amount, part)]
         if op is Op.FORWARD:
             changes.append((start_s, samples, _HeldPart.ACTIVATIONS))
             taken_s = start_s if sizes.keeps_input else end_s
@@ -168,33 +184,37 @@ class MemoryLog:
         held, most = [0] * len(_HeldPart), [0] * len(_HeldPart)
         per_sample = _per_sample(sizes)
         base = now = highest = sizes.held().total_bytes
-        peak_s = 0.0
+        held_bytes, peak_s = base, 0.0
         levels: dict[float, int] = {0.0: base}
         # At equal times what is freed comes first.
         for time_s, amount, part in sorted(self._changes[leader]):
-            size_bytes = amount * per_sample[part] if part in _BY_SAMPLE else amount
+            size_bytes = amount * per_sample[part] if part < len(per_sample) else amount
             held[part] += size_bytes
             now += size_bytes
             if now > highest:
                 highest, peak_s, most = now, time_s, held.copy()
+            held_bytes = max(held_bytes, now - sum(held[part] for part in _WORKING))
             levels[time_s] = now
         if now != base:
             raise ValueError(
                 f"{device} holds {now - base} bytes more after a step: its sizes are not those of messages"
             )
         peak = sizes.held(
-            activation_bytes=sum(most[part] for part in _BY_SAMPLE),
+            activation_bytes=sum(most[part] for part in _HELD),
             received_bytes=most[_HeldPart.RECEIVED],
             sending_bytes=most[_HeldPart.SENDING],
+            working_bytes=sum(most[part] for part in _WORKING),
         )
-        return DeviceMemory(peak_s=peak_s, peak=peak, timeline=_changes(levels))
+        held_bytes -= sizes.framework_bytes
+        return DeviceMemory(peak_s=peak_s, peak=peak, held_bytes=held_bytes, timeline=_changes(levels))
 
 
 def _per_sample(sizes: HeldSizes) -> tuple[int, ...]:
     """Return the bytes of one sample of each part that goes by the sample."""
     held, again = sizes.activation_bytes_per_sample, sizes.again_bytes_per_sample
     deferred, split = sizes.deferred_bytes_per_sample, sizes.again_split_bytes_per_sample
-    return held, held if deferred is None else deferred, again, again if split is None else split
+    working = sizes.working_bytes_per_sample, sizes.working_bytes
+    return held, held if deferred is None else deferred, again, again if split is None else split, *working
 
 
 def _changes(levels: Mapping[float, int]) -> tuple[tuple[float, int], ...]:

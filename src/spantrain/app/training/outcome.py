@@ -269,12 +269,12 @@ def device_figures(
     stage_index, replica_index = plan.place(name)
     replicas = plan.stages[stage_index].replicas
     own = replicas[replica_index]
-    measured = steady(outcomes)
+    measured, device = steady(outcomes), plan.cluster.device_by_name[name]
     utilisation = statistics.fmean(outcome.busy_s[name] for outcome in measured) / statistics.fmean(
         outcome.duration_s for outcome in measured
     )
     return DeviceFigures(
-        kind=plan.cluster.device_by_name[name].kind,
+        kind=device.kind,
         stage=stage_index,
         sample_share=own.sample_share / sum(replica.sample_share for replica in replicas),
         tensor_share=normalised(own.tp_shares)[own.devices.index(name)],
@@ -283,7 +283,7 @@ def device_figures(
         bubble_ratio=max(0.0, 1.0 - utilisation),
         peak_held_samples=max(outcome.peak_held_samples[name] for outcome in outcomes),
         peak_bytes=result.peak_bytes,
-        peak_bytes_predicted=predicted.memory[name].tensor_bytes,
+        peak_bytes_predicted=predicted.memory[name].counted_bytes(device.backend),
         real_compute_ratio=result.real_compute_ratio,
         overrun_actions=result.overrun_actions,
         overhead_median_s=_quantile(result.overhead_s, 0.5),

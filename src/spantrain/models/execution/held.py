@@ -1,15 +1,18 @@
 """Bytes of tensors that are really held: storages, each once, watched without keeping them alive.
 
 Counted are the tensors that autograd saves while it is watched (`torch.autograd.graph.saved_tensors_hooks`) and those
-that are named. What an operation needs only while it runs is not seen: it is part of no tensor that outlives it.
+that are named. What operations need only while they run is part of no tensor that outlives them: `Allocations` sees it.
 """
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from spantrain.core.span import Span
 
@@ -60,6 +63,33 @@ class StorageLog:
         now_bytes = sum(size for _, size in self._seen.values())
         self.most_bytes = max(self.most_bytes, now_bytes)
         return now_bytes
+
+
+class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Watches what the operations of a `with` block allocate on the processor: storages, while they are alive."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._log = StorageLog()
+
+    @property
+    def now_bytes(self) -> int:
+        """What is alive of it."""
+        return self._log.look()
+
+    def most_bytes(self) -> int:
+        """Return the most that was alive at once since this was asked last."""
+        most_bytes, self._log.most_bytes = self._log.most_bytes, 0
+        return most_bytes
+
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run an operation, and note what it returns."""
+        result = func(*args, **(kwargs or {}))
+        self._log.add(*(leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)))
+        self._log.look()
+        return result
 
 
 class HeldMeter:

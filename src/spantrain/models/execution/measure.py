@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from spantrain.core.shares import shares_of
-from spantrain.models.execution.held import StorageLog
+from spantrain.models.execution.held import Allocations, StorageLog
 from spantrain.models.execution.segment import Segment
 from spantrain.models.randomness.draws import DrawnSamples
 from spantrain.models.tensor_parallel.divided import own_part
@@ -44,6 +44,26 @@ class HeldBehind:
     """Behind F, with inputs and outputs."""
     backward_input_bytes: int
     """Behind I; on the model's first unit, which has none, of what its W waits with."""
+
+
+def working_bytes(unit: UnitModule, batch: Batch, autocast_dtype: torch.dtype | None, *, ends_model: bool) -> int:
+    """Run F and B of a unit on the processor; return the most bytes that operations had besides what was held then."""
+    entering, rows = batch()
+    segment = Segment([unit], ends_model=ends_model, autocast_dtype=autocast_dtype, torch_device=torch.device("cpu"))
+    unit.train()
+    with Allocations() as made:
+        held, outputs = segment.forward(entering, rows, _first_samples((*entering, *rows.values())))
+        del entering, rows
+        most_bytes, held_bytes = int(made.most_bytes()), int(made.now_bytes)
+        gradients = tuple(torch.ones_like(output) for output in outputs if output.is_floating_point())
+        del outputs
+        made.most_bytes()
+        segment.backward(held, gradients)
+        most_bytes = max(most_bytes, int(made.most_bytes()))
+    unit.eval()
+    for parameter in unit.parameters():
+        parameter.grad = None
+    return max(0, most_bytes - held_bytes)
 
 
 def held_behind(unit: UnitModule, batch: Batch, autocast_dtype: torch.dtype | None, *, ends_model: bool) -> HeldBehind:

@@ -234,8 +234,9 @@ class DeviceTables:
     def _room(self, low: int, high: int, held: int, at: NDArray[np.intp]) -> Blocks:
         """Return the most blocks that fit, by device and span: equation 3, and the messages of both cuts."""
         spans = (self._first[at], self._end[at])
-        left = np.array([self._memory_bytes(name) - self._spans.state()[spans] for name in self.devices[low:high]])
-        each = np.maximum(held * self._spans.in_flight()[spans] + self._spans.buffers[spans], 1.0)
+        always = (self._spans.state() + self._spans.besides())[spans]
+        left = np.array([self._memory_bytes(name) - always for name in self.devices[low:high]])
+        each = np.maximum(held * self._spans.in_flight()[spans] + self._spans.buffers()[spans], 1.0)
         room = np.floor(left / each / self.block)
         return np.asarray(np.clip(room, 0, self.total), dtype=np.int64)
 

@@ -232,7 +232,7 @@ class PartCosts:
         """Return how often the in-flight limit must be filled; 0 where all fits, infinite where not one span does."""
         held = self.spans.in_flight()
         state = self.spans.state() if self.shards is None else self.shards.state_bytes(replicas)
-        left = memory_bytes - framework_bytes(backend) - state - count * self.spans.buffers
+        left = memory_bytes - framework_bytes(backend) - state - self.spans.besides() - count * self.spans.buffers()
         fits = np.floor(left / np.maximum(held, 1.0))
         limit = np.minimum(np.where((held == 0) & (left >= 0), samples, fits), samples)
         # Equal spans go in whole: some of the places that they take is taken so many times.
