@@ -5,7 +5,11 @@ BIN := $(VENV)/bin
 PURE := tests/schedule tests/adaptation tests/cost tests/config tests/outer/policy src/spantrain/core src/spantrain/cost \
 	src/spantrain/schedule src/spantrain/formats src/spantrain/adaptation
 
-.PHONY: setup demo lint check-fast check test clean
+BACKEND ?= cuda:0
+ON_ANY_BACKEND := $(addprefix tests/runtime/test_,processes.py losses.py tensor_processes.py switch_processes.py \
+	resume_processes.py stale_processes.py scaling.py checkpoint_drivers.py)
+
+.PHONY: setup demo lint check-fast check test gpu clean
 
 setup: .setup-stamp
 
@@ -31,6 +35,12 @@ check: lint
 
 test: check
 	$(BIN)/pytest -n 2 --dist loadfile
+
+# On a machine with an accelerator: what needs one, what runs on any, and figures.
+gpu: setup
+	$(BIN)/pytest -m gpu
+	$(BIN)/pytest -n 4 --dist loadfile --backend $(BACKEND) $(ON_ANY_BACKEND)
+	$(BIN)/python benchmarks/gpu.py --backend $(BACKEND) --out gpu
 
 clean:
 	rm -rf $(VENV) .setup-stamp runs build dist

@@ -39,7 +39,7 @@ os.environ.pop("COLUMNS", None)  # xdist gives the width of its own terminal
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--backend", default="cpu", help="what the runtime's tests compute on, such as cuda:0")
+    parser.addoption("--backend", default="cpu", help="what the runtime's tests compute on: cpu, cuda:0, late")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -1,5 +1,7 @@
 """Devices: results come back, and emulated time is kept without drift."""
 
+import time
+
 import pytest
 import torch
 
@@ -117,8 +119,57 @@ def test_backends_by_name() -> None:
         open_device("cuda:9999")
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+on_cuda = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+
+def with_marks(marks: list[pytest.MarkDecorator]):
+    def marked(test):
+        for mark in marks:
+            test = mark(test)
+        return test
+
+    return marked
+
+
+@with_marks(on_cuda)
+def test_cuda_work_is_over_in_order_and_read_past_what_is_queued() -> None:
+    device = CudaDevice(0)
+    matrix = torch.randn(4096, 4096, device=device.torch_device)
+    device.run(lambda: matrix @ matrix, None)
+
+    def long() -> torch.Tensor:
+        found = matrix
+        for _ in range(50):
+            found = found @ matrix
+        return found
+
+    first = device.submit(lambda: matrix * 2, None)
+    second = device.submit(long, None)
+    first.wait()
+    (fetched,) = CudaDevice.fetch(lambda: (first.result + 1,), device.torch_device)
+    assert not second.is_over
+    assert torch.equal(fetched, (matrix * 2 + 1).cpu())
+    assert fetched.is_pinned()
+    second.wait()
+    assert first.started_s <= first.ended_s <= second.started_s < second.ended_s <= time.monotonic() + 1e-3
+
+
+@with_marks(on_cuda)
+def test_what_is_brought_to_cuda_is_there_for_what_is_queued_next() -> None:
+    device = CudaDevice(0)
+    values = [torch.randn(1000, 1000) for _ in range(20)]
+    brought = [CudaDevice.bring((value,), device.torch_device)[0] * 2 for value in values]
+    assert all(torch.equal(one.cpu(), 2 * value) for one, value in zip(brought, values, strict=True))
+
+
+@with_marks(on_cuda)
+def test_a_cuda_device_counts_from_when_it_is_opened() -> None:
+    device = CudaDevice(0)
+    device.forget_peak()
+    assert device.peak_bytes() is not None
+
+
+@with_marks(on_cuda)
 def test_cuda_times_the_work_on_the_device() -> None:
     device = CudaDevice(0)
     matrix = torch.randn(2048, 2048, device=device.torch_device)

@@ -1,5 +1,6 @@
 """Any plan and schedule gives the gradients of one device: real executors, policies and messages, in threads."""
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
@@ -12,6 +13,7 @@ from spantrain.core.action import Op
 from spantrain.core.messages import Decision, DeviceDecisions
 from spantrain.core.plan import Plan
 from spantrain.core.span import Span
+from spantrain.devices.base import ComputeDevice
 from spantrain.formats.registry import WireFormat
 from spantrain.models.build import build_units
 from spantrain.models.data.dataset import open_dataset
@@ -28,6 +30,7 @@ from spantrain.sim.costs import TableCosts
 from spantrain.sim.replay import replay, simulated_order
 from spantrain.sim.search.search import SearchEffort, with_hints
 from testing.backend import compute_device
+from testing.late_device import LateDevice, Later
 from testing.memory_mailbox import MemoryNetwork
 from testing.patience import PATIENCE_S
 from testing.plans import task_of
@@ -54,9 +57,10 @@ class Ran:
 class Cast:
     """The devices of a plan: their mailboxes and executors."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, open_device: Callable[[], ComputeDevice]) -> None:
         network = MemoryNetwork()
         self.plan = plan
+        self.devices = {name: open_device() for name in plan.devices}
         self.mailboxes = {name: network.mailbox(name) for name in plan.devices}
         self._tasks = replica_tasks(plan)
         self._data = open_dataset(plan.model)
@@ -73,11 +77,11 @@ class Cast:
             units,
             is_last=self._ends(name)["is_last"],
             global_batch=self.plan.global_batch,
-            torch_device=compute_device().torch_device,
+            torch_device=self.devices[name].torch_device,
         )
 
     def _driver(self, name: str, recorder: StepRecorder, restless: int | None) -> StepDriver:
-        device = compute_device()
+        device = self.devices[name]
         feed = SampledFeed(self._data, global_batch=self.plan.global_batch, seed=SEED)
         return StepDriver(
             context_of(name, self.mailboxes[name], feed, recorder),
@@ -120,9 +124,15 @@ class Cast:
         }
 
 
-def run_plan(plan: Plan, steps: int = 1, *, restless: int | None = None) -> Ran:
+def run_plan(
+    plan: Plan,
+    steps: int = 1,
+    *,
+    restless: int | None = None,
+    open_device: Callable[[], ComputeDevice] = compute_device,
+) -> Ran:
     """Run a plan's first steps in threads; with a seed, micro-batches are re-cut at random all the time."""
-    cast = Cast(plan)
+    cast = Cast(plan, open_device)
     with ThreadPoolExecutor(len(plan.devices)) as pool:
         futures = {name: pool.submit(cast.play, name, steps, restless) for name in plan.devices}
         results = {name: future.result(PATIENCE_S) for name, future in futures.items()}
@@ -157,8 +167,8 @@ def reference_gradients(plan: Plan, reference, steps: int = 1):
     return total, parameters
 
 
-def check(plan: Plan, reference, steps: int = 1, *, restless: int | None = None) -> None:
-    ran = run_plan(plan, steps, restless=restless)
+def check(plan: Plan, reference, steps: int = 1, **options) -> None:
+    ran = run_plan(plan, steps, **options)
     wanted_loss, parameters = reference_gradients(plan, reference, steps)
     assert ran.loss_sum == pytest.approx(wanted_loss, rel=TOLERANCE)
     check_gradients(ran.gradients, parameters, TOLERANCE)
@@ -186,6 +196,32 @@ def check_gradients(gradients, parameters, tolerance: float) -> None:
 @given(data=st.data())
 def test_random_plans_of_text_models(data, plans, reference):
     check(data.draw(plans(("gpt2", "bert"))), reference)
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data(), restless=st.one_of(st.none(), st.integers(0, 2**16)), seed=st.integers(0, 2**16))
+def test_random_plans_on_devices_whose_results_come_later(data, restless, seed, plans, reference):
+    devices: list[LateDevice] = []
+
+    def open_device() -> LateDevice:
+        devices.append(LateDevice(seed + len(devices)))
+        return devices[-1]
+
+    plan = data.draw(plans(("gpt2", "bert")))
+    check(plan, reference, 2, restless=restless, open_device=open_device)
+
+
+def test_a_wait_that_is_left_out_is_found(make_plan, spec_of, reference, monkeypatch):
+    """What is handed on before it is there is no number: the device would find every such place in the driver."""
+    plan = make_plan(spec_of("gpt2"), [0, 2, 5], [[1], [1]], [[Span(0, 2), Span(2, 4), Span(4, 6)]] * 2, "1f1b")
+    devices = [LateDevice(seed) for seed in range(2)]
+    opened = iter(devices)
+    check(plan, reference, 2, open_device=lambda: next(opened))
+    assert all(device.handed_over_early for device in devices)
+    monkeypatch.setattr(Later, "is_over", property(lambda _: True))
+    monkeypatch.setattr(Later, "wait", lambda _: None)
+    with pytest.raises(AssertionError):
+        check(plan, reference, 2, open_device=LateDevice)
 
 
 @settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))

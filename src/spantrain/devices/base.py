@@ -1,14 +1,18 @@
 """What every device that computes can do; what only some can has its answer for the others here."""
 
 import contextlib
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 import torch
+from torch import Tensor
 
 T = TypeVar("T")
+Tensors = tuple[Tensor, ...]
 Milestone = tuple[float, Callable[[], None]]
 """Seconds from the start of a piece of work, and what to call then."""
 
@@ -18,9 +22,30 @@ def no_seconds() -> float:
     return 0.0
 
 
-class ComputeDevice(ABC):
-    """Runs one piece of work at a time."""
+@dataclass(kw_only=True)
+class Submitted(Generic[T]):
+    """A piece of work that was handed to a device, and is over."""
 
+    result: T
+    """On the device; others may read it once the work is over."""
+    started_s: float
+    """On this machine's monotonic clock; known once the work is over."""
+    ended_s: float
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the device has done it."""
+        return True
+
+    def wait(self) -> None:
+        """Return when it is over."""
+
+
+class ComputeDevice(ABC):
+    """Does one piece of work after another, in the order in which they are handed to it."""
+
+    ahead = 1
+    """How many pieces of work may be with it at once, the one that it does included."""
     fuses_optimizer = False
     """Whether torch has one kernel for the optimizer's step over many tensors there."""
 
@@ -53,6 +78,20 @@ class ComputeDevice(ABC):
                 On a real device the work itself knows when it gets there.
         """
 
+    def submit(
+        self,
+        work: Callable[[], T],
+        seconds: float | None,
+        *,
+        more_s: Callable[[], float] = no_seconds,
+        waited_s: Callable[[], float] = no_seconds,
+        milestones: Sequence[Milestone] = (),
+    ) -> Submitted[T]:
+        """Hand the work over, arguments as of `run`; a device that does nothing beside its host does it at once."""
+        started_s = time.monotonic()
+        result = self.run(work, seconds, more_s=more_s, waited_s=waited_s, milestones=milestones)
+        return Submitted(result=result, started_s=started_s, ended_s=time.monotonic())
+
     @property
     def real_compute_ratio(self) -> float:
         """Seconds of real computation per second of device time; 1 on real devices."""
@@ -71,6 +110,16 @@ class ComputeDevice(ABC):
     def is_available() -> bool:
         """Return whether this machine has one."""
         return True
+
+    @staticmethod
+    def fetch(made: Callable[[], Tensors], torch_device: torch.device) -> Tensors:  # noqa: ARG004
+        """Return what is made of results of work that is over, for the host to read, past what the device does now."""
+        return made()
+
+    @staticmethod
+    def bring(tensors: Tensors, torch_device: torch.device) -> Tensors:
+        """Return tensors as the device's next work may read them; the host does not wait for the device."""
+        return tuple(tensor.to(torch_device) for tensor in tensors)
 
     @staticmethod
     def settle(torch_device: torch.device) -> None:  # noqa: ARG004

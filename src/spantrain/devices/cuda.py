@@ -1,18 +1,47 @@
 """CUDA devices: work is queued on streams; its time is what passes between two events on one."""
 
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
 
 import torch
 
-from spantrain.devices.base import RealDevice, T
+from spantrain.devices.base import Milestone, RealDevice, Submitted, T, Tensors, no_seconds
 from spantrain.errors import ConfigError
+
+
+@dataclass(kw_only=True)
+class _Queued(Submitted[T]):
+    """Work between two events on the device's stream."""
+
+    start: torch.cuda.Event
+    end: torch.cuda.Event
+    origin: tuple[torch.cuda.Event, float]
+    """An event before, and when it was, on this machine's monotonic clock."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the device has done it."""
+        if not self.end.query():  # type: ignore[no-untyped-call]
+            return False
+        self.wait()
+        return True
+
+    def wait(self) -> None:
+        """Return when it is over."""
+        self.end.synchronize()
+        event, at_s = self.origin
+        self.started_s = at_s + event.elapsed_time(self.start) / 1e3
+        self.ended_s = at_s + event.elapsed_time(self.end) / 1e3
 
 
 class CudaDevice(RealDevice):
     """One CUDA device."""
 
     fuses_optimizer = True
+    ahead = 2
 
     def __init__(self, index: int = 0) -> None:
         """Take device `index`.
@@ -27,18 +56,36 @@ class CudaDevice(RealDevice):
         # Before, torch does not count what is allocated there; and what names no device goes there, too.
         torch.cuda.init()  # type: ignore[no-untyped-call]
         torch.cuda.set_device(self.torch_device)
+        self._last: _Queued[object] | None = None
+
+    def submit(
+        self,
+        work: Callable[[], T],
+        seconds: float | None,  # noqa: ARG002
+        *,
+        more_s: Callable[[], float] = no_seconds,  # noqa: ARG002
+        waited_s: Callable[[], float] = no_seconds,  # noqa: ARG002
+        milestones: Sequence[Milestone] = (),  # noqa: ARG002
+    ) -> Submitted[T]:
+        """Queue the work."""
+        with torch.cuda.device(self.torch_device):
+            start, end = _event(), _event()
+            idle = self._last is None or self._last.is_over
+            start.record()
+            # What an idle device is given it begins at once.
+            origin = (start, time.monotonic()) if self._last is None or idle else self._last.origin
+            result = work()
+            end.record()
+        queued = _Queued(result=result, started_s=0.0, ended_s=0.0, start=start, end=end, origin=origin)
+        self._last = _Queued(result=None, started_s=0.0, ended_s=0.0, start=start, end=end, origin=origin)
+        return queued
 
     def timed(self, work: Callable[[], T]) -> T:
         """Queue the work, wait until the device has done it, and return its result."""
-        with torch.cuda.device(self.torch_device):
-            start = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-            end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-            start.record()
-            result = work()
-            end.record()
-            end.synchronize()
-        self.last_s = start.elapsed_time(end) / 1e3
-        return result
+        queued = self.submit(work, None)
+        queued.wait()
+        self.last_s = queued.ended_s - queued.started_s
+        return queued.result
 
     def forget_peak(self) -> None:
         """Begin to look for the most memory anew."""
@@ -52,6 +99,29 @@ class CudaDevice(RealDevice):
     def is_available() -> bool:
         """Return whether this machine has one."""
         return torch.cuda.is_available()
+
+    @staticmethod
+    def fetch(made: Callable[[], Tensors], torch_device: torch.device) -> Tensors:
+        """Make it on a stream of its own, copy it to page-locked memory, and wait for that alone."""
+        stream = _stream(torch_device, "out")
+        with torch.cuda.stream(stream):
+            found = tuple(_on_host(tensor) for tensor in made())
+        stream.synchronize()
+        return found
+
+    @staticmethod
+    def bring(tensors: Tensors, torch_device: torch.device) -> Tensors:
+        """Copy from page-locked memory, on a stream of its own; work that is queued from now on waits for it."""
+        if all(tensor.device == torch_device for tensor in tensors):
+            return tensors
+        with torch.cuda.device(torch_device):
+            beside, now = _stream(torch_device, "in"), torch.cuda.current_stream(torch_device)
+            with torch.cuda.stream(beside):
+                found = tuple(_pinned(tensor).to(torch_device, non_blocking=True) for tensor in tensors)
+            now.wait_stream(beside)
+            for tensor in found:
+                tensor.record_stream(now)
+        return found
 
     @staticmethod
     def settle(torch_device: torch.device) -> None:
@@ -68,8 +138,28 @@ class CudaDevice(RealDevice):
     @contextmanager
     def beside(torch_device: torch.device, mark: torch.cuda.Event) -> Iterator[None]:
         """Queue what is done inside on a stream of its own, behind a mark, and wait for its end."""
-        stream = torch.cuda.Stream(torch_device)  # type: ignore[no-untyped-call]
+        stream = _stream(torch_device, "sums")
         with torch.cuda.device(torch_device), torch.cuda.stream(stream):
             stream.wait_event(mark)
             yield
             stream.synchronize()
+
+
+def _event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+
+
+@cache
+def _stream(device: torch.device, use: str) -> torch.cuda.Stream:
+    """Return the stream of a device for some use: each has memory of its own, which torch keeps for it."""
+    assert use
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+def _on_host(tensor: torch.Tensor) -> torch.Tensor:
+    landing = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return landing.copy_(tensor.detach(), non_blocking=True)
+
+
+def _pinned(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if tensor.is_cuda or tensor.is_pinned() else tensor.pin_memory()

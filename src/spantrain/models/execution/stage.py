@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from spantrain.core.span import Span
+from spantrain.devices.registry import class_of
 from spantrain.errors import ConfigError, ProtocolError, ScheduleError
 from spantrain.models.execution.held import HeldMeter, StorageLog
 from spantrain.models.execution.segment import HeldSegment, Tensors, detached, segments_of
@@ -291,10 +292,10 @@ class StageExecutor:
         tell(self._segments[number].parameters)
 
     def _moved(self, tensors: Tensors) -> Tensors:
-        return tuple(tensor.to(self._torch_device) for tensor in tensors)
+        return class_of(self._torch_device).bring(tensors, self._torch_device)
 
     def _rows_here(self, rows: Rows) -> Rows:
-        return {number: rows[number].to(self._torch_device) for number in self.reads}
+        return dict(zip(self.reads, self._moved(tuple(rows[number] for number in self.reads)), strict=True))
 
     def _weight(self, span: Span) -> float:
         """Return what the loss sum of a span's samples is multiplied by."""

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
+from torch import Tensor
+
 from spantrain.adaptation.local import LocalAdapter
 from spantrain.adaptation.monitor import SentMessage
 from spantrain.core.action import Action, Direction, Op
@@ -23,6 +25,7 @@ from spantrain.models.execution.held import HeldMeter
 from spantrain.models.execution.stage import NamesFinal
 from spantrain.runtime.channels import DeferredMessages
 from spantrain.runtime.recorder import StepRecorder
+from spantrain.runtime.step.ahead import Ahead, AheadAction
 from spantrain.runtime.step.context import WorkerContext
 from spantrain.runtime.step.following import Followers
 from spantrain.runtime.step.rounding import ErrorFeedback, for_wire, from_wire
@@ -70,7 +73,8 @@ class _OneStep:
 @dataclass(kw_only=True)
 class _OpenStep:
     feedback: ErrorFeedback = field(default_factory=ErrorFeedback)
-    loss_sum: float = 0.0
+    loss_sum: Tensor | float = 0.0
+    """Summed where losses are computed; it is read when the step is over."""
 
 
 class StepDriver:
@@ -107,6 +111,7 @@ class StepDriver:
         self._machine: _StepMachine | None = two_steps
         self._steps: dict[int, _OpenStep] = {}
         self._heard: list[tuple[int, Event]] = []
+        self._ahead = Ahead(clock.ahead)
         self._ready_since = time.monotonic()
         self._waited_s = 0.0
         self.deferred = DeferredMessages(here.mailbox.wake, here.check_abort) if two_steps else None
@@ -159,17 +164,19 @@ class StepDriver:
         if self.deferred is not None:
             self.deferred.serve(self.try_send, self.try_take)
         assert self._machine is not None
-        chosen = self._next_choice(self._machine)
+        self._note_ends()
+        chosen = None if self._ahead.is_full else self._next_choice(self._machine)
         if chosen is not None:
             self._do(*chosen)
         step = self._machine.close()
         if step is not None:
+            self._note_ends(wait=True)
             done = self._steps.pop(step)
-            return step, done.loss_sum if self._replica_work.is_last else None
+            return step, float(done.loss_sum) if self._replica_work.is_last else None
         if chosen is None:
-            before_s = time.monotonic()
-            self._receive(_POLL_S)
-            self._waited_s += time.monotonic() - before_s
+            before_s, idle = time.monotonic(), not self._ahead
+            self._receive(min(_POLL_S, self._ahead.patience_s))
+            self._waited_s += time.monotonic() - before_s if idle else 0.0
         return None
 
     def forget(self, step: int) -> None:
@@ -244,14 +251,26 @@ class StepDriver:
     def _do(self, step: int, action: Action) -> None:
         final = self._last_backward.of(step, action)
         work = self._work(step, action, self._clock.told_by_work(final))
-        start_s = time.monotonic()
-        outputs = self._clock.run(action.op, action.span.size, work, final)
-        end_s = time.monotonic()
+        since_s = time.monotonic()
+        submitted = self._clock.submit(action.op, action.span.size, work, final)
+        held_samples = self._replica_work.held_samples
+        self._ahead.submitted(step, action, submitted, since_s=since_s, held_samples=held_samples)
+        self._note_ends()
+
+    def _note_ends(self, *, wait: bool = False) -> None:
+        """Hand on what actions have made that are over, and tell of those that are or will be."""
+        for entry in self._ahead.over(wait=wait):
+            self._note_end(entry)
+            if not entry.told:
+                self._heard.append((entry.step, Finished(entry.action)))
+        self._heard += [(entry.step, Finished(entry.action)) for entry in self._ahead.ending()]
+
+    def _note_end(self, entry: AheadAction) -> None:
+        action, start_s, end_s = entry.action, entry.work.started_s, entry.work.ended_s
         self._local.finished(action.op, action.span.size, end_s - start_s)
-        held_samples, recorder = self._replica_work.held_samples, self._here.recorder
-        recorder.computed(str(action), step, start_s, end_s, held_samples=held_samples)
-        self._hand_on(step, action, outputs)
-        self._heard.append((step, Finished(action)))
+        recorder = self._here.recorder
+        recorder.computed(str(action), entry.step, start_s, end_s, held_samples=entry.held_samples)
+        self._hand_on(entry.step, action, entry.work.result)
         figures = recorder.figures
         figures.overhead_s.append(max(0.0, start_s - self._ready_since - self._waited_s))
         figures.waiting_s += self._waited_s
@@ -261,12 +280,17 @@ class StepDriver:
         """Send what an action has made to those who need it, or count its loss."""
         open_step = self._steps[step]
         if action.op is Op.FORWARD and self._replica_work.is_last:
-            open_step.loss_sum += float(outputs[0])
+            open_step.loss_sum = open_step.loss_sum + outputs[0].double()
         elif action.op is Op.FORWARD:
-            self._send(step, Direction.FORWARD, action.span, for_wire(outputs, self._wire_behind))
+            tensors = self._fetched(partial(for_wire, outputs, self._wire_behind))
+            self._send(step, Direction.FORWARD, action.span, tensors)
         elif action.op in (Op.BACKWARD, Op.BACKWARD_INPUT) and not self._replica_work.is_first:
-            tensors = open_step.feedback.for_wire(outputs, self._wire_before)
+            tensors = self._fetched(partial(open_step.feedback.for_wire, outputs, self._wire_before))
             self._send(step, Direction.BACKWARD, action.span, tensors)
+
+    def _fetched(self, made: Callable[[], Tensors]) -> Tensors:
+        device = self._clock.device
+        return device.fetch(made, device.torch_device)
 
     def _work(self, step: int, action: Action, final: NamesFinal | None) -> Callable[[], Tensors]:
         """Return the computation of an action, with its inputs bound; followers are told as it begins."""

@@ -10,7 +10,7 @@ import torch
 
 from spantrain.core.action import Action, Direction, Op
 from spantrain.core.span import Span
-from spantrain.devices.base import ComputeDevice, Milestone
+from spantrain.devices.base import ComputeDevice, Milestone, Submitted
 from spantrain.models.data.dataset import Dataset
 from spantrain.models.execution.stage import NamesFinal, StageExecutor
 from spantrain.models.sampler import Sampler
@@ -89,12 +89,26 @@ class DeviceClock:
     unit_times: UnitTimes | None = None
     """Of an emulated device: when the work tells is when the machine below gets there, not the device."""
 
+    @property
+    def ahead(self) -> int:
+        """How many actions may be with the device at once."""
+        # One that waits for others' statistics while it is launched must have sent what those others wait for.
+        return self.device.ahead if self.joined is None else 1
+
     def told_by_work(self, final: NamesFinal | None) -> NamesFinal | None:
         """Return whom the work itself shall tell which gradients are done."""
         return final if self.unit_times is None else None
 
     def run(self, op: Op, samples: int, work: Callable[[], Tensors], final: NamesFinal | None = None) -> Tensors:
-        """Do the work of an action; return its result when its time has passed.
+        """Do the work of an action; return its result when its time has passed; `final` as of `submit`."""
+        submitted = self.submit(op, samples, work, final)
+        submitted.wait()
+        return submitted.result
+
+    def submit(
+        self, op: Op, samples: int, work: Callable[[], Tensors], final: NamesFinal | None = None
+    ) -> Submitted[Tensors]:
+        """Hand the work of an action to the device.
 
         `final` is told which gradients are done, unit by unit, in an emulated device's time.
         """
@@ -115,7 +129,7 @@ class DeviceClock:
                 waited_s += time.perf_counter() - asked_s
             return result
 
-        return self.device.run(
+        return self.device.submit(
             timed, seconds, more_s=lambda: exchanged_s, waited_s=lambda: waited_s, milestones=milestones
         )
 
