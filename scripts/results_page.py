@@ -39,6 +39,13 @@ _CLUSTERS = "Real: processes, TCP, ZeroMQ, encryption, master and shards. Emulat
 _POLICIES = "Real: the decisions of master and clients. Simulated: time, links, steps."
 BENCHMARKS = (
     Benchmark(
+        name="gpu_",
+        title="On a GPU",
+        script="gpu.py",
+        shows="how fast one device trains under SpanTrain, beside a plain PyTorch loop ([what it showed](gpu.md))",
+        emulated="Real: the device, computation, gradients, messages, encryption. Emulated: nothing.",
+    ),
+    Benchmark(
         name="frameworks-",
         title="Beside other frameworks",
         script="frameworks.py",

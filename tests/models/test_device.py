@@ -139,7 +139,7 @@ def test_cuda_work_is_over_in_order_and_read_past_what_is_queued() -> None:
 
     def long() -> torch.Tensor:
         found = matrix
-        for _ in range(50):
+        for _ in range(500):
             found = found @ matrix
         return found
 

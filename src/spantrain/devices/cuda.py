@@ -56,6 +56,8 @@ class CudaDevice(RealDevice):
         # Before, torch does not count what is allocated there; and what names no device goes there, too.
         torch.cuda.init()  # type: ignore[no-untyped-call]
         torch.cuda.set_device(self.torch_device)
+        # The thread that goes back has a context, too, before its first product asks for one and warns.
+        torch.zeros(1, device=self.torch_device, requires_grad=True).sum().backward()  # type: ignore[no-untyped-call]
         self._last: _Queued[object] | None = None
 
     def submit(

@@ -119,8 +119,8 @@ def _measure(
     held_bytes = math.ceil((large.forward_bytes - small.forward_bytes) / (_LARGE - _SMALL))
     # What did not grow with the batch before I is still there behind it.
     constant_bytes = small.forward_bytes - _SMALL * held_bytes
-    working = [working_bytes(module, partial(batch, samples), low, ends_model=last) for samples in (_SMALL, _LARGE)]
-    working_per_sample = max(0, math.ceil((working[1] - working[0]) / (_LARGE - _SMALL)))
+    working = [working_bytes(module, partial(batch, samples), low, ends_model=last) for samples in (_SMALL, 2 * _SMALL)]
+    working_per_sample = max(0, math.ceil((working[1] - working[0]) / _SMALL))
     return Unit(
         name=module.name,
         unit_class="",
