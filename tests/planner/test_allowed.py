@@ -33,7 +33,7 @@ def two_sites(make_cluster: Callable, make_graph: Callable, make_profile: Callab
 
     def build(bandwidth: float) -> Profile:
         graph = make_graph(blocks=4, hidden=512)
-        room = BACKENDS["cuda"].framework_bytes + int(0.8 * 4 * graph.parameter_bytes)
+        room = BACKENDS["emulated"].framework_bytes + int(0.8 * 4 * graph.parameter_bytes)
         cluster = make_cluster({"a": {"a0": 0.05}, "b": {"b0": 0.05}}, bandwidth=bandwidth, memory_bytes=room)
         return make_profile(cluster, graph)
 
@@ -99,7 +99,7 @@ def test_a_model_that_fits_only_divided_is_divided(
     make_cluster: Callable, make_graph: Callable, make_profile: Callable, speeds: tuple[float, float]
 ) -> None:
     graph = make_graph(blocks=1, hidden=1024)
-    room = BACKENDS["cuda"].framework_bytes + int(0.9 * 4 * max(unit.parameter_bytes for unit in graph.units))
+    room = BACKENDS["emulated"].framework_bytes + int(0.9 * 4 * max(unit.parameter_bytes for unit in graph.units))
     cluster = make_cluster({"a": {"a0": speeds[0], "a1": speeds[1]}}, memory_bytes=room)
     profile = one_host(make_profile(cluster, graph))
     with pytest.raises(InfeasiblePlanError):
@@ -125,6 +125,6 @@ def test_a_model_of_many_units_in_little_memory_is_planned(
     make_cluster: Callable, make_graph: Callable, make_profile: Callable
 ) -> None:
     graph = make_graph(blocks=48)
-    room = BACKENDS["cuda"].framework_bytes + 3 * sum(4 * unit.parameter_bytes for unit in graph.units) // 5
+    room = BACKENDS["emulated"].framework_bytes + 3 * sum(4 * unit.parameter_bytes for unit in graph.units) // 5
     profile = make_profile(make_cluster({"a": {"a0": 1.0, "a1": 0.7}, "b": {"b0": 0.5}}, memory_bytes=room), graph)
     assert Evaluator(profile, JOB)(best_of(request_of(profile, Constraints())).plan).fits
