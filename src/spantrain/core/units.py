@@ -328,20 +328,10 @@ class UnitGraph:
         return sum(self._deferred_bytes(unit, tp_share) for unit in left)
 
     def stage_working_bytes(self, units: range, tp_share: MemberShare = ALONE) -> tuple[int, int]:
-        """Return the bytes that an action of consecutive units needs while it runs: by the sample, and besides.
-
-        That is those of the unit which needs most. Of a divided one, in proportion to what is divided and to what a
-        member holds.
-        """
-        by_sample = max(math.ceil(self._working_part(unit, tp_share) * self.units[unit].working_bytes_per_sample)
-                        for unit in units)  # fmt: skip
-        besides = max(math.ceil(self.units[unit].divided_share(tp_share) * self.units[unit].working_bytes)
-                      for unit in units)  # fmt: skip
-        return by_sample, besides
-
-    def _working_part(self, unit: int, tp_share: MemberShare) -> float:
-        whole = self.units[unit].activation_bytes_per_sample
-        return min(1.0, self.held_activation_bytes(unit, tp_share) / whole) if whole else 1.0
+        """Return what operations of the unit that needs most need, by the sample and besides; divided as it is."""
+        own = [(self.units[unit].divided_share(tp_share), self.units[unit]) for unit in units]
+        by_sample = max(part * unit.working_bytes_per_sample for part, unit in own)
+        return math.ceil(by_sample), math.ceil(max(part * unit.working_bytes for part, unit in own))
 
     def stage_again_bytes(
         self, units: range, tp_share: MemberShare = ALONE, recompute: Collection[int] = (), *, splits: bool = True

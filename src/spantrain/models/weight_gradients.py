@@ -147,7 +147,7 @@ LINEAR, TRANSPOSED_LINEAR = Linear(), TransposedLinear()
 
 
 @dataclass(frozen=True, slots=True)
-class _Deferred:
+class _LayerWork:
     """What one layer has left to do."""
 
     product: Product
@@ -182,14 +182,14 @@ class DeferredGradients:
 
     later: bool = False
     """Whether layers that go back leave anything; else they do all of it at once."""
-    _left: list[_Deferred] = field(default_factory=list)
+    _left: list[_LayerWork] = field(default_factory=list)
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """What is kept for it."""
         return tuple(tensor for one in self._left for tensor in (one.tensor, one.gradient))
 
-    def leave(self, one: _Deferred) -> None:
+    def leave(self, one: _LayerWork) -> None:
         """Take in what a layer leaves."""
         self._left.append(one)
 
@@ -249,7 +249,7 @@ class _Halved(torch.autograd.Function):
         of_input = product.input_gradient(gradient, tensor, cast).to(ctx.dtype) if wants_input else None
         if ctx.to.later:
             # Without the graph that made it, which would stay with it.
-            ctx.to.leave(_Deferred(product, weight, bias, tensor.detach(), gradient))
+            ctx.to.leave(_LayerWork(product, weight, bias, tensor.detach(), gradient))
             return of_input, None, None, None, None
         of_weight = product.weight_gradient(gradient, tensor, cast).to(weight.dtype)
         return of_input, of_weight, None if bias is None else product.bias_gradient(gradient).to(bias.dtype), None, None
