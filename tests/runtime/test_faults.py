@@ -17,7 +17,7 @@ from testing.programs import Program, nothing_is_left, programs, written
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 SPANS = [Span(0, 2), Span(2, 4)]
-PATIENCE = "20 s"
+PATIENCE = "10 s"
 """A crowded machine may keep a worker from telling for seconds."""
 FOREVER = ["--steps", "1000000"]
 
