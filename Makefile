@@ -34,7 +34,7 @@ check: lint
 	$(BIN)/python benchmarks/paper_tables.py --check
 
 test: check
-	$(BIN)/pytest -n 2 --dist loadfile
+	$(BIN)/pytest -n 3 --dist loadfile
 
 # On a machine with an accelerator: what needs one, what runs on any, and figures.
 gpu: setup
