@@ -99,6 +99,22 @@ def test_work_without_a_time_is_neither_held_up_nor_counted() -> None:
     assert clock.time_s == pytest.approx(100.51)
 
 
+def test_a_long_wait_ends_where_nobody_waits_for_the_work_any_more() -> None:
+    class NotWanted(Exception):
+        pass
+
+    def look() -> None:
+        if clock.time_s > 101.0:
+            raise NotWanted
+
+    clock = FakeClock()
+    device = EmulatedDevice(clock=clock)
+    device.check_abort = look
+    with pytest.raises(NotWanted):
+        device.run(clock.work(0.1), 60.0)
+    assert clock.time_s < 101.2
+
+
 def test_the_precise_clock_is_never_early() -> None:
     """How little late it is is for benchmarks/testbed_accuracy.py to show."""
     clock = PreciseClock()

@@ -56,6 +56,8 @@ class ComputeDevice(ABC):
         """Seconds that the last piece of work took, as this device counts them."""
         self.overruns = 0
         """Pieces of work that took longer than an emulated device was to take; those of no time do not count."""
+        self.check_abort: Callable[[], None] = lambda: None
+        """Called while an emulated device waits; raises where nobody waits for the work any more."""
 
     @abstractmethod
     def run(

@@ -10,6 +10,9 @@ import torch
 from spantrain.devices.base import ComputeDevice, Milestone, T, no_seconds
 from spantrain.devices.registry import class_of
 
+_LOOK_S = 0.05
+"""How long a wait goes on before it is looked whether it is still needed."""
+
 
 class Clock(Protocol):
     """What an emulated device reads and waits by."""
@@ -111,12 +114,18 @@ class EmulatedDevice(ComputeDevice):
             self._deadline_s = start_s + seconds + added_s
             self._count(max(0.0, done_s - called_s - waited_s()), seconds)
             for after_s, call in milestones:
-                self._clock.wait_until(start_s + after_s + (added_s * after_s / seconds if seconds else 0.0))
+                self._wait_until(start_s + after_s + (added_s * after_s / seconds if seconds else 0.0))
                 call()
-            self._clock.wait_until(self._deadline_s)
+            self._wait_until(self._deadline_s)
         self._ended_s = self._clock.now_s()
         self.last_s = self._ended_s - start_s
         return result
+
+    def _wait_until(self, deadline_s: float) -> None:
+        while (next_s := self._clock.now_s() + _LOOK_S) < deadline_s:
+            self._clock.wait_until(next_s)
+            self.check_abort()
+        self._clock.wait_until(deadline_s)
 
     def _start(self, now_s: float) -> float:
         queued = now_s - self._ended_s <= self._gap_s

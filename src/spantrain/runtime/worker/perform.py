@@ -147,6 +147,7 @@ class OrderRunner:
 
     def _links(self) -> WorkerLinks:
         device = open_device(self._settings.backend)
+        device.check_abort = self._check_abort
         return WorkerLinks(
             name=self._name,
             device=device,
