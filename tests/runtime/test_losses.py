@@ -178,6 +178,13 @@ def test_one_after_the_other_may_go_as_long_as_the_next_has_a_keeper(run):
     assert not any("all go back" in note for note in killer.notes)
 
 
+def test_one_may_go_while_its_copy_is_on_its_way(run):
+    """What its keeper has is then of no use, or just whole."""
+    killer = Killer({2: "s1r0", "Training goes on": "s2r0"})
+    _, outcome = run(killer, [0, 1, 3, 5], [[1], [1], [1]], protect=1)
+    assert sorted(outcome.devices) == ["s0r0"]
+
+
 def test_two_at_once_may_go_where_two_keep_each_stage(run):
     killer = Killer({4: "s0r0", "s0r0 lost": "s1r0"})
     _, outcome = run(killer, [0, 1, 3, 5], [[1], [1], [1]], protect=2)

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spantrain.core.messages import MessageKey
+from spantrain.core.messages import BACKGROUND, MessageKey
 from spantrain.core.span import Span
 from spantrain.transport.connection.bounds import Refusal
 from spantrain.transport.mailbox.inbox import Inbox
@@ -240,6 +240,30 @@ def test_no_message_starts_too_far_ahead_of_one_that_is_not_acknowledged():
     assert outbox.peek(EXPRESS, 0.0) is not None
 
 
+def test_background_lanes_start_when_no_others_wait_and_let_them_pass():
+    outbox = Outbox()
+    outbox.restart(((0, ()), (0, ())), 10**12, 0.0)
+    outbox.offer(outgoing(0, 3 * CHUNK_BYTES, BACKGROUND + "copy"))
+    outbox.offer(outgoing(1, 2 * CHUNK_BYTES, "forward"))
+    outbox.offer(outgoing(2, 2 * CHUNK_BYTES, "backward"))
+    order = []
+
+    def send_one():
+        out = outbox.peek(BULK, 0.0)
+        outbox.advance(out)
+        order.append(out.key.step)
+
+    for _ in range(4):
+        send_one()
+    outbox.acknowledge(((0, ()), (2, ())), 10**12, 0.0)
+    send_one()
+    outbox.offer(outgoing(3, CHUNK_BYTES, "forward"))
+    for _ in range(3):
+        send_one()
+    assert (sorted(order[:4]), order[4:]) == ([1, 1, 2, 2], [0, 3, 0, 0])
+    assert outbox.held_bytes(yields=True) > 3 * CHUNK_BYTES
+
+
 @given(
     sizes=st.lists(st.sampled_from([0, 1, 1000, 40_000, CHUNK_BYTES, 300_000, 700_000]), min_size=1, max_size=12),
     draws=st.lists(st.integers(0, 9), min_size=50, max_size=200),
@@ -250,7 +274,7 @@ def test_every_message_arrives_once_however_often_the_link_breaks(sizes, draws):
     outbox, inbox = Outbox(), Inbox("a", limits, checked=False)
     arrived, waiting, wire = [], [], []
     for step, size in enumerate(sizes):
-        outbox.offer(outgoing(step, size, ["forward", "backward"][step % 2]))
+        outbox.offer(outgoing(step, size, ["forward", "backward", BACKGROUND + "copy"][step % 3]))
 
     def connect():
         wire.clear()
@@ -286,4 +310,4 @@ def test_every_message_arrives_once_however_often_the_link_breaks(sizes, draws):
         for draw in (0, 1, 6, 7, 8):
             step(draw)
     assert sorted(arrived) == list(range(len(sizes)))
-    assert outbox.held_bytes == 0
+    assert outbox.held_bytes(yields=False) == outbox.held_bytes(yields=True) == 0

@@ -189,3 +189,8 @@ class ControlKey:
 
 
 AnyKey = MessageKey | ControlKey
+
+BACKGROUND = "~"
+"""What the lanes of messages begin with that wait until the link has no others to carry."""
+AT_ANY_STEP = 2**62
+"""The step of messages that belong to none: whoever forgets those of steps that are done keeps them."""

@@ -1,6 +1,6 @@
 """What runs where: stages, replicas, spans, limits, sums of gradients, an order of work; and what is said of it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
@@ -321,7 +321,12 @@ class Plan:
     @property
     def unprotected(self) -> "Plan":
         """The same without keepers, as those work with it who move devices."""
-        return replace(self, stages=tuple(replace(stage, keepers=()) for stage in self.stages))
+        return self.with_keepers(((),) * len(self.stages))
+
+    def with_keepers(self, keepers: Sequence[tuple[str, ...]]) -> "Plan":
+        """The same with other keepers, by stage."""
+        stages = zip(self.stages, keepers, strict=True)
+        return replace(self, stages=tuple(replace(stage, keepers=names) for stage, names in stages))
 
     def place(self, device: str) -> tuple[int, int]:
         """Return the stage and replica that a device serves."""

@@ -48,6 +48,8 @@ class CommittedStep:
     step: int
     loss: float
     verdict: StepVerdict
+    keepers: tuple[tuple[str, ...], ...]
+    """Of each stage, those whose copies were whole."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +105,8 @@ class Journal:
     def committed(self, outcome: StepOutcome, verdict: StepVerdict) -> None:
         """Write a step, before any device hears of the verdict on it."""
         if outcome.loss is not None:
-            self.write(CommittedStep(step=outcome.step, loss=outcome.loss, verdict=verdict))
+            keepers = outcome.keepers
+            self.write(CommittedStep(step=outcome.step, loss=outcome.loss, verdict=verdict, keepers=keepers))
 
     def write(self, entry: Entry) -> None:
         """Write a line; on a disk that is full the journal ends, and is no more."""
@@ -151,7 +154,10 @@ def _read(path: Path) -> _Read:
                 del losses[entry.step :]
             case CommittedStep():
                 assert plan is not None, "a run that has begun has a plan"
-                held = CommitPoint(step=entry.step + 1, verdict=entry.verdict, plan=plan)
+                if len(entry.keepers) != len(plan.stages):
+                    raise ConfigError(f"{path}: step {entry.step} is of a plan with other stages; {_REMEDY}")
+                ran = plan.with_keepers(entry.keepers)
+                held = CommitPoint(step=entry.step + 1, verdict=entry.verdict, plan=ran)
                 losses.append(entry.loss)
                 plan = entry.verdict.plan or plan
     assert plan is not None, "a run that has begun has a plan"

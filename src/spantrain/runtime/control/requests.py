@@ -276,6 +276,8 @@ class DeviceReport(OrderRequest[StepVerdict], name="commit_step"):
     """What it knows of the links to its peers, if it leads a replica."""
     outer: StageReport | None = None
     """Of the first device of a stage, where the run takes part in an outer optimizer."""
+    kept: tuple[str, ...] = ()
+    """First devices of stages of which it has a copy that is whole, this step's gradients included."""
 
     def __post_init__(self) -> None:
         names = ("grad_square", "busy_s", "peak_held_samples", "duration_s", "dataset_size")

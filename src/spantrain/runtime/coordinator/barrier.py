@@ -54,6 +54,8 @@ class StepOutcome:
     """Samples of the data set, if a device said it."""
     switch: SwitchFigures | None = None
     """What it took to go over to this step's plan, where it was its first."""
+    keepers: tuple[tuple[str, ...], ...] = ()
+    """Of each stage, those whose copies are whole."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +66,7 @@ class CommitPoint:
     verdict: StepVerdict | None
     """On the step before; None if the run has made none."""
     plan: Plan
-    """Under which that step ran."""
+    """Under which that step ran, with those keepers alone whose copies were whole."""
 
 
 class StepBarrier:
@@ -198,7 +200,7 @@ class StepBarrier:
         advice = (
             self._advice(step, reports) if outcome.loss is not None and not (verdict.stop or verdict.pause) else None
         )
-        self._ran = self.plan
+        self._ran = self.plan.with_keepers(outcome.keepers)
         if advice is not None:
             verdict, outcome = replace(verdict, plan=advice.plan), replace(outcome, advice=advice)
             self.plan = advice.plan
@@ -227,6 +229,10 @@ class StepBarrier:
             skipped=skipped,
             dataset_size=max((report.dataset_size for report in ordered if report.dataset_size), default=None),
             switch=_switch_figures(ordered),
+            keepers=tuple(
+                tuple(name for name in stage.keepers if stage.devices[0] in reports[name].kept)
+                for stage in self.plan.stages
+            ),
         )
 
     def _advice(self, step: int, reports: Mapping[str, DeviceReport]) -> Advice | None:

@@ -13,6 +13,7 @@ JSON, tensors raw bytes; both are checked against what the files are known to ho
 """
 
 import json
+import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -37,6 +38,8 @@ from spantrain.runtime.redistribution.exchange import (
 _CHUNK_BYTES = 4 * 2**20
 _WORDS_BYTES = 32 * 2**20
 """Of one message of words, at most."""
+_UNPACKED_BYTES = 64 * 2**20
+"""Of words that came packed, at most."""
 _HAVE, _WANT, _GIVE = "exchange-have", "exchange-want", "exchange-give"
 
 Request = dict[str, tuple[TensorBlock, ...]]
@@ -148,10 +151,7 @@ class TensorExchange:
         return taken
 
     def _dtype(self, tensor: str) -> torch.dtype:
-        found = vars(torch).get(self._stored[tensor].dtype)
-        if not isinstance(found, torch.dtype):
-            raise ProtocolError(f"{tensor}: {self._stored[tensor].dtype[:40]!r} is no type of numbers")
-        return found
+        return dtype_of(self._stored[tensor], tensor)
 
     def _element_bytes(self, blocks: Iterable[TensorBlock]) -> dict[str, int]:
         return {block.tensor: self._dtype(block.tensor).itemsize for block in blocks}
@@ -253,6 +253,18 @@ class TensorExchange:
         return self._post.receive(lane)
 
 
+def dtype_of(stored: StoredTensor, name: str) -> torch.dtype:
+    """Return the type of a tensor of that name, as another device describes it.
+
+    Raises:
+        ProtocolError: it is none.
+    """
+    found = vars(torch).get(stored.dtype)
+    if not isinstance(found, torch.dtype):
+        raise ProtocolError(f"{name}: {stored.dtype[:40]!r} is no type of numbers")
+    return found
+
+
 def _is_inside(block: TensorBlock, part: TensorPart) -> bool:
     """Whether a box lies within one range of a part."""
     return any(
@@ -274,6 +286,26 @@ def bytes_of(tensor: torch.Tensor, peer: str) -> bytes:
     if tensor.dtype != torch.uint8 or tensor.nbytes > _WORDS_BYTES:
         raise ProtocolError(f"{peer}: sent {tensor.nbytes} bytes of {tensor.dtype}, words have {_WORDS_BYTES} at most")
     return bytes(tensor.numpy().tobytes())
+
+
+def packed_words(value: object) -> torch.Tensor:
+    """Return words that may be long as a tensor of bytes."""
+    text = zlib.compress(json.dumps(value, separators=(",", ":")).encode())
+    return torch.frombuffer(bytearray(text), dtype=torch.uint8)
+
+
+def unpacked_words(message: torch.Tensor, peer: str) -> object:
+    """Return what a peer has packed.
+
+    Raises:
+        ProtocolError: it is nothing of the sort.
+    """
+    unpacker = zlib.decompressobj()
+    try:
+        text = unpacker.decompress(bytes_of(message, peer), _UNPACKED_BYTES)
+    except zlib.error as error:
+        raise ProtocolError(f"{peer}: sent words that cannot be unpacked: {error}") from None
+    return read_words(text, peer)
 
 
 def read_words(text: bytes, peer: str) -> object:

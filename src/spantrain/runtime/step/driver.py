@@ -16,7 +16,7 @@ from torch import Tensor
 from spantrain.adaptation.local import LocalAdapter
 from spantrain.adaptation.monitor import SentMessage
 from spantrain.core.action import Action, Direction, Op
-from spantrain.core.messages import Arrived, Command, ControlKey, Event, Finished, MessageKey, StepStarted
+from spantrain.core.messages import BACKGROUND, Arrived, Command, ControlKey, Event, Finished, MessageKey, StepStarted
 from spantrain.core.plan import Plan
 from spantrain.core.span import Span, equal_spans
 from spantrain.core.speed import LinkReport
@@ -37,6 +37,8 @@ from spantrain.transport.mailbox.interface import Message
 
 _POLL_S = 0.25
 """How often a waiting driver looks whether the run was aborted."""
+_BESIDE_S = 0.02
+"""How often one looks that waits for what goes on beside."""
 _EVALUATE = "evaluate"
 _PIPELINE = tuple(direction.value for direction in Direction)
 
@@ -116,6 +118,8 @@ class StepDriver:
         self._waited_s = 0.0
         self.deferred = DeferredMessages(here.mailbox.wake, here.check_abort) if two_steps else None
         """Messages of another thread, where two steps run at once."""
+        self.beside: Callable[[], None] = lambda: None
+        """Called between actions: what goes on beside them, a little of it at a time."""
         self._count_waiting()
 
     def _count_waiting(self) -> None:
@@ -163,6 +167,7 @@ class StepDriver:
         self._note_sends()
         if self.deferred is not None:
             self.deferred.serve(self.try_send, self.try_take)
+        self.beside()
         assert self._machine is not None
         self._note_ends()
         chosen = None if self._ahead.is_full else self._next_choice(self._machine)
@@ -215,6 +220,12 @@ class StepDriver:
         while (step, lane) not in self._control:
             self._receive(_POLL_S)
         return self._control.pop((step, lane))
+
+    def wait_until(self, done: Callable[[], bool]) -> None:
+        """Have what goes on beside actions go on, until then."""
+        while not done():
+            self._receive(_BESIDE_S)
+            self.beside()
 
     def try_send(self, target: str, key: ControlKey, tensors: Tensors) -> Tensors | None:
         """Send if there is room; return nothing, or None if there is none."""
@@ -355,6 +366,8 @@ class StepDriver:
         for sent in self._here.mailbox.sent_intervals():
             key = sent.key
             self._here.recorder.sent(sent.peer, key, sent.size_bytes, sent.started_s, sent.acknowledged_s)
+            if key.lane.startswith(BACKGROUND):
+                continue  # how long it took says nothing of the link: others went first
             message = SentMessage(
                 peer=sent.peer,
                 size_bytes=sent.size_bytes,

@@ -1,36 +1,53 @@
 """Copies of what only one device holds, on devices of other stages, which follow it step by step.
 
-A keeper begins with parameters, optimizer state and running statistics of a stage. After each step the stage's first
-device sends it the gradients that are summed, and it does the same update: a third of what AdamW's state and the
-parameters would take. It reports a step at the barrier (`runtime.coordinator.barrier`) when it has them: of whatever
-is committed, keepers have all.
+A keeper begins with parameters, optimizer state and running statistics of a stage, which come to it while steps go on
+(`runtime.worker.copying`). After each step the stage's first device sends it the gradients that are summed, and it does
+the same update: a third of what AdamW's state and the parameters would take. What is summed before the copy is whole
+waits, a few steps of it at most; then the step's end waits. A keeper reports a step at the barrier
+(`runtime.coordinator.barrier`) when it has what is summed, and of whom its copy is whole: of whatever is committed,
+those keepers have all.
 """
 
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
 import torch
 from torch import Tensor
 
+from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan
 from spantrain.errors import ProtocolError
 from spantrain.models.build import blank_units, build_units
 from spantrain.models.units import parameter_names, tie_parameters
-from spantrain.runtime.checkpoint.holding import Holding, holding_of, put_back, wanted_of
-from spantrain.runtime.gradients.optimizer import build_optimizer
-from spantrain.runtime.redistribution.transfer import ExchangeChannel, TensorExchange, group_of
+from spantrain.runtime.checkpoint.holding import Holding, holding_of
+from spantrain.runtime.gradients.optimizer import build_optimizer, update
+from spantrain.runtime.redistribution.transfer import ExchangeChannel
 from spantrain.runtime.step.context import WorkerContext
+from spantrain.runtime.worker.copying import CopyLink, CopyReceiver, CopySender, raw_bytes
 from spantrain.runtime.worker.plan_part import PlanPart
-from spantrain.runtime.worker.switch import Held, LocalTensorSource, describe
+from spantrain.runtime.worker.switch import Held
 
 _CHUNK_BYTES = 4 * 2**20
+_STEPS_BEHIND = 4
+"""Whose gradients wait for a copy at most: with AdamW, a little more than the copy itself takes."""
 
 _Pair = tuple[str, range, str]
 """A stage's first device, the stage's units, a device that keeps a copy."""
 
 
 @dataclass(frozen=True, kw_only=True)
+class _Summed:
+    """What a stage has summed in a step."""
+
+    gradients: list[Tensor | None]
+    """Of parameters that are trained, by name."""
+    statistics: dict[str, Tensor]
+    """Running ones behind the step."""
+
+
+@dataclass(kw_only=True)
 class KeptStage:
     """A copy of a stage, in host memory."""
 
@@ -39,57 +56,113 @@ class KeptStage:
     units: range
     holding: Holding
     optimizer: torch.optim.Optimizer
-    statistics: dict[str, Tensor] = field(default_factory=dict)
-    """Running ones behind the step that is under way."""
+    arriving: CopyReceiver | None = None
+    """What it begins with, as long as that has not come."""
+    _summed: _Summed | None = None
+    """Of the step that is under way."""
+    _behind: deque[tuple[int, float | None, _Summed]] = field(default_factory=deque)
+    """Steps that are committed, with their gradients' norm, whose updates it has not done."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is what the stage was before the step that is under way."""
+        return self.arriving is None
+
+    def go_on(self, job: TrainJob) -> None:
+        """Take what has come of what it begins with, and catch up once that is all."""
+        if self.arriving is not None and self.arriving.go_on():
+            self.arriving = None
+            while self._behind:
+                self._update(job, *self._behind.popleft())
+
+    def take(self, post: ExchangeChannel) -> None:
+        """Wait for what the ward has summed in a step."""
+        pieces = _Pieces(self.ward, post)
+        parameters = _trained(self.holding)
+        marks = pieces.take(len(parameters)).tolist()
+        self._summed = _Summed(
+            gradients=[pieces.take_like(own) if mark else None for own, mark in zip(parameters, marks, strict=True)],
+            statistics={name: pieces.take_like(value) for name, value in sorted(self.holding.statistics.items())},
+        )
+        pieces.end()
+
+    def commit(self, job: TrainJob, step: int, grad_norm: float | None) -> None:
+        """Do the update of the step that is under way, now or when the copy is whole; without a norm there is none."""
+        assert self._summed is not None, f"nothing of step {step} has come from {self.ward}"
+        self._behind.append((step, grad_norm, self._summed))
+        self._summed = None
+        if self.is_whole:
+            self._update(job, *self._behind.popleft())
+
+    def drop(self) -> None:
+        """Forget a step that never happened."""
+        self._summed = None
+
+    def _update(self, job: TrainJob, step: int, grad_norm: float | None, summed: _Summed) -> None:
+        for own, gradient in zip(_trained(self.holding), summed.gradients, strict=True):
+            own.grad = gradient
+        update(self.optimizer, job, step, grad_norm)
+        for name, value in summed.statistics.items():
+            self.holding.statistics[name].copy_(value)
 
 
 class Keeping:
     """What one device keeps for stages of others under a plan, and what others keep of its own."""
 
     def __init__(self, here: WorkerContext, part: PlanPart, *, begins: bool, before: "Keeping | None" = None) -> None:
-        """Have room for what is kept, until `take` has filled it.
+        """Have room for what is kept, until `begin` has it come.
 
         Args:
             here: this device.
             part: its own part of the plan.
             begins: whether devices begin with new parameters: a keeper makes the same.
-            before: under the plan before; of stages that stay what they are, copies stay.
+            before: under the plan before; of stages that stay what they are, copies that are whole stay.
         """
-        self._here, self._part = here, part
-        pairs, known = _pairs(part.plan), _pairs(before._part.plan) if before else set()
+        self._here, self._part, self._begins = here, part, begins
+        pairs = _pairs(part.plan)
         self._keepers = sorted(keeper for ward, _, keeper in pairs if ward == here.name)
-        old = {(kept.ward, kept.units): kept for kept in before.kept} if before else {}
+        old = {(kept.ward, kept.units): kept for kept in before.whole} if before else {}
         own = sorted((ward, units) for ward, units, keeper in pairs if keeper == here.name)
+        self._stays = {pair for pair in own if pair in old}
         self.kept: tuple[KeptStage, ...] = tuple(
             old.get(pair) or _copy_of(here, part.plan, *pair, begins=begins) for pair in own
         )
-        self._new = set() if begins else {pair for pair in pairs - known if here.name in (pair[0], pair[2])}
+        self._senders: tuple[CopySender, ...] = ()
+        self._waits_at = 0
+        """The step at whose end copies are waited for."""
 
-    def take(self, step: int, held: Sequence[Held] = ()) -> None:
-        """Fill copies that are new, before a step; those that do not change who they are take no part.
+    @property
+    def whole(self) -> tuple[KeptStage, ...]:
+        """Copies that are whole."""
+        return tuple(kept for kept in self.kept if kept.is_whole)
+
+    def begin(self, step: int, held: Sequence[Held] = ()) -> None:
+        """Have copies that are new come from before a step on, while it and later ones are under way.
 
         `held` is what this device had before, in the same step: of that nothing is sent.
 
         Raises:
             PeerLostError, Interrupted: another device went away, or the run was ended.
-            ProtocolError: another device sends something else than it should.
         """
-        own = self._here.name
-        takers = sorted(keeper for ward, _, keeper in self._new if ward == own)
-        new = [kept for kept in self.kept if (kept.ward, kept.units, own) in self._new]
-        givers = [kept.ward for kept in new]
-        if not takers and not givers:
+        if not self._keepers and not self.kept:
             return
-        post = _OwnLanes(self._part.post(self._here, step))
-        source = LocalTensorSource(own, (self._part, *held))
-        files = describe(source.held, takers=takers, givers=givers, post=post)
-        group = group_of(self._part.plan.cluster, own, tuple(sorted({own, *takers, *givers})))
-        wanted = [wanted_of(kept.holding, {kept.ward: files[kept.ward]}) for kept in new]
-        taken = TensorExchange(group, files, source, post).run(
-            {name: part for one in wanted for name, part in one.items()}
-        )
-        for kept, names in zip(new, wanted, strict=True):
-            put_back(kept.holding, kept.optimizer, {name: taken[name].clone() for name in names})
+        driver, own = self._part.actions.driver, self._here.name
+        assert driver is not None, f"{own} leads no replica, and takes part in keeping"
+        self._waits_at = step + _STEPS_BEHIND - 1
+        generation = self._part.plan.generation
+        if self._begins:
+            return
+        self._settle()
+        for kept in self.kept:
+            link = CopyLink(driver=driver, generation=generation, ward=kept.ward, keeper=own)
+            if (kept.ward, kept.units) in self._stays:
+                link.want(())
+            else:
+                kept.arriving = CopyReceiver(link, kept.holding, kept.optimizer, (self._part, *held))
+                kept.go_on(self._here.job)
+        links = [CopyLink(driver=driver, generation=generation, ward=own, keeper=keeper) for keeper in self._keepers]
+        self._senders = tuple(CopySender(link, self._part, self._fetch) for link in links)
+        driver.beside = self._go_on
 
     def follow(self, step: int) -> None:
         """Send what is summed to those that keep this device's stage, and have it of those whose stages are kept here.
@@ -100,6 +173,7 @@ class Keeping:
         """
         if not self._keepers and not self.kept:
             return
+        self._wait_at(step, lambda: all(sender.is_done for sender in self._senders))
         post = self._part.post(self._here, step, at_end=True)
         if self._keepers:
             flat = _flattened(self._part.holding)
@@ -107,34 +181,42 @@ class Keeping:
                 for number, piece in enumerate(torch.split(flat, _CHUNK_BYTES)):
                     post.send(keeper, f"kept-gradients:{self._here.name}:{number}", piece)
         for kept in self.kept:
-            kept.statistics.clear()
-            kept.statistics.update(_put_gradients(kept, post))
+            kept.take(post)
+        self._wait_at(step, lambda: all(kept.is_whole for kept in self.kept))
 
-    def committed(self) -> None:
-        """Have running statistics be those behind the step that was under way, whose update is done."""
+    def before_update(self) -> None:
+        """Copy what has still to go: the update of this device's stage is about to be done."""
+        for sender in self._senders:
+            sender.before_update()
+
+    def commit(self, step: int, grad_norm: float | None) -> None:
+        """Do the updates of a step on what is kept here; without a norm there are none."""
         for kept in self.kept:
-            for name, value in kept.statistics.items():
-                kept.holding.statistics[name].copy_(value)
-            kept.statistics.clear()
+            kept.commit(self._here.job, step, grad_norm)
 
     def drop(self) -> None:
         """Forget a step that never happened."""
         for kept in self.kept:
-            kept.optimizer.zero_grad(set_to_none=True)
-            kept.statistics.clear()
+            kept.drop()
 
+    def _go_on(self) -> None:
+        for sender in self._senders:
+            sender.go_on()
+        for kept in self.kept:
+            kept.go_on(self._here.job)
 
-class _OwnLanes:
-    """An exchange beside another one of the same step."""
+    def _wait_at(self, step: int, done: Callable[[], bool]) -> None:
+        driver = self._part.actions.driver
+        if step == self._waits_at and driver is not None:
+            driver.wait_until(done)
 
-    def __init__(self, post: ExchangeChannel) -> None:
-        self._post = post
+    def _settle(self) -> None:
+        device = self._here.device
+        device.settle(device.torch_device)
 
-    def send(self, target: str, lane: str, tensor: Tensor) -> None:
-        self._post.send(target, f"kept/{lane}", tensor)
-
-    def receive(self, lane: str) -> Tensor:
-        return self._post.receive(f"kept/{lane}")
+    def _fetch(self, made: Callable[[], Tensor]) -> Tensor:
+        device = self._here.device
+        return device.fetch(lambda: (made(),), device.torch_device)[0]
 
 
 def _pairs(plan: Plan) -> set[_Pair]:
@@ -165,23 +247,7 @@ def _flattened(holding: Holding) -> Tensor:
     gradients = [own.grad for own in _trained(holding)]
     marks = torch.tensor([gradient is not None for gradient in gradients], dtype=torch.uint8)
     tensors = [one for one in gradients if one is not None] + [value for _, value in sorted(holding.statistics.items())]
-    return torch.cat([marks, *(_bytes_of(tensor.detach()) for tensor in tensors)])
-
-
-def _bytes_of(tensor: Tensor) -> Tensor:
-    return tensor.cpu().contiguous().reshape(-1).view(torch.uint8)
-
-
-def _put_gradients(kept: KeptStage, post: ExchangeChannel) -> Mapping[str, Tensor]:
-    """Take what a ward sends of a step; return its running statistics."""
-    parameters, statistics = _trained(kept.holding), dict(sorted(kept.holding.statistics.items()))
-    pieces = _Pieces(kept.ward, post)
-    marks = pieces.take(len(parameters))
-    for own, mark in zip(parameters, marks.tolist(), strict=True):
-        own.grad = pieces.take_like(own) if mark else None
-    found = {name: pieces.take_like(value) for name, value in statistics.items()}
-    pieces.end()
-    return found
+    return torch.cat([marks, *(raw_bytes(tensor.cpu()) for tensor in tensors)])
 
 
 class _Pieces:

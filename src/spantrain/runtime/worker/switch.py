@@ -12,8 +12,6 @@ same devices, it keeps all that it holds, and its groups; only policy, routes an
 it lacks comes from devices that held it under the plan before: of each stage that did, one replica, the nearest.
 """
 
-import json
-import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -36,9 +34,9 @@ from spantrain.runtime.redistribution.transfer import (
     ExchangeChannel,
     ExchangeGroup,
     TensorExchange,
-    bytes_of,
     group_of,
-    read_words,
+    packed_words,
+    unpacked_words,
 )
 from spantrain.runtime.step.context import OpenGroups, WorkerContext
 from spantrain.runtime.step.stage_member import StageMember, build_member
@@ -111,8 +109,6 @@ def _layout(stage: Stage) -> tuple[tuple[tuple[str, ...], tuple[float, ...]], ..
 
 
 _LANE = "switch-held:"
-_MAX_DESCRIBED_BYTES = 64 * 2**20
-"""Of a peer's description, unpacked."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -282,17 +278,11 @@ def describe(
     own: HeldTensors, *, takers: Sequence[str], givers: Sequence[str], post: ExchangeChannel
 ) -> dict[str, HeldTensors]:
     """Tell those that may take from here what there is; hear the same from those that give."""
-    text = zlib.compress(json.dumps(to_json(own), separators=(",", ":")).encode())
     for taker in takers:
-        post.send(taker, f"{_LANE}{own.device}", torch.frombuffer(bytearray(text), dtype=torch.uint8))
+        post.send(taker, f"{_LANE}{own.device}", packed_words(to_json(own)))
     return {own.device: own} | {giver: read_held(post.receive(f"{_LANE}{giver}"), giver) for giver in givers}
 
 
 def read_held(message: torch.Tensor, giver: str) -> HeldTensors:
     """Return what a peer says that it holds."""
-    unpacker = zlib.decompressobj()
-    try:
-        text = unpacker.decompress(bytes_of(message, giver), _MAX_DESCRIBED_BYTES)
-    except zlib.error as error:
-        raise ProtocolError(f"{giver}: says what it holds in a way that cannot be read: {error}") from None
-    return from_json(HeldTensors, read_words(text, giver), f"what {giver} holds", error=ProtocolError)
+    return from_json(HeldTensors, unpacked_words(message, giver), f"what {giver} holds", error=ProtocolError)

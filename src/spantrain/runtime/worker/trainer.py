@@ -160,14 +160,14 @@ class TrainSession:
         if order.kept is not None:
             received_bytes, scalars = carry_on(self._here, self._earlier, self._part, order)
             self._scaling = GradientScaling(self._job, order.plan.dtype, scalars)
-            self._keeping.take(order.first_step, self._earlier.held if self._earlier else ())
+            self._keeping.begin(order.first_step, self._earlier.held if self._earlier else ())
             duration_s = time.monotonic() - self._prepared_s
             self._switch_report = SwitchReport(duration_s=duration_s, received_bytes=received_bytes)
             return
         group = group_of(order.plan.cluster, self._here.name, order.plan.devices)
         post = self._part.post(self._here, order.first_step)
         self._checkpoints.resume(order.resume_from, order.checkpoint, group, post)
-        self._keeping.take(order.first_step)
+        self._keeping.begin(order.first_step)
 
     def _train(self) -> None:
         step = self._order.first_step
@@ -236,7 +236,7 @@ class TrainSession:
         return self._earlier or self._left()
 
     def _left(self) -> LeftState:
-        return LeftState(part=self._part, scalars=self._scaling.scalars, kept=self._keeping.kept)
+        return LeftState(part=self._part, scalars=self._scaling.scalars, kept=self._keeping.whole)
 
     def _join_outer(self, step: int) -> None:
         """Take part in the outer optimizer from a step on, if the run does."""
@@ -284,7 +284,7 @@ class TrainSession:
         self._part, received_bytes = take_over(self._here, part, plan, step=step, open_groups=self._links.open_groups)
         part.stage_sum.close()
         self._keeping = Keeping(self._here, self._part, begins=False, before=self._keeping)
-        self._keeping.take(step, self._earlier.held)
+        self._keeping.begin(step, self._earlier.held)
         self._checkpoints.hold(self._part.holding, self._part.optimizer)
         self._since_step = step
         if rejoin:
@@ -363,15 +363,17 @@ class TrainSession:
             dataset_size=self._training.dataset_size if part.reads_data else None,
             switch=self._switch_report,
             links=part.actions.driver.link_reports() if part.actions.driver else (),
+            kept=tuple(kept.ward for kept in self._keeping.whole),
         )
 
     def _update(self, step: int, verdict: StepVerdict) -> None:
         self._steps_done, self._summed = step + 1, False
         self._statistics, self._earlier = {}, None
         self._scaling.settle(skipped=verdict.skip_update)
-        for optimizer in (self._part.optimizer, *(kept.optimizer for kept in self._keeping.kept)):
-            update(optimizer, self._job, step, None if verdict.skip_update else verdict.grad_norm)
-        self._keeping.committed()
+        self._keeping.before_update()
+        grad_norm = None if verdict.skip_update else verdict.grad_norm
+        update(self._part.optimizer, self._job, step, grad_norm)
+        self._keeping.commit(step, grad_norm)
 
     def _peak(self) -> int:
         part = self._part

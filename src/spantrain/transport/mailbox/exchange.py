@@ -17,6 +17,8 @@ from spantrain.transport.mailbox.outbox import Outbox, OutgoingMessage
 from spantrain.transport.mailbox.wire import Acknowledgement, Chunk, Greeting
 
 _logger = logging.getLogger(__name__)
+_BACKGROUND_PART = 32
+"""Of the queue of a peer that messages have which yield to others, besides it: a part of so many."""
 _MAX_INTERVALS = 65536
 
 
@@ -191,8 +193,9 @@ class Exchange:
         return self.peers[peer]
 
     def _has_room(self, known: MailboxPeer, outgoing: OutgoingMessage) -> bool:
-        held = known.outbox.held_bytes
-        return held == 0 or held + outgoing.charge_bytes <= self.limits.send_queue_bytes
+        held = known.outbox.held_bytes(yields=outgoing.yields)
+        most_bytes = self.limits.send_queue_bytes // (_BACKGROUND_PART if outgoing.yields else 1)
+        return held == 0 or held + outgoing.charge_bytes <= most_bytes
 
     def _check_running(self) -> None:
         if self.stopped:

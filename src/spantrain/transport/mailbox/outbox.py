@@ -4,6 +4,9 @@ Pure state, no sockets. Two tracks number their messages on their own: small mes
 Within a track, one message of each lane is under way at a time, and lanes take turns chunk by chunk. A message starts
 only when the peer's credit covers all of it, so that messages under way together can always be completed.
 
+Messages of background lanes start when no others wait on their track, and between two of their chunks others go first.
+They have a small queue of their own, so that what is in it never makes others wait for room.
+
 How many bytes may be on their way to a peer: what the link takes while the quickest answer comes, and a little more.
 
 More would only wait in queues before the link. There it delays all that comes later, the word of what has come
@@ -20,7 +23,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from spantrain.core.messages import AnyKey
+from spantrain.core.messages import BACKGROUND, AnyKey
 from spantrain.transport.mailbox.wire import (
     BULK,
     CHUNK_BYTES,
@@ -145,6 +148,11 @@ class OutgoingMessage:
     def __post_init__(self) -> None:
         self.track = EXPRESS if self.payload_bytes <= EXPRESS_BYTES else BULK
 
+    @property
+    def yields(self) -> bool:
+        """Whether it lets others go first."""
+        return self.key.lane.startswith(BACKGROUND)
+
     @classmethod
     def pack(
         cls, key: AnyKey, tensors: Sequence[torch.Tensor], max_message_bytes: int, now_s: float
@@ -206,7 +214,15 @@ class _Track:
         if len(self.under_way) >= _MAX_UNDER_WAY or self.next_number >= first + MAX_AHEAD:
             return None
         heads = (queue[0] for lane, queue in self.waiting.items() if lane not in self.under_way)
-        return min(heads, key=lambda outgoing: outgoing.order, default=None)
+        found = min(heads, key=lambda outgoing: (outgoing.yields, outgoing.order), default=None)
+        if found is not None and found.yields and any(not one.yields for one in self.under_way.values()):
+            return None
+        return found
+
+    def next_under_way(self) -> OutgoingMessage | None:
+        """Return the message whose turn it is."""
+        turns = sorted(self.under_way.values(), key=lambda outgoing: outgoing.yields)
+        return turns[0] if turns else None
 
     def enqueue(self, outgoing: OutgoingMessage) -> None:
         self.waiting.setdefault(outgoing.key.lane, deque()).append(outgoing)
@@ -253,8 +269,11 @@ class Outbox:
         self._tracks = (_Track(), _Track())
         self._granted_bytes = 0
         self._started_bytes = 0
-        self.held_bytes = 0
-        """Bytes of all messages that are held, to be compared with the limit of the queue."""
+        self._held_bytes = {False: 0, True: 0}
+
+    def held_bytes(self, *, yields: bool) -> int:
+        """Return the bytes of all messages that are held of one sort, to be compared with the limit of its queue."""
+        return self._held_bytes[yields]
 
     def offer(self, outgoing: OutgoingMessage) -> None:
         """Take a message."""
@@ -262,7 +281,7 @@ class Outbox:
         outgoing.order = track.next_order
         track.next_order += 1
         track.enqueue(outgoing)
-        self.held_bytes += outgoing.charge_bytes
+        self._held_bytes[outgoing.yields] += outgoing.charge_bytes
 
     def peek(self, track_index: int, now_s: float) -> OutgoingMessage | None:
         """Return the message whose chunk is to be sent next on a track, if credit allows one."""
@@ -275,7 +294,7 @@ class Outbox:
                 break
             self._started_bytes += outgoing.charge_bytes
             track.start(outgoing, now_s)
-        return next(iter(track.under_way.values()), None)
+        return track.next_under_way()
 
     def advance(self, outgoing: OutgoingMessage) -> None:
         """Note that the chunk of a peeked message was handed over; the next lane has its turn."""
@@ -304,7 +323,7 @@ class Outbox:
             outgoing = track.unacknowledged[number]
             if outgoing.finished:
                 track.settle(outgoing, now_s)
-                self.held_bytes -= outgoing.charge_bytes
+                self._held_bytes[outgoing.yields] -= outgoing.charge_bytes
                 yield outgoing
 
     def restart(self, done: DoneNumbers, granted_bytes: int, now_s: float) -> list[OutgoingMessage]:
@@ -327,7 +346,7 @@ class Outbox:
             fresh = [outgoing for queue in track.waiting.values() for outgoing in queue if not outgoing.number]
             for outgoing in [outgoing for outgoing in fresh if outgoing.key.generation < generation]:
                 track.unqueue(outgoing)
-                self.held_bytes -= outgoing.charge_bytes
+                self._held_bytes[outgoing.yields] -= outgoing.charge_bytes
                 dropped += 1
         return dropped
 

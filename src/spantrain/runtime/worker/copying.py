@@ -1,0 +1,247 @@
+"""A copy of a stage's state goes to a device that is to keep it, beside the steps that are trained.
+
+It is the state before one step, whenever its pieces are read: of what has not gone yet when that step's update is
+about to be done, a copy is made first. Pieces are small, and let all other messages go first
+(`transport.mailbox.outbox`). The keeper says what it lacks, hears how that looks, and then takes the bytes of
+one tensor after another.
+"""
+
+import math
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from spantrain.config.files.json_codec import to_json
+from spantrain.core.checkpoint import StoredTensor
+from spantrain.core.messages import AT_ANY_STEP, BACKGROUND, ControlKey
+from spantrain.errors import ConfigError, ProtocolError
+from spantrain.runtime.checkpoint.holding import STATE, Holding, held_tensors, put_back, wanted_of
+from spantrain.runtime.checkpoint.tensor_file import dtype_name
+from spantrain.runtime.redistribution.transfer import dtype_of, packed_words, unpacked_words
+from spantrain.runtime.step.driver import StepDriver
+from spantrain.runtime.worker.switch import Held, HeldTensors, read_held
+
+_PIECE_BYTES = 2**20
+_MOST_STATE = 16
+"""Tensors of an optimizer for each parameter."""
+_WANTED, _COPY = "kept-wanted", BACKGROUND + "kept-copy"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CopyLink:
+    """Messages between a stage's first device and one that keeps a copy, of no step, as one of the two has them."""
+
+    driver: StepDriver
+    generation: int
+    ward: str
+    keeper: str
+
+    def want(self, names: Collection[str]) -> None:
+        """Say what the keeper lacks."""
+        key = ControlKey(self.generation, AT_ANY_STEP, f"{_WANTED}:{self.keeper}")
+        self.driver.send_message(self.ward, key, (packed_words(sorted(names)),))
+
+    def wanted(self) -> list[str] | None:
+        """Return what the keeper lacks, once it has said so.
+
+        Raises:
+            ProtocolError: it has said something else.
+        """
+        found = self.driver.try_take(AT_ANY_STEP, f"{_WANTED}:{self.keeper}")
+        if found is None:
+            return None
+        names = unpacked_words(_only(found, self.keeper), self.keeper)
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise ProtocolError(f"{self.keeper}: does not say what it lacks")
+        return names
+
+    def give(self, number: int, piece: Tensor) -> bool:
+        """Send a piece, if there is room."""
+        key = ControlKey(self.generation, AT_ANY_STEP, f"{_COPY}:{self.ward}:{number}")
+        return self.driver.try_send(self.keeper, key, (piece,)) is not None
+
+    def take(self, number: int) -> Tensor | None:
+        """Return a piece, if it has come."""
+        found = self.driver.try_take(AT_ANY_STEP, f"{_COPY}:{self.ward}:{number}")
+        return None if found is None else _only(found, self.ward)
+
+
+class CopySender:
+    """Gives one keeper what it lacks of this device's state, as that was before a step."""
+
+    def __init__(self, link: CopyLink, ward: Held, fetch: Callable[[Callable[[], Tensor]], Tensor]) -> None:
+        """`ward`: what is followed, whose tensors stay as they are until `before_update`; `fetch` has them read."""
+        self._link, self._fetch = link, fetch
+        self._holding = ward.holding
+        self._tensors, self._parts = held_tensors(ward.holding, ward.optimizer, ward.holding.parts)
+        # Running statistics change before the others do.
+        for name, value in ward.holding.statistics.items():
+            self._tensors[ward.holding.stored_name(name)] = value.detach().clone()
+        self._left: deque[Tensor] | None = None
+        """Bytes that have not gone; None: the keeper has not said what it lacks."""
+        self._frozen = False
+        self._piece: Tensor | None = None
+        """That there was no room for."""
+        self._number = 0
+        """Of the next piece."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all is on its way."""
+        return self._left is not None and not self._left and self._piece is None
+
+    def go_on(self) -> None:
+        """Send as much as there is room for.
+
+        Raises:
+            ProtocolError: the keeper sends something else than it should.
+        """
+        if self._left is None:
+            names = self._link.wanted()
+            if names is None:
+                return
+            self._begin(names)
+        while not self.is_done:
+            self._piece = self._next_piece() if self._piece is None else self._piece
+            if not self._link.give(self._number, self._piece):
+                return
+            self._piece = None
+            self._number += 1
+
+    def before_update(self) -> None:
+        """Copy what has not gone yet: its tensors are about to change."""
+        if self._frozen or self.is_done:
+            return
+        self._frozen = True
+        if self._left is None:
+            self._tensors = {name: self._copied(tensor) for name, tensor in self._tensors.items()}
+        else:
+            self._left = deque(self._copied(left) for left in self._left)
+
+    def _begin(self, names: Sequence[str]) -> None:
+        unknown = set(names) - self._holding.parts.keys()
+        if unknown:
+            raise ProtocolError(f"{self._link.keeper}: lacks {min(unknown)}, which is not here")
+        stored = {self._holding.stored_name(name) for name in names}
+        stored |= {name for name in self._tensors if name.startswith(STATE) and name.split("/", 2)[2] in names}
+        given = {name: self._tensors[name] for name in sorted(stored)}
+        if given:
+            tensors = {
+                name: StoredTensor(part=self._parts[name], dtype=dtype_name(own.dtype)) for name, own in given.items()
+            }
+            self._piece = packed_words(to_json(HeldTensors(device=self._link.ward, tensors=tensors)))
+        self._left = deque(raw_bytes(tensor) for tensor in given.values() if tensor.numel())
+        self._tensors = {}
+
+    def _next_piece(self) -> Tensor:
+        assert self._left
+        found, room = list[Tensor](), _PIECE_BYTES
+        while room and self._left:
+            head = self._left.popleft()
+            found.append(head[:room])
+            room -= found[-1].numel()
+            if found[-1].numel() < head.numel():
+                self._left.appendleft(head[found[-1].numel() :])
+        return self._fetch(lambda: torch.cat([part.cpu() for part in found]))
+
+    def _copied(self, tensor: Tensor) -> Tensor:
+        return self._fetch(lambda: tensor.detach().clone())
+
+
+class CopyReceiver:
+    """Has what a copy lacks come, of which the rest was here."""
+
+    def __init__(self, link: CopyLink, holding: Holding, optimizer: Optimizer, held: Sequence[Held]) -> None:
+        """Say what is lacking; `held`: what this device has of the same step."""
+        self._link, self._holding, self._optimizer = link, holding, optimizer
+        self._tensors: dict[str, Tensor] = {}
+        found = {name: _owner(name, held) for name in holding.tensors}
+        for name, own in found.items():
+            if own is not None:
+                tensors, _ = held_tensors(own.holding, own.optimizer, [name])
+                self._tensors |= {stored: tensor.cpu().clone() for stored, tensor in tensors.items()}
+        self._lacking = [name for name, own in found.items() if own is None]
+        self._left: deque[Tensor] | None = None
+        """Room for the bytes that come; None: it is not known how they look."""
+        self._number = 0
+        link.want(self._lacking)
+        self.is_whole = not self._lacking
+        if self.is_whole:
+            put_back(holding, optimizer, self._tensors)
+
+    def go_on(self) -> bool:
+        """Take what has come; return whether the copy has become whole: of before the step in which it began.
+
+        Raises:
+            ProtocolError: something else has come.
+        """
+        while not self.is_whole and (piece := self._link.take(self._number)) is not None:
+            self._number += 1
+            if self._left is None:
+                self._make_room(piece)
+            else:
+                self._fill(piece)
+            if not self._left:
+                put_back(self._holding, self._optimizer, self._tensors)
+                self._tensors = {}
+                self.is_whole = True
+        return self.is_whole
+
+    def _make_room(self, message: Tensor) -> None:
+        ward = self._link.ward
+        described = read_held(message, ward)
+        part = self._holding.of(self._lacking)
+        try:
+            wanted = wanted_of(part, {ward: described})
+        except ConfigError as error:
+            raise ProtocolError(f"{ward}: what it gives to be kept is not its stage: {error}") from None
+        if wanted.keys() != described.tensors.keys() or len(wanted) > (1 + _MOST_STATE) * len(self._lacking):
+            raise ProtocolError(f"{ward}: gives other tensors to be kept than were asked for")
+        most = {name: max(1, tensor.numel()) for name, tensor in part.tensors.items()}
+        for name, own in described.tensors.items():
+            if not own.part.is_whole or math.prod(own.part.full_shape) > most[_plain(name)]:
+                raise ProtocolError(f"{ward}: gives {name} in shape {list(own.part.full_shape)} to be kept")
+        arriving = {
+            name: torch.empty(own.part.full_shape, dtype=dtype_of(own, name))
+            for name, own in sorted(described.tensors.items())
+        }
+        self._tensors |= arriving
+        self._left = deque(raw_bytes(tensor) for tensor in arriving.values() if tensor.numel())
+
+    def _fill(self, piece: Tensor) -> None:
+        while piece.numel() and self._left:
+            head = self._left.popleft()
+            size = min(head.numel(), piece.numel())
+            head[:size] = piece[:size]
+            piece = piece[size:]
+            if size < head.numel():
+                self._left.appendleft(head[size:])
+        if piece.numel():
+            raise ProtocolError(f"{self._link.ward}: sent {piece.numel()} bytes more to be kept than its stage has")
+
+
+def raw_bytes(tensor: Tensor) -> Tensor:
+    """Return a tensor's bytes, of the same memory where it lies in one piece."""
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+
+
+def _plain(stored: str) -> str:
+    """Return the name in the model of what a stored tensor belongs to."""
+    return stored.split("/", 2)[2] if stored.startswith(STATE) else stored.split("/", 1)[1]
+
+
+def _owner(name: str, held: Sequence[Held]) -> Held | None:
+    for one in held:
+        if name in one.holding.parts and one.holding.parts[name].is_whole:
+            return one
+    return None
+
+
+def _only(tensors: tuple[Tensor, ...], sender: str) -> Tensor:
+    if len(tensors) != 1 or tensors[0].dtype != torch.uint8:
+        raise ProtocolError(f"{sender}: sent {len(tensors)} tensors where bytes were to come")
+    return tensors[0]
