@@ -177,7 +177,7 @@ def kill(case: Case, folder: Path, victim: str) -> dict[str, float]:
     watcher = Watcher(at=lambda watcher: watcher.kill(victim))
     outcome = case.run(folder, watcher, steps=BEFORE + AFTER)
     resume_s = watcher.when("Training goes on after") - watcher.struck_s
-    (change,) = outcome.plan_changes
+    change = outcome.plan_changes[0]
     assert not any("go back" in text for _, text in watcher.notes), watcher.notes
     present = frozenset(case.profile.cluster.device_by_name) - {victim}
     full = full_plan(case.plan, case.profile, present, optimizer=OPTIMIZER).plan
@@ -203,9 +203,10 @@ def leave(case: Case, folder: Path, name: str) -> dict[str, float]:
     back = threading.Thread(target=_come_back, args=(watcher, name), daemon=True)
     back.start()
     outcome = case.run(folder, watcher, steps=BEFORE + 3 * AFTER)
-    pauses = [change.duration_s for change in outcome.plan_changes]
     assert not any("trained again" in text for _, text in watcher.notes), watcher.notes
-    return {"drain_s": pauses[0], **({"join_s": pauses[1]} if len(pauses) > 1 else {})}
+    found = {"drain_s": outcome.plan_changes[0].duration_s}
+    joined = [change.duration_s for change in outcome.plan_changes if f"{name} joined" in change.reason]
+    return found | ({"join_s": joined[0]} if joined else {})
 
 
 def _come_back(watcher: Watcher, name: str) -> None:

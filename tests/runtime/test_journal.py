@@ -16,6 +16,7 @@ from spantrain.runtime.checkpoint.manifest import Manifest
 from spantrain.runtime.control.requests import StepVerdict
 
 VERDICT = StepVerdict(grad_norm=1.0, checkpoint=False, stop=False, evaluate=False)
+NOBODY = ((), ())
 
 
 @pytest.fixture
@@ -46,7 +47,7 @@ def journal(plan, law_profile, tmp_path):
 
 def commit(journal, *steps):
     for step in steps:
-        journal.write(CommittedStep(step=step, loss=float(step), verdict=VERDICT))
+        journal.write(CommittedStep(step=step, loss=float(step), verdict=VERDICT, keepers=NOBODY))
 
 
 def test_it_goes_on_behind_the_last_step_whose_line_is_whole(journal, plan, tmp_path):
@@ -63,9 +64,21 @@ def test_it_goes_on_behind_the_last_step_whose_line_is_whole(journal, plan, tmp_
 def test_a_plan_that_took_over_is_the_one_to_go_on_with(journal, plan, tmp_path):
     later = replace(plan, generation=7)
     journal.write(BegunLeg(plan=plan, step=0, kept=False))
-    journal.write(CommittedStep(step=0, loss=1.0, verdict=replace(VERDICT, plan=later)))
+    journal.write(CommittedStep(step=0, loss=1.0, verdict=replace(VERDICT, plan=later), keepers=NOBODY))
     found = adopted_run(tmp_path, 9, functions=())
     assert (found.plan.generation, found.resume.held.plan.generation) == (7, plan.generation)
+
+
+def test_a_keeper_is_one_whose_copy_was_whole(journal, plan, tmp_path):
+    first, last = plan.stages
+    kept = replace(plan, stages=(replace(first, keepers=last.devices), replace(last, keepers=first.devices)))
+    journal.write(BegunLeg(plan=kept, step=0, kept=False))
+    journal.write(CommittedStep(step=0, loss=1.0, verdict=VERDICT, keepers=(last.devices, ())))
+    held = adopted_run(tmp_path, 9, functions=()).resume.held
+    assert [stage.keepers for stage in held.plan.stages] == [last.devices, ()]
+    journal.write(CommittedStep(step=1, loss=1.0, verdict=VERDICT, keepers=((),)))
+    with pytest.raises(ConfigError, match="step 1 is of a plan with other stages"):
+        adopted_run(tmp_path, 9, functions=())
 
 
 def test_what_a_part_that_goes_on_keeps_is_that_of_the_part_before(journal, plan, tmp_path):

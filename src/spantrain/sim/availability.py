@@ -211,18 +211,24 @@ class AvailabilityRun:
             self.steps, self._holders = kept, frozenset()
         self._change(found[0], at_s, pauses)
         self._tell(at_s, f"{what}: {again}, {found[1]}")
+        self._consider(found[0], self._free_s)
 
     def _come(self, at_s: float, device: str) -> None:
         self._present |= {device}
         if self._plan is None:
             self._go_on(at_s, f"{device} joined", {"plan": PLAN_S})
             return
-        found = self._plans.full(self._plan, self._present)
-        if found is None or self._plans.step_s(found[0]) > WORTH_OF_JOINING * self._step_s:
-            self._tell(at_s, f"{device} joined, and stands by: steps would be no shorter with it")
-            return
-        self._next = (max(at_s, self._free_s) + PLAN_S, found[0])
-        self._tell(at_s, f"{device} joined: {found[1]}")
+        how = self._consider(self._plan, max(at_s, self._free_s))
+        stands_by = " joined, and stands by: steps would be no shorter with it"
+        self._tell(at_s, f"{device} joined: {how}" if how else f"{device}{stands_by}")
+
+    def _consider(self, plan: Plan, from_s: float) -> str:
+        """Have the planner's answer be taken over if steps get shorter by it; return its phrase, or nothing."""
+        found = self._plans.full(plan, self._present)
+        if found is None or self._plans.step_s(found[0]) > WORTH_OF_JOINING * self._plans.step_s(plan):
+            return ""
+        self._next = (from_s + PLAN_S, found[0])
+        return found[1]
 
     def _tell(self, at_s: float, text: str) -> None:
         self.lines.append(f"{at_s:.1f} s: {text}")

@@ -40,6 +40,8 @@ class Leg:
     """Those of them that go instead."""
     considered: frozenset[str] | None = None
     """Devices that were thought of when its plan was made; None: those of the plan."""
+    is_light: bool = False
+    """Whether its plan was made in a moment, and the planner may know a better one."""
     begun_s: float = field(default_factory=time.monotonic)
     """When that was known, by the monotonic clock."""
 
@@ -112,7 +114,7 @@ def leg_after_loss(
         return Leg(
             plan=plan, first_step=committed.step, kept=KeptState(verdict=verdict), held_under=held_under,
             reason=f"{lost}: step {committed.step + 1} is trained again, {found.how}", begun_s=begun_s,
-            considered=present, givers=givers_of(held_under, plan, survivors),
+            considered=present, givers=givers_of(held_under, plan, survivors), is_light=True,
             leaving=() if did_step else tuple(name for name in leg.leaving if name in survivors),
         )  # fmt: skip
     if request.batches is not None:
@@ -121,7 +123,7 @@ def leg_after_loss(
     first_step = resume.content.step if resume else 0
     where = f"the checkpoint after {first_step} steps" if resume else "the beginning"
     return Leg(
-        plan=plan, first_step=first_step, resume=resume, begun_s=begun_s, considered=present,
+        plan=plan, first_step=first_step, resume=resume, begun_s=begun_s, considered=present, is_light=True,
         reason=f"{lost}: what it held is held by no other device, so all go back to {where} "
         f"({_steps(committed.step - first_step)} trained again), {found.how}",
     )  # fmt: skip

@@ -1,5 +1,7 @@
 """Devices that join a run while it trains, or leave it: a plan for those that are then there is made beside it.
 
+So is one behind a loss, or when a device has left: the light change came at once, and the planner may know better.
+
 Asteroid and Sailor stop for it, Sailor for 11 s; here steps go on while the planner works, and state moves from memory
 to memory where devices change what they hold. A device that joins is taken in behind a step if steps get shorter; one
 that leaves goes when others have what it held.
@@ -7,7 +9,7 @@ that leaves goes when others have what it held.
 
 import shutil
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -25,17 +27,21 @@ from spantrain.planner.present import NewPlan, full_plan, light_plan
 from spantrain.recovery.policy import WORTH_OF_JOINING
 from spantrain.runtime.control.orders import KeptState
 from spantrain.runtime.coordinator.barrier import CommitPoint
+from spantrain.sim.availability import moved
 
 DRAIN = "drain"
 """The folder in a run's folder with a file for each device that is to leave it, by its name."""
+_NAMES = ".devices"
+"""A file there, with the names of all devices of the cluster."""
 
 
 @contextmanager
-def wishes_heard(run: Path, *, hears: bool) -> Iterator[None]:
-    """Have a run's folder take wishes to leave while it is under way, if it `hears` them; older ones are forgotten."""
+def wishes_heard(run: Path, names: Collection[str]) -> Iterator[None]:
+    """Have a run's folder take wishes of some devices to leave while it is under way; older ones are forgotten."""
     shutil.rmtree(run / DRAIN, ignore_errors=True)
-    if hears:
+    if names:
         (run / DRAIN).mkdir(parents=True)
+        (run / DRAIN / _NAMES).write_text("\n".join(names))
     try:
         yield
     finally:
@@ -46,19 +52,20 @@ def ask_to_drain(run: Path, device: str) -> None:
     """Have a device leave a run that is under way.
 
     Raises:
-        ConfigError: there is no such run, or no device can have that name; or its folder cannot be written to.
+        ConfigError: there is no such run, or it has no such device; or its folder cannot be read or written to.
     """
     if not (run / DRAIN).is_dir():
         raise ConfigError(
             f"{run}: no run that devices may leave is under way there; give the folder that --out named (with "
             "--on-loss end, --staleness 1 or an outer optimizer devices stay)"
         )
-    if Path(device).name != device or not device:
-        raise ConfigError(f"DEVICE {device!r} is no name of a device; give one of the cluster file's")
     try:
+        names = (run / DRAIN / _NAMES).read_text().splitlines()
+        if device not in names:
+            raise ConfigError(f"DEVICE {device!r} is no device of this run; give one of {', '.join(names)}")
         (run / DRAIN / device).touch()
     except OSError as error:
-        raise ConfigError(f"{error.filename}: cannot be written: {error.strerror}") from None
+        raise ConfigError(f"{error.filename}: cannot be read or written: {error.strerror}") from None
 
 
 class Membership:
@@ -76,6 +83,7 @@ class Membership:
         self._reason = ""
         self._going: frozenset[str] = frozenset()
         """Devices that want to leave, and were thought of."""
+        self._is_light = leg.is_light
 
     @property
     def ready(self) -> bool:
@@ -101,7 +109,11 @@ class Membership:
             self._plan_in_background(self._do_without, plan, here, {name: leaving[name] for name in going})
         elif new:
             self._known |= here
+            self._is_light = False
             self._plan_in_background(self._consider, plan, here, new)
+        elif self._is_light:
+            self._is_light = False
+            self._plan_in_background(self._improve, plan, here)
 
     def _tell(self, text: str) -> None:
         """Have people told of what changes nothing; in any thread."""
@@ -110,7 +122,8 @@ class Membership:
     def _take_wishes(self) -> None:
         """Hear who is to leave from files in the run's folder."""
         folder = self._request.out / DRAIN
-        for file in sorted(folder.iterdir()) if folder.is_dir() else ():
+        asked = {file.name: file for file in folder.iterdir()} if folder.is_dir() else {}
+        for file in (asked[name] for name in sorted(asked.keys() - {_NAMES})):
             file.unlink()
             if not self._session.coordinator.ask_to_leave(file.name, "asked to by spantrain drain"):
                 self._tell(f"spantrain drain: there is no device {file.name} in this run now")
@@ -133,6 +146,7 @@ class Membership:
             leaving=tuple(name for name in committed.plan.devices if name in self._going),
             reason=self._reason,
             considered=self._known - self._going,
+            is_light=bool(self._going),
         )
 
     def _do_without(self, plan: Plan, here: frozenset[str], going: Mapping[str, str]) -> None:
@@ -148,13 +162,9 @@ class Membership:
         self._found = found
 
     def _consider(self, plan: Plan, here: frozenset[str], new: frozenset[str]) -> None:
-        request, names = self._request, ", ".join(sorted(new))
-        optimizer = request.job.optimizer_state
+        names = ", ".join(sorted(new))
         try:
-            found = full_plan(plan, request.profile, here, optimizer=optimizer)
-            request.check_plan(found.plan)
-            before_s = predict(plan, request.profile, optimizer=optimizer).step_s
-            after_s = predict(found.plan, request.profile, optimizer=optimizer).step_s
+            found, before_s, after_s = self._full_plan(plan, here)
         except Exception as error:  # noqa: BLE001 - training goes on, whatever becomes of the planning
             self._tell(f"{names} joined, and stands by: no plan with it: {_said(error)}")
             return
@@ -162,8 +172,31 @@ class Membership:
         if not used or after_s > WORTH_OF_JOINING * before_s:
             self._tell(f"{names} joined, and stands by: steps would be no shorter with it")
             return
+        self._take(found, f"{names} joined", before_s, after_s)
+
+    def _improve(self, plan: Plan, here: frozenset[str]) -> None:
+        request = self._request
+        try:
+            found, before_s, after_s = self._full_plan(plan, here)
+        except Exception as error:  # noqa: BLE001 - training goes on, whatever becomes of the planning
+            self._tell(f"The light change of plan stays, for the planner has none: {_said(error)}")
+            return
+        move_s, _ = moved(request.profile, request.job.optimizer_state, plan, here, found.plan)
+        gain_s = (before_s - after_s) * (request.job.steps - self._leg.first_step)
+        if after_s <= WORTH_OF_JOINING * before_s and gain_s > move_s:
+            self._take(found, "The planner's answer", before_s, after_s)
+
+    def _full_plan(self, plan: Plan, here: frozenset[str]) -> tuple[NewPlan, float, float]:
+        """Return the planner's answer, and the predicted seconds of a step now and then."""
+        request, optimizer = self._request, self._request.job.optimizer_state
+        found = full_plan(plan, request.profile, here, optimizer=optimizer)
+        request.check_plan(found.plan)
+        before_s, after_s = (predict(one, request.profile, optimizer=optimizer).step_s for one in (plan, found.plan))
+        return found, before_s, after_s
+
+    def _take(self, found: NewPlan, why: str, before_s: float, after_s: float) -> None:
         steps = f"steps of {format_seconds(after_s)} after {format_seconds(before_s)} predicted"
-        self._reason = f"{names} joined: {found.how}, {steps}"
+        self._reason = f"{why}: {found.how}, {steps}"
         self._found = found
 
 

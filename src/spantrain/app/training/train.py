@@ -143,7 +143,8 @@ class _RunOnSession:
         with ExitStack() as stack:
             stack.callback(self._network.end)
             stack.enter_context(self._log)
-            stack.enter_context(wishes_heard(request.out, hears=self._hears_members))
+            names = tuple(plan.cluster.device_by_name) if self._hears_members else ()
+            stack.enter_context(wishes_heard(request.out, names))
             stack.enter_context(self._journal)
             self._journal.begin(self._manifest(self._first_step))
             results = None
