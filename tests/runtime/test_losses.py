@@ -10,7 +10,7 @@ import torch
 
 from spantrain.app.reporter import SilentReporter
 from spantrain.app.session import Session, SessionOptions, open_session
-from spantrain.app.training import carry_on
+from spantrain.app.training import prepared
 from spantrain.app.training.joining import ask_to_drain
 from spantrain.app.training.outcome import TrainOutcome
 from spantrain.app.training.requests import RunOptions, TrainRequest
@@ -156,12 +156,12 @@ def test_a_keeper_may_go_whose_stage_others_have_as_well(run, victim):
 
 def test_who_has_no_part_in_the_light_change_gives_what_it_holds_until_the_planner_knows_better(run, monkeypatch):
     """Of two replicas one is lost, and the other has no part in the light change."""
-    light = carry_on.light_plan
+    light = prepared.light_plan
 
     def without(plan, profile, present, **options) -> NewPlan:
         return light(plan, profile, present - {"s1r1"}, **options)
 
-    monkeypatch.setattr(carry_on, "light_plan", without)
+    monkeypatch.setattr(prepared, "light_plan", without)
     killer = Killer({2: "s1r0"}, last="The planner's answer")
     _, outcome = run(killer, [0, 2, 5], [[2, 1], [1, 1]], job=LONG, speed=1e-5)
     assert sorted(outcome.devices) == ["s0r0", "s0r1", "s1r1"]

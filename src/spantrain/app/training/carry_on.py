@@ -14,7 +14,7 @@ from spantrain.app.training.requests import TrainRequest
 from spantrain.app.training.resume import Resume
 from spantrain.core.plan import Plan
 from spantrain.errors import PeerLostError, PlanError
-from spantrain.planner.present import light_plan
+from spantrain.planner.present import NewPlan
 from spantrain.recovery.policy import holds_all
 from spantrain.runtime.control.orders import GiveOrder, KeptState, TrainOrder
 from spantrain.runtime.coordinator.barrier import CommitPoint
@@ -79,7 +79,7 @@ def givers_of(held_under: Plan, plan: Plan, present: Collection[str]) -> tuple[s
 
 def leg_after_loss(
     leg: Leg, error: DeviceLostError, committed: CommitPoint, survivors: Collection[str], *, session: Session,
-    request: TrainRequest, newest: Callable[[], Resume | None],
+    request: TrainRequest, newest: Callable[[], Resume | None], light_plan: Callable[[Plan, frozenset[str]], NewPlan],
 ) -> Leg:  # fmt: skip
     """Return how a run goes on without a device.
 
@@ -91,6 +91,7 @@ def leg_after_loss(
         session: where the run runs.
         request: what was asked for.
         newest: gives the newest complete checkpoint of the run.
+        light_plan: gives the light change of a plan for devices that are left.
 
     Raises:
         PeerLostError: it cannot go on; says why.
@@ -100,7 +101,7 @@ def leg_after_loss(
     if not present:
         raise error
     try:
-        found = light_plan(leg.plan, request.profile, present, optimizer=request.job.optimizer_state)
+        found = light_plan(leg.plan, present)
         request.check_plan(found.plan)
     except PlanError as reason:
         raise _no_way(error, f"no plan fits the devices that are left: {reason}") from None

@@ -26,6 +26,7 @@ from spantrain.app.training.outcome import (
     steady,
     with_reasons,
 )
+from spantrain.app.training.prepared import PreparedChanges
 from spantrain.app.training.requests import TrainRequest
 from spantrain.app.training.resume import Resume, newest
 from spantrain.app.training.run_folder import TRACE_FILE, MeasuredStep, RunContent, write_run
@@ -114,6 +115,7 @@ class _RunOnSession:
         self._goes_on = request.options.on_loss is OnLoss.GO_ON and not request.options.outer
         """Whether devices may go and come."""
         self._hears_members = self._goes_on and not request.job.staleness
+        self._prepared = PreparedChanges(request.profile, request.job.optimizer_state)
         self._stood_still_s = 0.0
         """Between this leg's first step and the end of the one before."""
         self._checkpoints = self._checkpoint_set()
@@ -143,6 +145,7 @@ class _RunOnSession:
         with ExitStack() as stack:
             stack.callback(self._network.end)
             stack.enter_context(self._log)
+            stack.enter_context(self._prepared)
             names = tuple(plan.cluster.device_by_name) if self._hears_members else ()
             stack.enter_context(wishes_heard(request.out, names))
             stack.enter_context(self._journal)
@@ -190,6 +193,7 @@ class _RunOnSession:
                     leg_after_loss(
                         replace(leg, plan=barrier.plan), error, barrier.committed, survivors,
                         session=self._session, request=self._request, newest=self._newest,
+                        light_plan=self._prepared.light_plan,
                     )
                 )  # fmt: skip
         return None
@@ -272,6 +276,8 @@ class _RunOnSession:
         self._log.step(outcome, self._network.rates_at(outcome.closed_s))
         if self._hears_members:
             self._membership.look(self._running.plan)
+        if self._goes_on:
+            self._prepared.prepare(self._running.plan, frozenset(self._session.coordinator.here()))
         self._faults.after(outcome.step + 1)
         if self._leg.reason and outcome.step == self._leg.first_step:
             moved_bytes = outcome.switch.moved_bytes if outcome.switch else 0

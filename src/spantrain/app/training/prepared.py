@@ -1,0 +1,74 @@
+"""Light changes of plan for the loss of each device, worked out beside the steps: a loss need not wait for one."""
+
+import threading
+import time
+from types import TracebackType
+from typing import Self
+
+from spantrain.core.plan import Plan
+from spantrain.core.profile import Profile
+from spantrain.errors import PlanError
+from spantrain.planner.present import NewPlan, light_plan
+
+_REST = 1
+"""How many times as long as it works a thread rests, for the coordinator's other threads."""
+
+
+class PreparedChanges:
+    """Knows the light change of the present plan for each device that may be lost; a context."""
+
+    def __init__(self, profile: Profile, optimizer: str) -> None:
+        self._profile, self._optimizer = profile, optimizer
+        self._lock = threading.Lock()
+        self._for: tuple[Plan, frozenset[str]] | None = None
+        """What changes are known of: the plan, and the devices that are here."""
+        self._known: dict[frozenset[str], NewPlan] = {}
+        """By devices left."""
+        self._stop = threading.Event()
+        """Ends the thread that works, behind the change that it is at."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+
+    def prepare(self, plan: Plan, here: frozenset[str]) -> None:
+        """Work out changes of a plan, in a thread, if they are not known yet; those of another are forgotten."""
+        if self._for == (plan, here):
+            return
+        self._stop.set()
+        self._stop = threading.Event()
+        with self._lock:
+            self._for, self._known = (plan, here), {}
+        arguments = (plan, here, self._stop)
+        threading.Thread(target=self._work, args=arguments, name="prepared changes", daemon=True).start()
+
+    def light_plan(self, plan: Plan, present: frozenset[str]) -> NewPlan:
+        """Return the light change of a plan for devices that are left, at once if it is known.
+
+        Raises:
+            PlanError, ProfileError: as `planner.present.light_plan`.
+        """
+        self._stop.set()
+        with self._lock:
+            known = self._known.get(present) if self._for is not None and self._for[0] == plan else None
+        return known or light_plan(plan, self._profile, present, optimizer=self._optimizer)
+
+    def _work(self, plan: Plan, here: frozenset[str], stop: threading.Event) -> None:
+        # First those that have a stage for themselves: what is left has most to change.
+        for stage in sorted(plan.stages, key=lambda stage: len(stage.devices)):
+            for name in stage.devices:
+                begun_s = time.monotonic()
+                try:
+                    found = light_plan(plan, self._profile, here - {name}, optimizer=self._optimizer)
+                except PlanError:
+                    continue  # Said when it comes to that.
+                with self._lock:
+                    if stop.is_set():
+                        return
+                    self._known[here - {name}] = found
+                if stop.wait(_REST * (time.monotonic() - begun_s)):
+                    return

@@ -1,0 +1,69 @@
+"""Changes of plan that are known before a device is lost."""
+
+import threading
+import time
+
+import pytest
+
+from spantrain.app.training import prepared
+from spantrain.app.training.prepared import PreparedChanges
+from spantrain.core.span import Span
+from spantrain.planner.present import light_plan
+
+
+@pytest.fixture
+def plan(make_plan, spec_of):
+    return make_plan(spec_of("gpt2"), [0, 2, 5], [[2, 1], [1]], [[Span(0, 2), Span(2, 4)]] * 2, "1f1b")
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """What the planner was asked for, by the name of the thread."""
+    found = []
+
+    def heard(plan, profile, present, **options):
+        answer = light_plan(plan, profile, present, **options)
+        found.append((threading.current_thread().name, present))
+        return answer
+
+    monkeypatch.setattr(prepared, "light_plan", heard)
+    return found
+
+
+def wait_for(done):
+    deadline_s = time.monotonic() + 60
+    while not done():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+
+
+def test_each_loss_is_planned_for_beside_the_steps(plan, law_profile, asked, monkeypatch):
+    monkeypatch.setattr(prepared, "_REST", 0)
+    profile, here = law_profile(plan.cluster, plan.model), frozenset(plan.devices)
+    with PreparedChanges(profile, "adamw") as changes:
+        changes.prepare(plan, here)
+        changes.prepare(plan, here)
+        wait_for(lambda: len(asked) == len(plan.devices))
+        found = {name: changes.light_plan(plan, here - {name}) for name in plan.devices}
+    assert {thread for thread, _ in asked} == {"prepared changes"}
+    assert asked[0][1] == here - {"s1r0"}, "the only one that has its stage is not the first"
+    for name, change in found.items():
+        assert change == light_plan(plan, profile, here - {name}, optimizer="adamw")
+
+
+def test_what_is_not_known_is_planned_at_once(plan, law_profile, asked):
+    profile, here = law_profile(plan.cluster, plan.model), frozenset(plan.devices)
+    with PreparedChanges(profile, "adamw") as changes:
+        left = frozenset({"s0r0"})
+        assert changes.light_plan(plan, left) == light_plan(plan, profile, left, optimizer="adamw")
+        changes.prepare(plan, here)
+        wait_for(lambda: len(asked) > 1)
+    own = [thread for thread, _ in asked]
+    assert own[:2] == ["MainThread", "prepared changes"]
+
+
+def test_no_thread_is_left(plan, law_profile, asked):
+    with PreparedChanges(law_profile(plan.cluster, plan.model), "adamw") as changes:
+        changes.prepare(plan, frozenset(plan.devices))
+        wait_for(lambda: asked)
+    wait_for(lambda: not any(thread.name == "prepared changes" for thread in threading.enumerate()))
