@@ -13,7 +13,9 @@ from spantrain.app.session import Session
 from spantrain.app.training.requests import TrainRequest
 from spantrain.app.training.resume import Resume
 from spantrain.core.plan import Plan
+from spantrain.core.quantities import format_seconds
 from spantrain.errors import PeerLostError, PlanError
+from spantrain.planner.engine.predict import predict
 from spantrain.planner.present import NewPlan
 from spantrain.recovery.policy import holds_all
 from spantrain.runtime.control.orders import GiveOrder, KeptState, TrainOrder
@@ -44,6 +46,8 @@ class Leg:
     """Whether its plan was made in a moment, and the planner may know a better one."""
     begun_s: float = field(default_factory=time.monotonic)
     """When that was known, by the monotonic clock."""
+    parts: tuple[tuple[str, float], ...] = ()
+    """What has taken how many seconds since, as far as it is known."""
 
 
 def orders_of(
@@ -77,9 +81,23 @@ def givers_of(held_under: Plan, plan: Plan, present: Collection[str]) -> tuple[s
     return tuple(name for name in held_under.devices if name in present and name not in plan.devices)
 
 
+def about_pause(leg: Leg, before: Plan, request: TrainRequest, stood_still_s: float) -> str:
+    """Say how long a run stood still before a leg, what for, and what is predicted of steps now and before."""
+    rest = ("state moves", stood_still_s - sum(took_s for _, took_s in leg.parts))
+    parts = ", ".join(f"{what} {format_seconds(took_s)}" for what, took_s in (*leg.parts, rest))
+    figures = (
+        plan.global_batch / predict(plan, request.profile, optimizer=request.job.optimizer_state).step_s
+        for plan in (before, leg.plan)
+    )
+    speeds = " -> ".join(f"{samples_per_s:.3g}" for samples_per_s in figures)
+    after = f"Training goes on after {format_seconds(stood_still_s)}"
+    return f"{after}{f' ({parts})' if leg.parts else ''}; {speeds} samples/s predicted"
+
+
 def leg_after_loss(
-    leg: Leg, error: DeviceLostError, committed: CommitPoint, survivors: Collection[str], *, session: Session,
-    request: TrainRequest, newest: Callable[[], Resume | None], light_plan: Callable[[Plan, frozenset[str]], NewPlan],
+    leg: Leg, error: DeviceLostError, committed: CommitPoint, survivors: Collection[str], *, known_s: float,
+    session: Session, request: TrainRequest, newest: Callable[[], Resume | None],
+    light_plan: Callable[[Plan, frozenset[str]], NewPlan],
 ) -> Leg:  # fmt: skip
     """Return how a run goes on without a device.
 
@@ -88,6 +106,7 @@ def leg_after_loss(
         error: which device was lost, and on what evidence.
         committed: what had happened by then.
         survivors: devices of its plan that are still here, with what they hold.
+        known_s: when the loss was known, by the monotonic clock.
         session: where the run runs.
         request: what was asked for.
         newest: gives the newest complete checkpoint of the run.
@@ -96,7 +115,7 @@ def leg_after_loss(
     Raises:
         PeerLostError: it cannot go on; says why.
     """
-    begun_s = time.monotonic()
+    settled_s = time.monotonic()
     present = frozenset(survivors) - frozenset(leg.leaving) | frozenset(session.coordinator.here())
     if not present:
         raise error
@@ -107,6 +126,7 @@ def leg_after_loss(
         raise _no_way(error, f"no plan fits the devices that are left: {reason}") from None
     generation = session.generations.following(0)
     plan = replace(request.protected(found.plan), generation=generation, model=leg.plan.model)
+    parts = (("all stand still", settled_s - known_s), ("a new plan", time.monotonic() - settled_s))
     did_step = committed.step > leg.first_step
     held_under = committed.plan if did_step else leg.held_under
     verdict = committed.verdict or (leg.kept.verdict if leg.kept else None)
@@ -114,7 +134,7 @@ def leg_after_loss(
     if held_under is not None and holds_all(held_under, survivors) and not request.job.staleness:
         return Leg(
             plan=plan, first_step=committed.step, kept=KeptState(verdict=verdict), held_under=held_under,
-            reason=f"{lost}: step {committed.step + 1} is trained again, {found.how}", begun_s=begun_s,
+            reason=f"{lost}: step {committed.step + 1} is trained again, {found.how}", begun_s=known_s, parts=parts,
             considered=present, givers=givers_of(held_under, plan, survivors), is_light=True,
             leaving=() if did_step else tuple(name for name in leg.leaving if name in survivors),
         )  # fmt: skip
@@ -124,7 +144,8 @@ def leg_after_loss(
     first_step = resume.content.step if resume else 0
     where = f"the checkpoint after {first_step} steps" if resume else "the beginning"
     return Leg(
-        plan=plan, first_step=first_step, resume=resume, begun_s=begun_s, considered=present, is_light=True,
+        plan=plan, first_step=first_step, resume=resume, begun_s=known_s, parts=parts, considered=present,
+        is_light=True,
         reason=f"{lost}: what it held is held by no other device, so all go back to {where} "
         f"({_steps(committed.step - first_step)} trained again), {found.how}",
     )  # fmt: skip

@@ -1,5 +1,6 @@
 """Train a plan: plan and job in, losses and measurements out."""
 
+import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
@@ -12,7 +13,7 @@ from spantrain.app.planning.plan_files import check_staleness, with_room_for_two
 from spantrain.app.profiling.slowing import MAX_REAL_COMPUTE, too_fast, what_is_emulated
 from spantrain.app.reporter import Reporter
 from spantrain.app.session import Session
-from spantrain.app.training.carry_on import Leg, leg_after_loss, orders_of
+from spantrain.app.training.carry_on import Leg, about_pause, leg_after_loss, orders_of
 from spantrain.app.training.joining import Membership, wishes_heard
 from spantrain.app.training.journal import BegunLeg, Journal, first_leg, with_what_is_held
 from spantrain.app.training.outcome import (
@@ -37,7 +38,6 @@ from spantrain.app.weight_folder import FoundWeights
 from spantrain.app.weights import write_weights
 from spantrain.core.checkpoint import SampleLedger
 from spantrain.core.plan import PlanReport
-from spantrain.core.quantities import format_seconds
 from spantrain.core.trace import Trace
 from spantrain.errors import ConfigError
 from spantrain.planner.engine.predict import predict
@@ -112,6 +112,8 @@ class _RunOnSession:
         before = request.resume.ledger if request.resume else SampleLedger()
         self._ledger = before.extended(self._first_step, request.plan.global_batch)
         self._leg = first_leg(request)
+        self._before = self._leg.plan
+        """What ran before this leg."""
         self._goes_on = request.options.on_loss is OnLoss.GO_ON and not request.options.outer
         """Whether devices may go and come."""
         self._hears_members = self._goes_on and not request.job.staleness
@@ -187,12 +189,13 @@ class _RunOnSession:
             except DeviceLostError as error:
                 if not self._goes_on:
                     raise
+                known_s = time.monotonic()
                 barrier.abort(str(error))
                 survivors = coordinator.settle((*leg.plan.devices, *leg.givers))
                 self._go_on(
                     leg_after_loss(
                         replace(leg, plan=barrier.plan), error, barrier.committed, survivors,
-                        session=self._session, request=self._request, newest=self._newest,
+                        known_s=known_s, session=self._session, request=self._request, newest=self._newest,
                         light_plan=self._prepared.light_plan,
                     )
                 )  # fmt: skip
@@ -200,7 +203,7 @@ class _RunOnSession:
 
     def _go_on(self, leg: Leg) -> None:
         """Begin another leg."""
-        self._leg = leg
+        self._before, self._leg = self._running.plan, leg
         self._reporter.note(leg.reason)
         step = leg.first_step
         del self._losses[step:]
@@ -262,7 +265,7 @@ class _RunOnSession:
     def _on_begin(self, begun_s: float) -> None:
         if self._leg.reason:
             self._stood_still_s = begun_s - self._leg.begun_s
-            self._reporter.note(f"Training goes on after {format_seconds(self._stood_still_s)}")
+            self._reporter.note(about_pause(self._leg, self._before, self._request, self._stood_still_s))
             self._session.coordinator.dismiss(self._leg.leaving)
             return
         self._stop.begun = True
