@@ -1,4 +1,4 @@
-"""Asteroid's tables 2, 4 and 7 and figures 13, 15(a) and 18, in its environments A to D.
+"""Asteroid's tables 2, 4 and 7 and figures 13, 15(a), 16 to 18, in its environments A to D.
 
 The paper's numbers are about its own planner; so judged is the strategy `asteroid`, on our simulator, beside what
 `spantrain plan` chooses. MobileNetV2 is not among our models. The micro-batches are those that suit each plan best; the
@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from paper_asteroid_cases import ASTEROID, BATCHES, DP, PP, TABLE_1_S, Boards, profile_on, table_1_factor
+from paper_recovery import figures_16_17
 from paper_rows import OURS, Answer, Contest, PaperTable, Range, Row, ratio
 from spantrain.core.plan import Plan
 from spantrain.planner.request import PlanRequest, Proposal
@@ -343,5 +344,6 @@ ASTEROID_TABLES: dict[str, Callable[[], PaperTable]] = {
     "asteroid-7": table_7,
     "asteroid-13": figure_13,
     "asteroid-15a": figure_15a,
+    "asteroid-16-17": figures_16_17,
     "asteroid-18": figure_18,
 }
