@@ -4,15 +4,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from spantrain.core.units import WholeMicroBatch
-from spantrain.models.randomness.draws import DrawingModules, DrawnSamples, SeededDraws, Sizing
+from spantrain.models.randomness.draws import DrawingModules, DrawnSamples, SeededDraws
 from spantrain.models.randomness.shapes import DrawnShapes
+
+if TYPE_CHECKING:
+    from spantrain.models.tensor_parallel.group import TensorGroup
 
 IGNORED_LABEL = -100
 
@@ -53,7 +56,7 @@ class UnitModule(nn.Module):
         """Local paths of the modules that training mode is for."""
         self.draws: DrawnShapes = {}
         """Where samples are in what its model draws at random; empty: it draws nothing."""
-        self.group: Callable[[], Sizing] | None = None
+        self.group: Callable[[], TensorGroup] | None = None
         """Returns the tensor-parallel group whose members have parts of it."""
         self.other_names: Mapping[str, str] = {}
         """By local path: a module's full name, where that is not its prefix's; of one that several modules have."""

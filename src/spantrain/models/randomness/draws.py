@@ -8,7 +8,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,9 @@ from spantrain.models.randomness.counter import at_least, normals, random_bits, 
 from spantrain.models.randomness.operations import DrawnOperations
 from spantrain.models.randomness.places import CallChain
 from spantrain.models.randomness.shapes import ORDERS, DrawnShape, DrawnShapes, Sizes, guessed_shape
+
+if TYPE_CHECKING:
+    from spantrain.models.tensor_parallel.group import TensorGroup
 
 PLAIN_DROPOUT = frozenset({"dropout", "dropout_"})
 """Names of functions that drop each number by itself."""
@@ -60,21 +63,6 @@ class DrawnSamples:
     count: int
 
 
-class Sizing(Protocol):
-    """Members of a tensor-parallel group, who tell each other how much of a dimension each has."""
-
-    @property
-    def rank(self) -> int:
-        """Number of the own member."""
-
-    def all_gather(self, tensor: Tensor, sizes: Sequence[int], dim: int) -> Tensor:
-        """Return all members' tensors along a dimension."""
-
-    @property
-    def size(self) -> int:
-        """How many members there are."""
-
-
 @dataclass(kw_only=True)
 class DrawingModules:
     """What is known of a model, or a part of it, that draws; members of a group remember whose part is where."""
@@ -82,7 +70,8 @@ class DrawingModules:
     names: Mapping[int, str]
     """Full names of its modules in the unsplit model, by identity."""
     shapes: DrawnShapes
-    group: Sizing | None = None
+    group: "TensorGroup | None" = None
+    """The tensor-parallel one whose members have parts of it."""
     offsets: dict[tuple[str, Sizes], tuple[int, int]] = field(default_factory=dict)
     """By place and sizes of the own part: the dimension that is divided, and where the own part begins in it."""
 
