@@ -56,6 +56,12 @@ class ModelBatch:
         return self.mapped(lambda tensor: tensor[rows.to(tensor.device)])
 
 
+def call_named(model: Callable[..., Any], tensors: Mapping[int, Tensor], names: Mapping[int, str | None]) -> Any:
+    """Return what a model makes of tensors, given the keyword of each by number; None: it goes in by position."""
+    named = {name: tensors[number] for number, name in names.items() if name is not None}
+    return model(*(tensors[number] for number, name in names.items() if name is None), **named)
+
+
 def split_batch(batch: Any, *, source: str) -> ModelBatch:
     """Divide a batch into inputs and labels.
 
@@ -249,6 +255,15 @@ class OwnLoss(MeanLoss):
     def __call__(self, result: Tensor, labels: Tensor | None, samples: int, means: WholeMeans | None = None) -> Tensor:
         """Return it as a sum."""
         return self.summed(result, labels, samples, means)
+
+
+def taken_names(batch: ModelBatch, loss: Loss) -> dict[int, str | None]:
+    """Return the keyword of each tensor that a model is given, by its number in `Rows`; None: it goes in by position.
+
+    Labels are among them if it computes its own loss of them.
+    """
+    takes_labels = isinstance(loss, OwnLoss) and batch.has_labels and batch.labels is not None
+    return dict(enumerate(batch.names)) | ({LABELS: batch.labels_name} if takes_labels else {})
 
 
 class FunctionLoss(MeanLoss):

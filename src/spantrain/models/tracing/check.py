@@ -5,7 +5,6 @@ What of a model as its author gave it is otherwise here (batch statistics are fr
 running its forward in both ways and comparing the calls, to be told before it is trained.
 """
 
-import contextlib
 import difflib
 import inspect
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -16,20 +15,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import is_fake
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 
 from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError
 from spantrain.models.randomness.draws import RECURRENT, DrawnSamples
+from spantrain.models.randomness.places import CallChain
 from spantrain.models.randomness.reference import seeded
 from spantrain.models.randomness.shapes import DrawnShapes
 from spantrain.models.statistics import trained_norms
-from spantrain.models.tracing.batch import ModelBatch, OwnLoss, picked
+from spantrain.models.tracing.batch import ModelBatch, call_named, picked, taken_names
 from spantrain.models.tracing.factory import uncompiled, what_was_raised
 from spantrain.models.tracing.source import Loaded, with_or_without_numbers
 from spantrain.models.tracing.tape import line_of_model, parts
-from spantrain.models.units import Rows, UnitModule, loss_of, set_training
+from spantrain.models.units import LABELS, Rows, UnitModule, loss_of, set_training
 
 _STATISTICS: Mapping[str, str] = MappingProxyType({"batch_norm": "training", "instance_norm": "use_input_stats"})
 """With the argument that says whether the batch's own are taken."""
@@ -96,11 +95,8 @@ def _found(loaded: Loaded, given: Callable[[Tensor], Tensor]) -> Iterator[str]:
 
 def called_on(loaded: Loaded, batch: ModelBatch) -> Any:
     """Return what a model makes of a batch; with the labels, if it computes its own loss."""
-    pairs = list(zip(batch.names, batch.inputs, strict=True))
-    if isinstance(loaded.loss, OwnLoss) and batch.has_labels and batch.labels is not None:
-        pairs.append((batch.labels_name, batch.labels))
-    named = {name: tensor for name, tensor in pairs if name is not None}
-    return loaded.module(*(tensor for name, tensor in pairs if name is None), **named)
+    tensors = dict(enumerate(batch.inputs)) | ({} if batch.labels is None else {LABELS: batch.labels})
+    return call_named(loaded.module, tensors, taken_names(batch, loaded.loss))
 
 
 def _told(as_it_trains: Sequence[Call], as_given: Sequence[Call], norms: Collection[str]) -> list[str]:
@@ -148,10 +144,11 @@ def calls_of(module: nn.Module, run: Callable[[], object]) -> list[Call]:
     """Run something with a module and return the calls of torch's functions; random state and buffers stay."""
     kept = [(buffer, buffer.clone()) for buffer in module.buffers()]
     # With gradients, since some modules take a shorter way without.
-    paths = {id(part): f"{path or 'the model'} ({type(part).__name__})" for path, part in module.named_modules()}
+    names = {id(part): f"{path or 'the model'} ({type(part).__name__})" for path, part in module.named_modules()}
+    chain = CallChain(names)
     try:
-        with torch.random.fork_rng(devices=[]), torch.enable_grad(), uncompiled(), _running(paths) as running:
-            watch = _CallWatch(running)
+        with torch.random.fork_rng(devices=[]), torch.enable_grad(), uncompiled(), chain.watching():
+            watch = _CallWatch(chain)
             with watch:
                 run()
             return watch.calls
@@ -161,32 +158,10 @@ def calls_of(module: nn.Module, run: Callable[[], object]) -> list[Call]:
                 buffer.copy_(value)
 
 
-@contextlib.contextmanager
-def _running(paths: Mapping[int, str]) -> Iterator[list[str]]:
-    """Yield the names of the modules whose forward is running, the innermost last."""
-    running = ["the model"]
-
-    def begin(module: nn.Module, _args: object) -> None:
-        if id(module) in paths:
-            running.append(paths[id(module)])
-
-    def end(module: nn.Module, _args: object, _result: object) -> None:
-        if id(module) in paths:
-            running.pop()
-
-    before = register_module_forward_pre_hook(begin)
-    after = register_module_forward_hook(end, always_call=True)
-    try:
-        yield running
-    finally:
-        before.remove()
-        after.remove()
-
-
 class _CallWatch(TorchFunctionMode):
     """Writes down which functions are called."""
 
-    def __init__(self, running: Sequence[str]) -> None:
+    def __init__(self, running: CallChain) -> None:
         super().__init__()
         self.calls: list[Call] = []
         self._running = running
@@ -203,7 +178,7 @@ class _CallWatch(TorchFunctionMode):
             self.calls.append(
                 Call(
                     name=name,
-                    module=self._running[-1],
+                    module=self._running.module or "the model",
                     where=line_of_model(),
                     chance=_chance(name, named),
                     own_statistics=name in _STATISTICS and bool(named.get(_STATISTICS[name])),

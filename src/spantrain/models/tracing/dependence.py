@@ -5,8 +5,8 @@ are accumulated over the same ones.
 """
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from spantrain.models.tracing.batch import ModelBatch, picked
 from spantrain.models.tracing.check import called_on, calls_of, is_close
 from spantrain.models.tracing.factory import uncompiled, what_was_raised
 from spantrain.models.tracing.source import Loaded
-from spantrain.models.units import UnitModule, drawing_modules, loss_of, parameter_names
+from spantrain.models.units import CheckedUnits, UnitModule, drawing_modules, loss_of, parameter_names
 
 _SAMPLES, _FEW = 4, 2
 _TOLERANCE = 1e-3
@@ -30,16 +30,6 @@ _TOLERANCE_OF_16_BITS = 0.05
 """The same where the model's own code computes in 16 bits."""
 
 _Tensors = tuple[Tensor, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Dependence:
-    """How a model's loss comes of its samples."""
-
-    whole: Mapping[int, WholeMicroBatch]
-    """By index: units to which a sample is not by itself."""
-    sums_samples: bool = False
-    """Whether the model's own loss is a sum over samples."""
 
 
 def deciding(units: Sequence[UnitModule]) -> dict[int, WholeMicroBatch]:
@@ -51,7 +41,7 @@ def deciding(units: Sequence[UnitModule]) -> dict[int, WholeMicroBatch]:
     }
 
 
-def check_samples(spec: ModelSpec, units: Sequence[UnitModule], loaded: Loaded) -> Dependence:
+def check_samples(spec: ModelSpec, units: Sequence[UnitModule], loaded: Loaded) -> CheckedUnits:
     """Compare losses and gradients of the example batch: of samples at once, and of one at a time.
 
     Raises:
@@ -69,7 +59,7 @@ def check_samples(spec: ModelSpec, units: Sequence[UnitModule], loaded: Loaded) 
             part.zero_grad()
 
 
-def _apart(spec: ModelSpec, units: Sequence[UnitModule], loaded: Loaded) -> Dependence:
+def _apart(spec: ModelSpec, units: Sequence[UnitModule], loaded: Loaded) -> CheckedUnits:
     """Return which units make something else of samples one by one."""
     batch, last = loaded.batch.resized(_SAMPLES), len(units) - 1
     with torch.no_grad():
@@ -91,12 +81,14 @@ def _apart(spec: ModelSpec, units: Sequence[UnitModule], loaded: Loaded) -> Depe
             whole.setdefault(index, WholeMicroBatch(why=why))
     loss, by_two, by_one = (sum(float(some[last][0]) for some in found) for found in ([together], pairs, alone))
     if is_close(loss, by_one):
-        return Dependence(whole=whole)
+        return CheckedUnits(at=units.__getitem__, whole=whole)
     if is_close(loss, _SAMPLES * by_one) and is_close(by_two, _FEW * by_one) and by_one:
-        return Dependence(whole=whole, sums_samples=True)
+        return CheckedUnits(at=units.__getitem__, whole=whole, sums_samples=True)
     why = how or f"the loss of {units[last].name} is over all samples at once, not over each by itself"
     fewest = 2 if abs(by_one) <= _TOLERANCE * abs(loss) else 1
-    return Dependence(whole={**whole, last: replace(whole.get(last, WholeMicroBatch(why=why)), fewest=fewest)})
+    return CheckedUnits(
+        at=units.__getitem__, whole={**whole, last: replace(whole.get(last, WholeMicroBatch(why=why)), fewest=fewest)}
+    )
 
 
 def _outputs(
@@ -131,7 +123,7 @@ def _how(loaded: Loaded, batch: ModelBatch) -> str:
     return ""
 
 
-def _check_gradients(spec: ModelSpec, units: Sequence[UnitModule], loaded: Loaded, found: Dependence) -> Dependence:
+def _check_gradients(spec: ModelSpec, units: Sequence[UnitModule], loaded: Loaded, found: CheckedUnits) -> CheckedUnits:
     """Compare gradients of some samples at once: the unsplit model's, and the units', also of one at a time."""
     batch = loaded.batch.resized(_FEW)
     types = _whole_gradients(spec, units, loaded, batch)

@@ -32,6 +32,7 @@ from spantrain.models.tracing.factory import call_factory, plain_module
 from spantrain.models.tracing.tape import TraceProblem, parts
 from spantrain.models.units import keeps_statistics, set_training
 
+AnyTensor = TypeVar("AnyTensor", bound=Tensor)
 _NO_PARAMETER = -1
 _MAX_PARTS = 400_000
 """Modules and parameters of one model: five times as many as hundreds of experts in dozens of layers have."""
@@ -132,10 +133,12 @@ class OwnDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
         torch.default_generator.manual_seed(seed)
 
 
-def empty_like(parameter: nn.Parameter) -> nn.Parameter:
-    """Return a parameter with its shape and type, and no numbers."""
-    empty = torch.empty(parameter.shape, dtype=parameter.dtype, device="meta")
-    return nn.Parameter(empty, requires_grad=parameter.requires_grad)
+def empty_like(tensor: AnyTensor) -> AnyTensor:
+    """Return a tensor, or a parameter, with its shape and type, and no numbers."""
+    empty = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+    if isinstance(tensor, nn.Parameter):
+        return nn.Parameter(empty, requires_grad=tensor.requires_grad)  # type: ignore[return-value]
+    return empty  # type: ignore[return-value]
 
 
 def _address(tensor: Tensor) -> tuple[int, int]:
@@ -143,6 +146,8 @@ def _address(tensor: Tensor) -> tuple[int, int]:
 
 
 T = TypeVar("T")
+Given = Callable[[Tensor], Tensor]
+"""Makes an input of a tensor of the example batch."""
 
 _EXAMPLES = 2
 _PARAMETER_BYTES = 4
@@ -229,7 +234,7 @@ def load_empty(spec: ModelSpec, mode: FakeTensorMode) -> Loaded:
     return replace(loaded, module=emptied(loaded.module, lambda parameter: _fake(parameter, mode)))
 
 
-def with_or_without_numbers(spec: ModelSpec, work: Callable[[Loaded, Callable[[Tensor], Tensor]], T]) -> T:
+def with_or_without_numbers(spec: ModelSpec, work: Callable[[Loaded, Given], T]) -> T:
     """Do work on a model without numbers, and with them if any code of it is unable to do without.
 
     `work` is given the model, not to be used any more, and what makes an input of a tensor.

@@ -16,10 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import is_fake
 
 from spantrain.models.randomness.places import CallPoint
+
+SMALL, LARGE = 2, 3
+"""Numbers of samples that forwards are written down for; of one sample much is decided otherwise."""
 
 
 class TraceProblem(Exception):
@@ -67,6 +70,15 @@ class Samples:
     each: int
     fixed: int
 
+    @classmethod
+    def seen(cls, small: int, large: int) -> "int | Samples":
+        """Return what an integer is for any number of samples, of what it was for `SMALL` and `LARGE`.
+
+        Integers that differ between the two are taken to grow in proportion.
+        """
+        each = (large - small) // (LARGE - SMALL)
+        return small if small == large else cls(each, small - SMALL * each)
+
     def of(self, samples: int) -> int:
         """Return it for so many samples."""
         return self.each * samples + self.fixed
@@ -85,19 +97,6 @@ class StandIn:
 
     shape: tuple[int | Samples, ...]
     dtype: torch.dtype
-
-
-@dataclass(frozen=True)
-class Origin:
-    """What a tensor's numbers depend on."""
-
-    data: bool = False
-    weights: bool = False
-    drawn: bool = False
-    """A random number that all samples of a step have in common."""
-
-    def __or__(self, other: "Origin") -> "Origin":
-        return Origin(self.data or other.data, self.weights or other.weights, self.drawn or other.drawn)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -119,6 +118,25 @@ class Facts:
         for size in self.shape:
             count *= size.of(samples) if isinstance(size, Samples) else size
         return count * self.dtype.itemsize
+
+    def joined(self, large: "Facts") -> "Facts":
+        """Return what is known for any number of samples, if this is for `SMALL`."""
+        shape = tuple(Samples.seen(a, b) for a, b in zip(self.shape, large.shape, strict=True))  # type: ignore[arg-type]
+        grows = any(isinstance(size, Samples) for size in shape)
+        return Facts(
+            shape=shape,
+            dtype=self.dtype,
+            from_data=self.from_data or large.from_data,
+            from_weights=self.from_weights or large.from_weights,
+            known=None if grows else _same(self.known, large.known),
+        )
+
+
+def _same(one: Tensor | None, other: Tensor | None) -> Tensor | None:
+    """Return a tensor whose numbers were seen and do not depend on the number of samples."""
+    if one is None or other is None or type(one) is not Tensor or type(other) is not Tensor:
+        return None
+    return one.detach() if torch.equal(one, other) else None
 
 
 @dataclass(frozen=True)
@@ -236,6 +254,14 @@ def tensors_in(structure: Any) -> list[Tensor]:
 def version_of(tensor: Tensor) -> int:
     """Return how often a tensor was written into."""
     return 0 if tensor.is_inference() else tensor._version
+
+
+def weight_of(model: nn.Module, name: str) -> Tensor:
+    """Return a parameter or buffer by its name in a model."""
+    path, _, attribute = name.rpartition(".")
+    found = getattr(model.get_submodule(path), attribute)
+    assert isinstance(found, Tensor)
+    return found
 
 
 def zipped(structure: Any, other: Any) -> Iterator[tuple[Any, Any]]:

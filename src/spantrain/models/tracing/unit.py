@@ -29,6 +29,7 @@ from spantrain.models.tracing.tape import (
     mapped,
     parts,
     tensors_in,
+    weight_of,
     zipped,
 )
 from spantrain.models.units import COUNTED, LABELS, Rows, UnitModule
@@ -119,7 +120,7 @@ class TracedUnit(BroughtUnit):
         for path in part.modules:
             self._hold(f"m{len(self.prefixes)}", path, model.get_submodule(path))
         for weight in dict.fromkeys(part_ for part_ in _given(part) if isinstance(part_, NamedWeight)):
-            self._hold_weight(weight.name, _tensor_of(model, weight.name))
+            self._hold_weight(weight.name, weight_of(model, weight.name))
         self._constants = nn.Module()
         for constant in (part_ for part_ in _given(part) if isinstance(part_, Constant)):
             self._constants.register_buffer(f"c{id(constant)}", constant.tensor.detach(), persistent=False)
@@ -220,13 +221,6 @@ class TracedUnit(BroughtUnit):
             return sign
 
         return mapped(structure, fill)
-
-
-def _tensor_of(model: nn.Module, name: str) -> Tensor:
-    path, _, attribute = name.rpartition(".")
-    found = getattr(model.get_submodule(path), attribute)
-    assert isinstance(found, Tensor)
-    return found
 
 
 def _given(part: TapePart) -> list[Any]:

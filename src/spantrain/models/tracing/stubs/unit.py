@@ -1,11 +1,12 @@
 """A unit that runs the unedited model's own forward, with stubs in the place of what other units do."""
 
+from functools import partial
 from typing import Any
 
 from torch import Tensor
 
 from spantrain.models.randomness.places import START, chain_at
-from spantrain.models.tracing.batch import Loss, ModelBatch, picked
+from spantrain.models.tracing.batch import Loss, ModelBatch, call_named, picked, taken_names
 from spantrain.models.tracing.factory import calls_compiled
 from spantrain.models.tracing.stubs.calls import Calls, Row
 from spantrain.models.tracing.stubs.cut import StubPart
@@ -27,7 +28,8 @@ class StubbedUnit(BroughtUnit):
         """Take what the part needs out of a shell; `batch` is an example, `model` a name for messages."""
         super().__init__(name, loss if part.end == len(calls.calls) else None)
         self._part, self._calls, self._shell, self._model = part, calls, shell, model
-        self._batch = batch.resized(1)
+        self._batch, self._names = batch.resized(1), taken_names(batch, loss)
+        self.around = shell.names
         for path in (*part.modules, *shell.fixed):
             self._hold(f"m{len(self.prefixes)}", path, shell.children[path])
         buffers = [full for full in shell.tensors if full not in calls.direct]
@@ -51,27 +53,21 @@ class StubbedUnit(BroughtUnit):
         rows = dict(zip(self.reads, tensors[len(part.takes) :], strict=True))
         run = StubRun(
             name=self._model,
-            calls=calls.calls,
-            first=part.first,
-            end=part.end,
+            calls=calls,
+            part=part,
             child=lambda path: self.get_submodule(self._local[path]),
             tensor=lambda full: self._weight(full) if full in self._has else None,
             found={
                 carried.value.index: unpacked(carried, tensor)
                 for carried, tensor in zip(part.takes, tensors, strict=False)
             },
-            wanted={carried.value for carried in part.gives},
-            written_into=calls.written_into,
-            facts=calls.facts,
             samples=samples,
             place=place,
             trains=self.training,
         )
-        given = {number: self._row(number, rows, run) for number in calls.names}
-        positional = [given[number] for number, name in calls.names.items() if name is None]
-        named = {name: given[number] for number, name in calls.names.items() if name is not None}
+        given = {number: self._row(number, rows, run) for number in self._names}
         with self._means(rows) as means, chain_at(START):
-            result = self._shell.run(run, positional, named)
+            result = call_named(partial(self._shell.run, run), given, self._names)
             if self._loss is None:
                 return tuple(packed(carried, run.found[carried.value.index], samples) for carried in part.gives)
             return self._loss(picked(self._loss, result, f"model {self._model}"), rows[LABELS], samples, means)
