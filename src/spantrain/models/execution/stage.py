@@ -169,7 +169,8 @@ class StageExecutor:
             )
         if any(span.intersect(other) for other in self._held):
             raise ScheduleError(f"F{span}: some of these samples are in flight: {_listed(self._held)}")
-        given = (*((f"tensor {index}", one) for index, one in enumerate(received)), *_named(rows))
+        given = [(f"tensor {index}", one) for index, one in enumerate(received)]
+        given += [("labels" if number == LABELS else f"input {number}", row) for number, row in rows.items()]
         for name, tensor in given:
             if tensor.shape[:1] != (span.size,):
                 raise ProtocolError(f"F{span}: {name} is {tuple(tensor.shape)}, wanted {span.size} rows")
@@ -334,10 +335,6 @@ def _leaf(tensor: Tensor, *, wanted: bool) -> Tensor:
     leaf = own_part(tensor).detach()
     leaf.requires_grad_(wanted and leaf.is_floating_point())
     return with_own_part(tensor, leaf)
-
-
-def _named(rows: Rows) -> list[tuple[str, Tensor]]:
-    return [("labels" if number == LABELS else f"input {number}", tensor) for number, tensor in rows.items()]
 
 
 def _listed(held: dict[Span, _HeldSpan]) -> str:

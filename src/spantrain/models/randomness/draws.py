@@ -124,7 +124,9 @@ class SeededDraws(TorchFunctionMode):
         self._function = name
         if name in PLAIN_DROPOUT and isinstance(args[0] if args else given.get("input"), Tensor):
             return self._dropped(name, args, given)
-        if name in RECURRENT and _is_packed(args) and _chance(name, args, given) > 0:
+        # Torch's recurrent loops are given sizes besides, of packed sequences.
+        is_packed = name in RECURRENT and len(args) > 3 and isinstance(args[3], (tuple, list))
+        if is_packed and _chance(name, args, given) > 0:
             self._refuse("drops between layers of packed sequences, whose rows are in order of time")
         if name in _CHANCES and _chance(name, args, given) == 0:
             return func(*args, **given)
@@ -228,11 +230,6 @@ def without_dropout(func: Callable[..., Any], *args: Any, **given: Any) -> Any:
     if name == ATTENTION:
         return func(*args[:4], 0.0, *args[5:], **given) if len(args) > 4 else func(*args, **{**given, "dropout_p": 0.0})
     return func(*args, **given)
-
-
-def _is_packed(args: Sequence[Any]) -> bool:
-    """Whether a call of torch's recurrent loops is for packed sequences: it has their sizes besides."""
-    return len(args) > 3 and isinstance(args[3], (tuple, list))
 
 
 def _chance(name: str, args: Sequence[Any], given: Mapping[str, Any]) -> float:
