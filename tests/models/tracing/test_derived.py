@@ -38,7 +38,7 @@ def test_numbers_are_those_that_the_module_makes(tmp_path) -> None:
         given = [seen[-1:] or [step.args[0].tensor, table], step.args[1:] if seen else step.args[2:]]
         assert step.function is not None
         seen.append(step.function(*given[0], *given[1], **step.kwargs))
-    tokens = cut.batch.inputs[0].shape[1]
+    tokens = cut.whole.batch.inputs[0].shape[1]
     torch.testing.assert_close(seen[-1], attention.compute_bias(tokens, tokens))
 
 

@@ -8,7 +8,8 @@ running its forward in both ways and comparing the calls, to be told before it i
 import difflib
 import inspect
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import contextmanager
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -26,9 +27,9 @@ from spantrain.models.randomness.shapes import DrawnShapes
 from spantrain.models.statistics import trained_norms
 from spantrain.models.tracing.batch import ModelBatch, call_named, picked, taken_names
 from spantrain.models.tracing.factory import uncompiled, what_was_raised
-from spantrain.models.tracing.source import Loaded, with_or_without_numbers
+from spantrain.models.tracing.source import Given, Loaded
 from spantrain.models.tracing.tape import line_of_model, parts
-from spantrain.models.units import LABELS, Rows, UnitModule, loss_of, set_training
+from spantrain.models.units import LABELS, UnitModule, loss_of, set_training
 
 _STATISTICS: Mapping[str, str] = MappingProxyType({"batch_norm": "training", "instance_norm": "use_input_stats"})
 """With the argument that says whether the batch's own are taken."""
@@ -53,27 +54,13 @@ class Call:
     """Whether it was told otherwise that it is in training mode."""
 
 
-def differences(spec: ModelSpec, loaded: Loaded | None = None, trains: frozenset[str] | None = None) -> tuple[str, ...]:
-    """Return what of a user's model is not done when it is trained here, a line each; empty: all of it is done.
+def differences(loaded: Loaded, given: Given = torch.clone) -> Iterator[str]:
+    """Yield what of a user's model is not done when it is trained here, a line each; none: all of it is done.
 
     Args:
-        spec: the model.
-        loaded: it, with its weights; None: without numbers, if that can be. It is not to be used any more.
-        trains: paths of the modules that are in training mode here; None: those that it says.
-
-    Raises:
-        ConfigError: the model cannot be built.
+        loaded: the model, not to be used any more.
+        given: makes an input of a tensor of its example batch.
     """
-    if loaded is not None:
-        return tuple(_found(loaded, torch.clone))
-
-    def found(made: Loaded, given: Callable[[Tensor], Tensor]) -> tuple[str, ...]:
-        return tuple(_found(made if trains is None else replace(made, trains=trains), given))
-
-    return with_or_without_numbers(spec, found)
-
-
-def _found(loaded: Loaded, given: Callable[[Tensor], Tensor]) -> Iterator[str]:
     module, batch = loaded.module, loaded.batch.resized(_COMPARED).mapped(given)
     yield from loaded.left_out
     loaded.set_mode(trains=True)
@@ -230,25 +217,33 @@ def check_units(spec: ModelSpec, units: Sequence[UnitModule], loaded: Loaded) ->
         ConfigError: they differ: the model cannot be trained exactly in parts.
     """
     batch = loaded.batch.resized(_SAMPLES)
+    with as_it_trains(loaded, units), torch.no_grad():
+        shapes = next((unit.draws for unit in units if unit.draws), {})
+        whole = _steady_loss(spec, loaded, batch, shapes)
+        together = float(loss_of(units, batch.rows, DrawnSamples(seed=0, step=0, first=0, count=_SAMPLES)))
+    if not is_close(whole, together):
+        hooked = hooked_module(loaded.module, [path for path, _ in loaded.module.named_modules()])
+        why = "its forward could not be followed rightly; please report this, with the model"
+        if hooked:
+            why = f"its forward could not be followed through the hooks of {hooked}; do in forward what they do"
+        raise ConfigError(f"model {spec.name}: the loss of its parts is {together:.6g} and its own {whole:.6g}: {why}")
+
+
+@contextmanager
+def as_it_trains(loaded: Loaded, units: Sequence[UnitModule]) -> Iterator[None]:
+    """Have a model be as it trains inside the `with` block; behind it, its units too are in evaluation mode.
+
+    Gradients do not outlast the block.
+    """
     loaded.set_mode(trains=True)
     try:
-        _check_as_it_trains(spec, units, loaded, batch)
+        yield
     finally:
         loaded.set_mode(trains=False)
         for unit in units:
             unit.eval()
-
-
-def _check_as_it_trains(spec: ModelSpec, units: Sequence[UnitModule], loaded: Loaded, batch: ModelBatch) -> None:
-    with torch.no_grad():
-        shapes = next((unit.draws for unit in units if unit.draws), {})
-        whole = _steady_loss(spec, loaded, batch, shapes)
-        together = _drawn_loss(units, batch.rows, 0, _SAMPLES)
-    if not is_close(whole, together):
-        raise ConfigError(
-            f"model {spec.name}: the loss of its parts is {together:.6g} and its own {whole:.6g}: "
-            f"{_why_not_followed(loaded.module)}"
-        )
+        for part in (loaded.module, *units):
+            part.zero_grad()
 
 
 def _steady_loss(spec: ModelSpec, loaded: Loaded, batch: ModelBatch, shapes: DrawnShapes) -> float:
@@ -270,17 +265,6 @@ def _steady_loss(spec: ModelSpec, loaded: Loaded, batch: ModelBatch, shapes: Dra
         f"model {spec.name}: its forward does not do the same every time, the loss is {losses[0]:.6g} and then "
         f"{losses[1]:.6g}: {why}"
     )
-
-
-def _drawn_loss(units: Sequence[UnitModule], rows: Rows, first_sample: int, count: int) -> float:
-    return float(loss_of(units, rows, DrawnSamples(seed=0, step=0, first=first_sample, count=count)))
-
-
-def _why_not_followed(model: nn.Module) -> str:
-    hooked = hooked_module(model, [path for path, _ in model.named_modules()])
-    if hooked:
-        return f"its forward could not be followed through the hooks of {hooked}; do in forward what they do"
-    return "its forward could not be followed rightly; please report this, with the model"
 
 
 _KNOWN_HOOKS = ("torch.", "transformers.utils.output_capturing")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import pairwise
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from torch import Tensor
 
@@ -46,23 +46,29 @@ class Carried:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class TapePart:
-    """What one unit does."""
+class UnitPart:
+    """What crosses the cuts around one unit."""
 
-    steps: tuple[TapeStep, ...]
     takes: tuple[Carried, ...]
     gives: tuple[Carried, ...]
     """None: it is the last unit."""
+
+    def __deepcopy__(self, memo: object) -> Self:
+        """Return the part itself: it does not change."""
+        return self
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TapePart(UnitPart):
+    """What one unit does."""
+
+    steps: tuple[TapeStep, ...]
     result: Any = None
     """What the loss is made of; only the last unit has it."""
     reads: Mapping[int, Value]
     """What it reads of the samples, by number; see `models.units.Rows`."""
     known: Mapping[int, Tensor]
     """Values with the same numbers whatever the data."""
-
-    def __deepcopy__(self, memo: object) -> "TapePart":
-        """Return the part itself: it does not change."""
-        return self
 
     @property
     def modules(self) -> tuple[str, ...]:
@@ -87,7 +93,7 @@ def needed_steps(tape: Tape) -> Tape:
     return replace(tape, steps=tuple(reversed(kept)))
 
 
-class Cutter(ABC, Generic[Step, Part]):
+class StepCutter(ABC, Generic[Step, Part]):
     """Cuts a row of steps before each block, where the fewest bytes cross."""
 
     nothing_crosses = "no tensor crosses behind {}, so nothing tells how many samples there are"
@@ -181,7 +187,7 @@ class Cutter(ABC, Generic[Step, Part]):
         return next((f"{reason} (behind {where})" for reason in reasons if isinstance(reason, str)), None)
 
 
-class TapeCutter(Cutter[TapeStep, TapePart]):
+class TapeCutter(StepCutter[TapeStep, TapePart]):
     """Cuts a tape with nothing in it that is not needed."""
 
     def __init__(self, tape: Tape) -> None:

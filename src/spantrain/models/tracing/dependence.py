@@ -1,15 +1,15 @@
 """Whether samples depend on each other, and gradients are the unedited model's: of several at once, and one by one.
 
 Where they do, as in a loss over pairs, micro-batches are run as they were planned, like plain PyTorch where gradients
-are accumulated over the same ones.
+are accumulated over the same ones. Sequences that are packed into one sample must not, by positions that begin again.
 """
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 from torch.utils.checkpoint import CheckpointError
 
 from spantrain.core.units import ModelSpec, WholeMicroBatch
@@ -18,10 +18,20 @@ from spantrain.models.randomness.draws import DrawingModules, DrawnSamples, Seed
 from spantrain.models.randomness.operations import DrawnOperations
 from spantrain.models.randomness.reference import seeded
 from spantrain.models.tracing.batch import ModelBatch, picked
-from spantrain.models.tracing.check import called_on, calls_of, is_close
+from spantrain.models.tracing.check import as_it_trains, called_on, calls_of, is_close
 from spantrain.models.tracing.factory import uncompiled, what_was_raised
 from spantrain.models.tracing.source import Loaded
-from spantrain.models.units import CheckedUnits, UnitModule, drawing_modules, loss_of, parameter_names
+from spantrain.models.units import (
+    COUNTED,
+    IGNORED_LABEL,
+    LABELS,
+    CheckedUnits,
+    UnitModule,
+    counted_labels,
+    loss_of,
+    outputs_of,
+    parameter_names,
+)
 
 _SAMPLES, _FEW = 4, 2
 _TOLERANCE = 1e-3
@@ -47,27 +57,20 @@ def check_samples(spec: ModelSpec, units: Sequence[UnitModule], loaded: Loaded) 
     Raises:
         ConfigError: gradients are not the unsplit model's, or there is no loss of a part of the batch.
     """
-    loaded.set_mode(trains=True)
-    try:
+    with as_it_trains(loaded, units):
         found = _apart(spec, units, loaded)
         return _check_gradients(spec, units, loaded, found)
-    finally:
-        loaded.set_mode(trains=False)
-        for unit in units:
-            unit.eval()
-        for part in (loaded.module, *units):
-            part.zero_grad()
 
 
 def _apart(spec: ModelSpec, units: Sequence[UnitModule], loaded: Loaded) -> CheckedUnits:
     """Return which units make something else of samples one by one."""
     batch, last = loaded.batch.resized(_SAMPLES), len(units) - 1
     with torch.no_grad():
-        together = list(_outputs(units, batch, 0, _SAMPLES))
+        together = _outputs(units, batch, 0, _SAMPLES)
         how = _how(loaded, batch)
         try:
-            alone = [list(_outputs(units, batch, row, 1, together)) for row in range(_SAMPLES)]
-            pairs = [list(_outputs(units, batch, row, _FEW, together)) for row in range(0, _SAMPLES, _FEW)]
+            alone = [_outputs(units, batch, row, 1, together) for row in range(_SAMPLES)]
+            pairs = [_outputs(units, batch, row, _FEW, together) for row in range(0, _SAMPLES, _FEW)]
         except (RuntimeError, ValueError, ConfigError) as error:
             raise ConfigError(
                 f"model {spec.name}: {_SAMPLES} samples together have a loss, and one by one there is none "
@@ -92,21 +95,13 @@ def _apart(spec: ModelSpec, units: Sequence[UnitModule], loaded: Loaded) -> Chec
 
 
 def _outputs(
-    units: Sequence[UnitModule], batch: ModelBatch, first: int, count: int, takes: Sequence[_Tensors] = ()
-) -> Iterator[_Tensors]:
-    """Yield what each unit makes of some samples, by what came from the one before, or `takes` of all samples."""
-    rows = {number: tensor[first : first + count] for number, tensor in batch.rows.items()}
-    for unit in units:
-        unit.train()
-    modules, tensors = drawing_modules(units), tuple[Tensor, ...]()
-    samples = DrawnSamples(seed=0, step=0, first=first, count=count)
-    with contextlib.nullcontext() if modules is None else SeededDraws(modules, samples):
-        for index, unit in enumerate(units):
-            if takes and index:
-                tensors = tuple(tensor[first : first + count] for tensor in takes[index - 1])
-            made = unit.run(tensors, rows)
-            tensors = made if isinstance(made, tuple) else (made,)
-            yield tensors
+    units: Sequence[UnitModule], batch: ModelBatch, first: int, count: int, made: Sequence[_Tensors] = ()
+) -> list[_Tensors]:
+    """Return what each unit makes of some samples, by what came from the one before, or was `made` of all samples."""
+    here = slice(first, first + count)
+    rows = {number: tensor[here] for number, tensor in batch.rows.items()}
+    takes = [tuple(tensor[here] for tensor in tensors) for tensors in made[:-1]]
+    return list(outputs_of(units, rows, DrawnSamples(seed=0, step=0, first=first, count=count), takes))
 
 
 def _same(alone: _Tensors, together: _Tensors, row: int) -> bool:
@@ -192,3 +187,43 @@ def _differing(units: Sequence[UnitModule], loaded: Loaded, tolerance: float) ->
         if float((got - wanted).norm()) > tolerance * max(float(wanted.norm()), tolerance * largest):
             return name
     return None
+
+
+_KNOWN = 64
+"""Tokens of which a few are drawn; all models know as many."""
+_PACKED_TOLERANCE = 1e-6
+"""Relative: sequences that are kept apart change nothing at all of each other's losses."""
+
+
+def check_packing(spec: ModelSpec, units: Sequence[UnitModule], batch: ModelBatch) -> None:
+    """Compare the loss of a sequence that is first in a sample, and behind two different ones.
+
+    Raises:
+        ConfigError: they differ: the model's attention, state or positions reach beyond a sequence.
+    """
+    length = batch.inputs[0].shape[1]
+    size = length // 2
+    drawn = torch.randint(1, _KNOWN, (3, size), generator=torch.Generator().manual_seed(0))
+    losses = [_packed_loss(units, batch, drawn[list(order)], order.index(0)) for order in ((0, 1), (1, 0), (2, 0))]
+    if max(losses) - min(losses) > _PACKED_TOLERANCE * max(losses):
+        raise ConfigError(
+            f"model {spec.name}: packing cannot be used: this model does not tell sequences apart by position_ids, so "
+            f"that one changes the loss of another in the same sample ({', '.join(f'{loss:.7g}' for loss in losses)}); "
+            "leave --packing out"
+        )
+
+
+def _packed_loss(units: Sequence[UnitModule], batch: ModelBatch, pieces: torch.Tensor, learnt: int) -> float:
+    """Return the loss of one sample of pieces `(pieces, tokens)`, of which only one piece has labels."""
+    count, size = pieces.shape
+    rest = batch.inputs[0].shape[1] - count * size
+    labels = torch.full((count, size), IGNORED_LABEL)
+    labels[learnt, 1:] = pieces[learnt, 1:]
+    positions = torch.cat([torch.arange(size).repeat(count), torch.arange(rest)])
+    tokens = functional.pad(pieces.flatten(), (0, rest))
+    given = {"position_ids": positions[None]}
+    rows = {number: given.get(name or "", tokens[None]) for number, name in enumerate(batch.names)}
+    rows[LABELS] = functional.pad(labels.flatten(), (0, rest), value=IGNORED_LABEL)[None]
+    rows[COUNTED] = counted_labels(rows[LABELS], 1)
+    with torch.no_grad():
+        return float(loss_of(units, rows))

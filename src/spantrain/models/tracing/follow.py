@@ -14,7 +14,7 @@ from torch import nn
 from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError
 from spantrain.models.randomness.shapes import DrawnShapes
-from spantrain.models.tracing.cut import Cutter, TapeCutter, needed_steps
+from spantrain.models.tracing.cut import StepCutter, TapeCutter, needed_steps
 from spantrain.models.tracing.factory import uncompiled, what_was_raised
 from spantrain.models.tracing.record import TapeWatch
 from spantrain.models.tracing.source import Given, Loaded, with_or_without_numbers
@@ -66,7 +66,10 @@ def find_structure(model: nn.Module) -> Structure:
     waiting = [("", model)]
     while waiting:
         path, module = waiting.pop()
-        for list_path, members in _worth_opening(_outermost_lists(path, module)):
+        lists = _outermost_lists(path, module)
+        # Lists of plain layers (a stem, a classifier) stay closed where there are lists of larger modules.
+        larger = [entry for entry in lists if any(is_composite(child) for child in entry[1].children())]
+        for list_path, members in larger or lists:
             opened.update(_between(path, list_path))
             for name, element in members.named_children():
                 element_path = f"{list_path}.{name}" if list_path else name
@@ -76,12 +79,6 @@ def find_structure(model: nn.Module) -> Structure:
                     nested.add(element_path)
                     waiting.append((element_path, element))
     return Structure(opened=frozenset(opened), nested=frozenset(nested), elements=frozenset(elements))
-
-
-def _worth_opening(lists: list[tuple[str, nn.Module]]) -> list[tuple[str, nn.Module]]:
-    """Leave out lists of plain layers (a stem, a classifier) where there are lists of larger modules."""
-    rows = [entry for entry in lists if any(is_composite(child) for child in entry[1].children())]
-    return rows or lists
 
 
 def _outermost_lists(path: str, module: nn.Module) -> list[tuple[str, nn.Module]]:
@@ -177,7 +174,7 @@ def _part(one: Any, other: Any, where: str) -> Any:
     return one
 
 
-C = TypeVar("C", bound=Cutter[Any, Any])
+C = TypeVar("C", bound=StepCutter[Any, Any])
 Attempt = Callable[[Loaded, Structure, Given], tuple[C, DrawnShapes]]
 """Writes a forward down, for who cuts it; says also where samples are in what is drawn."""
 

@@ -19,10 +19,9 @@ from spantrain.models.randomness.shapes import DrawnShapes
 from spantrain.models.tracing.batch import LabelLoss, Loss, ModelBatch
 from spantrain.models.tracing.check import check_units, differences, hooked_module
 from spantrain.models.tracing.cut import TapePart
-from spantrain.models.tracing.dependence import check_samples, deciding
+from spantrain.models.tracing.dependence import check_packing, check_samples, deciding
 from spantrain.models.tracing.follow import Explored, NotFollowedError, follow
-from spantrain.models.tracing.packing import check_packing
-from spantrain.models.tracing.source import emptied, empty_like, load_model
+from spantrain.models.tracing.source import Loaded, emptied, empty_like, load_model, with_or_without_numbers
 from spantrain.models.tracing.stubs.calls import Calls
 from spantrain.models.tracing.stubs.cut import StubPart, follow_calls
 from spantrain.models.tracing.stubs.shell import Shell
@@ -48,15 +47,8 @@ class CutModel:
     parts: tuple[TapePart, ...] | tuple[StubPart, ...]
     groups: Mapping[str, str]
     """Full name of a parameter -> the group it is in, for those that several units have."""
-    skeleton: nn.Module
-    """The model on the meta device."""
-    numbers: Mapping[str, int]
-    """Numbers of its parameters, by full name, in the order in which they are made; empty: not known."""
-    batch: ModelBatch
-    """Example batch, on the CPU."""
-    loss: Loss
-    trains: frozenset[str]
-    """Paths of the modules that are in training mode while it trains."""
+    whole: Loaded
+    """The model on the meta device, its example batch on the CPU."""
     draws: DrawnShapes
     """Where samples are in what is drawn while it trains."""
     notices: tuple[str, ...]
@@ -77,7 +69,7 @@ def cut_model(spec: ModelSpec) -> CutModel:
 
 
 class TracedUnits:
-    """A `models.build.UnitSource` of an unedited model, which is built by its own rules.
+    """The units of an unedited model, which is built by its own rules (`models.build.unit_source`).
 
     Of a library's model only the parameters of the units asked for are made; of a function's, the others are dropped.
     """
@@ -115,23 +107,23 @@ class TracedUnits:
         if self._spec.chat.packing:
             check_packing(self._spec, units, self.batch())
         if self._spec.family == "hf":
-            cut = cut_model(self._spec)
-            whole = deciding(units)
-            if isinstance(cut.loss, LabelLoss) and cut.loss.router_weight:
+            loss, whole = cut_model(self._spec).whole.loss, deciding(units)
+            if isinstance(loss, LabelLoss) and loss.router_weight:
                 why = "the loss that balances its routers is over all tokens at once"
                 whole[len(units) - 1] = WholeMicroBatch(why=why)
-            return CheckedUnits(at=units.__getitem__, left_out=differences(self._spec, trains=cut.trains), whole=whole)
-        loaded = replace(load_model(self._spec, seed=0), trains=cut_model(self._spec).trains)
+            left_out = with_or_without_numbers(self._spec, lambda made, given: tuple(differences(made, given)))
+            return CheckedUnits(at=units.__getitem__, left_out=left_out, whole=whole)
+        loaded = replace(load_model(self._spec, seed=0), trains=cut_model(self._spec).whole.trains)
         check_units(self._spec, units, loaded)
         found = check_samples(self._spec, units, loaded)
-        return replace(found, left_out=differences(self._spec, loaded))
+        return replace(found, left_out=tuple(differences(loaded)))
 
     def batch(self) -> ModelBatch:
         """Return the example batch."""
-        return cut_model(self._spec).batch
+        return cut_model(self._spec).whole.batch
 
     def unsplit(self, *, seed: int, weights: bool = True) -> tuple[nn.Module, ModelBatch]:
-        """Build the model as its author wrote it, with the weights that its units are built with."""
+        """Build the model as its author wrote it, with the weights of its units; without, only buffers have numbers."""
         loaded = load_model(self._spec, seed=seed, only=None if weights else ())
         return loaded.module, loaded.batch
 
@@ -140,7 +132,7 @@ def drawn_parameters(spec: ModelSpec, names: Collection[str], *, seed: int) -> d
     """Return what some parameters of a library's model begin with under a seed; the others are not made."""
     if not names:
         return {}
-    numbers = cut_model(spec).numbers
+    numbers = cut_model(spec).whole.numbers
     module = load_model(spec, seed=seed, only={numbers[name] for name in names}).module
     return {name: module.get_parameter(name).detach() for name in names}
 
@@ -149,12 +141,12 @@ def _numbers_in(cut: CutModel, indices: Sequence[int]) -> set[int] | None:
     """Return the numbers of all parameters of these units; None: not all are known."""
     units = _empty_units(cut)
     names = {full for index in indices for full in parameter_names(units[index]).values()}
-    return {cut.numbers[name] for name in names} if names <= cut.numbers.keys() else None
+    return {cut.whole.numbers[name] for name in names} if names <= cut.whole.numbers.keys() else None
 
 
 @lru_cache(maxsize=8)
 def _empty_units(cut: CutModel) -> list[UnitModule]:
-    return _units(cut, range(len(cut.names)), copy.deepcopy(cut.skeleton), cut.loss)
+    return _units(cut, range(len(cut.names)), copy.deepcopy(cut.whole.module), cut.whole.loss)
 
 
 def _units(cut: CutModel, indices: Iterable[int], model: nn.Module, loss: Loss) -> list[UnitModule]:
@@ -162,20 +154,20 @@ def _units(cut: CutModel, indices: Iterable[int], model: nn.Module, loss: Loss) 
     units: list[UnitModule] = []
     names = {id(module): path for path, module in model.named_modules()}
     called = dict.fromkeys(path for part in cut.parts for path in part.modules)
-    shell = None if cut.calls is None else Shell(model, called, cut.opened, cut.calls.direct, cut.trains)
+    shell = None if cut.calls is None else Shell(model, called, cut.opened, cut.calls.direct, cut.whole.trains)
     for index in indices:
         name, part = cut.names[index], cut.parts[index]
         if isinstance(part, TapePart):
             own_loss = loss if index == len(cut.parts) - 1 else None
-            unit: UnitModule = TracedUnit(name, part, model, own_loss, counts=cut.batch.counts_labels)
+            unit: UnitModule = TracedUnit(name, part, model, own_loss, counts=cut.whole.batch.counts_labels)
             draws = any(step.point for step in part.steps)
         else:
             assert cut.calls is not None
             assert shell is not None
-            unit = StubbedUnit(name, part, cut.calls, shell, cut.batch, loss, model=cut.name)
+            unit = StubbedUnit(name, part, cut.calls, shell, cut.whole.batch, loss, model=cut.name)
             draws = True  # what is around its modules does
         unit.draws = cut.draws if draws else {}
-        _set_names(unit, names, cut.trains)
+        _set_names(unit, names, cut.whole.trains)
         unit.shared = {cut.groups[full]: local for local, full in parameter_names(unit).items() if full in cut.groups}
         units.append(unit)
     return units
@@ -223,7 +215,7 @@ def _cut_either_way(spec: ModelSpec) -> CutModel:
                 raise refused from error
             raise ConfigError(f"{refused}; nor can each unit run the whole forward: {error.why}") from error
     closed = next((notice for notice in cut.notices if " is one unit: " in notice), None)
-    hooked = hooked_module(cut.skeleton, ["", *(path for part in cut.parts for path in part.modules)])
+    hooked = hooked_module(cut.whole.module, ["", *(path for part in cut.parts for path in part.modules)])
     if hooked or closed:
         with contextlib.suppress(NotFollowedError):
             other = _cut_by_stubs(spec)
@@ -273,11 +265,7 @@ def _cut_model(
         names=_names(parts, loaded.module, blocks),
         parts=parts,
         groups=_groups(parts, loaded.module),
-        skeleton=emptied(loaded.module, empty_like, buffers=True),
-        numbers=loaded.numbers,
-        batch=loaded.batch,
-        loss=loaded.loss,
-        trains=loaded.trains,
+        whole=replace(loaded, module=emptied(loaded.module, empty_like, buffers=True)),
         draws=found.draws,
         notices=(*found.notices, *uncut),
     )

@@ -45,7 +45,7 @@ from spantrain.models.tracing.tape import (
     tensors_in,
     weight_of,
 )
-from spantrain.models.tracing.watch import Done, ForwardWatch, Origin
+from spantrain.models.tracing.watch import CallDone, ForwardWatch, Origin
 from spantrain.models.units import Rows
 
 
@@ -221,7 +221,7 @@ class TapeWatch(ForwardWatch[Tape]):
             )
         return done.result
 
-    def _note_derivation(self, func: Callable[..., Any], args: Any, kwargs: dict[str, Any], done: Done) -> None:
+    def _note_derivation(self, func: Callable[..., Any], args: Any, kwargs: dict[str, Any], done: CallDone) -> None:
         """Note what a closed module makes of weights, and of no data."""
         origins = [self._origin.get(id(tensor), Origin(data=True)) for tensor in done.made]
         if not done.changed and origins and all(origin.weights and not origin.data for origin in origins):
@@ -234,7 +234,7 @@ class TapeWatch(ForwardWatch[Tape]):
     def _is_constant(self, tensor: Tensor) -> bool:
         return self._origin.get(id(tensor), Origin(data=True)) == Origin()
 
-    def _changes(self, done: Done) -> list[tuple[Value, Tensor]]:
+    def _changes(self, done: CallDone) -> list[tuple[Value, Tensor]]:
         """Give new values to tensors that were written into, and to those that share their memory."""
         returned, found = {id(tensor) for tensor in done.made}, []
         for tensor in dict.fromkeys(t for t in self._sharing(done.changed) if id(t) in self._value):
@@ -263,7 +263,7 @@ class TapeWatch(ForwardWatch[Tape]):
             self._derivations[value.index] = derivation
         return value
 
-    def _note_origins(self, name: str, tensors: Sequence[Tensor], done: Done) -> None:
+    def _note_origins(self, name: str, tensors: Sequence[Tensor], done: CallDone) -> None:
         in_common = self._is_in_common(name, tensors, done)
         by_sample = done.draws and not in_common
         origin = Origin(data=by_sample, weights=by_sample, drawn=in_common)

@@ -195,28 +195,28 @@ def load_model(spec: ModelSpec, *, seed: int, only: Collection[int] | None = Non
             return _load(spec)
         if only is not None:
             with contextlib.suppress(ConfigError):
-                loaded, numbers = _drawn(spec, seed, only)
+                loaded = _drawn(spec, seed, only)
                 empty = {
                     name for name, tensor in loaded.module.named_parameters(remove_duplicate=False) if tensor.is_meta
                 }
-                have_numbers = {number for name, number in numbers.items() if name not in empty}
+                have_numbers = {number for name, number in loaded.numbers.items() if name not in empty}
                 if have_numbers >= set(only) and not any(buffer.is_meta for buffer in loaded.module.buffers()):
                     return loaded
-        return _drawn(spec, seed, None)[0]
+        return _drawn(spec, seed, None)
 
 
-def _drawn(spec: ModelSpec, seed: int, only: Collection[int] | None) -> tuple[Loaded, dict[str, int]]:
+def _drawn(spec: ModelSpec, seed: int, only: Collection[int] | None) -> Loaded:
     def replaced(number: int, parameter: nn.Parameter) -> nn.Parameter:
         return parameter if only is None or number in only else empty_like(parameter)
 
     with registering(replaced) as registered, OwnDraws(seed, registered):
-        loaded = _load(spec)
-    return loaded, _numbers(loaded.module, registered)
+        return _numbered(_load(spec), registered)
 
 
-def _numbers(module: nn.Module, registered: Registered) -> dict[str, int]:
-    named = module.named_parameters(remove_duplicate=False)
-    return {name: number for name, tensor in named if (number := registered.number_of(tensor)) is not None}
+def _numbered(loaded: Loaded, registered: Registered) -> Loaded:
+    named = loaded.module.named_parameters(remove_duplicate=False)
+    found = {name: number for name, tensor in named if (number := registered.number_of(tensor)) is not None}
+    return replace(loaded, numbers=found)
 
 
 def load_empty(spec: ModelSpec, mode: FakeTensorMode) -> Loaded:
@@ -228,8 +228,7 @@ def load_empty(spec: ModelSpec, mode: FakeTensorMode) -> Loaded:
         torch.manual_seed(derive_seed(0, "model"))
         if spec.family == "hf":
             with _undrawn(), registering(lambda _, parameter: _fake(parameter, mode)) as registered:
-                loaded = _load(spec)
-            return replace(loaded, numbers=_numbers(loaded.module, registered))
+                return _numbered(_load(spec), registered)
         loaded = _load(spec)
     return replace(loaded, module=emptied(loaded.module, lambda parameter: _fake(parameter, mode)))
 

@@ -227,16 +227,12 @@ def mapped(structure: Any, change: Callable[[Any], Any]) -> Any:
         made = [mapped(part, change) for part in structure]
         return made if isinstance(structure, list) else tuple(made)
     if isinstance(structure, dict):
-        return _mapped_dict(structure, change)
+        entries = {key: mapped(value, change) for key, value in structure.items()}
+        # Outputs of the transformers library are dictionaries and dataclasses at once; fields left out are None.
+        return type(structure)(**entries) if dataclasses.is_dataclass(structure) else entries
     if isinstance(structure, slice):
         return slice(*(mapped(part, change) for part in (structure.start, structure.stop, structure.step)))
     return change(structure)
-
-
-def _mapped_dict(structure: dict[Any, Any], change: Callable[[Any], Any]) -> Any:
-    made = {key: mapped(value, change) for key, value in structure.items()}
-    # Outputs of the transformers library are dictionaries and dataclasses at once; fields left out are None.
-    return type(structure)(**made) if dataclasses.is_dataclass(structure) else made
 
 
 def parts(structure: Any) -> Iterator[Any]:

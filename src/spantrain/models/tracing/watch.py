@@ -47,7 +47,7 @@ class Origin:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Done:
+class CallDone:
     """What a call did."""
 
     result: Any
@@ -95,14 +95,14 @@ class ForwardWatch(TorchFunctionMode, ABC, Generic[Found]):
         outcome = self._foregone.outcome(name, args)
         return self.see(func, name, args, dict(kwargs or {})) if outcome is None else outcome
 
-    def _do(self, work: Callable[[], Any], tensors: Sequence[Tensor]) -> Done:
+    def _do(self, work: Callable[[], Any], tensors: Sequence[Tensor]) -> CallDone:
         """Do a call that is given tensors."""
         versions, drawn = [version_of(tensor) for tensor in tensors], len(self._draws.noted)
         result = work()
         changed = [t for t, version in zip(tensors, versions, strict=True) if version_of(t) != version]
-        return Done(result=result, made=tensors_in(result), changed=changed, draws=len(self._draws.noted) > drawn)
+        return CallDone(result=result, made=tensors_in(result), changed=changed, draws=len(self._draws.noted) > drawn)
 
-    def _is_in_common(self, name: str, tensors: Sequence[Tensor], done: Done) -> bool:
+    def _is_in_common(self, name: str, tensors: Sequence[Tensor], done: CallDone) -> bool:
         """Whether a function of torch drew one random number for all samples; note what it made."""
         in_common = done.draws and name in NOISE and all(tensor.numel() == 1 for tensor in done.made)
         self._foregone.note(name, tensors, done.made, in_common=in_common)

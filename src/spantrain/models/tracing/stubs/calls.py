@@ -111,7 +111,7 @@ class _Running:
     reads_numbers: bool = False
 
 
-class CallWatch(ForwardWatch[Calls]):
+class BlockWatch(ForwardWatch[Calls]):
     """Notes which closed modules with parameters a forward calls, and what each of them needs of others."""
 
     def __init__(

@@ -6,17 +6,17 @@ from torch import nn
 
 from spantrain.core.units import ModelSpec
 from spantrain.models.randomness.shapes import DrawnShapes
-from spantrain.models.tracing.cut import Carried, Cutter
+from spantrain.models.tracing.cut import StepCutter, UnitPart
 from spantrain.models.tracing.follow import Explored, Structure, explored, find_structure
 from spantrain.models.tracing.source import Given, Loaded
-from spantrain.models.tracing.stubs.calls import BlockCall, Calls, CallWatch, Inside, Row, calls_for_any
+from spantrain.models.tracing.stubs.calls import BlockCall, BlockWatch, Calls, Inside, Row, calls_for_any
 from spantrain.models.tracing.tape import NamedWeight, Value
 from spantrain.models.tracing.watch import watched
 from spantrain.models.units import LABELS
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class StubPart:
+class StubPart(UnitPart):
     """What one unit runs for itself of a forward: the calls from `first` up to `end`."""
 
     first: int
@@ -25,18 +25,11 @@ class StubPart:
     """Paths of the modules that it calls, in order."""
     weights: tuple[str, ...]
     """Names of weights outside of those that it uses."""
-    takes: tuple[Carried, ...]
-    gives: tuple[Carried, ...]
-    """None: it is the last unit."""
     reads: tuple[int, ...]
     """What it reads of the samples; see `models.units.Rows`."""
 
-    def __deepcopy__(self, memo: object) -> "StubPart":
-        """Return the part itself: it does not change."""
-        return self
 
-
-class CallCutter(Cutter[BlockCall, StubPart]):
+class CallCutter(StepCutter[BlockCall, StubPart]):
     """Cuts a row of calls."""
 
     nothing_crosses = "no tensor crosses (behind {})"
@@ -97,7 +90,7 @@ def follow_calls(spec: ModelSpec) -> Explored[CallCutter]:
     """
 
     def calls_of(loaded: Loaded, structure: Structure, given: Given) -> tuple[CallCutter, DrawnShapes]:
-        small, large, draws = watched(CallWatch, spec, loaded, structure.opened, given)
+        small, large, draws = watched(BlockWatch, spec, loaded, structure.opened, given)
         return CallCutter(calls_for_any(small, large)), draws
 
     return explored(spec, _structure_of, calls_of)
