@@ -10,7 +10,6 @@ one that has none (a bias made of parameters) is repeated for each sample.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum
 from itertools import pairwise
 from typing import Any, Generic, Self, TypeVar
 
@@ -25,22 +24,13 @@ _SAMPLES_COMPARED = 4
 """Sizes of cuts are compared for so many samples."""
 
 
-class SamplesLayout(Enum):
-    """Where a carried tensor has its samples."""
-
-    ALONG = "along one dimension"
-    GROUPED = "along one dimension, several entries each"
-    NONE = "nowhere: it is the same for all of them"
-
-
 @dataclass(frozen=True, kw_only=True)
 class Carried:
     """A value that crosses a cut."""
 
     value: Value
-    layout: SamplesLayout
-    dim: int = 0
-    """That has the samples."""
+    dim: int | None = None
+    """That has the samples; None: it is the same for all of them."""
     each: int = 1
     """Entries of it for each sample."""
 
@@ -169,7 +159,7 @@ class StepCutter(ABC, Generic[Step, Part]):
     def _crossing_bytes(self, place: int) -> int:
         return sum(
             self._repeated_bytes(carried.value)
-            if carried.layout is SamplesLayout.NONE
+            if carried.dim is None
             else self._facts[carried.value.index].bytes_of(_SAMPLES_COMPARED)
             for carried in self._crossing(place)
         )
@@ -300,12 +290,11 @@ def _carried_or_why_not(value: Value, facts: Facts) -> Carried | str:
     if not growing:
         if facts.from_data:
             return f"a tensor of shape {_text(facts)} is made of all samples together"
-        return Carried(value=value, layout=SamplesLayout.NONE)
+        return Carried(value=value)
     if len(growing) > 1 or growing[0][1].fixed or growing[0][1].each < 1:
         return f"a tensor of shape {_text(facts)} is not divided by samples"
     dim, size = growing[0]
-    layout = SamplesLayout.ALONG if size.each == 1 else SamplesLayout.GROUPED
-    return Carried(value=value, layout=layout, dim=dim, each=size.each)
+    return Carried(value=value, dim=dim, each=size.each)
 
 
 def _text(facts: Facts) -> str:

@@ -292,9 +292,8 @@ class Deriving:
         self._weights = weights
         self._sizes = sizes
         self._values: dict[int, Value] = {}
-        self._maker: dict[Value, TapeStep] = {}
-        self._made: dict[Value, tuple[Tensor, int]] = {}
-        """With the version that it had then, which all that share its memory have in common."""
+        self._made: dict[Value, tuple[TapeStep, Tensor, int]] = {}
+        """By what step, and with the version that it had then, which all that share its memory have in common."""
 
     def note(
         self,
@@ -324,9 +323,8 @@ class Deriving:
             return
         if not isinstance(result, Tensor) or result.is_inference():
             return
-        value = self._values[id(result)] = Value(-1 - len(self._maker))
-        self._made[value] = result, result._version
-        self._maker[value] = TapeStep(
+        value = self._values[id(result)] = Value(-1 - len(self._made))
+        step = TapeStep(
             module=None,
             function=func,
             args=written[0],
@@ -334,6 +332,7 @@ class Deriving:
             result=value,
             grad_enabled=torch.is_grad_enabled(),
         )
+        self._made[value] = step, result, result._version
 
     def of(self, tensor: Tensor, value: Value) -> Derivation | None:
         """Return how a tensor is made again under the name of a value; None where that is not known.
@@ -343,25 +342,16 @@ class Deriving:
         own = self._values.get(id(tensor))
         if own is None:
             return None
-        steps = list(self._closure(own))
-        made = [self._made[used] for step in steps for used in step.makes]
-        if any(before._version != version for before, version in made):
-            return None
-        renamed = replace(steps[-1], result=value)
-        names = {
-            sign.name
-            for step in steps
-            for sign in parts((step.args, dict(step.kwargs)))
-            if isinstance(sign, NamedWeight)
-        }
-        return Derivation(steps=(*steps[:-1], renamed), weight_bytes=sum(self._sizes[name] for name in names))
-
-    def _closure(self, value: Value) -> Iterator[TapeStep]:
-        """Yield the steps that make a value, in the order in which they were called."""
-        wanted, waiting = {value}, [value]
+        wanted, waiting = {own}, [own]
         while waiting:
-            for used in self._maker[waiting.pop()].uses:
-                if used not in wanted:
-                    wanted.add(used)
-                    waiting.append(used)
-        yield from (self._maker[used] for used in sorted(wanted, key=lambda one: -one.index))
+            new = set(self._made[waiting.pop()][0].uses) - wanted
+            wanted |= new
+            waiting += new
+        made = [self._made[used] for used in sorted(wanted, key=lambda one: -one.index)]  # as they were called
+        if any(before._version != version for _, before, version in made):
+            return None
+        steps = [step for step, _, _ in made]
+        signs = [sign for step in steps for sign in parts((step.args, dict(step.kwargs)))]
+        names = {sign.name for sign in signs if isinstance(sign, NamedWeight)}
+        renamed = replace(steps[-1], result=value)
+        return Derivation(steps=(*steps[:-1], renamed), weight_bytes=sum(self._sizes[name] for name in names))

@@ -14,7 +14,7 @@ from spantrain.errors import ConfigError
 from spantrain.models.randomness.draws import without_dropout
 from spantrain.models.randomness.places import CallPoint, chain_at
 from spantrain.models.tracing.batch import Loss, WholeMeans
-from spantrain.models.tracing.cut import Carried, SamplesLayout, TapePart, UnitPart
+from spantrain.models.tracing.cut import Carried, TapePart, UnitPart
 from spantrain.models.tracing.factory import calls_compiled, uncompiled, what_was_raised
 from spantrain.models.tracing.tape import (
     Constant,
@@ -237,28 +237,28 @@ def stand_in(sign: StandIn, samples: int, place: torch.device) -> Tensor:
 
 def packed(carried: Carried, tensor: Tensor, samples: int) -> Tensor:
     """Bring the samples to the first dimension."""
-    match carried.layout:
-        case SamplesLayout.NONE:
-            return tensor.unsqueeze(0).expand(samples, *tensor.shape)
-        case SamplesLayout.GROUPED:
-            before, after = tensor.shape[: carried.dim], tensor.shape[carried.dim + 1 :]
-            tensor = tensor.reshape(*before, samples, carried.each, *after)
+    if carried.dim is None:
+        return tensor.unsqueeze(0).expand(samples, *tensor.shape)
+    if carried.each > 1:
+        before, after = tensor.shape[: carried.dim], tensor.shape[carried.dim + 1 :]
+        tensor = tensor.reshape(*before, samples, carried.each, *after)
     return tensor.movedim(carried.dim, 0)
 
 
 def unpacked(carried: Carried, tensor: Tensor) -> Tensor:
     """Bring the samples back to where the model has them."""
-    match carried.layout:
-        case SamplesLayout.NONE:
-            return tensor[0]
-        case SamplesLayout.GROUPED:
-            return tensor.movedim(0, carried.dim).flatten(carried.dim, carried.dim + 1)
-    return tensor.movedim(0, carried.dim)
+    if carried.dim is None:
+        return tensor[0]
+    tensor = tensor.movedim(0, carried.dim)
+    return tensor.flatten(carried.dim, carried.dim + 1) if carried.each > 1 else tensor
 
 
 def carried_line(carried: Sequence[Carried], numbers: dict[int, int]) -> str:
     """Say how values cross a cut; `numbers` are those that they have so far, and are given."""
-    return ", ".join(f"{_short(one.value, numbers)} {one.layout.name.lower()} {one.dim}" for one in carried)
+    how = ("none" if one.dim is None else "along" if one.each == 1 else "grouped" for one in carried)
+    return ", ".join(
+        f"{_short(one.value, numbers)} {word} {one.dim or 0}" for one, word in zip(carried, how, strict=True)
+    )
 
 
 def _line(step: TapeStep, local: Mapping[str, str], numbers: dict[int, int]) -> str:
