@@ -132,8 +132,7 @@ class BatchStatistics:
         """Watch over these units; of none: nothing is done. `joined`: the stage's devices, whose samples count too."""
         self._joined = joined
         self._norms = trained_norms(units)
-        paths = {id(module): _name_of(unit, path, module) for unit in units for path, module in norms_of(unit)}
-        self._names = [paths[id(module)] for module in self._norms]
+        self._names = tuple(dict.fromkeys(name for unit in units for name in trained_names_of(unit)))
         self._taken: dict[Span, list[_Taken]] = {}
 
     def __bool__(self) -> bool:

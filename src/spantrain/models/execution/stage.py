@@ -231,9 +231,7 @@ class StageExecutor:
             ScheduleError: F has not run on exactly this span, or I has.
             ProtocolError: a gradient is missing or has another shape than its output.
         """
-        held = self._waiting_for_backward(span, "I")
-        self._set_mode(span, 0, trains=True)
-        gradients = self._first_gradients(held, span, output_gradients)
+        held, gradients = self._begin_backward(span, "I", output_gradients)
         held.went_back = True
         with self.statistics.again(span):
             for number, kept in self._backwards(held):
@@ -263,9 +261,7 @@ class StageExecutor:
 
     def backward(self, span: Span, output_gradients: Tensors, final: NamesFinal | None = None) -> Tensors:
         """Run B, both halves at once; arguments, result and errors as of `backward_input`, `final` as of W."""
-        held = self._waiting_for_backward(span, "B")
-        self._set_mode(span, 0, trains=True)
-        gradients = self._first_gradients(held, span, output_gradients)
+        held, gradients = self._begin_backward(span, "B", output_gradients)
         with self.statistics.again(span):
             for number, kept in self._backwards(held):
                 with self._telling(number, final) as told:
@@ -305,21 +301,19 @@ class StageExecutor:
     def _to_send(self, outputs: Tensors, span: Span) -> Tensors:
         return (outputs[0].float() * self._weight(span),) if self._is_last else outputs
 
-    def _waiting_for_backward(self, span: Span, op: str) -> _HeldSpan:
+    def _begin_backward(self, span: Span, op: str, output_gradients: Tensors) -> tuple[_HeldSpan, Tensors]:
+        """Return what is held, and the gradients to start from: of the loss sum, or those that came."""
         held = self._held.get(span)
         if held is None:
             raise ScheduleError(f"{op}{span}: F has not run on exactly these; in flight: {_listed(self._held)}")
         if held.went_back:
             raise ScheduleError(f"{op}{span}: I has run on it already; only W is left")
-        return held
-
-    def _first_gradients(self, held: _HeldSpan, span: Span, output_gradients: Tensors) -> Tensors:
-        """Return the gradients that the backward pass starts from: of the loss sum, or those that came."""
+        self._set_mode(span, 0, trains=True)
         if self._is_last:
             assert not output_gradients, "the last stage starts from its loss"
             weight = self._weight(span) * self.loss_scale / self._global_batch
             # Filled there: what is copied there waits for all that was queued.
-            return (torch.full((), weight, device=self._torch_device),)
+            return held, (torch.full((), weight, device=self._torch_device),)
         if len(held.floating_shapes) != len(output_gradients):
             raise ProtocolError(
                 f"{span}: got {len(output_gradients)} output gradients, wanted {len(held.floating_shapes)}"
@@ -327,7 +321,7 @@ class StageExecutor:
         for shape, gradient in zip(held.floating_shapes, output_gradients, strict=True):
             if shape != gradient.shape:
                 raise ProtocolError(f"{span}: output gradient {tuple(gradient.shape)}, wanted {tuple(shape)}")
-        return output_gradients
+        return held, output_gradients
 
 
 def _leaf(tensor: Tensor, *, wanted: bool) -> Tensor:
