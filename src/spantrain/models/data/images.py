@@ -60,7 +60,10 @@ def open_images(dataset: str, *, shape: tuple[int, ...], classes: int | None, he
     kind, _, place = dataset.partition(":")
     if len(shape) != 3:
         raise ConfigError(f"data {place}: the model reads samples of shape {shape}, not pictures")
-    _check_pillow(dataset)
+    try:
+        import PIL  # noqa: F401
+    except ImportError as error:
+        raise ConfigError(f"data {dataset}: reading pictures needs pillow; run: pip install pillow") from error
     path = Path(place)
     parts: Sequence[_Folder | _Saved] = (
         [_Folder(path)] if kind == "images" else [_Saved(rows, path) for rows in load_saved_dataset(path)]
@@ -145,10 +148,3 @@ class _Saved:
     def picture(self, index: int) -> Any:
         """Read a picture."""
         return self._rows[index][self._image]
-
-
-def _check_pillow(data: str) -> None:
-    try:
-        import PIL  # noqa: F401
-    except ImportError as error:
-        raise ConfigError(f"data {data}: reading pictures needs pillow; run: pip install pillow") from error

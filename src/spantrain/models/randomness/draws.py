@@ -40,7 +40,7 @@ NOISE = frozenset(
      "randperm", "rrelu", "rrelu_", "uniform_"}
 )  # fmt: skip
 """Names of functions that draw whatever the mode."""
-_CHANCES: Mapping[str, tuple[int, str]] = MappingProxyType(
+CHANCES: Mapping[str, tuple[int, str]] = MappingProxyType(
     {
         ATTENTION: (4, "dropout_p"),
         "multi_head_attention_forward": (10, "dropout_p"),
@@ -126,9 +126,9 @@ class SeededDraws(TorchFunctionMode):
             return self._dropped(name, args, given)
         # Torch's recurrent loops are given sizes besides, of packed sequences.
         is_packed = name in RECURRENT and len(args) > 3 and isinstance(args[3], (tuple, list))
-        if is_packed and _chance(name, args, given) > 0:
+        if is_packed and chance_of(name, args, given) > 0:
             self._refuse("drops between layers of packed sequences, whose rows are in order of time")
-        if name in _CHANCES and _chance(name, args, given) == 0:
+        if name in CHANCES and chance_of(name, args, given) == 0:
             return func(*args, **given)
         with _known_kernels(name), DrawnOperations(self):
             return func(*args, **given)
@@ -232,12 +232,12 @@ def without_dropout(func: Callable[..., Any], *args: Any, **given: Any) -> Any:
     return func(*args, **given)
 
 
-def _chance(name: str, args: Sequence[Any], given: Mapping[str, Any]) -> float:
-    """Return with which probability a function of `_CHANCES` drops."""
+def chance_of(name: str, args: Sequence[Any], given: Mapping[str, Any]) -> float:
+    """Return with which probability a function of `CHANCES` drops."""
     if name in RECURRENT:  # without a signature: flags, layers, dropout, training, ...
         numbers = [arg for arg in args if isinstance(arg, (bool, int, float))]
         return float(numbers[2]) if numbers[3] else 0.0
-    place, own = _CHANCES[name]
+    place, own = CHANCES[name]
     trains = name == ATTENTION or (args[13] if len(args) > 13 else given.get("training", True))
     return float(args[place] if len(args) > place else given.get(own, 0.0)) if trains else 0.0
 
@@ -249,6 +249,6 @@ def _known_kernels(name: str) -> Iterator[None]:
         # Both are settings of the whole process, and the processor has no such kernels.
         if name in RECURRENT and torch.cuda.is_available():
             undo.enter_context(torch.backends.cudnn.flags(enabled=False))
-        elif name in _CHANCES and torch.cuda.is_available():
+        elif name in CHANCES and torch.cuda.is_available():
             undo.enter_context(sdpa_kernel(SDPBackend.MATH))
         yield

@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError
-from spantrain.models.randomness.draws import RECURRENT, DrawnSamples
+from spantrain.models.randomness.draws import CHANCES, RECURRENT, DrawnSamples, chance_of
 from spantrain.models.randomness.places import CallChain
 from spantrain.models.randomness.reference import seeded
 from spantrain.models.randomness.shapes import DrawnShapes
@@ -167,7 +167,7 @@ class _CallWatch(TorchFunctionMode):
                     name=name,
                     module=self._running.module or "the model",
                     where=line_of_model(),
-                    chance=_chance(name, named),
+                    chance=chance_of(name, args, given) if name in CHANCES else _chance(name, named),
                     own_statistics=name in _STATISTICS and bool(named.get(_STATISTICS[name])),
                     trains=not _drops(name) and name not in _STATISTICS and named.get("training") is True,
                 )
@@ -178,12 +178,7 @@ class _CallWatch(TorchFunctionMode):
 def _arguments(
     func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Mapping[str, Any]:
-    """Return the arguments of a call by name, as far as names are known; torch's own loops have no signature."""
-    if name in RECURRENT:
-        numbers = [arg for arg in args if isinstance(arg, (bool, int, float))]  # bias, layers, dropout, training, ...
-        return {"p": numbers[2], "training": numbers[3]}
-    if name == "scaled_dot_product_attention":
-        return {"p": args[4] if len(args) > 4 else kwargs.get("dropout_p", 0.0), "training": True}
+    """Return the arguments of a call by name, as far as names are known."""
     try:
         bound = inspect.signature(func).bind(*args, **kwargs)
     except (TypeError, ValueError):
