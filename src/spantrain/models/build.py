@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -10,34 +10,10 @@ from torch import Tensor, nn
 from spantrain.core.units import ModelSpec
 from spantrain.models.catalog.catalog_units import CatalogUnits
 from spantrain.models.statistics import named_statistics
-from spantrain.models.tracing.batch import ModelBatch
-from spantrain.models.units import CheckedUnits, Rows, UnitModule, parameter_names
+from spantrain.models.units import Rows, UnitModule, parameter_names
 
-
-class UnitSource(Protocol):
-    """Where the units of one model come from: the catalog, or any model that is followed."""
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names of all units, in order."""
-
-    def build(self, indices: Iterable[int], *, seed: int) -> list[UnitModule]:
-        """Build units as `build_units` does."""
-
-    def blank(self, indices: Iterable[int], *, seed: int) -> list[UnitModule]:
-        """Build units as `blank_units` does."""
-
-    def empty(self, index: int) -> UnitModule:
-        """Build a unit on the meta device."""
-
-    def to_measure(self) -> CheckedUnits:
-        """Return what gives units by their index, and what is known of the model, which was checked."""
-
-    def batch(self) -> ModelBatch:
-        """Return an example of what goes in."""
-
-    def unsplit(self, *, seed: int, weights: bool = True) -> tuple[nn.Module, ModelBatch]:
-        """Build the whole model and an example; without `weights`, only its buffers need numbers in them."""
+if TYPE_CHECKING:
+    from spantrain.models.tracing.model import TracedUnits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,8 +34,8 @@ class UnsplitParameter:
     """Names in later units, where several share it."""
 
 
-def unit_source(spec: ModelSpec) -> UnitSource:
-    """Return what builds a model's units.
+def unit_source(spec: ModelSpec) -> "CatalogUnits | TracedUnits":
+    """Return where the units of a model come from: the catalog, or any model that is followed.
 
     Raises:
         ConfigError: there is no such family.
@@ -95,8 +71,7 @@ def build_units(spec: ModelSpec, indices: Iterable[int] | None = None, *, seed: 
         ValueError: an index is out of range.
         ConfigError: an unedited model cannot be built or followed.
     """
-    source = unit_source(spec)
-    return source.build(_checked(spec, source, indices), seed=seed)
+    return unit_source(spec).build(_checked(spec, indices), seed=seed)
 
 
 def blank_units(spec: ModelSpec, indices: Iterable[int], *, seed: int) -> list[UnitModule]:
@@ -104,12 +79,11 @@ def blank_units(spec: ModelSpec, indices: Iterable[int], *, seed: int) -> list[U
 
     What is no parameter (masks, frozen statistics) is as ever. Errors are those of `build_units`.
     """
-    source = unit_source(spec)
-    return source.blank(_checked(spec, source, indices), seed=seed)
+    return unit_source(spec).blank(_checked(spec, indices), seed=seed)
 
 
-def _checked(spec: ModelSpec, source: UnitSource, indices: Iterable[int] | None) -> list[int]:
-    count = len(source.names)
+def _checked(spec: ModelSpec, indices: Iterable[int] | None) -> list[int]:
+    count = unit_count(spec)
     wanted = list(range(count) if indices is None else indices)
     if any(not 0 <= index < count for index in wanted):
         raise ValueError(f"{spec.name} has units 0 to {count - 1}, got {wanted}")

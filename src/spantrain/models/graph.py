@@ -59,12 +59,11 @@ def build_graph(spec: ModelSpec, *, dtype: str = "float32") -> UnitGraph:
         unit_class = _unit_class(spec, module, (*entering, *read))
         if unit_class not in measured:
             last = index == len(source.names) - 1
-            found = _measure(spec, checked.at(index), module, entering, dtype=dtype, last=last)
-            goes_back = found.trained_bytes > 0 or any(tensor.requires_grad for tensor in entering)
-            measured[unit_class] = found if goes_back else replace(found, outputs=_without_gradients(found.outputs))
-        shared_groups = tuple(sorted(module.shared))
-        units.append(replace(measured[unit_class], name=module.name, unit_class=unit_class, shared=shared_groups))
-        units[-1] = replace(units[-1], batch_norms=trained_names_of(module), whole_micro_batch=checked.whole.get(index))
+            measured[unit_class] = _measure(spec, checked.at(index), module, entering, dtype=dtype, last=last)
+        found = replace(
+            measured[unit_class], name=module.name, unit_class=unit_class, shared=tuple(sorted(module.shared))
+        )
+        units.append(replace(found, batch_norms=trained_names_of(module), whole_micro_batch=checked.whole.get(index)))
         shared = {group: module.get_parameter(local) for group, local in module.shared.items()}
         shared_bytes |= {group: _bytes(parameter) for group, parameter in shared.items()}
         frozen_shared |= {group for group, parameter in shared.items() if not parameter.requires_grad}
@@ -120,15 +119,18 @@ def _measure(
     # What did not grow with the batch before I is still there behind it.
     constant_bytes = small.forward_bytes - _SMALL * held_bytes
     working = [working_bytes(module, partial(batch, samples), low, ends_model=last) for samples in (_SMALL, 2 * _SMALL)]
+    parameter_bytes = sum(map(_bytes, module.parameters()))
+    frozen_bytes = sum(_bytes(parameter) for parameter in module.parameters() if not parameter.requires_grad)
+    goes_back = frozen_bytes < parameter_bytes or any(tensor.requires_grad for tensor in entering)
     working_per_sample = max(0, math.ceil((working[1] - working[0]) / _SMALL))
     return Unit(
         name=module.name,
         unit_class="",
-        parameter_bytes=sum(map(_bytes, module.parameters())),
-        frozen_bytes=sum(_bytes(parameter) for parameter in module.parameters() if not parameter.requires_grad),
+        parameter_bytes=parameter_bytes,
+        frozen_bytes=frozen_bytes,
         forward_flop_per_sample=flop,
         # Every floating-point tensor behind what is trained has a gradient, if only zeros (`StageExecutor`).
-        outputs=() if last else _tensor_specs(small.outputs, have_gradients=True),
+        outputs=() if last else _tensor_specs(small.outputs, have_gradients=goes_back),
         activation_bytes_per_sample=held_bytes,
         tensor_sums=sums,
         deferred_bytes_per_sample=max(0, math.ceil((small.backward_input_bytes - constant_bytes) / _SMALL)),
@@ -157,21 +159,17 @@ def _by_member(pieces: tuple[TensorPieces, ...], held: list[int]) -> MemberBytes
 def _flop(spec: ModelSpec, module: UnitModule, empty: UnitModule, batch: Callable[..., _Batch]) -> float:
     """Count operations for one sample: without numbers, or with them where the unit cannot do without."""
     with contextlib.suppress(RuntimeError, ConfigError), FlopMeter() as meter:
-        _run(empty, batch(_SMALL, "meta"))
+        empty.run(*batch(_SMALL, "meta"))
         return float(meter.total) / _SMALL
     try:
         with FlopMeter() as meter:
-            _run(module, batch(_SMALL))
+            module.run(*batch(_SMALL))
     except RuntimeError as error:
         raise ConfigError(
             f"model {spec.name}: {module.name} ran when its model was followed, and does not run on {_SMALL} sample: "
             f"{error}; write its forward so that it takes any number of samples"
         ) from error
     return float(meter.total) / _SMALL
-
-
-def _run(module: UnitModule, batch: _Batch) -> None:
-    module.run(*batch)
 
 
 def _tensors(specs: tuple[TensorSpec, ...], samples: int, device: str) -> tuple[Tensor, ...]:
@@ -197,10 +195,6 @@ def _tensor_specs(tensors: Sequence[Tensor], *, have_gradients: bool) -> tuple[T
         )
         for position, tensor in enumerate(tensors)
     )
-
-
-def _without_gradients(specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
-    return tuple(replace(spec, requires_grad=False) for spec in specs)
 
 
 def _bytes(tensor: Tensor) -> int:

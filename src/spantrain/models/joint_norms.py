@@ -6,13 +6,16 @@ nobody (`models.tensor_parallel.group`).
 """
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from spantrain.core.shares import TensorPart
+
+if TYPE_CHECKING:
+    from spantrain.models.tensor_parallel.group import TensorGroup
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,18 +37,11 @@ class Channels:
         return cls(count=part.full_shape[0] if part is not None else held, part=part, index=index.to(device))
 
 
-class Summing(Protocol):
-    """Devices that add tensors."""
-
-    def all_reduce(self, tensor: Tensor) -> None:
-        """Replace a tensor by its sum over the devices; all of them call it in the same order."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class JoinedDevices:
     """All devices of a stage, whose replicas run the same micro-batch, and do the same in the same order."""
 
-    group: Summing
+    group: "TensorGroup"
     leads: bool
     """Whether this device tells of what the members of its replica hold whole."""
 

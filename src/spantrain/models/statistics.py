@@ -33,26 +33,23 @@ _NAME = "_name_in_model"
 
 def named_statistics(units: Iterable[UnitModule]) -> dict[str, Tensor]:
     """Return the running statistics by their names in the unsplit model; those of a module in two units once."""
-    found = {id(tensor): (name, tensor) for name, tensor in reversed(list(_all(units)))}
+    found = {id(tensor): (name, tensor) for name, _, tensor in reversed(list(_all(units)))}
     return dict(reversed(found.values()))
 
 
-def _all(units: Iterable[UnitModule]) -> Iterator[tuple[str, Tensor]]:
+def _all(units: Iterable[UnitModule]) -> Iterator[tuple[str, _NormBase, Tensor]]:
     for unit in units:
         for path, module in norms_of(unit):
             for name, tensor in module.named_buffers(recurse=False):
-                yield f"{_name_of(unit, path, module)}.{name}", tensor
+                yield f"{_name_of(unit, path, module)}.{name}", module, tensor
 
 
 def statistics_parts(units: Iterable[UnitModule]) -> dict[str, TensorPart]:
     """Return by name which part of each running statistic units hold that were divided (`keep_channels`)."""
-    found: dict[str, TensorPart] = {}
-    for unit in units:
-        for path, module in norms_of(unit):
-            for name, tensor in module.named_buffers(recurse=False):
-                part = _own_channels(module) if tensor.dim() else None
-                found[f"{_name_of(unit, path, module)}.{name}"] = part or TensorPart(full_shape=tuple(tensor.shape))
-    return found
+    return {
+        name: (_own_channels(module) if tensor.dim() else None) or TensorPart(full_shape=tuple(tensor.shape))
+        for name, module, tensor in _all(units)
+    }
 
 
 def keep_channels(module: _NormBase, part: TensorPart, held: int) -> None:
@@ -135,8 +132,7 @@ class BatchStatistics:
         """Watch over these units; of none: nothing is done. `joined`: the stage's devices, whose samples count too."""
         self._joined = joined
         self._norms = trained_norms(units)
-        paths = {id(module): _name_of(unit, path, module) for unit in units for path, module in norms_of(unit)}
-        self._names = [paths[id(module)] for module in self._norms]
+        self._names = tuple(dict.fromkeys(name for unit in units for name in trained_names_of(unit)))
         self._taken: dict[Span, list[_Taken]] = {}
 
     def __bool__(self) -> bool:

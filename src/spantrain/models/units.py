@@ -1,18 +1,22 @@
 """What a unit is: a module on tensors, whose parameters know their names in the unsplit model."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from spantrain.core.units import WholeMicroBatch
-from spantrain.models.randomness.draws import DrawingModules, DrawnSamples, SeededDraws, Sizing
+from spantrain.models.randomness.draws import DrawingModules, DrawnSamples, SeededDraws
 from spantrain.models.randomness.shapes import DrawnShapes
+
+if TYPE_CHECKING:
+    from spantrain.models.tensor_parallel.group import TensorGroup
 
 IGNORED_LABEL = -100
 
@@ -53,8 +57,12 @@ class UnitModule(nn.Module):
         """Local paths of the modules that training mode is for."""
         self.draws: DrawnShapes = {}
         """Where samples are in what its model draws at random; empty: it draws nothing."""
-        self.group: Callable[[], Sizing] | None = None
+        self.group: Callable[[], TensorGroup] | None = None
         """Returns the tensor-parallel group whose members have parts of it."""
+        self.held_whole: tuple[str, ...] = ()
+        """Why something in it that costs work is computed whole by every member of the group."""
+        self.partial: tuple[str, ...] = ()
+        """Full names of parameters held whole whose gradients are sums over the group."""
         self.other_names: Mapping[str, str] = {}
         """By local path: a module's full name, where that is not its prefix's; of one that several modules have."""
         self.around: Mapping[int, str] = {}
@@ -181,19 +189,34 @@ def keeps_statistics(module: nn.Module) -> bool:
 
 
 def loss_of(units: Sequence[UnitModule], rows: Rows, samples: DrawnSamples | None = None) -> Tensor:
-    """Return the loss sum of samples, by all units of a model one after the other.
+    """Return the loss sum of samples, by all units of a model one after the other; arguments as of `outputs_of`."""
+    (loss_sum,) = deque(outputs_of(units, rows, samples), maxlen=1).pop()
+    return loss_sum
 
-    In training mode, with what is drawn at random for these samples of a step; None: in evaluation mode.
+
+def outputs_of(
+    units: Sequence[UnitModule],
+    rows: Rows,
+    samples: DrawnSamples | None = None,
+    takes: Sequence[tuple[Tensor, ...]] = (),
+) -> Iterator[tuple[Tensor, ...]]:
+    """Yield what all units of a model make, one after the other: tensors alive behind each, and the loss sum.
+
+    Args:
+        units: all of them.
+        rows: what they read.
+        samples: in training mode, with what is drawn at random for these of a step; None: in evaluation mode.
+        takes: what each unit but the first takes in the place of what the one before made; empty: that.
     """
     tensors: tuple[Tensor, ...] = ()
     for unit in units:
         unit.train(samples is not None)
     modules = None if samples is None else drawing_modules(units)
     with nullcontext() if modules is None or samples is None else SeededDraws(modules, samples):
-        for unit in units[:-1]:
-            tensors = unit.run(tensors, rows)
-        loss_sum: Tensor = units[-1].run(tensors, rows)
-    return loss_sum
+        for index, unit in enumerate(units):
+            made = unit.run(takes[index - 1] if takes and index else tensors, rows)
+            tensors = made if isinstance(made, tuple) else (made,)
+            yield tensors
 
 
 def parameter_names(unit: UnitModule) -> dict[str, str]:

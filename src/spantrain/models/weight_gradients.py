@@ -182,20 +182,16 @@ class DeferredGradients:
 
     later: bool = False
     """Whether layers that go back leave anything; else they do all of it at once."""
-    _left: list[_LayerWork] = field(default_factory=list)
+    left: list[_LayerWork] = field(default_factory=list)
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """What is kept for it."""
-        return tuple(tensor for one in self._left for tensor in (one.tensor, one.gradient))
-
-    def leave(self, one: _LayerWork) -> None:
-        """Take in what a layer leaves."""
-        self._left.append(one)
+        return tuple(tensor for one in self.left for tensor in (one.tensor, one.gradient))
 
     def compute(self, parameters: Iterable[nn.Parameter], final: Final | None = None) -> None:
         """Add all of it to `.grad`; `final` is told, as it goes, which of the parameters get nothing more."""
-        left, self._left = self._left, []
+        left, self.left = self.left, []
         last_use = {id(parameter): number for number, one in enumerate(left) for parameter in one.parameters}
         if final is not None:
             final(parameter for parameter in parameters if id(parameter) not in last_use)
@@ -249,7 +245,7 @@ class _Halved(torch.autograd.Function):
         of_input = product.input_gradient(gradient, tensor, cast).to(ctx.dtype) if wants_input else None
         if ctx.to.later:
             # Without the graph that made it, which would stay with it.
-            ctx.to.leave(_LayerWork(product, weight, bias, tensor.detach(), gradient))
+            ctx.to.left.append(_LayerWork(product, weight, bias, tensor.detach(), gradient))
             return of_input, None, None, None, None
         of_weight = product.weight_gradient(gradient, tensor, cast).to(weight.dtype)
         return of_input, of_weight, None if bias is None else product.bias_gradient(gradient).to(bias.dtype), None, None

@@ -117,7 +117,7 @@ def plain_losses(name: str) -> list[float]:
 
 def losses_in_two_stages(spec: ModelSpec) -> list[float]:
     """Train in two stages and two spans a step, gradients of what both stages hold summed."""
-    batch, count = cut_model(spec).batch, unit_count(spec)
+    batch, count = cut_model(spec).whole.batch, unit_count(spec)
     units = build_units(spec, seed=0)
     edges = (0, max(1, count // 2), count)
     held = [copies(units[lo:hi]) for lo, hi in pairwise(edges)]

@@ -40,7 +40,7 @@ def test_a_plan_over_three_places_trains_as_plain_pytorch_of_its_micro_batches(c
     plan = make_plan(clip, JobSpec(global_batch=6), PlanOptions(constraints=PLACES)).plan
     check_samples_at_once(plan, clip.graph)
     assert 5 in [stage.first_unit for stage in plan.stages], "where the second tower begins"
-    whole = replace(load_model(clip.model, seed=0), trains=cut_model(clip.model).trains)
+    whole = replace(load_model(clip.model, seed=0), trains=cut_model(clip.model).whole.trains)
     assert largest_error(clip.model, clip.graph, plan, whole) <= EQUAL
 
 

@@ -18,8 +18,7 @@ def test_t5_makes_its_bias_of_positions_in_every_block(tmp_path) -> None:
     spec = library_spec("t5", tmp_path)
     cut = cut_model(spec)
     names = unit_names(spec)
-    carried = {name: [one.layout.name for one in part.gives] for name, part in zip(names, cut.parts, strict=True)}
-    assert not any("NONE" in layouts for layouts in carried.values())
+    assert all(one.dim is not None for part in cut.parts for one in part.gives)
     units = dict(zip(names, build_units(spec, seed=3), strict=True))
     for side, table in zip(("encoder", "decoder"), TABLES, strict=True):
         first, second = units[f"{side}.block.0"], units[f"{side}.block.1"]
@@ -38,7 +37,7 @@ def test_numbers_are_those_that_the_module_makes(tmp_path) -> None:
         given = [seen[-1:] or [step.args[0].tensor, table], step.args[1:] if seen else step.args[2:]]
         assert step.function is not None
         seen.append(step.function(*given[0], *given[1], **step.kwargs))
-    tokens = cut.batch.inputs[0].shape[1]
+    tokens = cut.whole.batch.inputs[0].shape[1]
     torch.testing.assert_close(seen[-1], attention.compute_bias(tokens, tokens))
 
 

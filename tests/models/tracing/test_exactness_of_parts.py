@@ -70,7 +70,7 @@ def spec_of(name: str, folder: Path) -> ModelSpec:
 
 def varied(spec: ModelSpec) -> ModelBatch:
     """A batch whose samples differ."""
-    batch = cut_model(spec).batch.resized(SAMPLES)
+    batch = cut_model(spec).whole.batch.resized(SAMPLES)
     if spec.family == "factory":
         return batch
     chance = torch.Generator().manual_seed(0)
@@ -173,7 +173,7 @@ def test_every_unit_alone_gives_the_unsplit_gradients(name, unsplit):
 def test_a_librarys_model_can_be_had_with_some_of_its_parameters_only(name, unsplit):
     """Those have the numbers that they have in the whole model, and the others take no memory."""
     spec = unsplit(name).spec
-    whole, numbers = load_model(spec, seed=7).module.state_dict(), cut_model(spec).numbers
+    whole, numbers = load_model(spec, seed=7).module.state_dict(), cut_model(spec).whole.numbers
     for kept in (min(numbers.values()), max(numbers.values())):
         some = load_model(spec, seed=7, only={kept}).module
         for key, parameter in some.named_parameters(remove_duplicate=False):

@@ -27,7 +27,7 @@ _DRAWS = ("bernoulli_", "normal_", "uniform_")
 
 
 class CatalogUnits:
-    """A `models.build.UnitSource`: every unit, and every group of shared parameters, has a seed of its own."""
+    """Those of one model; every unit, and every group of shared parameters, has a seed of its own."""
 
     def __init__(self, spec: ModelSpec) -> None:
         self._spec = spec
@@ -36,24 +36,16 @@ class CatalogUnits:
     @cached_property
     def _family(self) -> CatalogFamily:
         # Imported here: transformers takes seconds to import, and names need none of it.
-        match self._spec.family:
-            case "gpt2":
-                from spantrain.models.catalog.text import Gpt2Family
+        families: Mapping[str, type[CatalogFamily]]
+        if self._spec.family in ("bert", "gpt2"):
+            from spantrain.models.catalog.text import BertFamily, Gpt2Family
 
-                return Gpt2Family(self._spec)
-            case "bert":
-                from spantrain.models.catalog.text import BertFamily
+            families = {"bert": BertFamily, "gpt2": Gpt2Family}
+        else:
+            from spantrain.models.catalog.images import EfficientNetFamily, ResNetFamily
 
-                return BertFamily(self._spec)
-            case "resnet":
-                from spantrain.models.catalog.images import ResNetFamily
-
-                return ResNetFamily(self._spec)
-            case other:
-                assert other == "efficientnet", f"no family {other}"
-                from spantrain.models.catalog.images import EfficientNetFamily
-
-                return EfficientNetFamily(self._spec)
+            families = {"efficientnet": EfficientNetFamily, "resnet": ResNetFamily}
+        return families[self._spec.family](self._spec)
 
     def build(self, indices: Iterable[int], *, seed: int) -> list[UnitModule]:
         """Build units; members of a group of shared parameters are one object."""
@@ -101,7 +93,7 @@ class CatalogUnits:
             first.reads = (0,)
             return first
         if index == len(self.names) - 1:
-            last = self._family.last(name)
+            last: UnitModule = self._family.head(name, self._family.config)
             if self._spec.dataset.startswith("chat:"):
                 last.reads = (LABELS, COUNTED)
             return last

@@ -15,6 +15,8 @@ class CatalogFamily(ABC):
 
     whole: str
     """The transformers library's class of the unsplit model."""
+    head: type[Any]
+    """Of the unit behind the blocks, with the loss; made of its name and the configuration."""
 
     def __init__(self, spec: ModelSpec) -> None:
         self.config = self.configuration(spec)
@@ -32,10 +34,6 @@ class CatalogFamily(ABC):
     @abstractmethod
     def block(self, index: int) -> nn.Module:
         """Build a block."""
-
-    @abstractmethod
-    def last(self, name: str) -> UnitModule:
-        """Build the unit behind the blocks, with the loss."""
 
     @abstractmethod
     def initialize(self, unit: UnitModule) -> None:

@@ -52,6 +52,7 @@ class ResNetFamily(CatalogFamily):
     """Stem, blocks, classifier."""
 
     whole = "ResNetForImageClassification"
+    head = ResNetHead
 
     @staticmethod
     def configuration(spec: ModelSpec) -> ResNetConfig:
@@ -78,10 +79,6 @@ class ResNetFamily(CatalogFamily):
             downsample_in_bottleneck=config.downsample_in_bottleneck,
         )
         return block
-
-    def last(self, name: str) -> UnitModule:
-        """Build the classifier."""
-        return ResNetHead(name, self.config)
 
     def initialize(self, unit: UnitModule) -> None:
         """Draw the weights of a unit."""
@@ -121,6 +118,7 @@ class EfficientNetFamily(CatalogFamily):
     """Stem, blocks, classifier."""
 
     whole = "EfficientNetForImageClassification"
+    head = EfficientNetHead
 
     @staticmethod
     def configuration(spec: ModelSpec) -> EfficientNetConfig:
@@ -150,10 +148,6 @@ class EfficientNetFamily(CatalogFamily):
             adjust_padding=index not in config.depthwise_padding,
         )
         return block
-
-    def last(self, name: str) -> UnitModule:
-        """Build the classifier."""
-        return EfficientNetHead(name, self.config)
 
     def initialize(self, unit: UnitModule) -> None:
         """Draw the weights of a unit."""

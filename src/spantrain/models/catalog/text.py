@@ -53,6 +53,7 @@ class Gpt2Family(CatalogFamily):
     """Embeddings, blocks, output layer."""
 
     whole = "GPT2LMHeadModel"
+    head = GPT2Head
 
     @staticmethod
     def configuration(spec: ModelSpec) -> GPT2Config:
@@ -69,10 +70,6 @@ class Gpt2Family(CatalogFamily):
         """Build a block."""
         made: nn.Module = GPT2Block(self.config, layer_idx=index)
         return made
-
-    def last(self, name: str) -> UnitModule:
-        """Build the output layer."""
-        return GPT2Head(name, self.config)
 
     def initialize(self, unit: UnitModule) -> None:
         """Draw the weights of a unit."""
@@ -107,6 +104,7 @@ class BertFamily(CatalogFamily):
     """Embeddings, blocks, output layer."""
 
     whole = "BertForMaskedLM"
+    head = BertHead
 
     @staticmethod
     def configuration(spec: ModelSpec) -> BertConfig:
@@ -122,10 +120,6 @@ class BertFamily(CatalogFamily):
         """Build a layer."""
         made: nn.Module = BertLayer(self.config, layer_idx=index)
         return made
-
-    def last(self, name: str) -> UnitModule:
-        """Build the output layer."""
-        return BertHead(name, self.config)
 
     def initialize(self, unit: UnitModule) -> None:
         """Draw the weights of a unit."""

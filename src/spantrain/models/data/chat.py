@@ -17,7 +17,7 @@ from spantrain.errors import ConfigError
 from spantrain.models.build import unit_source
 from spantrain.models.data.choice import known_tokens
 from spantrain.models.data.conversations import conversation_parts
-from spantrain.models.data.records import HELD_OUT_EVERY
+from spantrain.models.data.records import HELD_OUT_EVERY, apart
 from spantrain.models.data.rendering import Rendered, Renderer
 from spantrain.models.data.text import IntArray
 from spantrain.models.units import IGNORED_LABEL
@@ -119,9 +119,7 @@ def open_conversations(spec: ModelSpec, *, held_out: bool, shifted: bool) -> Cha
     fields, parts = conversation_parts(place)
     if len(parts) == 1:
         every = min(HELD_OUT_EVERY, len(parts[0]))
-        apart = [[], []] if every < 2 else [[], parts[0][every - 1 :: every]]
-        apart[0] = [one for number, one in enumerate(parts[0], start=1) if every < 2 or number % every]
-        parts = apart
+        parts = [*apart(parts[0], every)] if every > 1 else [parts[0], []]
     renderer = Renderer(spec.chat, spec.tokenizer)
     length = spec.sequence_length or batch.inputs[0].shape[1]
     kept, cut, empty = [], 0, 0

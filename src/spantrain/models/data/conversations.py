@@ -59,22 +59,13 @@ class Conversation:
     """Functions that are offered, as templates take them."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Form:
-    fields: tuple[str, ...]
-    read: Callable[[str, Fields], Conversation]
-
-    def fits(self, row: Fields) -> bool:
-        return all(row.get(name) is not None for name in self.fields)
-
-
 def conversation_fields(row: Fields) -> tuple[str, ...]:
     """Return the fields of a row that a conversation is in; none if there is no conversation in it.
 
     >>> conversation_fields({"instruction": "Add.", "input": "1 2", "output": "3"})
     ('instruction', 'output')
     """
-    return next((form.fields for form in _FORMS if form.fits(row)), ())
+    return next((fields for fields in _FORMS if all(row.get(name) is not None for name in fields)), ())
 
 
 def conversation_parts(path: Path) -> tuple[tuple[str, ...], list[list[Conversation]]]:
@@ -89,19 +80,19 @@ def conversation_parts(path: Path) -> tuple[tuple[str, ...], list[list[Conversat
         raise ConfigError(f"data {path}: has no conversations")
     parts[0] = chain([first], parts[0])
     where, row = first
-    form = next((form for form in _FORMS if form.fits(row)), None)
-    if form is None:
-        wanted = "; ".join(" and ".join(known.fields) for known in _FORMS)
+    fields = conversation_fields(row)
+    if not fields:
+        wanted = "; ".join(map(" and ".join, _FORMS))
         raise ConfigError(f"{where}: has {', '.join(row) or 'no fields'}, wanted one of: {wanted}")
-    return form.fields, [list(_read(form, part)) for part in parts]
+    return fields, [list(_read(fields, part)) for part in parts]
 
 
-def _read(form: _Form, rows: Iterator[Record]) -> Iterator[Conversation]:
+def _read(fields: tuple[str, ...], rows: Iterator[Record]) -> Iterator[Conversation]:
     for where, row in rows:
-        for name in form.fields:
+        for name in fields:
             if row.get(name) is None:
                 raise ConfigError(f"{where}: has no {name!r} like the first row; give it, or leave the row out")
-        yield form.read(where, row)
+        yield _FORMS[fields](where, row)
 
 
 def _of_messages(where: str, row: Fields) -> Conversation:
@@ -178,10 +169,12 @@ def _text(where: str, field: str, value: Any) -> str:
     return value
 
 
-_FORMS = (
-    _Form(fields=("messages",), read=_of_messages),
-    _Form(fields=("conversations",), read=_of_turns),
-    _Form(fields=("prompt", "completion"), read=_of_pair),
-    _Form(fields=("instruction", "output"), read=_of_instruction),
+_FORMS: Mapping[tuple[str, ...], Callable[[str, Fields], Conversation]] = MappingProxyType(
+    {
+        ("messages",): _of_messages,
+        ("conversations",): _of_turns,
+        ("prompt", "completion"): _of_pair,
+        ("instruction", "output"): _of_instruction,
+    }
 )
-"""By the fields that are looked for, the first that a row has."""
+"""What reads a row, by the fields that are looked for; of those that a row has, the first count."""

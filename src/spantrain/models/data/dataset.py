@@ -19,6 +19,7 @@ from spantrain.models.catalog.catalog import IMAGE_CHANNELS, IMAGE_SIDE
 from spantrain.models.data.chat import open_conversations
 from spantrain.models.data.choice import CHAT, TEXT_KINDS, class_count, known_tokens, start_token
 from spantrain.models.data.images import open_images
+from spantrain.models.data.records import apart
 from spantrain.models.data.text import Windows, read_windows
 from spantrain.models.sampler import derive_seed, mix
 from spantrain.models.units import IGNORED_LABEL
@@ -52,7 +53,7 @@ def open_dataset(spec: ModelSpec, *, held_out: bool = False) -> Dataset:
     """
     kind, _, rest = spec.dataset.partition(":")
     if spec.dataset == "digits":
-        return Digits(held_out=held_out)
+        return _digits(held_out=held_out)
     if spec.dataset == "example":
         return _example(spec)
     if kind == "images" or (kind == "hf" and spec.objective == "classify"):
@@ -81,17 +82,21 @@ def _shifts_labels(spec: ModelSpec) -> bool:
     from spantrain.models.tracing.batch import OwnLoss, shifts_labels
     from spantrain.models.tracing.model import cut_model
 
-    cut = cut_model(spec)
-    return isinstance(cut.loss, OwnLoss) and shifts_labels(cut.skeleton)
+    whole = cut_model(spec).whole
+    return isinstance(whole.loss, OwnLoss) and shifts_labels(whole.module)
 
 
 def _example(spec: ModelSpec) -> Dataset:
     if spec.family != "factory":
         raise ConfigError(f"model {spec.name}: data example: only models from a function have an example batch")
-    from spantrain.models.data.user import ExampleBatch
+    from spantrain.models.data.user import tensor_bytes
     from spantrain.models.tracing.model import cut_model
 
-    return ExampleBatch(cut_model(spec).batch, spec.name)
+    batch = cut_model(spec).whole.batch
+    if batch.labels is None:
+        raise ConfigError(f"model {spec.name}: its example batch has no labels; give --data, or return some with it")
+    content = b"".join(tensor_bytes(tensor) for tensor in (*batch.inputs, batch.labels))
+    return HeldSamples(batch.inputs, batch.labels, content)
 
 
 def _open_text(spec: ModelSpec, *, held_out: bool) -> Dataset:
@@ -190,30 +195,38 @@ class MaskedTokens(NextToken):
         return torch.from_numpy(masked)
 
 
-class Digits:
-    """scikit-learn's handwritten digits (1797 images of 8x8), resized to 3x32x32 and brought to mean 0, deviation 1."""
+class HeldSamples:
+    """Samples that are held in memory: rows of tensors."""
 
-    def __init__(self, *, held_out: bool) -> None:
-        from sklearn.datasets import load_digits  # imported late: it takes a second
-
-        bunch = load_digits()
-        reserved = np.arange(len(bunch.target)) % _DIGITS_HELD_OUT_EVERY == _DIGITS_HELD_OUT_EVERY - 1
-        kept = reserved if held_out else ~reserved
-        training = bunch.images[~reserved]
-        images = (bunch.images[kept] - training.mean()) / training.std()
-        self._images = functional.interpolate(
-            torch.from_numpy(images).float()[:, None], size=(IMAGE_SIDE, IMAGE_SIDE), mode="bilinear"
-        )
-        self._labels = torch.from_numpy(bunch.target[kept]).long()
-        self.digest = sha256(bunch.images[kept].tobytes() + bunch.target[kept].tobytes()).hexdigest()
+    def __init__(self, inputs: tuple[Tensor, ...], labels: Tensor, content: bytes) -> None:
+        """`content` is what they were made of, for their digest."""
+        self._inputs, self._labels = inputs, labels
+        self.digest = sha256(content).hexdigest()
 
     def __len__(self) -> int:
-        return len(self._labels)
+        return self._labels.shape[0]
 
     def inputs(self, indices: Sequence[int]) -> tuple[Tensor, ...]:
-        """Return float32 `(samples, 3, 32, 32)`: the same grey in each channel."""
-        return (self._images[list(indices)].repeat(1, IMAGE_CHANNELS, 1, 1),)
+        """Return rows of the inputs."""
+        return tuple(tensor[list(indices)] for tensor in self._inputs)
 
     def labels(self, indices: Sequence[int]) -> Tensor:
-        """Return int64 `(samples,)`."""
+        """Return rows of the labels."""
         return self._labels[list(indices)]
+
+
+def _digits(*, held_out: bool) -> HeldSamples:
+    """Return scikit-learn's handwritten digits (1797 images of 8x8), of mean 0 and deviation 1 once they are resized.
+
+    Inputs are float32 `(samples, 3, 32, 32)`, the same grey in each channel, and labels int64 `(samples,)`.
+    """
+    from sklearn.datasets import load_digits  # imported late: it takes a second
+
+    bunch = load_digits()
+    parts = apart(range(len(bunch.target)), _DIGITS_HELD_OUT_EVERY)
+    kept, training = parts[held_out], bunch.images[parts[0]]
+    images = torch.from_numpy((bunch.images[kept] - training.mean()) / training.std()).float()[:, None]
+    resized = functional.interpolate(images, size=(IMAGE_SIDE, IMAGE_SIDE), mode="bilinear")
+    labels = torch.from_numpy(bunch.target[kept]).long()
+    content = bunch.images[kept].tobytes() + bunch.target[kept].tobytes()
+    return HeldSamples((resized.expand(-1, IMAGE_CHANNELS, -1, -1),), labels, content)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from spantrain.errors import ConfigError
 from spantrain.models.data.choice import IMAGE_SUFFIXES
-from spantrain.models.data.records import load_saved_dataset
+from spantrain.models.data.records import apart, load_saved_dataset
 
 _HELD_OUT_EVERY = 6
 _IMAGE_FIELDS = ("image", "img", "pixel_values")
@@ -19,21 +19,10 @@ _LABEL_FIELDS = ("label", "labels", "fine_label")
 _MIDDLE = 127.5
 
 
-class _PictureSource(Protocol):
-    """Pictures and their classes by index."""
-
-    labels: list[int]
-    class_count: int
-    digest: str
-
-    def picture(self, index: int) -> Any:
-        """Return a Pillow image."""
-
-
 class Images:
     """Pictures brought to the model's size, colours from -1 to 1; each is read when it is asked for."""
 
-    def __init__(self, source: _PictureSource, indices: Sequence[int], shape: tuple[int, int, int]) -> None:
+    def __init__(self, source: "_Folder | _Saved", indices: Sequence[int], shape: tuple[int, int, int]) -> None:
         self._source = source
         self._indices = indices
         self._channels, self._height, self._width = shape
@@ -71,10 +60,14 @@ def open_images(dataset: str, *, shape: tuple[int, ...], classes: int | None, he
     kind, _, place = dataset.partition(":")
     if len(shape) != 3:
         raise ConfigError(f"data {place}: the model reads samples of shape {shape}, not pictures")
-    _check_pillow(dataset)
+    try:
+        import PIL  # noqa: F401
+    except ImportError as error:
+        raise ConfigError(f"data {dataset}: reading pictures needs pillow; run: pip install pillow") from error
     path = Path(place)
-    parts: list[_PictureSource]
-    parts = [_Folder(path)] if kind == "images" else [_Saved(rows, path) for rows in load_saved_dataset(path)]
+    parts: Sequence[_Folder | _Saved] = (
+        [_Folder(path)] if kind == "images" else [_Saved(rows, path) for rows in load_saved_dataset(path)]
+    )
     for source in parts:
         if classes is not None and source.class_count > classes:
             raise ConfigError(
@@ -83,7 +76,7 @@ def open_images(dataset: str, *, shape: tuple[int, ...], classes: int | None, he
             )
     if len(parts) > 1:
         return Images(parts[held_out], range(len(parts[held_out].labels)), shape)
-    chosen = [index for index in range(len(parts[0].labels)) if (index % _HELD_OUT_EVERY == 5) == held_out]
+    chosen = apart(range(len(parts[0].labels)), _HELD_OUT_EVERY)[held_out]
     if not chosen:
         raise ConfigError(f"data {place}: has too few pictures to hold any out; give at least {_HELD_OUT_EVERY}")
     return Images(parts[0], chosen, shape)
@@ -155,10 +148,3 @@ class _Saved:
     def picture(self, index: int) -> Any:
         """Read a picture."""
         return self._rows[index][self._image]
-
-
-def _check_pillow(data: str) -> None:
-    try:
-        import PIL  # noqa: F401
-    except ImportError as error:
-        raise ConfigError(f"data {data}: reading pictures needs pillow; run: pip install pillow") from error

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from spantrain.config.files.parsing import parse_json
 from spantrain.config.files.text_files import read_text
@@ -21,6 +21,12 @@ _HELD_OUT_SPLITS = ("validation", "valid", "eval", "dev", "test")
 Fields = Mapping[str, Any]
 Record = tuple[str, Fields]
 """Where it stands, for messages, and what is in it."""
+T = TypeVar("T")
+
+
+def apart(everything: Sequence[T], every: int = HELD_OUT_EVERY) -> tuple[list[T], list[T]]:
+    """Return what is trained on, and what is held out: the last of each so many."""
+    return [one for number, one in enumerate(everything, start=1) if number % every], [*everything[every - 1 :: every]]
 
 
 def is_saved_set(path: Path) -> bool:
@@ -41,12 +47,9 @@ def record_files(path: Path) -> list[Path]:
     """Return the files with rows of a path, in the order of their names; none if it holds other files, too."""
     if path.is_file():
         return [path] if path.suffix in RECORD_SUFFIXES else []
-    found = [file for file in sorted(path.rglob("*")) if file.is_file() and not _hidden(file.relative_to(path))]
+    inside = [file for file in sorted(path.rglob("*")) if file.is_file()]
+    found = [file for file in inside if not any(part.startswith(".") for part in file.relative_to(path).parts)]
     return found if all(file.suffix in RECORD_SUFFIXES for file in found) else []
-
-
-def _hidden(path: Path) -> bool:
-    return any(part.startswith(".") for part in path.parts)
 
 
 def record_parts(path: Path) -> list[Iterator[Record]]:
@@ -58,7 +61,8 @@ def record_parts(path: Path) -> list[Iterator[Record]]:
     if not path.exists():
         raise ConfigError(f"data {path}: does not exist on this machine; give a file with a JSON object on each line")
     if path.is_dir() and is_saved_set(path):
-        return [_saved_rows(rows, path) for rows in load_saved_dataset(path)]
+        saved = [enumerate(rows, start=1) for rows in load_saved_dataset(path)]
+        return [((f"data {path}: row {number}", row) for number, row in rows) for rows in saved]
     files = [path] if path.is_file() else record_files(path)
     if not files:
         wanted = ", ".join(sorted(RECORD_SUFFIXES))
@@ -119,11 +123,6 @@ def _parquet_rows(path: Path) -> Iterator[tuple[str, Any]]:
         raise ConfigError(f"data {path}: is no Parquet file that pyarrow reads ({error}); write it again") from error
     for number, row in enumerate(rows, start=1):
         yield f"data {path}, row {number}", row
-
-
-def _saved_rows(rows: Any, path: Path) -> Iterator[Record]:
-    for number, row in enumerate(rows, start=1):
-        yield f"data {path}: row {number}", row
 
 
 def load_saved_dataset(path: Path) -> list[Sequence[Fields]]:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -20,25 +20,16 @@ _GENERATION = "endgeneration"
 _REMEDY = "give --chat-template with a template that has {% generation %} around answers, or --train-on all"
 
 
-class _ChatEncoder(Protocol):
-    template: str | None
-    """The tokenizer's own; None: it has none."""
-    names: Mapping[str, Any]
-    """What templates call the special tokens."""
-    padding: int
-    """The number behind the end of a sample."""
-
-    def encode(self, texts: Sequence[str]) -> Iterable[tuple[IntArray, IntArray]]:
-        """Return the numbers of each text, and the character at which each begins."""
-
-
 class _Bytes:
     template: str | None = None
+    """The tokenizer's own; None: it has none."""
     names: Mapping[str, Any] = {}
+    """What templates call the special tokens."""
     padding = 0
+    """The number behind the end of a sample."""
 
     def encode(self, texts: Sequence[str]) -> Iterator[tuple[IntArray, IntArray]]:
-        """Return UTF-8, and the character that each byte is of."""
+        """Return the numbers of each text, here UTF-8, and the character at which each begins."""
         for text in texts:
             lengths = [len(character.encode()) for character in text]
             yield (
@@ -96,7 +87,7 @@ class Renderer:
         Raises:
             ConfigError: the tokenizer cannot be read, or there is no template.
         """
-        self._encoder: _ChatEncoder = _Tokens(Path(tokenizer)) if tokenizer else _Bytes()
+        self._encoder: _Bytes | _Tokens = _Tokens(Path(tokenizer)) if tokenizer else _Bytes()
         self._all = form.train_on == "all"
         self.padding = self._encoder.padding
         """The number behind the end of a sample."""

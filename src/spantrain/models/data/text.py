@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,7 @@ from spantrain.models.data.records import (
     TOKEN_FIELDS,
     Fields,
     Record,
+    apart,
     check_size,
     record_parts,
 )
@@ -45,26 +46,14 @@ _MASKS = ("[MASK]", "<mask>")
 _TEXTS_AT_ONCE = 4096
 
 
-class Encoder(Protocol):
-    """Turns text into numbers."""
-
-    mask: int | None
-    """The number in the place of a masked one; None where there is none."""
-
-    def text(self, content: bytes) -> IntArray:
-        """Return the numbers of one long text."""
-
-    def documents(self, texts: Iterable[str]) -> list[IntArray]:
-        """Return the numbers of each text, with a separator behind it."""
-
-
 class ByteEncoder:
     """UTF-8, a byte a number; documents end with a line feed."""
 
     mask: int | None = BYTE_MASK
+    """The number in the place of a masked one; None where there is none."""
 
     def text(self, content: bytes) -> IntArray:
-        """Return the bytes."""
+        """Return the bytes of one long text."""
         return np.frombuffer(content, dtype=np.uint8)
 
     def documents(self, texts: Iterable[str]) -> list[IntArray]:
@@ -152,7 +141,7 @@ def read_windows(
     Raises:
         ConfigError: the path is missing, is something else, or has too little text; a number is not the model's.
     """
-    encoder: Encoder = TokenEncoder(Path(tokenizer)) if tokenizer else ByteEncoder()
+    encoder: ByteEncoder | TokenEncoder = TokenEncoder(Path(tokenizer)) if tokenizer else ByteEncoder()
     source = dataset.partition(":")[2] or dataset
     numbers = _numbers(dataset, encoder, held_out=held_out)
     count = len(numbers) // (length + 1)
@@ -172,7 +161,7 @@ def read_windows(
     return Windows(rows=rows, mask=encoder.mask)
 
 
-def _numbers(dataset: str, encoder: Encoder, *, held_out: bool) -> IntArray:
+def _numbers(dataset: str, encoder: ByteEncoder | TokenEncoder, *, held_out: bool) -> IntArray:
     """Return the numbers to train on, or the held-out ones."""
     kind, _, place = dataset.partition(":")
     match kind:
@@ -216,8 +205,8 @@ def _user_files(path: Path) -> list[Path]:
 def _file_parts(files: list[Path], max_bytes: int, max_held_out_bytes: int) -> tuple[bytes, bytes]:
     """Return training and held-out bytes, from different files where there are enough of them."""
     if len(files) >= HELD_OUT_EVERY:
-        training = [file for position, file in enumerate(files, start=1) if position % HELD_OUT_EVERY]
-        return _read(training, max_bytes), _read(files[HELD_OUT_EVERY - 1 :: HELD_OUT_EVERY], max_held_out_bytes)
+        training, held_out = apart(files)
+        return _read(training, max_bytes), _read(held_out, max_held_out_bytes)
     everything = _read(files, max_bytes + max_held_out_bytes)
     cut = len(everything) - len(everything) // HELD_OUT_EVERY
     return everything[:cut], everything[cut:]
@@ -234,7 +223,7 @@ def _read(files: Iterable[Path], limit_bytes: int) -> bytes:
     return bytes(text)
 
 
-def document_parts(place: str, encoder: Encoder) -> tuple[IntArray, IntArray]:
+def document_parts(place: str, encoder: ByteEncoder | TokenEncoder) -> tuple[IntArray, IntArray]:
     """Return the numbers of rows of text or of tokens (`records.record_parts`): to train on, and held out.
 
     They are of different documents where there are enough of them.
@@ -247,8 +236,8 @@ def document_parts(place: str, encoder: Encoder) -> tuple[IntArray, IntArray]:
     if held_out:
         return _joined(documents), _joined(held_out[0])
     if len(documents) >= HELD_OUT_EVERY:
-        kept = [one for position, one in enumerate(documents, start=1) if position % HELD_OUT_EVERY]
-        return _joined(kept), _joined(documents[HELD_OUT_EVERY - 1 :: HELD_OUT_EVERY])
+        training, others = apart(documents)
+        return _joined(training), _joined(others)
     everything = _joined(documents)
     cut = len(everything) - len(everything) // HELD_OUT_EVERY
     return everything[:cut], everything[cut:]
@@ -258,7 +247,7 @@ def _joined(documents: Sequence[IntArray]) -> IntArray:
     return np.concatenate(documents) if documents else np.zeros(0, dtype=np.int32)
 
 
-def _documents(rows: Iterator[Record], where: str, encoder: Encoder) -> list[IntArray]:
+def _documents(rows: Iterator[Record], where: str, encoder: ByteEncoder | TokenEncoder) -> list[IntArray]:
     """Return each document's numbers; the first one tells which field is read."""
     place, first = next(rows, (where, None))
     if first is None:

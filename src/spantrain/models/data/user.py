@@ -1,4 +1,4 @@
-"""Samples that users' own code gives: a data set from a function of theirs, or a factory's example batch.
+"""Samples that users' own code gives: a data set from a function of theirs.
 
 A user's data set has `__len__` and `__getitem__`; an element is what a batch is (`models.tracing.batch`), for one
 sample: a dict with `labels` among its tensors, or a tuple whose last tensor is the labels. If the function takes
@@ -16,6 +16,7 @@ from torch import Tensor
 from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError
 from spantrain.models.data.choice import class_count, known_tokens
+from spantrain.models.data.records import apart
 from spantrain.models.tracing.batch import LABELS_NAME, ModelBatch, split_batch
 from spantrain.models.tracing.factory import load_function, what_was_raised
 from spantrain.models.tracing.model import cut_model
@@ -23,29 +24,7 @@ from spantrain.models.units import IGNORED_LABEL
 
 LABEL_NAMES = (LABELS_NAME, "label", "label_ids")
 """What samples may call their labels, as the transformers library has it."""
-_HELD_OUT_EVERY = 16
 _DIGEST_SAMPLES = 64
-
-
-class ExampleBatch:
-    """The rows of one batch, over and over; what is held out is the same."""
-
-    def __init__(self, batch: ModelBatch, name: str) -> None:
-        if batch.labels is None:
-            raise ConfigError(f"model {name}: its example batch has no labels; give --data, or return some with it")
-        self._inputs, self._labels = batch.inputs, batch.labels
-        self.digest = sha256(b"".join(_bytes(tensor) for tensor in (*batch.inputs, batch.labels))).hexdigest()
-
-    def __len__(self) -> int:
-        return self._labels.shape[0]
-
-    def inputs(self, indices: Sequence[int]) -> tuple[Tensor, ...]:
-        """Return rows of the batch's inputs."""
-        return tuple(tensor[list(indices)] for tensor in self._inputs)
-
-    def labels(self, indices: Sequence[int]) -> Tensor:
-        """Return rows of the batch's labels."""
-        return self._labels[list(indices)]
 
 
 class UserSamples:
@@ -78,7 +57,7 @@ class UserSamples:
         some = sorted({index * count // _DIGEST_SAMPLES for index in range(min(count, _DIGEST_SAMPLES))})
         found = sha256(f"{count}:".encode())
         for tensor in (*self.inputs(some), self.labels(some)):
-            found.update(_bytes(tensor))
+            found.update(tensor_bytes(tensor))
         return found.hexdigest()
 
     def inputs(self, indices: Sequence[int]) -> tuple[Tensor, ...]:
@@ -150,7 +129,7 @@ def open_user_samples(spec: ModelSpec, *, held_out: bool) -> UserSamples:
         raise ConfigError(f"{source}: returned a {type(samples).__name__}; wanted `__len__` and `__getitem__`")
     indices: Sequence[int] = range(count)
     if not takes_held_out:
-        indices = [index for index in indices if (index % _HELD_OUT_EVERY == _HELD_OUT_EVERY - 1) == held_out]
+        indices = apart(indices)[held_out]
     if not indices:
         raise ConfigError(
             f"{source}: no {'held-out ' if held_out else ''}samples among {count}; give more, or take an argument "
@@ -203,7 +182,7 @@ def batch_of(batch: Any, spec: ModelSpec, *, source: str) -> ModelBatch:
         batch = _ordered(batch, wanted_names(spec), source)
     found = split_batch(batch, source=source)
     if spec.is_brought:
-        _check_like(found, cut_model(spec).batch, source)
+        _check_like(found, cut_model(spec).whole.batch, source)
     _check_numbers(found, spec, source)
     _check_followed(found, spec, source)
     return found
@@ -253,9 +232,10 @@ def wanted_names(spec: ModelSpec) -> tuple[str, ...] | None:
     """Return the inputs of a model by name, in its order; None where it takes them by position."""
     if not spec.is_brought:
         return None
-    names = tuple(name for name in cut_model(spec).batch.names if name is not None)
+    names = tuple(name for name in cut_model(spec).whole.batch.names if name is not None)
     return names or None
 
 
-def _bytes(tensor: Tensor) -> bytes:
+def tensor_bytes(tensor: Tensor) -> bytes:
+    """Return the numbers of a tensor, for a digest."""
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()

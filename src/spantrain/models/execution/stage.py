@@ -169,7 +169,8 @@ class StageExecutor:
             )
         if any(span.intersect(other) for other in self._held):
             raise ScheduleError(f"F{span}: some of these samples are in flight: {_listed(self._held)}")
-        given = (*((f"tensor {index}", one) for index, one in enumerate(received)), *_named(rows))
+        given = [(f"tensor {index}", one) for index, one in enumerate(received)]
+        given += [("labels" if number == LABELS else f"input {number}", row) for number, row in rows.items()]
         for name, tensor in given:
             if tensor.shape[:1] != (span.size,):
                 raise ProtocolError(f"F{span}: {name} is {tuple(tensor.shape)}, wanted {span.size} rows")
@@ -230,9 +231,7 @@ class StageExecutor:
             ScheduleError: F has not run on exactly this span, or I has.
             ProtocolError: a gradient is missing or has another shape than its output.
         """
-        held = self._waiting_for_backward(span, "I")
-        self._set_mode(span, 0, trains=True)
-        gradients = self._first_gradients(held, span, output_gradients)
+        held, gradients = self._begin_backward(span, "I", output_gradients)
         held.went_back = True
         with self.statistics.again(span):
             for number, kept in self._backwards(held):
@@ -262,9 +261,7 @@ class StageExecutor:
 
     def backward(self, span: Span, output_gradients: Tensors, final: NamesFinal | None = None) -> Tensors:
         """Run B, both halves at once; arguments, result and errors as of `backward_input`, `final` as of W."""
-        held = self._waiting_for_backward(span, "B")
-        self._set_mode(span, 0, trains=True)
-        gradients = self._first_gradients(held, span, output_gradients)
+        held, gradients = self._begin_backward(span, "B", output_gradients)
         with self.statistics.again(span):
             for number, kept in self._backwards(held):
                 with self._telling(number, final) as told:
@@ -304,21 +301,19 @@ class StageExecutor:
     def _to_send(self, outputs: Tensors, span: Span) -> Tensors:
         return (outputs[0].float() * self._weight(span),) if self._is_last else outputs
 
-    def _waiting_for_backward(self, span: Span, op: str) -> _HeldSpan:
+    def _begin_backward(self, span: Span, op: str, output_gradients: Tensors) -> tuple[_HeldSpan, Tensors]:
+        """Return what is held, and the gradients to start from: of the loss sum, or those that came."""
         held = self._held.get(span)
         if held is None:
             raise ScheduleError(f"{op}{span}: F has not run on exactly these; in flight: {_listed(self._held)}")
         if held.went_back:
             raise ScheduleError(f"{op}{span}: I has run on it already; only W is left")
-        return held
-
-    def _first_gradients(self, held: _HeldSpan, span: Span, output_gradients: Tensors) -> Tensors:
-        """Return the gradients that the backward pass starts from: of the loss sum, or those that came."""
+        self._set_mode(span, 0, trains=True)
         if self._is_last:
             assert not output_gradients, "the last stage starts from its loss"
             weight = self._weight(span) * self.loss_scale / self._global_batch
             # Filled there: what is copied there waits for all that was queued.
-            return (torch.full((), weight, device=self._torch_device),)
+            return held, (torch.full((), weight, device=self._torch_device),)
         if len(held.floating_shapes) != len(output_gradients):
             raise ProtocolError(
                 f"{span}: got {len(output_gradients)} output gradients, wanted {len(held.floating_shapes)}"
@@ -326,7 +321,7 @@ class StageExecutor:
         for shape, gradient in zip(held.floating_shapes, output_gradients, strict=True):
             if shape != gradient.shape:
                 raise ProtocolError(f"{span}: output gradient {tuple(gradient.shape)}, wanted {tuple(shape)}")
-        return output_gradients
+        return held, output_gradients
 
 
 def _leaf(tensor: Tensor, *, wanted: bool) -> Tensor:
@@ -334,10 +329,6 @@ def _leaf(tensor: Tensor, *, wanted: bool) -> Tensor:
     leaf = own_part(tensor).detach()
     leaf.requires_grad_(wanted and leaf.is_floating_point())
     return with_own_part(tensor, leaf)
-
-
-def _named(rows: Rows) -> list[tuple[str, Tensor]]:
-    return [("labels" if number == LABELS else f"input {number}", tensor) for number, tensor in rows.items()]
 
 
 def _listed(held: dict[Span, _HeldSpan]) -> str:

@@ -8,7 +8,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,9 @@ from spantrain.models.randomness.counter import at_least, normals, random_bits, 
 from spantrain.models.randomness.operations import DrawnOperations
 from spantrain.models.randomness.places import CallChain
 from spantrain.models.randomness.shapes import ORDERS, DrawnShape, DrawnShapes, Sizes, guessed_shape
+
+if TYPE_CHECKING:
+    from spantrain.models.tensor_parallel.group import TensorGroup
 
 PLAIN_DROPOUT = frozenset({"dropout", "dropout_"})
 """Names of functions that drop each number by itself."""
@@ -37,7 +40,7 @@ NOISE = frozenset(
      "randperm", "rrelu", "rrelu_", "uniform_"}
 )  # fmt: skip
 """Names of functions that draw whatever the mode."""
-_CHANCES: Mapping[str, tuple[int, str]] = MappingProxyType(
+CHANCES: Mapping[str, tuple[int, str]] = MappingProxyType(
     {
         ATTENTION: (4, "dropout_p"),
         "multi_head_attention_forward": (10, "dropout_p"),
@@ -60,21 +63,6 @@ class DrawnSamples:
     count: int
 
 
-class Sizing(Protocol):
-    """Members of a tensor-parallel group, who tell each other how much of a dimension each has."""
-
-    @property
-    def rank(self) -> int:
-        """Number of the own member."""
-
-    def all_gather(self, tensor: Tensor, sizes: Sequence[int], dim: int) -> Tensor:
-        """Return all members' tensors along a dimension."""
-
-    @property
-    def size(self) -> int:
-        """How many members there are."""
-
-
 @dataclass(kw_only=True)
 class DrawingModules:
     """What is known of a model, or a part of it, that draws; members of a group remember whose part is where."""
@@ -82,7 +70,8 @@ class DrawingModules:
     names: Mapping[int, str]
     """Full names of its modules in the unsplit model, by identity."""
     shapes: DrawnShapes
-    group: Sizing | None = None
+    group: "TensorGroup | None" = None
+    """The tensor-parallel one whose members have parts of it."""
     offsets: dict[tuple[str, Sizes], tuple[int, int]] = field(default_factory=dict)
     """By place and sizes of the own part: the dimension that is divided, and where the own part begins in it."""
 
@@ -135,9 +124,11 @@ class SeededDraws(TorchFunctionMode):
         self._function = name
         if name in PLAIN_DROPOUT and isinstance(args[0] if args else given.get("input"), Tensor):
             return self._dropped(name, args, given)
-        if name in RECURRENT and _is_packed(args) and _chance(name, args, given) > 0:
+        # Torch's recurrent loops are given sizes besides, of packed sequences.
+        is_packed = name in RECURRENT and len(args) > 3 and isinstance(args[3], (tuple, list))
+        if is_packed and chance_of(name, args, given) > 0:
             self._refuse("drops between layers of packed sequences, whose rows are in order of time")
-        if name in _CHANCES and _chance(name, args, given) == 0:
+        if name in CHANCES and chance_of(name, args, given) == 0:
             return func(*args, **given)
         with _known_kernels(name), DrawnOperations(self):
             return func(*args, **given)
@@ -241,17 +232,12 @@ def without_dropout(func: Callable[..., Any], *args: Any, **given: Any) -> Any:
     return func(*args, **given)
 
 
-def _is_packed(args: Sequence[Any]) -> bool:
-    """Whether a call of torch's recurrent loops is for packed sequences: it has their sizes besides."""
-    return len(args) > 3 and isinstance(args[3], (tuple, list))
-
-
-def _chance(name: str, args: Sequence[Any], given: Mapping[str, Any]) -> float:
-    """Return with which probability a function of `_CHANCES` drops."""
+def chance_of(name: str, args: Sequence[Any], given: Mapping[str, Any]) -> float:
+    """Return with which probability a function of `CHANCES` drops."""
     if name in RECURRENT:  # without a signature: flags, layers, dropout, training, ...
         numbers = [arg for arg in args if isinstance(arg, (bool, int, float))]
         return float(numbers[2]) if numbers[3] else 0.0
-    place, own = _CHANCES[name]
+    place, own = CHANCES[name]
     trains = name == ATTENTION or (args[13] if len(args) > 13 else given.get("training", True))
     return float(args[place] if len(args) > place else given.get(own, 0.0)) if trains else 0.0
 
@@ -263,6 +249,6 @@ def _known_kernels(name: str) -> Iterator[None]:
         # Both are settings of the whole process, and the processor has no such kernels.
         if name in RECURRENT and torch.cuda.is_available():
             undo.enter_context(torch.backends.cudnn.flags(enabled=False))
-        elif name in _CHANCES and torch.cuda.is_available():
+        elif name in CHANCES and torch.cuda.is_available():
             undo.enter_context(sdpa_kernel(SDPBackend.MATH))
         yield

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -10,31 +10,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from spantrain.models.randomness.counter import at_least, fractions
 
-Made = Callable[[Tensor], Tensor]
-
-
-class Drawing(Protocol):
-    """Gives random numbers to operations."""
-
-    def drawn(
-        self,
-        shape: Sequence[int],
-        device: torch.device,
-        made: Made,
-        *,
-        like: Tensor | None = None,
-        normal: bool = False,
-    ) -> Tensor:
-        """Return what is made of random bits, or of numbers of the normal distribution, in a shape."""
-
-    def note_unlike(self, operation: str) -> None:
-        """Note an operation that draws by torch's own generator, for want of another way."""
+if TYPE_CHECKING:
+    from spantrain.models.randomness.draws import SeededDraws
 
 
 class DrawnOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Draws inside one function of torch."""
 
-    def __init__(self, draws: Drawing) -> None:
+    def __init__(self, draws: "SeededDraws") -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._draws = draws
 
@@ -65,7 +48,7 @@ class DrawnOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return given * kept * (1.0 / (1.0 - chance) if chance < 1.0 else 0.0), kept
 
 
-def _bernoulli(draws: Drawing, named: Mapping[str, Any]) -> Tensor:
+def _bernoulli(draws: "SeededDraws", named: Mapping[str, Any]) -> Tensor:
     like, chance = named["self"], named.get("p")
     if isinstance(chance, Tensor) or chance is None:
         chances = like if chance is None else chance
@@ -75,14 +58,14 @@ def _bernoulli(draws: Drawing, named: Mapping[str, Any]) -> Tensor:
     return found.to(like.dtype)
 
 
-def _uniform(draws: Drawing, named: Mapping[str, Any]) -> Tensor:
+def _uniform(draws: "SeededDraws", named: Mapping[str, Any]) -> Tensor:
     shape, device, dtype, like = _wanted(named)
     low, high = named.get("from", 0.0), named.get("to", 1.0)
     found = draws.drawn(shape, device, lambda bits: fractions(bits, dtype), like=like)
     return found if (low, high) == (0.0, 1.0) else found * (high - low) + low
 
 
-def _normal(draws: Drawing, named: Mapping[str, Any]) -> Tensor | None:
+def _normal(draws: "SeededDraws", named: Mapping[str, Any]) -> Tensor | None:
     if "self" not in named and ("mean" in named or "size" not in named):
         return None
     shape, device, dtype, like = _wanted(named)
@@ -90,7 +73,7 @@ def _normal(draws: Drawing, named: Mapping[str, Any]) -> Tensor | None:
     return draws.drawn(shape, device, lambda numbers: numbers * deviation + mean, like=like, normal=True).to(dtype)
 
 
-def _whole(draws: Drawing, named: Mapping[str, Any]) -> Tensor | None:
+def _whole(draws: "SeededDraws", named: Mapping[str, Any]) -> Tensor | None:
     shape, device, dtype, like = _wanted(named, torch.int64)
     low, high = named.get("low", 0), named.get("high")
     if high is None or isinstance(high, Tensor):
@@ -103,7 +86,7 @@ def _whole(draws: Drawing, named: Mapping[str, Any]) -> Tensor | None:
     return draws.drawn(shape, device, made, like=like).to(dtype)
 
 
-def _exponential(draws: Drawing, named: Mapping[str, Any]) -> Tensor:
+def _exponential(draws: "SeededDraws", named: Mapping[str, Any]) -> Tensor:
     shape, device, dtype, like = _wanted(named)
     rate = named.get("lambd", 1.0)
 
@@ -115,7 +98,7 @@ def _waits(bits: Tensor) -> Tensor:
     return fractions(bits, torch.float32, above_zero=True).log().neg()
 
 
-def _chosen(draws: Drawing, named: Mapping[str, Any]) -> Tensor:
+def _chosen(draws: "SeededDraws", named: Mapping[str, Any]) -> Tensor:
     """Return categories by their weights; without repeats the largest of weights over exponential draws."""
     weights = named["self"].to(torch.float32)
     if named.get("replacement"):
@@ -130,7 +113,7 @@ def _chosen(draws: Drawing, named: Mapping[str, Any]) -> Tensor:
     return chosen
 
 
-def _order(draws: Drawing, named: Mapping[str, Any]) -> Tensor:
+def _order(draws: "SeededDraws", named: Mapping[str, Any]) -> Tensor:
     dtype, device = named.get("dtype"), torch.device(named.get("device") or torch.get_default_device())
     found = draws.drawn((named["n"],), device, lambda bits: bits)
     return found.argsort(stable=True).to(dtype if isinstance(dtype, torch.dtype) else torch.int64)
@@ -149,7 +132,7 @@ def _wanted(
     return named["size"], device, dtype or usual or torch.get_default_dtype(), None
 
 
-_NUMBERS: Mapping[str, Callable[[Drawing, Mapping[str, Any]], Tensor | None]] = MappingProxyType(
+_NUMBERS: Mapping[str, Callable[["SeededDraws", Mapping[str, Any]], Tensor | None]] = MappingProxyType(
     {
         "bernoulli": _bernoulli,
         "bernoulli_": _bernoulli,

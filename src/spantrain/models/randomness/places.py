@@ -53,6 +53,11 @@ class CallChain:
         """The chain of calls under way."""
         return self._frames[-1].chain
 
+    @property
+    def module(self) -> str | None:
+        """Full name of the module whose call is the innermost; None: none is running."""
+        return self._frames[-1].module
+
     def next_place(self) -> str:
         """Return the name of the place that draws now, for one draw."""
         frame = self._frames[-1]

@@ -22,7 +22,8 @@ class DividedTensor(Tensor):
     """
 
     own: Tensor
-    _sizes: tuple[int, ...]
+    sizes: tuple[int, ...]
+    """Lengths of the members' parts, by rank."""
     _dim: int
     _group: TensorGroup
 
@@ -34,7 +35,7 @@ class DividedTensor(Tensor):
         made: Self = Tensor._make_wrapper_subclass(
             cls, torch.Size(shape), dtype=own.dtype, device=own.device, requires_grad=own.requires_grad
         )
-        made.own, made._sizes, made._dim, made._group = own, tuple(sizes), dim, group
+        made.own, made.sizes, made._dim, made._group = own, tuple(sizes), dim, group
         return made
 
     @classmethod
@@ -72,18 +73,13 @@ class DividedTensor(Tensor):
         """Return the result of what can be done on the own part; None of anything else."""
         return None
 
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """Lengths of the members' parts, by rank."""
-        return self._sizes
-
     def gathered(self) -> Tensor:
         """Return the whole, for work that every member does alike."""
-        return gather_same(self.own, self._group, self._sizes, self._dim)
+        return gather_same(self.own, self._group, self.sizes, self._dim)
 
     def with_own(self, own: Tensor) -> Self:
         """Return another tensor that is divided in the same way."""
-        return type(self)(own, sizes=self._sizes, dim=self._dim, group=self._group)
+        return type(self)(own, sizes=self.sizes, dim=self._dim, group=self._group)
 
 
 _FACTS = frozenset({"__get__", "dim", "is_floating_point", "nelement", "numel", "size"})
@@ -175,38 +171,32 @@ class DividedLogits(DividedTensor):
     def _on_own(cls, func: Callable[..., Any], args: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
         if func is functional.cross_entropy:
             return _own_cross_entropy(*args, **named)
-        return _on_own_classes(getattr(func, "__name__", ""), func, args, named)
+        logits, rest = args[0] if args else None, args[1:]
+        others = (*rest, *named.values())
+        if not isinstance(logits, DividedLogits) or any(isinstance(other, Tensor) for other in others):
+            return None
+        name = getattr(func, "__name__", "")
+        if name in _CASTS or (name in _PRODUCTS and not named):
+            return logits.with_own(func(logits.own, *rest, **named))
+        if name == "__getitem__" and _keeps_last(rest[0], logits.dim()):
+            return logits.with_own(logits.own[rest[0]])
+        if name in ("view", "reshape") and not named:
+            sizes = tuple(rest[0]) if len(rest) == 1 and not isinstance(rest[0], int) else rest
+            if sizes and sizes[-1] == logits.shape[-1]:
+                return logits.with_own(logits.own.reshape(*sizes[:-1], logits.own.shape[-1]))
+        if name == "flatten" and not named and len(rest) == 2 and rest[1] % logits.dim() < logits.dim() - 1:
+            return logits.with_own(logits.own.flatten(*rest))
+        return None
 
     def losses(self, labels: Tensor, ignored_label: int) -> Tensor:
         """Return each label's cross-entropy; the logits are `(labels, classes)`."""
-        start = sum(self._sizes[: self._group.rank])
-        classes = Span(start, start + self._sizes[self._group.rank])
+        start = sum(self.sizes[: self._group.rank])
+        classes = Span(start, start + self.sizes[self._group.rank])
         return divided_cross_entropy(self.own, labels, classes, self._group, ignored_label=ignored_label)
 
 
 _CASTS = frozenset({"bfloat16", "contiguous", "double", "float", "half", "to"})
 _PRODUCTS = frozenset({"__mul__", "__rmul__", "__truediv__", "div", "mul", "neg", "__neg__"})
-
-
-def _on_own_classes(
-    name: str, func: Callable[..., Any], args: tuple[Any, ...], named: Mapping[str, Any]
-) -> DividedLogits | None:
-    """Return the result of what leaves the classes where they are; None of anything else."""
-    logits, rest = args[0] if args else None, args[1:]
-    if not isinstance(logits, DividedLogits) or any(isinstance(other, Tensor) for other in (*rest, *named.values())):
-        return None
-    classes = logits.shape[-1]
-    if name in _CASTS or (name in _PRODUCTS and not named):
-        return logits.with_own(func(logits.own, *rest, **named))
-    if name == "__getitem__" and _keeps_last(rest[0], logits.dim()):
-        return logits.with_own(logits.own[rest[0]])
-    if name in ("view", "reshape") and not named:
-        sizes = tuple(rest[0]) if len(rest) == 1 and not isinstance(rest[0], int) else rest
-        if sizes and sizes[-1] == classes:
-            return logits.with_own(logits.own.reshape(*sizes[:-1], logits.own.shape[-1]))
-    if name == "flatten" and not named and len(rest) == 2 and rest[1] % logits.dim() < logits.dim() - 1:
-        return logits.with_own(logits.own.flatten(*rest))
-    return None
 
 
 def _keeps_last(index: Any, ndim: int) -> bool:

@@ -219,6 +219,11 @@ class ModuleRule:
     changes: Callable[["Divider", tuple[Span, ...]], tuple[Change, ...]]
     """Returns what is done, given the pieces of each member."""
 
+    @property
+    def anchor(self) -> str:
+        """Path of the module."""
+        return self.paths[0]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Divider:
@@ -232,16 +237,14 @@ class Divider:
     sliced: set[Region] = field(default_factory=set, repr=False)
     """Regions between modules that hold slices of the sequence; known when modules are built."""
 
-    def spans(self, pieces: int) -> tuple[Span, ...] | None:
-        """Return the pieces of each member; None if there are too few for all."""
-        return divide_pieces(pieces, self.shares) if pieces >= self.group.size else None
-
-    def region(self, region: Region) -> DivisionTask | None:
-        """Return what is to be done for a region; None if its pieces are too few for the group."""
-        spans = self.spans(region.pieces)
-        if spans is None:
+    def task(self, rule: Region | ModuleRule) -> DivisionTask | None:
+        """Return what is to be done for a region, or for one module; None if its pieces are too few for the group."""
+        if rule.pieces < self.group.size:
             return None
-        own = spans[self.group.rank]
+        spans = divide_pieces(rule.pieces, self.shares)
+        if isinstance(rule, ModuleRule):
+            return DivisionTask(title=rule.anchor, changes=rule.changes(self, spans))
+        region, own = rule, spans[self.group.rank]
         changes = [self._column(column, region, spans) for column in region.columns]
         changes += [self.row(path, region.pieces, own, region) for path in region.rows]
         changes += [self._channels(path, region.pieces, own, sliced=False) for path in region.channels]
@@ -249,18 +252,13 @@ class Divider:
         bias = OwnHeadsOfBias(own=own, heads=region.pieces, copy=self.copy) if region.heads_of_bias else None
         return DivisionTask(title=region.anchor, changes=tuple(changes), region=region, own=own, bias=bias)
 
-    def module(self, rule: ModuleRule) -> DivisionTask | None:
-        """Return what is to be done for one module; None if it has fewer pieces than the group has members."""
-        spans = self.spans(rule.pieces)
-        return None if spans is None else DivisionTask(title=rule.paths[0], changes=rule.changes(self, spans))
-
     def row(self, path: str, pieces: int, own: Span, region: Region | None = None) -> Change:
         """Return what becomes of a row-wise layer."""
         module = self.unit.get_submodule(path)
         dim = 0 if _is_transposed(module) else 1
         parts = {
             name: whole_of(tensor) if name == "bias" else part_of(tensor, dim, own, pieces)
-            for name, tensor in own_parameters(module)
+            for name, tensor in module.named_parameters(recurse=False)
         }
 
         def build(parameters: Parameters) -> nn.Module:
@@ -275,7 +273,7 @@ class Divider:
         module, own = self.unit.get_submodule(column.path), spans[self.group.rank]
         parts = {
             name: part_of(tensor, tensor.dim() - 1 if _is_transposed(module) else 0, own, region.pieces, column.blocks)
-            for name, tensor in own_parameters(module)
+            for name, tensor in module.named_parameters(recurse=False)
         }
 
         def build(parameters: Parameters) -> nn.Module:
@@ -301,7 +299,7 @@ class Divider:
             assert module.groups == module.in_channels == module.out_channels == pieces, f"{path} is not depthwise"
             return ColumnLayer(parameters, _product(module, groups=own.size), read)
 
-        parts = {name: part_of(tensor, 0, own, pieces) for name, tensor in own_parameters(module)}
+        parts = {name: part_of(tensor, 0, own, pieces) for name, tensor in module.named_parameters(recurse=False)}
         return Change(path=path, module=module, parts=parts, build=build)
 
 
@@ -315,8 +313,3 @@ def _normalized(module: nn.BatchNorm2d, parameters: Parameters, own: Span, piece
             setattr(module, name, take(buffer, part))
             keep_channels(module, part, own.size)
     return module
-
-
-def own_parameters(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    """Return the parameters of a module itself by name."""
-    return list(module.named_parameters(recurse=False))

@@ -101,6 +101,9 @@ class UnitRules:
     regions: tuple[Region, ...]
     modules: tuple[ModuleRule, ...]
 
+    def __iter__(self) -> Iterator[Region | ModuleRule]:
+        return chain(self.regions, self.modules)
+
     @property
     def sums(self) -> int:
         """Sums of the size of the unit's output in a forward pass; an output layer's few numbers count as one."""

@@ -6,15 +6,13 @@ another module takes its place, which does the same with own heads.
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from spantrain.core.span import Span
-from spantrain.models.tensor_parallel.division import Change, Divider, ModuleRule, own_parameters, part_of
+from spantrain.models.tensor_parallel.division import Change, Divider, ModuleRule, part_of
 from spantrain.models.tensor_parallel.group import InputCopy, TensorGroup, gather_same, sum_parts
 from spantrain.models.tensor_parallel.rules import Column, Region, below, plain_region
 
@@ -35,7 +33,9 @@ def attention_rule(unit: nn.Module, path: str, name: str, module: nn.Module) -> 
 
     def changes(by: Divider, heads: tuple[Span, ...]) -> tuple[Change, ...]:
         own = heads[by.group.rank]
-        parts = {key: part_of(whole, 0, own, module.num_heads, 3) for key, whole in own_parameters(module)}
+        parts = {
+            key: part_of(whole, 0, own, module.num_heads, 3) for key, whole in module.named_parameters(recurse=False)
+        }
 
         def build(parameters: Mapping[str, nn.Parameter]) -> nn.Module:
             divided = DividedHeads(module, heads, by.copy, by.group)
@@ -70,21 +70,6 @@ def leave_fast_paths(unit: nn.Module) -> None:
             module.use_nested_tensor = False
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Asked:
-    """What a caller of torch's attention may give beside queries, keys and values; the names are torch's."""
-
-    key_padding_mask: Tensor | None = None
-    need_weights: bool = True
-    attn_mask: Tensor | None = None
-    average_attn_weights: bool = True
-    is_causal: bool = False
-    """A hint beside the mask."""
-
-
-_PLACES = tuple(field.name for field in fields(_Asked))
-
-
 class DividedHeads(nn.Module):
     """The own heads of `torch.nn.MultiheadAttention`; arguments and results are the same."""
 
@@ -106,17 +91,26 @@ class DividedHeads(nn.Module):
         self._copy = copy
         self._group = group
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, *besides: Any, **named: Any) -> Heard:
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,  # noqa: ARG002 - a hint beside the mask
+    ) -> Heard:
         """Return the output, the same on all members, and the weights of all heads if they are wanted.
 
-        What may be given besides is what `torch.nn.MultiheadAttention.forward` takes, by the same places and names.
+        What is given is what `torch.nn.MultiheadAttention.forward` takes, by the same places and names.
         """
-        asked = _Asked(**dict(zip(_PLACES, besides, strict=False)), **named)
         batched = query.dim() == 3
         rows = [self._rows(self._copy(tensor), batched) for tensor in (query, key, value)]
-        mask = self._mask(asked.attn_mask, asked.key_padding_mask, rows[0])
+        mask = self._mask(attn_mask, key_padding_mask, rows[0])
         own_query, own_key, own_value = self._projected(rows)
-        if asked.need_weights:
+        if need_weights:
             scores = own_query @ own_key.transpose(-1, -2) / math.sqrt(self.head_dim)
             weights = torch.softmax(scores if mask is None else scores + mask, dim=-1)
             # Heads are drawn for beside samples, as torch does.
@@ -128,7 +122,7 @@ class DividedHeads(nn.Module):
         output: Tensor = self.out_proj(mixed.transpose(1, 2).flatten(2))
         if batched and not self.batch_first:
             output = output.transpose(0, 1)
-        found = self._all_weights(weights, asked.average_attn_weights) if asked.need_weights else None
+        found = self._all_weights(weights, average_attn_weights) if need_weights else None
         if batched:
             return output, found
         return output[0], None if found is None else found[0]

@@ -189,9 +189,9 @@ def attention_region(
     length = next((value for name in _HEAD_LENGTH if isinstance(value := getattr(knows, name, None), int)), 0)
     if knows is None or length < 1 or _works_on_all_heads(knows):
         return None
-    outs = [_outputs(unit, column) // column.blocks for column in columns]
+    outs = [_sizes(unit, column.path)[1] // column.blocks for column in columns]
     heads, rest = divmod(min(outs), fused * length)
-    if any(_inputs(unit, path) * fused != max(outs) for path in rows):
+    if any(_sizes(unit, path)[0] * fused != max(outs) for path in rows):
         return None
     region = Region(
         anchor=anchor,
@@ -235,24 +235,20 @@ def plain_region(
         partial=tuple(partial),
         output_sums=len(rows),
     )
-    agree = all(_outputs(unit, column) == width * column.blocks for column in columns)
+    agree = all(_sizes(unit, column.path)[1] == width * column.blocks for column in columns)
     return region if agree and _divides(unit, region) and not _normalizes(unit, region, first[0], width) else None
 
 
-def _outputs(unit: nn.Module, column: Column) -> int:
-    return (linear_sizes(child(unit, column.path)) or (0, 0))[1]
-
-
-def _inputs(unit: nn.Module, path: str) -> int:
-    return (linear_sizes(child(unit, path)) or (0, 0))[0]
+def _sizes(unit: nn.Module, path: str) -> tuple[int, int]:
+    return linear_sizes(child(unit, path)) or (0, 0)
 
 
 def _divides(unit: nn.Module, region: Region) -> bool:
     """Whether all sizes are whole multiples of the pieces."""
     if region.pieces < 1:
         return False
-    outs = [(_outputs(unit, column), column.blocks * region.pieces) for column in region.columns]
-    ins = [(_inputs(unit, path), region.pieces) for path in region.rows]
+    outs = [(_sizes(unit, column.path)[1], column.blocks * region.pieces) for column in region.columns]
+    ins = [(_sizes(unit, path)[0], region.pieces) for path in region.rows]
     return all(size > 0 and size % pieces == 0 for size, pieces in (*outs, *ins))
 
 

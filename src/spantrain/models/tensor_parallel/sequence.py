@@ -12,7 +12,7 @@ Before or behind the others is one for them: pre-norm, post-norm and parallel bl
 """
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -192,7 +192,9 @@ def _block(path: str, module: nn.Module, regions: Sequence[Region]) -> SequenceB
     if not all(_takes_hidden(child(module, _inside(at, path))) for at in attentions):
         return None
     divided = {name for region in regions for name in region.paths}
-    others = [name for name in _with_parameters(path, module) if name not in divided]
+    inner = module.named_modules(prefix=path)
+    having = [name for name, part in inner if next(part.parameters(recurse=False), None) is not None]
+    others = [name for name in having if name not in divided]
     norms = [name for name in others if _is_norm(child(module, _inside(name, path)))]
     inside = [name for name in others if any(_is_below(name, at) for at in attentions)]
     # A bias of positions is the attention's own affair; a normalization there could be on either side of its layers.
@@ -201,12 +203,6 @@ def _block(path: str, module: nn.Module, regions: Sequence[Region]) -> SequenceB
     if set(others) != {*norms, *inside}:
         return None
     return SequenceBlock(path=path, attentions=attentions, regions=tuple(regions), norms=tuple(norms))
-
-
-def _with_parameters(path: str, module: nn.Module) -> Iterator[str]:
-    for name, part in module.named_modules(prefix=path):
-        if next(part.parameters(recurse=False), None) is not None:
-            yield name
 
 
 def _is_norm(module: nn.Module | None) -> bool:

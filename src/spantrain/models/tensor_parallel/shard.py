@@ -5,32 +5,19 @@ Says for the cost model, too, by which pieces the layers of a unit are divided, 
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import nn
 
 from spantrain.core.shares import TensorPart, TensorPieces
 from spantrain.models.tensor_parallel.divided import DividedLogits, gathered
-from spantrain.models.tensor_parallel.division import Change, Divider, DivisionTask, ModuleRule, take, whole_of
+from spantrain.models.tensor_parallel.division import Change, Divider, DivisionTask, take, whole_of
 from spantrain.models.tensor_parallel.find import find_rules, full_module_names, heavy_modules
 from spantrain.models.tensor_parallel.group import InputCopy, TensorGroup, ThreadGroup
 from spantrain.models.tensor_parallel.multihead import leave_fast_paths
-from spantrain.models.tensor_parallel.rules import Region, counts
+from spantrain.models.tensor_parallel.rules import counts
 from spantrain.models.tensor_parallel.sequence import SequenceBlock, SequenceSlices, sequence_blocks
 from spantrain.models.units import UnitModule, parameter_names
-
-_NOTES = "_tensor_notes"
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Notes:
-    """What a divided unit says of itself."""
-
-    whole: tuple[str, ...]
-    """Why something that costs work is held whole."""
-    partial: tuple[str, ...]
-    """Full names of parameters held whole whose gradients are sums over the group."""
 
 
 def sums_of(unit: UnitModule) -> int:
@@ -90,7 +77,7 @@ def shard_units(
     for work in works:
         leave_fast_paths(work.unit)
         work.unit.group = lambda: group
-        object.__setattr__(work.unit, _NOTES, work.notes())
+        work.note()
     return {full: replaced.part_of(unit.get_parameter(local)) for unit, local, full in _named(units)}
 
 
@@ -98,14 +85,14 @@ def notices(units: Sequence[UnitModule]) -> tuple[str, ...]:
     """Return what of divided units every member computes whole, and why; one line for units that are alike."""
     said: dict[str, list[str]] = {}
     for unit in units:
-        for text in _notes_of(unit).whole:
+        for text in unit.held_whole:
             said.setdefault(text, []).append(unit.name)
     return tuple(f"{_listed(names)}: {text}" for text, names in said.items())
 
 
 def partial_parameters(units: Sequence[UnitModule]) -> tuple[str, ...]:
     """Return the parameters held whole whose gradients are to be summed over the group once, after a step's last W."""
-    return tuple(dict.fromkeys(name for unit in units for name in _notes_of(unit).partial))
+    return tuple(dict.fromkeys(name for unit in units for name in unit.partial))
 
 
 class _UnitWork:
@@ -123,12 +110,10 @@ class _UnitWork:
         """Why something is not divided."""
         self._blocks: tuple[SequenceBlock, ...] = ()
         self._divider = Divider(unit=unit, shares=shares, group=group, copy=copy_, slices=slices)
-        rules = find_rules(unit)
-        found = [(region.anchor, region.pieces, self._divider.region(region)) for region in rules.regions]
-        found += [(rule.paths[0], rule.pieces, self._divider.module(rule)) for rule in rules.modules]
-        for path, pieces, task in found:
+        for rule in find_rules(unit):
+            task = self._divider.task(rule)
             if task is None:
-                self.left.append(f"{path or 'it'} has {pieces} pieces, fewer than the {group.size} members")
+                self.left.append(f"{rule.anchor or 'it'} has {rule.pieces} pieces, fewer than the {group.size} members")
             else:
                 self.tasks.append(task)
 
@@ -143,8 +128,8 @@ class _UnitWork:
         if any(region.counts_at is not None and region not in self._divider.sliced for region in regions):
             self.left.append("its sequence is held whole by every member: not all of its blocks' layers are known")
 
-    def notes(self) -> _Notes:
-        """Return what the divided unit says of itself."""
+    def note(self) -> None:
+        """Have the divided unit say what is held whole."""
         divided = {change.path for task in self.tasks for change in task.changes}
         names = full_module_names(self.unit)
         whole = [names.get(path, path) for path, _ in heavy_modules(self.unit, names) if path not in divided]
@@ -154,7 +139,8 @@ class _UnitWork:
         partial = [(path, name) for path in held for name, _ in self.unit.get_submodule(path).named_parameters()]
         partial += [pair for block in self._blocks for pair in block.partial]
         partial = [pair for pair in partial if self._is_trained(*pair)]
-        return _Notes(whole=(*self.left, *text), partial=tuple(f"{names[path]}.{name}" for path, name in partial))
+        self.unit.held_whole = (*self.left, *text)
+        self.unit.partial = tuple(f"{names[path]}.{name}" for path, name in partial)
 
     def _is_trained(self, path: str, name: str) -> bool:
         try:
@@ -218,16 +204,12 @@ def _wanted_parts(units: Sequence[UnitModule], tasks: Sequence[DivisionTask]) ->
     for module in _modules(units):
         change = changed.get(id(module))
         for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            below = (other for child in module.children() for other in child.parameters(recurse=False))
             if change is not None:
                 wanted.setdefault(id(parameter), set()).add(change.parts[name])
-            elif not _is_second_name(module, parameter):
+            elif not any(parameter is other for other in below):  # else a child works with it, and has another name
                 wanted.setdefault(id(parameter), set()).add(whole_of(parameter))
     return wanted
-
-
-def _is_second_name(module: nn.Module, parameter: nn.Parameter) -> bool:
-    """Whether a module only names a parameter that a child of it works with."""
-    return any(parameter is other for below in module.children() for other in below.parameters(recurse=False))
 
 
 def _put_in_place(units: Sequence[UnitModule], old: nn.Module, new: nn.Module) -> None:
@@ -248,11 +230,6 @@ def _set_heads(unit: UnitModule, task: DivisionTask) -> None:
         setattr(module, name, value)
     if task.bias is not None:
         task.bias.attach(module)
-
-
-def _notes_of(unit: UnitModule) -> _Notes:
-    found = getattr(unit, _NOTES, None)
-    return found if isinstance(found, _Notes) else _Notes(whole=(), partial=())
 
 
 def _named(units: Sequence[UnitModule]) -> Iterator[tuple[UnitModule, str, str]]:
@@ -304,11 +281,9 @@ def _divided(unit: UnitModule) -> list[nn.Parameter]:
 
 def _pieces_by_parameter(unit: UnitModule) -> Mapping[int, int]:
     """Return how many pieces there are of each parameter that has a rule, by its identity."""
-    found = find_rules(unit)
-    rules: list[Region | ModuleRule] = [*found.regions, *found.modules]
     return {
         id(parameter): rule.pieces
-        for rule in rules
+        for rule in find_rules(unit)
         for path in rule.paths
         for parameter in unit.get_submodule(path).parameters(recurse=False)
     }

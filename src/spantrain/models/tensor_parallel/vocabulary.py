@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from spantrain.core.span import Span
 from spantrain.models.tensor_parallel.divided import DividedLogits
-from spantrain.models.tensor_parallel.division import Change, ColumnLayer, Divider, ModuleRule, own_parameters, part_of
+from spantrain.models.tensor_parallel.division import Change, ColumnLayer, Divider, ModuleRule, part_of
 from spantrain.models.tensor_parallel.group import InputCopy, TensorGroup, sum_parts
 from spantrain.models.tensor_parallel.rules import child
 from spantrain.models.units import UnitModule
@@ -88,7 +88,7 @@ def output_rule(unit: UnitModule, path: str, name: str, module: nn.Module) -> Mo
 
     def changes(by: Divider, spans: Sequence[Span]) -> tuple[Change, ...]:
         own = spans[by.group.rank]
-        parts = {name: part_of(whole, 0, own, classes) for name, whole in own_parameters(module)}
+        parts = {name: part_of(whole, 0, own, classes) for name, whole in module.named_parameters(recurse=False)}
         return (
             Change(path=path, module=module, parts=parts, build=lambda new: OutputLayer(new, by.copy, spans, by.group)),
         )

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -54,6 +54,12 @@ class ModelBatch:
         """Return a batch of so many samples: the first ones, over and over."""
         rows = torch.arange(samples) % self.samples
         return self.mapped(lambda tensor: tensor[rows.to(tensor.device)])
+
+
+def call_named(model: Callable[..., Any], tensors: Mapping[int, Tensor], names: Mapping[int, str | None]) -> Any:
+    """Return what a model makes of tensors, given the keyword of each by number; None: it goes in by position."""
+    named = {name: tensors[number] for number, name in names.items() if name is not None}
+    return model(*(tensors[number] for number, name in names.items() if name is None), **named)
 
 
 def split_batch(batch: Any, *, source: str) -> ModelBatch:
@@ -174,13 +180,6 @@ _NO_WEIGHT = 2
 """Arguments of a cross-entropy by position before the weights of classes."""
 
 
-class Loss(Protocol):
-    """Makes the loss sum of what a model returned."""
-
-    def __call__(self, result: Any, labels: Tensor | None, samples: int, means: WholeMeans | None = None) -> Tensor:
-        """Return a scalar, summed over samples; `means` is active and None where a whole step is here."""
-
-
 class LabelLoss:
     """Cross-entropy of logits, the mean over the counted labels of a step; with the loss of a mixture's router."""
 
@@ -264,6 +263,19 @@ class FunctionLoss(MeanLoss):
         if not isinstance(loss, Tensor):
             raise ConfigError(f"the loss function returned a {type(loss).__name__}; wanted a tensor")
         return self.summed(loss, labels, samples, means)
+
+
+Loss = LabelLoss | OwnLoss | FunctionLoss
+"""Makes a scalar, summed over samples, of what a model returned; `means` is active and None where a step is whole."""
+
+
+def taken_names(batch: ModelBatch, loss: Loss) -> dict[int, str | None]:
+    """Return the keyword of each tensor that a model is given, by its number in `Rows`; None: it goes in by position.
+
+    Labels are among them if it computes its own loss of them.
+    """
+    takes_labels = isinstance(loss, OwnLoss) and batch.has_labels and batch.labels is not None
+    return dict(enumerate(batch.names)) | ({LABELS: batch.labels_name} if takes_labels else {})
 
 
 def picked(loss: Loss, result: Any, source: str) -> Any:

@@ -5,31 +5,31 @@ What of a model as its author gave it is otherwise here (batch statistics are fr
 running its forward in both ways and comparing the calls, to be told before it is trained.
 """
 
-import contextlib
 import difflib
 import inspect
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import contextmanager
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import is_fake
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 
 from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError
-from spantrain.models.randomness.draws import RECURRENT, DrawnSamples
+from spantrain.models.randomness.draws import CHANCES, RECURRENT, DrawnSamples, chance_of
+from spantrain.models.randomness.places import CallChain
 from spantrain.models.randomness.reference import seeded
 from spantrain.models.randomness.shapes import DrawnShapes
 from spantrain.models.statistics import trained_norms
-from spantrain.models.tracing.batch import ModelBatch, OwnLoss, picked
+from spantrain.models.tracing.batch import ModelBatch, call_named, picked, taken_names
 from spantrain.models.tracing.factory import uncompiled, what_was_raised
-from spantrain.models.tracing.source import Loaded, with_or_without_numbers
+from spantrain.models.tracing.source import Given, Loaded
 from spantrain.models.tracing.tape import line_of_model, parts
-from spantrain.models.units import Rows, UnitModule, loss_of, set_training
+from spantrain.models.units import LABELS, UnitModule, loss_of, set_training
 
 _STATISTICS: Mapping[str, str] = MappingProxyType({"batch_norm": "training", "instance_norm": "use_input_stats"})
 """With the argument that says whether the batch's own are taken."""
@@ -54,27 +54,13 @@ class Call:
     """Whether it was told otherwise that it is in training mode."""
 
 
-def differences(spec: ModelSpec, loaded: Loaded | None = None, trains: frozenset[str] | None = None) -> tuple[str, ...]:
-    """Return what of a user's model is not done when it is trained here, a line each; empty: all of it is done.
+def differences(loaded: Loaded, given: Given = torch.clone) -> Iterator[str]:
+    """Yield what of a user's model is not done when it is trained here, a line each; none: all of it is done.
 
     Args:
-        spec: the model.
-        loaded: it, with its weights; None: without numbers, if that can be. It is not to be used any more.
-        trains: paths of the modules that are in training mode here; None: those that it says.
-
-    Raises:
-        ConfigError: the model cannot be built.
+        loaded: the model, not to be used any more.
+        given: makes an input of a tensor of its example batch.
     """
-    if loaded is not None:
-        return tuple(_found(loaded, torch.clone))
-
-    def found(made: Loaded, given: Callable[[Tensor], Tensor]) -> tuple[str, ...]:
-        return tuple(_found(made if trains is None else replace(made, trains=trains), given))
-
-    return with_or_without_numbers(spec, found)
-
-
-def _found(loaded: Loaded, given: Callable[[Tensor], Tensor]) -> Iterator[str]:
     module, batch = loaded.module, loaded.batch.resized(_COMPARED).mapped(given)
     yield from loaded.left_out
     loaded.set_mode(trains=True)
@@ -96,11 +82,8 @@ def _found(loaded: Loaded, given: Callable[[Tensor], Tensor]) -> Iterator[str]:
 
 def called_on(loaded: Loaded, batch: ModelBatch) -> Any:
     """Return what a model makes of a batch; with the labels, if it computes its own loss."""
-    pairs = list(zip(batch.names, batch.inputs, strict=True))
-    if isinstance(loaded.loss, OwnLoss) and batch.has_labels and batch.labels is not None:
-        pairs.append((batch.labels_name, batch.labels))
-    named = {name: tensor for name, tensor in pairs if name is not None}
-    return loaded.module(*(tensor for name, tensor in pairs if name is None), **named)
+    tensors = dict(enumerate(batch.inputs)) | ({} if batch.labels is None else {LABELS: batch.labels})
+    return call_named(loaded.module, tensors, taken_names(batch, loaded.loss))
 
 
 def _told(as_it_trains: Sequence[Call], as_given: Sequence[Call], norms: Collection[str]) -> list[str]:
@@ -148,10 +131,11 @@ def calls_of(module: nn.Module, run: Callable[[], object]) -> list[Call]:
     """Run something with a module and return the calls of torch's functions; random state and buffers stay."""
     kept = [(buffer, buffer.clone()) for buffer in module.buffers()]
     # With gradients, since some modules take a shorter way without.
-    paths = {id(part): f"{path or 'the model'} ({type(part).__name__})" for path, part in module.named_modules()}
+    names = {id(part): f"{path or 'the model'} ({type(part).__name__})" for path, part in module.named_modules()}
+    chain = CallChain(names)
     try:
-        with torch.random.fork_rng(devices=[]), torch.enable_grad(), uncompiled(), _running(paths) as running:
-            watch = _CallWatch(running)
+        with torch.random.fork_rng(devices=[]), torch.enable_grad(), uncompiled(), chain.watching():
+            watch = _CallWatch(chain)
             with watch:
                 run()
             return watch.calls
@@ -161,32 +145,10 @@ def calls_of(module: nn.Module, run: Callable[[], object]) -> list[Call]:
                 buffer.copy_(value)
 
 
-@contextlib.contextmanager
-def _running(paths: Mapping[int, str]) -> Iterator[list[str]]:
-    """Yield the names of the modules whose forward is running, the innermost last."""
-    running = ["the model"]
-
-    def begin(module: nn.Module, _args: object) -> None:
-        if id(module) in paths:
-            running.append(paths[id(module)])
-
-    def end(module: nn.Module, _args: object, _result: object) -> None:
-        if id(module) in paths:
-            running.pop()
-
-    before = register_module_forward_pre_hook(begin)
-    after = register_module_forward_hook(end, always_call=True)
-    try:
-        yield running
-    finally:
-        before.remove()
-        after.remove()
-
-
 class _CallWatch(TorchFunctionMode):
     """Writes down which functions are called."""
 
-    def __init__(self, running: Sequence[str]) -> None:
+    def __init__(self, running: CallChain) -> None:
         super().__init__()
         self.calls: list[Call] = []
         self._running = running
@@ -203,9 +165,9 @@ class _CallWatch(TorchFunctionMode):
             self.calls.append(
                 Call(
                     name=name,
-                    module=self._running[-1],
+                    module=self._running.module or "the model",
                     where=line_of_model(),
-                    chance=_chance(name, named),
+                    chance=chance_of(name, args, given) if name in CHANCES else _chance(name, named),
                     own_statistics=name in _STATISTICS and bool(named.get(_STATISTICS[name])),
                     trains=not _drops(name) and name not in _STATISTICS and named.get("training") is True,
                 )
@@ -216,12 +178,7 @@ class _CallWatch(TorchFunctionMode):
 def _arguments(
     func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Mapping[str, Any]:
-    """Return the arguments of a call by name, as far as names are known; torch's own loops have no signature."""
-    if name in RECURRENT:
-        numbers = [arg for arg in args if isinstance(arg, (bool, int, float))]  # bias, layers, dropout, training, ...
-        return {"p": numbers[2], "training": numbers[3]}
-    if name == "scaled_dot_product_attention":
-        return {"p": args[4] if len(args) > 4 else kwargs.get("dropout_p", 0.0), "training": True}
+    """Return the arguments of a call by name, as far as names are known."""
     try:
         bound = inspect.signature(func).bind(*args, **kwargs)
     except (TypeError, ValueError):
@@ -255,25 +212,33 @@ def check_units(spec: ModelSpec, units: Sequence[UnitModule], loaded: Loaded) ->
         ConfigError: they differ: the model cannot be trained exactly in parts.
     """
     batch = loaded.batch.resized(_SAMPLES)
+    with as_it_trains(loaded, units), torch.no_grad():
+        shapes = next((unit.draws for unit in units if unit.draws), {})
+        whole = _steady_loss(spec, loaded, batch, shapes)
+        together = float(loss_of(units, batch.rows, DrawnSamples(seed=0, step=0, first=0, count=_SAMPLES)))
+    if not is_close(whole, together):
+        hooked = hooked_module(loaded.module, [path for path, _ in loaded.module.named_modules()])
+        why = "its forward could not be followed rightly; please report this, with the model"
+        if hooked:
+            why = f"its forward could not be followed through the hooks of {hooked}; do in forward what they do"
+        raise ConfigError(f"model {spec.name}: the loss of its parts is {together:.6g} and its own {whole:.6g}: {why}")
+
+
+@contextmanager
+def as_it_trains(loaded: Loaded, units: Sequence[UnitModule]) -> Iterator[None]:
+    """Have a model be as it trains inside the `with` block; behind it, its units too are in evaluation mode.
+
+    Gradients do not outlast the block.
+    """
     loaded.set_mode(trains=True)
     try:
-        _check_as_it_trains(spec, units, loaded, batch)
+        yield
     finally:
         loaded.set_mode(trains=False)
         for unit in units:
             unit.eval()
-
-
-def _check_as_it_trains(spec: ModelSpec, units: Sequence[UnitModule], loaded: Loaded, batch: ModelBatch) -> None:
-    with torch.no_grad():
-        shapes = next((unit.draws for unit in units if unit.draws), {})
-        whole = _steady_loss(spec, loaded, batch, shapes)
-        together = _drawn_loss(units, batch.rows, 0, _SAMPLES)
-    if not is_close(whole, together):
-        raise ConfigError(
-            f"model {spec.name}: the loss of its parts is {together:.6g} and its own {whole:.6g}: "
-            f"{_why_not_followed(loaded.module)}"
-        )
+        for part in (loaded.module, *units):
+            part.zero_grad()
 
 
 def _steady_loss(spec: ModelSpec, loaded: Loaded, batch: ModelBatch, shapes: DrawnShapes) -> float:
@@ -295,17 +260,6 @@ def _steady_loss(spec: ModelSpec, loaded: Loaded, batch: ModelBatch, shapes: Dra
         f"model {spec.name}: its forward does not do the same every time, the loss is {losses[0]:.6g} and then "
         f"{losses[1]:.6g}: {why}"
     )
-
-
-def _drawn_loss(units: Sequence[UnitModule], rows: Rows, first_sample: int, count: int) -> float:
-    return float(loss_of(units, rows, DrawnSamples(seed=0, step=0, first=first_sample, count=count)))
-
-
-def _why_not_followed(model: nn.Module) -> str:
-    hooked = hooked_module(model, [path for path, _ in model.named_modules()])
-    if hooked:
-        return f"its forward could not be followed through the hooks of {hooked}; do in forward what they do"
-    return "its forward could not be followed rightly; please report this, with the model"
 
 
 _KNOWN_HOOKS = ("torch.", "transformers.utils.output_capturing")

@@ -1,15 +1,15 @@
 """Whether samples depend on each other, and gradients are the unedited model's: of several at once, and one by one.
 
 Where they do, as in a loss over pairs, micro-batches are run as they were planned, like plain PyTorch where gradients
-are accumulated over the same ones.
+are accumulated over the same ones. Sequences that are packed into one sample must not, by positions that begin again.
 """
 
-import contextlib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 from torch.utils.checkpoint import CheckpointError
 
 from spantrain.core.units import ModelSpec, WholeMicroBatch
@@ -18,10 +18,20 @@ from spantrain.models.randomness.draws import DrawingModules, DrawnSamples, Seed
 from spantrain.models.randomness.operations import DrawnOperations
 from spantrain.models.randomness.reference import seeded
 from spantrain.models.tracing.batch import ModelBatch, picked
-from spantrain.models.tracing.check import called_on, calls_of, is_close
+from spantrain.models.tracing.check import as_it_trains, called_on, calls_of, is_close
 from spantrain.models.tracing.factory import uncompiled, what_was_raised
 from spantrain.models.tracing.source import Loaded
-from spantrain.models.units import UnitModule, drawing_modules, loss_of, parameter_names
+from spantrain.models.units import (
+    COUNTED,
+    IGNORED_LABEL,
+    LABELS,
+    CheckedUnits,
+    UnitModule,
+    counted_labels,
+    loss_of,
+    outputs_of,
+    parameter_names,
+)
 
 _SAMPLES, _FEW = 4, 2
 _TOLERANCE = 1e-3
@@ -30,16 +40,6 @@ _TOLERANCE_OF_16_BITS = 0.05
 """The same where the model's own code computes in 16 bits."""
 
 _Tensors = tuple[Tensor, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Dependence:
-    """How a model's loss comes of its samples."""
-
-    whole: Mapping[int, WholeMicroBatch]
-    """By index: units to which a sample is not by itself."""
-    sums_samples: bool = False
-    """Whether the model's own loss is a sum over samples."""
 
 
 def deciding(units: Sequence[UnitModule]) -> dict[int, WholeMicroBatch]:
@@ -51,33 +51,26 @@ def deciding(units: Sequence[UnitModule]) -> dict[int, WholeMicroBatch]:
     }
 
 
-def check_samples(spec: ModelSpec, units: Sequence[UnitModule], loaded: Loaded) -> Dependence:
+def check_samples(spec: ModelSpec, units: Sequence[UnitModule], loaded: Loaded) -> CheckedUnits:
     """Compare losses and gradients of the example batch: of samples at once, and of one at a time.
 
     Raises:
         ConfigError: gradients are not the unsplit model's, or there is no loss of a part of the batch.
     """
-    loaded.set_mode(trains=True)
-    try:
+    with as_it_trains(loaded, units):
         found = _apart(spec, units, loaded)
         return _check_gradients(spec, units, loaded, found)
-    finally:
-        loaded.set_mode(trains=False)
-        for unit in units:
-            unit.eval()
-        for part in (loaded.module, *units):
-            part.zero_grad()
 
 
-def _apart(spec: ModelSpec, units: Sequence[UnitModule], loaded: Loaded) -> Dependence:
+def _apart(spec: ModelSpec, units: Sequence[UnitModule], loaded: Loaded) -> CheckedUnits:
     """Return which units make something else of samples one by one."""
     batch, last = loaded.batch.resized(_SAMPLES), len(units) - 1
     with torch.no_grad():
-        together = list(_outputs(units, batch, 0, _SAMPLES))
+        together = _outputs(units, batch, 0, _SAMPLES)
         how = _how(loaded, batch)
         try:
-            alone = [list(_outputs(units, batch, row, 1, together)) for row in range(_SAMPLES)]
-            pairs = [list(_outputs(units, batch, row, _FEW, together)) for row in range(0, _SAMPLES, _FEW)]
+            alone = [_outputs(units, batch, row, 1, together) for row in range(_SAMPLES)]
+            pairs = [_outputs(units, batch, row, _FEW, together) for row in range(0, _SAMPLES, _FEW)]
         except (RuntimeError, ValueError, ConfigError) as error:
             raise ConfigError(
                 f"model {spec.name}: {_SAMPLES} samples together have a loss, and one by one there is none "
@@ -91,30 +84,24 @@ def _apart(spec: ModelSpec, units: Sequence[UnitModule], loaded: Loaded) -> Depe
             whole.setdefault(index, WholeMicroBatch(why=why))
     loss, by_two, by_one = (sum(float(some[last][0]) for some in found) for found in ([together], pairs, alone))
     if is_close(loss, by_one):
-        return Dependence(whole=whole)
+        return CheckedUnits(at=units.__getitem__, whole=whole)
     if is_close(loss, _SAMPLES * by_one) and is_close(by_two, _FEW * by_one) and by_one:
-        return Dependence(whole=whole, sums_samples=True)
+        return CheckedUnits(at=units.__getitem__, whole=whole, sums_samples=True)
     why = how or f"the loss of {units[last].name} is over all samples at once, not over each by itself"
     fewest = 2 if abs(by_one) <= _TOLERANCE * abs(loss) else 1
-    return Dependence(whole={**whole, last: replace(whole.get(last, WholeMicroBatch(why=why)), fewest=fewest)})
+    return CheckedUnits(
+        at=units.__getitem__, whole={**whole, last: replace(whole.get(last, WholeMicroBatch(why=why)), fewest=fewest)}
+    )
 
 
 def _outputs(
-    units: Sequence[UnitModule], batch: ModelBatch, first: int, count: int, takes: Sequence[_Tensors] = ()
-) -> Iterator[_Tensors]:
-    """Yield what each unit makes of some samples, by what came from the one before, or `takes` of all samples."""
-    rows = {number: tensor[first : first + count] for number, tensor in batch.rows.items()}
-    for unit in units:
-        unit.train()
-    modules, tensors = drawing_modules(units), tuple[Tensor, ...]()
-    samples = DrawnSamples(seed=0, step=0, first=first, count=count)
-    with contextlib.nullcontext() if modules is None else SeededDraws(modules, samples):
-        for index, unit in enumerate(units):
-            if takes and index:
-                tensors = tuple(tensor[first : first + count] for tensor in takes[index - 1])
-            made = unit.run(tensors, rows)
-            tensors = made if isinstance(made, tuple) else (made,)
-            yield tensors
+    units: Sequence[UnitModule], batch: ModelBatch, first: int, count: int, made: Sequence[_Tensors] = ()
+) -> list[_Tensors]:
+    """Return what each unit makes of some samples, by what came from the one before, or was `made` of all samples."""
+    here = slice(first, first + count)
+    rows = {number: tensor[here] for number, tensor in batch.rows.items()}
+    takes = [tuple(tensor[here] for tensor in tensors) for tensors in made[:-1]]
+    return list(outputs_of(units, rows, DrawnSamples(seed=0, step=0, first=first, count=count), takes))
 
 
 def _same(alone: _Tensors, together: _Tensors, row: int) -> bool:
@@ -131,7 +118,7 @@ def _how(loaded: Loaded, batch: ModelBatch) -> str:
     return ""
 
 
-def _check_gradients(spec: ModelSpec, units: Sequence[UnitModule], loaded: Loaded, found: Dependence) -> Dependence:
+def _check_gradients(spec: ModelSpec, units: Sequence[UnitModule], loaded: Loaded, found: CheckedUnits) -> CheckedUnits:
     """Compare gradients of some samples at once: the unsplit model's, and the units', also of one at a time."""
     batch = loaded.batch.resized(_FEW)
     types = _whole_gradients(spec, units, loaded, batch)
@@ -200,3 +187,43 @@ def _differing(units: Sequence[UnitModule], loaded: Loaded, tolerance: float) ->
         if float((got - wanted).norm()) > tolerance * max(float(wanted.norm()), tolerance * largest):
             return name
     return None
+
+
+_KNOWN = 64
+"""Tokens of which a few are drawn; all models know as many."""
+_PACKED_TOLERANCE = 1e-6
+"""Relative: sequences that are kept apart change nothing at all of each other's losses."""
+
+
+def check_packing(spec: ModelSpec, units: Sequence[UnitModule], batch: ModelBatch) -> None:
+    """Compare the loss of a sequence that is first in a sample, and behind two different ones.
+
+    Raises:
+        ConfigError: they differ: the model's attention, state or positions reach beyond a sequence.
+    """
+    length = batch.inputs[0].shape[1]
+    size = length // 2
+    drawn = torch.randint(1, _KNOWN, (3, size), generator=torch.Generator().manual_seed(0))
+    losses = [_packed_loss(units, batch, drawn[list(order)], order.index(0)) for order in ((0, 1), (1, 0), (2, 0))]
+    if max(losses) - min(losses) > _PACKED_TOLERANCE * max(losses):
+        raise ConfigError(
+            f"model {spec.name}: packing cannot be used: this model does not tell sequences apart by position_ids, so "
+            f"that one changes the loss of another in the same sample ({', '.join(f'{loss:.7g}' for loss in losses)}); "
+            "leave --packing out"
+        )
+
+
+def _packed_loss(units: Sequence[UnitModule], batch: ModelBatch, pieces: torch.Tensor, learnt: int) -> float:
+    """Return the loss of one sample of pieces `(pieces, tokens)`, of which only one piece has labels."""
+    count, size = pieces.shape
+    rest = batch.inputs[0].shape[1] - count * size
+    labels = torch.full((count, size), IGNORED_LABEL)
+    labels[learnt, 1:] = pieces[learnt, 1:]
+    positions = torch.cat([torch.arange(size).repeat(count), torch.arange(rest)])
+    tokens = functional.pad(pieces.flatten(), (0, rest))
+    given = {"position_ids": positions[None]}
+    rows = {number: given.get(name or "", tokens[None]) for number, name in enumerate(batch.names)}
+    rows[LABELS] = functional.pad(labels.flatten(), (0, rest), value=IGNORED_LABEL)[None]
+    rows[COUNTED] = counted_labels(rows[LABELS], 1)
+    with torch.no_grad():
+        return float(loss_of(units, rows))

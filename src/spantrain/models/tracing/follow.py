@@ -4,27 +4,23 @@ The structure says which modules are blocks, which run as they are, and which on
 Two tapes, of two numbers of samples, become one for any number.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError
-from spantrain.models.randomness.draws import SeededDraws
-from spantrain.models.randomness.shapes import DrawnShapes, seen_shapes
-from spantrain.models.tracing.batch import OwnLoss, picked
-from spantrain.models.tracing.cut import TapeCutter, needed_steps
+from spantrain.models.randomness.shapes import DrawnShapes
+from spantrain.models.tracing.cut import StepCutter, TapeCutter, needed_steps
 from spantrain.models.tracing.factory import uncompiled, what_was_raised
-from spantrain.models.tracing.record import record
-from spantrain.models.tracing.source import Loaded, with_or_without_numbers
+from spantrain.models.tracing.record import TapeWatch
+from spantrain.models.tracing.source import Given, Loaded, with_or_without_numbers
 from spantrain.models.tracing.tape import (
     Constant,
     Derivation,
-    Facts,
     RealSamples,
     Samples,
     Tape,
@@ -34,9 +30,7 @@ from spantrain.models.tracing.tape import (
     mapped,
     parts,
 )
-from spantrain.models.units import LABELS
-
-T = TypeVar("T")
+from spantrain.models.tracing.watch import watched
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +66,10 @@ def find_structure(model: nn.Module) -> Structure:
     waiting = [("", model)]
     while waiting:
         path, module = waiting.pop()
-        for list_path, members in _worth_opening(_outermost_lists(path, module)):
+        lists = _outermost_lists(path, module)
+        # Lists of plain layers (a stem, a classifier) stay closed where there are lists of larger modules.
+        larger = [entry for entry in lists if any(is_composite(child) for child in entry[1].children())]
+        for list_path, members in larger or lists:
             opened.update(_between(path, list_path))
             for name, element in members.named_children():
                 element_path = f"{list_path}.{name}" if list_path else name
@@ -82,12 +79,6 @@ def find_structure(model: nn.Module) -> Structure:
                     nested.add(element_path)
                     waiting.append((element_path, element))
     return Structure(opened=frozenset(opened), nested=frozenset(nested), elements=frozenset(elements))
-
-
-def _worth_opening(lists: list[tuple[str, nn.Module]]) -> list[tuple[str, nn.Module]]:
-    """Leave out lists of plain layers (a stem, a classifier) where there are lists of larger modules."""
-    rows = [entry for entry in lists if any(is_composite(child) for child in entry[1].children())]
-    return rows or lists
 
 
 def _outermost_lists(path: str, module: nn.Module) -> list[tuple[str, nn.Module]]:
@@ -111,14 +102,10 @@ def _between(start: str, end: str) -> set[str]:
     return {".".join(words[:count]) for count in range(len(words) + 1)} - {start} | {start}
 
 
-SMALL, LARGE = 2, 3
-"""Numbers of samples that forwards are written down for; of one sample much is decided otherwise."""
-
-
 def widened(small: Tape, large: Tape) -> Tape:
     """Return the tape for any number of samples.
 
-    Integers that differ between the two are taken to grow in proportion; all else must be equal.
+    All else than integers must be equal (`Samples.seen`).
 
     Raises:
         TraceProblem: the forward does something else for another number of samples.
@@ -130,7 +117,7 @@ def widened(small: Tape, large: Tape) -> Tape:
         where = small.steps[-1].where if small.steps else "its forward"
         raise TraceProblem("how much is done depends on the number of samples", where=where, module="")
     steps = tuple(_step(one, other) for one, other in zip(small.steps, large.steps, strict=True))
-    facts = {index: _facts(found, large.facts[index]) for index, found in small.facts.items()}
+    facts = {index: found.joined(large.facts[index]) for index, found in small.facts.items()}
     derivations = {
         index: derivation
         for index, found in small.derivations.items()
@@ -177,9 +164,9 @@ def _joined(one: Any, other: Any, where: str) -> Any:
 
 def _part(one: Any, other: Any, where: str) -> Any:
     if type(one) is int and type(other) is int:
-        return _integer(one, other)
+        return Samples.seen(one, other)
     if type(one) is float and type(other) is float and one != other and one.is_integer() and other.is_integer():
-        number = _integer(int(one), int(other))
+        number = Samples.seen(int(one), int(other))
         return RealSamples(number) if isinstance(number, Samples) else one
     plain = isinstance(one, (str, bool, float, complex, torch.dtype, Value))
     if type(one) is not type(other) or (plain and one != other and one == one):
@@ -187,41 +174,30 @@ def _part(one: Any, other: Any, where: str) -> Any:
     return one
 
 
-def _integer(one: int, other: int) -> int | Samples:
-    each = (other - one) // (LARGE - SMALL)
-    return one if one == other else Samples(each, one - SMALL * each)
-
-
-def _facts(one: Facts, other: Facts) -> Facts:
-    sizes = zip(one.shape, other.shape, strict=True)
-    shape = tuple(_integer(a, b) if isinstance(a, int) and isinstance(b, int) else a for a, b in sizes)
-    grows = any(isinstance(size, Samples) for size in shape)
-    return Facts(
-        shape=shape,
-        dtype=one.dtype,
-        from_data=one.from_data or other.from_data,
-        from_weights=one.from_weights or other.from_weights,
-        known=None if grows else _same(one.known, other.known),
-    )
-
-
-def _same(one: Tensor | None, other: Tensor | None) -> Tensor | None:
-    """Return a tensor whose numbers were seen and do not depend on the number of samples."""
-    if one is None or other is None or type(one) is not Tensor or type(other) is not Tensor:
-        return None
-    return one.detach() if torch.equal(one, other) else None
+C = TypeVar("C", bound=StepCutter[Any, Any])
+Attempt = Callable[[Loaded, Structure, Given], tuple[C, DrawnShapes]]
+"""Writes a forward down, for who cuts it; says also where samples are in what is drawn."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Followed:
-    """A model and the tape of its forward."""
+class Explored(Generic[C]):
+    """A model whose forward was written down, and who can cut it."""
 
     loaded: Loaded
     structure: Structure
-    tape: Tape
+    cutter: C
     draws: DrawnShapes
     """Where samples are in what is drawn while it trains."""
     notices: tuple[str, ...]
+
+    def blocks(self, called: Iterable[str]) -> frozenset[str]:
+        """Return which of the modules that are called are blocks: larger ones, if there are any."""
+        modules = {path: self.loaded.module.get_submodule(path) for path in called}
+        # A normalization stays with what is before it.
+        counted = [path for path, one in modules.items() if is_composite(one) or "Norm" not in type(one).__name__]
+        counted = [path for path in counted if next(modules[path].parameters(), None) is not None]
+        large = [path for path in counted if path in self.structure.elements or is_composite(modules[path])]
+        return frozenset(large or counted)
 
 
 class NotFollowedError(ConfigError):
@@ -232,21 +208,37 @@ class NotFollowedError(ConfigError):
         self.why = why
 
 
-def follow(spec: ModelSpec) -> Followed:
+def follow(spec: ModelSpec) -> Explored[TapeCutter]:
+    """Write a model's forward down; errors are those of `explored`."""
+
+    def tape_of(loaded: Loaded, structure: Structure, given: Given) -> tuple[TapeCutter, DrawnShapes]:
+        small, large, draws = watched(TapeWatch, spec, loaded, structure.opened, given)
+        return TapeCutter(needed_steps(widened(small, large))), draws
+
+    return explored(spec, find_structure, tape_of)
+
+
+def explored(
+    spec: ModelSpec,
+    structure_of: Callable[[nn.Module], Structure],
+    attempt: Attempt[C],
+) -> Explored[C]:
     """Write a model's forward down: without numbers if that can be, else for real on its example batch.
+
+    Args:
+        spec: the model.
+        structure_of: says what is opened at first.
+        attempt: writes the forward down.
 
     Raises:
         NotFollowedError: the model fails on its example batch, or decides by numbers of the data.
         ConfigError: it cannot be built.
     """
-    return explored(spec, partial(_explored, spec))
-
-
-def explored(spec: ModelSpec, work: Callable[[Loaded, Callable[[Tensor], Tensor]], T]) -> T:
-    """Do work on a model as `with_or_without_numbers` does; errors are those of `follow`."""
     try:
         with uncompiled():
-            return with_or_without_numbers(spec, work)
+            return with_or_without_numbers(
+                spec, lambda loaded, given: _opened(loaded, structure_of(loaded.module), given, attempt)
+            )
     except TraceProblem as problem:
         inside = f" in {problem.module}" if problem.module else ""
         raise NotFollowedError(
@@ -261,71 +253,23 @@ def explored(spec: ModelSpec, work: Callable[[Loaded, Callable[[Tensor], Tensor]
         raise NotFollowedError(spec.name, f"fails on its example batch: {what_was_raised(error)}") from error
 
 
-def _explored(spec: ModelSpec, loaded: Loaded, fake: Callable[[Tensor], Tensor]) -> Followed:
+def _opened(loaded: Loaded, structure: Structure, given: Given, attempt: Attempt[C]) -> Explored[C]:
     """Open as much of the model as can be followed, and as makes no larger cuts."""
-    structure, notices = find_structure(loaded.module), []
+    notices: list[str] = []
     loaded.set_mode(trains=True)
-    for _ in range(len(structure.opened) + 1):  # each attempt that fails closes one at least
+    while True:  # each attempt that fails closes a module at least
         try:
-            tape, draws = _tape(loaded, structure, spec, fake)
+            cutter, draws = attempt(loaded, structure, given)
         except TraceProblem as problem:
             if not problem.module or problem.module not in structure.opened:
                 raise
             structure = structure.without(problem.module)
             notices.append(f"{problem.module} is one unit: {problem}")
             continue
-        worse = _opened_for_nothing(structure, needed_steps(tape))
+        worse = cutter.opened_for_nothing(structure.nested)
         if not worse:
-            loaded.set_mode(trains=False)
-            return Followed(loaded=loaded, structure=structure, tape=tape, draws=draws, notices=tuple(notices))
+            break
         for path in worse:
             structure = structure.without(path)
-    raise AssertionError(f"{spec.name}: no end in closing modules")
-
-
-def _tape(
-    loaded: Loaded, structure: Structure, spec: ModelSpec, fake: Callable[[Tensor], Tensor]
-) -> tuple[Tape, DrawnShapes]:
-    """Return the tape for any number of samples, and where they are in what is drawn."""
-    takes_labels = isinstance(loaded.loss, OwnLoss) and loaded.batch.has_labels
-    tapes, drawn = [], []
-    for samples in (SMALL, LARGE):
-        batch = loaded.batch.resized(samples)
-        names = dict(enumerate(batch.names)) | ({LABELS: batch.labels_name} if takes_labels else {})
-        args = {number: fake(batch.rows[number]) for number in names}
-        pick = partial(picked, loaded.loss, source=f"model {spec.name}")
-        tape, drew = record(loaded.module, structure.opened, args, names, pick, batch.rows)
-        tapes.append(tape)
-        drawn.append(drew)
-    return widened(tapes[0], tapes[1]), shapes_drawn(spec, drawn[0], drawn[1])
-
-
-def shapes_drawn(spec: ModelSpec, small: SeededDraws, large: SeededDraws) -> DrawnShapes:
-    """Return where the samples are in what was drawn for `SMALL` and `LARGE`.
-
-    Raises:
-        ConfigError: that cannot be told.
-    """
-    if spec.family == "hf" and (operations := small.unlike or large.unlike):
-        raise ConfigError(f"model {spec.name}: {operations[0]}, not by sample; train with --dropout off")
-    draws, unlike = seen_shapes(small.noted, large.noted, (SMALL, LARGE), in_loops=spec.family != "hf")
-    if unlike:
-        raise ConfigError(
-            f"model {spec.name}: {unlike[0]}, so what is drawn cannot be told by sample: have it draw with the samples "
-            "as one dimension, or train with --dropout off"
-        )
-    return draws
-
-
-def _opened_for_nothing(structure: Structure, tape: Tape) -> tuple[str, ...]:
-    """Return the opened elements of lists in which more tensors cross than around them: the innermost of them."""
-    worse = []
-    for path in structure.nested:
-        between, around = TapeCutter(tape).crossing_counts(partial(_is_inside, path))
-        if between > around:
-            worse.append(path)
-    return tuple(path for path in worse if not any(other.startswith(f"{path}.") for other in worse))
-
-
-def _is_inside(path: str, step: TapeStep) -> bool:
-    return step.inside == path or step.inside.startswith(f"{path}.")
+    loaded.set_mode(trains=False)
+    return Explored(loaded=loaded, structure=structure, cutter=cutter, draws=draws, notices=tuple(notices))

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from spantrain.config.files.json_codec import from_json, render_json, to_json
@@ -18,14 +18,15 @@ from spantrain.errors import ConfigError
 from spantrain.models.randomness.shapes import DrawnShapes
 from spantrain.models.tracing.batch import LabelLoss, Loss, ModelBatch
 from spantrain.models.tracing.check import check_units, differences, hooked_module
-from spantrain.models.tracing.cut import TapeCutter, TapePart, needed_steps
-from spantrain.models.tracing.dependence import check_samples, deciding
-from spantrain.models.tracing.follow import NotFollowedError, Structure, follow, is_composite
-from spantrain.models.tracing.packing import check_packing
-from spantrain.models.tracing.source import Loaded, emptied, load_model
-from spantrain.models.tracing.stubs.cut import StubPart
-from spantrain.models.tracing.stubs.follow import StubbedModel, follow_calls
-from spantrain.models.tracing.tape import NamedWeight, Tape, TapeStep
+from spantrain.models.tracing.cut import TapePart
+from spantrain.models.tracing.dependence import check_packing, check_samples, deciding
+from spantrain.models.tracing.follow import Explored, NotFollowedError, follow
+from spantrain.models.tracing.source import Loaded, emptied, empty_like, load_model, with_or_without_numbers
+from spantrain.models.tracing.stubs.calls import Calls
+from spantrain.models.tracing.stubs.cut import StubPart, follow_calls
+from spantrain.models.tracing.stubs.shell import Shell
+from spantrain.models.tracing.stubs.unit import StubbedUnit
+from spantrain.models.tracing.tape import NamedWeight, TapeStep
 from spantrain.models.tracing.tape import parts as in_structure
 from spantrain.models.tracing.unit import TracedUnit
 from spantrain.models.units import CheckedUnits, UnitModule, module_names, parameter_names
@@ -43,24 +44,19 @@ class CutModel:
     name: str
     names: tuple[str, ...]
     """Names of the units, in order."""
-    parts: tuple[TapePart, ...]
-    """None: units run the model's own forward."""
-    stubbed: StubbedModel | None
+    parts: tuple[TapePart, ...] | tuple[StubPart, ...]
     groups: Mapping[str, str]
     """Full name of a parameter -> the group it is in, for those that several units have."""
-    skeleton: nn.Module
-    """The model on the meta device."""
-    numbers: Mapping[str, int]
-    """Numbers of its parameters, by full name, in the order in which they are made; empty: not known."""
-    batch: ModelBatch
-    """Example batch, on the CPU."""
-    loss: Loss
-    trains: frozenset[str]
-    """Paths of the modules that are in training mode while it trains."""
+    whole: Loaded
+    """The model on the meta device, its example batch on the CPU."""
     draws: DrawnShapes
     """Where samples are in what is drawn while it trains."""
     notices: tuple[str, ...]
     """What could not be cut, and why."""
+    calls: Calls | None = None
+    """What the forward calls, where units run it."""
+    opened: frozenset[str] = frozenset()
+    """Paths of the modules that call others, where units run the forward."""
 
 
 def cut_model(spec: ModelSpec) -> CutModel:
@@ -73,7 +69,7 @@ def cut_model(spec: ModelSpec) -> CutModel:
 
 
 class TracedUnits:
-    """A `models.build.UnitSource` of an unedited model, which is built by its own rules.
+    """The units of an unedited model, which is built by its own rules (`models.build.unit_source`).
 
     Of a library's model only the parameters of the units asked for are made; of a function's, the others are dropped.
     """
@@ -111,28 +107,23 @@ class TracedUnits:
         if self._spec.chat.packing:
             check_packing(self._spec, units, self.batch())
         if self._spec.family == "hf":
-            cut = cut_model(self._spec)
-            whole = deciding(units)
-            if isinstance(cut.loss, LabelLoss) and cut.loss.router_weight:
+            loss, whole = cut_model(self._spec).whole.loss, deciding(units)
+            if isinstance(loss, LabelLoss) and loss.router_weight:
                 why = "the loss that balances its routers is over all tokens at once"
                 whole[len(units) - 1] = WholeMicroBatch(why=why)
-            return CheckedUnits(at=units.__getitem__, left_out=differences(self._spec, trains=cut.trains), whole=whole)
-        loaded = replace(load_model(self._spec, seed=0), trains=cut_model(self._spec).trains)
+            left_out = with_or_without_numbers(self._spec, lambda made, given: tuple(differences(made, given)))
+            return CheckedUnits(at=units.__getitem__, left_out=left_out, whole=whole)
+        loaded = replace(load_model(self._spec, seed=0), trains=cut_model(self._spec).whole.trains)
         check_units(self._spec, units, loaded)
         found = check_samples(self._spec, units, loaded)
-        return CheckedUnits(
-            at=units.__getitem__,
-            left_out=differences(self._spec, loaded),
-            whole=found.whole,
-            sums_samples=found.sums_samples,
-        )
+        return replace(found, left_out=tuple(differences(loaded)))
 
     def batch(self) -> ModelBatch:
         """Return the example batch."""
-        return cut_model(self._spec).batch
+        return cut_model(self._spec).whole.batch
 
     def unsplit(self, *, seed: int, weights: bool = True) -> tuple[nn.Module, ModelBatch]:
-        """Build the model as its author wrote it, with the weights that its units are built with."""
+        """Build the model as its author wrote it, with the weights of its units; without, only buffers have numbers."""
         loaded = load_model(self._spec, seed=seed, only=None if weights else ())
         return loaded.module, loaded.batch
 
@@ -141,7 +132,7 @@ def drawn_parameters(spec: ModelSpec, names: Collection[str], *, seed: int) -> d
     """Return what some parameters of a library's model begin with under a seed; the others are not made."""
     if not names:
         return {}
-    numbers = cut_model(spec).numbers
+    numbers = cut_model(spec).whole.numbers
     module = load_model(spec, seed=seed, only={numbers[name] for name in names}).module
     return {name: module.get_parameter(name).detach() for name in names}
 
@@ -150,30 +141,33 @@ def _numbers_in(cut: CutModel, indices: Sequence[int]) -> set[int] | None:
     """Return the numbers of all parameters of these units; None: not all are known."""
     units = _empty_units(cut)
     names = {full for index in indices for full in parameter_names(units[index]).values()}
-    return {cut.numbers[name] for name in names} if names <= cut.numbers.keys() else None
+    return {cut.whole.numbers[name] for name in names} if names <= cut.whole.numbers.keys() else None
 
 
 @lru_cache(maxsize=8)
 def _empty_units(cut: CutModel) -> list[UnitModule]:
-    return _units(cut, range(len(cut.names)), copy.deepcopy(cut.skeleton), cut.loss)
+    return _units(cut, range(len(cut.names)), copy.deepcopy(cut.whole.module), cut.whole.loss)
 
 
 def _units(cut: CutModel, indices: Iterable[int], model: nn.Module, loss: Loss) -> list[UnitModule]:
     """Make units of a model, which is not to be used otherwise any more."""
     units: list[UnitModule] = []
     names = {id(module): path for path, module in model.named_modules()}
-    shell = cut.stubbed.shell(model, cut.trains) if cut.stubbed else None
+    called = dict.fromkeys(path for part in cut.parts for path in part.modules)
+    shell = None if cut.calls is None else Shell(model, called, cut.opened, cut.calls.direct, cut.whole.trains)
     for index in indices:
-        if cut.stubbed and shell:
-            unit: UnitModule = cut.stubbed.unit(index, cut.names[index], shell, cut.batch, loss, model=cut.name)
-            unit.around = shell.names
-            draws = True  # what is around its modules does
-        else:
+        name, part = cut.names[index], cut.parts[index]
+        if isinstance(part, TapePart):
             own_loss = loss if index == len(cut.parts) - 1 else None
-            unit = TracedUnit(cut.names[index], cut.parts[index], model, own_loss, counts=cut.batch.counts_labels)
-            draws = any(step.point for step in cut.parts[index].steps)
+            unit: UnitModule = TracedUnit(name, part, model, own_loss, counts=cut.whole.batch.counts_labels)
+            draws = any(step.point for step in part.steps)
+        else:
+            assert cut.calls is not None
+            assert shell is not None
+            unit = StubbedUnit(name, part, cut.calls, shell, cut.whole.batch, loss, model=cut.name)
+            draws = True  # what is around its modules does
         unit.draws = cut.draws if draws else {}
-        _set_names(unit, names, cut.trains)
+        _set_names(unit, names, cut.whole.trains)
         unit.shared = {cut.groups[full]: local for local, full in parameter_names(unit).items() if full in cut.groups}
         units.append(unit)
     return units
@@ -221,7 +215,7 @@ def _cut_either_way(spec: ModelSpec) -> CutModel:
                 raise refused from error
             raise ConfigError(f"{refused}; nor can each unit run the whole forward: {error.why}") from error
     closed = next((notice for notice in cut.notices if " is one unit: " in notice), None)
-    hooked = hooked_module(cut.skeleton, {"", *(path for part in cut.parts for path in part.modules)})
+    hooked = hooked_module(cut.whole.module, ["", *(path for part in cut.parts for path in part.modules)])
     if hooked or closed:
         with contextlib.suppress(NotFollowedError):
             other = _cut_by_stubs(spec)
@@ -236,94 +230,58 @@ def _with_reason(cut: CutModel, why: str) -> CutModel:
 
 def _cut_tape(spec: ModelSpec) -> CutModel:
     found = follow(spec)
-    model, tape = found.loaded.module, needed_steps(found.tape)
-    blocks = _BlockSteps(model, found.structure, tape)
-    parts, uncut = TapeCutter(tape).cut(blocks.starts, blocks.has_weights)
-    candidates = [
-        (
-            [step.module for step in part.steps if blocks.starts(step) and step.module],
-            [step.module for step in part.steps if blocks.has_weights(step) and step.module],
-        )
-        for part in parts
-    ]
-    return _cut_model(spec, found.loaded, parts, candidates, notices=(*found.notices, *uncut), draws=found.draws)
+    model = found.loaded.module
+    blocks = found.blocks(step.module for step in found.cutter.tape.steps if step.module is not None)
+    weights = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+
+    def has_weights(step: TapeStep) -> bool:
+        if step.module is not None and _has_parameters(model, step.module):
+            return True
+        signs = in_structure((step.args, dict(step.kwargs)))
+        return any(isinstance(sign, NamedWeight) and sign.name in weights for sign in signs)
+
+    parts, uncut = found.cutter.cut(lambda step: step.module in blocks, has_weights)
+    return _cut_model(spec, found, parts, uncut, blocks)
 
 
 def _cut_by_stubs(spec: ModelSpec) -> CutModel:
-    loaded, found = follow_calls(spec)
-    candidates = [([path for path in part.modules if path in found.blocks], list(part.modules)) for part in found.parts]
-    return _cut_model(spec, loaded, found.parts, candidates, notices=found.notices, stubbed=found, draws=found.draws)
+    found = follow_calls(spec)
+    calls = found.cutter.calls
+    blocks = found.blocks(call.path for call in calls.calls)
+    parts, uncut = found.cutter.cut(lambda call: call.path in blocks, lambda _: True)
+    return replace(_cut_model(spec, found, parts, uncut, blocks), calls=calls, opened=found.structure.opened)
 
 
 def _cut_model(
     spec: ModelSpec,
-    loaded: Loaded,
-    parts: Sequence[TapePart] | Sequence[StubPart],
-    candidates: Sequence[tuple[list[str], list[str]]],
-    *,
-    notices: tuple[str, ...],
-    draws: DrawnShapes,
-    stubbed: StubbedModel | None = None,
+    found: Explored[Any],
+    parts: tuple[TapePart, ...] | tuple[StubPart, ...],
+    uncut: tuple[str, ...],
+    blocks: frozenset[str],
 ) -> CutModel:
+    loaded = found.loaded
     return CutModel(
         name=spec.name,
-        names=_names(candidates),
-        parts=tuple(part for part in parts if isinstance(part, TapePart)),
-        stubbed=stubbed,
+        names=_names(parts, loaded.module, blocks),
+        parts=parts,
         groups=_groups(parts, loaded.module),
-        skeleton=emptied(loaded.module, _meta, buffers=True),
-        numbers=loaded.numbers,
-        batch=loaded.batch,
-        loss=loaded.loss,
-        trains=loaded.trains,
-        draws=draws,
-        notices=notices,
+        whole=replace(loaded, module=emptied(loaded.module, empty_like, buffers=True)),
+        draws=found.draws,
+        notices=(*found.notices, *uncut),
     )
 
 
-def _meta(tensor: Tensor) -> Tensor:
-    empty = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
-    return nn.Parameter(empty, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
+def _has_parameters(model: nn.Module, path: str) -> bool:
+    return next(model.get_submodule(path).parameters(), None) is not None
 
 
-class _BlockSteps:
-    """Which steps run blocks, and which use parameters."""
-
-    def __init__(self, model: nn.Module, structure: Structure, tape: Tape) -> None:
-        self._model = model
-        self._weights = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-        paths = dict.fromkeys(step.module for step in tape.steps if step.module is not None)
-        large = [path for path in paths if path in structure.elements or is_composite(model.get_submodule(path))]
-        blocks = [path for path in large if self._counts(path)]
-        # A model without larger modules is cut between its layers.
-        self._blocks = set(blocks or [path for path in paths if self._counts(path)])
-
-    def starts(self, step: TapeStep) -> bool:
-        """Whether a step runs a block."""
-        return step.module in self._blocks
-
-    def has_weights(self, step: TapeStep) -> bool:
-        """Whether a step uses parameters."""
-        if step.module is not None and next(self._model.get_submodule(step.module).parameters(), None) is not None:
-            return True
-        return any(isinstance(sign, NamedWeight) and sign.name in self._weights for sign in _signs(step))
-
-    def _counts(self, path: str) -> bool:
-        """Whether a module has parameters and is no normalization, which stays with what is before it."""
-        module = self._model.get_submodule(path)
-        plain = "Norm" in type(module).__name__ and not is_composite(module)
-        return not plain and next(module.parameters(), None) is not None
-
-
-def _signs(step: TapeStep) -> Iterable[object]:
-    return in_structure((step.args, dict(step.kwargs)))
-
-
-def _names(candidates: Sequence[tuple[list[str], list[str]]]) -> tuple[str, ...]:
-    """Name units by their blocks (given first); the first and last, if they have none, by other modules of theirs."""
+def _names(parts: Sequence[TapePart | StubPart], model: nn.Module, blocks: frozenset[str]) -> tuple[str, ...]:
+    """Name units by their blocks; the first and last, if they have none, by other modules of theirs."""
     names = []
-    for number, (starting, weighty) in enumerate(candidates):
-        some = starting[:1] or (weighty[-1:] if number else weighty[:1]) or [f"part{number}"]
+    for number, part in enumerate(parts):
+        starting = [path for path in part.modules if path in blocks]
+        others = [path for path in part.modules if _has_parameters(model, path)]
+        some = starting[:1] or (others[-1:] if number else others[:1]) or [f"part{number}"]
         names.append(some[0])
     seen: Counter[str] = Counter()
     for number, name in enumerate(names):
@@ -333,7 +291,7 @@ def _names(candidates: Sequence[tuple[list[str], list[str]]]) -> tuple[str, ...]
     return tuple(names)
 
 
-def _groups(parts: Sequence[TapePart] | Sequence[StubPart], model: nn.Module) -> dict[str, str]:
+def _groups(parts: Sequence[TapePart | StubPart], model: nn.Module) -> dict[str, str]:
     """Find the parameters that several units have; a group is called by the first name of its parameter."""
     named = dict(model.named_parameters(remove_duplicate=False))
     first: dict[int, str] = {}

@@ -9,6 +9,7 @@ other samples, the unit that ends the model compares (`agreed`).
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -28,11 +29,14 @@ SHORT_CUTS = ("/transformers/",)
 # What these return has a shape that depends on numbers.
 _SHAPES_FROM_NUMBERS = frozenset({"argwhere", "masked_select", "nonzero", "unique", "unique_consecutive"})
 # What these return depends on the shape and type of their argument only.
-OF_SHAPES = frozenset(
+_OF_SHAPES = frozenset(
     {"empty_like", "full_like", "new_empty", "new_full", "new_ones", "new_zeros", "ones_like", "zeros_like"}
 )
 # What these return has the numbers of the first argument only.
-OF_FIRST = frozenset({"expand_as", "reshape_as", "to", "type_as", "view_as"})
+_OF_FIRST = frozenset({"expand_as", "reshape_as", "to", "type_as", "view_as"})
+_FINITE: Mapping[str, bool] = MappingProxyType({"isfinite": True, "isinf": False, "isnan": False})
+"""What these say of numbers that can be trained with."""
+_BELOW, _ABOVE = frozenset({"__lt__", "lt"}), frozenset({"__ge__", "ge"})
 
 
 class Asks(Enum):
@@ -51,6 +55,11 @@ def asked(name: str, args: tuple[Any, ...], *, inside: bool) -> Asks | None:
     )
     by_numbers = masks or name in _SHAPES_FROM_NUMBERS or (name == "where" and len(args) == 1)
     return Asks.SHAPE if by_numbers and not inside else None
+
+
+def counting(name: str, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Return those of the tensors that a function of torch is given whose numbers count for what it makes."""
+    return () if name in _OF_SHAPES else tensors[:1] if name in _OF_FIRST else tensors
 
 
 def made_up(shape: Sequence[Any], dtype: torch.dtype) -> Tensor:
@@ -206,3 +215,33 @@ class ShapesOfNumbers:
 def sizes(tensors: Any) -> list[int]:
     """Return all sizes of tensors, one after the other."""
     return [size for part in parts(tensors) if isinstance(part, Tensor) for size in part.shape]
+
+
+class ForegoneOutcomes:
+    """Checks that numbers are finite; random numbers compared with one beyond all that they may be.
+
+    Layers that are dropped with probability 0 are looked up so.
+    """
+
+    def __init__(self) -> None:
+        self._even: set[int] = set()
+        """Random numbers from 0 to below 1 that all samples have in common, by identity."""
+        self._certain: dict[int, bool] = {}
+        """What is true, or false, as long as numbers are finite."""
+
+    def note(self, name: str, given: Sequence[Tensor], made: Sequence[Tensor], *, in_common: bool) -> None:
+        """Note what a function of torch made; `in_common`: of one random number for all samples."""
+        if name in _FINITE:
+            self._certain.update((id(tensor), _FINITE[name]) for tensor in made)
+        elif name in ("all", "any") and id(given[0]) in self._certain:
+            self._certain.update((id(tensor), self._certain[id(given[0])]) for tensor in made)
+        elif in_common and name == "rand":
+            self._even.update(id(tensor) for tensor in made)
+
+    def outcome(self, name: str, args: tuple[Any, ...]) -> bool | None:
+        """Return what a function of torch says; None: it depends."""
+        if name == "__bool__" and id(args[0]) in self._certain:
+            return self._certain[id(args[0])]
+        if name not in _BELOW | _ABOVE or id(args[0]) not in self._even or not isinstance(args[1], (int, float)):
+            return None
+        return None if 0 < args[1] < 1 else (args[1] >= 1) == (name in _BELOW)

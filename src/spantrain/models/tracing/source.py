@@ -32,6 +32,7 @@ from spantrain.models.tracing.factory import call_factory, plain_module
 from spantrain.models.tracing.tape import TraceProblem, parts
 from spantrain.models.units import keeps_statistics, set_training
 
+AnyTensor = TypeVar("AnyTensor", bound=Tensor)
 _NO_PARAMETER = -1
 _MAX_PARTS = 400_000
 """Modules and parameters of one model: five times as many as hundreds of experts in dozens of layers have."""
@@ -132,10 +133,12 @@ class OwnDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
         torch.default_generator.manual_seed(seed)
 
 
-def empty_like(parameter: nn.Parameter) -> nn.Parameter:
-    """Return a parameter with its shape and type, and no numbers."""
-    empty = torch.empty(parameter.shape, dtype=parameter.dtype, device="meta")
-    return nn.Parameter(empty, requires_grad=parameter.requires_grad)
+def empty_like(tensor: AnyTensor) -> AnyTensor:
+    """Return a tensor, or a parameter, with its shape and type, and no numbers."""
+    empty = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+    if isinstance(tensor, nn.Parameter):
+        return nn.Parameter(empty, requires_grad=tensor.requires_grad)  # type: ignore[return-value]
+    return empty  # type: ignore[return-value]
 
 
 def _address(tensor: Tensor) -> tuple[int, int]:
@@ -143,6 +146,8 @@ def _address(tensor: Tensor) -> tuple[int, int]:
 
 
 T = TypeVar("T")
+Given = Callable[[Tensor], Tensor]
+"""Makes an input of a tensor of the example batch."""
 
 _EXAMPLES = 2
 _PARAMETER_BYTES = 4
@@ -190,28 +195,28 @@ def load_model(spec: ModelSpec, *, seed: int, only: Collection[int] | None = Non
             return _load(spec)
         if only is not None:
             with contextlib.suppress(ConfigError):
-                loaded, numbers = _drawn(spec, seed, only)
+                loaded = _drawn(spec, seed, only)
                 empty = {
                     name for name, tensor in loaded.module.named_parameters(remove_duplicate=False) if tensor.is_meta
                 }
-                have_numbers = {number for name, number in numbers.items() if name not in empty}
+                have_numbers = {number for name, number in loaded.numbers.items() if name not in empty}
                 if have_numbers >= set(only) and not any(buffer.is_meta for buffer in loaded.module.buffers()):
                     return loaded
-        return _drawn(spec, seed, None)[0]
+        return _drawn(spec, seed, None)
 
 
-def _drawn(spec: ModelSpec, seed: int, only: Collection[int] | None) -> tuple[Loaded, dict[str, int]]:
+def _drawn(spec: ModelSpec, seed: int, only: Collection[int] | None) -> Loaded:
     def replaced(number: int, parameter: nn.Parameter) -> nn.Parameter:
         return parameter if only is None or number in only else empty_like(parameter)
 
     with registering(replaced) as registered, OwnDraws(seed, registered):
-        loaded = _load(spec)
-    return loaded, _numbers(loaded.module, registered)
+        return _numbered(_load(spec), registered)
 
 
-def _numbers(module: nn.Module, registered: Registered) -> dict[str, int]:
-    named = module.named_parameters(remove_duplicate=False)
-    return {name: number for name, tensor in named if (number := registered.number_of(tensor)) is not None}
+def _numbered(loaded: Loaded, registered: Registered) -> Loaded:
+    named = loaded.module.named_parameters(remove_duplicate=False)
+    found = {name: number for name, tensor in named if (number := registered.number_of(tensor)) is not None}
+    return replace(loaded, numbers=found)
 
 
 def load_empty(spec: ModelSpec, mode: FakeTensorMode) -> Loaded:
@@ -223,13 +228,12 @@ def load_empty(spec: ModelSpec, mode: FakeTensorMode) -> Loaded:
         torch.manual_seed(derive_seed(0, "model"))
         if spec.family == "hf":
             with _undrawn(), registering(lambda _, parameter: _fake(parameter, mode)) as registered:
-                loaded = _load(spec)
-            return replace(loaded, numbers=_numbers(loaded.module, registered))
+                return _numbered(_load(spec), registered)
         loaded = _load(spec)
     return replace(loaded, module=emptied(loaded.module, lambda parameter: _fake(parameter, mode)))
 
 
-def with_or_without_numbers(spec: ModelSpec, work: Callable[[Loaded, Callable[[Tensor], Tensor]], T]) -> T:
+def with_or_without_numbers(spec: ModelSpec, work: Callable[[Loaded, Given], T]) -> T:
     """Do work on a model without numbers, and with them if any code of it is unable to do without.
 
     `work` is given the model, not to be used any more, and what makes an input of a tensor.

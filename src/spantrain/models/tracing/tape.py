@@ -16,10 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import is_fake
 
 from spantrain.models.randomness.places import CallPoint
+
+SMALL, LARGE = 2, 3
+"""Numbers of samples that forwards are written down for; of one sample much is decided otherwise."""
 
 
 class TraceProblem(Exception):
@@ -67,6 +70,15 @@ class Samples:
     each: int
     fixed: int
 
+    @classmethod
+    def seen(cls, small: int, large: int) -> "int | Samples":
+        """Return what an integer is for any number of samples, of what it was for `SMALL` and `LARGE`.
+
+        Integers that differ between the two are taken to grow in proportion.
+        """
+        each = (large - small) // (LARGE - SMALL)
+        return small if small == large else cls(each, small - SMALL * each)
+
     def of(self, samples: int) -> int:
         """Return it for so many samples."""
         return self.each * samples + self.fixed
@@ -85,19 +97,6 @@ class StandIn:
 
     shape: tuple[int | Samples, ...]
     dtype: torch.dtype
-
-
-@dataclass(frozen=True)
-class Origin:
-    """What a tensor's numbers depend on."""
-
-    data: bool = False
-    weights: bool = False
-    drawn: bool = False
-    """A random number that all samples of a step have in common."""
-
-    def __or__(self, other: "Origin") -> "Origin":
-        return Origin(self.data or other.data, self.weights or other.weights, self.drawn or other.drawn)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -119,6 +118,25 @@ class Facts:
         for size in self.shape:
             count *= size.of(samples) if isinstance(size, Samples) else size
         return count * self.dtype.itemsize
+
+    def joined(self, large: "Facts") -> "Facts":
+        """Return what is known for any number of samples, if this is for `SMALL`."""
+        shape = tuple(Samples.seen(a, b) for a, b in zip(self.shape, large.shape, strict=True))  # type: ignore[arg-type]
+        grows = any(isinstance(size, Samples) for size in shape)
+        return Facts(
+            shape=shape,
+            dtype=self.dtype,
+            from_data=self.from_data or large.from_data,
+            from_weights=self.from_weights or large.from_weights,
+            known=None if grows else _same(self.known, large.known),
+        )
+
+
+def _same(one: Tensor | None, other: Tensor | None) -> Tensor | None:
+    """Return a tensor whose numbers were seen and do not depend on the number of samples."""
+    if one is None or other is None or type(one) is not Tensor or type(other) is not Tensor:
+        return None
+    return one.detach() if torch.equal(one, other) else None
 
 
 @dataclass(frozen=True)
@@ -209,16 +227,12 @@ def mapped(structure: Any, change: Callable[[Any], Any]) -> Any:
         made = [mapped(part, change) for part in structure]
         return made if isinstance(structure, list) else tuple(made)
     if isinstance(structure, dict):
-        return _mapped_dict(structure, change)
+        entries = {key: mapped(value, change) for key, value in structure.items()}
+        # Outputs of the transformers library are dictionaries and dataclasses at once; fields left out are None.
+        return type(structure)(**entries) if dataclasses.is_dataclass(structure) else entries
     if isinstance(structure, slice):
         return slice(*(mapped(part, change) for part in (structure.start, structure.stop, structure.step)))
     return change(structure)
-
-
-def _mapped_dict(structure: dict[Any, Any], change: Callable[[Any], Any]) -> Any:
-    made = {key: mapped(value, change) for key, value in structure.items()}
-    # Outputs of the transformers library are dictionaries and dataclasses at once; fields left out are None.
-    return type(structure)(**made) if dataclasses.is_dataclass(structure) else made
 
 
 def parts(structure: Any) -> Iterator[Any]:
@@ -236,6 +250,14 @@ def tensors_in(structure: Any) -> list[Tensor]:
 def version_of(tensor: Tensor) -> int:
     """Return how often a tensor was written into."""
     return 0 if tensor.is_inference() else tensor._version
+
+
+def weight_of(model: nn.Module, name: str) -> Tensor:
+    """Return a parameter or buffer by its name in a model."""
+    path, _, attribute = name.rpartition(".")
+    found = getattr(model.get_submodule(path), attribute)
+    assert isinstance(found, Tensor)
+    return found
 
 
 def zipped(structure: Any, other: Any) -> Iterator[tuple[Any, Any]]:
@@ -270,9 +292,8 @@ class Deriving:
         self._weights = weights
         self._sizes = sizes
         self._values: dict[int, Value] = {}
-        self._maker: dict[Value, TapeStep] = {}
-        self._made: dict[Value, tuple[Tensor, int]] = {}
-        """With the version that it had then, which all that share its memory have in common."""
+        self._made: dict[Value, tuple[TapeStep, Tensor, int]] = {}
+        """By what step, and with the version that it had then, which all that share its memory have in common."""
 
     def note(
         self,
@@ -302,9 +323,8 @@ class Deriving:
             return
         if not isinstance(result, Tensor) or result.is_inference():
             return
-        value = self._values[id(result)] = Value(-1 - len(self._maker))
-        self._made[value] = result, result._version
-        self._maker[value] = TapeStep(
+        value = self._values[id(result)] = Value(-1 - len(self._made))
+        step = TapeStep(
             module=None,
             function=func,
             args=written[0],
@@ -312,6 +332,7 @@ class Deriving:
             result=value,
             grad_enabled=torch.is_grad_enabled(),
         )
+        self._made[value] = step, result, result._version
 
     def of(self, tensor: Tensor, value: Value) -> Derivation | None:
         """Return how a tensor is made again under the name of a value; None where that is not known.
@@ -321,25 +342,16 @@ class Deriving:
         own = self._values.get(id(tensor))
         if own is None:
             return None
-        steps = list(self._closure(own))
-        made = [self._made[used] for step in steps for used in step.makes]
-        if any(before._version != version for before, version in made):
-            return None
-        renamed = replace(steps[-1], result=value)
-        names = {
-            sign.name
-            for step in steps
-            for sign in parts((step.args, dict(step.kwargs)))
-            if isinstance(sign, NamedWeight)
-        }
-        return Derivation(steps=(*steps[:-1], renamed), weight_bytes=sum(self._sizes[name] for name in names))
-
-    def _closure(self, value: Value) -> Iterator[TapeStep]:
-        """Yield the steps that make a value, in the order in which they were called."""
-        wanted, waiting = {value}, [value]
+        wanted, waiting = {own}, [own]
         while waiting:
-            for used in self._maker[waiting.pop()].uses:
-                if used not in wanted:
-                    wanted.add(used)
-                    waiting.append(used)
-        yield from (self._maker[used] for used in sorted(wanted, key=lambda one: -one.index))
+            new = set(self._made[waiting.pop()][0].uses) - wanted
+            wanted |= new
+            waiting += new
+        made = [self._made[used] for used in sorted(wanted, key=lambda one: -one.index)]  # as they were called
+        if any(before._version != version for _, before, version in made):
+            return None
+        steps = [step for step, _, _ in made]
+        signs = [sign for step in steps for sign in parts((step.args, dict(step.kwargs)))]
+        names = {sign.name for sign in signs if isinstance(sign, NamedWeight)}
+        renamed = replace(steps[-1], result=value)
+        return Derivation(steps=(*steps[:-1], renamed), weight_bytes=sum(self._sizes[name] for name in names))

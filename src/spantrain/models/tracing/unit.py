@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from spantrain.errors import ConfigError
 from spantrain.models.randomness.draws import without_dropout
-from spantrain.models.randomness.places import chain_at
+from spantrain.models.randomness.places import CallPoint, chain_at
 from spantrain.models.tracing.batch import Loss, WholeMeans
-from spantrain.models.tracing.cut import Carried, SamplesLayout, TapePart
+from spantrain.models.tracing.cut import Carried, TapePart, UnitPart
 from spantrain.models.tracing.factory import calls_compiled, uncompiled, what_was_raised
 from spantrain.models.tracing.tape import (
     Constant,
@@ -29,6 +29,7 @@ from spantrain.models.tracing.tape import (
     mapped,
     parts,
     tensors_in,
+    weight_of,
     zipped,
 )
 from spantrain.models.units import COUNTED, LABELS, Rows, UnitModule
@@ -37,9 +38,13 @@ from spantrain.models.units import COUNTED, LABELS, Rows, UnitModule
 class BroughtUnit(UnitModule, ABC):
     """Modules and weights of a model, its own objects; what `repr` prints tells units of unlike work apart."""
 
-    def __init__(self, name: str, loss: Loss | None) -> None:
+    _start: CallPoint | None = None
+    """Where calls of modules in it begin; None: where those of the unit before ended."""
+
+    def __init__(self, name: str, part: UnitPart, loss: Loss | None) -> None:
         """Hold nothing yet; `loss` is the last unit's."""
         super().__init__(name, prefixes={})
+        self._crossing = part
         self._loss = loss
         self._local: dict[str, str] = {}
         self._calls_compiled = False
@@ -66,21 +71,27 @@ class BroughtUnit(UnitModule, ABC):
                 "from 0 to one less than the model, or its last layer, knows"
             ) from error
 
-    @abstractmethod
     def _run(self, tensors: tuple[Tensor, ...]) -> Any:
-        """Do what `forward` does."""
+        takes, gives = self._crossing.takes, self._crossing.gives
+        rows = dict(zip(self.reads, tensors[len(takes) :], strict=True))
+        samples, place = tensors[0].shape[0], tensors[0].device
+        found = {one.value.index: unpacked(one, tensor) for one, tensor in zip(takes, tensors, strict=False)}
+        # Means over labels are those over the whole step, in the last unit.
+        means = None if self._loss is None else WholeMeans(rows[LABELS], rows.get(COUNTED))
+        with nullcontext() if COUNTED not in rows or means is None else means, chain_at(self._start):
+            result = self._result(found, rows, samples, place)
+            if self._loss is None:
+                return tuple(packed(one, found[one.value.index], samples) for one in gives)
+            return self._loss(result, rows[LABELS], samples, means)
+
+    @abstractmethod
+    def _result(self, found: dict[int, Tensor], rows: Rows, samples: int, place: torch.device) -> Any:
+        """Run the part; add the values that it gives to those that were found, and return what the loss is made of."""
 
     def _read(self, reads: Iterable[int], *, counts: bool) -> None:
         """Note what it reads; the last unit also labels, and if those of a whole step are counted, what they are."""
         ends = () if self._loss is None else (LABELS, COUNTED) if counts else (LABELS,)
         self.reads = tuple(dict.fromkeys((*reads, *ends)))
-
-    @contextmanager
-    def _means(self, rows: Rows) -> Iterator[WholeMeans | None]:
-        """Yield what makes means over labels those over the whole step, in the last unit."""
-        means = None if self._loss is None else WholeMeans(rows[LABELS], rows.get(COUNTED))
-        with nullcontext() if COUNTED not in rows or means is None else means:
-            yield means
 
     def _hold(self, child: str, path: str, module: nn.Module) -> None:
         self.add_module(child, module)
@@ -114,12 +125,12 @@ class TracedUnit(BroughtUnit):
 
     def __init__(self, name: str, part: TapePart, model: nn.Module, loss: Loss | None, *, counts: bool) -> None:
         """Take what the part needs out of a model; `loss` is the last unit's, over labels of the whole step or not."""
-        super().__init__(name, loss)
+        super().__init__(name, part, loss)
         self._part = part
         for path in part.modules:
             self._hold(f"m{len(self.prefixes)}", path, model.get_submodule(path))
         for weight in dict.fromkeys(part_ for part_ in _given(part) if isinstance(part_, NamedWeight)):
-            self._hold_weight(weight.name, _tensor_of(model, weight.name))
+            self._hold_weight(weight.name, weight_of(model, weight.name))
         self._constants = nn.Module()
         for constant in (part_ for part_ in _given(part) if isinstance(part_, Constant)):
             self._constants.register_buffer(f"c{id(constant)}", constant.tensor.detach(), persistent=False)
@@ -128,7 +139,7 @@ class TracedUnit(BroughtUnit):
         self._calls_compiled = calls_compiled(self)
         self._read(part.reads, counts=counts)
         self.decides = next((step.decides for step in part.steps if step.decides), "")
-        self._written_into = {before for step in part.steps for before, _ in step.changes}
+        self._written_into = {before.index for step in part.steps for before, _ in step.changes}
         self.eval()
 
     def extra_repr(self) -> str:
@@ -138,25 +149,15 @@ class TracedUnit(BroughtUnit):
         lines += [_line(step, self._local, numbers) for step in part.steps]
         return "\n".join((*lines, f"gives {carried_line(part.gives, numbers)} {_short(part.result, numbers)}"))
 
-    def _run(self, tensors: tuple[Tensor, ...]) -> Any:
+    def _result(self, found: dict[int, Tensor], rows: Rows, samples: int, place: torch.device) -> Any:
         part = self._part
-        rows = dict(zip(self.reads, tensors[len(part.takes) :], strict=True))
-        samples, place = tensors[0].shape[0], tensors[0].device
-        found = {index: self._constants.get_buffer(f"v{index}") for index in part.known}
-        for carried, tensor in zip(part.takes, tensors, strict=False):
-            found[carried.value.index] = self._own(carried.value, unpacked(carried, tensor))
-        for number, value in part.reads.items():
-            found[value.index] = self._own(value, rows[number])
-        with self._means(rows) as means:
-            for step in part.steps:
-                self._do(step, found, samples, place)
-            if self._loss is None:
-                return tuple(packed(carried, found[carried.value.index], samples) for carried in part.gives)
-            return self._loss(self._filled(part.result, found, samples, place), rows[LABELS], samples, means)
-
-    def _own(self, value: Value, tensor: Tensor) -> Tensor:
-        """Return a tensor that may be written into, where the model does."""
-        return tensor.clone() if value in self._written_into else tensor
+        found |= {value.index: rows[number] for number, value in part.reads.items()}
+        # Those that the model writes into are others'.
+        found |= {index: found[index].clone() for index in self._written_into & found.keys()}
+        found |= {index: self._constants.get_buffer(f"v{index}") for index in part.known}
+        for step in part.steps:
+            self._do(step, found, samples, place)
+        return self._filled(part.result, found, samples, place)
 
     def _do(self, step: TapeStep, found: dict[int, Tensor], samples: int, place: torch.device) -> None:
         work: Callable[..., Any] | None = step.function
@@ -222,13 +223,6 @@ class TracedUnit(BroughtUnit):
         return mapped(structure, fill)
 
 
-def _tensor_of(model: nn.Module, name: str) -> Tensor:
-    path, _, attribute = name.rpartition(".")
-    found = getattr(model.get_submodule(path), attribute)
-    assert isinstance(found, Tensor)
-    return found
-
-
 def _given(part: TapePart) -> list[Any]:
     """Return all parts of all arguments."""
     given = [sign for step in part.steps for sign in parts((step.args, dict(step.kwargs)))]
@@ -243,28 +237,28 @@ def stand_in(sign: StandIn, samples: int, place: torch.device) -> Tensor:
 
 def packed(carried: Carried, tensor: Tensor, samples: int) -> Tensor:
     """Bring the samples to the first dimension."""
-    match carried.layout:
-        case SamplesLayout.NONE:
-            return tensor.unsqueeze(0).expand(samples, *tensor.shape)
-        case SamplesLayout.GROUPED:
-            before, after = tensor.shape[: carried.dim], tensor.shape[carried.dim + 1 :]
-            tensor = tensor.reshape(*before, samples, carried.each, *after)
+    if carried.dim is None:
+        return tensor.unsqueeze(0).expand(samples, *tensor.shape)
+    if carried.each > 1:
+        before, after = tensor.shape[: carried.dim], tensor.shape[carried.dim + 1 :]
+        tensor = tensor.reshape(*before, samples, carried.each, *after)
     return tensor.movedim(carried.dim, 0)
 
 
 def unpacked(carried: Carried, tensor: Tensor) -> Tensor:
     """Bring the samples back to where the model has them."""
-    match carried.layout:
-        case SamplesLayout.NONE:
-            return tensor[0]
-        case SamplesLayout.GROUPED:
-            return tensor.movedim(0, carried.dim).flatten(carried.dim, carried.dim + 1)
-    return tensor.movedim(0, carried.dim)
+    if carried.dim is None:
+        return tensor[0]
+    tensor = tensor.movedim(0, carried.dim)
+    return tensor.flatten(carried.dim, carried.dim + 1) if carried.each > 1 else tensor
 
 
 def carried_line(carried: Sequence[Carried], numbers: dict[int, int]) -> str:
     """Say how values cross a cut; `numbers` are those that they have so far, and are given."""
-    return ", ".join(f"{_short(one.value, numbers)} {one.layout.name.lower()} {one.dim}" for one in carried)
+    how = ("none" if one.dim is None else "along" if one.each == 1 else "grouped" for one in carried)
+    return ", ".join(
+        f"{_short(one.value, numbers)} {word} {one.dim or 0}" for one, word in zip(carried, how, strict=True)
+    )
 
 
 def _line(step: TapeStep, local: Mapping[str, str], numbers: dict[int, int]) -> str:

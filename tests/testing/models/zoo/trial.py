@@ -89,7 +89,7 @@ def tried(name: str, *, devices: int) -> Trial:
 def _compared(found: Trial, spec: ModelSpec, devices: int) -> Trial:
     graph = build_graph(spec)
     plan = planned(spec, graph, devices)
-    whole = replace(load_model(spec, seed=0), trains=cut_model(spec).trains)
+    whole = replace(load_model(spec, seed=0), trains=cut_model(spec).whole.trains)
     found = replace(found, class_name=type(whole.module).__name__, units=len(graph.units), stages=len(plan.stages))
     return replace(found, error=largest_error(spec, graph, plan, whole))
 

@@ -6,7 +6,7 @@ Weights that a unit does not hold are zeros without memory: what is made of them
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from types import MethodType
@@ -16,9 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from spantrain.errors import ConfigError
-from spantrain.models.tracing.stubs.calls import BlockCall
+from spantrain.models.tracing.stubs.calls import Calls
+from spantrain.models.tracing.stubs.cut import StubPart
 from spantrain.models.tracing.stubs.template import given_again, made, part_at
-from spantrain.models.tracing.tape import Facts, Samples, StandIn, UnitDevice, Value
+from spantrain.models.tracing.tape import Samples, StandIn, UnitDevice, Value
 from spantrain.models.tracing.unit import stand_in
 
 
@@ -32,22 +33,15 @@ class StubRun:
 
     name: str
     """Of the model, for messages."""
-    calls: Sequence[BlockCall]
-    first: int
-    """The unit's own first call, before which there are stubs."""
-    end: int
-    """The call behind its last one, where the pass ends."""
+    calls: Calls
+    part: StubPart
+    """The unit's: before its first call there are stubs, and behind its last one the pass ends."""
     child: Callable[[str], nn.Module]
     """Returns the unit's own module, by path."""
     tensor: Callable[[str], Tensor | None]
     """Returns a weight outside of blocks, by name; None: the unit does not hold it."""
     found: dict[int, Tensor]
     """Results of calls, by the value's index: those that came, and then those wanted of its own."""
-    wanted: Collection[Value]
-    """Values to be given on."""
-    written_into: Collection[object]
-    """Values that are changed in place."""
-    facts: Mapping[int, Facts]
     samples: int
     place: torch.device
     trains: bool
@@ -56,42 +50,41 @@ class StubRun:
 
     def call(self, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Do the forward's next call, if it is the unit's own; otherwise return something of the same form."""
-        number = self.done
+        number, calls = self.done, self.calls.calls
         self.done += 1
-        if number >= len(self.calls) or self.calls[number].path != path:
+        if number >= len(calls) or calls[number].path != path:
             raise ConfigError(
                 f"model {self.name}: its forward calls {path} where it called "
-                f"{self.calls[number].path if number < len(self.calls) else 'nothing'} on its example batch; write it "
-                "so that it calls the same modules for any data"
+                f"{calls[number].path if number < len(calls) else 'nothing'} on its example batch; write it so that "
+                "it calls the same modules for any data"
             )
-        template = self.calls[number].template
-        if number < self.first:
+        template = calls[number].template
+        if number < self.part.first:
             return given_again(template, partial(part_at, args, kwargs), self._leaf)
         containers = [part_at(args, kwargs, at) for at, _ in template.changed]
         result = self.child(path)(*args, **kwargs)
+        wanted = {carried.value for carried in self.part.gives}
         for value, tensor in made(template, result, containers):
-            if value in self.wanted:
-                self.found[value.index] = tensor.clone() if value in self.written_into else tensor
-        if number == self.end - 1 and self.end < len(self.calls):
+            if value in wanted:
+                self.found[value.index] = tensor.clone() if value in self.calls.written_into else tensor
+        if number == self.part.end - 1 and self.part.end < len(calls):
             raise _PassEnded
         return result
 
     def _leaf(self, sign: Any) -> Any:
         match sign:
             case Value():
-                known = self.found.get(sign.index)
-                tensor = self._stand_in(sign) if known is None else known
+                tensor = self.found.get(sign.index)
+                if tensor is None:
+                    facts = self.calls.facts[sign.index]
+                    tensor = stand_in(StandIn(facts.shape, facts.dtype), self.samples, self.place)
                 # What goes on to later units is as it came.
-                return tensor.clone() if sign in self.written_into else tensor
+                return tensor.clone() if sign in self.calls.written_into else tensor
             case UnitDevice():
                 return self.place
             case Samples():
                 return sign.of(self.samples)
         return sign
-
-    def _stand_in(self, value: Value) -> Tensor:
-        facts = self.facts[value.index]
-        return stand_in(StandIn(facts.shape, facts.dtype), self.samples, self.place)
 
 
 class Shell:
@@ -150,7 +143,7 @@ class Shell:
         """Return the shell itself: units bring what differs between them."""
         return self
 
-    def run(self, run: StubRun, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    def run(self, run: StubRun, /, *args: Any, **kwargs: Any) -> Any:
         """Run the forward for a unit; return what it returned, or None where the pass ended before."""
         self._move(run.place)
         self._set_mode(trains=run.trains)
@@ -168,7 +161,7 @@ class Shell:
             return self._again(path)(*args, **kwargs)
         if path in self.fixed:
             return run.child(path)(*args, **kwargs)
-        if run.first <= run.done < run.end:
+        if run.part.first <= run.done < run.part.end:
             self._used.setdefault(path, set()).add(run.child(path))
         return run.call(path, args, kwargs)
 

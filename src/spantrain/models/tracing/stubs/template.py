@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from spantrain.models.tracing.follow import LARGE, SMALL
 from spantrain.models.tracing.tape import Samples, TraceProblem, UnitDevice, Value, version_of
 
 _WHOLE = (Tensor, nn.Module, type, types.ModuleType, types.FunctionType, types.MethodType, torch.dtype, torch.Generator)
@@ -175,8 +174,7 @@ def joined(one: Any, other: Any, where: str) -> Any:
     if type(one) is not type(other) or isinstance(one, Rebuilt):
         raise TraceProblem("what a block returns depends on the number of samples", where=where, module="")
     if type(one) is int and one != other:
-        each = (other - one) // (LARGE - SMALL)
-        return Samples(each, one - SMALL * each)
+        return Samples.seen(one, other)
     if isinstance(one, (Value, Given, str, bool, float)) and one != other and one == one:
         raise TraceProblem(f"a block returns {one} or {other}, by the number of samples", where=where, module="")
     return one

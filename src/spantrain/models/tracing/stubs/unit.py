@@ -1,18 +1,20 @@
 """A unit that runs the unedited model's own forward, with stubs in the place of what other units do."""
 
+from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from spantrain.models.randomness.places import START, chain_at
-from spantrain.models.tracing.batch import Loss, ModelBatch, picked
+from spantrain.models.randomness.places import START
+from spantrain.models.tracing.batch import Loss, ModelBatch, call_named, picked, taken_names
 from spantrain.models.tracing.factory import calls_compiled
 from spantrain.models.tracing.stubs.calls import Calls, Row
 from spantrain.models.tracing.stubs.cut import StubPart
 from spantrain.models.tracing.stubs.shell import Shell, StubRun
 from spantrain.models.tracing.tape import StandIn
-from spantrain.models.tracing.unit import BroughtUnit, carried_line, packed, stand_in, unpacked
-from spantrain.models.units import LABELS
+from spantrain.models.tracing.unit import BroughtUnit, carried_line, stand_in
+from spantrain.models.units import Rows
 
 
 class StubbedUnit(BroughtUnit):
@@ -21,13 +23,16 @@ class StubbedUnit(BroughtUnit):
     The rest of the model is its shell, which all units that are built together have in common.
     """
 
+    _start = START
+
     def __init__(
         self, name: str, part: StubPart, calls: Calls, shell: Shell, batch: ModelBatch, loss: Loss, *, model: str
     ) -> None:
         """Take what the part needs out of a shell; `batch` is an example, `model` a name for messages."""
-        super().__init__(name, loss if part.end == len(calls.calls) else None)
+        super().__init__(name, part, loss if part.end == len(calls.calls) else None)
         self._part, self._calls, self._shell, self._model = part, calls, shell, model
-        self._batch = batch.resized(1)
+        self._batch, self._names = batch.resized(1), taken_names(batch, loss)
+        self.around = shell.names
         for path in (*part.modules, *shell.fixed):
             self._hold(f"m{len(self.prefixes)}", path, shell.children[path])
         buffers = [full for full in shell.tensors if full not in calls.direct]
@@ -45,38 +50,23 @@ class StubbedUnit(BroughtUnit):
         lines += [self._local[call.path] for call in self._calls.calls[part.first : part.end]]
         return "\n".join((*lines, f"gives {carried_line(part.gives, numbers)}"))
 
-    def _run(self, tensors: tuple[Tensor, ...]) -> Any:
-        part, calls = self._part, self._calls
-        samples, place = tensors[0].shape[0], tensors[0].device
-        rows = dict(zip(self.reads, tensors[len(part.takes) :], strict=True))
+    def _result(self, found: dict[int, Tensor], rows: Rows, samples: int, place: torch.device) -> Any:
         run = StubRun(
             name=self._model,
-            calls=calls.calls,
-            first=part.first,
-            end=part.end,
+            calls=self._calls,
+            part=self._part,
             child=lambda path: self.get_submodule(self._local[path]),
             tensor=lambda full: self._weight(full) if full in self._has else None,
-            found={
-                carried.value.index: unpacked(carried, tensor)
-                for carried, tensor in zip(part.takes, tensors, strict=False)
-            },
-            wanted={carried.value for carried in part.gives},
-            written_into=calls.written_into,
-            facts=calls.facts,
+            found=found,
             samples=samples,
             place=place,
             trains=self.training,
         )
-        given = {number: self._row(number, rows, run) for number in calls.names}
-        positional = [given[number] for number, name in calls.names.items() if name is None]
-        named = {name: given[number] for number, name in calls.names.items() if name is not None}
-        with self._means(rows) as means, chain_at(START):
-            result = self._shell.run(run, positional, named)
-            if self._loss is None:
-                return tuple(packed(carried, run.found[carried.value.index], samples) for carried in part.gives)
-            return self._loss(picked(self._loss, result, f"model {self._model}"), rows[LABELS], samples, means)
+        given = {number: self._row(number, rows, run) for number in self._names}
+        result = call_named(partial(self._shell.run, run), given, self._names)
+        return None if self._loss is None else picked(self._loss, result, f"model {self._model}")
 
-    def _row(self, number: int, rows: dict[int, Tensor], run: StubRun) -> Tensor:
+    def _row(self, number: int, rows: Rows, run: StubRun) -> Tensor:
         """Return what the model is given; what is not needed in this unit is zeros."""
         tensor = rows.get(number)
         if tensor is None:
