@@ -9,9 +9,9 @@ import numpy as np
 from spantrain.core.plan import Plan, Replica, Stage, StateSharding, SumModel
 from spantrain.core.profile import Profile
 from spantrain.core.quantities import format_bytes
-from spantrain.core.shares import even_share, shares_of
+from spantrain.core.shares import even_share
 from spantrain.core.span import Span, equal_spans
-from spantrain.cost.memory import Division, MemoryCost
+from spantrain.cost.memory import Division, MemoryCost, divisions_in
 from spantrain.cost.span_tables import Array, SpanTables
 from spantrain.cost.step import StepCost
 from spantrain.cost.sums import default_sums
@@ -145,24 +145,8 @@ def with_limits(stage: Stage, memory: MemoryCost, splits: bool) -> Stage | None:
     for index, replica in enumerate(stage.replicas):
         sizes = [span.size for span in stage.replica_spans(index)]
         limit = min(
-            memory.in_flight_limit_for(
-                stage.units,
-                name,
-                sum(sizes),
-                max(sizes),
-                division=Division(
-                    tp_share=share,
-                    state_sharding=stage.state_sharding,
-                    replicas=len(stage.replicas),
-                    recompute=stage.recompute,
-                    splits=splits,
-                ),
-            )
-            for name, share in zip(
-                replica.devices,
-                shares_of(replica.tp_shares, slices_sequence=stage.sequence_parallel),
-                strict=True,
-            )
+            memory.in_flight_limit_for(stage.units, name, sum(sizes), max(sizes), division=division)
+            for name, division in divisions_in(stage, replica, splits=splits).items()
         )
         if limit < max(sizes) or min(sizes) < memory.fewest_samples(stage.units):
             return None
