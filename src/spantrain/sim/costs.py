@@ -12,9 +12,8 @@ from spantrain.core.plan import Plan, StateSharding
 from spantrain.core.profile import Profile
 from spantrain.core.shares import shares_of
 from spantrain.core.span import Span
-from spantrain.cost.network import Uses
+from spantrain.cost.network import StageRings, Uses, scarce_links, sum_slowdowns
 from spantrain.cost.replicas import ReplicaCost, rings_of
-from spantrain.cost.sharing import StageRings, scarce_links, sum_slowdowns
 from spantrain.schedule.layout import Router
 from spantrain.sim.transfers import TransferCost
 

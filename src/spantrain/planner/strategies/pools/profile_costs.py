@@ -229,13 +229,11 @@ class ProfilePools:
             return 0.0
         hops = set(zip(members, (*members[1:], members[0]), strict=True))
         degree = min(member.tp_degree for member in members)
+        size_bytes = self._trained_bytes(units, degree)
         at_home = len(hops) == 1 and not self.inside_hosts
         if at_home and width * degree <= self.pools[members[0].pool].host_size:
-            of_two_s = self._network.all_reduce_seconds(
-                self._beside(members[0].pool), self._trained_bytes(units, degree)
-            )
-            return 2 * (width - 1) / width * of_two_s
-        size_bytes = self._trained_bytes(units, degree)
+            two = self._beside(members[0].pool)
+            return 2 * (width - 1) / width * self._network.collectives.seconds(two, size_bytes)
         latency_s, s_per_byte = map(max, zip(*(self._hop_s(a, b) for a, b in hops), strict=True))
         return 2.0 * (width - 1) * float(latency_s + size_bytes / width * s_per_byte)
 
