@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spantrain.cost.collectives import Algorithm, Collectives, SumOptions
 from spantrain.cost.network import NetworkCost
+from spantrain.cost.sums import Algorithm, Collectives, SumOptions
 
 LATENCY_S = {"site": 1.0, "host": 0.1, "device": 0.01}
 MIB = 2**20

@@ -10,7 +10,7 @@ section 3): `Unit.tensor_sums` all-reduces of the unit's output in F, as many of
 unit that cannot be divided is computed whole by every member. Unequal shares are those of SpanTrain (Chinese paper,
 second-level groups: devices of unlike capacity divide a layer by it).
 
-Sums are taken as the fastest of `cost.collectives` and alone on their links. They are not hidden behind compute, and a
+Sums are taken as the fastest of `cost.sums` and alone on their links. They are not hidden behind compute, and a
 share of a unit is taken to run as well as the whole does: both hold for large layers only. Against transformer blocks
 that others measured at degrees 2 to 8 (`benchmarks/tensor_parallel_accuracy.py`) it is 3-4 % low in the median; by kind
 of device from 13 % low to 7 % high on data-centre cards, and 1 % to two thirds low on consumer cards, which have no

@@ -19,7 +19,7 @@ from functools import cache
 
 from spantrain.core.cluster import Device
 from spantrain.core.profile import LinkMeasurement, Profile
-from spantrain.cost.collectives import Collectives
+from spantrain.cost.sums import Collectives
 from spantrain.errors import ProfileError
 
 Uses = tuple[tuple[str, float], ...]

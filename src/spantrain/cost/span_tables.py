@@ -23,10 +23,10 @@ from spantrain.core.profile import Profile
 from spantrain.core.shares import ALONE, MemberShare
 from spantrain.core.span import apportion
 from spantrain.core.units import UnitGraph
-from spantrain.cost.collectives import SumOptions
 from spantrain.cost.compute import SPLIT_OPS, GroupCost
 from spantrain.cost.memory import BUFFERED_MICRO_BATCHES, MemoryCost, framework_bytes
 from spantrain.cost.network import NetworkCost, overlaps
+from spantrain.cost.sums import SumOptions
 from spantrain.formats.registry import WireFormat
 
 Array = NDArray[np.float64]
