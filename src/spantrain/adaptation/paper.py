@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from spantrain.adaptation.boundary import PlanReplacement
-from spantrain.adaptation.local import CuttingLocal, LocalState
+from spantrain.adaptation.local import CuttingLocal
 from spantrain.adaptation.monitor import LinkExpectation
 from spantrain.adaptation.network_state import (
     SURE,
@@ -49,27 +49,10 @@ class PaperLocal(CuttingLocal):
 
     _messages = 20
 
-    def __init__(
-        self,
-        expected: Mapping[str, LinkExpectation] | None = None,
-        *,
-        after: Collection[str] = (),
-        message_s: float = 1e-3,
-    ) -> None:
-        super().__init__(expected, after=after, message_s=message_s)
+    def __init__(self, expected: Mapping[str, LinkExpectation] | None = None, *, after: Collection[str] = ()) -> None:
+        super().__init__(expected, after=after)
         self._delayed: dict[Direction, float] = {}
         """How many times the calm pace."""
-
-    @property
-    def state(self) -> LocalState:
-        """What is known now, between two steps."""
-        sending = {direction.value: pace.state for direction, pace in self._sending.items()}
-        return LocalState(monitor=self.monitor.state, sending=sending)
-
-    def take_up(self, state: LocalState) -> None:
-        """Go on from what was known: after a change of plan, or of a saved run."""
-        super().take_up(state)
-        self._look()
 
     def piece_samples(self, peer: str, samples: int) -> int:
         """Return half of them where sends are delayed."""
