@@ -99,7 +99,8 @@ class PaperBoundary:
     def advise(self, step: int, plan: Plan, reports: Reports, step_s: float) -> PlanReplacement | None:  # noqa: ARG002
         """Return the plan with other micro-batches, if those of the last step are not the ones that the rules want."""
         self._poor = self._found_poor(plan, reports, step_s)
-        wanted = self._resized(fill=bool(self._poor))
+        stages = tuple(_resized(stage, len(self._base.stages), fill=bool(self._poor)) for stage in self._base.stages)
+        wanted = replace(self._base, stages=stages, hints=None)
         if [stage.micro_batches for stage in plan.stages] == [stage.micro_batches for stage in wanted.stages]:
             return None
         pair = min(self._poor, default=None)
@@ -118,11 +119,6 @@ class PaperBoundary:
         if all(good):
             return {}
         return {pair: min(given.get(pair, math.inf), part) for pair, part in (poor | self._poor).items()}
-
-    def _resized(self, *, fill: bool) -> Plan:
-        depth = len(self._base.stages)
-        stages = tuple(_resized(stage, depth, fill=fill) for stage in self._base.stages)
-        return replace(self._base, stages=stages, hints=None)
 
 
 def _resized(stage: Stage, depth: int, *, fill: bool) -> Stage:
