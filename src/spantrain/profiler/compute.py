@@ -145,7 +145,9 @@ class _UnitBench:
             for op in (Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT):
                 device.run(works[op], None)
             seen: list[list[float]] = []
-            while len(seen) < repeats or (repeats > 1 and self._is_short(seen)):
+            while len(seen) < repeats or (
+                repeats > 1 and len(seen) < _MAX_REPEATS and sum(map(sum, seen)) < _LONG_POINT_S
+            ):
                 seen.append([])
                 for op, work in works.items():
                     device.run(work, self._seconds(op, samples))
@@ -164,9 +166,6 @@ class _UnitBench:
             backward_input_s=input_s,
             backward_weight_s=weight_s,
         )
-
-    def _is_short(self, seen: Sequence[Sequence[float]]) -> bool:
-        return len(seen) < _MAX_REPEATS and sum(map(sum, seen)) < _LONG_POINT_S
 
     def _seconds(self, op: Op, samples: int) -> float | None:
         emulate = self._bench.emulate
@@ -275,19 +274,14 @@ def measure_tasks(device: ComputeDevice, *, name: str, law: AnalyticLaw | None) 
     task_s: dict[str, float] = {}
     score = 0.0
     for task in TASKS:
-        rows = _rows(task, device, law)
+        on_a_cpu = device.torch_device.type == "cpu"
+        rows = max(1, task.rows // 16) if law is not None else task.rows * (1 if on_a_cpu else 16)
         flop, nominal_flop = _flop(task, rows), _flop(task, task.rows)
         emulated_s = None if law is None else replace(law, dtype=task.dtype).flop_seconds(flop)
         work_s = _median_seconds(device, task.make(rows, device.torch_device), emulated_s)
         task_s[task.name] = work_s * nominal_flop / flop
         score += task.share * flop / 1e12 / work_s
     return DeviceScore(device=name, score=score, task_s=task_s)
-
-
-def _rows(task: CapacityTask, device: ComputeDevice, law: AnalyticLaw | None) -> int:
-    if law is not None:
-        return max(1, task.rows // 16)
-    return task.rows * 16 if device.torch_device.type != "cpu" else task.rows
 
 
 def _flop(task: CapacityTask, rows: int) -> float:

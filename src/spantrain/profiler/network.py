@@ -19,7 +19,7 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import combinations, permutations
 
 from spantrain.core.cluster import Cluster, Device
@@ -32,46 +32,8 @@ from spantrain.transport.mailbox.mailbox import Mailbox, MailboxLike
 
 _MIN_PINGS, _WARM_UP_PINGS = 15, 2
 """Pings of a sample; several samples, some time apart, find a moment in which every processor on the way is free."""
-_GAP_S = 3e-3
-"""Pings do not wait for each other, or the processors on the way would fall asleep in between and wake up slowly; and
-they are far enough apart for none to wait behind the one before."""
 _ECHO_POLL_S = 1.0
 _FRESH_S = 10.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class RoundTrip:
-    """Five int32 there and back, many times; every figure is of one way, half of a round trip."""
-
-    latency_s: float
-    """The network's: the fastest, less what the software of both sides took; not below zero."""
-    felt_s: float
-    """What a message feels: the median, with the software, without the time that the other side's program held it."""
-    software_s: float
-    """What was taken off: the part of mailboxes, encryption and kernels, measured over loopback."""
-    held_s: float
-    """Median time between the other side's receiving and its answering: its program, not on any message's way."""
-
-
-class LatencyMeter:
-    """Measures the latency to one peer, in as many samples as there is time for."""
-
-    def __init__(self, prober: Prober) -> None:
-        """Ask both ends for what their software takes; connections are opened before the other side answers."""
-        self._prober = prober
-        self._software_s = (prober.ask_software_round_trip() + prober.software_round_trip_s()) / 2
-        self._answers: list[tuple[float, float]] = []
-
-    def sample(self, pings: int = _MIN_PINGS) -> RoundTrip:
-        """Send pings; return what these and all before say."""
-        self._answers += self._prober.ping(max(pings, _MIN_PINGS), _GAP_S)
-        round_trips_s = [round_trip_s for round_trip_s, _ in self._answers]
-        return RoundTrip(
-            latency_s=max(0.0, (min(round_trips_s) - self._software_s) / 2),
-            felt_s=statistics.median(round_trips_s) / 2,
-            software_s=self._software_s / 2,
-            held_s=statistics.median(held_s for _, held_s in self._answers),
-        )
 
 
 class Software:
@@ -114,8 +76,8 @@ def software_round_trip(like: MailboxLike) -> float:
             mailbox.dial()
         answering.start()
         prober = Prober(near, "far", lambda: 0.0)
-        prober.ping(_WARM_UP_PINGS, _GAP_S)
-        return min(round_trip_s for round_trip_s, _ in prober.ping(_MIN_PINGS, _GAP_S))
+        prober.ping(_WARM_UP_PINGS)
+        return min(prober.ping(_MIN_PINGS))
     finally:
         stop.set()
         far.wake()
@@ -240,10 +202,10 @@ def better(first: LinkMeasurement, again: LinkMeasurement) -> LinkMeasurement:
     return replace(fastest, latency_s=min(first.latency_s, again.latency_s), rounds=first.rounds + again.rounds)
 
 
-def payload_cap_bytes(cluster: Cluster, source: str, target: str, most_bytes: int = 64 * 2**20) -> int:
-    """Return the largest payload for a pair: a sixteenth of the smaller device's memory, at most `most_bytes`."""
+def payload_cap_bytes(cluster: Cluster, source: str, target: str) -> int:
+    """Return the largest payload for a pair: a sixteenth of the smaller device's memory, at most 64 MiB."""
     memory_bytes = min(cluster.device_by_name[name].memory_bytes for name in (source, target))
-    return max(WARM_UP_BYTES, min(most_bytes, memory_bytes // 16))
+    return max(WARM_UP_BYTES, min(64 * 2**20, memory_bytes // 16))
 
 
 # Measuring: the answering side, then the asking one.
@@ -305,15 +267,21 @@ def measure_directions(
     Raises:
         PeerLostError: the other side does not answer.
     """
-    meter = LatencyMeter(prober)
-    pings = rounds * _PINGS_PER_ROUND
-    latency_s = meter.sample(pings).latency_s
-    found = []
+    # Asked first: connections are opened before the other side answers.
+    software_s = (prober.ask_software_round_trip() + prober.software_round_trip_s()) / 2
+    round_trips_s: list[float] = []
+
+    def latency_so_far_s() -> float:
+        """Send pings; return what these and all before say of the network, one way."""
+        round_trips_s.extend(prober.ping(max(rounds * _PINGS_PER_ROUND, _MIN_PINGS)))
+        return max(0.0, (min(round_trips_s) - software_s) / 2)
+
+    latency_s, found = latency_so_far_s(), []
     for forward, expected in directions.items():
         load = prober.push if forward else prober.pull
         rate = measure_bandwidth(load, max_payload_bytes, rounds, latency_s, expected_bytes_per_s=expected)
         found.append((forward, *rate))
-        latency_s = meter.sample(pings).latency_s
+        latency_s = latency_so_far_s()
     links = []
     for forward, bandwidth_bytes_per_s, payload_bytes in found:
         ends = (prober.mailbox.name, prober.peer)
