@@ -28,8 +28,6 @@ from spantrain.sim.transfers import TransferCost, VirtualClock
 class SimulationOptions:
     """How to simulate."""
 
-    fair_links: bool = True
-    """Connections that share a link get equal parts of it; False: they are served by turn."""
     trace: bool = True
     """Whether to collect intervals and flows; planners that try many plans need none."""
     split_backward: bool | None = None
@@ -134,7 +132,7 @@ class Simulation:
         self._plan = plan
         self._costs = costs
         self._clock = VirtualClock()
-        self._network = Network(self._clock, fair=options.fair_links, speeds=options.link_speed)
+        self._network = Network(self._clock, speeds=options.link_speed)
         self._router = Router(plan)
         self._recorder = TraceRecorder(on=options.trace)
         self._link_bytes: dict[tuple[str, str], int] = {}

@@ -72,9 +72,7 @@ class Evaluator:
 
     def _evaluate(self, plan: Plan, peaks: Mapping[str, int]) -> Evaluation:
         costs = _costs(plan, self._profile, self._replicas(plan.dtype))
-        # Without updates that take time, all steps are alike, so one is enough (sim.engine).
-        steps = 2 if any(costs.optimizer_s(device) for device in plan.devices) else 1
-        result = simulate_whole(plan, costs, steps=steps)
+        result = simulate_whole(plan, costs)
         sent = self._sent[_key(plan)] = _sent_bytes(result, costs)
         cluster = self._profile.cluster
         busy_s = {device: ratio * result.step_s for device, ratio in result.utilisation.items()}
