@@ -5,7 +5,7 @@ A domain is a first-level group; a layout sets its devices up as slots (future s
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import combinations, pairwise, permutations, product
 
@@ -200,16 +200,7 @@ def _solve(tables: SlotTables, candidate: DomainCandidate) -> DomainCandidate | 
     slots = [tables.slot(slot, candidate.size) for slot in candidate.slots]
     hops = [tables.hop(a, b, candidate.size) for a, b in zip(candidate.slots[:-1], candidate.slots[1:], strict=True)]
     value_s, begins = best_cuts([slot for slot in slots if slot is not None], hops)
-    if value_s == float("inf"):
-        return None
-    return DomainCandidate(
-        order=candidate.order,
-        slots=candidate.slots,
-        size=candidate.size,
-        bound_s=candidate.bound_s,
-        value_s=value_s,
-        begins=begins,
-    )
+    return None if value_s == float("inf") else replace(candidate, value_s=value_s, begins=begins)
 
 
 def _enumerate(tables: SlotTables, groups: DeviceGroups) -> Iterator[DomainCandidate]:
