@@ -243,6 +243,14 @@ class NetworkCost:
         """Return the seconds of the way from a device to another."""
         return self.link(source, target).latency_s
 
+    def round_trip_s(self, devices: Sequence[str]) -> float:
+        """Return the longest way between two of some devices there and back: the least that agreeing takes."""
+        return 2 * max((self.latency_s(a, b) for a in devices for b in devices if a != b), default=0.0)
+
+    def exchange_s(self, devices: Sequence[str], size_bytes: float) -> float:
+        """Return the seconds in which each of some devices sends all others so many bytes, on ways of their own."""
+        return max((self.transfer_seconds(a, b, size_bytes) for a in devices for b in devices if a != b), default=0.0)
+
     def parts_together(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
         """Return the part of its own bandwidth that each pair gets when all of them send at once, max-min fair."""
         load: dict[str, float] = {}

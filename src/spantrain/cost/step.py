@@ -131,14 +131,10 @@ class StepCost:
         """Return the seconds of the exchange of shared parameters: the late stage's sum crosses once."""
         total = 0.0
         for name, size in self._graph.shared_bytes.items():
-            leaders = [
-                stage.replicas[0].devices[0]
-                for stage in plan.stages
-                if any(name in self._graph.units[unit].shared for unit in stage.units)
+            holders = [
+                stage for stage in plan.stages if any(name in self._graph.units[unit].shared for unit in stage.units)
             ]
-            total += max(
-                (self.network.transfer_seconds(a, b, size) for a in leaders for b in leaders if a != b), default=0.0
-            )
+            total += self.network.exchange_s([stage.replicas[0].devices[0] for stage in holders], size)
         return total
 
 

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
-from itertools import pairwise, product
+from itertools import pairwise, permutations, product
 
 from spantrain.core.action import Action, Direction, Op
 from spantrain.core.plan import Plan
@@ -178,11 +178,11 @@ class ProfileCosts(StepCosts):
         self._network = self._replicas.groups.network
         self._message_s = runtime.message_s if runtime else 0.0
         self.action_overhead_s = runtime.action_s if runtime else 0.0
+        self._replica_of = {replica.devices[0]: replica for stage in plan.stages for replica in stage.replicas}
         # What was measured holds the update, too: of a small model, and of a large one at least the part per step.
         if commit_s is None:
-            commit_s = runtime.step_end_s if runtime else self._round_trip_s()
+            commit_s = runtime.step_end_s if runtime else self._network.round_trip_s(tuple(self._replica_of))
         self.commit_s = commit_s
-        self._replica_of = {replica.devices[0]: replica for stage in plan.stages for replica in stage.replicas}
         self._seconds = cache(self._action_s)
         self._transfers = cache(self._transfer)
         self._buckets_s = cache(lambda stage: self._replicas.end_of_step_s(plan.stages[stage]))
@@ -277,17 +277,13 @@ class ProfileCosts(StepCosts):
         """
         found = []
         for name in self._graph.shared_bytes:
-            pairs = self._tied_pairs(name)
-            stages = tuple(i for i, stage in enumerate(self._plan.stages) if self._holds(stage.units, name))
-            if pairs:
-                exchange_s = max(self._network.transfer_seconds(*pair, size) for pair, size in pairs)
-                size_bytes = self._graph.shared_bytes[name]
-                round_s = max(self._network.collectives.broadcast_s(self._leaders(i), size_bytes) for i in stages)
+            stages, size_bytes = self._holders(name), self._graph.shared_bytes[name]
+            if len(stages) > 1:
+                rows = [[replica.devices[0] for replica in self._plan.stages[i].replicas] for i in stages]
+                exchange_s = self._network.exchange_s([row[0] for row in rows], size_bytes)
+                round_s = max(self._network.collectives.broadcast_s(row, size_bytes) for row in rows)
                 found.append(TiedSum(stages=stages, seconds=exchange_s + self._message_s + round_s))
         return tuple(found)
-
-    def _leaders(self, stage: int) -> tuple[str, ...]:
-        return tuple(replica.devices[0] for replica in self._plan.stages[stage].replicas)
 
     def end_of_step_bytes(self) -> dict[tuple[str, str], int]:
         """Return what devices send each other in a step besides samples: sums and gathers, and shared gradients."""
@@ -301,26 +297,15 @@ class ProfileCosts(StepCosts):
     def tied_bytes(self) -> dict[tuple[str, str], int]:
         """Return what leaders send each other of gradients that stages share."""
         sent: Counter[tuple[str, str]] = Counter()
-        for pair, size_bytes in self._tied_pairs():
-            sent[pair] += size_bytes
+        for name in self._graph.trained_shared_bytes:
+            for pair in permutations([self._plan.stages[i].replicas[0].devices[0] for i in self._holders(name)], 2):
+                sent[pair] += self._graph.shared_bytes[name]
         return dict(sent)
 
-    def _tied_pairs(self, *names: str) -> list[tuple[tuple[str, str], int]]:
-        """Return senders, receivers and bytes of shared gradients; of these parameters, or of all."""
-        found = []
-        for name in names or self._graph.trained_shared_bytes:
-            leaders = [stage.replicas[0].devices[0] for stage in self._plan.stages if self._holds(stage.units, name)]
-            found += [((a, b), self._graph.shared_bytes[name]) for a in leaders for b in leaders if a != b]
-        return found
-
-    def _holds(self, units: range, shared: str) -> bool:
-        return any(shared in self._graph.units[unit].shared for unit in units)
-
-    def _round_trip_s(self) -> float:
-        """Return the longest way between two leaders there and back: the least that agreeing takes."""
-        leaders = [replica.devices[0] for stage in self._plan.stages for replica in stage.replicas]
-        ways = [self._network.link(a, b).latency_s for a in leaders for b in leaders if a != b]
-        return 2 * max(ways, default=0.0)
+    def _holders(self, shared: str) -> tuple[int, ...]:
+        """Return the stages that hold a parameter."""
+        units, stages = self._graph.units, enumerate(self._plan.stages)
+        return tuple(i for i, stage in stages if any(shared in units[unit].shared for unit in stage.units))
 
 
 def _talking_pairs(plan: Plan) -> dict[tuple[str, str], None]:

@@ -28,8 +28,6 @@ from spantrain.schedule.at_once import check_samples_at_once
 from spantrain.schedule.registry import schedule_names
 from spantrain.sim.search.search import SearchEffort
 
-_BOUNDARIES = 6
-"""The most slow boundaries that are told of, the slowest first."""
 _METHOD = "event simulation of the plan's own schedule with the profile's times"
 _RESCHEDULED = 3
 """How many of a strategy's best are tried with other schedules, where that is asked for."""
@@ -306,27 +304,26 @@ class _Planning:
         """Return why the answer, or the outer optimizer, is taken, and what each way over slow boundaries comes to."""
         proposal, evaluation = answer.ranked[0]
         constraints, objective, every = self._options.constraints, self._options.objective, self._options.outer_every
-        own_reasons = proposal.reasons
+        groups = [entry.group for entry in local]
         seen = [
             entry
             for entry in self._evaluator.seen()
             if not self._broken(*entry) and not self._only_to_compare(entry[0])
         ]
         if outer is not None:
-            why = outer_groups([entry.group for entry in local], outer, name, evaluation.samples_per_s)
+            why = outer_groups(groups, outer, name, evaluation.samples_per_s)
         else:
             why = (
                 *choices([(entry.plan, figures) for entry, figures in answer.ranked], objective),
-                *own_reasons,
-                *sites_in_and_out(proposal.plan, evaluation, seen, objective, own_reasons),
+                *proposal.reasons,
+                *sites_in_and_out(proposal.plan, evaluation, seen, objective, proposal.reasons),
             )
-        rates = pair_rates(self._profile, self._job, local, every)
-        ways = slow_boundaries(self._profile, local, _BOUNDARIES)
-        groups = {device: entry.group.name for entry in local for device in entry.group.devices}
+        rates, ways = pair_rates(self._profile, self._job, local, every), slow_boundaries(self._profile, groups)
+        group_of = {device: group.name for group in groups for device in group.devices}
         return (
             *([f"Left out as asked: {', '.join(constraints.leave_out)}."] if constraints.leave_out else []),
             *why,
-            *boundaries((proposal.plan, evaluation), seen, ways, groups, rates, every, outer),
+            *boundaries((proposal.plan, evaluation), seen, ways, group_of, rates, every, outer),
         )
 
     def _local_plans(self) -> tuple[LocalPlans, ...]:

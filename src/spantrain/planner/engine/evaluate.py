@@ -139,8 +139,9 @@ def _round_trip_s(plan: Plan, network: NetworkCost) -> float:
         for replica in stage.replicas:
             site, host = network.place(replica.devices[0])
             by_site.setdefault(site, {}).setdefault(host, []).append(replica.devices[0])
-    leaders = [name for hosts in by_site.values() for names in list(hosts.values())[:2] for name in names[:2]]
-    return 2 * max((network.link(a, b).latency_s for a in leaders for b in leaders if a != b), default=0.0)
+    return network.round_trip_s(
+        [name for hosts in by_site.values() for names in list(hosts.values())[:2] for name in names[:2]]
+    )
 
 
 def _sent_bytes(result: SimulationResult, costs: ProfileCosts) -> dict[tuple[str, str], int]:

@@ -20,12 +20,14 @@ from spantrain.core.plan import Plan
 from spantrain.core.profile import Profile
 from spantrain.core.span import apportion, equal_spans
 from spantrain.cost.network import NetworkCost
-from spantrain.errors import InfeasiblePlanError, PlanError, ProfileError, ScheduleError
+from spantrain.errors import InfeasiblePlanError, PlanError, ScheduleError
 from spantrain.planner.engine.evaluate import Evaluator
 from spantrain.planner.groups import DeviceGroup, group_devices
 from spantrain.planner.request import Constraints, Evaluated, JobSpec
 from spantrain.planner.strategies.spantrain_dp.strategy import candidates
 
+_BOUNDARIES = 6
+"""The most slow boundaries that are told of, the slowest first."""
 _ALL_SETS_UP_TO = 8
 _ALL_PAIRS_UP_TO = 64
 """Devices of a described cluster, up to which the network between all of them is compared."""
@@ -103,19 +105,6 @@ def _whole(group: DeviceGroup, by_host: Mapping[tuple[str, str], Sequence[Device
         for device in found
     ]
     return DeviceGroup(name=group.name, devices=tuple(devices))
-
-
-def boundary_between(network: NetworkCost, a: DeviceGroup, b: DeviceGroup) -> Boundary:
-    """Return the way between two groups.
-
-    Raises:
-        ProfileError: it was not measured.
-    """
-    ways = [network.link(a.devices[0], b.devices[0]), network.link(b.devices[0], a.devices[0])]
-    slower = min(ways, key=lambda way: way.bandwidth_bytes_per_s)
-    return Boundary(
-        groups=(a.name, b.name), bandwidth_bytes_per_s=slower.bandwidth_bytes_per_s, latency_s=slower.latency_s
-    )
 
 
 def exchange_of(network: NetworkCost, leaders: Sequence[str], parameter_bytes: int) -> OuterExchange:
@@ -288,15 +277,17 @@ def _join_of(profile: Profile, job: JobSpec, local: Iterable[LocalPlans], inner_
     return best_join(NetworkCost(profile), speeds, leaders, size_bytes, job.global_batch, inner_steps)
 
 
-def slow_boundaries(profile: Profile, local: Sequence[LocalPlans], most: int) -> tuple[Boundary, ...]:
-    """Return the ways between groups, the slowest first, so many at the most; those not measured are left out."""
-    network, found = NetworkCost(profile), []
-    for a, b in combinations(local, 2):
-        try:
-            found.append(boundary_between(network, a.group, b.group))
-        except ProfileError:
-            continue
-    return tuple(sorted(found, key=lambda way: (way.bandwidth_bytes_per_s, -way.latency_s))[:most])
+def slow_boundaries(profile: Profile, groups: Iterable[DeviceGroup]) -> tuple[Boundary, ...]:
+    """Return the ways between groups, the slowest first, a few at the most; those not measured are left out."""
+    found = []
+    for a, b in combinations(groups, 2):
+        ways = (profile.link(a.devices[0], b.devices[0]), profile.link(b.devices[0], a.devices[0]))
+        measured = [way for way in ways if way is not None]
+        if len(measured) == 2:
+            slower = min(measured, key=lambda way: way.bandwidth_bytes_per_s)
+            rate, latency_s = slower.bandwidth_bytes_per_s, slower.latency_s
+            found.append(Boundary(groups=(a.name, b.name), bandwidth_bytes_per_s=rate, latency_s=latency_s))
+    return tuple(sorted(found, key=lambda way: (way.bandwidth_bytes_per_s, -way.latency_s))[:_BOUNDARIES])
 
 
 def _inside(groups: Sequence[DeviceGroup], seen: Iterable[Evaluated]) -> dict[str, list[Evaluated]]:

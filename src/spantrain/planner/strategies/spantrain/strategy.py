@@ -285,7 +285,7 @@ class _SizeCosts:
             leaders = [
                 leader for piece, way in zip(pieces, ways, strict=True) for leader in self._leaders(name, piece, way)
             ]
-            total += self._tables.tied_s(leaders, size_bytes)
+            total += self._tables.spans.network.exchange_s(leaders, size_bytes)
         return total
 
     def _leaders_of(self, shared: str, piece: _Piece, way: WayArrays) -> tuple[str, ...]:

@@ -132,12 +132,6 @@ class WayTables:
                 found = np.maximum(found, np.where(at_once >= 1, micro_batches / np.maximum(at_once, 1.0), np.inf))
         return np.asarray(found)
 
-    def tied_s(self, leaders: Sequence[str], size_bytes: int) -> float:
-        """Return the seconds of the exchange of shared parameters between stages with these leaders."""
-        network = self.spans.network
-        pairs = [(a, b) for a in leaders for b in leaders if a != b]
-        return max((network.transfer_seconds(a, b, size_bytes) for a, b in pairs), default=0.0)
-
     def _slot(self, slot: Slot, size: int) -> SlotArrays | None:
         counts = self.counts(slot, range(self.units), size)
         if min(counts) == 0:
@@ -236,7 +230,7 @@ class WayTables:
             for name, size_bytes in self.profile.graph.shared_bytes.items():
                 holders = [index for index, unit in enumerate(self.profile.graph.units) if name in unit.shared]
                 if len(holders) > 1:
-                    seconds = self.tied_s(leaders, size_bytes)
+                    seconds = self.spans.network.exchange_s(leaders, size_bytes)
                     counts = np.searchsorted(holders, np.arange(self.units + 1))
                     found += np.where(counts[None, :] - counts[:, None] > 1, seconds, 0.0)
         return found
