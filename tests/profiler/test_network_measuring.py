@@ -20,7 +20,6 @@ from spantrain.profiler.network import (
     doubtful,
     echo_probes,
     expected_rates,
-    measure_both,
     measure_directions,
     pair_rounds,
     payload_cap_bytes,
@@ -218,7 +217,7 @@ def pair(request):
     for mailbox in (a, b):
         mailbox.set_peers(4, [a.address, b.address])
     stop = threading.Event()
-    echo = threading.Thread(target=echo_probes, args=(b,), kwargs={"should_stop": stop.is_set})
+    echo = threading.Thread(target=echo_probes, args=(b, Software(b)), kwargs={"should_stop": stop.is_set})
     echo.start()
     yield a, b
     stop.set()
@@ -230,14 +229,15 @@ def pair(request):
 
 def test_both_directions_are_measured_by_one_side(pair):
     a, _ = pair
-    there, back = measure_both(a, "b", max_payload_bytes=2_000_000, rounds=2)
+    prober = Prober(a, "b", Software(a).round_trip_s)
+    there, back = measure_directions(prober, {True: None, False: None}, 2_000_000, 2)
     assert (there.source, there.target, back.source, back.target) == ("a", "b", "b", "a")
     for link in (there, back):
         assert 0 < link.bandwidth_bytes_per_s < inf
         assert 0 <= link.latency_s < inf
         assert 200_000 < link.payload_bytes <= 2_100_000
         assert link.rounds == 2
-    (again,) = measure_directions(Prober(a, "b", Software(a).round_trip_s), {False: None}, 1_000_000, 1)
+    (again,) = measure_directions(prober, {False: None}, 1_000_000, 1)
     assert (again.source, again.target) == ("b", "a")
 
 

@@ -7,7 +7,7 @@ the rates reached, in TFLOP/s, and does not depend on how large the tasks are.
 
 import logging
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -78,28 +78,16 @@ def measure_units(
     # Built together: an unedited model is built whole for whichever of its units.
     units = dict(zip(indices, build_units(bench.spec, indices, seed=0), strict=True)) if wanted else {}
     for number, index in enumerate(indices if wanted else ()):
-        unit, unit_class = units.pop(index), bench.graph.units[index].unit_class
-        before = number * len(wanted)
-
-        def tell_size(position: int, before: int = before, unit_class: str = unit_class) -> None:
-            tell(before + position, total, f"{bench.kind}: {unit_class}, {wanted[position]} samples")
-
-        timings += _measure_unit(_UnitBench(unit, bench=bench, index=index), wanted, repeats, tell_size)
+        unit, one = _UnitBench(units.pop(index), bench=bench, index=index), bench.graph.units[index]
+        for done, samples in enumerate(wanted, start=number * len(wanted)):
+            tell(done, total, f"{bench.kind}: {one.unit_class}, {samples} samples")
+            try:
+                timings.append(unit.measure(samples, repeats))
+            except torch.OutOfMemoryError:
+                _LOGGER.warning("%s: %s does not fit with %d samples or more", bench.kind, one.name, samples)
+                break
     tell(total, total, f"{bench.kind}: done")
     return tuple(timings)
-
-
-def _measure_unit(
-    unit: "_UnitBench", sizes: Sequence[int], repeats: int, tell_size: Callable[[int], None]
-) -> Iterator[UnitTiming]:
-    """Yield the timings of one unit, up to the first number of samples that does not fit."""
-    for position, samples in enumerate(sizes):
-        tell_size(position)
-        try:
-            yield unit.measure(samples, repeats)
-        except torch.OutOfMemoryError:
-            _LOGGER.warning("%s: %s does not fit with %d samples or more", unit.kind, unit.unit.name, samples)
-            return
 
 
 def _representatives(graph: UnitGraph) -> list[int]:
@@ -115,8 +103,7 @@ class _UnitBench:
     """One unit as a stage of its own, ready to be run on any number of samples."""
 
     def __init__(self, module: UnitModule, *, bench: Bench, index: int) -> None:
-        self.unit = bench.graph.units[index]
-        self.kind = bench.kind
+        self._unit = bench.graph.units[index]
         self._bench = bench
         self._device = bench.device
         self._before = bench.graph.units[index - 1].outputs if index > 0 else ()
@@ -158,8 +145,8 @@ class _UnitBench:
         middle: Callable[[Sequence[float]], float] = statistics.median if self._bench.emulate is None else min
         forward_s, input_s, weight_s = (middle(column) for column in zip(*seen, strict=True))
         return UnitTiming(
-            unit_class=self.unit.unit_class,
-            kind=self.kind,
+            unit_class=self._unit.unit_class,
+            kind=self._bench.kind,
             dtype=self._bench.dtype,
             samples=samples,
             forward_s=forward_s,
@@ -169,7 +156,7 @@ class _UnitBench:
 
     def _seconds(self, op: Op, samples: int) -> float | None:
         emulate = self._bench.emulate
-        return None if emulate is None else emulate(self.unit, op, samples)
+        return None if emulate is None else emulate(self._unit, op, samples)
 
     def _data(self, samples: int) -> tuple[tuple[Tensor, ...], Rows]:
         place = self._device.torch_device
@@ -179,7 +166,7 @@ class _UnitBench:
     def _gradients(self, outputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         if self._is_last:
             return ()
-        back = zip(outputs, self.unit.outputs, strict=True)
+        back = zip(outputs, self._unit.outputs, strict=True)
         return tuple(torch.randn_like(output) for output, spec in back if spec.requires_grad)
 
 

@@ -2,7 +2,7 @@
 
 Planning is pure: `pair_rounds` says which pairs measure at the same time, `doubtful` which are to be measured again,
 `spread` gives every pair of devices the figures of its hosts. Measuring has two sides: one runs `echo_probes`, the
-other `measure_both`, then `dismiss_echo`; before, all sides may `warm_up_links` to those that they
+other `measure_directions`, then `Prober.dismiss`; before, all sides may `warm_up_links` to those that they
 will measure with, so that connecting is over. No clock of one machine is compared with a clock of another.
 
 Latency: pings through the mailbox, less the time that the software of both ends takes by itself.
@@ -211,44 +211,12 @@ def payload_cap_bytes(cluster: Cluster, source: str, target: str) -> int:
 # Measuring: the answering side, then the asking one.
 
 
-def echo_probes(mailbox: MailboxLike, *, should_stop: Callable[[], bool], software: Software | None = None) -> None:
-    """Answer probes until `dismiss_echo` of the other side, or until told to; `mailbox.wake()` makes it ask at once."""
-    echo = Echo(mailbox, (software or Software(mailbox)).round_trip_s)
+def echo_probes(mailbox: MailboxLike, software: Software, *, should_stop: Callable[[], bool]) -> None:
+    """Answer probes until the other side dismisses it, or until told to; `mailbox.wake()` makes it ask at once."""
+    echo = Echo(mailbox, software.round_trip_s)
     while not echo.dismissed and not should_stop():
         for message in mailbox.receive(_POLL_S):
             echo.take(message)
-
-
-def dismiss_echo(mailbox: MailboxLike, peer: str) -> None:
-    """End the other side's `echo_probes`; what it has not answered by then is lost.
-
-    Raises:
-        PeerLostError: the other side does not answer.
-    """
-    _prober(mailbox, peer).dismiss()
-
-
-def _prober(mailbox: MailboxLike, peer: str, software: Software | None = None) -> Prober:
-    return Prober(mailbox, peer, (software or Software(mailbox)).round_trip_s)
-
-
-def measure_both(
-    mailbox: MailboxLike,
-    peer: str,
-    *,
-    max_payload_bytes: int,
-    rounds: int,
-    expected_bytes_per_s: tuple[float | None, float | None] = (None, None),
-    software: Software | None = None,
-) -> tuple[LinkMeasurement, LinkMeasurement]:
-    """Measure both directions, this side's sending first; round trips are made for both together.
-
-    Where links like these were measured already, `expected_bytes_per_s` (there, back) spares finding out how much has
-    to be sent.
-    """
-    directions = dict(zip((True, False), expected_bytes_per_s, strict=True))
-    there, back = measure_directions(_prober(mailbox, peer, software), directions, max_payload_bytes, rounds)
-    return there, back
 
 
 def measure_directions(
@@ -258,6 +226,9 @@ def measure_directions(
     rounds: int,
 ) -> list[LinkMeasurement]:
     """Measure directions (True: there), each with the rate expected of it; the other side must run `echo_probes`.
+
+    Round trips are made for all together. Where links like these were measured already, what is expected spares finding
+    out how much has to be sent.
 
     The payload is what takes about 0.15 s and a round trip at the speed seen in the warm-up, at most
     `max_payload_bytes`. The rate is that of arrivals at the receiver (`arrival_rate`), the median of the rounds. The
