@@ -21,6 +21,14 @@ from spantrain.planner.request import JobSpec, PlanRequest, Proposal
 _PROPOSED = 3
 
 
+@dataclass(frozen=True, slots=True)
+class TensorGroup:
+    """A replica to be: devices that divide tensors, the first of which leads, or one alone."""
+
+    devices: tuple[str, ...]
+    tp_shares: tuple[float, ...]
+
+
 @dataclass(frozen=True, kw_only=True)
 class StageShape:
     """A stage without its samples."""

@@ -28,11 +28,11 @@ from spantrain.core.quantities import format_seconds
 from spantrain.core.span import equal_spans
 from spantrain.cost.span_tables import Array
 from spantrain.errors import InfeasiblePlanError
-from spantrain.planner.assembly.assemble import draft_stage, infeasible, with_limits
+from spantrain.planner.assembly.assemble import TensorGroup, draft_stage, infeasible, with_limits
 from spantrain.planner.groups import DeviceGroup, group_devices
 from spantrain.planner.request import PlanRequest, Proposal
 from spantrain.planner.strategies.spantrain.tables import WayArrays, WayTables
-from spantrain.planner.strategies.spantrain.ways import Arrangement, Beam, Slot, SlotMember, Way, ways_of
+from spantrain.planner.strategies.spantrain.ways import Arrangement, Beam, Slot, Way, ways_of
 
 
 def build_plan(tables: WayTables, slots: Sequence[Slot], cuts: Sequence[int], size: int) -> Plan | None:
@@ -69,20 +69,15 @@ _TOO_MUCH_S = 1e9
 """What each unit that does not fit where it is costs: more than any step."""
 
 
-def spantrain(request: PlanRequest) -> tuple[Proposal, ...]:
+def spantrain(request: PlanRequest, *, second_level: bool = True) -> tuple[Proposal, ...]:
     """Propose the best arrangements by equation 1, of several micro-batch sizes.
+
+    Without `second_level` groups (the paper's ablation, section 4.3.3), a first-level group is one stage whose devices
+    share evenly.
 
     Raises:
         InfeasiblePlanError: nothing fits into memory; the numbers are in the message.
         ProfileError: the profile lacks a timing or a link.
-    """
-    return spantrain_proposals(request)
-
-
-def spantrain_proposals(request: PlanRequest, *, second_level: bool = True) -> tuple[Proposal, ...]:
-    """Propose as `spantrain`; with or without splitting first-level groups into second-level ones.
-
-    Without (the paper's ablation, section 4.3.3), a first-level group is one stage whose devices share evenly.
     """
     devices = request.devices_within_quotas
     if len(devices) > _MAX_DEVICES:
@@ -151,7 +146,7 @@ class _GroupSpace:
         """By group: the least seconds of any arrangement with it."""
         self._capacities = [sum(map(capacity, group.devices)) for group in groups]
         fastest = max((name for group in groups for name in group.devices), key=capacity)
-        alone = SlotMember(devices=(fastest,), tp_shares=(1.0,))
+        alone = TensorGroup(devices=(fastest,), tp_shares=(1.0,))
         self._work = [tables.seconds(alone, range(unit, unit + 1), 1) for unit in range(tables.units)]
 
     def best(self, size: int) -> Iterator[_SolvedArrangement]:

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from itertools import combinations, pairwise, permutations, product
 
 from spantrain.core.profile import Profile
+from spantrain.planner.assembly.assemble import TensorGroup
 from spantrain.planner.groups import DeviceGroup
 
 _ALL_ORDERS_UP_TO = 3
@@ -33,18 +34,10 @@ _MAX_COMBINED = 32
 
 
 @dataclass(frozen=True, slots=True)
-class SlotMember:
-    """A replica to be."""
-
-    devices: tuple[str, ...]
-    tp_shares: tuple[float, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Slot:
     """A stage to be."""
 
-    members: tuple[SlotMember, ...]
+    members: tuple[TensorGroup, ...]
     even: bool
     """Whether samples are divided equally; otherwise by capacity."""
 
@@ -129,7 +122,7 @@ def _pooled_ways(devices: Devices, capacity: Capacity, *, tensors: bool) -> tupl
         rows = _chunks(tuple(falling), columns)
         shares = [sum(capacity(row[column]) for row in rows) for column in range(columns)]
         shares = [round(share / shares[-1], 2) for share in shares]
-        members = tuple(SlotMember(devices=row, tp_shares=tuple(shares)) for row in rows)
+        members = tuple(TensorGroup(devices=row, tp_shares=tuple(shares)) for row in rows)
         found.append((Slot(members=members, even=False),))
     return tuple(found)
 
@@ -150,8 +143,8 @@ def _device_sets(group: DeviceGroup, profile: Profile) -> Iterator[tuple[Devices
             yield tuple(part for part in own if part)
 
 
-def _even_members(devices: Devices, degree: int) -> tuple[SlotMember, ...]:
-    return tuple(SlotMember(devices=chunk, tp_shares=(1.0,) * degree) for chunk in _chunks(devices, degree))
+def _even_members(devices: Devices, degree: int) -> tuple[TensorGroup, ...]:
+    return tuple(TensorGroup(devices=chunk, tp_shares=(1.0,) * degree) for chunk in _chunks(devices, degree))
 
 
 def _orders(choices: list[tuple[Way, ...]]) -> Iterator[tuple[tuple[Way, ...], ...]]:
