@@ -256,26 +256,25 @@ class _Planning:
         proposal, evaluation = answers[chosen].ranked[0]
         (site_plan, site), (device_plan, device) = (self._alternative(answers[name], name) for name in _COMPARED)
         local = self._local_plans()
+        options, compared = self._options, self._only_to_compare(proposal.plan)
         joined = join_groups(
             self._profile,
             self._job,
-            self._options.constraints,
+            options.constraints,
             local,
-            inner_steps=self._options.outer_every,
-            allowed=self._options.allow_outer,
+            inner_steps=options.outer_every,
+            allowed=options.allow_outer,
         )
         taken = joined if joined is not None and self._is_better(joined.outer, evaluation) else None
-        groups = {} if taken is None else taken.plans
-        compared = self._only_to_compare(proposal.plan)
-        reasons = (*([f"This plan is for comparison: {compared}."] if compared else []),)
-        reasons += self._reasons(chosen, answers[chosen], None if taken is None else taken.outer, local)
-        plan = replace(proposal.plan, strategy=chosen)
-        samples_per_s = evaluation.samples_per_s
+        reasons = self._reasons(chosen, answers[chosen], None if taken is None else taken.outer, local)
+        if compared:
+            reasons = (f"This plan is for comparison: {compared}.", *reasons)
+        plan, samples_per_s = replace(proposal.plan, strategy=chosen), evaluation.samples_per_s
         if taken is not None:
             chosen, samples_per_s = "outer", taken.outer.samples_per_s
             plan, evaluation = taken.leading
             plan = replace(plan, strategy=chosen, outer=taken.outer)
-        reasons = (*reasons, *verdict(self._job.global_batch / samples_per_s, (site, device)))
+        reasons += verdict(self._job.global_batch / samples_per_s, (site, device))
         reasons += over_time(plan, self._profile, self._job.optimizer)
         return PlanOutcome(
             plan=plan,
@@ -294,7 +293,7 @@ class _Planning:
             single_device_plan=device_plan,
             outer_plans={
                 name: (local_plan, PlanReport(prediction=_prediction(figures)))
-                for name, (local_plan, figures) in groups.items()
+                for name, (local_plan, figures) in (taken.plans if taken is not None else {}).items()
             },
         )
 
@@ -356,17 +355,13 @@ class _Planning:
         return replace(proposal, plan=plan, reasons=(*proposal.reasons, reason)), searched
 
     def _alternative(self, answer: _Answer, name: str) -> tuple[Plan | None, Alternative]:
-        called = f"best {name.replace('-', ' ')}"
-        if answer.plan is None:
-            why = answer.figures.reason
-            return None, Alternative(name=called, devices=(), step_s=None, samples_per_s=None, reason=why)
-        plan = replace(answer.plan, strategy=name)
+        plan = None if answer.plan is None else replace(answer.plan, strategy=name)
         return plan, Alternative(
-            name=called,
-            devices=plan.devices,
+            name=f"best {name.replace('-', ' ')}",
+            devices=() if plan is None else plan.devices,
             step_s=answer.figures.step_s,
             samples_per_s=answer.figures.samples_per_s,
-            reason="; ".join(answer.ranked[0][0].reasons),
+            reason=answer.figures.reason if plan is None else "; ".join(answer.ranked[0][0].reasons),
         )
 
 
