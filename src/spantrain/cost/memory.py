@@ -302,9 +302,8 @@ class MemoryCost:
         peaks, divisions = {}, divisions_of(plan)
         for stage in plan.stages:
             for index, replica in enumerate(stage.replicas):
-                spans = stage.replica_spans(index)
-                largest = max((span.size for span in spans), default=0)
-                in_flight = min(replica.in_flight_limit, sum(span.size for span in spans))
+                largest = max((span.size for span in stage.replica_spans(index)), default=0)
+                in_flight = min(replica.in_flight_limit, stage.samples_of(index))
                 for device in replica.devices:
                     need = self.need(stage.units, device, in_flight, largest, divisions[device])
                     peaks[device] = need.peak_bytes

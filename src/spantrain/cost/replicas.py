@@ -265,9 +265,8 @@ class ReplicaCost:
             self._add_around(sent, ring.devices, round(self._around_bytes(stage, ring)))
         for number, replica in enumerate(stage.replicas):
             if len(replica.devices) > 1:
-                samples = sum(span.size for span in stage.replica_spans(number))
-                summed = 2 * samples * self.groups.sent_bytes_per_sample(stage.units, stage.recompute)
-                self._add_around(sent, replica.devices, summed)
+                per_sample = self.groups.sent_bytes_per_sample(stage.units, stage.recompute)
+                self._add_around(sent, replica.devices, 2 * stage.samples_of(number) * per_sample)
         return sent
 
     def _around_bytes(self, stage: Stage, ring: Ring) -> float:

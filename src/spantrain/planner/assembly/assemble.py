@@ -82,7 +82,7 @@ class Assembler:
         shares = shape.shares or (1,) * len(shape.groups)
         rows = ((group, share, (1.0,) * len(group)) for group, share in zip(shape.groups, shares, strict=True))
         draft = draft_stage(shape.units, spans, rows, shape.state_sharding)
-        replicas = []
+        limits = []
         for index, replica in enumerate(draft.replicas):
             sizes = sorted((span.size for span in draft.replica_spans(index)), reverse=True)
             if sizes and sizes[-1] < (fewest := self.memory.fewest_samples(shape.units)):
@@ -94,8 +94,8 @@ class Assembler:
                 if need > have:
                     what = f"units {shape.units.start}-{shape.units.stop - 1}"
                     misses.append(f"{name} needs {format_bytes(need)} for {what}, has {format_bytes(have)}")
-            replicas.append(replace(replica, in_flight_limit=in_flight))
-        return replace(draft, replicas=tuple(replicas), sums=default_sums(self._sums))
+            limits.append(in_flight)
+        return replace(draft.with_limits(limits), sums=default_sums(self._sums))
 
     def best(
         self,
@@ -149,7 +149,7 @@ def with_limits(stage: Stage, memory: MemoryCost, splits: bool) -> Stage | None:
 
     `splits`: as in `cost.memory.Division`.
     """
-    replicas = []
+    limits = []
     for index, replica in enumerate(stage.replicas):
         sizes = [span.size for span in stage.replica_spans(index)]
         limit = min(
@@ -158,8 +158,8 @@ def with_limits(stage: Stage, memory: MemoryCost, splits: bool) -> Stage | None:
         )
         if limit < max(sizes) or min(sizes) < memory.fewest_samples(stage.units):
             return None
-        replicas.append(replace(replica, in_flight_limit=limit))
-    return replace(stage, replicas=tuple(replicas))
+        limits.append(limit)
+    return stage.with_limits(limits)
 
 
 def _division(shape: StageShape, group: tuple[str, ...]) -> Division:

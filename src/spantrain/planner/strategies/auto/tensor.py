@@ -8,7 +8,6 @@ Kept of the paper: unequal shares by capacity. Not kept: groups over several hos
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 
@@ -117,11 +116,8 @@ class TensorSearch:
             if any(limit < count for limit, count in zip(limits, samples, strict=True)):
                 return None
             rows = ((group.devices, count, group.tp_shares) for group, count in zip(groups, samples, strict=True))
-            draft = draft_stage(units, spans, rows)
-            pairs = zip(draft.replicas, limits, strict=True)
-            stages.append(replace(draft, replicas=tuple(replace(r, in_flight_limit=limit) for r, limit in pairs)))
-        plan = self._job.plan_of(self._profile, stages)
-        return plan, longest_s * (len(spans) + len(row) - 1)
+            stages.append(draft_stage(units, spans, rows).with_limits(limits))
+        return self._job.plan_of(self._profile, stages), longest_s * (len(spans) + len(row) - 1)
 
     def _groups(self, names: Sequence[str], degree: int) -> tuple[TensorGroup, ...]:
         """Divide a host's devices into groups of so many of a kind, or all into one, by speed or even."""

@@ -6,7 +6,6 @@ that share a link, and that a link is not always asked by all pipelines at the s
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from functools import cache
 from itertools import groupby, pairwise
 
@@ -154,10 +153,8 @@ class ProfilePools:
         spans = equal_spans(self.global_batch, plan.micro_batch * plan.width)
         stages = []
         for index, (stage, groups) in enumerate(zip(plan.stages, rows, strict=True)):
-            limits = [self._limit(plan, index, group) for group in groups]
             draft = draft_stage(stage.units, spans, ((group, 1.0, (1.0,) * len(group)) for group in groups))
-            pairs = zip(draft.replicas, limits, strict=True)
-            stages.append(replace(draft, replicas=tuple(replace(r, in_flight_limit=limit) for r, limit in pairs)))
+            stages.append(draft.with_limits(self._limit(plan, index, group) for group in groups))
         return self._job.plan_of(self._profile, stages, schedule=self.schedule)
 
     def _find_pools(self, devices: Iterable[str]) -> Iterable[DevicePool]:

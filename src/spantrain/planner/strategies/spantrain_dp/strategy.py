@@ -41,7 +41,7 @@ def _reasons(groups: DeviceGroups, found: SearchResult, built: _Built) -> Iterat
             yield f"Stage {index} divides each micro-batch by capacity: {parts}."
     for index, stage in enumerate(built.plan.stages):
         for number, replica in enumerate(stage.replicas):
-            share = sum(span.size for span in stage.replica_spans(number))
+            share = stage.samples_of(number)
             if replica.in_flight_limit < share:
                 yield (
                     f"Memory of {replica.devices[0]} (stage {index}) holds {replica.in_flight_limit} of its {share} "
