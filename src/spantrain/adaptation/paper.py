@@ -69,10 +69,6 @@ class PaperLocal(CuttingLocal):
     def _is_slow(self) -> bool:
         return bool(self._delayed)
 
-    @property
-    def _wants_cuts(self) -> bool:
-        return bool(self._delayed)
-
     def _parts(self, samples: int) -> int:
         return min(samples, 2) if self._delayed else 1
 

@@ -90,14 +90,12 @@ def forward_counts(layout: CutLayout, wanted: Callable[[int, Span], int]) -> Cou
     for stage in reversed(range(layout.num_stages)):
         ahead = _reach(layout, stage, wanted, ahead)
         by_stage.append(
-            tuple(_how_many([span.lo for span in own], [ahead[span] for span in own]) for own in layout.spans[stage])
+            tuple(
+                tuple(bisect_left(own, ahead[span], key=lambda other: other.lo) for span in own)
+                for own in layout.spans[stage]
+            )
         )
     return tuple(reversed(by_stage))
-
-
-def _how_many(starts: Sequence[int], targets: Sequence[int]) -> tuple[int, ...]:
-    """Return how many of the spans that start there come before each target."""
-    return tuple(bisect_left(starts, target) for target in targets)
 
 
 def _reach(

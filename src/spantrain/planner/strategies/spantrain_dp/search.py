@@ -4,9 +4,9 @@ A domain is a first-level group; a layout sets its devices up as slots (future s
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from itertools import combinations, pairwise, permutations, product
 
 from spantrain.core.profile import Profile
@@ -208,11 +208,11 @@ def _enumerate(tables: SlotTables, groups: DeviceGroups) -> Iterator[DomainCandi
     alone = {group.name: domain_layouts(group, tables.profile, 4) for group in groups.first_level}
     among = {group.name: domain_layouts(group, tables.profile, 2) for group in groups.first_level}
     allowance = max(_CONFIGURATIONS // len(orders), _MIN_PER_ORDER)
-    sketches: dict[tuple[Layout, int], _LayoutBound | None] = {}
+    sketch = cache(partial(_sketch, tables))
     for order in orders:
         choices = [alone[order[0].name]] if len(order) == 1 else _trimmed([among[g.name] for g in order], allowance)
         for layouts in product(*choices):
-            yield from _sized(tables, order, layouts, sketches)
+            yield from _sized(tables, order, layouts, sketch)
 
 
 def _trimmed(choices: list[tuple[Layout, ...]], allowance: int) -> list[tuple[Layout, ...]]:
@@ -227,21 +227,16 @@ def _sized(
     tables: SlotTables,
     order: tuple[DeviceGroup, ...],
     layouts: tuple[Layout, ...],
-    sketches: dict[tuple[Layout, int], _LayoutBound | None],
+    sketch: Callable[[Layout, int], _LayoutBound | None],
 ) -> Iterator[DomainCandidate]:
     slots = tuple(slot for layout in layouts for slot in layout)
     if len(slots) > tables.units:
         return
     names = tuple(group.name for group in order)
     for size in tables.job.micro_batch_sizes():
-        parts = []
-        for layout in layouts:
-            if (layout, size) not in sketches:
-                sketches[layout, size] = _sketch(tables, layout, size)
-            parts.append(sketches[layout, size])
-        whole = [part for part in parts if part is not None]
-        if len(whole) == len(parts):
-            bound_s = _bound(tables, layouts, whole, size)
+        parts = [part for layout in layouts if (part := sketch(layout, size)) is not None]
+        if len(parts) == len(layouts):
+            bound_s = _bound(tables, layouts, parts, size)
             yield DomainCandidate(order=names, slots=slots, size=size, bound_s=bound_s)
 
 
