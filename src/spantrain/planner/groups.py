@@ -2,7 +2,7 @@
 
 import heapq
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import permutations
@@ -12,6 +12,7 @@ from spantrain.core.profile import LinkMeasurement, Profile
 from spantrain.core.quantities import format_bytes, format_seconds
 
 _T = TypeVar("_T")
+_ALL_ORDERS_UP_TO = 3
 _SAME = 1e-12
 _MESSAGE_BYTES = 2**20
 _NETWORK_RATIO, _COMPUTE_RATIO = 1.25, 1.2
@@ -192,6 +193,15 @@ def orders_to_try(
         for count in range(1, len(chain) + 1):
             found |= dict.fromkeys((tuple(chain[:count]), tuple(reversed(chain[:count]))))
     return tuple(found)
+
+
+def few_orders(items: Sequence[_T]) -> Iterable[tuple[_T, ...]]:
+    """Return all orders of up to three; of more, as they come and reversed.
+
+    >>> list(few_orders("ab")), list(few_orders("abcd"))
+    ([('a', 'b'), ('b', 'a')], [('a', 'b', 'c', 'd'), ('d', 'c', 'b', 'a')])
+    """
+    return permutations(items) if len(items) <= _ALL_ORDERS_UP_TO else (tuple(items), tuple(reversed(items)))
 
 
 def tree_lines(groups: DeviceGroups, profile: Profile) -> list[str]:

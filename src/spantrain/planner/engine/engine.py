@@ -272,7 +272,8 @@ class _Planning:
         plan, samples_per_s = replace(proposal.plan, strategy=chosen), evaluation.samples_per_s
         if taken is not None:
             chosen, samples_per_s = "outer", taken.outer.samples_per_s
-            plan, evaluation = taken.leading
+            # What is shown first is the plan of the group that does most samples in a step.
+            plan, evaluation = max(taken.plans.values(), key=lambda entry: entry[0].global_batch)
             plan = replace(plan, strategy=chosen, outer=taken.outer)
         reasons += verdict(self._job.global_batch / samples_per_s, (site, device))
         reasons += over_time(plan, self._profile, self._job.optimizer)

@@ -16,7 +16,7 @@ from itertools import combinations
 
 from spantrain.core.cluster import Device
 from spantrain.core.outer.groups import OuterGroup, OuterPlan
-from spantrain.core.plan import Plan
+from spantrain.core.plan import Plan, Stage
 from spantrain.core.profile import Profile
 from spantrain.core.span import apportion, equal_spans
 from spantrain.cost.network import NetworkCost
@@ -177,16 +177,6 @@ class LocalPlans:
     plans: tuple[Evaluated, ...]
     """The fastest first; empty where none was found."""
 
-    @property
-    def samples_per_s(self) -> float:
-        """What its fastest plan does."""
-        return self.plans[0][1].samples_per_s
-
-    @property
-    def leader(self) -> str:
-        """The device that speaks for the group."""
-        return self.plans[0][0].devices[0]
-
 
 @dataclass(frozen=True, kw_only=True)
 class OuterOutcome:
@@ -195,11 +185,6 @@ class OuterOutcome:
     outer: OuterPlan
     plans: Mapping[str, Evaluated]
     """By group."""
-
-    @property
-    def leading(self) -> Evaluated:
-        """The plan of the group that does most samples in a step."""
-        return max(self.plans.values(), key=lambda entry: entry[0].global_batch)
 
 
 def local_plans(
@@ -270,9 +255,9 @@ def pair_rates(profile: Profile, job: JobSpec, local: Sequence[LocalPlans], inne
 
 def _join_of(profile: Profile, job: JobSpec, local: Iterable[LocalPlans], inner_steps: int) -> Joined | None:
     """Return the best of some groups, by their fastest plans."""
-    entries = list(local)
-    speeds = {entry.group.name: entry.samples_per_s for entry in entries}
-    leaders = {entry.group.name: entry.leader for entry in entries}
+    fastest = {entry.group.name: entry.plans[0] for entry in local}
+    speeds = {name: evaluation.samples_per_s for name, (_, evaluation) in fastest.items()}
+    leaders = {name: plan.devices[0] for name, (plan, _) in fastest.items()}
     size_bytes = profile.graph.trained_bytes
     return best_join(NetworkCost(profile), speeds, leaders, size_bytes, job.global_batch, inner_steps)
 
@@ -355,7 +340,7 @@ def _described(
             devices=plan.devices,
             global_batch=plan.global_batch,
             step_s=evaluation.step_s,
-            stages=_in_short(plan),
+            stages=f"units {' | '.join(_in_short(stage) for stage in plan.stages)}",
         )
         for name, (plan, evaluation) in plans.items()
     )
@@ -370,9 +355,8 @@ def _described(
     return replace(outer, samples_per_s=inner_steps * global_batch / outer.round_s)
 
 
-def _in_short(plan: Plan) -> str:
-    rows = [f"{stage.first_unit}-{stage.end_unit - 1} on {'+'.join(stage.devices)}" for stage in plan.stages]
-    return f"units {' | '.join(rows)}"
+def _in_short(stage: Stage) -> str:
+    return f"{stage.first_unit}-{stage.end_unit - 1} on {'+'.join(stage.devices)}"
 
 
 def _not_to_be_chosen(profile: Profile, constraints: Constraints, outer: OuterPlan) -> str:

@@ -4,19 +4,18 @@ A domain is a first-level group; a layout sets its devices up as slots (future s
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from itertools import combinations, pairwise, permutations, product
+from itertools import combinations, pairwise, product
 
 from spantrain.core.profile import Profile
-from spantrain.planner.groups import DeviceGroup, DeviceGroups, message_seconds, orders_to_try
+from spantrain.planner.groups import DeviceGroup, DeviceGroups, few_orders, message_seconds, orders_to_try
 from spantrain.planner.strategies.spantrain_dp.tables import Slot, SlotTables, best_cuts
 
 Layout = tuple[Slot, ...]
 
 _ALL_ORDERS_UP_TO = 5
-_ALL_SUBGROUP_ORDERS_UP_TO = 3
 
 
 def domain_orders(groups: DeviceGroups, profile: Profile) -> tuple[tuple[DeviceGroup, ...], ...]:
@@ -67,7 +66,7 @@ def _chosen_layouts(group: DeviceGroup, profile: Profile) -> Iterator[Layout]:
     for devices in _device_sets(group, profile):
         keep = set(devices)
         subgroups = [tuple(d for d in part.devices if d in keep) for part in group.subgroups]
-        for order in _subgroup_orders([part for part in subgroups if part]):
+        for order in few_orders([part for part in subgroups if part]):
             yield from _partitions(order, profile)
 
 
@@ -84,12 +83,6 @@ def _device_sets(group: DeviceGroup, profile: Profile) -> Iterator[tuple[str, ..
     if len(hosts) > 1:
         yield from hosts
     yield (by_speed[-1],)
-
-
-def _subgroup_orders(subgroups: list[Slot]) -> Iterable[tuple[Slot, ...]]:
-    if len(subgroups) <= _ALL_SUBGROUP_ORDERS_UP_TO:
-        return permutations(subgroups)
-    return (tuple(subgroups), tuple(reversed(subgroups)))
 
 
 def _partitions(subgroups: tuple[Slot, ...], profile: Profile) -> Iterator[Layout]:
