@@ -85,12 +85,10 @@ def build_plan(tables: SlotTables, candidate: DomainCandidate) -> _Built | None:
     """Return a solved candidate with its plan and estimate, or None if a replica's samples do not fit."""
     stages = []
     for slot, first, end in zip(candidate.slots, candidate.begins[:-1], candidate.begins[1:], strict=True):
-        units = range(first, end)
-        stage = _stage(tables, slot, units, candidate.size, tables.shares(slot, units, candidate.size))
-        if stage is None:
-            # Shares over the whole model were checked for memory by the dynamic programme.
-            whole = tables.shares(slot, range(tables.units), candidate.size)
-            stage = _stage(tables, slot, units, candidate.size, whole)
+        units, size = range(first, end), candidate.size
+        # Shares over the whole model were checked for memory by the dynamic programme.
+        whole = range(tables.units)
+        stage = _stage(tables, slot, units, size, whole=units) or _stage(tables, slot, units, size, whole=whole)
         if stage is None:
             return None
         stages.append(stage)
@@ -115,8 +113,9 @@ def _with_better_cuts(tables: SlotTables, best: _Built) -> _Built:
     return best
 
 
-def _stage(tables: SlotTables, devices: Slot, units: range, size: int, shares: tuple[int, ...]) -> Stage | None:
-    """Return a slot's stage; None if a device would get no sample, or cannot hold its part."""
+def _stage(tables: SlotTables, devices: Slot, units: range, size: int, *, whole: range) -> Stage | None:
+    """Return a slot's stage, with shares by the times of the units in `whole`; None if it cannot be."""
+    shares = tables.shares(devices, whole, size)
     if min(shares) == 0:
         return None
     rows = (((device,), share, (1.0,)) for device, share in zip(devices, shares, strict=True))
