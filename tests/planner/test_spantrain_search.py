@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from spantrain.core.action import Op
 from spantrain.errors import InfeasiblePlanError
-from spantrain.planner.assembly.assemble import TensorGroup
+from spantrain.planner.assembly.assemble import ReplicaDevices
 from spantrain.planner.groups import DeviceGroup
 from spantrain.planner.request import JobSpec
 from spantrain.planner.strategies.spantrain.strategy import build_plan, spantrain
@@ -25,7 +25,7 @@ def divisible(graph):
 
 
 def alone(*names):
-    return tuple(TensorGroup(devices=(name,), tp_shares=(1.0,)) for name in names)
+    return tuple(ReplicaDevices(devices=(name,), tp_shares=(1.0,)) for name in names)
 
 
 def group_of(*parts):
@@ -66,8 +66,8 @@ def test_figure_7c_capacities_of_1_2_2_4_make_a_grid(make_cluster, make_graph, m
     speeds = {"one": 0.01, "two": 0.02, "too": 0.02, "four": 0.04}
     found = ways_in(make_cluster, make_graph, make_profile, speeds, ("four",), ("two", "too"), ("one",))
     rows = (
-        TensorGroup(devices=("four", "two"), tp_shares=(2.0, 1.0)),
-        TensorGroup(devices=("too", "one"), tp_shares=(2.0, 1.0)),
+        ReplicaDevices(devices=("four", "two"), tp_shares=(2.0, 1.0)),
+        ReplicaDevices(devices=("too", "one"), tp_shares=(2.0, 1.0)),
     )
     assert (Slot(members=rows, even=False),) in found
     without = ways_in(
@@ -87,7 +87,7 @@ def test_a_grid_halves_what_figure_7c_divides(make_cluster, make_graph, make_pro
     speeds = {"one": 0.001, "two": 0.002, "too": 0.002, "four": 0.004}
     profile = make_profile(make_cluster({"here": speeds}, latency_s=0.0), divisible(make_graph(6)))
     tables = WayTables(profile, JobSpec(global_batch=48))
-    rows = tuple(TensorGroup(devices=devices, tp_shares=(2.0, 1.0)) for devices in (("four", "two"), ("too", "one")))
+    rows = tuple(ReplicaDevices(devices=devices, tp_shares=(2.0, 1.0)) for devices in (("four", "two"), ("too", "one")))
     counts = tables.counts(Slot(members=rows, even=False), range(1, 7), 24)
     assert counts == pytest.approx((16, 8), abs=1)
 

@@ -22,7 +22,7 @@ _PROPOSED = 3
 
 
 @dataclass(frozen=True, slots=True)
-class TensorGroup:
+class ReplicaDevices:
     """A replica to be: devices that divide tensors, the first of which leads, or one alone."""
 
     devices: tuple[str, ...]

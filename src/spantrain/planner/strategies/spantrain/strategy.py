@@ -28,7 +28,7 @@ from spantrain.core.quantities import format_seconds
 from spantrain.core.span import equal_spans
 from spantrain.cost.span_tables import Array
 from spantrain.errors import InfeasiblePlanError
-from spantrain.planner.assembly.assemble import TensorGroup, draft_stage, infeasible, with_limits
+from spantrain.planner.assembly.assemble import ReplicaDevices, draft_stage, infeasible, with_limits
 from spantrain.planner.groups import DeviceGroup, group_devices
 from spantrain.planner.request import PlanRequest, Proposal
 from spantrain.planner.strategies.spantrain.tables import WayArrays, WayTables
@@ -146,7 +146,7 @@ class _GroupSpace:
         """By group: the least seconds of any arrangement with it."""
         self._capacities = [sum(map(capacity, group.devices)) for group in groups]
         fastest = max((name for group in groups for name in group.devices), key=capacity)
-        alone = TensorGroup(devices=(fastest,), tp_shares=(1.0,))
+        alone = ReplicaDevices(devices=(fastest,), tp_shares=(1.0,))
         self._work = [tables.seconds(alone, range(unit, unit + 1), 1) for unit in range(tables.units)]
 
     def best(self, size: int) -> Iterator[_SolvedArrangement]:

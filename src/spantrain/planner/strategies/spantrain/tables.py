@@ -13,7 +13,7 @@ from spantrain.core.shares import shares_of
 from spantrain.core.span import apportion
 from spantrain.cost.compute import SPLIT_OPS
 from spantrain.cost.span_tables import Array, HopRates, RingRate, hop_rates, over_spans
-from spantrain.planner.assembly.assemble import TensorGroup
+from spantrain.planner.assembly.assemble import ReplicaDevices
 from spantrain.planner.request import JobSpec
 from spantrain.planner.strategies.spantrain.ways import Slot, Way
 
@@ -92,14 +92,14 @@ class WayTables:
         self.slot, self.hop, self.way = cache(self._slot), cache(self._hop), cache(self._way)
         self._rates, self._sides, self._twin = cache(self._rates_of), cache(self._sides_of), cache(self._twin_of)
         self._ring_rate = cache(partial(RingRate.of, self.spans.network))
-        self._twins: dict[object, TensorGroup] = {}
+        self._twins: dict[object, ReplicaDevices] = {}
         self._edge_up, self._edge_down = self.spans.cut_bytes()
 
     def capacity(self, device: str) -> float:
         """Return the inverse of the seconds of one sample on a device that holds the whole model."""
-        return 1 / max(self.seconds(TensorGroup(devices=(device,), tp_shares=(1.0,)), range(self.units), 1), 1e-12)
+        return 1 / max(self.seconds(ReplicaDevices(devices=(device,), tp_shares=(1.0,)), range(self.units), 1), 1e-12)
 
-    def seconds(self, member: TensorGroup, units: range, samples: int) -> float:
+    def seconds(self, member: ReplicaDevices, units: range, samples: int) -> float:
         """Return the seconds of F, I and W of so many samples."""
         sums = [self._sums(member, op, samples) for op in SPLIT_OPS]
         return float(sum(entry[units.stop] - entry[units.start] for entry in sums))
@@ -236,7 +236,7 @@ class WayTables:
                     found += np.where(counts[None, :] - counts[:, None] > 1, seconds, 0.0)
         return found
 
-    def _twin_of(self, member: TensorGroup) -> TensorGroup:
+    def _twin_of(self, member: ReplicaDevices) -> ReplicaDevices:
         """Return the first member met that takes as long: of the same kinds, shares and places of its devices."""
         devices = [self.profile.cluster.device_by_name[name] for name in member.devices]
         hosts = [device.host for device in devices]
@@ -244,6 +244,6 @@ class WayTables:
         key = (places[0][0],) if len(places) == 1 else (places, member.tp_shares)
         return self._twins.setdefault(key, member)
 
-    def _sums(self, member: TensorGroup, op: Op, samples: int) -> Array:
+    def _sums(self, member: ReplicaDevices, op: Op, samples: int) -> Array:
         twin = self._twin(member)
         return self.spans.seconds(twin.devices, twin.tp_shares, op, samples)

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from itertools import combinations, pairwise, product
 
 from spantrain.core.profile import Profile
-from spantrain.planner.assembly.assemble import TensorGroup
+from spantrain.planner.assembly.assemble import ReplicaDevices
 from spantrain.planner.groups import DeviceGroup, few_orders
 
 _MAX_TENSOR_DEVICES = 8
@@ -36,7 +36,7 @@ _MAX_COMBINED = 32
 class Slot:
     """A stage to be."""
 
-    members: tuple[TensorGroup, ...]
+    members: tuple[ReplicaDevices, ...]
     even: bool
     """Whether samples are divided equally; otherwise by capacity."""
 
@@ -60,7 +60,7 @@ def symmetric_ways(devices: Devices, *, pipelines: bool, tensors: bool) -> tuple
         for degree in _divisors(each) if tensors else (1,):
             if degree <= _MAX_TENSOR_DEVICES:
                 parts, shares = _chunks(devices, each), (1.0,) * degree
-                rows = (tuple(TensorGroup(chunk, shares) for chunk in _chunks(part, degree)) for part in parts)
+                rows = (tuple(ReplicaDevices(chunk, shares) for chunk in _chunks(part, degree)) for part in parts)
                 found.append(tuple(Slot(members=row, even=True) for row in rows))
     return tuple(found)
 
@@ -122,7 +122,7 @@ def _pooled_ways(devices: Devices, capacity: Capacity, *, tensors: bool) -> tupl
         rows = _chunks(tuple(falling), columns)
         shares = [sum(capacity(row[column]) for row in rows) for column in range(columns)]
         shares = [round(share / shares[-1], 2) for share in shares]
-        members = tuple(TensorGroup(devices=row, tp_shares=tuple(shares)) for row in rows)
+        members = tuple(ReplicaDevices(devices=row, tp_shares=tuple(shares)) for row in rows)
         found.append((Slot(members=members, even=False),))
     return tuple(found)
 

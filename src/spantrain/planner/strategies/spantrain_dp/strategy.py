@@ -22,7 +22,7 @@ from spantrain.planner.strategies.spantrain_dp.tables import Slot, SlotTables
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Built:
+class _BuiltCandidate:
     """A solved candidate as a plan, with its estimate."""
 
     candidate: DomainCandidate
@@ -30,7 +30,7 @@ class _Built:
     estimate: StepEstimate
 
 
-def _reasons(groups: DeviceGroups, found: SearchResult, built: _Built) -> Iterator[str]:
+def _reasons(groups: DeviceGroups, found: SearchResult, built: _BuiltCandidate) -> Iterator[str]:
     """Yield the sentences: what bounds the step, shares, memory, what was left out."""
     estimate, used = built.estimate, set(built.candidate.devices)
     tied = f", {format_seconds(estimate.tied_s)} of it for shared parameters" if estimate.tied_s else ""
@@ -81,7 +81,7 @@ def _slower(other: DomainCandidate, chosen: DomainCandidate) -> str:
     return f"{abs(percent):.0f} % {word} by the dynamic programme's model ({format_seconds(other.value_s)})"
 
 
-def build_plan(tables: SlotTables, candidate: DomainCandidate) -> _Built | None:
+def build_plan(tables: SlotTables, candidate: DomainCandidate) -> _BuiltCandidate | None:
     """Return a solved candidate with its plan and estimate, or None if a replica's samples do not fit."""
     stages = []
     for slot, first, end in zip(candidate.slots, candidate.begins[:-1], candidate.begins[1:], strict=True):
@@ -93,10 +93,10 @@ def build_plan(tables: SlotTables, candidate: DomainCandidate) -> _Built | None:
             return None
         stages.append(stage)
     plan = tables.job.plan_of(tables.profile, stages, strategy="spantrain-dp")
-    return _Built(candidate=candidate, plan=plan, estimate=tables.step_cost.estimate(plan))
+    return _BuiltCandidate(candidate=candidate, plan=plan, estimate=tables.step_cost.estimate(plan))
 
 
-def _with_better_cuts(tables: SlotTables, best: _Built) -> _Built:
+def _with_better_cuts(tables: SlotTables, best: _BuiltCandidate) -> _BuiltCandidate:
     """Move one cut by one unit as long as the estimate falls: it knows more than the dynamic programme."""
     moved = True
     while moved:
@@ -154,7 +154,7 @@ def candidates(profile: Profile, job: JobSpec, devices: Sequence[str], limit: in
     built = [made for candidate in solved if (made := build_plan(tables, candidate)) is not None]
     if not built:
         raise infeasible(profile, job, devices)
-    improved: dict[tuple[Stage, ...], _Built] = {}
+    improved: dict[tuple[Stage, ...], _BuiltCandidate] = {}
     for entry in sorted(built, key=lambda entry: entry.estimate.step_s):
         better = _with_better_cuts(tables, entry)
         improved.setdefault(better.plan.stages, better)
