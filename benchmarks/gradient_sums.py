@@ -3,7 +3,7 @@
 Devices at a site each, equal links between all; each sums a tensor by torch.distributed, one or several at once, as the
 runtime does (`runtime.gradients.step_sums`). Real: processes, Gloo, TCP. Emulated: the links
 (`spantrain.testbed`). The seconds are from the last start to the last end on any device, the least of a few; the
-model's are those of `cost.collectives` with the links as described, to which nothing was fitted. Needs root, or user
+model's are those of `cost.sums` with the links as described, to which nothing was fitted. Needs root, or user
 namespaces and /dev/net/tun.
 """
 
@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 
 from spantrain.core.cluster import Cluster, Host, Link, Site
-from spantrain.cost.collectives import Collectives, SumOptions
+from spantrain.cost.sums import Collectives, SumOptions
 from spantrain.testbed.testbed import Testbed, why_unavailable
 
 MIB, BYTES_PER_MBIT = 2**20, 125e3
@@ -69,7 +69,7 @@ class Row:
 
 
 class EqualWires:
-    """Links that are all alike (`cost.collectives.Wires`)."""
+    """Links that are all alike (`cost.sums.Wires`)."""
 
     def __init__(self, case: Case) -> None:
         self._case = case

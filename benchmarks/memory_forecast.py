@@ -159,7 +159,7 @@ def at_most(plan: Plan, profile: Profile) -> dict[str, int]:
     """Return the bytes of tensors that the plan's limits allow."""
     cost = MemoryCost(profile, "adamw", plan.dtype)
     sizes = cost.plan_held_sizes(plan)
-    return {name: size - sizes[name].framework_bytes for name, size in cost.plan_peak_bytes(plan).items()}
+    return {name: size - sizes[name].always.framework_bytes for name, size in cost.plan_peak_bytes(plan).items()}
 
 
 def by_its_order(plan: Plan, profile: Profile, trace: Trace) -> dict[str, int]:

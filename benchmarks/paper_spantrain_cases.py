@@ -12,7 +12,7 @@ from spantrain.core.profile import Profile
 from spantrain.cost.analytic import analytic_profile
 from spantrain.models.catalog.catalog import is_text, resolve_model
 from spantrain.planner.request import Constraints, JobSpec
-from spantrain.planner.strategies.spantrain.strategy import spantrain_proposals
+from spantrain.planner.strategies.spantrain.strategy import spantrain
 
 SITES = ("cloud", "edge", "end")
 OWN = (OURS, "spantrain")
@@ -74,7 +74,7 @@ def contest_of(case: Case) -> Contest:
         profile=profile_of(case),
         job=JobSpec(global_batch=case.batch, schedule=case.schedule),
         constraints=Constraints(keep=SITES if case.kept else ()),
-        contenders={NO_SECOND: partial(spantrain_proposals, second_level=False)},
+        contenders={NO_SECOND: partial(spantrain, second_level=False)},
     )
 
 

@@ -22,7 +22,7 @@ from spantrain.core.cluster import Cluster, Device, DeviceKind, Host, Site
 from spantrain.core.plan import Plan, Replica, Stage
 from spantrain.core.span import Span, equal_spans
 from spantrain.core.units import ModelSpec
-from spantrain.cost.memory import HeldSizes
+from spantrain.cost.memory import HeldBytes, HeldSizes
 from spantrain.schedule.registry import schedule_names
 from spantrain.sim.costs import TableCosts
 from spantrain.sim.engine import SimulationOptions, simulate
@@ -143,10 +143,7 @@ def timed(case: Case, schedule: str, repeats: int, *, memory: bool = False, port
 
 def _sizes(*, first: bool, last: bool) -> HeldSizes:
     return HeldSizes(
-        parameter_bytes=1,
-        gradient_bytes=1,
-        optimizer_bytes=1,
-        framework_bytes=1,
+        always=HeldBytes(parameter_bytes=1, gradient_bytes=1, optimizer_bytes=1, framework_bytes=1),
         activation_bytes_per_sample=1,
         input_bytes_per_sample=0 if first else 1,
         output_gradient_bytes_per_sample=0 if last else 1,

@@ -1,16 +1,14 @@
 """A device's own adapter: how fine it cuts, when it stops, and what it still knows after a change of plan."""
 
-import json
 from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 
-from spantrain.adaptation.local import AutoLocal, CuttingLocal, LocalAdapter, LocalState
+from spantrain.adaptation.local import AutoLocal, CuttingLocal, LocalAdapter
 from spantrain.adaptation.monitor import SentMessage
 from spantrain.adaptation.paper import PaperLocal
 from spantrain.adaptation.registry import LocalAdapters, make_local
-from spantrain.config.files.json_codec import from_json, to_json
 from spantrain.core.action import Action, Direction, Op
 from spantrain.core.messages import Arrived, Recut, StepStarted
 from spantrain.core.plan import Plan
@@ -203,20 +201,17 @@ def test_a_starving_device_begins_with_what_has_come_where_work_is_the_limit():
 
 
 @pytest.mark.parametrize("name", ["auto", "paper", "off"])
-def test_a_saved_state_goes_on_as_if_nothing_had_been(name):
-    plan = four_sites.plan(0.01)
-    first = make_local(name, plan, DEVICE)
-    told(first, 0.1, begin_s=0.0)
-    worked(first, 0.1, 0.1)
-    text = json.dumps(to_json(first.state))
-    again = make_local(name, plan, DEVICE)
-    again.take_up(from_json(LocalState, json.loads(text), "a saved state"))
-    assert again.state == first.state
-    for adapter in (first, again):
+def test_an_adapter_that_takes_over_goes_on_as_if_nothing_had_been(name):
+    plan, adapters = four_sites.plan(0.01), LocalAdapters(name, DEVICE)
+    whole, first = make_local(name, plan, DEVICE), adapters.under(plan)
+    for adapter in (whole, first):
+        told(adapter, 0.1, begin_s=0.0)
+        worked(adapter, 0.1, 0.1)
+    again = adapters.under(plan)
+    for adapter in (whole, again):
         told(adapter, 0.4, begin_s=100.0)
-    assert again.state == first.state
-    assert again.reports() == first.reports()
-    assert again.piece_samples(AFTER, 4) == first.piece_samples(AFTER, 4) == (1 if name == "auto" else 4)
+    assert again.reports() == whole.reports()
+    assert again.piece_samples(AFTER, 4) == whole.piece_samples(AFTER, 4) == (1 if name == "auto" else 4)
 
 
 def finer(plan: Plan) -> Plan:
@@ -248,10 +243,12 @@ def test_after_a_change_of_formats_a_samples_seconds_mean_something_else():
     told(adapters.under(plan), 0.1, begin_s=0.0)
     sent = tuple(replace(stage, wire_format=WireFormat.INT8) for stage in plan.stages[:-1])
     rounded = replace(plan, stages=(*sent, plan.stages[-1]))
-    state = adapters.under(rounded).state
-    assert not state.sending
-    assert not state.arriving
-    assert state.monitor.peers[AFTER].samples, "bytes per second are the same whatever they mean"
+    adapter = adapters.under(rounded)
+    (report,) = adapter.reports()
+    assert report.messages, "bytes per second are the same whatever they mean"
+    for step in range(2):
+        told(adapter, 0.4, begin_s=100.0 * (step + 1))
+    assert adapter.piece_samples(AFTER, 4) == 4, "no pace is known of these formats that would be calmer"
 
 
 def test_a_recut_says_why():

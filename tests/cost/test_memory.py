@@ -124,12 +124,13 @@ def test_sizes_over_time_are_those_of_the_peak(cost_profile, optimizer, dtype):
     cost = MemoryCost(cost_profile, optimizer, dtype)
     for units in (range(1), range(1, 2), range(1, 3), range(3)):
         sizes, need = cost.held_sizes(units, "a0"), cost.need(units, "a0", 1, 1)
-        assert sizes.parameter_bytes + sizes.gradient_bytes + sizes.optimizer_bytes == need.state_bytes
-        assert (sizes.activation_bytes_per_sample, sizes.framework_bytes) == (
+        always = sizes.always
+        assert always.parameter_bytes + always.gradient_bytes + always.optimizer_bytes == need.state_bytes
+        assert (sizes.activation_bytes_per_sample, always.framework_bytes) == (
             need.activation_bytes,
             need.framework_bytes,
         )
-        held = sizes.held(activation_bytes=need.activation_bytes, received_bytes=7, sending_bytes=8)
+        held = replace(always, activation_bytes=need.activation_bytes, received_bytes=7, sending_bytes=8)
         assert held.total_bytes == need.peak_bytes - need.buffer_bytes + 15
     middle = cost.held_sizes(range(1, 2), "a0")
     assert middle.input_bytes_per_sample == middle.output_gradient_bytes_per_sample == 1000
@@ -177,9 +178,9 @@ def test_a_group_holds_divided_units_once_and_the_others_in_every_member(cost_pr
 
 def test_state_sharding_divides_what_it_says(cost_profile):
     cost = MemoryCost(cost_profile, "adamw")
-    whole = cost.held_sizes(range(3), "a0")
-    two = cost.held_sizes(range(3), "a0", Division(state_sharding=StateSharding.ZERO2, replicas=4))
-    three = cost.held_sizes(range(3), "a0", Division(state_sharding=StateSharding.ZERO3, replicas=4))
+    whole = cost.held_sizes(range(3), "a0").always
+    two = cost.held_sizes(range(3), "a0", Division(state_sharding=StateSharding.ZERO2, replicas=4)).always
+    three = cost.held_sizes(range(3), "a0", Division(state_sharding=StateSharding.ZERO3, replicas=4)).always
     assert whole.parameter_bytes == two.parameter_bytes == 11000
     assert two.gradient_bytes == three.gradient_bytes == 11000 / 4
     assert two.optimizer_bytes == three.optimizer_bytes == 2 * 11000 / 4
@@ -189,7 +190,7 @@ def test_state_sharding_divides_what_it_says(cost_profile):
 
 def test_bfloat16_gathers_half(cost_profile):
     cost = MemoryCost(cost_profile, "sgd", "bfloat16")
-    three = cost.held_sizes(range(3), "a0", Division(state_sharding=StateSharding.ZERO3, replicas=4))
+    three = cost.held_sizes(range(3), "a0", Division(state_sharding=StateSharding.ZERO3, replicas=4)).always
     assert three.parameter_bytes == 1.5 * 11000 / 4 + 2 * 2000
 
 
@@ -237,14 +238,14 @@ def test_members_hold_whole_pieces_and_all_of_what_has_none(cost_profile):
     units = list(cost_profile.graph.units)
     units[1] = replace(units[1], tensor_sums=2, tensor_pieces=pieces, member_activation_bytes=held)
     cost = MemoryCost(replace(cost_profile, graph=replace(cost_profile.graph, units=tuple(units))), "sgd")
-    assert cost.held_sizes(range(1, 2), "a0").parameter_bytes == 4000
+    assert cost.held_sizes(range(1, 2), "a0").always.parameter_bytes == 4000
     for share, parameter_bytes, activation_bytes in zip(shares_of((2.0, 1.0)), (3400, 2200), (5000, 3000), strict=True):
         sizes = cost.held_sizes(range(1, 2), "a0", Division(tp_share=share))
-        assert sizes.parameter_bytes == sizes.gradient_bytes == parameter_bytes
+        assert sizes.always.parameter_bytes == sizes.always.gradient_bytes == parameter_bytes
         assert sizes.activation_bytes_per_sample == activation_bytes
     # Five members cannot have a head each: all have all of it.
     many = Division(tp_share=even_share(5))
-    assert cost.held_sizes(range(1, 2), "a0", many).parameter_bytes == 4000
+    assert cost.held_sizes(range(1, 2), "a0", many).always.parameter_bytes == 4000
 
 
 def test_shared_parameters_count_once_in_members_too(cost_profile):

@@ -12,9 +12,8 @@ from spantrain.core.action import Op
 from spantrain.core.plan import OWN_SUMS, GradientSums, Replica, Stage, StateSharding
 from spantrain.core.shares import ALONE, shares_of
 from spantrain.core.span import equal_spans
-from spantrain.cost.collectives import SumOptions
 from spantrain.cost.replicas import ReplicaCost, Ring, rings_of
-from spantrain.cost.sums import fill_buckets
+from spantrain.cost.sums import SumOptions, fill_buckets
 from spantrain.models.catalog.catalog import resolve_model
 
 GLOO = SumOptions(waits_for_receiver=True)

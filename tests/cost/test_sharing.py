@@ -2,8 +2,7 @@
 
 import pytest
 
-from spantrain.cost.network import NetworkCost
-from spantrain.cost.sharing import scarce_links
+from spantrain.cost.network import NetworkCost, scarce_links
 from spantrain.errors import ProfileError
 
 

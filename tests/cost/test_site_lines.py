@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from spantrain.cost.network import NetworkCost
-from spantrain.cost.sharing import scarce_links
+from spantrain.cost.network import NetworkCost, scarce_links
 from testing.sites import LATENCY_S, RATE, sites_cluster, sites_profile
 
 
@@ -70,9 +69,9 @@ def test_a_ring_that_leaves_a_site_twice_shares_its_uplink() -> None:
     """c -> a -> d -> b -> c leaves the lab by two links at once; c -> a -> b -> d leaves it once."""
     twice, once = ("c", "a", "d", "b"), ("c", "a", "b", "d")
     free, shared = costs(), costs(lab_up=RATE)
-    assert free.all_reduce_seconds(twice, 400) == pytest.approx(6 * (LATENCY_S + 1.0))
-    assert shared.all_reduce_seconds(twice, 400) > 6 * (LATENCY_S + 1.0) + 1.0
-    assert shared.all_reduce_seconds(once, 400) == pytest.approx(free.all_reduce_seconds(once, 400))
+    assert free.collectives.seconds(twice, 400) == pytest.approx(6 * (LATENCY_S + 1.0))
+    assert shared.collectives.seconds(twice, 400) > 6 * (LATENCY_S + 1.0) + 1.0
+    assert shared.collectives.seconds(once, 400) == pytest.approx(free.collectives.seconds(once, 400))
 
 
 def test_lines_and_ways_stay_since_they_may_change() -> None:

@@ -19,12 +19,10 @@ def test_a_slow_stage_rules_after_its_fill(cost_profile, make_cost_plan):
     fill = 0.003 + 0.01 + 2000 / 1e6
     run = 4 * 2 * 0.01 * 4
     assert estimate.bound_by.startswith("stage 1")
-    assert estimate.stages[1].fill_s == pytest.approx(fill)
-    assert estimate.stages[1].run_s == pytest.approx(run)
+    paper = fill + run + 0.01 + 2000 / 1e6 + 0.006
     assert estimate.bound_s == pytest.approx(fill + run)
-    assert estimate.paper_s == pytest.approx(fill + run + 0.01 + 2000 / 1e6 + 0.006)
     assert estimate.tied_s == pytest.approx(0.01 + 1000 / 1e6)
-    assert estimate.step_s == pytest.approx((estimate.bound_s + estimate.paper_s) / 2 + estimate.tied_s)
+    assert estimate.step_s == pytest.approx((estimate.bound_s + paper) / 2 + estimate.tied_s)
 
 
 def test_a_narrow_link_rules(cost_profile, make_cost_plan):
@@ -42,8 +40,8 @@ def test_stage_pairs_on_one_link_add_up(cost_profile, make_cost_plan):
     plan = make_cost_plan((1, {"a0": 1}), (2, {"b0": 1}), (3, {"a1": 1}))
     hops = cost._hops(plan)
     # Up near->far carries the first cut forward and the second cut's gradient.
-    assert hops[0].link_up == hops[1].link_down == "near->far"
-    assert hops[0].busy_up == pytest.approx(2 * 8 * 1000 / 1e6 + 0.01)
+    assert hops[0][0].link == hops[1][1].link == "near->far"
+    assert hops[0][0].busy == pytest.approx(2 * 8 * 1000 / 1e6 + 0.01)
 
 
 def ring_s(size_bytes: float) -> float:
@@ -53,9 +51,8 @@ def ring_s(size_bytes: float) -> float:
 
 def test_replicas_share_the_work_and_pay_the_sum(cost_profile, make_cost_plan):
     estimate = StepCost(cost_profile).estimate(make_cost_plan((3, {"a0": 1, "a1": 1}), size=4))
-    assert estimate.stages[0].run_s == pytest.approx(2 * 3 * 0.003 * 4)
     # What units 0 and 2 share is summed once.
-    assert estimate.stages[0].sync_s == pytest.approx(ring_s(11000))
+    assert estimate.bound_s == pytest.approx(2 * 3 * 0.003 * 4 + ring_s(11000))
 
 
 def test_few_samples_in_flight_cost_round_trips(cost_profile, make_cost_plan):
@@ -72,24 +69,23 @@ def test_a_rounded_cut_keeps_its_link_busy_half_as_long(cost_profile, make_cost_
     first, *others = plan.stages
     rounded = replace(plan, stages=(replace(first, wire_format=WireFormat.BFLOAT16), *others))
     exact, halved = cost._hops(plan), cost._hops(rounded)
-    assert halved[0].first_up - 0.01 == pytest.approx((exact[0].first_up - 0.01) / 2)
-    assert halved[0].first_down - 0.01 == pytest.approx((exact[0].first_down - 0.01) / 2)
-    assert halved[1].first_up == exact[1].first_up
-    # The ways between the sites carry one cut whole and one rounded.
-    assert halved[0].busy_up - 0.01 == pytest.approx((exact[0].busy_up - 0.01) * 3 / 4)
+    for whole, half in zip(exact[0], halved[0], strict=True):
+        assert half.first - 0.01 == pytest.approx((whole.first - 0.01) / 2)
+        # The ways between the sites carry one cut whole and one rounded.
+        assert half.busy - 0.01 == pytest.approx((whole.busy - 0.01) * 3 / 4)
+    assert halved[1][0].first == exact[1][0].first
 
 
 def test_the_estimate_counts_sharded_state(cost_profile, make_cost_plan):
     cost = StepCost(cost_profile)
     plan = make_cost_plan((3, {"a0": 1, "a1": 1}), size=4)
     (stage,) = plan.stages
-    terms = {
-        sharding: cost.estimate(replace(plan, stages=(replace(stage, state_sharding=sharding),))).stages[0]
+    run_s = 2 * 3 * 0.003 * 4
+    none, two, three = (
+        cost.estimate(replace(plan, stages=(replace(stage, state_sharding=sharding),))).bound_s - run_s
         for sharding in StateSharding
-    }
-    none, two, three = (terms[sharding] for sharding in StateSharding)
-    assert none.sync_s == pytest.approx(ring_s(11000))
+    )
+    assert none == pytest.approx(ring_s(11000))
     # Gradients go half the way, and all new parameters are gathered; or the first unit's of both.
-    assert two.sync_s == pytest.approx((11000 + 11000) / 2 / 1e8 + 2 * 1e-3)
-    assert three.sync_s == pytest.approx((4000 + 4000) / 2 / 1e8 + 2 * 1e-3)
-    assert three.run_s == none.run_s
+    assert two == pytest.approx((11000 + 11000) / 2 / 1e8 + 2 * 1e-3)
+    assert three == pytest.approx((4000 + 4000) / 2 / 1e8 + 2 * 1e-3)

@@ -21,6 +21,10 @@ def group(*devices, shares=None):
     )
 
 
+def seconds_of(cost: GroupCost, units, devices, shares, op, samples):
+    return cost.replica_seconds(units, group(*devices, shares=shares), op, samples)
+
+
 def divisible(profile, *sums):
     """The profile with so many sums in each unit."""
     units = tuple(replace(unit, tensor_sums=n) for unit, n in zip(profile.graph.units, sums, strict=True))
@@ -82,10 +86,10 @@ def test_the_slowest_member_rules(cost_profile):
     mixed = ("a0", "b0")
     for shares in ((1.0, 1.0), (2.0, 1.0), (9.0, 1.0)):
         wanted = max(shares[0] * fast, shares[1] * slow) / sum(shares)
-        assert cost.seconds(range(1, 2), mixed, shares, Op.BACKWARD_WEIGHT, 4) == pytest.approx(wanted)
+        assert seconds_of(cost, range(1, 2), mixed, shares, Op.BACKWARD_WEIGHT, 4) == pytest.approx(wanted)
     # All members compute the whole of a unit that cannot be divided.
     whole = cost.compute.unit_seconds(0, "slow", Op.FORWARD, 4)
-    assert cost.seconds(range(1), mixed, (9.0, 1.0), Op.FORWARD, 4) == pytest.approx(whole)
+    assert seconds_of(cost, range(1), mixed, (9.0, 1.0), Op.FORWARD, 4) == pytest.approx(whole)
 
 
 @pytest.mark.parametrize(("shares", "parts"), [((2.0, 1.0), (3, 1)), ((9.0, 1.0), (3, 1)), ((1.0, 1.0), (2, 2))])
@@ -102,7 +106,7 @@ def test_heads_are_whole(cost_profile, shares, parts):
         for part, share in zip(parts, shares, strict=True)
     ]
     wanted = max(part * seconds for part, seconds in zip(own, alone, strict=True))
-    found = GroupCost(profile).seconds(range(1, 2), ("a0", "b0"), shares, Op.BACKWARD_WEIGHT, 4)
+    found = seconds_of(GroupCost(profile), range(1, 2), ("a0", "b0"), shares, Op.BACKWARD_WEIGHT, 4)
     assert found == pytest.approx(wanted)
 
 
@@ -112,13 +116,13 @@ def test_what_has_fewer_pieces_than_members_is_computed_whole(cost_profile):
     units = (first, replace(block, tensor_pieces=(heads,)), last)
     cost = GroupCost(replace(cost_profile, graph=replace(cost_profile.graph, units=units)))
     whole = cost.compute.unit_seconds(1, "fast", Op.BACKWARD_WEIGHT, 4)
-    assert cost.seconds(range(1, 2), ("a0", "a1"), (1.0, 1.0), Op.BACKWARD_WEIGHT, 4) == pytest.approx(whole)
+    assert seconds_of(cost, range(1, 2), ("a0", "a1"), (1.0, 1.0), Op.BACKWARD_WEIGHT, 4) == pytest.approx(whole)
 
 
 def test_uneven_shares_are_reckoned_though_even_ones_were_measured(cost_profile):
     cost = GroupCost(measured_together(divisible(cost_profile, 1, 1, 1), ratio=0.1))
     even, uneven = (
-        cost.seconds(range(3), ("a0", "a1"), shares, Op.BACKWARD_WEIGHT, 4) for shares in ((1.0, 1.0), (2.0, 1.0))
+        seconds_of(cost, range(3), ("a0", "a1"), shares, Op.BACKWARD_WEIGHT, 4) for shares in ((1.0, 1.0), (2.0, 1.0))
     )
     alone = cost.compute.stage_seconds(range(3), "a0", Op.BACKWARD_WEIGHT, 4)
     assert (even, uneven) == (pytest.approx(0.1 * alone), pytest.approx(alone * 2 / 3))
@@ -142,10 +146,10 @@ def test_shares_count_by_their_ratio_and_a_group_never_beats_its_parts(cost_prof
     profile = divisible(cost_profile, *sums)
     cost = GroupCost(profile)
     devices = ("a0", "a1")
-    seconds = cost.seconds(range(3), devices, tuple(map(float, shares)), op, samples)
+    seconds = seconds_of(cost, range(3), devices, tuple(map(float, shares)), op, samples)
     scaled = tuple(scale * share for share in shares)
-    assert cost.seconds(range(3), devices, scaled, op, samples) == pytest.approx(seconds)
-    alone = cost.seconds(range(3), ("a0",), (1.0,), op, samples)
+    assert seconds_of(cost, range(3), devices, scaled, op, samples) == pytest.approx(seconds)
+    alone = seconds_of(cost, range(3), ("a0",), (1.0,), op, samples)
     assert alone == pytest.approx(cost.compute.stage_seconds(range(3), "a0", op, samples))
     assert seconds >= alone * max(shares) / sum(shares) * (1 - 1e-9)
     if not any(sums):
@@ -156,7 +160,7 @@ def test_shares_count_by_their_ratio_and_a_group_never_beats_its_parts(cost_prof
 
 def test_no_samples_take_no_time(cost_profile):
     cost = GroupCost(divisible(cost_profile, 1, 2, 1))
-    assert cost.seconds(range(3), ("a0", "a1"), (1.0, 1.0), Op.FORWARD, 0) == 0.0
+    assert seconds_of(cost, range(3), ("a0", "a1"), (1.0, 1.0), Op.FORWARD, 0) == 0.0
 
 
 def test_bytes_that_a_group_sums(cost_profile):

@@ -8,7 +8,7 @@ import pytest
 from spantrain.core.outer.groups import OuterGroup, OuterPlan
 from spantrain.core.profile import Profile
 from spantrain.cost.network import NetworkCost
-from spantrain.planner.engine.outer import best_join, boundary_between, clusters_of, exchange_of
+from spantrain.planner.engine.outer import best_join, clusters_of, exchange_of, slow_boundaries
 from spantrain.planner.groups import group_devices
 
 MBIT = 125e3
@@ -41,7 +41,7 @@ def test_sites_with_a_fast_link_are_one_cluster_and_a_slow_site_is_several(
         ("end#1", ("c",)),
         ("end#2", ("d",)),
     ]
-    way = boundary_between(NetworkCost(apart), found[1], found[2])
+    (way,) = slow_boundaries(apart, found[1:])
     assert way.groups == ("end#1", "end#2")
     assert way.bandwidth_bytes_per_s == pytest.approx(1e6)
 

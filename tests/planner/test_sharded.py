@@ -15,7 +15,7 @@ from spantrain.planner.strategies.auto.hops import PipelinePart
 from spantrain.planner.strategies.auto.parts import PartCosts
 from spantrain.planner.strategies.auto.shape import PlanShape, ShapeBuilder
 from spantrain.planner.strategies.auto.strategy import auto
-from spantrain.planner.strategies.baselines import fsdp, zero2
+from spantrain.planner.strategies.baselines import FSDP, ZERO2
 from spantrain.planner.strategies.score import weights_of
 
 JOB = JobSpec(global_batch=8, micro_batches=(1, 2, 4, 8))
@@ -56,7 +56,7 @@ def test_never_worse_than_strategies_that_divide_state(profile: Callable[[float]
         return min(entry.step_s for entry in found if entry.fits)
 
     ours = best_s(auto(request))
-    for strategy in (zero2, fsdp):
+    for strategy in (ZERO2, FSDP):
         try:
             proposals = strategy(request)
         except InfeasiblePlanError:

@@ -104,7 +104,7 @@ def test_replicas_share_samples_by_capacity(make_cluster, make_graph, make_profi
     tables = SlotTables(profile, JobSpec(global_batch=32))
     assert tables.shares(("fast", "slow"), range(6), 16) == (12, 4)
     candidate = DomainCandidate(order=("lab",), slots=(("fast", "slow"),), size=16, bound_s=0, begins=(0, 6))
-    plan, _ = build_plan(tables, candidate)
+    plan = build_plan(tables, candidate).plan
     assert [replica.sample_share for replica in plan.stages[0].replicas] == [12.0, 4.0]
     assert [span.size for span in plan.stages[0].replica_spans(1)] == [4, 4]
 
@@ -175,7 +175,7 @@ def test_the_chosen_cuts_are_near_the_best_of_all(make_cluster, make_graph, make
     size = chosen.plan.stages[0].micro_batches[0].size
     best = min(
         cost.estimate(
-            build_plan(tables, DomainCandidate(order=(), slots=slots, size=size, bound_s=0, begins=begins))[0]
+            build_plan(tables, DomainCandidate(order=(), slots=slots, size=size, bound_s=0, begins=begins)).plan
         ).step_s
         for begins in ((0, *cuts, 8) for cuts in combinations(range(1, 8), len(slots) - 1))
     )

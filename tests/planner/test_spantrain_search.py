@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 
 from spantrain.core.action import Op
 from spantrain.errors import InfeasiblePlanError
+from spantrain.planner.assembly.assemble import ReplicaDevices
 from spantrain.planner.groups import DeviceGroup
 from spantrain.planner.request import JobSpec
-from spantrain.planner.strategies.spantrain.strategy import build_plan, spantrain, spantrain_proposals
+from spantrain.planner.strategies.spantrain.strategy import build_plan, spantrain
 from spantrain.planner.strategies.spantrain.tables import WayTables
-from spantrain.planner.strategies.spantrain.ways import Beam, Slot, SlotMember, symmetric_ways, ways_of
+from spantrain.planner.strategies.spantrain.ways import Beam, Slot, symmetric_ways, ways_of
 from testing.planner_requests import assert_plans_fit, draw_memory_bytes, draw_sites, request_of
 
 
@@ -24,7 +25,7 @@ def divisible(graph):
 
 
 def alone(*names):
-    return tuple(SlotMember(devices=(name,), tp_shares=(1.0,)) for name in names)
+    return tuple(ReplicaDevices(devices=(name,), tp_shares=(1.0,)) for name in names)
 
 
 def group_of(*parts):
@@ -65,8 +66,8 @@ def test_figure_7c_capacities_of_1_2_2_4_make_a_grid(make_cluster, make_graph, m
     speeds = {"one": 0.01, "two": 0.02, "too": 0.02, "four": 0.04}
     found = ways_in(make_cluster, make_graph, make_profile, speeds, ("four",), ("two", "too"), ("one",))
     rows = (
-        SlotMember(devices=("four", "two"), tp_shares=(2.0, 1.0)),
-        SlotMember(devices=("too", "one"), tp_shares=(2.0, 1.0)),
+        ReplicaDevices(devices=("four", "two"), tp_shares=(2.0, 1.0)),
+        ReplicaDevices(devices=("too", "one"), tp_shares=(2.0, 1.0)),
     )
     assert (Slot(members=rows, even=False),) in found
     without = ways_in(
@@ -86,7 +87,7 @@ def test_a_grid_halves_what_figure_7c_divides(make_cluster, make_graph, make_pro
     speeds = {"one": 0.001, "two": 0.002, "too": 0.002, "four": 0.004}
     profile = make_profile(make_cluster({"here": speeds}, latency_s=0.0), divisible(make_graph(6)))
     tables = WayTables(profile, JobSpec(global_batch=48))
-    rows = tuple(SlotMember(devices=devices, tp_shares=(2.0, 1.0)) for devices in (("four", "two"), ("too", "one")))
+    rows = tuple(ReplicaDevices(devices=devices, tp_shares=(2.0, 1.0)) for devices in (("four", "two"), ("too", "one")))
     counts = tables.counts(Slot(members=rows, even=False), range(1, 7), 24)
     assert counts == pytest.approx((16, 8), abs=1)
 
@@ -159,7 +160,7 @@ def test_every_proposal_is_a_plan_that_fits(data, make_cluster, make_graph, make
     profile = make_profile(cluster, divisible(graph) if data.draw(st.booleans()) else graph)
     request = request_of(profile, JobSpec(global_batch=data.draw(st.integers(1, 24))))
     try:
-        proposals = spantrain_proposals(request, second_level=data.draw(st.booleans()))
+        proposals = spantrain(request, second_level=data.draw(st.booleans()))
     except InfeasiblePlanError:
         return
     assert_plans_fit(request, proposals)
@@ -176,11 +177,11 @@ def test_the_second_level_pays_where_devices_differ(make_cluster, make_graph, ma
     cluster = make_cluster({"here": {"fast": 0.01, "slow-0": 0.004, "slow-1": 0.004}})
     request = request_of(make_profile(cluster, make_graph(12)), JobSpec(global_batch=96))
     whole, without = (
-        min(request.evaluate(proposal.plan).step_s for proposal in spantrain_proposals(request, second_level=split))
+        min(request.evaluate(proposal.plan).step_s for proposal in spantrain(request, second_level=split))
         for split in (True, False)
     )
     assert whole < 0.9 * without
-    for proposal in spantrain_proposals(request, second_level=False):
+    for proposal in spantrain(request, second_level=False):
         (stage,) = proposal.plan.stages
         shares = [replica.sample_share for replica in stage.replicas]
         assert max(shares) - min(shares) <= 1

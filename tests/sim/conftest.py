@@ -8,7 +8,7 @@ from spantrain.core.action import Op
 from spantrain.core.plan import Plan
 from spantrain.core.span import Span
 from spantrain.schedule.layout import CutLayout, minimum_in_flight
-from spantrain.sim.costs import TableCosts
+from testing.made_up_costs import MadeUpCosts
 from testing.plans import plan_of
 
 
@@ -42,7 +42,7 @@ def plans_of(draw: st.DrawFn) -> Plan:
 
 
 @st.composite
-def costs_of(draw: st.DrawFn, plan: Plan) -> TableCosts:
+def costs_of(draw: st.DrawFn, plan: Plan) -> MadeUpCosts:
     stages = len(plan.stages)
     tenths = st.integers(0, 20).map(lambda value: value / 10)
 
@@ -50,7 +50,7 @@ def costs_of(draw: st.DrawFn, plan: Plan) -> TableCosts:
         return tuple(draw(tenths) for _ in range(stages - 1))
 
     ops = (Op.FORWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)
-    return TableCosts(
+    return MadeUpCosts(
         sample_s=tuple({op: draw(tenths) for op in ops} for _ in range(stages)),
         latency_s=by_cut(),
         forward_s=by_cut(),
@@ -69,5 +69,5 @@ def plans() -> st.SearchStrategy[Plan]:
 
 
 @pytest.fixture(scope="session")
-def table_costs() -> Callable[[Plan], st.SearchStrategy[TableCosts]]:
+def table_costs() -> Callable[[Plan], st.SearchStrategy[MadeUpCosts]]:
     return costs_of

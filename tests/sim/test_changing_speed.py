@@ -11,12 +11,12 @@ from spantrain.core.span import equal_spans
 from spantrain.core.speed import SpeedTrace
 from spantrain.errors import UsageError
 from spantrain.schedule.registry import make_policy, replica_tasks, schedule_names
-from spantrain.sim.costs import TableCosts
 from spantrain.sim.engine import SimulationOptions, simulate
 from spantrain.sim.network import Network
 from spantrain.sim.record import TraceRecorder
 from spantrain.sim.replica import SimulatedReplica, World
 from spantrain.sim.transfers import TransferCost, VirtualClock
+from testing.made_up_costs import MadeUpCosts
 
 OPS = {Op.FORWARD: 1.0, Op.BACKWARD_INPUT: 1.0, Op.BACKWARD_WEIGHT: 1.0}
 
@@ -25,8 +25,8 @@ def trace(*changes: tuple[float, float]) -> SpeedTrace:
     return SpeedTrace(changes=changes)
 
 
-def two_stages(occupancy_s: float = 0.0) -> TableCosts:
-    return TableCosts(
+def two_stages(occupancy_s: float = 0.0) -> MadeUpCosts:
+    return MadeUpCosts(
         sample_s=(OPS, OPS), latency_s=(0.0,), forward_s=(occupancy_s,), backward_s=(occupancy_s,), update_s=1.0
     )
 
@@ -81,7 +81,7 @@ def test_traces_that_cannot_be(changes, says) -> None:
 
 def test_a_device_that_slows_down_in_an_action(make_plan) -> None:
     plan = make_plan([(equal_spans(1, 1), [1.0], [1])])
-    alone = TableCosts(sample_s=(OPS,), update_s=1.0)
+    alone = MadeUpCosts(sample_s=(OPS,), update_s=1.0)
     result = simulate(plan, alone, steps=1, options=SimulationOptions(device_speed={"s0r0": trace((2.0, 0.5))}))
     # F and half of B at full speed, the other half in twice its time, so too the update.
     assert result.trace.of("s0r0")[0].end_s == 1.0

@@ -10,8 +10,9 @@ from spantrain.core.action import Action, Op
 from spantrain.core.plan import Plan
 from spantrain.core.span import equal_spans
 from spantrain.sim.bounds import step_bound_s
-from spantrain.sim.costs import TableCosts, TiedSum
+from spantrain.sim.costs import TiedSum
 from spantrain.sim.engine import simulate
+from testing.made_up_costs import MadeUpCosts
 
 CUTS = (0.0, 0.0)
 
@@ -21,7 +22,7 @@ def stage(seconds: float) -> dict[Op, float]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Detailed(TableCosts):
+class Detailed(MadeUpCosts):
     """Costs that say which stages share parameters, and how sums are cut."""
 
     tied: tuple[TiedSum, ...] = ()

@@ -8,17 +8,17 @@ from spantrain.core.action import Op
 from spantrain.core.span import equal_spans
 from spantrain.errors import ScheduleError, UsageError
 from spantrain.schedule.render.text import render_trace
-from spantrain.sim.costs import TableCosts
 from spantrain.sim.engine import SimulationOptions, simulate
 from spantrain.sim.network import Network
 from spantrain.sim.transfers import TransferCost, VirtualClock
+from testing.made_up_costs import MadeUpCosts
 
 OPS = {Op.FORWARD: 1.0, Op.BACKWARD_INPUT: 1.0, Op.BACKWARD_WEIGHT: 1.0}
 
 
-def costs(stages: int, **more: object) -> TableCosts:
+def costs(stages: int, **more: object) -> MadeUpCosts:
     cut = (0.0,) * (stages - 1)
-    return TableCosts(**{"sample_s": (OPS,) * stages, "latency_s": cut, "forward_s": cut, "backward_s": cut, **more})
+    return MadeUpCosts(**{"sample_s": (OPS,) * stages, "latency_s": cut, "forward_s": cut, "backward_s": cut, **more})
 
 
 def test_two_stages_side_by_side(make_plan) -> None:
@@ -61,7 +61,7 @@ def test_the_trace_has_all_lanes_of_all_steps(make_plan) -> None:
 def test_a_faster_stage_may_begin_the_next_step_before_the_others_have_updated(make_plan) -> None:
     plan = make_plan([(equal_spans(1, 1), [1.0], [1])] * 2)
 
-    class SlowSecondUpdate(TableCosts):
+    class SlowSecondUpdate(MadeUpCosts):
         def optimizer_s(self, device: str) -> float:
             return {"s0r0": 0.0, "s1r0": 5.0}[device]
 
@@ -88,10 +88,9 @@ def test_bad_questions_are_refused(make_plan) -> None:
         simulate(plan, costs(1), steps=0)
 
 
-@pytest.mark.parametrize(("fair", "expected"), [(True, {"b": 3.0, "c": 4.0}), (False, {"b": 2.0, "c": 4.0})])
-def test_links_are_shared_or_taken_by_turn(fair: bool, expected: dict[str, float]) -> None:
+def test_links_are_shared() -> None:
     clock = VirtualClock()
-    network = Network(clock, fair=fair)
+    network = Network(clock)
     arrived: dict[str, float] = {}
 
     def carry(target: str, occupancy_s: float) -> None:
@@ -101,7 +100,7 @@ def test_links_are_shared_or_taken_by_turn(fair: bool, expected: dict[str, float
     carry("b", 1.0)
     carry("c", 2.0)
     clock.run()
-    assert arrived == expected
+    assert arrived == {"b": 3.0, "c": 4.0}
 
 
 def test_one_pair_sends_one_after_the_other() -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from spantrain.core.action import Op
 from spantrain.core.span import equal_spans
-from spantrain.cost.memory import HeldSizes
+from spantrain.cost.memory import HeldBytes, HeldSizes
 from spantrain.errors import UsageError
 from spantrain.schedule.registry import schedule_names
 from spantrain.sim.costs import TableCosts
@@ -20,10 +20,7 @@ OPS = {Op.FORWARD: 1.0, Op.BACKWARD_INPUT: 1.0, Op.BACKWARD_WEIGHT: 1.0}
 def sizes(*, first: bool = False, last: bool = False, activation: int = 100) -> HeldSizes:
     """Messages of a sample are one byte, as in TableCosts."""
     return HeldSizes(
-        parameter_bytes=1000,
-        gradient_bytes=1000,
-        optimizer_bytes=2000,
-        framework_bytes=500,
+        always=HeldBytes(parameter_bytes=1000, gradient_bytes=1000, optimizer_bytes=2000, framework_bytes=500),
         activation_bytes_per_sample=activation,
         input_bytes_per_sample=0 if first else 1,
         output_gradient_bytes_per_sample=0 if last else 1,

@@ -110,7 +110,7 @@ def plan(profile: Profile) -> Plan:
 
 
 def test_seconds_and_bytes_come_from_the_profile(profile: Profile, plan: Plan) -> None:
-    costs = ProfileCosts(profile, plan, update_s_per_byte=0.1)
+    costs = ProfileCosts(profile, plan)
     assert costs.action_s("b", Action.parse("1F[0:2]")) == pytest.approx(2.0)
     assert costs.action_s("a", Action.parse("0B[0:2]")) == pytest.approx(10.0)
     there = costs.transfer("a", "b", Direction.FORWARD, 0, Span(0, 1))
@@ -126,7 +126,6 @@ def test_seconds_and_bytes_come_from_the_profile(profile: Profile, plan: Plan) -
     assert tied.stages == (0, 1)
     assert tied.seconds == pytest.approx(0.5 + 50 / 100 + 0.1 + 50 / 1000)
     assert costs.commit_s == pytest.approx(1.0)
-    assert costs.optimizer_s("a") == pytest.approx(6.0)
 
 
 def test_a_simulated_step_of_the_profile(profile: Profile, plan: Plan) -> None:
@@ -141,7 +140,7 @@ def test_a_simulated_step_of_the_profile(profile: Profile, plan: Plan) -> None:
 
 
 def test_a_commit_may_be_measured(profile: Profile, plan: Plan) -> None:
-    assert ProfileCosts(profile, plan, commit_s=0.25, action_overhead_s=0.001).commit_s == 0.25
+    assert ProfileCosts(profile, plan, commit_s=0.25).commit_s == 0.25
     alone = replace(plan, stages=(replace(plan.stages[0], end_unit=2),))
     assert ProfileCosts(profile, alone).commit_s == 0.0
     assert ProfileCosts(profile, alone).tied_sums() == ()

@@ -15,22 +15,22 @@ from spantrain.schedule.layout import CutLayout
 from spantrain.schedule.orders import check_orders
 from spantrain.schedule.registry import schedule_names
 from spantrain.sim.bounds import pipeline_bound_s
-from spantrain.sim.costs import TableCosts
 from spantrain.sim.engine import SimulationOptions, simulate
 from spantrain.sim.search.improve import is_alike, shortest
 from spantrain.sim.search.model import model_of, run_orders
 from spantrain.sim.search.search import SearchEffort, quick_s, simulated_s, taper, with_hints
+from testing.made_up_costs import MadeUpCosts
 
 few = settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 LITTLE = SearchEffort(max_runs=40, max_actions=20_000)
 OPS = (Op.FORWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)
 
 
-def pipeline(make_plan, stages: int, count: int, limits: list[int], size: int = 1) -> tuple[Plan, TableCosts]:
+def pipeline(make_plan, stages: int, count: int, limits: list[int], size: int = 1) -> tuple[Plan, MadeUpCosts]:
     """Uneven stages, slow links."""
     seconds = [(1.0, 1.3, 0.8), (2.7, 2.2, 2.4), (0.6, 0.9, 0.5), (1.8, 1.9, 1.1)][:stages]
     plan = make_plan([(equal_spans(count * size, size), [1.0], [limit * size]) for limit in limits])
-    return plan, TableCosts(
+    return plan, MadeUpCosts(
         sample_s=tuple(dict(zip(OPS, (s / size for s in row), strict=True)) for row in seconds),
         latency_s=(1.9, 0.4, 3.0)[: stages - 1],
         forward_s=tuple(s / size for s in (0.7, 1.6, 1.1)[: stages - 1]),
@@ -38,7 +38,7 @@ def pipeline(make_plan, stages: int, count: int, limits: list[int], size: int = 
     )
 
 
-def step_s(plan: Plan, costs: TableCosts, schedule: str) -> float:
+def step_s(plan: Plan, costs: MadeUpCosts, schedule: str) -> float:
     return simulate(replace(plan, schedule=schedule), costs, steps=1, options=SimulationOptions(trace=False)).step_s
 
 
@@ -46,13 +46,13 @@ def step_s(plan: Plan, costs: TableCosts, schedule: str) -> float:
 @given(data=st.data())
 def test_hints_work_for_any_plan_and_are_never_slower_than_the_plain_rule(data, plans, table_costs) -> None:
     plan: Plan = data.draw(plans)
-    costs: TableCosts = data.draw(table_costs(plan))
+    costs: MadeUpCosts = data.draw(table_costs(plan))
     hinted = with_hints(plan, costs, effort=LITTLE)
     assert simulated_s(hinted, costs) <= simulated_s(plan, costs) + 1e-9
     if hinted.hints is not None:
         assert hinted.hints.predicted_s == pytest.approx(simulated_s(hinted, costs))
     # However the network and the devices turn out, all work is done, within memory.
-    other: TableCosts = data.draw(table_costs(plan))
+    other: MadeUpCosts = data.draw(table_costs(plan))
     result = simulate(replace(hinted, schedule="critical-path"), other, steps=2)
     ran = [[result.orders[replica.devices[0]] for replica in stage.replicas] for stage in plan.stages]
     check_orders(ran, CutLayout.of(plan))
@@ -87,7 +87,7 @@ def test_what_is_simulated_is_the_planned_order(make_plan) -> None:
 def test_the_plain_rule_needs_no_hints_where_it_reaches_the_bound(make_plan) -> None:
     plan = make_plan([(equal_spans(16, 1), [1.0], [16])] * 4)
     second = dict.fromkeys(OPS, 1.0)
-    costs = TableCosts(sample_s=(second,) * 4, latency_s=(1.0,) * 3, forward_s=(1.0,) * 3, backward_s=(1.0,) * 3)
+    costs = MadeUpCosts(sample_s=(second,) * 4, latency_s=(1.0,) * 3, forward_s=(1.0,) * 3, backward_s=(1.0,) * 3)
     assert with_hints(plan, costs).hints is None
     assert quick_s(plan, costs) == pytest.approx(pipeline_bound_s(plan, costs))
 
@@ -134,7 +134,7 @@ def test_critical_path_is_within_three_percent_of_the_best_order_there_is(make_p
 
 def test_branch_and_bound_wants_micro_batches_that_are_alike(make_plan) -> None:
     plan = make_plan([(equal_spans(5, 2), [1.0], [5])] * 2)
-    costs = TableCosts(sample_s=(dict.fromkeys(OPS, 1.0),) * 2, latency_s=(0.0,), forward_s=(1.0,), backward_s=(1.0,))
+    costs = MadeUpCosts(sample_s=(dict.fromkeys(OPS, 1.0),) * 2, latency_s=(0.0,), forward_s=(1.0,), backward_s=(1.0,))
     model = model_of(plan, costs)
     assert not is_alike(model)
     with pytest.raises(ValueError, match="must be alike"):
@@ -148,7 +148,7 @@ def test_a_step_seen_backwards_twice_is_the_step(make_plan) -> None:
 
 
 def test_whole_backwards_are_kept_where_halves_take_longer(make_plan) -> None:
-    class Split(TableCosts):
+    class Split(MadeUpCosts):
         def action_s(self, device, action):
             factor = 1.6 if action.op in (Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT) else 1.0
             return factor * super().action_s(device, action)

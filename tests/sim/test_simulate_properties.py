@@ -30,9 +30,7 @@ def by_replica(plan: Plan, result: SimulationResult) -> list[list[tuple[object, 
 def test_every_schedule_does_all_work_within_memory_and_no_faster_than_possible(data, plans, table_costs) -> None:
     plan: Plan = data.draw(plans)
     costs: TableCosts = data.draw(table_costs(plan))
-    options = SimulationOptions(
-        fair_links=data.draw(st.booleans()), split_backward=data.draw(st.sampled_from([None, True, False]))
-    )
+    options = SimulationOptions(split_backward=data.draw(st.sampled_from([None, True, False])))
     assert check_limits(plan) == []
     bound_s = pipeline_bound_s(plan, costs)
     for schedule in schedule_names():

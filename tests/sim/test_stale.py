@@ -11,9 +11,9 @@ from spantrain.core.action import Op
 from spantrain.core.span import equal_spans
 from spantrain.errors import PlanError
 from spantrain.schedule.registry import schedule_names
-from spantrain.sim.costs import TableCosts
 from spantrain.sim.engine import simulate
 from spantrain.sim.stale import simulate_stale
+from testing.made_up_costs import MadeUpCosts
 
 STEPS = 6
 
@@ -62,7 +62,7 @@ def check_weights(plan, result) -> None:
 def case(make_plan):
     """Four equal stages, far apart, with a long end of a step."""
     plan = make_plan([(equal_spans(8, 1), [1.0], [16])] * 4, "critical-path")
-    costs = TableCosts(
+    costs = MadeUpCosts(
         sample_s=({Op.FORWARD: 1.0, Op.BACKWARD_INPUT: 1.0, Op.BACKWARD_WEIGHT: 1.0},) * 4,
         latency_s=(4.0,) * 3,
         forward_s=(0.5,) * 3,

@@ -10,16 +10,17 @@ from hypothesis import strategies as st
 from spantrain.core.action import Op
 from spantrain.core.span import equal_spans
 from spantrain.sim.bounds import step_bound_s
-from spantrain.sim.costs import ProfileCosts, TableCosts
+from spantrain.sim.costs import ProfileCosts
 from spantrain.sim.engine import simulate
 from spantrain.sim.sums import ends_together
+from testing.made_up_costs import MadeUpCosts
 from testing.sites import LATENCY_S, RATE, sites_cluster, sites_profile, two_stages
 
 SECONDS = st.floats(0.0, 100.0)
 
 
 @dataclass(frozen=True, kw_only=True)
-class OneLine(TableCosts):
+class OneLine(MadeUpCosts):
     """All sums cross one link and share it evenly."""
 
     def sum_slowdowns(self, stages: frozenset[int]) -> Mapping[int, float]:
@@ -70,7 +71,7 @@ def test_a_step_ends_when_the_line_has_carried_all_sums(make_plan) -> None:
     plan = make_plan([(equal_spans(4, 1), [1.0], [4])] * 3)
     stage = dict.fromkeys((Op.FORWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT), 1.0)
     table = {"sample_s": (stage,) * 3, "latency_s": (0.0,) * 2, "forward_s": (0.0,) * 2, "backward_s": (0.0,) * 2}
-    apart, together = (simulate(plan, kind(**table, sum_s=100.0)) for kind in (TableCosts, OneLine))
+    apart, together = (simulate(plan, kind(**table, sum_s=100.0)) for kind in (MadeUpCosts, OneLine))
     assert apart.step_s == pytest.approx(apart.pipeline_s + 100.0)
     assert 300.0 < together.step_s <= together.pipeline_s + 300.0
     assert step_bound_s(plan, OneLine(**table, sum_s=100.0)) <= together.step_s

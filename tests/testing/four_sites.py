@@ -9,7 +9,7 @@ from spantrain.core.cluster import Cluster, Device, Host, Link, Site
 from spantrain.core.plan import Plan
 from spantrain.core.span import equal_spans
 from spantrain.core.speed import SpeedTrace
-from spantrain.sim.costs import TableCosts
+from testing.made_up_costs import MadeUpCosts
 from testing.plans import plan_of
 
 STAGES = 4
@@ -17,9 +17,9 @@ LATENCY_S = 0.02
 PAIRS = tuple((k, other) for k in range(STAGES) for other in (k - 1, k + 1) if 0 <= other < STAGES)
 
 
-def costs(transfer_s: float, *, work_s: float = 0.01) -> TableCosts:
+def costs(transfer_s: float, *, work_s: float = 0.01) -> MadeUpCosts:
     """A sample is a byte and takes `transfer_s` of a link; each of F, I and W takes `work_s` for it."""
-    return TableCosts(
+    return MadeUpCosts(
         sample_s=(dict.fromkeys((Op.FORWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT), work_s),) * STAGES,
         latency_s=(LATENCY_S,) * (STAGES - 1),
         forward_s=(transfer_s,) * (STAGES - 1),

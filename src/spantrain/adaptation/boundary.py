@@ -116,7 +116,8 @@ class AutoBoundary:
         self._forecast = forecast
         self._replanner = replanner
         self._settings = settings or AutoSettings()
-        self._state = LinkState()
+        self.state = LinkState()
+        """What the links are taken to be."""
         self._out: set[tuple[Pair, bool]] = set()
         """Links that were out of the band after the last step, and whether they were too fast."""
         self._calm_reports = 0
@@ -133,18 +134,14 @@ class AutoBoundary:
         self.simulated = 0
         """Plans that were simulated so far."""
         self._calm_s: float | None = None
-
-    @property
-    def state(self) -> LinkState:
-        """What the links are taken to be."""
-        return self._state
+        """Seconds of a step of the first plan on links as planned, once they were asked for."""
 
     def advise(self, step: int, plan: Plan, reports: Reports, step_s: float) -> PlanReplacement | None:
         """Return a better plan for the present links, if it is worth it."""
-        rates = self._watch.learn(plan, measured_rates(reports), self._state)
+        rates = self._watch.learn(plan, measured_rates(reports), self.state)
         newest = newest_rates(reports)
         matter = busy_links(reports, self._settings.matters * step_s)
-        factors = self._watch.factors(plan, rates, self._state, matter)
+        factors = self._watch.factors(plan, rates, self.state, matter)
         again, sure = self._have_changed(factors, measured_rates(reports, least=SURE))
         slow_steps = self._slow_steps(step, changed=again)
         guess, self._guess = self._guess, None
@@ -154,11 +151,11 @@ class AutoBoundary:
             return self._believed(guess, slow_steps, 0)
         if again:
             return self._changed(plan, factors, slow_steps, step_s)
-        if (not self._out if self._state.calm else sure and self._state.changed(factors).calm) and rates:
+        if (not self._out if self.state.calm else sure and self.state.changed(factors).calm) and rates:
             return self._back(plan)
         if self._out:
             last = {pair: newest.get(pair, rate) for pair, rate in rates.items()}
-            self._guess = self._guessed(plan, self._watch.factors(plan, last, self._state, matter), step_s)
+            self._guess = self._guessed(plan, self._watch.factors(plan, last, self.state, matter), step_s)
         return self._planned_anew(plan, slow_steps)
 
     def _changed(
@@ -168,7 +165,7 @@ class AutoBoundary:
         state = self._refined(plan, factors)
         if state.calm:
             return self._back(plan)
-        if state == self._state:
+        if state == self.state:
             return self._due(slow_steps)
         search = self._searched(plan, state, step_s)
         return None if search is None else self._believed(search, slow_steps, search.simulated)
@@ -176,7 +173,9 @@ class AutoBoundary:
     def _searched(self, plan: Plan, state: LinkState, step_s: float) -> PlanSearch | None:
         """Look for a plan for links, if they explain how long a step took."""
         search = PlanSearch(self._forecast, self._base, plan, state)
-        explains = self._explains(search.running.seconds, step_s)
+        # Where messages are so small that software, not the links, takes their time, it is no guide to a plan.
+        wrong, simulated_s = self._settings.believed, search.running.seconds
+        explains = simulated_s / wrong <= step_s <= simulated_s * wrong
         if explains:
             search.near(self._settings.allowed)
         self.simulated += search.simulated
@@ -188,7 +187,7 @@ class AutoBoundary:
         It is there at once if the next report agrees, and forgotten if it does not.
         """
         state = self._refined(plan, factors)
-        if state.calm or state == self._state:
+        if state.calm or state == self.state:
             return None
         search = self._searched(plan, state, step_s)
         self._watch.expected(plan, state)
@@ -196,7 +195,7 @@ class AutoBoundary:
 
     def _slow_steps(self, step: int, *, changed: bool) -> int:
         """Return for how many steps links have not been calm."""
-        if self._state.calm and not self._out and not changed:
+        if self.state.calm and not self._out and not changed:
             if self._slow_since is not None:
                 self._slow_since, self._calm_since = None, step
             return 0
@@ -205,13 +204,6 @@ class AutoBoundary:
                 self._blind_reports = _BLIND_REPORTS
             self._slow_since = step
         return step - self._slow_since + 1
-
-    def _explains(self, simulated_s: float, step_s: float) -> bool:
-        """Whether a simulation with these links takes about as long as the step did: else it is no guide to a plan.
-
-        So it is where messages are so small that software, not the links, takes their time.
-        """
-        return simulated_s / self._settings.believed <= step_s <= simulated_s * self._settings.believed
 
     def _have_changed(self, factors: Mapping[Pair, float], sure: Collection[Pair]) -> tuple[bool, bool]:
         """Return whether links are out of the band as they were after the step before, and whether some have surely
@@ -238,7 +230,7 @@ class AutoBoundary:
         Links that were seen in the middle of a change may be taken for faster than they were, and full speed then lies
         inside the band around that.
         """
-        if self._state.calm or not rates:
+        if self.state.calm or not rates:
             return False
         calm = self._look_calm(plan, rates, matter)
         self._calm_reports = self._calm_reports + 1 if calm else 0
@@ -255,15 +247,15 @@ class AutoBoundary:
 
         It is a trial; when it was in vain, the next one comes later.
         """
-        return bool((used_pairs(self._base) - used_pairs(plan)) & self._state.speeds.keys())
+        return bool((used_pairs(self._base) - used_pairs(plan)) & self.state.speeds.keys())
 
     def _have_just_become_calm(self, plan: Plan, newest: Mapping[Pair, float], matter: frozenset[Pair]) -> bool:
         """Whether the last messages of a step say of all links that they are calm, and of some that they are much
         faster than they were; where going back moves nothing, so that it costs little to be wrong.
         """
-        if self._state.calm or not matter <= newest.keys() or not self._look_calm(plan, newest, matter):
+        if self.state.calm or not matter <= newest.keys() or not self._look_calm(plan, newest, matter):
             return False
-        factors = self._watch.factors(plan, newest, self._state, matter)
+        factors = self._watch.factors(plan, newest, self.state, matter)
         return max(factors.values(), default=1.0) >= self._settings.at_once and self._is_near_base(plan)
 
     def _look_calm(self, plan: Plan, rates: Mapping[Pair, float], matter: Collection[Pair]) -> bool:
@@ -282,35 +274,35 @@ class AutoBoundary:
 
         Messages of links that are slow together wait less for others, and round trips weigh less: so once more.
         """
-        first = self._state.changed(factors)
+        first = self.state.changed(factors)
         if first.calm:
             return first
-        before, now = self._watch.expected(plan, self._state), self._forecast.rates(plan, first)
+        before, now = self._watch.expected(plan, self.state), self._forecast.rates(plan, first)
         again = {pair: factor * before[pair] / now[pair] for pair, factor in factors.items() if pair in now}
         return first.changed(again)
 
     def _back(self, plan: Plan) -> PlanReplacement | None:
-        self._state, self._out, self._waiting = LinkState(), set(), None
-        if self._is_base(plan):
+        self.state, self._out, self._waiting = LinkState(), set(), None
+        if plan.stages == self._base.stages and plan.hints == self._base.hints:
             return None
         return PlanReplacement(plan=self._base, reason="links are as planned again: back to the plan made for them")
 
-    def _is_base(self, plan: Plan) -> bool:
-        return plan.stages == self._base.stages and plan.hints == self._base.hints
-
     def _believed(self, search: PlanSearch, slow_steps: int, simulated: int) -> PlanReplacement | None:
         """Take the links for what a search was for; have a plan made anew where those near the first do not suffice."""
-        self._state, self._waiting = search.state, None
-        if self._replanner is not None and search.best.seconds > self._settings.suffices * self._calm_step_s():
-            self._replanner.ask(self._state.assumed(search.running.plan))
+        self.state, self._waiting = search.state, None
+        if self._replanner is not None:
+            if self._calm_s is None:
+                self._calm_s = self._forecast.step_s(self._base, LinkState())
+            if search.best.seconds > self._settings.suffices * self._calm_s:
+                self._replanner.ask(self.state.assumed(search.running.plan))
         return self._judged(search, slow_steps, simulated)
 
     def _planned_anew(self, plan: Plan, slow_steps: int) -> PlanReplacement | None:
         """Return what the planner has made for the present links, if it has; or what was found before, if it is due."""
-        planned = None if self._replanner is None or self._state.calm else self._replanner.answer()
+        planned = None if self._replanner is None or self.state.calm else self._replanner.answer()
         if planned is None:
             return self._due(slow_steps)
-        search = PlanSearch(self._forecast, self._base, plan, self._state.assumed(plan))
+        search = PlanSearch(self._forecast, self._base, plan, self.state.assumed(plan))
         search.try_plan(planned, ("planned anew: plans near the first did not suffice",))
         self.simulated += search.simulated
         return self._judged(search, slow_steps, search.simulated)
@@ -340,13 +332,7 @@ class AutoBoundary:
         if waiting is None or slow_steps * waiting.gain_s < waiting.toll_s:
             self._waiting = waiting and replace(waiting, proposal=replace(waiting.proposal, simulated=0))
             return None
-        self._waiting, self._state = None, waiting.state
+        self._waiting, self.state = None, waiting.state
         if waiting.stays:
             self._base, self._calm_s = waiting.proposal.plan, None
         return waiting.proposal
-
-    def _calm_step_s(self) -> float:
-        """Return the seconds of a step of the first plan on links as planned."""
-        if self._calm_s is None:
-            self._calm_s = self._forecast.step_s(self._base, LinkState())
-        return self._calm_s

@@ -8,52 +8,34 @@ in pieces. Those who receive need not know: samples are addressed, not messages.
 import math
 from abc import abstractmethod
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from typing import Self
 
-from spantrain.adaptation.monitor import (
-    LinkExpectation,
-    LinkMonitor,
-    MonitorState,
-    PaceState,
-    RateSample,
-    SamplePace,
-    SentMessage,
-)
+from spantrain.adaptation.monitor import LinkExpectation, LinkMonitor, RateSample, SamplePace, SentMessage
 from spantrain.core.action import Direction, Op
 from spantrain.core.messages import Event, Recut, StepStarted
 from spantrain.core.span import Span
 from spantrain.core.speed import LinkReport
 from spantrain.schedule.dispatch.machine import Machine
 
-
-@dataclass(frozen=True, kw_only=True)
-class LocalState:
-    """What one device's adapter knows between two steps; can be written as JSON and taken up again."""
-
-    monitor: MonitorState = field(default_factory=lambda: MonitorState(peers={}))
-    sending: Mapping[str, PaceState] = field(default_factory=dict)
-    arriving: Mapping[str, PaceState] = field(default_factory=dict)
-    """Both by direction."""
-    action_s: Mapping[str, tuple[tuple[int, float], ...]] = field(default_factory=dict)
-    """By operation: samples, and the least seconds that they took."""
+_OVERHEAD_S = 1e-3
+"""What an action or a message takes of the runtime, whatever it holds."""
 
 
 class LocalAdapter:
     """Hears everything, does nothing but report: `off`."""
 
     def __init__(self, expected: Mapping[str, LinkExpectation] | None = None) -> None:
-        self._expected = expected
         self.monitor = LinkMonitor(expected)
         self._begun_s = 0.0
 
-    @property
-    def state(self) -> LocalState:
-        """What is known now, between two steps."""
-        return LocalState(monitor=self.monitor.state)
+    def take_up(self, last: Self, *, same_messages: bool, same_work: bool) -> None:
+        """Go on between two steps from what another one knew, which is not used any more: after a change of plan.
 
-    def take_up(self, state: LocalState) -> None:
-        """Go on from what was known: after a change of plan, or of a saved run."""
-        self.monitor = LinkMonitor.resumed(state.monitor, self._expected)
+        Seconds of samples are still true where a sample's work is the same (`same_work`). What was found of the
+        messages themselves is true where those are the same, too.
+        """
+        del same_work
+        self.monitor.take_up(last.monitor, same_messages=same_messages)
 
     def heard(self, now_s: float, event: Event) -> None:
         """Take in what the policy is told, before it is."""
@@ -90,13 +72,10 @@ class CuttingLocal(LocalAdapter):
     _messages: int
     """How many messages a link's pace is taken of."""
 
-    def __init__(
-        self, expected: Mapping[str, LinkExpectation] | None, *, after: Collection[str], message_s: float
-    ) -> None:
-        """Take what links should do, who is of the next stage, and what a message takes whatever it holds."""
+    def __init__(self, expected: Mapping[str, LinkExpectation] | None = None, *, after: Collection[str] = ()) -> None:
+        """Take what links should do, and who is of the next stage."""
         super().__init__(expected)
         self._after = frozenset(after)
-        self._message_s = message_s
         self._sending: dict[Direction, SamplePace] = {}
         """The pace to all replicas of a neighbour together: they may share a line."""
         self._known_s: dict[Direction, float] = {}
@@ -106,10 +85,14 @@ class CuttingLocal(LocalAdapter):
         self._was_calm = True
         """In all of this step so far."""
 
-    def take_up(self, state: LocalState) -> None:
-        """Go on from what was known: after a change of plan, or of a saved run."""
-        super().take_up(state)
-        self._sending = {Direction(direction): self._pace(kept) for direction, kept in state.sending.items()}
+    def take_up(self, last: Self, *, same_messages: bool, same_work: bool) -> None:
+        """Go on with the paces as well."""
+        super().take_up(last, same_messages=same_messages, same_work=same_work)
+        if same_work:
+            self._sending = last._sending
+        for pace in self._paces if not same_messages else ():
+            pace.begin_anew()
+        self._look()
 
     def heard(self, now_s: float, event: Event) -> None:
         """Note that a step begins, with micro-batches as planned."""
@@ -128,12 +111,13 @@ class CuttingLocal(LocalAdapter):
             occupied_s = min(rate.occupied_s, now_s - self._known_s.get(direction, -math.inf))
             self._known_s[direction] = max(now_s, self._known_s.get(direction, now_s))
             if occupied_s > 0:
-                self._noted(self._sending.setdefault(direction, self._pace()), occupied_s, samples)
+                self._noted(self._sending, direction, occupied_s, samples)
         return rate
 
-    def _noted(self, pace: SamplePace, seconds: float, samples: int) -> None:
+    def _noted(self, paces: dict[Direction, SamplePace], direction: Direction, seconds: float, samples: int) -> None:
         """Take in how long samples took, and see what follows."""
-        pace.note(seconds, samples)
+        new = SamplePace(messages=self._messages, message_s=_OVERHEAD_S)
+        paces.setdefault(direction, new).note(seconds, samples)
         self._look()
         self._was_calm = self._was_calm and not self._is_slow
 
@@ -154,9 +138,6 @@ class CuttingLocal(LocalAdapter):
         self._is_cut = True
         return Recut(changed, self._reason)
 
-    def _pace(self, state: PaceState | None = None) -> SamplePace:
-        return SamplePace(state, messages=self._messages, message_s=self._message_s)
-
     @property
     def _paces(self) -> tuple[SamplePace, ...]:
         return tuple(self._sending.values())
@@ -171,9 +152,9 @@ class CuttingLocal(LocalAdapter):
         """Whether a link is slower than on calm links."""
 
     @property
-    @abstractmethod
     def _wants_cuts(self) -> bool:
         """Whether anything is to be cut finer than planned."""
+        return self._is_slow
 
     @abstractmethod
     def _parts(self, samples: int) -> int:
@@ -225,41 +206,24 @@ class AutoLocal(CuttingLocal):
 
     _messages = 5
 
-    def __init__(
-        self,
-        expected: Mapping[str, LinkExpectation] | None = None,
-        *,
-        after: Collection[str] = (),
-        overhead_s: float = 1e-3,
-    ) -> None:
-        """Take what links should do, who is of the next stage, and what an action or a message takes of the runtime."""
-        super().__init__(expected, after=after, message_s=overhead_s)
-        self._overhead_s = overhead_s
+    def __init__(self, expected: Mapping[str, LinkExpectation] | None = None, *, after: Collection[str] = ()) -> None:
+        """Take what links should do, and who is of the next stage."""
+        super().__init__(expected, after=after)
         self._arriving: dict[Direction, SamplePace] = {}
         self._came_s: dict[Direction, float] = {}
         """When the last samples of this step came."""
         self._action_s: dict[Op, dict[int, float]] = {}
+        """By operation: samples, and the least seconds that they took."""
         self._slow_s: float | None = None
         """Seconds of a sample on the slowest link; None: none is slow."""
         self._least: int | None = None
         """Samples of a micro-batch, so that its work takes no longer than a link; None: as planned."""
 
-    @property
-    def state(self) -> LocalState:
-        """What is known now, between two steps."""
-        return LocalState(
-            monitor=self.monitor.state,
-            sending={direction.value: pace.state for direction, pace in self._sending.items()},
-            arriving={direction.value: pace.state for direction, pace in self._arriving.items()},
-            action_s={op.value: tuple(sorted(known.items())) for op, known in self._action_s.items()},
-        )
-
-    def take_up(self, state: LocalState) -> None:
-        """Go on from what was known: after a change of plan, or of a saved run."""
-        super().take_up(state)
-        self._arriving = {Direction(direction): self._pace(kept) for direction, kept in state.arriving.items()}
-        self._action_s = {Op(op): dict(known) for op, known in state.action_s.items()}
-        self._look()
+    def take_up(self, last: Self, *, same_messages: bool, same_work: bool) -> None:
+        """Go on with what arrives and with the seconds of actions, too."""
+        if same_work:
+            self._arriving, self._action_s = last._arriving, last._action_s
+        super().take_up(last, same_messages=same_messages, same_work=same_work)
 
     def heard(self, now_s: float, event: Event) -> None:
         """Note that nothing has come yet in a step that begins."""
@@ -272,7 +236,7 @@ class AutoLocal(CuttingLocal):
         before_s = self._came_s.get(direction, now_s)
         self._came_s[direction] = now_s
         if now_s > before_s:
-            self._noted(self._arriving.setdefault(direction, self._pace()), now_s - before_s, samples)
+            self._noted(self._arriving, direction, now_s - before_s, samples)
 
     def finished(self, op: Op, samples: int, seconds: float) -> None:
         """Note how long actions take."""
@@ -306,7 +270,7 @@ class AutoLocal(CuttingLocal):
         comes_s = self._came_s.get(Direction.FORWARD, now_s) + (span.size - there) * pace.now_s
         fixed_s, sample_s = _line_of(self._action_s[Op.FORWARD])
         won_s = min(max(0.0, comes_s - now_s), fixed_s + there * sample_s)
-        lost_s = _ACTIONS_MORE * (self._overhead_s + fixed_s)
+        lost_s = _ACTIONS_MORE * (_OVERHEAD_S + fixed_s)
         if won_s < _WORTH * lost_s:
             return None
         self._is_cut = True
@@ -363,7 +327,7 @@ class AutoLocal(CuttingLocal):
     def _fixed_and_sample_s(self) -> tuple[float, float]:
         """Return what all actions on a micro-batch take whatever it holds, and what they take for each sample."""
         lines = [_line_of(known) for known in self._action_s.values()]
-        return sum(fixed_s + self._overhead_s for fixed_s, _ in lines), sum(sample_s for _, sample_s in lines)
+        return sum(fixed_s + _OVERHEAD_S for fixed_s, _ in lines), sum(sample_s for _, sample_s in lines)
 
 
 def _line_of(known: Mapping[int, float]) -> tuple[float, float]:

@@ -73,27 +73,6 @@ class RateSample:
     """The part of that in which nothing of ours was on the wire."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class PeerState:
-    """What is kept of one link; can be written as JSON and taken up again."""
-
-    samples: tuple[RateSample, ...] = ()
-    round_trip_s: float | None = None
-    acknowledged_s: float | None = None
-    """When the last word came."""
-    fastest: tuple[tuple[int, float], ...] = ()
-    """Messages that had the link to themselves: bytes, and the least seconds from start to word; by bytes."""
-    slow: bool = False
-    small_in_a_row: int = 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class MonitorState:
-    """What a monitor knows, by peer."""
-
-    peers: Mapping[str, PeerState]
-
-
 class LinkMonitor:
     """Hears what was sent and says how the links do.
 
@@ -111,23 +90,23 @@ class LinkMonitor:
         self._expected = dict(expected or {})
         self._peers: dict[str, _Peer] = {}
 
-    @classmethod
-    def resumed(cls, state: MonitorState, expected: Mapping[str, LinkExpectation] | None = None) -> "LinkMonitor":
-        """Go on from a saved state."""
-        monitor = cls(expected)
-        monitor._peers = {name: _Peer(monitor._expected.get(name), kept) for name, kept in state.peers.items()}
-        return monitor
+    def take_up(self, last: "LinkMonitor", *, same_messages: bool) -> None:
+        """Go on from what another monitor knew, which is not used any more.
 
-    @property
-    def state(self) -> MonitorState:
-        """What is known now."""
-        return MonitorState(peers={name: peer.state for name, peer in self._peers.items()})
+        Bytes per second are the same under any plan. What messages of unlike sizes told of a round trip is found anew
+        where messages are others.
+        """
+        self._peers = last._peers
+        for name, peer in self._peers.items():
+            peer.expected = self._expected.get(name)
+            if not same_messages:
+                peer.fastest.clear()
 
     def sent(self, message: SentMessage) -> RateSample | None:
         """Take in a message, in the order of the peers' words; return what it tells of its link's rate, if anything."""
         peer = self._peers.get(message.peer)
         if peer is None:
-            peer = self._peers[message.peer] = _Peer(self._expected.get(message.peer), PeerState())
+            peer = self._peers[message.peer] = _Peer(self._expected.get(message.peer))
         return peer.sent(message)
 
     def reports(self, since_s: float = -math.inf) -> tuple[LinkReport, ...]:
@@ -136,25 +115,16 @@ class LinkMonitor:
 
 
 class _Peer:
-    def __init__(self, expected: LinkExpectation | None, state: PeerState) -> None:
-        self._expected = expected
-        self._samples = deque(state.samples, maxlen=_WINDOW)
-        self._round_trip_s = state.round_trip_s
-        self._acknowledged_s = state.acknowledged_s
-        self._fastest = dict(state.fastest)
-        self._slow = state.slow
-        self._small_in_a_row = state.small_in_a_row
-
-    @property
-    def state(self) -> PeerState:
-        return PeerState(
-            samples=tuple(self._samples),
-            round_trip_s=self._round_trip_s,
-            acknowledged_s=self._acknowledged_s,
-            fastest=tuple(sorted(self._fastest.items())),
-            slow=self._slow,
-            small_in_a_row=self._small_in_a_row,
-        )
+    def __init__(self, expected: LinkExpectation | None) -> None:
+        self.expected = expected
+        self.fastest: dict[int, float] = {}
+        """Messages that had the link to themselves: bytes, and the least seconds from start to word."""
+        self._samples: deque[RateSample] = deque(maxlen=_WINDOW)
+        self._round_trip_s: float | None = None
+        self._acknowledged_s: float | None = None
+        """When the last word came."""
+        self._slow = False
+        self._small_in_a_row = 0
 
     def sent(self, message: SentMessage) -> RateSample | None:
         taken_s = message.acknowledged_s - message.started_s
@@ -188,24 +158,24 @@ class _Peer:
             if self._small_in_a_row < _SMALL_IN_A_ROW:
                 return True
             self._samples.clear()
-            self._fastest.clear()
+            self.fastest.clear()
             self._round_trip_s = None
         self._small_in_a_row = 0
         return False
 
     def _alone(self, size_bytes: int, taken_s: float) -> None:
         """Note a message that had the link to itself; the least and the most bytes tell most."""
-        self._fastest[size_bytes] = min(taken_s, self._fastest.get(size_bytes, taken_s))
-        if len(self._fastest) > _SIZES:
-            del self._fastest[sorted(self._fastest)[_SIZES // 2]]
+        self.fastest[size_bytes] = min(taken_s, self.fastest.get(size_bytes, taken_s))
+        if len(self.fastest) > _SIZES:
+            del self.fastest[sorted(self.fastest)[_SIZES // 2]]
 
     @property
     def _latency_s(self) -> float:
         """Seconds of a round trip: as expected, or more where messages of unlike sizes, or small ones, say so."""
-        known_s = self._expected.round_trip_s if self._expected else 0.0
-        if not self._fastest:
+        known_s = self.expected.round_trip_s if self.expected else 0.0
+        if not self.fastest:
             return known_s
-        (small, short_s), (large, long_s) = min(self._fastest.items()), max(self._fastest.items())
+        (small, short_s), (large, long_s) = min(self.fastest.items()), max(self.fastest.items())
         fitted_s = 0.0
         if large >= _UNLIKE * small and long_s > short_s:
             fitted_s = short_s - small * (long_s - short_s) / (large - small)
@@ -215,7 +185,9 @@ class _Peer:
     def report(self, name: str, since_s: float) -> LinkReport:
         idle = self._acknowledged_s is None or self._acknowledged_s < since_s
         recent = [sample for sample in self._samples if sample.acknowledged_s >= since_s]
-        samples = [] if idle else self._enough(recent)
+        # A few are filled up with those of before; where there are none at all, old ones say nothing of the link now.
+        enough = len(recent) >= _ENOUGH or not recent
+        samples = [] if idle else recent if enough else list(self._samples)[-_USUAL:]
         blocks = _blocks(samples)
         rate = _median(blocks) if blocks else None
         agreeing = sum(rate is not None and rate / _AGREES <= s / t <= rate * _AGREES for s, t in blocks)
@@ -231,18 +203,14 @@ class _Peer:
             newest_bytes_per_s=blocks[-1][0] / blocks[-1][1] if len(recent) >= _ENOUGH and not idle else None,
         )
 
-    def _enough(self, recent: list[RateSample]) -> list[RateSample]:
-        """Add samples of before to a few; where there are none at all, old ones say nothing of the link as it is."""
-        return recent if len(recent) >= _ENOUGH or not recent else list(self._samples)[-_USUAL:]
-
     def _verdict(self, rate: float | None, samples: Sequence[RateSample]) -> LinkVerdict:
         if rate is None:
             return LinkVerdict.IDLE
         if sum(s.held_back_s for s in samples) > sum(s.occupied_s for s in samples):
             return LinkVerdict.SLOW_PEER
-        if self._expected is None:
+        if self.expected is None:
             return LinkVerdict.CALM
-        self._slow = rate < (_CALM_AGAIN if self._slow else _SLOW) * self._expected.bytes_per_s
+        self._slow = rate < (_CALM_AGAIN if self._slow else _SLOW) * self.expected.bytes_per_s
         return LinkVerdict.SLOW_LINK if self._slow else LinkVerdict.CALM
 
 
@@ -264,28 +232,13 @@ def _median(blocks: Sequence[tuple[int, float]]) -> float:
     raise AssertionError("a median of nothing")
 
 
-_MESSAGES = 5
-
-
-@dataclass(frozen=True, kw_only=True)
-class PaceState:
-    """What is kept of a pace; can be written as JSON and taken up again."""
-
-    last_s: tuple[float, ...] = ()
-    """Seconds per sample of the last messages."""
-    slowest_s: float | None = None
-    """The slowest pace of this step so far."""
-    calm_s: float | None = None
-    """The slowest pace of the calmest step."""
-
-
 class SamplePace:
     """Seconds per sample, the median of the last messages; each counts without what a message takes whatever it holds.
 
     A link that several devices share is faster while few of them send, so the best pace of all would make every busy
     moment look slow. What is compared with is the slowest moment of the step in which that was fastest.
 
-    >>> pace = SamplePace()
+    >>> pace = SamplePace(messages=5)
     >>> for seconds in (1.0, 1.0, 1.0, 2.0, 2.0, 2.0):
     ...     pace.note(4 * seconds, 4)
     >>> pace.begin_step()
@@ -295,21 +248,20 @@ class SamplePace:
     (6.0, 3.0)
     """
 
-    def __init__(self, state: PaceState | None = None, *, messages: int = _MESSAGES, message_s: float = 0.0) -> None:
-        """Begin with nothing known, or go on from a saved state.
-
-        The pace is that of so many messages, and each of them takes `message_s` besides its samples.
-        """
-        state = state or PaceState()
-        self._last_s = deque(state.last_s, maxlen=messages)
+    def __init__(self, *, messages: int, message_s: float = 0.0) -> None:
+        """Take the pace of so many messages, each of which takes `message_s` besides its samples."""
+        self._last_s: deque[float] = deque(maxlen=messages)
+        """Seconds per sample of the last messages."""
         self._message_s = message_s
-        self._slowest_s = state.slowest_s
-        self._calm_s = state.calm_s
+        self._slowest_s: float | None = None
+        """The slowest pace of this step so far."""
+        self._calm_s: float | None = None
+        """The slowest pace of the calmest step."""
 
-    @property
-    def state(self) -> PaceState:
-        """What is known now."""
-        return PaceState(last_s=tuple(self._last_s), slowest_s=self._slowest_s, calm_s=self._calm_s)
+    def begin_anew(self) -> None:
+        """Forget the present pace, which is of other messages, but not what is calm."""
+        self._last_s.clear()
+        self._slowest_s = None
 
     @property
     def now_s(self) -> float | None:

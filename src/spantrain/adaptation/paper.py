@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from spantrain.adaptation.boundary import PlanReplacement
-from spantrain.adaptation.local import CuttingLocal, LocalState
+from spantrain.adaptation.local import CuttingLocal
 from spantrain.adaptation.monitor import LinkExpectation
 from spantrain.adaptation.network_state import (
     SURE,
@@ -49,27 +49,10 @@ class PaperLocal(CuttingLocal):
 
     _messages = 20
 
-    def __init__(
-        self,
-        expected: Mapping[str, LinkExpectation] | None = None,
-        *,
-        after: Collection[str] = (),
-        message_s: float = 1e-3,
-    ) -> None:
-        super().__init__(expected, after=after, message_s=message_s)
+    def __init__(self, expected: Mapping[str, LinkExpectation] | None = None, *, after: Collection[str] = ()) -> None:
+        super().__init__(expected, after=after)
         self._delayed: dict[Direction, float] = {}
         """How many times the calm pace."""
-
-    @property
-    def state(self) -> LocalState:
-        """What is known now, between two steps."""
-        sending = {direction.value: pace.state for direction, pace in self._sending.items()}
-        return LocalState(monitor=self.monitor.state, sending=sending)
-
-    def take_up(self, state: LocalState) -> None:
-        """Go on from what was known: after a change of plan, or of a saved run."""
-        super().take_up(state)
-        self._look()
 
     def piece_samples(self, peer: str, samples: int) -> int:
         """Return half of them where sends are delayed."""
@@ -84,10 +67,6 @@ class PaperLocal(CuttingLocal):
 
     @property
     def _is_slow(self) -> bool:
-        return bool(self._delayed)
-
-    @property
-    def _wants_cuts(self) -> bool:
         return bool(self._delayed)
 
     def _parts(self, samples: int) -> int:
@@ -116,7 +95,8 @@ class PaperBoundary:
     def advise(self, step: int, plan: Plan, reports: Reports, step_s: float) -> PlanReplacement | None:  # noqa: ARG002
         """Return the plan with other micro-batches, if those of the last step are not the ones that the rules want."""
         self._poor = self._found_poor(plan, reports, step_s)
-        wanted = self._resized(fill=bool(self._poor))
+        stages = tuple(_resized(stage, len(self._base.stages), fill=bool(self._poor)) for stage in self._base.stages)
+        wanted = replace(self._base, stages=stages, hints=None)
         if [stage.micro_batches for stage in plan.stages] == [stage.micro_batches for stage in wanted.stages]:
             return None
         pair = min(self._poor, default=None)
@@ -135,11 +115,6 @@ class PaperBoundary:
         if all(good):
             return {}
         return {pair: min(given.get(pair, math.inf), part) for pair, part in (poor | self._poor).items()}
-
-    def _resized(self, *, fill: bool) -> Plan:
-        depth = len(self._base.stages)
-        stages = tuple(_resized(stage, depth, fill=fill) for stage in self._base.stages)
-        return replace(self._base, stages=stages, hints=None)
 
 
 def _resized(stage: Stage, depth: int, *, fill: bool) -> Stage:

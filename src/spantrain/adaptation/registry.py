@@ -1,10 +1,7 @@
 """The adapters by the names that users give."""
 
-from dataclasses import replace
-
 from spantrain.adaptation.boundary import AutoBoundary, AutoSettings, BoundaryAdapter, Replanner
-from spantrain.adaptation.local import AutoLocal, LocalAdapter, LocalState
-from spantrain.adaptation.monitor import MonitorState, PaceState
+from spantrain.adaptation.local import AutoLocal, LocalAdapter
 from spantrain.adaptation.network_state import expected_links
 from spantrain.adaptation.paper import PaperBoundary, PaperLocal
 from spantrain.adaptation.search import Forecast
@@ -26,7 +23,8 @@ class LocalAdapters:
         adapter = make_local(self._name, plan, self._device)
         if self._last is not None:
             before, last = self._last
-            adapter.take_up(_still_true(last.state, before, plan, self._device))
+            same_work = _work_of(before, self._device) == _work_of(plan, self._device)
+            adapter.take_up(last, same_messages=before.stages == plan.stages, same_work=same_work)
         self._last = plan, adapter
         return adapter
 
@@ -69,25 +67,6 @@ def make_boundary(
             return PaperBoundary(plan, forecast)
         case _:
             return None
-
-
-def _still_true(state: LocalState, before: Plan, after: Plan, device: str) -> LocalState:
-    """Return what holds under another plan: bytes per second in any case, seconds of samples where those are alike.
-
-    What messages of unlike sizes told of a round trip, and the present pace, are found anew: messages of another plan
-    are not like those.
-    """
-    if before.stages == after.stages:
-        return state
-    peers = {name: replace(peer, fastest=()) for name, peer in state.monitor.peers.items()}
-    monitor = MonitorState(peers=peers)
-    if _work_of(before, device) != _work_of(after, device):
-        return LocalState(monitor=monitor)
-    sending, arriving = (
-        {direction: PaceState(calm_s=pace.calm_s) for direction, pace in paces.items()}
-        for paces in (state.sending, state.arriving)
-    )
-    return replace(state, monitor=monitor, sending=sending, arriving=arriving)
 
 
 def _work_of(plan: Plan, device: str) -> tuple[object, ...]:

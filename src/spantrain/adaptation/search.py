@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Protocol
 
 from spantrain.adaptation.network_state import Expects, LinkState
@@ -19,10 +20,15 @@ Other = tuple[Plan, str]
 
 def with_formats(base: Plan, state: LinkState, allowed: Sequence[WireFormat]) -> Iterator[Other]:
     """Yield the plan with each of the allowed wire formats on its slow cuts, where it has another there."""
-    slow = [cut for cut in range(len(base.stages) - 1) if _is_slow(base, cut, state)]
+    slow = []
+    for cut, (before, after) in enumerate(pairwise(base.stages)):
+        pairs = ((a.devices[0], b.devices[0]) for a in before.replicas for b in after.replicas)
+        if any(min(state.speed(a, b), state.speed(b, a)) < 1 for a, b in pairs):
+            slow.append(cut)
     for form in allowed:
         if any(base.stages[cut].wire_format is not form for cut in slow):
-            yield _with_format(base, slow, form), f"{form} on cut {', '.join(map(str, slow))}"
+            stages = (replace(one, wire_format=form) if cut in slow else one for cut, one in enumerate(base.stages))
+            yield replace(base, stages=tuple(stages), hints=None), f"{form} on cut {', '.join(map(str, slow))}"
 
 
 def moved_units(plan: Plan) -> Iterator[Other]:
@@ -40,18 +46,6 @@ def moved_units(plan: Plan) -> Iterator[Other]:
                 *plan.stages[cut + 2 :],
             )
             yield replace(plan, stages=stages, hints=None), f"cut {cut} behind unit {edge - 1}"
-
-
-def _is_slow(plan: Plan, cut: int, state: LinkState) -> bool:
-    pairs = ((a.devices[0], b.devices[0]) for a in plan.stages[cut].replicas for b in plan.stages[cut + 1].replicas)
-    return any(min(state.speed(a, b), state.speed(b, a)) < 1 for a, b in pairs)
-
-
-def _with_format(plan: Plan, cuts: Sequence[int], form: WireFormat) -> Plan:
-    stages = tuple(
-        replace(stage, wire_format=form) if number in cuts else stage for number, stage in enumerate(plan.stages)
-    )
-    return replace(plan, stages=stages, hints=None)
 
 
 def _with_units(stage: Stage, first: int, end: int) -> Stage:
@@ -121,8 +115,9 @@ class PlanSearch:
 
     def near(self, allowed: Sequence[WireFormat]) -> None:
         """Look at plans near the base: micro-batches and orders, allowed formats on slow cuts, cuts a few units off."""
-        for plan, what in self._starts(allowed):
-            self.try_tuned(plan, what)
+        self.try_tuned(self._base, ())
+        for plan, what in with_formats(self._base, self.state, allowed):
+            self.try_tuned(plan, (what,))
         if self._base != self.running.plan:
             self.simulated += 1
             self._take(self._base, self._forecast.adapted_s(self._base, self.state), ("the plan for calm links",))
@@ -139,11 +134,6 @@ class PlanSearch:
     def try_plan(self, plan: Plan, what: tuple[str, ...]) -> bool:
         """Look at a plan as it is; return whether it is the best so far."""
         return self._take(plan, self._step_s(plan), what)
-
-    def _starts(self, allowed: Sequence[WireFormat]) -> Iterator[tuple[Plan, tuple[str, ...]]]:
-        yield self._base, ()
-        for plan, what in with_formats(self._base, self.state, allowed):
-            yield plan, (what,)
 
     def _move_a_cut(self) -> bool:
         """Move a cut of the best plan so far; return whether anything was won."""

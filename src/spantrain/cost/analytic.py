@@ -86,8 +86,7 @@ class AnalyticLaw:
             raise ValueError(f"{op.value} of {unit.name}: samples must be at least 1, got {samples}")
         match op:
             case Op.BACKWARD:
-                halves = (Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)
-                return sum(self.seconds(unit, half, samples) for half in halves)
+                return sum(self.seconds(unit, half, samples) for half in (Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT))
             case Op.BACKWARD_INPUT if unit.forward_flop_per_sample == 0:
                 return 0.0
             case Op.BACKWARD_INPUT | Op.BACKWARD_WEIGHT if not unit.goes_back:
@@ -127,7 +126,21 @@ def analytic_profile(
         model=model,
         graph=graph,
         dtype=dtype,
-        timings=tuple(_timing(law, unit, samples) for unit in classes.values() for law in laws for samples in sizes),
+        timings=tuple(
+            UnitTiming(
+                unit_class=name,
+                kind=law.kind.name,
+                dtype=dtype,
+                samples=samples,
+                forward_s=law.seconds(unit, Op.FORWARD, samples),
+                backward_input_s=law.seconds(unit, Op.BACKWARD_INPUT, samples),
+                backward_weight_s=law.seconds(unit, Op.BACKWARD_WEIGHT, samples),
+                source="analytic",
+            )
+            for name, unit in classes.items()
+            for law in laws
+            for samples in sizes
+        ),
         links=(),
         scores=tuple(DeviceScore(device=d.name, score=rate[d.kind], task_s={}) for d in cluster.devices),
         provenance=Provenance(
@@ -140,17 +153,4 @@ def analytic_profile(
             network_s=0.0,
         ),
         links_described=True,
-    )
-
-
-def _timing(law: AnalyticLaw, unit: Unit, samples: int) -> UnitTiming:
-    return UnitTiming(
-        unit_class=unit.unit_class,
-        kind=law.kind.name,
-        dtype=law.dtype,
-        samples=samples,
-        forward_s=law.seconds(unit, Op.FORWARD, samples),
-        backward_input_s=law.seconds(unit, Op.BACKWARD_INPUT, samples),
-        backward_weight_s=law.seconds(unit, Op.BACKWARD_WEIGHT, samples),
-        source="analytic",
     )

@@ -10,7 +10,7 @@ section 3): `Unit.tensor_sums` all-reduces of the unit's output in F, as many of
 unit that cannot be divided is computed whole by every member. Unequal shares are those of SpanTrain (Chinese paper,
 second-level groups: devices of unlike capacity divide a layer by it).
 
-Sums are taken as the fastest of `cost.collectives` and alone on their links. They are not hidden behind compute, and a
+Sums are taken as the fastest of `cost.sums` and alone on their links. They are not hidden behind compute, and a
 share of a unit is taken to run as well as the whole does: both hold for large layers only. Against transformer blocks
 that others measured at degrees 2 to 8 (`benchmarks/tensor_parallel_accuracy.py`) it is 3-4 % low in the median; by kind
 of device from 13 % low to 7 % high on data-centre cards, and 1 % to two thirds low on consumer cards, which have no
@@ -44,24 +44,21 @@ class ComputeCost:
 
     def __init__(self, profile: Profile, dtype: str | None = None) -> None:
         self._profile = profile
-        self._dtype = dtype or profile.dtype
+        self.dtype = dtype or profile.dtype
+        """The dtype whose timings are used."""
+        self.prefix_seconds = cache(self._prefix_seconds)
+        """Running sums over units, by (kind, op, samples); entry j is the seconds of units 0 to j-1."""
         self._points: dict[tuple[str, str, int], tuple[UnitTiming, ...]] = {}
         for (unit_class, kind), timings in profile.timings_by_key.items():
-            wanted = [timing for timing in timings if timing.dtype == self._dtype]
+            wanted = [timing for timing in timings if timing.dtype == self.dtype]
             for tp_degree, points in groupby(wanted, key=lambda timing: timing.tp_degree):
                 self._points[unit_class, kind, tp_degree] = tuple(points)
         if not self._points:
             held = sorted({timing.dtype for timing in profile.timings})
             raise ProfileError(
-                f"the profile holds no timings for dtype {self._dtype}, only for {', '.join(held) or 'nothing'}; "
+                f"the profile holds no timings for dtype {self.dtype}, only for {', '.join(held) or 'nothing'}; "
                 "profile again with that dtype"
             )
-        self._of_units = cache(self._prefix_seconds)
-
-    @property
-    def dtype(self) -> str:
-        """The dtype whose timings are used."""
-        return self._dtype
 
     def unit_seconds(self, unit: int, kind: str, op: Op, samples: int, *, tp_degree: int = 1) -> float:
         """Return the seconds of one operation of a unit (by index) on a kind of device.
@@ -82,7 +79,7 @@ class ComputeCost:
         wanted = self._profile.graph.units[unit]
         found = [(k, degree) for c, k, degree in self._points if c == wanted.unit_class]
         degrees = sorted(degree for k, degree in found if k == kind)
-        of_what = f"the profile has no {self._dtype} timing of unit class {wanted.unit_class!r} ({wanted.name})"
+        of_what = f"the profile has no {self.dtype} timing of unit class {wanted.unit_class!r} ({wanted.name})"
         if not degrees:
             kinds = ", ".join(sorted({k for k, _ in found})) or "no kind"
             return f"{of_what} on device kind {kind!r}; it has {kinds}; profile this model on this cluster again"
@@ -91,20 +88,16 @@ class ComputeCost:
             f"{', '.join(map(str, degrees))}; use replicas of as many devices, or profile that degree"
         )
 
-    def prefix_seconds(self, kind: str, op: Op, samples: int, *, tp_degree: int = 1) -> tuple[float, ...]:
-        """Return the running sums over units: entry j is the seconds of units 0 to j-1."""
-        return self._of_units(kind, op, samples, tp_degree)
-
-    def _prefix_seconds(self, kind: str, op: Op, samples: int, tp_degree: int) -> tuple[float, ...]:
+    def _prefix_seconds(self, kind: str, op: Op, samples: int) -> tuple[float, ...]:
         first: dict[str, int] = {}
         for index, unit in enumerate(self._profile.graph.units):
             first.setdefault(unit.unit_class, index)
-        seconds = {name: self.unit_seconds(at, kind, op, samples, tp_degree=tp_degree) for name, at in first.items()}
+        seconds = {name: self.unit_seconds(at, kind, op, samples) for name, at in first.items()}
         return (0.0, *accumulate(seconds[unit.unit_class] for unit in self._profile.graph.units))
 
-    def kind_seconds(self, units: range, kind: str, op: Op, samples: int, *, tp_degree: int = 1) -> float:
+    def kind_seconds(self, units: range, kind: str, op: Op, samples: int) -> float:
         """Return the seconds of one operation of consecutive units on a kind of device."""
-        sums = self.prefix_seconds(kind, op, samples, tp_degree=tp_degree)
+        sums = self.prefix_seconds(kind, op, samples)
         return sums[units.stop] - sums[units.start]
 
     def stage_seconds(self, units: range, device: str, op: Op, samples: int) -> float:
@@ -202,14 +195,10 @@ class GroupCost:
         self._sum_s = cache(self._sum_of)
         self._largest = cache(self._largest_of)
 
-    def seconds(self, units: range, devices: Group, tp_shares: tuple[float, ...], op: Op, samples: int) -> float:
-        """Return the seconds of one action of consecutive units on a group."""
-        sums = self.prefix_seconds(devices, tp_shares, op, samples)
-        return sums[units.stop] - sums[units.start]
-
     def replica_seconds(self, units: range, replica: Replica, op: Op, samples: int) -> float:
         """Return the seconds of one action of a stage's units on all devices of a replica."""
-        return self.seconds(units, replica.devices, replica.tp_shares, op, samples)
+        sums = self.prefix_seconds(replica.devices, replica.tp_shares, op, samples)
+        return sums[units.stop] - sums[units.start]
 
     def kinds(self, replica: Replica) -> tuple[str, ...]:
         """Return the kinds of a replica's devices."""
@@ -224,8 +213,7 @@ class GroupCost:
         kinds = [self._devices[name].kind for name in devices]
         if len(devices) == 1:
             return self.compute.prefix_seconds(kinds[0], op, samples)
-        known: dict[tuple[str, int], float] = {}
-        sums = [0.0]
+        known, sums = dict[tuple[str, int], float](), [0.0]
         if samples == 0:
             return (0.0,) * (len(self._units) + 1)
         for index, unit in enumerate(self._units):

@@ -23,8 +23,7 @@ the one that needs most counts, for the largest micro-batch.
 """
 
 import math
-from collections.abc import Iterator
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from functools import cache
 
 import numpy as np
@@ -70,16 +69,6 @@ class Division:
         if self.replicas < 1:
             raise ValueError(f"a division needs at least one replica, got {self}")
 
-    @property
-    def gradient_parts(self) -> int:
-        """The number of parts in which gradients and optimizer state are."""
-        return 1 if self.state_sharding is StateSharding.NONE else self.replicas
-
-    @property
-    def parameter_parts(self) -> int:
-        """The number of parts in which parameters are."""
-        return self.replicas if self.state_sharding is StateSharding.ZERO3 else 1
-
 
 WHOLE = Division()
 """A device that has all of its stage."""
@@ -106,14 +95,35 @@ class MemoryNeed:
 
 
 @dataclass(frozen=True, kw_only=True)
-class HeldSizes:
-    """What the things are in size that a device holds: some all the time, some by the sample."""
+class HeldBytes:
+    """What a device holds at one moment, by what it is for."""
 
     parameter_bytes: int
     """Master weights, and under bfloat16 the copy beside them."""
     gradient_bytes: int
     optimizer_bytes: int
     framework_bytes: int
+    activation_bytes: int = 0
+    """Bytes of samples in flight."""
+    received_bytes: int = 0
+    """Messages that have begun to arrive and that no action has used up."""
+    sending_bytes: int = 0
+    """Messages that an action makes or has made, up to their last byte sent."""
+    working_bytes: int = 0
+    """What the operations of an action need while it runs."""
+
+    @property
+    def total_bytes(self) -> int:
+        """All of it."""
+        return sum(astuple(self))
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldSizes:
+    """What the things are in size that a device holds: some all the time, some by the sample."""
+
+    always: HeldBytes
+    """What is held all the time."""
     activation_bytes_per_sample: int
     """From F to I or B."""
     input_bytes_per_sample: int
@@ -134,44 +144,6 @@ class HeldSizes:
     """Whether what is held of an activation is the very message that brought it."""
     keeps_output: bool = False
     """Whether the message forward is part of the activations."""
-
-    def held(
-        self, *, activation_bytes: int = 0, received_bytes: int = 0, sending_bytes: int = 0, working_bytes: int = 0
-    ) -> "HeldBytes":
-        """Return what is held when there is so much besides that which always is."""
-        return HeldBytes(
-            parameter_bytes=self.parameter_bytes,
-            gradient_bytes=self.gradient_bytes,
-            optimizer_bytes=self.optimizer_bytes,
-            framework_bytes=self.framework_bytes,
-            activation_bytes=activation_bytes,
-            received_bytes=received_bytes,
-            sending_bytes=sending_bytes,
-            working_bytes=working_bytes,
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class HeldBytes:
-    """What a device holds at one moment, by what it is for."""
-
-    parameter_bytes: int
-    gradient_bytes: int
-    optimizer_bytes: int
-    framework_bytes: int
-    activation_bytes: int
-    """Bytes of samples in flight."""
-    received_bytes: int
-    """Messages that have begun to arrive and that no action has used up."""
-    sending_bytes: int
-    """Messages that an action makes or has made, up to their last byte sent."""
-    working_bytes: int
-    """What the operations of an action need while it runs."""
-
-    @property
-    def total_bytes(self) -> int:
-        """All of it."""
-        return sum(astuple(self))
 
 
 class MemoryCost:
@@ -217,12 +189,12 @@ class MemoryCost:
         """Return the bytes of parameters, gradients and optimizer state."""
         held = self._held(units, division.tp_share)
         trained = sum(self._trained(units, division.tp_share))
-        own_bytes = trained / division.gradient_parts
+        own_bytes = trained / (1 if division.state_sharding is StateSharding.NONE else division.replicas)
         gradient_bytes = self._sets * math.ceil(own_bytes)
         optimizer_bytes = math.ceil(own_bytes * self._optimizer_ratio)
-        parameter_bytes = self._copies * (sum(held) + (self._sets - 1) * trained) / division.parameter_parts
-        if division.parameter_parts > 1:
-            parameter_bytes += 2 * self._gathered_ratio * max(held)
+        parameter_bytes = self._copies * (sum(held) + (self._sets - 1) * trained)
+        if division.state_sharding is StateSharding.ZERO3 and division.replicas > 1:
+            parameter_bytes = parameter_bytes / division.replicas + 2 * self._gathered_ratio * max(held)
         return math.ceil(parameter_bytes), gradient_bytes, optimizer_bytes
 
     def activation_bytes_per_sample(self, units: range, division: Division = WHOLE) -> int:
@@ -272,10 +244,12 @@ class MemoryCost:
         last, before = units.stop == len(graph), graph[units.start - 1]
         by_sample, besides = self._working(units, division.tp_share)
         return HeldSizes(
-            parameter_bytes=parameter_bytes,
-            gradient_bytes=gradient_bytes,
-            optimizer_bytes=optimizer_bytes,
-            framework_bytes=framework_bytes(self._profile.cluster.device_by_name[device].backend),
+            always=HeldBytes(
+                parameter_bytes=parameter_bytes,
+                gradient_bytes=gradient_bytes,
+                optimizer_bytes=optimizer_bytes,
+                framework_bytes=framework_bytes(self._profile.cluster.device_by_name[device].backend),
+            ),
             activation_bytes_per_sample=self.activation_bytes_per_sample(units, division),
             input_bytes_per_sample=before.forward_bytes(division.wire_before) if units.start > 0 else 0,
             output_gradient_bytes_per_sample=(
@@ -328,9 +302,8 @@ class MemoryCost:
         peaks, divisions = {}, divisions_of(plan)
         for stage in plan.stages:
             for index, replica in enumerate(stage.replicas):
-                spans = stage.replica_spans(index)
-                largest = max((span.size for span in spans), default=0)
-                in_flight = min(replica.in_flight_limit, sum(span.size for span in spans))
+                largest = max((span.size for span in stage.replica_spans(index)), default=0)
+                in_flight = min(replica.in_flight_limit, stage.samples_of(index))
                 for device in replica.devices:
                     need = self.need(stage.units, device, in_flight, largest, divisions[device])
                     peaks[device] = need.peak_bytes
@@ -342,28 +315,25 @@ class MemoryCost:
 
 def divisions_of(plan: Plan) -> dict[str, Division]:
     """Return what part of its stage each device of a plan has."""
-    return dict(_divisions(plan))
-
-
-def _divisions(plan: Plan) -> Iterator[tuple[str, Division]]:
-    before = WireFormat.NATIVE
+    found, before = dict[str, Division](), WireFormat.NATIVE
     for stage in plan.stages:
         for replica in stage.replicas:
-            for device, share in zip(replica.devices, _shares(stage, replica), strict=True):
-                yield (
-                    device,
-                    Division(
-                        tp_share=share,
-                        state_sharding=stage.state_sharding,
-                        replicas=len(stage.replicas),
-                        wire_before=before,
-                        wire_behind=stage.wire_format,
-                        recompute=stage.recompute,
-                        splits=splits_backward(plan.schedule),
-                    ),
-                )
+            for device, division in divisions_in(stage, replica, splits=splits_backward(plan.schedule)).items():
+                found[device] = replace(division, wire_before=before, wire_behind=stage.wire_format)
         before = stage.wire_format
+    return found
 
 
-def _shares(stage: Stage, replica: Replica) -> tuple[MemberShare, ...]:
-    return shares_of(replica.tp_shares, slices_sequence=stage.sequence_parallel)
+def divisions_in(stage: Stage, replica: Replica, *, splits: bool) -> dict[str, Division]:
+    """Return what part of a stage each device of a replica has, of messages sent as they are."""
+    shares = shares_of(replica.tp_shares, slices_sequence=stage.sequence_parallel)
+    return {
+        device: Division(
+            tp_share=share,
+            state_sharding=stage.state_sharding,
+            replicas=len(stage.replicas),
+            recompute=stage.recompute,
+            splits=splits,
+        )
+        for device, share in zip(replica.devices, shares, strict=True)
+    }

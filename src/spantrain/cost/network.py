@@ -1,12 +1,25 @@
-"""Seconds of transfers between devices, and what transfers share."""
+"""Seconds of transfers between devices, and what transfers share.
 
-from collections.abc import Iterator, Mapping, Sequence
+A route has the way between two places, the ports of two hosts, and the lines that two sites have to all others
+(`NetworkCost.route`). Most of them never bind: a fast port carries all that the slow lines behind it can take.
+`scarce_links` says which can make pairs of devices wait for each other, and how much each pair takes of them. A link is
+dropped where all that can be on it at once is no more than it carries, or where every pair on it is also on a
+narrower one that is kept; but the way between two sites and their lines always stay, since their bandwidth may be said
+to change. What is left is exact, and a simulator that has one link to think of instead of three is fast.
+
+Gradient sums of several stages slow each other down while they run at once (`sum_slowdowns`). Each stage sums over its
+own rings when its own work is done, whatever the others do; where rings cross the same link (a line between sites, a
+host's port), they share it. In a ring all neighbours send in every turn, so a ring that runs beside others takes the
+turn of its slowest hop with what the others leave of the links.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
 from spantrain.core.cluster import Device
 from spantrain.core.profile import LinkMeasurement, Profile
-from spantrain.cost.collectives import Collectives
+from spantrain.cost.sums import Collectives
 from spantrain.errors import ProfileError
 
 Uses = tuple[tuple[str, float], ...]
@@ -59,6 +72,7 @@ SAME_RATIO = 0.95
 _ROUNDING = 1e-9
 """What sums of parts of a link may be wrong by."""
 
+Pair = tuple[str, str]
 Place = tuple[str, ...]
 DeviceShares = tuple[tuple[str, float], ...]
 
@@ -98,7 +112,19 @@ class NetworkCost:
     def __init__(self, profile: Profile) -> None:
         self._profile = profile
         self._cluster = profile.cluster
-        self._path_of, self._route_of = cache(self._path), cache(self._route)
+        self.path = cache(self._path)
+        """The way between two stages, given each replica's leader and sample share; replica pairs talk where their
+        intervals of shares overlap: every replica takes one piece of each micro-batch, in order."""
+        self.route = cache(self._route)
+        """All that a transfer from a device to another shares with others: `shared_link`, ports between hosts, lines
+        between sites.
+
+        A host's port (`lab/a out`, `lab/a in`) is one network card for all its devices; it carries what was measured
+        to other hosts of its site, the fastest pair. Where there are none, it carries what the cluster says of its
+        site. A link between places carries as much as the fastest pair of devices that it joins. A site's uplink
+        (`lab up`) and downlink (`lab down`), where the cluster has them, carry what it says of them, or what was
+        measured through them if that is more.
+        """
         self._line, self._described_port = cache(self._find_line), cache(self._find_port)
         self.collectives = Collectives(self)
         """Sums over devices, over these links."""
@@ -138,17 +164,6 @@ class NetworkCost:
         if a.host != b.host:
             return f"{a.site}/{a.host}->{b.site}/{b.host}"
         return f"{a.site}/{a.host}/{source}->{b.site}/{b.host}/{target}"
-
-    def route(self, source: str, target: str) -> tuple[SharedLink, ...]:
-        """Return all that a transfer shares with others: `shared_link`, ports between hosts, lines between sites.
-
-        A host's port (`lab/a out`, `lab/a in`) is one network card for all its devices; it carries what was measured
-        to other hosts of its site, the fastest pair. Where there are none, it carries what the cluster says of its
-        site. A link between places carries as much as the fastest pair of devices that it joins. A site's uplink
-        (`lab up`) and downlink (`lab down`), where the cluster has them, carry what it says of them, or what was
-        measured through them if that is more.
-        """
-        return self._route_of(source, target)
 
     def _route(self, source: str, target: str) -> tuple[SharedLink, ...]:
         a, b = self._device(source), self._device(target)
@@ -228,14 +243,33 @@ class NetworkCost:
         """Return the seconds of the way from a device to another."""
         return self.link(source, target).latency_s
 
+    def round_trip_s(self, devices: Sequence[str]) -> float:
+        """Return the longest way between two of some devices there and back: the least that agreeing takes."""
+        return 2 * max((self.latency_s(a, b) for a in devices for b in devices if a != b), default=0.0)
+
+    def exchange_s(self, devices: Sequence[str], size_bytes: float) -> float:
+        """Return the seconds in which each of some devices sends all others so many bytes, on ways of their own."""
+        return max((self.transfer_seconds(a, b, size_bytes) for a in devices for b in devices if a != b), default=0.0)
+
     def parts_together(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
         """Return the part of its own bandwidth that each pair gets when all of them send at once, max-min fair."""
-        demands = [
-            (own, tuple((shared.name, own / shared.bandwidth_bytes_per_s) for shared in self.route(*pair)))
-            for pair in pairs
-            for own in (self.link(*pair).bandwidth_bytes_per_s,)
-        ]
-        return _parts(demands)
+        load: dict[str, float] = {}
+        demands: list[Demand] = []
+        for pair in pairs:
+            own = self.link(*pair).bandwidth_bytes_per_s
+            demands.append((own, tuple((way.name, own / way.bandwidth_bytes_per_s) for way in self.route(*pair))))
+            for name, part in demands[-1][1]:
+                load[name] = load.get(name, 0.0) + part
+        # What is not asked for more than it has makes nobody slower.
+        crowded = {name for name, asked in load.items() if asked > 1.0 + _ROUNDING}
+        parts = [1.0] * len(demands)
+        if crowded:
+            narrowed = [(own, tuple(use for use in uses if use[0] in crowded)) for own, uses in demands]
+            slowed = [number for number, (_, uses) in enumerate(narrowed) if uses]
+            found = fair_parts([narrowed[number] for number in slowed], dict.fromkeys(crowded, 1.0))
+            for number, part in zip(slowed, found, strict=True):
+                parts[number] = part
+        return parts
 
     def busy_together_s(
         self, pairs: Sequence[tuple[str, str]], size_bytes: float, beside: Sequence[tuple[str, str]] = ()
@@ -246,18 +280,6 @@ class NetworkCost:
         """
         parts = self.parts_together((*pairs, *beside))
         return [self.link(*pair).busy_seconds(size_bytes) / part for pair, part in zip(pairs, parts, strict=False)]
-
-    def all_reduce_seconds(self, devices: Sequence[str], size_bytes: float) -> float:
-        """Return the seconds of a ring sum over devices in this order, in one bucket (`cost.collectives`)."""
-        return self.collectives.seconds(devices, size_bytes)
-
-    def path(self, senders: DeviceShares, receivers: DeviceShares) -> Path:
-        """Return the way between two stages, given each replica's leader and sample share.
-
-        Every replica takes one piece of each micro-batch, in order, so replica pairs talk where their
-        intervals of shares overlap.
-        """
-        return self._path_of(senders, receivers)
 
     def _path(self, senders: DeviceShares, receivers: DeviceShares) -> Path:
         busy: dict[str, float] = {}
@@ -270,24 +292,6 @@ class NetworkCost:
                 busy[line.name] = busy.get(line.name, 0.0) + fraction / line.bandwidth_bytes_per_s
             latency_s = max(latency_s, link.latency_s)
         return Path(latency_s=latency_s, link_s_per_byte=busy)
-
-
-def _parts(demands: Sequence[Demand]) -> list[float]:
-    """Return the part of its full speed that each flow gets when all are under way."""
-    load: dict[str, float] = {}
-    for _, uses in demands:
-        for name, part in uses:
-            load[name] = load.get(name, 0.0) + part
-    # What is not asked for more than it has makes nobody slower.
-    crowded = {name for name, asked in load.items() if asked > 1.0 + _ROUNDING}
-    parts = [1.0] * len(demands)
-    if crowded:
-        narrowed = [(own, tuple(use for use in uses if use[0] in crowded)) for own, uses in demands]
-        slowed = [number for number, (_, uses) in enumerate(narrowed) if uses]
-        found = fair_parts([narrowed[number] for number in slowed], dict.fromkeys(crowded, 1.0))
-        for number, part in zip(slowed, found, strict=True):
-            parts[number] = part
-    return parts
 
 
 def overlaps(
@@ -309,3 +313,80 @@ def overlaps(
                 yield source, target, part
             other_low = other_high
         low = high
+
+
+def scarce_links(network: NetworkCost, pairs: Collection[Pair]) -> Mapping[Pair, Uses]:
+    """Return for each pair the links that it has to share when all of these pairs may send at once.
+
+    A pair that shares nothing scarce has the way between its places.
+
+    Raises:
+        ProfileError: a pair was not measured.
+    """
+    own = {pair: network.link(*pair).bandwidth_bytes_per_s for pair in pairs}
+    routes = {pair: network.route(*pair) for pair in own}
+    carries = {shared.name: shared.bandwidth_bytes_per_s for route in routes.values() for shared in route}
+    members: dict[str, set[Pair]] = {}
+    for pair, route in routes.items():
+        for shared in route:
+            members.setdefault(shared.name, set()).add(pair)
+
+    def most_load(name: str) -> float:
+        """Return the most bytes per second that can come to a link, through the ways between places."""
+        by_way: dict[str, float] = {}
+        for pair in members[name]:
+            # What differs by no more than measurements do must not hide that two of them need twice as much.
+            by_way[routes[pair][0].name] = by_way.get(routes[pair][0].name, 0.0) + own[pair]
+        return sum(load if line == name else min(load, carries[line]) for line, load in by_way.items())
+
+    kept: list[str] = []
+    for name in sorted(carries, key=lambda link: (-len(members[link]), carries[link])):
+        within = (o for o in kept if carries[o] <= carries[name] / SAME_RATIO and members[name] <= members[o])
+        if most_load(name) > carries[name] and not any(within):
+            kept.append(name)
+    found = {}
+    for pair, route in routes.items():
+        way = route[0].name
+        names = [shared.name for shared in route if shared.name in kept or shared.between_sites] or [way]
+        alone = names == [way] and len(members[way]) == 1
+        ratios = ((name, own[pair] / carries[name]) for name in names)
+        found[pair] = tuple((name, 1.0 if alone or ratio > SAME_RATIO else ratio) for name, ratio in ratios)
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageRings:
+    """What a stage sums over."""
+
+    rings: tuple[tuple[str, ...], ...]
+    """Devices of each ring in their order; all rings of a stage run at once."""
+    bucket_bytes: float
+    """Bytes that are summed at once on each ring."""
+
+    @property
+    def hops(self) -> list[tuple[Pair, float]]:
+        """Return who sends whom in a turn, and how many bytes."""
+        return [
+            (pair, self.bucket_bytes / len(ring))
+            for ring in self.rings
+            for pair in zip(ring, (*ring[1:], ring[0]), strict=True)
+        ]
+
+
+def sum_slowdowns(network: NetworkCost, sums: Mapping[int, StageRings], at_once: Collection[int]) -> dict[int, float]:
+    """Return by stage how many times as long its sum takes while those of all these stages run; 1: undisturbed."""
+
+    def turn_s(hops: Sequence[tuple[Pair, float]], parts: Sequence[float]) -> float:
+        """Return the seconds of a turn in which each pair has a part of its full speed."""
+        return max(
+            network.latency_s(*pair) + network.occupancy_seconds(*pair, size_bytes) / part
+            for (pair, size_bytes), part in zip(hops, parts, strict=True)
+        )
+
+    own = {stage: sums[stage].hops for stage in sorted(at_once)}
+    together = iter(network.parts_together([pair for hops in own.values() for pair, _ in hops]))
+    found = {}
+    for stage, hops in own.items():
+        alone_s = turn_s(hops, network.parts_together([pair for pair, _ in hops]))
+        found[stage] = max(1.0, turn_s(hops, [next(together) for _ in hops]) / alone_s)
+    return found

@@ -36,9 +36,8 @@ from spantrain.core.plan import GradientSums, Replica, Stage, StateSharding
 from spantrain.core.precision import is_low
 from spantrain.core.profile import Profile
 from spantrain.core.shares import ALONE, MemberShare, shares_of
-from spantrain.cost.collectives import Collectives, SumOptions
 from spantrain.cost.compute import GroupCost, normalised, operations_of
-from spantrain.cost.sums import SumBucket, behind_s, fill_buckets, nccl_between
+from spantrain.cost.sums import Collectives, SumBucket, SumOptions, behind_s, fill_buckets, nccl_between
 
 _EndsKey = tuple[range, tuple[int, ...], tuple[str, ...], tuple[float, ...], Op, int]
 """Units, those computed again, kinds of a group's devices with their shares, operation, samples."""
@@ -81,7 +80,8 @@ class ReplicaCost:
         self._graph = profile.graph
         self._device = profile.cluster.device_by_name
         self._unit_traffic_s = cache(self._unit_traffic_of)
-        self._buckets = cache(self._buckets_of)
+        held_bytes = profile.graph.held_trained_bytes
+        self._buckets = cache(lambda units, ring, sums: fill_buckets(held_bytes(units, ring.tp_share), sums))
         self._buckets_s = cache(self._seconds_of_buckets)
         self._unit_ends: dict[_EndsKey, tuple[float, ...]] = {}
         self._traffic_s = cache(self._traffic_of)
@@ -115,14 +115,13 @@ class ReplicaCost:
 
     def _traffic_of(self, stage: Stage, op: Op) -> float:
         """Return the seconds of what a stage's replicas exchange beside one action."""
-        one_s = sum(self._unit_traffic_s(stage.units, rings_of(stage)))
-        count, traffic_s = len(stage.micro_batches), 0.0
+        traffic_s = 0.0
         if op in (Op.BACKWARD, Op.BACKWARD_WEIGHT):
             # All micro-batches are alike here, but what is behind the last one's work comes at the end of the step.
-            traffic_s += one_s - self._sum_behind_s(stage) / count
+            one_s = sum(self._unit_traffic_s(stage.units, rings_of(stage)))
+            traffic_s += one_s - self._sum_behind_s(stage) / len(stage.micro_batches)
         if stage.state_sharding is StateSharding.ZERO3 and op is not Op.BACKWARD_WEIGHT:
-            gathered = self._unit_traffic_s(stage.units, rings_of(stage), self._gathered_ratio)
-            traffic_s += sum(gathered)
+            traffic_s += sum(self._unit_traffic_s(stage.units, rings_of(stage), self._gathered_ratio))
         return traffic_s
 
     def _sum_behind_s(self, stage: Stage) -> float:
@@ -155,10 +154,7 @@ class ReplicaCost:
             return ()
         if stage.state_sharding is StateSharding.ZERO3:
             # What this step ends with, and what the next one begins with: nothing is computed that could hide it.
-            return (
-                self._sum_behind_s(stage),
-                self._unit_traffic_s(stage.units, rings, self._gathered_ratio)[0],
-            )
+            return self._sum_behind_s(stage), self._unit_traffic_s(stage.units, rings, self._gathered_ratio)[0]
         slowest, seconds = self._slowest_ring(stage, rings)
         if stage.state_sharding is StateSharding.NONE:
             return seconds
@@ -177,12 +173,10 @@ class ReplicaCost:
         self, buckets: Sequence[SumBucket], stage: Stage, replica: Replica, op: Op, samples: int
     ) -> tuple[float, ...]:
         """Return after which part of a backward action on a replica each bucket's gradients are whole."""
-        kinds = self.groups.kinds(replica)
-        ends = self._unit_ends.get((stage.units, stage.recompute, kinds, replica.tp_shares, op, samples))
-        if ends is None:
-            ends = self._unit_ends_of(stage, replica, op, samples)
-            self._unit_ends[stage.units, stage.recompute, kinds, replica.tp_shares, op, samples] = ends
-        return tuple(ends[bucket.last_unit] for bucket in buckets)
+        key = (stage.units, stage.recompute, self.groups.kinds(replica), replica.tp_shares, op, samples)
+        if key not in self._unit_ends:
+            self._unit_ends[key] = self._unit_ends_of(stage, replica, op, samples)
+        return tuple(self._unit_ends[key][bucket.last_unit] for bucket in buckets)
 
     def buckets_beside(self, stage: Stage) -> tuple[SumBucket, ...] | None:
         """Return what `end_of_step_s` has the seconds of, if it may be summed beside the last backward.
@@ -231,8 +225,7 @@ class ReplicaCost:
             )
             for unit in reversed(stage.units)
         ]
-        ends = list(accumulate(seconds))
-        whole_s = ends[-1]
+        *_, whole_s = ends = list(accumulate(seconds))
         return tuple(min(1.0, end / whole_s) if whole_s > 0 else 1.0 for end in reversed(ends))
 
     def summed_bytes(self, stage: Stage) -> float:
@@ -243,9 +236,6 @@ class ReplicaCost:
     def largest_bucket_bytes(self, stage: Stage, ring: Ring) -> float:
         """Return the bytes of the largest bucket that a ring sums; 0 if there is nothing to sum."""
         return max((bucket.size_bytes for bucket in self._buckets(stage.units, ring, stage.sums)), default=0.0)
-
-    def _buckets_of(self, units: range, ring: Ring, sums: GradientSums) -> tuple[SumBucket, ...]:
-        return fill_buckets(self._graph.held_trained_bytes(units, ring.tp_share), sums)
 
     def _seconds_of_buckets(
         self, units: range, ring: Ring, rings: tuple[Ring, ...], whole: bool, sums: GradientSums
@@ -275,9 +265,8 @@ class ReplicaCost:
             self._add_around(sent, ring.devices, round(self._around_bytes(stage, ring)))
         for number, replica in enumerate(stage.replicas):
             if len(replica.devices) > 1:
-                samples = sum(span.size for span in stage.replica_spans(number))
-                summed = 2 * samples * self.groups.sent_bytes_per_sample(stage.units, stage.recompute)
-                self._add_around(sent, replica.devices, summed)
+                per_sample = self.groups.sent_bytes_per_sample(stage.units, stage.recompute)
+                self._add_around(sent, replica.devices, 2 * stage.samples_of(number) * per_sample)
         return sent
 
     def _around_bytes(self, stage: Stage, ring: Ring) -> float:

@@ -23,10 +23,10 @@ from spantrain.core.profile import Profile
 from spantrain.core.shares import ALONE, MemberShare
 from spantrain.core.span import apportion
 from spantrain.core.units import UnitGraph
-from spantrain.cost.collectives import SumOptions
 from spantrain.cost.compute import SPLIT_OPS, GroupCost
 from spantrain.cost.memory import BUFFERED_MICRO_BATCHES, MemoryCost, framework_bytes
 from spantrain.cost.network import NetworkCost, overlaps
+from spantrain.cost.sums import SumOptions
 from spantrain.formats.registry import WireFormat
 
 Array = NDArray[np.float64]
@@ -175,7 +175,12 @@ def in_flight_bytes(
 ) -> Array:
     """Return what `MemoryCost.in_flight_bytes_per_sample` says of every span between points."""
     units, ends = len(graph.units), np.array(points)
-    held = _held_bytes(graph, ends, tp_share)
+    each = [graph.held_activation_bytes(unit, tp_share) for unit in range(units)]
+    # Cuts between units count once.
+    cuts = [unit.cut_bytes_per_sample for unit in graph.units[:-1]]
+    twice = np.cumsum([0.0, *map(min, cuts, each[:-1], each[1:])])
+    inside = twice[np.maximum(ends - 1, 0)][None, :] - twice[np.minimum(ends, units - 1)][:, None]
+    held = _between(each, ends) - inside
     if splits:
         known = _between([float(unit.deferred_bytes_per_sample is None) for unit in graph.units], ends) == 0
         own = [float(graph.stage_deferred_bytes(range(unit, unit + 1), tp_share)) for unit in range(units)]
@@ -183,16 +188,6 @@ def in_flight_bytes(
         later = known & (ends[:, None] > 0)
         held = np.where(later, np.maximum(held, _between(own, ends)), held)
     return np.where(ends[:, None] < ends[None, :], held, 0.0)
-
-
-def _held_bytes(graph: UnitGraph, ends: NDArray[np.int64], tp_share: MemberShare) -> Array:
-    """Return the bytes of units, of cuts between them once."""
-    units = len(graph.units)
-    own = [graph.held_activation_bytes(unit, tp_share) for unit in range(units)]
-    cuts = [unit.cut_bytes_per_sample for unit in graph.units[:-1]]
-    twice = np.cumsum([0.0, *(min(row) for row in zip(cuts, own[:-1], own[1:], strict=True))])
-    inside = twice[np.maximum(ends - 1, 0)][None, :] - twice[np.minimum(ends, units - 1)][:, None]
-    return np.asarray(_between(own, ends) - inside)
 
 
 def _between(values: Sequence[float], ends: NDArray[np.int64]) -> Array:

@@ -15,6 +15,7 @@ which sees queues form, ranks the last few candidates.
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain, pairwise
 
 from spantrain.core.action import Op
 from spantrain.core.plan import Plan, Stage
@@ -24,37 +25,14 @@ from spantrain.cost.replicas import ReplicaCost
 
 
 @dataclass(frozen=True, kw_only=True)
-class Term:
-    """A bound on the step, and what sets it."""
-
-    name: str
-    seconds: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class StageTerms:
-    """The paper's three times of a domain, here of a stage: T_w, T_r, T_s."""
-
-    fill_s: float
-    """Until its first sample arrives."""
-    run_s: float
-    """Its own F, I and W of the whole global batch."""
-    sync_s: float
-    """Its replicas' gradient sum, as far as it is not summed beside the last backward."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class StepEstimate:
     """Seconds of a step and where they come from."""
 
     step_s: float
-    """The middle of the next two, and the exchange of shared parameters."""
+    """The middle of the bound and the paper's time, and the exchange of shared parameters."""
     bound_s: float
-    paper_s: float
     bound_by: str
     """The name of the largest term."""
-    terms: tuple[Term, ...]
-    stages: tuple[StageTerms, ...]
     tied_s: float
     """Exchange of parameters shared between stages, at the end."""
 
@@ -75,17 +53,14 @@ class _StageTimes:
 
 
 @dataclass(frozen=True, slots=True)
-class _StageHop:
-    """Seconds between a stage and the next: one micro-batch, and how long the busiest link is busy in a step."""
+class _StageWay:
+    """Seconds from a stage to one beside it: of its first and last micro-batch."""
 
-    first_up: float
-    last_up: float
-    first_down: float
-    last_down: float
-    busy_up: float
-    busy_down: float
-    link_up: str
-    link_down: str
+    first: float
+    last: float
+    busy: float
+    """How long its busiest link is busy in a step."""
+    link: str
 
 
 class StepCost:
@@ -95,29 +70,15 @@ class StepCost:
         self.replicas = ReplicaCost(profile, dtype)
         self.groups = self.replicas.groups
         self.compute, self.network = self.groups.compute, self.groups.network
-        self._profile = profile
+        self._graph = profile.graph
 
     def estimate(self, plan: Plan) -> StepEstimate:
-        """Return the seconds of one step of a plan, with all terms."""
-        times = [self._stage_times(stage) for stage in plan.stages]
-        hops = self._hops(plan)
-        bounds = _PipelineSums(times, hops)
-        terms = tuple(_all_terms(plan, bounds))
-        worst = max(terms, key=lambda term: term.seconds)
-        paper_s = max(worst.seconds, _paper_seconds(bounds))
+        """Return the seconds of one step of a plan."""
+        bounds = _PipelineSums([self._stage_times(stage) for stage in plan.stages], self._hops(plan))
+        bound_by, bound_s = max(_all_terms(plan, bounds), key=lambda term: term[1])
         tied_s = self._tied_seconds(plan)
-        return StepEstimate(
-            step_s=(worst.seconds + paper_s) / 2 + tied_s,
-            bound_s=worst.seconds,
-            paper_s=paper_s,
-            bound_by=worst.name,
-            terms=terms,
-            stages=tuple(
-                StageTerms(fill_s=fill, run_s=time.run, sync_s=time.sync)
-                for fill, time in zip(bounds.arrival, times, strict=True)
-            ),
-            tied_s=tied_s,
-        )
+        step_s = (bound_s + max(bound_s, _paper_seconds(bounds))) / 2 + tied_s
+        return StepEstimate(step_s=step_s, bound_s=bound_s, bound_by=bound_by, tied_s=tied_s)
 
     def _stage_times(self, stage: Stage) -> _StageTimes:
         ops = (Op.FORWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)
@@ -135,66 +96,52 @@ class StepCost:
             for op in ops:
                 first[op] = max(first[op], seconds(op, sizes[0]))
                 last[op] = max(last[op], seconds(op, sizes[-1]))
-            own_last = seconds(Op.FORWARD, sizes[-1])
             run = max(run, sum(total.values()))
             run_without_w = max(run_without_w, total[Op.FORWARD] + total[Op.BACKWARD_INPUT])
-            forward_but_last = max(forward_but_last, total[Op.FORWARD] - own_last)
+            forward_but_last = max(forward_but_last, total[Op.FORWARD] - seconds(Op.FORWARD, sizes[-1]))
             run_input = max(run_input, total[Op.BACKWARD_INPUT])
             window = max(window, sum(sizes) / replica.in_flight_limit - 1.0)
-        return _StageTimes(
-            first, last, run, run_without_w, forward_but_last, run_input, window, self.replicas.behind_s(stage)
-        )
+        sync = self.replicas.behind_s(stage)
+        return _StageTimes(first, last, run, run_without_w, forward_but_last, run_input, window, sync)
 
-    def _hops(self, plan: Plan) -> list[_StageHop]:
-        units = self._profile.graph.units
-        rows = [(units[stage.end_unit - 1], stage.wire_format) for stage in plan.stages[:-1]]
-        cuts = [(unit.forward_bytes(form), unit.backward_bytes(form)) for unit, form in rows]
-        pairs = list(zip(plan.stages[:-1], plan.stages[1:], strict=True))
-        up = [self.network.path(_shares(a), _shares(b)) for a, b in pairs]
-        down = [self.network.path(_shares(b), _shares(a)) for a, b in pairs]
-        busy: dict[str, float] = {}
-        for sizes, *paths in zip(cuts, up, down, strict=True):
-            for path, size in zip(paths, sizes, strict=True):
-                for link, rate in path.link_s_per_byte.items():
-                    busy[link] = busy.get(link, 0.0) + rate * size * plan.global_batch
+    def _hops(self, plan: Plan) -> list[tuple[_StageWay, _StageWay]]:
+        """Return the ways up and down behind each stage but the last."""
         hops = []
-        for (a, b), (up_bytes, down_bytes), up_path, down_path in zip(pairs, cuts, up, down, strict=True):
-            first, last = a.micro_batches[0].size, a.micro_batches[-1].size
-            back_first, back_last = b.micro_batches[0].size, b.micro_batches[-1].size
-            link_up, link_down = _busiest(up_path, busy), _busiest(down_path, busy)
-            hops.append(
-                _StageHop(
-                    first_up=up_path.seconds(first * up_bytes),
-                    last_up=up_path.seconds(last * up_bytes),
-                    first_down=down_path.seconds(back_first * down_bytes),
-                    last_down=down_path.seconds(back_last * down_bytes),
-                    busy_up=busy.get(link_up, 0.0) + up_path.latency_s,
-                    busy_down=busy.get(link_down, 0.0) + down_path.latency_s,
-                    link_up=link_up,
-                    link_down=link_down,
-                )
-            )
-        return hops
+        for a, b in pairwise(plan.stages):
+            unit = self._graph.units[a.end_unit - 1]
+            up, down = unit.forward_bytes(a.wire_format), unit.backward_bytes(a.wire_format)
+            hops.append(((a, self._path(a, b), up), (b, self._path(b, a), down)))
+        busy: dict[str, float] = {}
+        for _, path, size_bytes in chain.from_iterable(hops):
+            for link, rate in path.link_s_per_byte.items():
+                busy[link] = busy.get(link, 0.0) + rate * size_bytes * plan.global_batch
+
+        def way(sender: Stage, path: Path, size_bytes: int) -> _StageWay:
+            first, last = (path.seconds(sender.micro_batches[at].size * size_bytes) for at in (0, -1))
+            link = max(path.link_s_per_byte, key=busy.__getitem__, default="none")
+            return _StageWay(first, last, busy.get(link, 0.0) + path.latency_s, link)
+
+        return [(way(*up), way(*down)) for up, down in hops]
+
+    def _path(self, senders: Stage, receivers: Stage) -> Path:
+        a, b = (tuple((one.devices[0], one.sample_share) for one in stage.replicas) for stage in (senders, receivers))
+        return self.network.path(a, b)
 
     def _tied_seconds(self, plan: Plan) -> float:
         """Return the seconds of the exchange of shared parameters: the late stage's sum crosses once."""
         total = 0.0
-        for name, size in self._profile.graph.shared_bytes.items():
-            holders = [stage for stage in plan.stages if self._holds(stage, name)]
-            leaders = [stage.replicas[0].devices[0] for stage in holders]
-            total += max(
-                (self.network.transfer_seconds(a, b, size) for a in leaders for b in leaders if a != b), default=0.0
-            )
+        for name, size in self._graph.shared_bytes.items():
+            holders = [
+                stage for stage in plan.stages if any(name in self._graph.units[unit].shared for unit in stage.units)
+            ]
+            total += self.network.exchange_s([stage.replicas[0].devices[0] for stage in holders], size)
         return total
-
-    def _holds(self, stage: Stage, shared: str) -> bool:
-        return any(shared in self._profile.graph.units[unit].shared for unit in stage.units)
 
 
 class _PipelineSums:
     """Sums along the pipeline that all terms are made of."""
 
-    def __init__(self, times: list[_StageTimes], hops: list[_StageHop]) -> None:
+    def __init__(self, times: list[_StageTimes], hops: list[tuple[_StageWay, _StageWay]]) -> None:
         self.times, self.hops = times, hops
         count = len(times)
         self.arrival = [0.0] * count
@@ -205,37 +152,48 @@ class _PipelineSums:
         """The last micro-batch from the stage's F to the end and back to the first stage's I done."""
         self.gradient = [0.0] * count
         """First output gradient at the stage."""
-        for s in range(1, count):
-            self.arrival[s] = self.arrival[s - 1] + times[s - 1].first[Op.FORWARD] + hops[s - 1].first_up
-            self.way_up[s] = self.way_up[s - 1] + hops[s - 1].last_down + times[s - 1].last[Op.BACKWARD_INPUT]
+        for s, (up, down) in enumerate(hops, start=1):
+            self.arrival[s] = self.arrival[s - 1] + times[s - 1].first[Op.FORWARD] + up.first
+            self.way_up[s] = self.way_up[s - 1] + down.last + times[s - 1].last[Op.BACKWARD_INPUT]
         self.gradient[-1] = self.arrival[-1] + times[-1].first[Op.FORWARD]
         self.last_round[-1] = times[-1].last[Op.FORWARD] + times[-1].last[Op.BACKWARD_INPUT] + self.way_up[-1]
         for s in range(count - 2, -1, -1):
-            self.gradient[s] = self.gradient[s + 1] + times[s + 1].first[Op.BACKWARD_INPUT] + hops[s].first_down
-            self.last_round[s] = times[s].last[Op.FORWARD] + hops[s].last_up + self.last_round[s + 1]
+            up, down = hops[s]
+            self.gradient[s] = self.gradient[s + 1] + times[s + 1].first[Op.BACKWARD_INPUT] + down.first
+            self.last_round[s] = times[s].last[Op.FORWARD] + up.last + self.last_round[s + 1]
         self.end = times[0].last[Op.BACKWARD_WEIGHT] + times[0].sync
 
-    def round_trip(self, s: int) -> float:
-        """Return the seconds that one micro-batch is in flight at a stage at least."""
+    def stage_bound(self, s: int) -> float:
+        """Return the least seconds of a step by what a stage has to do."""
         time = self.times[s]
-        back = self.gradient[s] - self.arrival[s]
-        return back + time.first[Op.BACKWARD_INPUT] + time.first[Op.BACKWARD_WEIGHT]
+        return max(
+            self.arrival[s] + time.run + time.sync,
+            self.arrival[s] + time.run_without_w + self.way_up[s] + self.end,
+            self.arrival[s] + time.run_forward_but_last + self.last_round[s] + self.end,
+            self.gradient[s] + time.run_input + self.way_up[s] + self.end,
+        )
+
+    def memory_bound(self, s: int) -> float:
+        """Return the same by how often a stage's memory is filled: one micro-batch is in flight for a round trip."""
+        time = self.times[s]
+        round_trip = self.gradient[s] - self.arrival[s] + time.first[Op.BACKWARD_INPUT] + time.first[Op.BACKWARD_WEIGHT]
+        return self.arrival[s] + time.window * round_trip + round_trip + self.way_up[s]
 
 
-def _all_terms(plan: Plan, bounds: _PipelineSums) -> Iterator[Term]:
+def _all_terms(plan: Plan, bounds: _PipelineSums) -> Iterator[tuple[str, float]]:
+    """Yield the name and the seconds of each bound on the step."""
     for index, (stage, time) in enumerate(zip(plan.stages, bounds.times, strict=True)):
-        yield Term(name=_stage_name(index, stage), seconds=_stage_bound(bounds, index))
+        name = f"stage {index} (units {stage.first_unit}-{stage.end_unit - 1} on {', '.join(stage.devices)})"
+        yield name, bounds.stage_bound(index)
         if time.window > 0:
-            waits = time.window * bounds.round_trip(index)
-            seconds = bounds.arrival[index] + waits + bounds.round_trip(index) + bounds.way_up[index]
-            yield Term(name=f"memory of {_stage_name(index, stage)}", seconds=seconds)
-    for index, hop in enumerate(bounds.hops):
+            yield f"memory of {name}", bounds.memory_bound(index)
+    for index, (up, down) in enumerate(bounds.hops):
         time = bounds.times[index]
-        up = bounds.arrival[index] + time.first[Op.FORWARD] + hop.busy_up + bounds.last_round[index + 1]
-        yield Term(name=f"link {hop.link_up}", seconds=up + bounds.end)
+        seconds = bounds.arrival[index] + time.first[Op.FORWARD] + up.busy + bounds.last_round[index + 1]
+        yield f"link {up.link}", seconds + bounds.end
         first_input = bounds.gradient[index + 1] + bounds.times[index + 1].first[Op.BACKWARD_INPUT]
-        down = first_input + hop.busy_down + time.last[Op.BACKWARD_INPUT] + bounds.way_up[index]
-        yield Term(name=f"link {hop.link_down}", seconds=down + bounds.end)
+        seconds = first_input + down.busy + time.last[Op.BACKWARD_INPUT] + bounds.way_up[index]
+        yield f"link {down.link}", seconds + bounds.end
 
 
 def _paper_seconds(bounds: _PipelineSums) -> float:
@@ -244,29 +202,6 @@ def _paper_seconds(bounds: _PipelineSums) -> float:
         arrival + time.run + time.sync + up
         for arrival, time, up in zip(bounds.arrival, bounds.times, bounds.way_up, strict=True)
     ]
-    for index, hop in enumerate(bounds.hops):
-        passed = bounds.arrival[index + 1] + bounds.way_up[index + 1]
-        seconds.append(passed + max(hop.busy_up, hop.busy_down))
+    for index, (up, down) in enumerate(bounds.hops):
+        seconds.append(bounds.arrival[index + 1] + bounds.way_up[index + 1] + max(up.busy, down.busy))
     return max(seconds)
-
-
-def _stage_bound(bounds: _PipelineSums, s: int) -> float:
-    time = bounds.times[s]
-    return max(
-        bounds.arrival[s] + time.run + time.sync,
-        bounds.arrival[s] + time.run_without_w + bounds.way_up[s] + bounds.end,
-        bounds.arrival[s] + time.run_forward_but_last + bounds.last_round[s] + bounds.end,
-        bounds.gradient[s] + time.run_input + bounds.way_up[s] + bounds.end,
-    )
-
-
-def _stage_name(index: int, stage: Stage) -> str:
-    return f"stage {index} (units {stage.first_unit}-{stage.end_unit - 1} on {', '.join(stage.devices)})"
-
-
-def _shares(stage: Stage) -> tuple[tuple[str, float], ...]:
-    return tuple((replica.devices[0], replica.sample_share) for replica in stage.replicas)
-
-
-def _busiest(path: Path, busy: dict[str, float]) -> str:
-    return max(path.link_s_per_byte, key=lambda link: busy[link], default="none")

@@ -1,8 +1,27 @@
-"""Gradient sums in buckets beside the last backward action of a step: which are ready when, and what is left behind it.
+"""Seconds of sums over devices, and the buckets in which frameworks sum gradients.
 
-A backward pass goes through a stage's units from the last to the first, so their gradients are whole in that order, and
-buckets are filled in it (`runtime.gradients.step_sums`). Buckets are summed one by one. With more and smaller
-ones the first sum begins earlier, and each one costs the ring's latency once more.
+Signs: k devices, n bytes, for a pair of neighbours its latency and b(x), the seconds that x bytes keep it busy.
+
+- Ring (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009): each device
+  sends n/k bytes to its neighbour in each of 2 (k-1) turns, first summing, then handing round. With equal neighbours
+  2 (k-1) (latency + b(n/k)); SpanTrain's equation 5 is this without latency, with the slowest neighbours for all.
+- Tree (Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH", 2005): sums go
+  up a binomial tree in ceil(log2 k) turns of n bytes, the result comes down in as many: 2 ceil(log2 k) (latency +
+  b(n)). Fewer turns, more bytes: it pays for small sums over slow latencies.
+- Hierarchical: a ring inside each host, then one of the hosts' first devices inside each site, then one between the
+  sites' first devices, each of all n bytes (the two halves of a ring, summing and handing round, lie before and behind
+  what is done between). Only the last ring crosses sites.
+
+A ring of Gloo waits for its receivers (`SumOptions.waits_for_receiver`). As its source has it (`gloo/allreduce.cc`), a
+device's n/k bytes go in at least two segments, of 1 MiB at most; two are under way at once, and each waits for the word
+of its receiver, which comes when the last but one before it is there. So a link of much latency is never full, however
+large the sum, unless several sums run at once (`at_once`; torch's Gloo runs two). `benchmarks/gradient_sums.py`
+compares it with live sums. NCCL's receivers have room ahead of time, so its rings just stream.
+
+Gradients are summed in buckets, beside the last backward action of a step. A backward pass goes through a stage's
+units from the last to the first, so their gradients are whole in that order, and buckets are filled in it
+(`runtime.gradients.step_sums`). Buckets are summed one by one. With more and smaller ones the first sum begins earlier,
+and each one costs the ring's latency once more.
 
 The ways in which frameworks sum gradients, with the settings of each that are tried, and what carries them:
 
@@ -24,14 +43,218 @@ What a framework's user can choose is tuned: `sum_options` are the settings amon
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
 from itertools import accumulate, count, takewhile
+from typing import Protocol
+
+import numpy as np
 
 from spantrain.core.cluster import Device
 from spantrain.core.plan import DEFAULT_BUCKET_BYTES, OWN_SUMS, GradientSums, SumModel
-from spantrain.cost.collectives import Collectives, SumOptions
 from spantrain.devices.registry import find_backend
+
+_SEGMENT_BYTES = 2**20
+"""Most that Gloo sends at once (`kMaxSegmentSize`)."""
+_TURNS_ROUND = 16
+"""Turns of a ring's length after which segments come in a steady rhythm, which goes on."""
+
+Pair = tuple[str, str]
+Place = tuple[str, str]
+
+
+class Algorithm(Enum):
+    """A way to sum."""
+
+    RING = "ring"
+    TREE = "tree"
+    HIERARCHICAL = "hierarchical"
+
+
+class Wires(Protocol):
+    """What sums are carried by."""
+
+    def latency_s(self, source: str, target: str) -> float:
+        """Return the seconds of the way from a device to another."""
+
+    def busy_together_s(self, pairs: Sequence[Pair], size_bytes: float, beside: Sequence[Pair]) -> list[float]:
+        """Return for how long each pair is busy with its message when all pairs, and those beside, send at once."""
+
+    def place(self, device: str) -> Place:
+        """Return the site and host of a device."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SumOptions:
+    """How a sum is done."""
+
+    beside: tuple[tuple[str, ...], ...] = ()
+    """Devices of other rings that sum at the same time, each in its order: links that they use too are shared."""
+    waits_for_receiver: bool = False
+    """Whether a ring's pieces wait, segment by segment, for the word that their receiver is ready, as those of Gloo."""
+    at_once: int = 1
+    """Sums of this size that rings do at the same time; the seconds are those of all of them."""
+
+    def __post_init__(self) -> None:
+        if self.at_once < 1:
+            raise ValueError(f"at_once must be at least 1, got {self.at_once}")
+
+
+class Collectives:
+    """Seconds of sums over given wires."""
+
+    def __init__(self, wires: Wires) -> None:
+        self._wires = wires
+
+    def seconds(
+        self,
+        devices: Sequence[str],
+        size_bytes: float,
+        algorithm: Algorithm = Algorithm.RING,
+        options: SumOptions | None = None,
+    ) -> float:
+        """Return the seconds in which each of the devices gets the sum of so many bytes; rings are in their order.
+
+        Raises:
+            ProfileError: a pair that must talk was not measured.
+        """
+        chosen = options or SumOptions()
+        if len(devices) < 2:
+            return 0.0
+        match algorithm:
+            case Algorithm.RING:
+                return self._ring_s(devices, size_bytes, chosen)
+            case Algorithm.TREE:
+                up = list(_tree_levels(devices))
+                down = [[(b, a) for a, b in pairs] for pairs in up]
+                beside = [pair for other in chosen.beside for pair in _around(other)]
+                return sum(self._level_s(pairs, size_bytes, beside) for pairs in (*up, *down))
+            case Algorithm.HIERARCHICAL:
+                return self._hierarchical_s(devices, size_bytes, chosen)
+
+    def fastest(self, devices: Sequence[str], size_bytes: float) -> tuple[Algorithm, float]:
+        """Return the fastest algorithm with its seconds; of equal ones the first, ring, tree, hierarchical."""
+        times = ((algorithm, self.seconds(devices, size_bytes, algorithm)) for algorithm in Algorithm)
+        return min(times, key=lambda entry: entry[1])
+
+    def broadcast_s(self, devices: Sequence[str], size_bytes: float) -> float:
+        """Return the seconds in which all devices get what the first one has, down a binomial tree."""
+        levels = reversed(list(_tree_levels(devices)))
+        return sum(self._level_s([(b, a) for a, b in pairs], size_bytes, ()) for pairs in levels)
+
+    def gather_s(self, devices: Sequence[str], size_bytes: float, options: SumOptions | None = None) -> float:
+        """Return the seconds in which devices that hold a part each get all of it: half of a ring's turns.
+
+        The other half, in which each gets its part of the sum (reduce-scatter), takes as long. Neither waits for its
+        receivers.
+        """
+        return self._ring_s(devices, size_bytes, options or SumOptions(), halves=1) if len(devices) > 1 else 0.0
+
+    def _ring_s(self, devices: Sequence[str], size_bytes: float, options: SumOptions, halves: int = 2) -> float:
+        pairs = list(_around(devices))
+        beside = [pair for other in options.beside for pair in _around(other)]
+        latency_s = [self._wires.latency_s(*pair) for pair in pairs]
+        piece = size_bytes / len(devices)
+        segments = max(2, math.ceil(piece / _SEGMENT_BYTES)) if options.waits_for_receiver else 1
+        busy_s = [options.at_once * seconds for seconds in self._wires.busy_together_s(pairs, piece / segments, beside)]
+        if options.waits_for_receiver:
+            return halves * _waiting_s(latency_s, busy_s, segments * (len(devices) - 1))
+        return _ring_turns_s(latency_s, busy_s, halves * (len(devices) - 1))
+
+    def _level_s(self, pairs: Sequence[Pair], size_bytes: float, beside: Sequence[Pair]) -> float:
+        """Return the seconds of one turn of a tree."""
+        busy_s = self._wires.busy_together_s(pairs, size_bytes, beside)
+        return max(self._wires.latency_s(*pair) + busy for pair, busy in zip(pairs, busy_s, strict=True))
+
+    def _hierarchical_s(self, devices: Sequence[str], size_bytes: float, options: SumOptions) -> float:
+        total_s, leaders = 0.0, tuple(devices)
+        for level in (2, 1, 0):
+            groups: dict[tuple[str, ...], list[str]] = {}
+            for device in leaders:
+                groups.setdefault(self._wires.place(device)[:level], []).append(device)
+            rings = [tuple(group) for group in groups.values() if len(group) > 1]
+            beside = {ring: (*options.beside, *(other for other in rings if other != ring)) for ring in rings}
+            seconds = (
+                self._ring_s(ring, size_bytes, replace(options, beside=others)) for ring, others in beside.items()
+            )
+            total_s += max(seconds, default=0.0)
+            leaders = tuple(group[0] for group in groups.values())
+        return total_s
+
+
+def _around(devices: Sequence[str]) -> Iterator[Pair]:
+    """Yield each device with the next one, the last with the first; nothing for one alone."""
+    if len(devices) > 1:
+        yield from zip(devices, (*devices[1:], devices[0]), strict=True)
+
+
+def _tree_levels(devices: Sequence[str]) -> Iterator[list[Pair]]:
+    """Yield who sends whom on each level of a binomial tree, from the leaves up.
+
+    >>> list(_tree_levels("abcde"))
+    [[('b', 'a'), ('d', 'c')], [('c', 'a')], [('e', 'a')]]
+    """
+    step = 1
+    while step < len(devices):
+        yield [(devices[r + step], devices[r]) for r in range(0, len(devices) - step, 2 * step)]
+        step *= 2
+
+
+def _ring_turns_s(latency_s: Sequence[float], busy_s: Sequence[float], turns: int) -> float:
+    """Return the end of the last turn, each device sending on what came in the turn before.
+
+    Neighbours need not be alike: a piece passes slow ones only when its way leads there, so a ring that crosses sites
+    twice does not pay their latency in every turn.
+    """
+    if len(set(latency_s)) == len(set(busy_s)) == 1:
+        return turns * (latency_s[0] + busy_s[0])
+    latency, busy = np.array(latency_s), np.array(busy_s)
+    ready = free = np.zeros(len(busy))
+    for _ in range(turns):
+        free = np.maximum(ready, free) + busy
+        ready = np.roll(free + latency, 1)
+    return float(ready.max())
+
+
+def _waiting_s(latency_s: Sequence[float], busy_s: Sequence[float], count: int) -> float:
+    """Return the end of half a ring of Gloo, in which each device sends so many segments.
+
+    A device makes room for a segment, and sends one of its own, when the last but one that it awaits has come. What it
+    sends leaves when the word of that room is there and the link is free. Two devices send each other data and words
+    over one connection, so that a word goes behind the data before it.
+
+    >>> _waiting_s([1.0, 1.0], [10.0, 10.0], 2), _waiting_s([1.0, 1.001], [10.0, 10.0], 2)
+    (22.0, 22.002)
+    """
+    if len(set(latency_s)) == len(set(busy_s)) == 1:
+        way, busy = latency_s[0], busy_s[0]
+        if len(busy_s) == 2 and busy >= way:
+            return count * (way + busy)
+        first_s = way if count % 2 else way + busy
+        return first_s + (count - 1) // 2 * max(2 * busy, 2 * way + busy) + busy + way
+    around, most = 2 * len(busy_s), _TURNS_ROUND * len(busy_s)
+    ends_s = _segments_s(latency_s, busy_s, min(count, most))
+    if count <= most:
+        return ends_s[-1]
+    times, place = divmod(count - 1 - (most - around), around)
+    return ends_s[most - around + place] + times * (ends_s[most - 1] - ends_s[most - 1 - around])
+
+
+def _segments_s(latency_s: Sequence[float], busy_s: Sequence[float], count: int) -> list[float]:
+    """Return by when all of the first segments are there, for each number of them up to `count`."""
+    latency, busy = np.array(latency_s), np.array(busy_s)
+    posted = free = before_last = last = np.zeros(len(busy))
+    starts = np.full(len(busy), np.inf)
+    ends_s: list[float] = []
+    for _ in range(count):
+        posted = np.maximum(posted, before_last)
+        word = np.where(starts <= posted, np.maximum(posted, free), posted) if len(busy) == 2 else posted
+        starts = np.maximum(np.maximum(posted, np.roll(word, -1) + latency), free)
+        free = starts + busy
+        before_last, last = last, np.roll(free + latency, 1)
+        ends_s.append(max(float(last.max()), ends_s[-1] if ends_s else 0.0))
+    return ends_s
 
 
 @dataclass(frozen=True, kw_only=True)

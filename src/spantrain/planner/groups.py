@@ -1,7 +1,8 @@
 """First- and second-level groups of devices (SpanTrain, English paper, section 3.2.2), from measurements."""
 
 import heapq
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import permutations
@@ -11,6 +12,7 @@ from spantrain.core.profile import LinkMeasurement, Profile
 from spantrain.core.quantities import format_bytes, format_seconds
 
 _T = TypeVar("_T")
+_ALL_ORDERS_UP_TO = 3
 _SAME = 1e-12
 _MESSAGE_BYTES = 2**20
 _NETWORK_RATIO, _COMPUTE_RATIO = 1.25, 1.2
@@ -72,8 +74,8 @@ def group_devices(profile: Profile, *, devices: Sequence[str] | None = None) -> 
     """
     names = tuple(devices) if devices is not None else tuple(d.name for d in profile.cluster.devices)
     first = _merge(names, *_network_rules(profile, names))
-    groups = tuple(_with_subgroups(profile, members) for members in first)
-    return DeviceGroups(first_level=_unique_names(groups), message_bytes=_MESSAGE_BYTES)
+    groups = tuple(map(partial(_with_subgroups, profile), _names_of(profile, first), first))
+    return DeviceGroups(first_level=groups, message_bytes=_MESSAGE_BYTES)
 
 
 Members = tuple[str, ...]
@@ -138,45 +140,30 @@ def _lone_references(profile: Profile, names: Members, metric: Mapping[tuple[str
     return found
 
 
-def _with_subgroups(profile: Profile, members: Members) -> DeviceGroup:
+def _names_of(profile: Profile, groups: Sequence[Members]) -> Iterator[str]:
+    """Yield the sites of each group; groups of a site that came out in several pieces are numbered."""
+    device = profile.cluster.device_by_name
+    names = ["+".join(dict.fromkeys(device[name].site for name in members)) for members in groups]
+    seen: Counter[str] = Counter()
+    for name in names:
+        seen[name] += 1
+        yield f"{name}#{seen[name]}" if names.count(name) > 1 else name
+
+
+def _with_subgroups(profile: Profile, name: str, members: Members) -> DeviceGroup:
     memory = {device.name: float(device.memory_bytes) for device in profile.cluster.devices}
 
     def distance(a: Members, b: Members) -> float:
         return max(_ratio(_mean([table[x] for x in a]), _mean([table[x] for x in b])) for table in (score, memory))
 
-    score = {name: profile.score_by_device.get(name, 1.0) for name in members}
+    score = {device: profile.score_by_device.get(device, 1.0) for device in members}
     subgroups = _merge(members, distance, lambda _a, _b, value: value <= _COMPUTE_RATIO + _SAME)
-    subgroups.sort(key=lambda part: -_mean([score[name] for name in part]))
-    name = _site_name(profile, members)
+    subgroups.sort(key=lambda part: -_mean([score[device] for device in part]))
     return DeviceGroup(
         name=name,
         devices=members,
         subgroups=tuple(DeviceGroup(name=f"{name}.{index}", devices=part) for index, part in enumerate(subgroups)),
     )
-
-
-def _site_name(profile: Profile, members: Members) -> str:
-    sites: dict[str, None] = {}
-    for name in members:
-        sites[profile.cluster.device_by_name[name].site] = None
-    return "+".join(sites)
-
-
-def _unique_names(groups: tuple[DeviceGroup, ...]) -> tuple[DeviceGroup, ...]:
-    """Number the groups of a site that came out in several pieces."""
-    seen: dict[str, int] = {}
-    named = []
-    repeated = {group.name for group in groups if sum(other.name == group.name for other in groups) > 1}
-    for group in groups:
-        name = group.name
-        if name in repeated:
-            seen[name] = seen.get(name, 0) + 1
-            name = f"{name}#{seen[name]}"
-        subgroups = tuple(
-            DeviceGroup(name=f"{name}.{index}", devices=part.devices) for index, part in enumerate(group.subgroups)
-        )
-        named.append(DeviceGroup(name=name, devices=group.devices, subgroups=subgroups))
-    return tuple(named)
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -206,6 +193,15 @@ def orders_to_try(
         for count in range(1, len(chain) + 1):
             found |= dict.fromkeys((tuple(chain[:count]), tuple(reversed(chain[:count]))))
     return tuple(found)
+
+
+def few_orders(items: Sequence[_T]) -> Iterable[tuple[_T, ...]]:
+    """Return all orders of up to three; of more, as they come and reversed.
+
+    >>> list(few_orders("ab")), list(few_orders("abcd"))
+    ([('a', 'b'), ('b', 'a')], [('a', 'b', 'c', 'd'), ('d', 'c', 'b', 'a')])
+    """
+    return permutations(items) if len(items) <= _ALL_ORDERS_UP_TO else (tuple(items), tuple(reversed(items)))
 
 
 def tree_lines(groups: DeviceGroups, profile: Profile) -> list[str]:

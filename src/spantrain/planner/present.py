@@ -18,7 +18,7 @@ from spantrain.cost.compute import SPLIT_OPS
 from spantrain.cost.span_tables import SpanTables
 from spantrain.errors import InfeasiblePlanError, PlanError
 from spantrain.formats.registry import WireFormat
-from spantrain.planner.assembly.assemble import infeasible, with_limits
+from spantrain.planner.assembly.assemble import ReplicaDevices, infeasible, with_limits
 from spantrain.planner.assembly.recompute import proposals_of
 from spantrain.planner.assembly.tuning import slicing
 from spantrain.planner.engine.engine import make_plan
@@ -32,7 +32,7 @@ from spantrain.planner.strategies.auto.moves import KeptStages, NamedMoves, grid
 from spantrain.planner.strategies.auto.parts import PartCosts
 from spantrain.planner.strategies.auto.search import Searcher
 from spantrain.planner.strategies.auto.shape import ShapeBuilder
-from spantrain.planner.strategies.auto.tensor import HostGroup, TensorSearch
+from spantrain.planner.strategies.auto.tensor import TensorSearch
 from spantrain.planner.strategies.score import Scorer, weights_of
 from spantrain.sim.search.search import SearchEffort
 
@@ -231,7 +231,7 @@ class _LightChange:
     def _cut_groups(self, request: PlanRequest) -> Iterator[Proposal]:
         """Yield plans of the stages that are left, with cuts chosen anew, where replicas divide tensors."""
         search, form = TensorSearch(request), fewest_bytes(request.constraints.wire_formats)
-        row = tuple(tuple(HostGroup(one.devices, one.tp_shares) for one in own) for own in self._left)
+        row = tuple(tuple(ReplicaDevices(one.devices, one.tp_shares) for one in own) for own in self._left)
         made = [found for size in request.job.micro_batch_sizes() if (found := search.plan(row, size)) is not None]
         for plan, _ in sorted(made, key=lambda entry: entry[1])[:_PROPOSED]:
             yield Proposal(plan=_rounded(plan, form), own_estimate_s=None, reasons=(_CUT,))

@@ -7,7 +7,7 @@ the rates reached, in TFLOP/s, and does not depend on how large the tasks are.
 
 import logging
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -78,28 +78,16 @@ def measure_units(
     # Built together: an unedited model is built whole for whichever of its units.
     units = dict(zip(indices, build_units(bench.spec, indices, seed=0), strict=True)) if wanted else {}
     for number, index in enumerate(indices if wanted else ()):
-        unit, unit_class = units.pop(index), bench.graph.units[index].unit_class
-        before = number * len(wanted)
-
-        def tell_size(position: int, before: int = before, unit_class: str = unit_class) -> None:
-            tell(before + position, total, f"{bench.kind}: {unit_class}, {wanted[position]} samples")
-
-        timings += _measure_unit(_UnitBench(unit, bench=bench, index=index), wanted, repeats, tell_size)
+        unit, one = _UnitBench(units.pop(index), bench=bench, index=index), bench.graph.units[index]
+        for done, samples in enumerate(wanted, start=number * len(wanted)):
+            tell(done, total, f"{bench.kind}: {one.unit_class}, {samples} samples")
+            try:
+                timings.append(unit.measure(samples, repeats))
+            except torch.OutOfMemoryError:
+                _LOGGER.warning("%s: %s does not fit with %d samples or more", bench.kind, one.name, samples)
+                break
     tell(total, total, f"{bench.kind}: done")
     return tuple(timings)
-
-
-def _measure_unit(
-    unit: "_UnitBench", sizes: Sequence[int], repeats: int, tell_size: Callable[[int], None]
-) -> Iterator[UnitTiming]:
-    """Yield the timings of one unit, up to the first number of samples that does not fit."""
-    for position, samples in enumerate(sizes):
-        tell_size(position)
-        try:
-            yield unit.measure(samples, repeats)
-        except torch.OutOfMemoryError:
-            _LOGGER.warning("%s: %s does not fit with %d samples or more", unit.kind, unit.unit.name, samples)
-            return
 
 
 def _representatives(graph: UnitGraph) -> list[int]:
@@ -115,8 +103,7 @@ class _UnitBench:
     """One unit as a stage of its own, ready to be run on any number of samples."""
 
     def __init__(self, module: UnitModule, *, bench: Bench, index: int) -> None:
-        self.unit = bench.graph.units[index]
-        self.kind = bench.kind
+        self._unit = bench.graph.units[index]
         self._bench = bench
         self._device = bench.device
         self._before = bench.graph.units[index - 1].outputs if index > 0 else ()
@@ -145,7 +132,9 @@ class _UnitBench:
             for op in (Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT):
                 device.run(works[op], None)
             seen: list[list[float]] = []
-            while len(seen) < repeats or (repeats > 1 and self._is_short(seen)):
+            while len(seen) < repeats or (
+                repeats > 1 and len(seen) < _MAX_REPEATS and sum(map(sum, seen)) < _LONG_POINT_S
+            ):
                 seen.append([])
                 for op, work in works.items():
                     device.run(work, self._seconds(op, samples))
@@ -156,8 +145,8 @@ class _UnitBench:
         middle: Callable[[Sequence[float]], float] = statistics.median if self._bench.emulate is None else min
         forward_s, input_s, weight_s = (middle(column) for column in zip(*seen, strict=True))
         return UnitTiming(
-            unit_class=self.unit.unit_class,
-            kind=self.kind,
+            unit_class=self._unit.unit_class,
+            kind=self._bench.kind,
             dtype=self._bench.dtype,
             samples=samples,
             forward_s=forward_s,
@@ -165,12 +154,9 @@ class _UnitBench:
             backward_weight_s=weight_s,
         )
 
-    def _is_short(self, seen: Sequence[Sequence[float]]) -> bool:
-        return len(seen) < _MAX_REPEATS and sum(map(sum, seen)) < _LONG_POINT_S
-
     def _seconds(self, op: Op, samples: int) -> float | None:
         emulate = self._bench.emulate
-        return None if emulate is None else emulate(self.unit, op, samples)
+        return None if emulate is None else emulate(self._unit, op, samples)
 
     def _data(self, samples: int) -> tuple[tuple[Tensor, ...], Rows]:
         place = self._device.torch_device
@@ -180,7 +166,7 @@ class _UnitBench:
     def _gradients(self, outputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         if self._is_last:
             return ()
-        back = zip(outputs, self.unit.outputs, strict=True)
+        back = zip(outputs, self._unit.outputs, strict=True)
         return tuple(torch.randn_like(output) for output, spec in back if spec.requires_grad)
 
 
@@ -275,19 +261,14 @@ def measure_tasks(device: ComputeDevice, *, name: str, law: AnalyticLaw | None) 
     task_s: dict[str, float] = {}
     score = 0.0
     for task in TASKS:
-        rows = _rows(task, device, law)
+        on_a_cpu = device.torch_device.type == "cpu"
+        rows = max(1, task.rows // 16) if law is not None else task.rows * (1 if on_a_cpu else 16)
         flop, nominal_flop = _flop(task, rows), _flop(task, task.rows)
         emulated_s = None if law is None else replace(law, dtype=task.dtype).flop_seconds(flop)
         work_s = _median_seconds(device, task.make(rows, device.torch_device), emulated_s)
         task_s[task.name] = work_s * nominal_flop / flop
         score += task.share * flop / 1e12 / work_s
     return DeviceScore(device=name, score=score, task_s=task_s)
-
-
-def _rows(task: CapacityTask, device: ComputeDevice, law: AnalyticLaw | None) -> int:
-    if law is not None:
-        return max(1, task.rows // 16)
-    return task.rows * 16 if device.torch_device.type != "cpu" else task.rows
 
 
 def _flop(task: CapacityTask, rows: int) -> float:

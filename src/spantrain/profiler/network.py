@@ -2,7 +2,7 @@
 
 Planning is pure: `pair_rounds` says which pairs measure at the same time, `doubtful` which are to be measured again,
 `spread` gives every pair of devices the figures of its hosts. Measuring has two sides: one runs `echo_probes`, the
-other `measure_both`, then `dismiss_echo`; before, all sides may `warm_up_links` to those that they
+other `measure_directions`, then `Prober.dismiss`; before, all sides may `warm_up_links` to those that they
 will measure with, so that connecting is over. No clock of one machine is compared with a clock of another.
 
 Latency: pings through the mailbox, less the time that the software of both ends takes by itself.
@@ -19,7 +19,7 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import combinations, permutations
 
 from spantrain.core.cluster import Cluster, Device
@@ -32,46 +32,8 @@ from spantrain.transport.mailbox.mailbox import Mailbox, MailboxLike
 
 _MIN_PINGS, _WARM_UP_PINGS = 15, 2
 """Pings of a sample; several samples, some time apart, find a moment in which every processor on the way is free."""
-_GAP_S = 3e-3
-"""Pings do not wait for each other, or the processors on the way would fall asleep in between and wake up slowly; and
-they are far enough apart for none to wait behind the one before."""
 _ECHO_POLL_S = 1.0
 _FRESH_S = 10.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class RoundTrip:
-    """Five int32 there and back, many times; every figure is of one way, half of a round trip."""
-
-    latency_s: float
-    """The network's: the fastest, less what the software of both sides took; not below zero."""
-    felt_s: float
-    """What a message feels: the median, with the software, without the time that the other side's program held it."""
-    software_s: float
-    """What was taken off: the part of mailboxes, encryption and kernels, measured over loopback."""
-    held_s: float
-    """Median time between the other side's receiving and its answering: its program, not on any message's way."""
-
-
-class LatencyMeter:
-    """Measures the latency to one peer, in as many samples as there is time for."""
-
-    def __init__(self, prober: Prober) -> None:
-        """Ask both ends for what their software takes; connections are opened before the other side answers."""
-        self._prober = prober
-        self._software_s = (prober.ask_software_round_trip() + prober.software_round_trip_s()) / 2
-        self._answers: list[tuple[float, float]] = []
-
-    def sample(self, pings: int = _MIN_PINGS) -> RoundTrip:
-        """Send pings; return what these and all before say."""
-        self._answers += self._prober.ping(max(pings, _MIN_PINGS), _GAP_S)
-        round_trips_s = [round_trip_s for round_trip_s, _ in self._answers]
-        return RoundTrip(
-            latency_s=max(0.0, (min(round_trips_s) - self._software_s) / 2),
-            felt_s=statistics.median(round_trips_s) / 2,
-            software_s=self._software_s / 2,
-            held_s=statistics.median(held_s for _, held_s in self._answers),
-        )
 
 
 class Software:
@@ -114,8 +76,8 @@ def software_round_trip(like: MailboxLike) -> float:
             mailbox.dial()
         answering.start()
         prober = Prober(near, "far", lambda: 0.0)
-        prober.ping(_WARM_UP_PINGS, _GAP_S)
-        return min(round_trip_s for round_trip_s, _ in prober.ping(_MIN_PINGS, _GAP_S))
+        prober.ping(_WARM_UP_PINGS)
+        return min(prober.ping(_MIN_PINGS))
     finally:
         stop.set()
         far.wake()
@@ -240,53 +202,21 @@ def better(first: LinkMeasurement, again: LinkMeasurement) -> LinkMeasurement:
     return replace(fastest, latency_s=min(first.latency_s, again.latency_s), rounds=first.rounds + again.rounds)
 
 
-def payload_cap_bytes(cluster: Cluster, source: str, target: str, most_bytes: int = 64 * 2**20) -> int:
-    """Return the largest payload for a pair: a sixteenth of the smaller device's memory, at most `most_bytes`."""
+def payload_cap_bytes(cluster: Cluster, source: str, target: str) -> int:
+    """Return the largest payload for a pair: a sixteenth of the smaller device's memory, at most 64 MiB."""
     memory_bytes = min(cluster.device_by_name[name].memory_bytes for name in (source, target))
-    return max(WARM_UP_BYTES, min(most_bytes, memory_bytes // 16))
+    return max(WARM_UP_BYTES, min(64 * 2**20, memory_bytes // 16))
 
 
 # Measuring: the answering side, then the asking one.
 
 
-def echo_probes(mailbox: MailboxLike, *, should_stop: Callable[[], bool], software: Software | None = None) -> None:
-    """Answer probes until `dismiss_echo` of the other side, or until told to; `mailbox.wake()` makes it ask at once."""
-    echo = Echo(mailbox, (software or Software(mailbox)).round_trip_s)
+def echo_probes(mailbox: MailboxLike, software: Software, *, should_stop: Callable[[], bool]) -> None:
+    """Answer probes until the other side dismisses it, or until told to; `mailbox.wake()` makes it ask at once."""
+    echo = Echo(mailbox, software.round_trip_s)
     while not echo.dismissed and not should_stop():
         for message in mailbox.receive(_POLL_S):
             echo.take(message)
-
-
-def dismiss_echo(mailbox: MailboxLike, peer: str) -> None:
-    """End the other side's `echo_probes`; what it has not answered by then is lost.
-
-    Raises:
-        PeerLostError: the other side does not answer.
-    """
-    _prober(mailbox, peer).dismiss()
-
-
-def _prober(mailbox: MailboxLike, peer: str, software: Software | None = None) -> Prober:
-    return Prober(mailbox, peer, (software or Software(mailbox)).round_trip_s)
-
-
-def measure_both(
-    mailbox: MailboxLike,
-    peer: str,
-    *,
-    max_payload_bytes: int,
-    rounds: int,
-    expected_bytes_per_s: tuple[float | None, float | None] = (None, None),
-    software: Software | None = None,
-) -> tuple[LinkMeasurement, LinkMeasurement]:
-    """Measure both directions, this side's sending first; round trips are made for both together.
-
-    Where links like these were measured already, `expected_bytes_per_s` (there, back) spares finding out how much has
-    to be sent.
-    """
-    directions = dict(zip((True, False), expected_bytes_per_s, strict=True))
-    there, back = measure_directions(_prober(mailbox, peer, software), directions, max_payload_bytes, rounds)
-    return there, back
 
 
 def measure_directions(
@@ -297,6 +227,9 @@ def measure_directions(
 ) -> list[LinkMeasurement]:
     """Measure directions (True: there), each with the rate expected of it; the other side must run `echo_probes`.
 
+    Round trips are made for all together. Where links like these were measured already, what is expected spares finding
+    out how much has to be sent.
+
     The payload is what takes about 0.15 s and a round trip at the speed seen in the warm-up, at most
     `max_payload_bytes`. The rate is that of arrivals at the receiver (`arrival_rate`), the median of the rounds. The
     latency is the network's: half of the fastest of thirty round trips or more, before and after the loads, less what
@@ -305,15 +238,21 @@ def measure_directions(
     Raises:
         PeerLostError: the other side does not answer.
     """
-    meter = LatencyMeter(prober)
-    pings = rounds * _PINGS_PER_ROUND
-    latency_s = meter.sample(pings).latency_s
-    found = []
+    # Asked first: connections are opened before the other side answers.
+    software_s = (prober.ask_software_round_trip() + prober.software_round_trip_s()) / 2
+    round_trips_s: list[float] = []
+
+    def latency_so_far_s() -> float:
+        """Send pings; return what these and all before say of the network, one way."""
+        round_trips_s.extend(prober.ping(max(rounds * _PINGS_PER_ROUND, _MIN_PINGS)))
+        return max(0.0, (min(round_trips_s) - software_s) / 2)
+
+    latency_s, found = latency_so_far_s(), []
     for forward, expected in directions.items():
         load = prober.push if forward else prober.pull
         rate = measure_bandwidth(load, max_payload_bytes, rounds, latency_s, expected_bytes_per_s=expected)
         found.append((forward, *rate))
-        latency_s = meter.sample(pings).latency_s
+        latency_s = latency_so_far_s()
     links = []
     for forward, bandwidth_bytes_per_s, payload_bytes in found:
         ends = (prober.mailbox.name, prober.peer)

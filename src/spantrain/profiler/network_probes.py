@@ -18,6 +18,9 @@ MAX_PIECE_BYTES = 124 * 1024
 MAX_PIECES = 4096
 _LANE = "probe"
 _PING_INTS = 5
+_GAP_S = 3e-3
+"""Pings do not wait for each other, or the processors on the way would fall asleep in between and wake up slowly; and
+they are far enough apart for none to wait behind the one before."""
 _REPLY_S = 60.0
 _KNOCK_POLL_S = 0.01
 
@@ -162,14 +165,14 @@ class Prober:
         self._number += 1
         return self._number
 
-    def ping(self, count: int, gap_s: float) -> list[tuple[float, float]]:
-        """Send five int32 `count` times, `gap_s` apart, without waiting for the answers before.
+    def ping(self, count: int) -> list[float]:
+        """Send five int32 `count` times, `_GAP_S` apart, without waiting for the answers before.
 
         Returns:
-            For each the seconds there and back, less what the other side held it, and those that it was held.
+            For each the seconds there and back, less what the other side held it.
         """
         sent_s: dict[int, float] = {}
-        found: list[tuple[float, float]] = []
+        found: list[float] = []
         payload = [torch.zeros(_PING_INTS, dtype=torch.int32)]
         due_s = time.monotonic()
         deadline_s = due_s + _REPLY_S
@@ -179,11 +182,11 @@ class Prober:
                 number = self._next_number()
                 sent_s[number] = time.monotonic()
                 self.mailbox.send(self.peer, _key(self.mailbox, _Kind.PING, number), payload)
-                due_s = now_s + gap_s
+                due_s = now_s + _GAP_S
             for message in self._receive(due_s if len(sent_s) < count else deadline_s):
                 if (message.source, _kind_of(message)) == (self.peer, _Kind.PONG) and message.key.step in sent_s:
                     held_s = max(0.0, message.sent_s - _number(message))
-                    found.append((message.received_s - sent_s[message.key.step] - held_s, held_s))
+                    found.append(message.received_s - sent_s[message.key.step] - held_s)
         self._check_complete(len(found), count)
         return found
 

@@ -90,14 +90,12 @@ def forward_counts(layout: CutLayout, wanted: Callable[[int, Span], int]) -> Cou
     for stage in reversed(range(layout.num_stages)):
         ahead = _reach(layout, stage, wanted, ahead)
         by_stage.append(
-            tuple(_how_many([span.lo for span in own], [ahead[span] for span in own]) for own in layout.spans[stage])
+            tuple(
+                tuple(bisect_left(own, ahead[span], key=lambda other: other.lo) for span in own)
+                for own in layout.spans[stage]
+            )
         )
     return tuple(reversed(by_stage))
-
-
-def _how_many(starts: Sequence[int], targets: Sequence[int]) -> tuple[int, ...]:
-    """Return how many of the spans that start there come before each target."""
-    return tuple(bisect_left(starts, target) for target in targets)
 
 
 def _reach(
@@ -169,16 +167,11 @@ class Router:
 
     def __init__(self, plan: Plan) -> None:
         self._stage_of = {device: index for index, stage in enumerate(plan.stages) for device in stage.devices}
-        self._owned: list[list[tuple[Span, str]]] = [
-            sorted(
-                (span, replica.devices[0])
-                for number, replica in enumerate(stage.replicas)
-                for span in stage.replica_spans(number)
-            )
-            for stage in plan.stages
+        self._layout = CutLayout.of(plan)
+        self._owner: list[dict[Span, str]] = [
+            {span: replica.devices[0] for replica, own in zip(stage.replicas, spans, strict=True) for span in own}
+            for stage, spans in zip(plan.stages, self._layout.spans, strict=True)
         ]
-        self._starts = [[span.lo for span, _ in owned] for owned in self._owned]
-        self._ends = [[span.hi for span, _ in owned] for owned in self._owned]
 
     def destinations(self, device: str, direction: Direction, span: Span) -> Routes:
         """Return which devices get which samples of a span that a device has finished F (or I or B) on.
@@ -192,12 +185,9 @@ class Router:
         return self._neighbours(self._stage_of[device] + (-1 if direction is Direction.FORWARD else 1), span)
 
     def _neighbours(self, stage: int, span: Span) -> Routes:
-        if not 0 <= stage < len(self._owned):
+        if not 0 <= stage < len(self._owner):
             return ()
-        start = bisect_right(self._ends[stage], span.lo)
-        end = bisect_left(self._starts[stage], span.hi)
-        owned = self._owned[stage]
-        own, device = owned[start]
-        if own.lo <= span.lo and span.hi <= own.hi:
-            return ((device, span),)
-        return tuple((device, Span(max(own.lo, span.lo), min(own.hi, span.hi))) for own, device in owned[start:end])
+        owner, found = self._owner[stage], self._layout.overlapping(stage, span)
+        if len(found) == 1:
+            return ((owner[found[0]], span),)
+        return tuple((owner[own], Span(max(own.lo, span.lo), min(own.hi, span.hi))) for own in found)

@@ -6,7 +6,7 @@ way, so what is returned holds for any order, static or decided at run time, wit
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 
@@ -26,7 +26,9 @@ Node = tuple[str, int, Span]
 def pipeline_bound_s(plan: Plan, costs: StepCosts) -> float:
     """Return the least seconds from a step's first start to the end of its last action."""
     ways = _EmptyPipeline(plan, costs)
-    rounds = _rounds(plan, ways)
+    columns = _columns(plan)
+    shapes = {tuple(node[2].size for node in column): column for column in columns}
+    rounds = [_round_of(plan, ways, column, len(columns)) for column in shapes.values()]
     if len(rounds) == 1:
         return rounds_bound_s(rounds[0])  # no less than the others
     least = _least_round(rounds)
@@ -59,7 +61,7 @@ def step_bound_s(plan: Plan, costs: StepCosts) -> float:
 
 def _stage_ends_s(plan: Plan, costs: StepCosts) -> list[float]:
     """Return for each stage the least seconds to the end of its last action; the first one's is often the last."""
-    ways = _EmptyPipelineToFirst(plan, costs)
+    ways = _EmptyPipeline(plan, costs, to_first=True)
     ends_s = []
     for stage in plan.stages:
         leaders = {replica.devices[0] for replica in stage.replicas}
@@ -74,13 +76,14 @@ def _stage_ends_s(plan: Plan, costs: StepCosts) -> list[float]:
 
 
 class _EmptyPipeline:
-    """Times of a sample's way through an empty pipeline."""
+    """Times of a sample's way through an empty pipeline.
 
-    def __init__(self, plan: Plan, costs: StepCosts) -> None:
-        self._plan = plan
-        self._costs = costs
+    `to_first`: what counts ends with the first stage's last action, not with whichever is last.
+    """
+
+    def __init__(self, plan: Plan, costs: StepCosts, *, to_first: bool = False) -> None:
+        self._costs, self._to_first = costs, to_first
         self._router = Router(plan)
-        self._last = len(plan.stages) - 1
         # The ways of a span are asked for again by each of its neighbours.
         self.forward_ready_s = cache(self._forward_ready_s)
         self.gradient_ready_s = cache(self._gradient_ready_s)
@@ -117,10 +120,7 @@ class _EmptyPipeline:
         device, stage, span = node
         neighbour = stage - 1 if direction is Direction.FORWARD else stage + 1
         for source, piece in self._router.sources(device, direction, span):
-            yield (
-                self._node(source, piece),
-                self._costs.transfer(source, device, direction, neighbour, piece),
-            )
+            yield self._node(source, piece), self._costs.transfer(source, device, direction, neighbour, piece)
 
     def sent(self, node: Node, direction: Direction) -> Iterable[tuple[Node, TransferCost]]:
         """Return what a node sends to whom."""
@@ -164,18 +164,7 @@ class _EmptyPipeline:
             _alone_s(way) + self.seconds(target)[1] + self.after_input_s(target)
             for target, way in self.sent(node, Direction.BACKWARD)
         ]
-        return max([*ways, self.seconds(node)[2]])
-
-
-class _EmptyPipelineToFirst(_EmptyPipeline):
-    """The same, where what follows ends with the first stage's last action, not with any."""
-
-    def _after_input_s(self, node: Node) -> float:
-        ways = [
-            _alone_s(way) + self.seconds(target)[1] + self.after_input_s(target)
-            for target, way in self.sent(node, Direction.BACKWARD)
-        ]
-        return max(ways, default=self.seconds(node)[2])
+        return max(ways) if ways and self._to_first else max([*ways, self.seconds(node)[2]])
 
 
 def _alone_s(way: TransferCost) -> float:
@@ -203,7 +192,11 @@ def _link_bounds(ways: _EmptyPipeline) -> list[float]:
     ready_s: dict[str, list[float]] = {}
     busy_s: dict[str, float] = {}
     after_s: dict[str, list[float]] = {}
-    for direction, ready, part, after in _directions(ways):
+    # By direction: when a result can be sent, of which part, and what follows its arrival.
+    for direction, ready, part, after in (
+        (Direction.FORWARD, ways.forward_ready_s, 0, ways.after_forward_s),
+        (Direction.BACKWARD, ways.gradient_ready_s, 1, ways.after_input_s),
+    ):
         for node in ways.nodes:
             for target, way in ways.sent(node, direction):
                 for link, used in way.uses:
@@ -211,23 +204,6 @@ def _link_bounds(ways: _EmptyPipeline) -> list[float]:
                     busy_s[link] = busy_s.get(link, 0.0) + used * way.occupancy_s
                     after_s.setdefault(link, []).append(way.latency_s + ways.seconds(target)[part] + after(target))
     return [min(ready_s[link]) + busy_s[link] + min(after_s[link]) for link in busy_s]
-
-
-def _directions(
-    ways: _EmptyPipeline,
-) -> tuple[tuple[Direction, Callable[[Node], float], int, Callable[[Node], float]], ...]:
-    """Return each direction with: when a result can be sent, of which part, and what follows its arrival."""
-    return (
-        (Direction.FORWARD, ways.forward_ready_s, 0, ways.after_forward_s),
-        (Direction.BACKWARD, ways.gradient_ready_s, 1, ways.after_input_s),
-    )
-
-
-def _rounds(plan: Plan, ways: _EmptyPipeline) -> list[Round]:
-    """Return what comes once with a micro-batch, for each sort of micro-batch; nothing if stages cut differently."""
-    columns = _columns(plan)
-    shapes = {tuple(node[2].size for node in column): column for column in columns}
-    return [_round_of(plan, ways, column, len(columns)) for column in shapes.values()]
 
 
 def _least_round(rounds: Sequence[Round]) -> Round | None:

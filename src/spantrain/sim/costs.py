@@ -3,18 +3,16 @@
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, cached_property
-from itertools import pairwise, product
+from itertools import pairwise, permutations, product
 
 from spantrain.core.action import Action, Direction, Op
-from spantrain.core.plan import Plan, StateSharding
+from spantrain.core.plan import Plan
 from spantrain.core.profile import Profile
-from spantrain.core.shares import shares_of
 from spantrain.core.span import Span
-from spantrain.cost.network import Uses
+from spantrain.cost.network import StageRings, Uses, scarce_links, sum_slowdowns
 from spantrain.cost.replicas import ReplicaCost, rings_of
-from spantrain.cost.sharing import StageRings, scarce_links, sum_slowdowns
 from spantrain.schedule.layout import Router
 from spantrain.sim.transfers import TransferCost
 
@@ -113,7 +111,7 @@ class WrappedCosts(StepCosts):
 
 @dataclass(frozen=True, kw_only=True)
 class TableCosts(StepCosts):
-    """Costs by stage and sample, for what-ifs and tests.
+    """Costs by stage and sample, for what-ifs.
 
     An action takes `samples` times the stage's seconds; B takes I and W. A transfer takes the seconds of the cut behind
     the lower stage. Each pair of stages has its own link, in each direction.
@@ -127,19 +125,12 @@ class TableCosts(StepCosts):
     """By cut: seconds that a sample's activations keep the link busy."""
     backward_s: tuple[float, ...] = ()
     """By cut: the same of gradients."""
-    slowness: Mapping[str, float] = field(default_factory=dict)
-    """Factors on the seconds of devices."""
-    action_overhead_s: float = 0.0
-    tied_exchange_s: float = 0.0
-    commit_s: float = 0.0
-    update_s: float = 0.0
-    sum_s: float = 0.0
 
-    def action_s(self, device: str, action: Action) -> float:
-        """Return the seconds of an action on a device."""
+    def action_s(self, device: str, action: Action) -> float:  # noqa: ARG002 - the same for all of a stage
+        """Return the seconds of an action."""
         table = self.sample_s[action.stage]
         ops = (Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT) if action.op is Op.BACKWARD else (action.op,)
-        return action.span.size * self.slowness.get(device, 1.0) * sum(table[op] for op in ops)
+        return action.span.size * sum(table[op] for op in ops)
 
     def transfer(
         self,
@@ -159,25 +150,13 @@ class TableCosts(StepCosts):
             links=(f"{stage}->{stage + 1}" if forward else f"{stage}->{stage - 1}",),
         )
 
-    def gradient_bucket_s(self, stage: int) -> tuple[float, ...]:  # noqa: ARG002 - the same for all
-        """Return one bucket."""
-        return (self.sum_s,)
-
-    def tied_sums(self) -> tuple[TiedSum, ...]:
-        """Return one exchange by all stages, if it takes any time."""
-        stages = tuple(range(len(self.sample_s)))
-        return (TiedSum(stages=stages, seconds=self.tied_exchange_s),) if self.tied_exchange_s else ()
-
-    def optimizer_s(self, device: str) -> float:  # noqa: ARG002 - the same for all
-        """Return the seconds of a device's update of its parameters."""
-        return self.update_s
-
 
 class ProfileCosts(StepCosts):
     """Costs of a plan by a profile's measurements.
 
-    What the runtime itself takes is as the profile has it (`RuntimeCosts`, where it was measured), unless it is given
-    here. Without either, actions follow each other at once and the barrier takes the longest way there and back.
+    What the runtime itself takes is as the profile has it (`RuntimeCosts`, where it was measured), unless the barrier's
+    seconds are given here. Without either, actions follow each other at once and the barrier takes the longest way
+    there and back.
     `replicas` are the costs of the same profile and dtype, for those who ask for many plans.
 
     Raises:
@@ -189,9 +168,7 @@ class ProfileCosts(StepCosts):
         profile: Profile,
         plan: Plan,
         *,
-        action_overhead_s: float | None = None,
         commit_s: float | None = None,
-        update_s_per_byte: float = 0.0,
         replicas: ReplicaCost | None = None,
     ) -> None:
         runtime = profile.runtime
@@ -199,15 +176,13 @@ class ProfileCosts(StepCosts):
         self._plan = plan
         self._replicas = ReplicaCost(profile, plan.dtype) if replicas is None else replicas
         self._network = self._replicas.groups.network
-        self._update_s_per_byte = update_s_per_byte
         self._message_s = runtime.message_s if runtime else 0.0
-        measured_s = runtime.action_s if runtime else 0.0
-        self.action_overhead_s = measured_s if action_overhead_s is None else action_overhead_s
+        self.action_overhead_s = runtime.action_s if runtime else 0.0
+        self._replica_of = {replica.devices[0]: replica for stage in plan.stages for replica in stage.replicas}
         # What was measured holds the update, too: of a small model, and of a large one at least the part per step.
         if commit_s is None:
-            commit_s = runtime.step_end_s if runtime else self._round_trip_s()
+            commit_s = runtime.step_end_s if runtime else self._network.round_trip_s(tuple(self._replica_of))
         self.commit_s = commit_s
-        self._replica_of = {replica.devices[0]: replica for stage in plan.stages for replica in stage.replicas}
         self._seconds = cache(self._action_s)
         self._transfers = cache(self._transfer)
         self._buckets_s = cache(lambda stage: self._replicas.end_of_step_s(plan.stages[stage]))
@@ -302,17 +277,13 @@ class ProfileCosts(StepCosts):
         """
         found = []
         for name in self._graph.shared_bytes:
-            pairs = self._tied_pairs(name)
-            stages = tuple(i for i, stage in enumerate(self._plan.stages) if self._holds(stage.units, name))
-            if pairs:
-                exchange_s = max(self._network.transfer_seconds(*pair, size) for pair, size in pairs)
-                size_bytes = self._graph.shared_bytes[name]
-                round_s = max(self._network.collectives.broadcast_s(self._leaders(i), size_bytes) for i in stages)
+            stages, size_bytes = self._holders(name), self._graph.shared_bytes[name]
+            if len(stages) > 1:
+                rows = [[replica.devices[0] for replica in self._plan.stages[i].replicas] for i in stages]
+                exchange_s = self._network.exchange_s([row[0] for row in rows], size_bytes)
+                round_s = max(self._network.collectives.broadcast_s(row, size_bytes) for row in rows)
                 found.append(TiedSum(stages=stages, seconds=exchange_s + self._message_s + round_s))
         return tuple(found)
-
-    def _leaders(self, stage: int) -> tuple[str, ...]:
-        return tuple(replica.devices[0] for replica in self._plan.stages[stage].replicas)
 
     def end_of_step_bytes(self) -> dict[tuple[str, str], int]:
         """Return what devices send each other in a step besides samples: sums and gathers, and shared gradients."""
@@ -326,37 +297,15 @@ class ProfileCosts(StepCosts):
     def tied_bytes(self) -> dict[tuple[str, str], int]:
         """Return what leaders send each other of gradients that stages share."""
         sent: Counter[tuple[str, str]] = Counter()
-        for pair, size_bytes in self._tied_pairs():
-            sent[pair] += size_bytes
+        for name in self._graph.trained_shared_bytes:
+            for pair in permutations([self._plan.stages[i].replicas[0].devices[0] for i in self._holders(name)], 2):
+                sent[pair] += self._graph.shared_bytes[name]
         return dict(sent)
 
-    def optimizer_s(self, device: str) -> float:
-        """Return the seconds of a device's update of its parameters: of the part whose optimizer state it holds."""
-        if not self._update_s_per_byte:
-            return 0.0
-        number, replica = self._plan.place(device)
-        stage = self._plan.stages[number]
-        tp_share = shares_of(stage.replicas[replica].tp_shares)[stage.replicas[replica].devices.index(device)]
-        size_bytes = sum(self._graph.held_trained_bytes(stage.units, tp_share))
-        parts = 1 if stage.state_sharding is StateSharding.NONE else len(stage.replicas)
-        return self._update_s_per_byte * size_bytes / parts
-
-    def _tied_pairs(self, *names: str) -> list[tuple[tuple[str, str], int]]:
-        """Return senders, receivers and bytes of shared gradients; of these parameters, or of all."""
-        found = []
-        for name in names or self._graph.trained_shared_bytes:
-            leaders = [stage.replicas[0].devices[0] for stage in self._plan.stages if self._holds(stage.units, name)]
-            found += [((a, b), self._graph.shared_bytes[name]) for a in leaders for b in leaders if a != b]
-        return found
-
-    def _holds(self, units: range, shared: str) -> bool:
-        return any(shared in self._graph.units[unit].shared for unit in units)
-
-    def _round_trip_s(self) -> float:
-        """Return the longest way between two leaders there and back: the least that agreeing takes."""
-        leaders = [replica.devices[0] for stage in self._plan.stages for replica in stage.replicas]
-        ways = [self._network.link(a, b).latency_s for a in leaders for b in leaders if a != b]
-        return 2 * max(ways, default=0.0)
+    def _holders(self, shared: str) -> tuple[int, ...]:
+        """Return the stages that hold a parameter."""
+        units, stages = self._graph.units, enumerate(self._plan.stages)
+        return tuple(i for i, stage in stages if any(shared in units[unit].shared for unit in stage.units))
 
 
 def _talking_pairs(plan: Plan) -> dict[tuple[str, str], None]:

@@ -28,8 +28,6 @@ from spantrain.sim.transfers import TransferCost, VirtualClock
 class SimulationOptions:
     """How to simulate."""
 
-    fair_links: bool = True
-    """Connections that share a link get equal parts of it; False: they are served by turn."""
     trace: bool = True
     """Whether to collect intervals and flows; planners that try many plans need none."""
     split_backward: bool | None = None
@@ -134,7 +132,7 @@ class Simulation:
         self._plan = plan
         self._costs = costs
         self._clock = VirtualClock()
-        self._network = Network(self._clock, fair=options.fair_links, speeds=options.link_speed)
+        self._network = Network(self._clock, speeds=options.link_speed)
         self._router = Router(plan)
         self._recorder = TraceRecorder(on=options.trace)
         self._link_bytes: dict[tuple[str, str], int] = {}
@@ -147,7 +145,6 @@ class Simulation:
         self._by_leader = {replica.leader: replica for stage in self._stages for replica in stage}
         self._check_devices()
         self._memory = MemoryLog(options.held_sizes) if options.held_sizes else None
-        self._is_watched = options.trace or self._memory is not None
         self._world = World(clock=self._clock, recorder=self._recorder, memory=self._memory, deliver=self._deliver)
 
     def _replicas(self) -> tuple[tuple[SimulatedReplica, ...], ...]:
@@ -301,7 +298,7 @@ class Simulation:
 
     def arrived(self, message: _SampleMessage, start_s: float, sent_s: float) -> None:
         """Give a message to the replica that it is for."""
-        if self._is_watched:
+        if self._world.is_watched:
             self._note(message, start_s, sent_s)
         if self._options.local:
             (source, target), transfer = message.route, message.transfer

@@ -52,8 +52,10 @@ class _FoldedCosts(WrappedCosts):
         )
 
 
-def simulate_whole(plan: Plan, costs: ProfileCosts, *, steps: int = 1) -> SimulationResult:
-    """Run a plan, folded if it can be; `orders` and `peak_in_flight` are then of the pipelines that were run alone.
+def simulate_whole(plan: Plan, costs: ProfileCosts) -> SimulationResult:
+    """Run one step of a plan, which stands for all, folded if it can be.
+
+    `orders` and `peak_in_flight` are then of the pipelines that were run alone.
 
     Raises:
         PlanError: an in-flight limit is too small for a static order.
@@ -62,8 +64,8 @@ def simulate_whole(plan: Plan, costs: ProfileCosts, *, steps: int = 1) -> Simula
     options = SimulationOptions(trace=False)
     folded = fold(plan, costs)
     if folded is None:
-        return simulate(plan, costs, steps=steps, options=options)
-    result = simulate(folded.plan, folded.costs, steps=steps, options=options)
+        return simulate(plan, costs, steps=1, options=options)
+    result = simulate(folded.plan, folded.costs, steps=1, options=options)
     who = _stands_for(plan, folded)
     leaders = {stage.replicas[row[0]].devices[0]: row for stage in plan.stages for row in folded.alike}
     stage_of = {replica.devices[0]: stage for stage in plan.stages for replica in stage.replicas}

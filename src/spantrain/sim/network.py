@@ -2,12 +2,14 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import attrgetter
 from types import MappingProxyType
 
 from spantrain.core.speed import SpeedTrace
 from spantrain.cost.network import fair_parts, part_alone
 from spantrain.sim.transfers import Arrived, Lane, Sending, TransferCost, VirtualClock
 
+Ended = Callable[[Sending], None]
 _ROUNDING = 1e-9
 """What sums of parts of a link may be wrong by."""
 
@@ -24,12 +26,9 @@ class Mesh:
     goes changes the speeds only of those that it reaches over links which are asked for more than they have.
     """
 
-    def __init__(
-        self, clock: VirtualClock, ended: Callable[[Sending], None], *, fair: bool, speeds: Mapping[str, SpeedTrace]
-    ) -> None:
+    def __init__(self, clock: VirtualClock, ended: Ended, speeds: Mapping[str, SpeedTrace]) -> None:
         self._clock = clock
         self._ended = ended
-        self._fair = fair
         self._speeds = speeds
         self._on: dict[str, dict[Sending, float]] = {}
         """By link, in the order in which they came: what is on it, and the part that each takes at full speed."""
@@ -37,7 +36,6 @@ class Mesh:
         """What came, or may go faster, at this moment."""
         self._known_parts: dict[tuple[int, ...], tuple[list[Sending], list[float]]] = {}
         """By the identities of what is sent, where links have one speed: messages with them, and their fair parts."""
-        self._turns = 0
         self._watched: set[str] = set()
         """Links whose next change of speed is waited for."""
 
@@ -49,8 +47,6 @@ class Mesh:
     def take_over(self, sending: Sending) -> None:
         """Go on with a message that was under way elsewhere, with the work that is left."""
         sending.since_s = self._clock.now_s
-        self._turns += 1
-        sending.turn = self._turns
         sending.part = _UNPLANNED
         for link, part in sending.transfer.uses:
             on = self._on.get(link)
@@ -111,7 +107,7 @@ class Mesh:
 
     def _parts(self, group: list[Sending], now_s: float) -> list[float]:
         """Return the part of its full speed that each gets; the same messages meet again and again."""
-        if self._speeds or not self._fair or len(group) > _FEW:
+        if self._speeds or len(group) > _FEW:
             return self._parts_now(group, now_s)
         key = tuple(id(sending.transfer) for sending in group)
         known = self._known_parts.get(key)
@@ -125,21 +121,7 @@ class Mesh:
         capacity = {link: self._speed_of(link, now_s) for link in links}
         if len(group) == 1:
             return [part_alone(group[0].transfer.uses, capacity)]
-        if self._fair:
-            return fair_parts([(one.transfer.bandwidth_bytes_per_s, one.transfer.uses) for one in group], capacity)
-        return self._parts_by_turn(group, capacity)
-
-    def _parts_by_turn(self, group: Sequence[Sending], capacity: Mapping[str, float]) -> list[float]:
-        """Give each all that it can use of what those that came before it leave."""
-        left = dict(capacity)
-        parts = {}
-        for sending in sorted(group, key=lambda one: one.turn):
-            uses = sending.transfer.uses
-            part = min(part_alone(uses, capacity), *(max(0.0, left[link]) / used for link, used in uses))
-            parts[sending] = part
-            for link, used in uses:
-                left[link] -= used * part
-        return [parts[sending] for sending in group]
+        return fair_parts([(one.transfer.bandwidth_bytes_per_s, one.transfer.uses) for one in group], capacity)
 
     def _end(self, sending: Sending, version: int) -> None:
         if version != sending.version:
@@ -175,24 +157,16 @@ class Mesh:
             self._share_soon(self._on[link])
 
 
-Ended = Callable[[Sending], None]
-
-
-def _left_s(sending: Sending) -> float:
-    return sending.left_s
-
-
 class LinkCarrier:
-    """Serves its messages at once, in equal shares, or one after the other.
+    """Serves its messages at once, in equal shares.
 
     A message that is alone needs no event for its last byte: when that leaves is known (`Sending.end_s`) until another
     message comes. Only then, or when something waits for it (`tell_end`), is it watched.
     """
 
-    def __init__(self, clock: VirtualClock, ended: Ended, *, fair: bool, speed: SpeedTrace | None) -> None:
+    def __init__(self, clock: VirtualClock, ended: Ended, speed: SpeedTrace | None) -> None:
         self._clock = clock
         self._ended = ended
-        self._fair = fair
         self._speed = speed
         self._alone: Sending | None = None
         self._sendings: list[Sending] = []
@@ -253,27 +227,19 @@ class LinkCarrier:
         self._since_s = alone.start_s
         self._advance(now_s)
 
-    def _served(self) -> list[Sending]:
-        return self._sendings if self._fair else self._sendings[:1]
-
     def _advance(self, now_s: float) -> None:
         """Take what has been done since the last change off what is served."""
         if now_s > self._since_s:
-            served = self._served()
             done_s = now_s - self._since_s if self._speed is None else self._speed.work_s(self._since_s, now_s)
-            for sending in served:
-                sending.left_s = max(0.0, sending.left_s - done_s / len(served))
+            for sending in self._sendings:
+                sending.left_s = max(0.0, sending.left_s - done_s / len(self._sendings))
             self._since_s = now_s
 
     def _plan_next(self, now_s: float) -> None:
         """Ask to be called when the next one of what is served will be through."""
         self._version += 1
-        if len(self._sendings) == 1 or not self._fair:
-            first = self._sendings[0]
-            work_s = first.left_s
-        else:
-            first = min(self._sendings, key=_left_s)
-            work_s = first.left_s * len(self._sendings)
+        first = min(self._sendings, key=attrgetter("left_s"))
+        work_s = first.left_s * len(self._sendings)
         end_s = now_s + work_s if self._speed is None else self._speed.end_s(now_s, work_s)
         self._clock.at(end_s, self._end, first, self._version)
 
@@ -297,20 +263,17 @@ _NO_TRACES: Mapping[str, SpeedTrace] = MappingProxyType({})
 class Network:
     """Carries messages: each pair of devices sends one after the other, links are shared by pairs.
 
-    A pair is one connection. On a shared link connections get equal parts of the bandwidth (`fair`), as TCP flows
-    through one router do, or are served by turn. A message that takes several links goes as fast as the one of them
+    A pair is one connection. On a shared link connections get equal parts of the bandwidth, as TCP flows through one
+    router do. A message that takes several links goes as fast as the one of them
     that leaves it least; what it leaves of the others is for others (max-min fair sharing). `speeds` says of some
     links how their bandwidth changes over time.
     """
 
-    def __init__(
-        self, clock: VirtualClock, *, fair: bool = True, speeds: Mapping[str, SpeedTrace] = _NO_TRACES
-    ) -> None:
+    def __init__(self, clock: VirtualClock, *, speeds: Mapping[str, SpeedTrace] = _NO_TRACES) -> None:
         self._clock = clock
-        self._fair = fair
         self._speeds = speeds
         self._carriers: dict[str, LinkCarrier | Mesh] = {}
-        self._mesh = Mesh(clock, self._ended, fair=fair, speeds=speeds)
+        self._mesh = Mesh(clock, self._ended, speeds)
         self._lanes: dict[tuple[str, str], Lane] = {}
         self._lane_of: dict[Sending, Lane] = {}
         """The connection of each message that others wait for."""
@@ -366,8 +329,7 @@ class Network:
         if alone and carrier is not None:
             return carrier
         if alone:
-            speed = self._speeds.get(links[0])
-            made = self._carriers[links[0]] = LinkCarrier(self._clock, self._ended, fair=self._fair, speed=speed)
+            made = self._carriers[links[0]] = LinkCarrier(self._clock, self._ended, self._speeds.get(links[0]))
             return made
         for name in links:
             carrier = self._carriers.get(name)

@@ -1,7 +1,7 @@
 """What is kept of a simulated run: intervals and flows in the form of a live one, and the bytes that devices hold."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from itertools import pairwise
 
@@ -183,7 +183,7 @@ class MemoryLog:
         sizes = self._sizes[device]
         held, most = [0] * len(_HeldPart), [0] * len(_HeldPart)
         per_sample = _per_sample(sizes)
-        base = now = highest = sizes.held().total_bytes
+        base = now = highest = sizes.always.total_bytes
         held_bytes, peak_s = base, 0.0
         levels: dict[float, int] = {0.0: base}
         # At equal times what is freed comes first.
@@ -199,13 +199,14 @@ class MemoryLog:
             raise ValueError(
                 f"{device} holds {now - base} bytes more after a step: its sizes are not those of messages"
             )
-        peak = sizes.held(
+        peak = replace(
+            sizes.always,
             activation_bytes=sum(most[part] for part in _HELD),
             received_bytes=most[_HeldPart.RECEIVED],
             sending_bytes=most[_HeldPart.SENDING],
             working_bytes=sum(most[part] for part in _WORKING),
         )
-        held_bytes -= sizes.framework_bytes
+        held_bytes -= sizes.always.framework_bytes
         return DeviceMemory(peak_s=peak_s, peak=peak, held_bytes=held_bytes, timeline=_changes(levels))
 
 

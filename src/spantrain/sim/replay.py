@@ -4,7 +4,7 @@ Both are given what the live policy was given. Where policies are pure, as they 
 first one that is not is returned, with what stood before it.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
@@ -93,8 +93,11 @@ def simulated_order(schedule: str, task: ReplicaTask, log: DeviceDecisions) -> D
     Only what comes from outside is taken from the log: when each step began, when samples arrived, how long an action
     took. Which action runs when follows from the policy and the virtual clock alone.
     """
-    for step, decisions in _by_step(log.decisions).items():
-        live = _run_in(decisions)
+    steps: dict[int, list[Decision]] = {}
+    for decision in log.decisions:
+        steps.setdefault(decision.step, []).append(decision)
+    for step, decisions in steps.items():
+        live = [action for decision in decisions for action in decision.run]
         try:
             again = _ReplayedStep(task, schedule, decisions).run()
         except (ScheduleError, ValueError, AssertionError) as error:
@@ -111,17 +114,6 @@ def simulated_order(schedule: str, task: ReplicaTask, log: DeviceDecisions) -> D
                     before=tuple(map(str, live[max(0, number - _CONTEXT) : number])),
                 )
     return None
-
-
-def _run_in(decisions: Sequence[Decision]) -> list[Action]:
-    return [action for decision in decisions for action in decision.run]
-
-
-def _by_step(decisions: Sequence[Decision]) -> Mapping[int, list[Decision]]:
-    steps: dict[int, list[Decision]] = {}
-    for decision in decisions:
-        steps.setdefault(decision.step, []).append(decision)
-    return steps
 
 
 class _ReplayedStep:

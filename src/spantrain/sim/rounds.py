@@ -1,7 +1,7 @@
 """A lower bound for pipelines that do the same work once for each micro-batch (the proof is in `rounds_bound_s`)."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 
 
@@ -41,13 +41,7 @@ class Round:
             if work.room is not None:
                 room[work.room[0]] = (last - index, work.room[1])
         works = [
-            RoundWork(
-                resources=work.resources,
-                seconds=work.seconds,
-                before=tuple(after[index]),
-                chain=tuple(chain[index]),
-                room=room.get(index),
-            )
+            replace(work, before=tuple(after[index]), chain=tuple(chain[index]), room=room.get(index))
             for index, work in enumerate(self.works)
         ]
         return Round(works=tuple(reversed(works)), count=self.count)

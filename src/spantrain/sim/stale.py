@@ -6,8 +6,6 @@ runtime does in a thread of its own, and one step's after the other's. Sums that
 step do not slow them down here, nor the other way round.
 """
 
-from dataclasses import dataclass, field
-
 from spantrain.core.action import Action
 from spantrain.core.messages import Arrived, Event, StepStarted
 from spantrain.core.plan import Plan
@@ -93,22 +91,16 @@ class _StaleReplica(SimulatedReplica):
             self._run(command.action, world)
 
 
-@dataclass(kw_only=True)
-class _Ends:
-    """When replicas have done a step's work, by leader; the times at which their last action began and ended."""
-
-    actions_s: dict[str, tuple[float, float]] = field(default_factory=dict)
-    ready_s: dict[str, float] = field(default_factory=dict)
-    """When each had updated."""
-
-
 class _StaleSimulation(Simulation):
     sums_overlap = False
 
     def run(self, steps: int) -> SimulationResult:
         """Run so many steps; return the figures of one of the later ones."""
         self._last = steps - 1 + _BEHIND
-        self._ends: dict[int, _Ends] = {step: _Ends() for step in range(steps + _BEHIND)}
+        self._actions_s: list[dict[str, tuple[float, float]]] = [{} for _ in range(steps + _BEHIND)]
+        """By step and leader: when its last action began and ended."""
+        self._updated_s: list[dict[str, float]] = [{} for _ in range(steps + _BEHIND)]
+        """By step and leader: when it had updated."""
         self._committed_s: list[float] = []
         for replica in self._by_leader.values():
             for step in (0, 1):
@@ -122,24 +114,23 @@ class _StaleSimulation(Simulation):
 
     def closed(self, replica: SimulatedReplica, step: int) -> None:
         """Note that a replica has done a step's work; when all have, the end of the step takes its course."""
-        ends = self._ends[step]
-        ends.actions_s[replica.leader] = (replica.last_start_s, replica.ended_s)
-        if len(ends.actions_s) == len(self._by_leader):
+        self._actions_s[step][replica.leader] = (replica.last_start_s, replica.ended_s)
+        if len(self._actions_s[step]) == len(self._by_leader):
             self._end_step(step)
 
     def _end_step(self, step: int) -> None:
         """Sum, commit and update, beside the next step's work; then begin the step after that."""
-        before = self._ends.get(step - 1)
+        before_s = self._updated_s[step - 1] if step else {}
         for replica in self._by_leader.values():
-            start_s, ended_s = self._ends[step].actions_s[replica.leader]
+            start_s, ended_s = self._actions_s[step][replica.leader]
             # One step's end follows the other's.
-            least_s = before.ready_s[replica.leader] if before else 0.0
+            least_s = before_s.get(replica.leader, 0.0)
             replica.last_start_s, replica.ended_s = max(start_s, least_s), max(ended_s, least_s)
         committed_s = self._commit(step)
         self._committed_s.append(committed_s)
         for leader, replica in self._by_leader.items():
             ready_s = committed_s + self._costs.optimizer_s(leader)
-            self._ends[step].ready_s[leader] = ready_s
+            self._updated_s[step][leader] = ready_s
             if step + 2 <= self._last:
                 self._clock.at(ready_s, replica.begin, step + 2, self._world)
 
@@ -160,7 +151,7 @@ class _StaleSimulation(Simulation):
         ends_s = self._committed_s[:steps]
         step_s = (ends_s[-1] - ends_s[last - counted]) / counted
         entries = [entry for replica in self._stale_replicas for entry in replica.ran if entry[0] == last]
-        ended_s = max(end_s for _, end_s in self._ends[last].actions_s.values())
+        ended_s = max(end_s for _, end_s in self._actions_s[last].values())
         pipeline_s = ended_s - min((begun_s for _, begun_s, _ in entries), default=ended_s)
         for replica in self._stale_replicas:
             replica.busy_s /= steps + _BEHIND

@@ -46,7 +46,7 @@ class TransferCost:
 class Sending:
     """A message that is on its links, or waits for those before it on its connection."""
 
-    __slots__ = ("arrived", "end_s", "left_s", "part", "since_s", "start_s", "transfer", "turn", "version")
+    __slots__ = ("arrived", "end_s", "left_s", "part", "since_s", "start_s", "transfer", "version")
 
     def __init__(self, transfer: TransferCost, arrived: Arrived) -> None:
         self.transfer = transfer
@@ -60,8 +60,6 @@ class Sending:
         """The part of its full speed that it has."""
         self.since_s = 0.0
         """Up to when work has been taken off `left_s`."""
-        self.turn = 0
-        """Its number in the order in which messages came to a mesh."""
         self.version = 0
         """Counts changes of its speed; what was planned before a change is void."""
 

@@ -8,7 +8,7 @@ from spantrain.core.cluster import Cluster, Device, DeviceKind, Host, Site
 from spantrain.core.plan import Plan, Replica, Stage
 from spantrain.core.span import Span, equal_spans
 from spantrain.core.units import ModelSpec
-from spantrain.cost.memory import HeldSizes
+from spantrain.cost.memory import HeldBytes, HeldSizes
 from spantrain.sim.costs import StepCosts
 from spantrain.sim.engine import SimulationOptions, SimulationResult, simulate
 from spantrain.sim.transfers import TransferCost
@@ -238,10 +238,12 @@ class _CaseRun(StepCosts):
         layers, tp = self._case.stages[stage].layers, replica.tp_degree
         last = stage == len(self._case.stages) - 1
         return HeldSizes(
-            parameter_bytes=round(self._layers.parameters(layers, tp) * self._platform.bytes_per_parameter),
-            gradient_bytes=0,
-            optimizer_bytes=0,
-            framework_bytes=round(self._platform.base_bytes_of(replica.kind) + self._workspace_bytes(device)),
+            always=HeldBytes(
+                parameter_bytes=round(self._layers.parameters(layers, tp) * self._platform.bytes_per_parameter),
+                gradient_bytes=0,
+                optimizer_bytes=0,
+                framework_bytes=round(self._platform.base_bytes_of(replica.kind) + self._workspace_bytes(device)),
+            ),
             activation_bytes_per_sample=round(sum(self._layers.activation_bytes(layer, tp) for layer in layers)),
             input_bytes_per_sample=self._cut_sample_bytes(stage - 1) if stage else 0,
             output_gradient_bytes_per_sample=0 if last else self._cut_sample_bytes(stage),

@@ -9,9 +9,9 @@ import numpy as np
 from spantrain.core.plan import Plan, Replica, Stage, StateSharding, SumModel
 from spantrain.core.profile import Profile
 from spantrain.core.quantities import format_bytes
-from spantrain.core.shares import even_share, shares_of
+from spantrain.core.shares import even_share
 from spantrain.core.span import Span, equal_spans
-from spantrain.cost.memory import Division, MemoryCost
+from spantrain.cost.memory import Division, MemoryCost, divisions_in
 from spantrain.cost.span_tables import Array, SpanTables
 from spantrain.cost.step import StepCost
 from spantrain.cost.sums import default_sums
@@ -19,6 +19,14 @@ from spantrain.errors import InfeasiblePlanError
 from spantrain.planner.request import JobSpec, PlanRequest, Proposal
 
 _PROPOSED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaDevices:
+    """A replica to be: devices that divide tensors, the first of which leads, or one alone."""
+
+    devices: tuple[str, ...]
+    tp_shares: tuple[float, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +82,7 @@ class Assembler:
         shares = shape.shares or (1,) * len(shape.groups)
         rows = ((group, share, (1.0,) * len(group)) for group, share in zip(shape.groups, shares, strict=True))
         draft = draft_stage(shape.units, spans, rows, shape.state_sharding)
-        replicas = []
+        limits = []
         for index, replica in enumerate(draft.replicas):
             sizes = sorted((span.size for span in draft.replica_spans(index)), reverse=True)
             if sizes and sizes[-1] < (fewest := self.memory.fewest_samples(shape.units)):
@@ -86,8 +94,8 @@ class Assembler:
                 if need > have:
                     what = f"units {shape.units.start}-{shape.units.stop - 1}"
                     misses.append(f"{name} needs {format_bytes(need)} for {what}, has {format_bytes(have)}")
-            replicas.append(replace(replica, in_flight_limit=in_flight))
-        return replace(draft, replicas=tuple(replicas), sums=default_sums(self._sums))
+            limits.append(in_flight)
+        return replace(draft.with_limits(limits), sums=default_sums(self._sums))
 
     def best(
         self,
@@ -141,33 +149,17 @@ def with_limits(stage: Stage, memory: MemoryCost, splits: bool) -> Stage | None:
 
     `splits`: as in `cost.memory.Division`.
     """
-    replicas = []
+    limits = []
     for index, replica in enumerate(stage.replicas):
         sizes = [span.size for span in stage.replica_spans(index)]
         limit = min(
-            memory.in_flight_limit_for(
-                stage.units,
-                name,
-                sum(sizes),
-                max(sizes),
-                division=Division(
-                    tp_share=share,
-                    state_sharding=stage.state_sharding,
-                    replicas=len(stage.replicas),
-                    recompute=stage.recompute,
-                    splits=splits,
-                ),
-            )
-            for name, share in zip(
-                replica.devices,
-                shares_of(replica.tp_shares, slices_sequence=stage.sequence_parallel),
-                strict=True,
-            )
+            memory.in_flight_limit_for(stage.units, name, sum(sizes), max(sizes), division=division)
+            for name, division in divisions_in(stage, replica, splits=splits).items()
         )
         if limit < max(sizes) or min(sizes) < memory.fewest_samples(stage.units):
             return None
-        replicas.append(replace(replica, in_flight_limit=limit))
-    return replace(stage, replicas=tuple(replicas))
+        limits.append(limit)
+    return stage.with_limits(limits)
 
 
 def _division(shape: StageShape, group: tuple[str, ...]) -> Division:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from spantrain.core.action import Op
-from spantrain.core.plan import Plan, Replica, Stage
+from spantrain.core.plan import Plan, Stage
 from spantrain.core.profile import Profile
 from spantrain.core.quantities import format_bytes
 from spantrain.cost.compute import SPLIT_OPS
@@ -205,7 +205,7 @@ class _Parts:
         return self._need(plan.stages[index], 0, name, replace(divisions_of(plan)[name], recompute=recompute))
 
     def _need(self, stage: Stage, number: int, name: str, division: Division) -> int:
-        limit = min(stage.replicas[number].in_flight_limit, _share(stage, number))
+        limit = min(stage.replicas[number].in_flight_limit, stage.samples_of(number))
         return self._spans.memory.need(stage.units, name, limit, _largest(stage, number), division).peak_bytes
 
     def limits(self, plan: Plan, index: int, recompute: tuple[int, ...]) -> list[int]:
@@ -217,7 +217,7 @@ class _Parts:
                 self._spans.memory.in_flight_limit_for(
                     stage.units,
                     name,
-                    _share(stage, number),
+                    stage.samples_of(number),
                     _largest(stage, number),
                     division=replace(divisions[name], recompute=recompute),
                 )
@@ -225,10 +225,6 @@ class _Parts:
             )
             found.append(max(allowed, replica.in_flight_limit))
         return found
-
-
-def _share(stage: Stage, number: int) -> int:
-    return sum(span.size for span in stage.replica_spans(number))
 
 
 def _largest(stage: Stage, number: int) -> int:
@@ -301,7 +297,7 @@ class _RecomputeSearch:
         """Return the fewest more units to compute again that let in a micro-batch more, and the limits then."""
         stage = plan.stages[index]
         before = [replica.in_flight_limit for replica in stage.replicas]
-        wanted = [min(_share(stage, number), limit + _largest(stage, number)) for number, limit in enumerate(before)]
+        wanted = [min(stage.samples_of(k), limit + _largest(stage, k)) for k, limit in enumerate(before)]
         if all(want <= limit for want, limit in zip(wanted, before, strict=True)):
             return None
         for units in self._growing(stage):
@@ -321,19 +317,16 @@ class _RecomputeSearch:
 
 
 def _with_part_of_limits(plan: Plan, part: float) -> Plan:
-    for index, stage in enumerate(plan.stages):
-        limits = [
+    limits = (
+        [
             max(1, _largest(stage, number), round(part * replica.in_flight_limit))
             for number, replica in enumerate(stage.replicas)
         ]
-        plan = _changed(plan, index, stage.recompute, limits)
-    return plan
+        for stage in plan.stages
+    )
+    return replace(plan.with_limits(limits), hints=None)
 
 
 def _changed(plan: Plan, index: int, recompute: tuple[int, ...], limits: Sequence[int]) -> Plan:
-    stage = plan.stages[index]
-    replicas: tuple[Replica, ...] = tuple(
-        replace(replica, in_flight_limit=limit) for replica, limit in zip(stage.replicas, limits, strict=True)
-    )
-    changed = replace(stage, recompute=recompute, replicas=replicas)
+    changed = replace(plan.stages[index].with_limits(limits), recompute=recompute)
     return replace(plan, stages=(*plan.stages[:index], changed, *plan.stages[index + 1 :]), hints=None)

@@ -28,8 +28,6 @@ from spantrain.schedule.at_once import check_samples_at_once
 from spantrain.schedule.registry import schedule_names
 from spantrain.sim.search.search import SearchEffort
 
-_BOUNDARIES = 6
-"""The most slow boundaries that are told of, the slowest first."""
 _METHOD = "event simulation of the plan's own schedule with the profile's times"
 _RESCHEDULED = 3
 """How many of a strategy's best are tried with other schedules, where that is asked for."""
@@ -258,26 +256,26 @@ class _Planning:
         proposal, evaluation = answers[chosen].ranked[0]
         (site_plan, site), (device_plan, device) = (self._alternative(answers[name], name) for name in _COMPARED)
         local = self._local_plans()
+        options, compared = self._options, self._only_to_compare(proposal.plan)
         joined = join_groups(
             self._profile,
             self._job,
-            self._options.constraints,
+            options.constraints,
             local,
-            inner_steps=self._options.outer_every,
-            allowed=self._options.allow_outer,
+            inner_steps=options.outer_every,
+            allowed=options.allow_outer,
         )
         taken = joined if joined is not None and self._is_better(joined.outer, evaluation) else None
-        groups = {} if taken is None else taken.plans
-        compared = self._only_to_compare(proposal.plan)
-        reasons = (*([f"This plan is for comparison: {compared}."] if compared else []),)
-        reasons += self._reasons(chosen, answers[chosen], None if taken is None else taken.outer, local)
-        plan = replace(proposal.plan, strategy=chosen)
-        samples_per_s = evaluation.samples_per_s
+        reasons = self._reasons(chosen, answers[chosen], None if taken is None else taken.outer, local)
+        if compared:
+            reasons = (f"This plan is for comparison: {compared}.", *reasons)
+        plan, samples_per_s = replace(proposal.plan, strategy=chosen), evaluation.samples_per_s
         if taken is not None:
             chosen, samples_per_s = "outer", taken.outer.samples_per_s
-            plan, evaluation = taken.leading
+            # What is shown first is the plan of the group that does most samples in a step.
+            plan, evaluation = max(taken.plans.values(), key=lambda entry: entry[0].global_batch)
             plan = replace(plan, strategy=chosen, outer=taken.outer)
-        reasons = (*reasons, *verdict(self._job.global_batch / samples_per_s, (site, device)))
+        reasons += verdict(self._job.global_batch / samples_per_s, (site, device))
         reasons += over_time(plan, self._profile, self._job.optimizer)
         return PlanOutcome(
             plan=plan,
@@ -296,7 +294,7 @@ class _Planning:
             single_device_plan=device_plan,
             outer_plans={
                 name: (local_plan, PlanReport(prediction=_prediction(figures)))
-                for name, (local_plan, figures) in groups.items()
+                for name, (local_plan, figures) in (taken.plans if taken is not None else {}).items()
             },
         )
 
@@ -306,27 +304,26 @@ class _Planning:
         """Return why the answer, or the outer optimizer, is taken, and what each way over slow boundaries comes to."""
         proposal, evaluation = answer.ranked[0]
         constraints, objective, every = self._options.constraints, self._options.objective, self._options.outer_every
-        own_reasons = proposal.reasons
+        groups = [entry.group for entry in local]
         seen = [
             entry
             for entry in self._evaluator.seen()
             if not self._broken(*entry) and not self._only_to_compare(entry[0])
         ]
         if outer is not None:
-            why = outer_groups([entry.group for entry in local], outer, name, evaluation.samples_per_s)
+            why = outer_groups(groups, outer, name, evaluation.samples_per_s)
         else:
             why = (
                 *choices([(entry.plan, figures) for entry, figures in answer.ranked], objective),
-                *own_reasons,
-                *sites_in_and_out(proposal.plan, evaluation, seen, objective, own_reasons),
+                *proposal.reasons,
+                *sites_in_and_out(proposal.plan, evaluation, seen, objective, proposal.reasons),
             )
-        rates = pair_rates(self._profile, self._job, local, every)
-        ways = slow_boundaries(self._profile, local, _BOUNDARIES)
-        groups = {device: entry.group.name for entry in local for device in entry.group.devices}
+        rates, ways = pair_rates(self._profile, self._job, local, every), slow_boundaries(self._profile, groups)
+        group_of = {device: group.name for group in groups for device in group.devices}
         return (
             *([f"Left out as asked: {', '.join(constraints.leave_out)}."] if constraints.leave_out else []),
             *why,
-            *boundaries((proposal.plan, evaluation), seen, ways, groups, rates, every, outer),
+            *boundaries((proposal.plan, evaluation), seen, ways, group_of, rates, every, outer),
         )
 
     def _local_plans(self) -> tuple[LocalPlans, ...]:
@@ -359,17 +356,13 @@ class _Planning:
         return replace(proposal, plan=plan, reasons=(*proposal.reasons, reason)), searched
 
     def _alternative(self, answer: _Answer, name: str) -> tuple[Plan | None, Alternative]:
-        called = f"best {name.replace('-', ' ')}"
-        if answer.plan is None:
-            why = answer.figures.reason
-            return None, Alternative(name=called, devices=(), step_s=None, samples_per_s=None, reason=why)
-        plan = replace(answer.plan, strategy=name)
+        plan = None if answer.plan is None else replace(answer.plan, strategy=name)
         return plan, Alternative(
-            name=called,
-            devices=plan.devices,
+            name=f"best {name.replace('-', ' ')}",
+            devices=() if plan is None else plan.devices,
             step_s=answer.figures.step_s,
             samples_per_s=answer.figures.samples_per_s,
-            reason="; ".join(answer.ranked[0][0].reasons),
+            reason=answer.figures.reason if plan is None else "; ".join(answer.ranked[0][0].reasons),
         )
 
 

@@ -72,9 +72,7 @@ class Evaluator:
 
     def _evaluate(self, plan: Plan, peaks: Mapping[str, int]) -> Evaluation:
         costs = _costs(plan, self._profile, self._replicas(plan.dtype))
-        # Without updates that take time, all steps are alike, so one is enough (sim.engine).
-        steps = 2 if any(costs.optimizer_s(device) for device in plan.devices) else 1
-        result = simulate_whole(plan, costs, steps=steps)
+        result = simulate_whole(plan, costs)
         sent = self._sent[_key(plan)] = _sent_bytes(result, costs)
         cluster = self._profile.cluster
         busy_s = {device: ratio * result.step_s for device, ratio in result.utilisation.items()}
@@ -141,8 +139,9 @@ def _round_trip_s(plan: Plan, network: NetworkCost) -> float:
         for replica in stage.replicas:
             site, host = network.place(replica.devices[0])
             by_site.setdefault(site, {}).setdefault(host, []).append(replica.devices[0])
-    leaders = [name for hosts in by_site.values() for names in list(hosts.values())[:2] for name in names[:2]]
-    return 2 * max((network.link(a, b).latency_s for a in leaders for b in leaders if a != b), default=0.0)
+    return network.round_trip_s(
+        [name for hosts in by_site.values() for names in list(hosts.values())[:2] for name in names[:2]]
+    )
 
 
 def _sent_bytes(result: SimulationResult, costs: ProfileCosts) -> dict[tuple[str, str], int]:

@@ -102,7 +102,6 @@ def not_trained_yet(plan: Plan) -> tuple[str, ...]:
 
 def only_to_compare(plan: Plan, constraints: Constraints) -> str:
     """Return why a plan gives way to those that can be trained; empty if it need not, or if that was allowed."""
-    shards = any(stage.state_sharding is not StateSharding.NONE for stage in plan.stages)
-    if shards and not constraints.sharded_state:
+    if not_trained_yet(plan) and not constraints.sharded_state:
         return "it divides state among replicas, which training cannot do yet (--allow-sharded-state lets it be chosen)"
     return ""

@@ -16,16 +16,18 @@ from itertools import combinations
 
 from spantrain.core.cluster import Device
 from spantrain.core.outer.groups import OuterGroup, OuterPlan
-from spantrain.core.plan import Plan
+from spantrain.core.plan import Plan, Stage
 from spantrain.core.profile import Profile
 from spantrain.core.span import apportion, equal_spans
 from spantrain.cost.network import NetworkCost
-from spantrain.errors import InfeasiblePlanError, PlanError, ProfileError, ScheduleError
+from spantrain.errors import InfeasiblePlanError, PlanError, ScheduleError
 from spantrain.planner.engine.evaluate import Evaluator
 from spantrain.planner.groups import DeviceGroup, group_devices
 from spantrain.planner.request import Constraints, Evaluated, JobSpec
 from spantrain.planner.strategies.spantrain_dp.strategy import candidates
 
+_BOUNDARIES = 6
+"""The most slow boundaries that are told of, the slowest first."""
 _ALL_SETS_UP_TO = 8
 _ALL_PAIRS_UP_TO = 64
 """Devices of a described cluster, up to which the network between all of them is compared."""
@@ -105,19 +107,6 @@ def _whole(group: DeviceGroup, by_host: Mapping[tuple[str, str], Sequence[Device
     return DeviceGroup(name=group.name, devices=tuple(devices))
 
 
-def boundary_between(network: NetworkCost, a: DeviceGroup, b: DeviceGroup) -> Boundary:
-    """Return the way between two groups.
-
-    Raises:
-        ProfileError: it was not measured.
-    """
-    ways = [network.link(a.devices[0], b.devices[0]), network.link(b.devices[0], a.devices[0])]
-    slower = min(ways, key=lambda way: way.bandwidth_bytes_per_s)
-    return Boundary(
-        groups=(a.name, b.name), bandwidth_bytes_per_s=slower.bandwidth_bytes_per_s, latency_s=slower.latency_s
-    )
-
-
 def exchange_of(network: NetworkCost, leaders: Sequence[str], parameter_bytes: int) -> OuterExchange:
     """Return the quickest exchange between leaders of groups, one of which serves.
 
@@ -188,16 +177,6 @@ class LocalPlans:
     plans: tuple[Evaluated, ...]
     """The fastest first; empty where none was found."""
 
-    @property
-    def samples_per_s(self) -> float:
-        """What its fastest plan does."""
-        return self.plans[0][1].samples_per_s
-
-    @property
-    def leader(self) -> str:
-        """The device that speaks for the group."""
-        return self.plans[0][0].devices[0]
-
 
 @dataclass(frozen=True, kw_only=True)
 class OuterOutcome:
@@ -206,11 +185,6 @@ class OuterOutcome:
     outer: OuterPlan
     plans: Mapping[str, Evaluated]
     """By group."""
-
-    @property
-    def leading(self) -> Evaluated:
-        """The plan of the group that does most samples in a step."""
-        return max(self.plans.values(), key=lambda entry: entry[0].global_batch)
 
 
 def local_plans(
@@ -281,22 +255,24 @@ def pair_rates(profile: Profile, job: JobSpec, local: Sequence[LocalPlans], inne
 
 def _join_of(profile: Profile, job: JobSpec, local: Iterable[LocalPlans], inner_steps: int) -> Joined | None:
     """Return the best of some groups, by their fastest plans."""
-    entries = list(local)
-    speeds = {entry.group.name: entry.samples_per_s for entry in entries}
-    leaders = {entry.group.name: entry.leader for entry in entries}
+    fastest = {entry.group.name: entry.plans[0] for entry in local}
+    speeds = {name: evaluation.samples_per_s for name, (_, evaluation) in fastest.items()}
+    leaders = {name: plan.devices[0] for name, (plan, _) in fastest.items()}
     size_bytes = profile.graph.trained_bytes
     return best_join(NetworkCost(profile), speeds, leaders, size_bytes, job.global_batch, inner_steps)
 
 
-def slow_boundaries(profile: Profile, local: Sequence[LocalPlans], most: int) -> tuple[Boundary, ...]:
-    """Return the ways between groups, the slowest first, so many at the most; those not measured are left out."""
-    network, found = NetworkCost(profile), []
-    for a, b in combinations(local, 2):
-        try:
-            found.append(boundary_between(network, a.group, b.group))
-        except ProfileError:
-            continue
-    return tuple(sorted(found, key=lambda way: (way.bandwidth_bytes_per_s, -way.latency_s))[:most])
+def slow_boundaries(profile: Profile, groups: Iterable[DeviceGroup]) -> tuple[Boundary, ...]:
+    """Return the ways between groups, the slowest first, a few at the most; those not measured are left out."""
+    found = []
+    for a, b in combinations(groups, 2):
+        ways = (profile.link(a.devices[0], b.devices[0]), profile.link(b.devices[0], a.devices[0]))
+        measured = [way for way in ways if way is not None]
+        if len(measured) == 2:
+            slower = min(measured, key=lambda way: way.bandwidth_bytes_per_s)
+            rate, latency_s = slower.bandwidth_bytes_per_s, slower.latency_s
+            found.append(Boundary(groups=(a.name, b.name), bandwidth_bytes_per_s=rate, latency_s=latency_s))
+    return tuple(sorted(found, key=lambda way: (way.bandwidth_bytes_per_s, -way.latency_s))[:_BOUNDARIES])
 
 
 def _inside(groups: Sequence[DeviceGroup], seen: Iterable[Evaluated]) -> dict[str, list[Evaluated]]:
@@ -364,7 +340,7 @@ def _described(
             devices=plan.devices,
             global_batch=plan.global_batch,
             step_s=evaluation.step_s,
-            stages=_in_short(plan),
+            stages=f"units {' | '.join(_in_short(stage) for stage in plan.stages)}",
         )
         for name, (plan, evaluation) in plans.items()
     )
@@ -379,9 +355,8 @@ def _described(
     return replace(outer, samples_per_s=inner_steps * global_batch / outer.round_s)
 
 
-def _in_short(plan: Plan) -> str:
-    rows = [f"{stage.first_unit}-{stage.end_unit - 1} on {'+'.join(stage.devices)}" for stage in plan.stages]
-    return f"units {' | '.join(rows)}"
+def _in_short(stage: Stage) -> str:
+    return f"{stage.first_unit}-{stage.end_unit - 1} on {'+'.join(stage.devices)}"
 
 
 def _not_to_be_chosen(profile: Profile, constraints: Constraints, outer: OuterPlan) -> str:

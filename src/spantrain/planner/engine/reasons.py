@@ -100,7 +100,8 @@ def boundaries(
     for way in ways:
         ends = frozenset(way.groups)
         across = max((rate for rate, groups in known if ends <= groups), default=None)
-        alone = max(((rate, groups) for rate, groups in known if len(ends & groups) == 1), key=_rate, default=None)
+        one_side = (entry for entry in known if len(ends & entry[1]) == 1)
+        alone = max(one_side, key=lambda entry: entry[0], default=None)
         said = ["a pipeline across it was not worth simulating"]
         if across is not None:
             said = [f"a pipeline across it does {format_speed(across)} samples/s"]
@@ -118,10 +119,6 @@ def boundaries(
             f"{format_seconds(way.latency_s)}): {', '.join(said)}; {_taken(ends, used, outer)}."
         )
     return tuple(lines)
-
-
-def _rate(entry: tuple[float, frozenset[str]]) -> float:
-    return entry[0]
 
 
 def _groups(plan: Plan, group_of: Mapping[str, str]) -> frozenset[str]:

@@ -48,28 +48,25 @@ _PER_DEVICE, _PER_SITE = 2, 4
 """Plans proposed for a device, and for a site."""
 
 
-def ddp(request: PlanRequest) -> tuple[Proposal, ...]:
-    """Propose the whole model on every device, with equal shares.
-
-    Raises:
-        InfeasiblePlanError: there are fewer samples than devices, or some device cannot hold the whole model.
-    """
-    return data_parallel(request, StateSharding.NONE, SumModel.TORCH_DDP)
-
-
 def data_parallel(
     request: PlanRequest, state_sharding: StateSharding, sums: SumModel = SumModel.SPANTRAIN
 ) -> tuple[Proposal, ...]:
     """Propose the whole model on every device, with equal shares, and its state divided or not.
 
     Raises:
-        InfeasiblePlanError: as `ddp`; or all micro-batches that the job asks for are smaller than the devices are many.
+        InfeasiblePlanError: there are fewer samples than devices, some device cannot hold its part, or all
+            micro-batches that the job asks for are smaller than the devices are many.
     """
     devices = request.devices_within_quotas
     sizes = _sizes(request, len(devices))
     assembler = Assembler(request, sums)
     shape = StageShape(units=range(assembler.units), devices=devices, state_sharding=state_sharding)
     return assembler.best((((shape,), size, None) for size in sizes), "1f1b")
+
+
+DDP: Strategy = partial(data_parallel, state_sharding=StateSharding.NONE, sums=SumModel.TORCH_DDP)
+ZERO2: Strategy = partial(data_parallel, state_sharding=StateSharding.ZERO2, sums=SumModel.DEEPSPEED_ZERO)
+FSDP: Strategy = partial(data_parallel, state_sharding=StateSharding.ZERO3, sums=SumModel.TORCH_FSDP)
 
 
 def _sizes(request: PlanRequest, count: int) -> list[int]:
@@ -109,24 +106,6 @@ def _options(assembler: Assembler, request: PlanRequest) -> Iterator[tuple[tuple
 
 GPIPE: Strategy = partial(_equal_layers, "gpipe")
 ONE_F_ONE_B: Strategy = partial(_equal_layers, "1f1b")
-
-
-def fsdp(request: PlanRequest) -> tuple[Proposal, ...]:
-    """Propose the model on all devices, with equal shares and all its state divided.
-
-    Raises:
-        InfeasiblePlanError: there are fewer samples than devices, or some device cannot hold its part.
-    """
-    return data_parallel(request, StateSharding.ZERO3, SumModel.TORCH_FSDP)
-
-
-def zero2(request: PlanRequest) -> tuple[Proposal, ...]:
-    """Propose the whole model on every device, with equal shares, gradients and optimizer state divided.
-
-    Raises:
-        InfeasiblePlanError: there are fewer samples than devices, or some device cannot hold its part.
-    """
-    return data_parallel(request, StateSharding.ZERO2, SumModel.DEEPSPEED_ZERO)
 
 
 def single_device(request: PlanRequest) -> tuple[Proposal, ...]:

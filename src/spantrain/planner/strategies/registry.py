@@ -10,13 +10,13 @@ from spantrain.errors import UsageError
 from spantrain.planner.request import Strategy
 from spantrain.planner.strategies.auto.strategy import auto
 from spantrain.planner.strategies.baselines import (
+    DDP,
+    FSDP,
     GPIPE,
     ONE_F_ONE_B,
-    ddp,
-    fsdp,
+    ZERO2,
     single_device,
     single_site,
-    zero2,
 )
 from spantrain.planner.strategies.spantrain.strategy import spantrain
 from spantrain.planner.strategies.spantrain_dp.strategy import spantrain_dp
@@ -52,9 +52,9 @@ _OURS: Mapping[str, RegisteredStrategy] = MappingProxyType(
         ),
         "single-device": RegisteredStrategy(propose=single_device, description="the best device alone"),
         "single-site": RegisteredStrategy(propose=single_site, description="the best site alone, by spantrain-dp"),
-        "ddp": RegisteredStrategy(propose=ddp, description="the whole model on every device, equal shares"),
-        "zero2": RegisteredStrategy(propose=zero2, description="ddp with gradients and optimizer state divided (ZeRO)"),
-        "fsdp": RegisteredStrategy(propose=fsdp, description="ddp with all state divided, as in PyTorch FSDP (ZeRO-3)"),
+        "ddp": RegisteredStrategy(propose=DDP, description="the whole model on every device, equal shares"),
+        "zero2": RegisteredStrategy(propose=ZERO2, description="ddp with gradients and optimizer state divided (ZeRO)"),
+        "fsdp": RegisteredStrategy(propose=FSDP, description="ddp with all state divided, as in PyTorch FSDP (ZeRO-3)"),
         "gpipe": RegisteredStrategy(propose=GPIPE, description="equal layers in cluster order, all forwards first"),
         "1f1b": RegisteredStrategy(propose=ONE_F_ONE_B, description="equal layers in cluster order, 1F1B"),
     }

@@ -9,6 +9,7 @@ are not negative. So whatever bounds the seconds from below bounds the value fro
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import permutations
 
 from spantrain.core.cluster import Cluster, Device
 from spantrain.core.plan import Plan
@@ -61,16 +62,12 @@ def weights_of(cluster: Cluster, objective: Objective, global_batch: int) -> Wei
     prices = load_prices() if objective is Objective.COST else None
     for device in cluster.devices:
         second[device.name], busy[device.name] = _of_device(cluster, device, prices, objective, global_batch)
-    pairs = {}
-    for a in cluster.sites:
-        for b in cluster.sites:
-            if a.name != b.name:
-                pairs[a.name, b.name] = _of_byte(cluster, a.name, prices, objective, global_batch)
+    by_site = {site.name: _of_byte(cluster, site.name, prices, objective, global_batch) for site in cluster.sites}
     return Weights(
         second=1.0 if objective is Objective.THROUGHPUT else 0.0,
         second_by_device=second,
         busy_by_device=busy,
-        byte_by_pair=pairs,
+        byte_by_pair={(source, target): by_site[source] for source, target in permutations(by_site, 2)},
         site_by_device={device.name: device.site for device in cluster.devices},
     )
 

@@ -9,8 +9,8 @@ from spantrain.core.plan import Plan
 from spantrain.devices.base import ComputeDevice
 from spantrain.devices.registry import open_device
 from spantrain.profiler.compute import Bench, measure_tasks, measure_units
-from spantrain.profiler.network import Software, dismiss_echo, echo_probes, measure_both
-from spantrain.profiler.network_probes import warm_up_links
+from spantrain.profiler.network import Software, echo_probes, measure_directions
+from spantrain.profiler.network_probes import Prober, warm_up_links
 from spantrain.runtime.channels import MailboxChannel
 from spantrain.runtime.control.orders import (
     AddedOrder,
@@ -111,7 +111,7 @@ class OrderRunner:
                 return Done()
             case EchoOrder():
                 self._admit(order.generation, order.peers)
-                echo_probes(self._mailbox, should_stop=lambda: watch.cause() is not None, software=self._software)
+                echo_probes(self._mailbox, self._software, should_stop=lambda: watch.cause() is not None)
                 return Done()
             case LinkOrder():
                 return self._measure_link(order)
@@ -175,16 +175,11 @@ class OrderRunner:
 
     def _measure_link(self, order: LinkOrder) -> LinkResult:
         self._admit(order.generation, order.peers)
-        links = measure_both(
-            self._mailbox,
-            order.target,
-            max_payload_bytes=order.max_payload_bytes,
-            rounds=order.rounds,
-            expected_bytes_per_s=order.expected_bytes_per_s,
-            software=self._software,
-        )
-        dismiss_echo(self._mailbox, order.target)
-        return LinkResult(links=links)
+        prober = Prober(self._mailbox, order.target, self._software.round_trip_s)
+        expected = dict(zip((True, False), order.expected_bytes_per_s, strict=True))
+        there, back = measure_directions(prober, expected, order.max_payload_bytes, order.rounds)
+        prober.dismiss()
+        return LinkResult(links=(there, back))
 
     def _progress(self, done: int, total: int, text: str) -> None:
         self._control.ask(Progress(done=done, total=total, text=text))

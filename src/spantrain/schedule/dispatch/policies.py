@@ -7,6 +7,7 @@ machine with a planned order: that measures how long it has waited.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from spantrain.core.action import Action, Op
 from spantrain.core.messages import Command, Event, Finished, StepStarted
@@ -174,10 +175,6 @@ def _by_rule(task: ReplicaTask, *, forwards_first: bool) -> RuleDispatch:
     return RuleDispatch(task, (*first, Op.BACKWARD_WEIGHT), split=split)
 
 
-def _compact(task: ReplicaTask) -> Machine:
-    return _by_rule(task, forwards_first=True)
-
-
 def _critical_path(task: ReplicaTask) -> Machine:
     """Return what follows the planned order (`core.plan`); without one, what goes back first.
 
@@ -194,7 +191,7 @@ RUN_TIME_SCHEDULES = (
         name="compact",
         description="at run time: forwards first, then backwards of inputs, weights into the holes (SpanTrain 3.3.1)",
         splits_backward=True,
-        policy=_compact,
+        policy=partial(_by_rule, forwards_first=True),
     ),
     RegisteredSchedule(
         name="critical-path",

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from xml.sax.saxutils import escape
 
-from spantrain.core.action import Action
 from spantrain.core.trace import Interval, Trace
 from spantrain.errors import UsageError
 
@@ -61,7 +60,7 @@ class _Picture:
         """Row by device: by stage, then by first work."""
         places: dict[str, tuple[int, float]] = {}
         for interval in self.work:
-            action = _action(interval)
+            action = interval.action
             stage, first_s = places.get(interval.device, (len(self.work), interval.start_s))
             here = len(self.work) if action is None else action.stage
             places[interval.device] = (min(stage, here), min(first_s, interval.start_s))
@@ -123,14 +122,5 @@ class _Picture:
         return parts
 
 
-def _action(interval: Interval) -> Action | None:
-    """Return the action that an interval is, if it is one."""
-    try:
-        return Action.parse(interval.name)
-    except ValueError:
-        return None
-
-
 def _colour(interval: Interval) -> str:
-    action = _action(interval)
-    return _OTHER if action is None else _COLOURS[action.op.value]
+    return _OTHER if interval.action is None else _COLOURS[interval.action.op.value]

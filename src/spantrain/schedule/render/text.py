@@ -107,9 +107,9 @@ def _row(intervals: Iterable[Interval], start_s: float, cell_s: float, width: in
     filled: list[dict[str, float]] = [{} for _ in range(width)]
     for interval in intervals:
         lo, hi = (interval.start_s - start_s) / cell_s, (interval.end_s - start_s) / cell_s
+        letter = "*" if interval.action is None else interval.action.op.value
         for cell in range(int(lo), min(int(hi) + 1, width)):
             part = min(hi, cell + 1) - max(lo, cell)
-            letter = _letter(interval.name)
             filled[cell][letter] = filled[cell].get(letter, 0.0) + part
     return "".join(_shown(cell) for cell in filled)
 
@@ -117,10 +117,3 @@ def _row(intervals: Iterable[Interval], start_s: float, cell_s: float, width: in
 def _shown(cell: dict[str, float]) -> str:
     shares = {_IDLE: 1.0 - sum(cell.values()), **cell}
     return max(shares, key=lambda letter: shares[letter])
-
-
-def _letter(name: str) -> str:
-    try:
-        return Action.parse(name).op.value
-    except ValueError:
-        return "*"

@@ -9,7 +9,7 @@ nothing, since any two that are at the same place may change names.
 
 from dataclasses import dataclass
 
-from spantrain.sim.search.model import Message, Orders, Outcome, Piece, Ranks, StepModel, run_orders, run_ranks
+from spantrain.sim.search.model import Message, Orders, Outcome, Piece, Ranks, StepModel, run_orders, run_ranks, turned
 
 
 def rank_by_part(model: StepModel, preference: list[tuple[int, ...]]) -> Ranks:
@@ -45,8 +45,8 @@ class Improver:
         """Go backwards in time with what ended last first, then forwards with what then began first, and so on."""
         now, failed = best, 0
         while failed < 3 and not self.done(best):
-            back = run_ranks(self._reversed, _turned(now.starts, -1.0))
-            ranks = _turned(back.starts, -1.0)
+            back = run_ranks(self._reversed, turned(now.starts, -1.0))
+            ranks = turned(back.starts, -1.0)
             tries = [run_ranks(self.model, ranks), run_orders(self.model, _orders(ranks))]
             self.runs_left -= 3
             now = min(tries, key=lambda outcome: outcome.seconds)
@@ -80,11 +80,6 @@ class Improver:
             now = following
             best = min(best, now, key=lambda outcome: outcome.seconds)
         return best
-
-
-def _turned(table: list[list[list[float]]], sign: float) -> Ranks:
-    """Return a table of times for the step seen from its other end."""
-    return [[[sign * value for value in reversed(row)] for row in reversed(parts)] for parts in table]
 
 
 def _orders(ranks: Ranks) -> Orders:

@@ -1,6 +1,6 @@
 """A step as plain numbers, for searches that simulate it hundreds of times, by ranks or in a fixed order."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from heapq import heappop, heappush
 
@@ -50,19 +50,19 @@ class StepModel:
                         parts = messages[target]
                         at = parts[len(parts) - 1 - target_part]
                         at[len(at) - 1 - target_index].append((link, busy_s, lag_s, *back))
-        return StepModel(
-            seconds=_turned(self.seconds),
+        return replace(
+            self,
+            seconds=turned(self.seconds),
             messages=[[[tuple(sent) for sent in row] for row in parts] for parts in messages],
             awaited=[[[len(sent) for sent in reversed(row)] for row in reversed(parts)] for parts in self.messages],
             sizes=[row[::-1] for row in self.sizes],
-            limits=self.limits,
             tails=[0.0] * len(self.tails),
-            num_links=self.num_links,
         )
 
 
-def _turned(table: list[list[list[float]]]) -> list[list[list[float]]]:
-    return [[row[::-1] for row in parts[::-1]] for parts in table]
+def turned(table: list[list[list[float]]], sign: float = 1.0) -> list[list[list[float]]]:
+    """Return a table of times for the step seen from its other end."""
+    return [[[sign * value for value in reversed(row)] for row in reversed(parts)] for parts in table]
 
 
 def model_of(plan: Plan, costs: StepCosts, *, split: bool = True) -> StepModel:

@@ -266,7 +266,7 @@ def taper(plan: Plan, costs: StepCosts, *, effort: SearchEffort | None = None) -
     best_s = simulated_s(best, costs)
     share = effort.part(1 / _KEPT)
     own_s = quick_s(plan, costs)
-    others = [entry for entry in _quick(plan, costs, effort) if entry[1].stages != plan.stages]
+    others = [entry for candidate in recuts(plan) if (entry := _timed(candidate, costs, effort)) is not None]
     ranked = sorted((entry for entry in others if entry[0] < _ORDER_MAY_GAIN * own_s), key=lambda entry: entry[0])
     for _, candidate in ranked[:_KEPT]:
         best_s, best = _better(best_s, best, candidate, costs, share)
@@ -297,7 +297,8 @@ def _by_stage(plan: Plan, costs: StepCosts, effort: SearchEffort) -> Plan:
             for recut in (_halves, _pairs):
                 spans = recut(plan.stages[stage].micro_batches)
                 micro_batches = [spans if k == stage else other.micro_batches for k, other in enumerate(plan.stages)]
-                found = _timed(plan, micro_batches, costs, effort)
+                candidate = _recut(plan, micro_batches)
+                found = None if candidate is None else _timed(candidate, costs, effort)
                 if found is not None and found[0] < best_s * (1 - _MIN_GAIN):
                     (best_s, plan), changed = found, True
     return plan
@@ -318,22 +319,11 @@ def _pairs(spans: tuple[Span, ...]) -> tuple[Span, ...]:
     return tuple(Span(spans[k].lo, spans[min(k + 1, len(spans) - 1)].hi) for k in range(0, len(spans), 2))
 
 
-def _quick(plan: Plan, costs: StepCosts, effort: SearchEffort) -> Iterator[tuple[float, Plan]]:
-    """Yield other cuts of the batch that can run, each with the seconds of the best of some plain rules."""
-    for spans in dict.fromkeys(_cuts(plan)):
-        found = _timed(plan, [spans] * len(plan.stages), costs, effort)
-        if found is not None:
-            yield found
-
-
-def _timed(
-    plan: Plan, micro_batches: Sequence[tuple[Span, ...]], costs: StepCosts, effort: SearchEffort
-) -> tuple[float, Plan] | None:
-    """Return seconds and plan with other micro-batches, by stage; None if it cannot run, or is too large to search."""
-    actions = 3 * sum(len(stage.replicas) * len(spans) for stage, spans in zip(plan.stages, micro_batches, strict=True))
-    candidate = _recut(plan, micro_batches) if effort.runs(actions) else None
+def _timed(plan: Plan, costs: StepCosts, effort: SearchEffort) -> tuple[float, Plan] | None:
+    """Return a plan behind the seconds of the best of some plain rules; None if it is too large to search."""
+    actions = 3 * sum(len(stage.replicas) * len(stage.micro_batches) for stage in plan.stages)
     try:
-        return None if candidate is None else (quick_s(candidate, costs), candidate)
+        return (quick_s(plan, costs), plan) if effort.runs(actions) else None
     except ProfileError:
         return None  # a size was not measured
 

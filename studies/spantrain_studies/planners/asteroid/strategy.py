@@ -4,7 +4,7 @@ Kept: measured times that are not linear in samples; devices sorted by memory, t
 neighbours among them, data parallel; memory of K_p = 2 (P - p) - 1 micro-batches as a hard limit (equation 3); samples
 by algorithm 1 (`tables`); the dominant step and the dynamic programme of algorithm 2; all
 devices take part, unless algorithm 1 leaves one without a sample; 1F1B with those K_p; sums by torch's DDP (section 4).
-Of devices with the same memory the faster goes first. T_a is the ring of `cost.collectives`; communication takes as
+Of devices with the same memory the faster goes first. T_a is the ring of `cost.sums`; communication takes as
 long as its busiest link or port needs, both directions one after the other. The micro-batch size, given in the paper,
 is tried for a few sizes. Not looked at, as in the paper: parameters that stages share. Pipeline replay is not part of
 planning.

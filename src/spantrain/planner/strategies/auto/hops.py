@@ -41,12 +41,6 @@ class Batch:
     whole: int
     rest: int
 
-    @classmethod
-    def of(cls, total: int, size: int) -> "Batch":
-        """Cut `total` samples into micro-batches of `size`."""
-        whole, rest = divmod(total, size)
-        return cls(size=size, whole=whole, rest=rest)
-
 
 class HopCosts:
     """Computes ways between parts; where not `exact`, links between the same places are taken to be alike.

@@ -5,7 +5,7 @@ Blocks of devices move together: single devices in small clusters, parts of a cl
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import combinations, pairwise
+from itertools import combinations, pairwise, permutations
 
 from spantrain.core.profile import Profile
 from spantrain.planner.strategies.auto.cuts import Parts
@@ -283,9 +283,7 @@ def site_distances(profile: Profile, blocks: Blocks) -> dict[tuple[str, str], fl
     """Return the seconds of a message of a mebibyte between sites, of one device each."""
     first = {site: block[0] for site, block in reversed(list(zip(blocks.sites, blocks.blocks, strict=True)))}
     found = {}
-    for a, one in first.items():
-        for b, other in first.items():
-            if a != b:
-                link = profile.link_by_pair.get((one, other))
-                found[a, b] = float("inf") if link is None else link.latency_s + link.busy_seconds(2**20)
+    for a, b in permutations(first, 2):
+        link = profile.link_by_pair.get((first[a], first[b]))
+        found[a, b] = float("inf") if link is None else link.latency_s + link.busy_seconds(2**20)
     return found

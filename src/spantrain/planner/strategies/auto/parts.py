@@ -83,7 +83,8 @@ class PartCosts:
 
     def batch(self, size: int) -> Batch:
         """Return how the global batch is cut into micro-batches of a size."""
-        return Batch.of(self.global_batch, size)
+        whole, rest = divmod(self.global_batch, size)
+        return Batch(size=size, whole=whole, rest=rest)
 
     def division(self, replicas: int) -> Division:
         """Return what one of so many replicas has of a stage."""
@@ -138,26 +139,16 @@ class PartCosts:
         return tuple(found)
 
     def barrier_s(self, devices: Sequence[str]) -> float:
-        """Return the longest way between two devices there and back: the least that agreeing at a step's end takes."""
-        sites: dict[tuple[str, str], str] = {}
-        for name in devices:
-            sites.setdefault(self.network.place(name), name)
-        several = len(devices) > 1
-        latency_s = self._latency_s
+        """Return the least that agreeing at a step's end takes; of many devices one of each place is asked."""
         if len(devices) > _ONE_BY_ONE_UP_TO:
-            names = list(sites.values())
-            return 2 * max((latency_s(a, b) for a in names for b in names if a != b), default=0.0)
-        return 2 * max((latency_s(a, b) for a in devices for b in devices if a != b), default=0.0) if several else 0.0
+            devices = list({self.network.place(name): name for name in reversed(devices)}.values())
+        return self.network.round_trip_s(devices)
 
     def tied_s(self, first: str, last: str) -> float:
         """Return the seconds of the exchange of parameters that both the first and the last unit hold."""
         graph = self.spans.profile.graph
         names = set(graph.units[0].shared) & set(graph.units[-1].shared)
-        ways = ((first, last), (last, first))
-        return sum(max(self.network.transfer_seconds(*way, graph.shared_bytes[name]) for way in ways) for name in names)
-
-    def _latency_s(self, source: str, target: str) -> float:
-        return self.network.link(source, target).latency_s
+        return sum(self.network.exchange_s((first, last), graph.shared_bytes[name]) for name in names)
 
     def _part(self, part: PipelinePart, batch: Batch) -> Array:
         rests = apportion(batch.rest, part.samples)
@@ -255,7 +246,7 @@ class PartCosts:
     def _least_of_sum(self, devices: tuple[str, ...]) -> Array:
         size, turns = self.spans.trained(), 2 * (len(devices) - 1)
         pairs = list(zip(devices, (*devices[1:], devices[0]), strict=True))
-        latency_s = [self._latency_s(*pair) for pair in pairs]
+        latency_s = [self.network.latency_s(*pair) for pair in pairs]
         piece = max(float(size.max()) / len(devices), 1.0)
         slowest_s = max(self.network.busy_together_s(pairs, piece)) / piece
         around_s = 2 * (sum(latency_s) - max(latency_s))

@@ -75,7 +75,7 @@ class ShapeBuilder:
         """Whether some device of a shape cannot hold all its samples at once."""
         plan = self.plan(shape)
         return plan is None or any(
-            replica.in_flight_limit < sum(span.size for span in stage.replica_spans(index))
+            replica.in_flight_limit < stage.samples_of(index)
             for stage in plan.stages
             for index, replica in enumerate(stage.replicas)
         )

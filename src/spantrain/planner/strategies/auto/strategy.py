@@ -22,7 +22,7 @@ of simulations is limited by the number of actions in them, so that the same req
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from spantrain.core.plan import Plan, StateSharding
 from spantrain.core.quantities import format_seconds
@@ -44,89 +44,71 @@ from spantrain.planner.strategies.spantrain.strategy import spantrain
 from spantrain.planner.strategies.spantrain_dp.strategy import candidates
 
 
-def reasons_of(request: PlanRequest, search: Searcher, chosen: SimulatedPlan) -> tuple[str, ...]:
-    """Return a sentence for each site: why it is in or out; then what the search did."""
-    cluster = request.profile.cluster
-    allowed = set(request.devices)
-    lines = []
-    for site in cluster.sites:
-        names = [device.name for device in cluster.devices_at(site.name)]
-        used = [name for name in names if name in chosen.plan.devices]
-        if not allowed & set(names):
-            lines.append(f"{site.name} is out: it was to be left out.")
-        elif used:
-            lines.append(_why_in(request, search, chosen, site.name, used, len(names)))
+@dataclass(frozen=True)
+class _Reasons:
+    """Why sites are in a plan or out of it, by what a search has seen."""
+
+    request: PlanRequest
+    search: Searcher
+    chosen: SimulatedPlan
+
+    def lines(self) -> tuple[str, ...]:
+        """Return a sentence for each site: why it is in or out; then what the search did."""
+        bounds, count = [entry.bound for entry in self.search.pool.entries.values()], len(self.search.simulated)
+        did = f"{count} plans were simulated."
+        if bounds:
+            best = self._figure(min(bounds).value)
+            did = f"{len(bounds)} plans were bounded, {count} simulated, the best bound is {best}."
+        return (*(self._of_site(site.name) for site in self.request.profile.cluster.sites), did)
+
+    def _of_site(self, site: str) -> str:
+        here = {device.name for device in self.request.profile.cluster.devices_at(site)}
+        allowed = set(self.request.devices)
+        used = [name for name in self.chosen.plan.devices if name in here]
+        if not allowed & here:
+            return f"{site} is out: it was to be left out."
+        if not used:
+            return f"{site} is out: " + self._compared(lambda devices: bool(set(devices) & here), "with it")
+        stages = [
+            f"{stage.first_unit}-{stage.end_unit - 1}" if len(stage.units) > 1 else str(stage.first_unit)
+            for stage in self.chosen.plan.stages
+            if set(stage.devices) & set(used)
+        ]
+        head = f"{site} is in with {len(used)} of {len(here)} devices (units {', '.join(stages)}): "
+        if allowed <= here:
+            why = "it is the only site."
         else:
-            lines.append(_why_out(request, search, chosen, site.name))
-    lines.append(
-        f"{len(search.pool.entries)} plans were bounded, {len(search.simulated)} simulated, the best bound is "
-        f"{_figure(request, min(entry.bound for entry in search.pool.entries.values()).value)}."
-        if search.pool.entries
-        else f"{len(search.simulated)} plans were simulated."
-    )
-    return tuple(lines)
+            why = self._compared(lambda devices: not set(devices) & here, "without it")
+        if len(used) == len(here & allowed):
+            return head + why
+        more = self._compared(lambda devices: len(set(devices) & here) > len(used), "with more of it")
+        return f"{head}{why} {more[0].upper()}{more[1:]}"
 
+    def _compared(self, fits: Callable[[tuple[str, ...]], bool], what: str) -> str:
+        """Say what the best simulated plan of some kind comes to, else what no plan looked at can be under."""
+        simulated = min((found.score for found in self.search.simulated if fits(found.plan.devices)), default=None)
+        entries = self.search.pool.entries.items()
+        bound = min((entry.bound for shape, entry in entries if fits(shape.devices)), default=None)
+        if simulated is not None:
+            return f"the best plan {what} that was simulated takes {self._against(simulated)}."
+        if bound is not None:
+            return f"of the plans {what} that were looked at none can be under {self._against(bound)}."
+        return f"no plan {what} fits into memory."
 
-def _why_in(
-    request: PlanRequest, search: Searcher, chosen: SimulatedPlan, site: str, used: list[str], count: int
-) -> str:
-    stages = [
-        f"{stage.first_unit}-{stage.end_unit - 1}" if len(stage.units) > 1 else str(stage.first_unit)
-        for stage in chosen.plan.stages
-        if set(stage.devices) & set(used)
-    ]
-    head = f"{site} is in with {len(used)} of {count} devices (units {', '.join(stages)}): "
-    here = _at(request, site)
-    if set(request.devices) <= here:
-        why = "it is the only site."
-    else:
-        why = _compared(request, search, chosen, lambda devices: not set(devices) & here, "without it")
-    if len(used) == len(here & set(request.devices)):
-        return head + why
-    more = _compared(request, search, chosen, lambda devices: len(set(devices) & here) > len(used), "with more of it")
-    return f"{head}{why} {more[0].upper()}{more[1:]}"
+    def _against(self, other: Score) -> str:
+        chosen = self.chosen.score
+        percent = 100 * (other.value / chosen.value - 1) if 0 < chosen.value < float("inf") else None
+        more = "" if percent is None else f", {abs(percent):.0f} % {'less' if percent < 0 else 'more'}"
+        return f"{self._figure(other.value)}{more}{', and breaks a limit' if other.broken > chosen.broken else ''}"
 
-
-def _why_out(request: PlanRequest, search: Searcher, chosen: SimulatedPlan, site: str) -> str:
-    wanted = _at(request, site)
-    return f"{site} is out: " + _compared(
-        request, search, chosen, lambda devices: bool(set(devices) & wanted), "with it"
-    )
-
-
-def _at(request: PlanRequest, site: str) -> set[str]:
-    return {device.name for device in request.profile.cluster.devices_at(site)}
-
-
-def _compared(
-    request: PlanRequest, search: Searcher, chosen: SimulatedPlan, fits: Callable[[tuple[str, ...]], bool], what: str
-) -> str:
-    """Say what the best simulated plan of some kind comes to, else what no plan looked at can be under."""
-    simulated = min((found.score for found in search.simulated if fits(found.plan.devices)), default=None)
-    bound = min((entry.bound for shape, entry in search.pool.entries.items() if fits(shape.devices)), default=None)
-    if simulated is not None:
-        return f"the best plan {what} that was simulated {_against(request, simulated, chosen.score)}."
-    if bound is not None:
-        return f"of the plans {what} that were looked at none {_against(request, bound, chosen.score, least=True)}."
-    return f"no plan {what} fits into memory."
-
-
-def _against(request: PlanRequest, other: Score, chosen: Score, *, least: bool = False) -> str:
-    figure = _figure(request, other.value)
-    percent = 100 * (other.value / chosen.value - 1) if 0 < chosen.value < float("inf") else None
-    more = "" if percent is None else f", {abs(percent):.0f} % {'less' if percent < 0 else 'more'}"
-    broken = ", and breaks a limit" if other.broken > chosen.broken else ""
-    return f"can be under {figure}{more}{broken}" if least else f"takes {figure}{more}{broken}"
-
-
-def _figure(request: PlanRequest, value: float) -> str:
-    match request.objective:
-        case Objective.THROUGHPUT:
-            return f"{format_seconds(value)} a step"
-        case Objective.COST:
-            return f"{value:.4g} USD a step"
-        case Objective.ENERGY:
-            return f"{value:.4g} J a sample"
+    def _figure(self, value: float) -> str:
+        match self.request.objective:
+            case Objective.THROUGHPUT:
+                return f"{format_seconds(value)} a step"
+            case Objective.COST:
+                return f"{value:.4g} USD a step"
+            case Objective.ENERGY:
+                return f"{value:.4g} J a sample"
 
 
 _STARTS, _STARTS_OF_A_SIZE, _STARTS_OF_MANY = 3, 2, 2
@@ -192,7 +174,7 @@ def _by_device(request: PlanRequest) -> tuple[Proposal, ...]:
     proposals = list(more)
     for found in _unlike(sorted(search.simulated, key=lambda found: found.score))[:_PROPOSED]:
         known = search.pool.entries.get(found.shape) if found.shape is not None else None
-        reasons = reasons_of(request, search, found) if found is best else ()
+        reasons = _Reasons(request, search, found).lines() if found is best else ()
         proposals.append(
             Proposal(plan=found.plan, own_estimate_s=None if known is None else known.expected_s, reasons=reasons)
         )
@@ -239,7 +221,7 @@ def _rounded(request: PlanRequest, scorer: Scorer, best: SimulatedPlan) -> list[
     found = rounded_proposal(scorer, best, search.best, request.objective, allowed)
     if found is None:
         return []
-    return [replace(found, reasons=(*found.reasons, *reasons_of(request, search, search.best)))]
+    return [replace(found, reasons=(*found.reasons, *_Reasons(request, search, search.best).lines()))]
 
 
 def _searcher(

@@ -8,7 +8,6 @@ Kept of the paper: unequal shares by capacity. Not kept: groups over several hos
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
 
@@ -20,7 +19,7 @@ from spantrain.core.shares import shares_of
 from spantrain.core.span import apportion, equal_spans
 from spantrain.cost.memory import Division
 from spantrain.cost.span_tables import Array, over_spans
-from spantrain.planner.assembly.assemble import draft_stage, least_largest
+from spantrain.planner.assembly.assemble import ReplicaDevices, draft_stage, least_largest
 from spantrain.planner.request import PlanRequest, Proposal
 from spantrain.planner.strategies.score import Score, Scorer
 
@@ -32,15 +31,7 @@ _SPEED_AT = 4
 """Samples at which devices are compared."""
 
 
-@dataclass(frozen=True)
-class HostGroup:
-    """Devices that divide tensors, with their shares; the first leads."""
-
-    devices: tuple[str, ...]
-    shares: tuple[float, ...]
-
-
-GroupRow = tuple[tuple[HostGroup, ...], ...]
+GroupRow = tuple[tuple[ReplicaDevices, ...], ...]
 """By stage: its replicas."""
 
 
@@ -101,9 +92,9 @@ class TensorSearch:
                 if way is not ways[0]:
                     yield (way,)
 
-    def _unlike(self, ways: Sequence[tuple[HostGroup, ...]]) -> list[tuple[HostGroup, ...]]:
+    def _unlike(self, ways: Sequence[tuple[ReplicaDevices, ...]]) -> list[tuple[ReplicaDevices, ...]]:
         """Return the first of those ways whose devices are of the same kinds and in the same site."""
-        found: dict[object, tuple[HostGroup, ...]] = {}
+        found: dict[object, tuple[ReplicaDevices, ...]] = {}
         for way in ways:
             devices = [self._devices[name] for group in way for name in group.devices]
             found.setdefault(tuple((device.site, device.kind, device.memory_bytes) for device in devices), way)
@@ -124,42 +115,33 @@ class TensorSearch:
             limits = [self._limit(group, units, count) for group, count in zip(groups, samples, strict=True)]
             if any(limit < count for limit, count in zip(limits, samples, strict=True)):
                 return None
-            rows = ((group.devices, count, group.shares) for group, count in zip(groups, samples, strict=True))
-            draft = draft_stage(units, spans, rows)
-            pairs = zip(draft.replicas, limits, strict=True)
-            stages.append(replace(draft, replicas=tuple(replace(r, in_flight_limit=limit) for r, limit in pairs)))
-        plan = self._job.plan_of(self._profile, stages)
-        return plan, longest_s * (len(spans) + len(row) - 1)
+            rows = ((group.devices, count, group.tp_shares) for group, count in zip(groups, samples, strict=True))
+            stages.append(draft_stage(units, spans, rows).with_limits(limits))
+        return self._job.plan_of(self._profile, stages), longest_s * (len(spans) + len(row) - 1)
 
-    def _groups(self, names: Sequence[str], degree: int) -> tuple[HostGroup, ...]:
+    def _groups(self, names: Sequence[str], degree: int) -> tuple[ReplicaDevices, ...]:
         """Divide a host's devices into groups of so many of a kind, or all into one, by speed or even."""
         if degree in (_ALL_BY_SPEED, _ALL_EVEN):
             speeds = [1 / self._alone_s(name) if degree == _ALL_BY_SPEED else 1.0 for name in names]
             order = sorted(range(len(names)), key=lambda index: -speeds[index])
-            return (HostGroup(tuple(names[k] for k in order), tuple(speeds[k] / sum(speeds) for k in order)),)
+            return (ReplicaDevices(tuple(names[k] for k in order), tuple(speeds[k] / sum(speeds) for k in order)),)
         kinds: dict[tuple[str, int], list[str]] = {}
         for name in names:
             kinds.setdefault((self._devices[name].kind, self._devices[name].memory_bytes), []).append(name)
-        return tuple(
-            HostGroup(
-                tuple(own[first : first + degree]),
-                (1 / len(own[first : first + degree]),) * len(own[first : first + degree]),
-            )
-            for own in kinds.values()
-            for first in range(0, len(own), degree)
-        )
+        groups = (own[first : first + degree] for own in kinds.values() for first in range(0, len(own), degree))
+        return tuple(ReplicaDevices(tuple(group), (1 / len(group),) * len(group)) for group in groups)
 
     def _alone_s(self, name: str) -> float:
         kind = self._devices[name].kind
         return self._spans.kind_seconds(kind, range(self._units), _SPEED_AT)
 
-    def _samples(self, groups: tuple[HostGroup, ...], size: int) -> tuple[int, ...]:
+    def _samples(self, groups: tuple[ReplicaDevices, ...], size: int) -> tuple[int, ...]:
         """Divide a micro-batch among replicas by the speed of their groups on the whole model."""
         even = max(size // len(groups), 1)
         speeds = [1 / max(self._seconds(group, even)[0, -1], 1e-12) for group in groups]
         return apportion(size, speeds)
 
-    def _table(self, groups: tuple[HostGroup, ...], samples: Sequence[int]) -> Array:
+    def _table(self, groups: tuple[ReplicaDevices, ...], samples: Sequence[int]) -> Array:
         """Return the seconds of F, I and W of the slowest replica for units i to j-1; infinite where one lacks room."""
         rows = [
             np.where(self._fits(group, count), self._seconds(group, count), np.inf)
@@ -168,10 +150,10 @@ class TensorSearch:
         table: Array = np.maximum.reduce(rows)
         return table
 
-    def _seconds(self, group: HostGroup, samples: int) -> Array:
-        return over_spans(self._spans.work(group.devices, group.shares, samples))
+    def _seconds(self, group: ReplicaDevices, samples: int) -> Array:
+        return over_spans(self._spans.work(group.devices, group.tp_shares, samples))
 
-    def _fits_of(self, group: HostGroup, samples: int) -> Array:
+    def _fits_of(self, group: ReplicaDevices, samples: int) -> Array:
         """Return which units fit, as [first, end]; what begins later reaches as far at least."""
         found = np.zeros((self._units + 1, self._units + 1), dtype=bool)
         end = 0
@@ -182,7 +164,7 @@ class TensorSearch:
             found[first, first + 1 : end + 1] = True
         return found
 
-    def _limit(self, group: HostGroup, units: range, samples: int) -> int:
+    def _limit(self, group: ReplicaDevices, units: range, samples: int) -> int:
         """Return how many samples may be in flight: as many as the member with the least room can hold."""
         return min(
             self._memory.in_flight_limit_for(
@@ -192,7 +174,7 @@ class TensorSearch:
                 samples,
                 division=Division(tp_share=share, splits=self._job.splits_backward),
             )
-            for name, share in zip(group.devices, shares_of(group.shares), strict=True)
+            for name, share in zip(group.devices, shares_of(group.tp_shares), strict=True)
         )
 
 

@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -157,6 +157,7 @@ class PoolCosts(Protocol):
         """Return what a step's traffic between sites costs."""
 
 
+_Figures = TypeVar("_Figures", float, Array)
 _ROUGHLY = 1.25
 """Factor by which a guess may be wrong."""
 
@@ -200,8 +201,8 @@ class Goal:
         broken += max(0.0, usd_per_s / self.most_usd_per_s - 1)
         return broken, usd if self.cheapest else step_s, step_s
 
-    def value(self, step_s: float, usd: float) -> float:
-        """Return what has to be little."""
+    def value(self, step_s: _Figures, usd: _Figures) -> _Figures:
+        """Return what has to be little: of a plan, or of many guesses."""
         return usd if self.cheapest else step_s
 
     def hopeless(self, least_s: float, least_usd: float, best: tuple[float, float]) -> bool:
@@ -222,7 +223,3 @@ class Goal:
         usd = usd_per_s * step_s
         found: Array = np.maximum(step_s / self.most_step_s, usd / self.most_usd)
         return np.maximum(found, usd_per_s / self.most_usd_per_s)
-
-    def values(self, step_s: Array, usd_per_s: Array) -> Array:
-        """Return the values of many guesses."""
-        return usd_per_s * step_s if self.cheapest else step_s

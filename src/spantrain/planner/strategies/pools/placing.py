@@ -182,12 +182,11 @@ class Placer:
         for s, (stage, member) in enumerate(zip(plan.stages, pipeline, strict=True)):
             i, j = stage.units.start, stage.units.stop
             up, down = (hops[s] if s + 1 < count else None), (hops[s - 1] if s else None)
+            forward, backward = self._chains.forward_s(member, size), self._chains.backward_s(member, size)
             found.append(
                 StageSeconds(
-                    forward_s=self._chains.forward_between_s(member, size, i, j)
-                    + (float(down.upper_forward_s[i]) if down else 0.0),
-                    backward_s=self._chains.backward_between_s(member, size, i, j)
-                    + (float(up.lower_backward_s[j]) if up else 0.0),
+                    forward_s=float(forward[j] - forward[i]) + (float(down.upper_forward_s[i]) if down else 0.0),
+                    backward_s=float(backward[j] - backward[i]) + (float(up.lower_backward_s[j]) if up else 0.0),
                     hold_forward_s=float(up.lower_forward_s[j]) if up else 0.0,
                     hold_backward_s=float(down.upper_backward_s[i]) if down else 0.0,
                     delay_up_s=float(up.delay_forward_s[j]) if up else 0.0,

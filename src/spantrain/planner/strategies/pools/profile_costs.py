@@ -6,7 +6,6 @@ that share a link, and that a link is not always asked by all pipelines at the s
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from functools import cache
 from itertools import groupby, pairwise
 
@@ -154,10 +153,8 @@ class ProfilePools:
         spans = equal_spans(self.global_batch, plan.micro_batch * plan.width)
         stages = []
         for index, (stage, groups) in enumerate(zip(plan.stages, rows, strict=True)):
-            limits = [self._limit(plan, index, group) for group in groups]
             draft = draft_stage(stage.units, spans, ((group, 1.0, (1.0,) * len(group)) for group in groups))
-            pairs = zip(draft.replicas, limits, strict=True)
-            stages.append(replace(draft, replicas=tuple(replace(r, in_flight_limit=limit) for r, limit in pairs)))
+            stages.append(draft.with_limits(self._limit(plan, index, group) for group in groups))
         return self._job.plan_of(self._profile, stages, schedule=self.schedule)
 
     def _find_pools(self, devices: Iterable[str]) -> Iterable[DevicePool]:
@@ -229,13 +226,11 @@ class ProfilePools:
             return 0.0
         hops = set(zip(members, (*members[1:], members[0]), strict=True))
         degree = min(member.tp_degree for member in members)
+        size_bytes = self._trained_bytes(units, degree)
         at_home = len(hops) == 1 and not self.inside_hosts
         if at_home and width * degree <= self.pools[members[0].pool].host_size:
-            of_two_s = self._network.all_reduce_seconds(
-                self._beside(members[0].pool), self._trained_bytes(units, degree)
-            )
-            return 2 * (width - 1) / width * of_two_s
-        size_bytes = self._trained_bytes(units, degree)
+            two = self._beside(members[0].pool)
+            return 2 * (width - 1) / width * self._network.collectives.seconds(two, size_bytes)
         latency_s, s_per_byte = map(max, zip(*(self._hop_s(a, b) for a, b in hops), strict=True))
         return 2.0 * (width - 1) * float(latency_s + size_bytes / width * s_per_byte)
 

@@ -91,7 +91,7 @@ class ChainCosts:
         below = np.tri(costs.units + 1, dtype=bool)
         self._nothing = np.where(below, math.inf, 0.0)
         self._tables: dict[tuple[object, ...], Array] = {}
-        self._hops, self._forward, self._backward = cache(costs.hop), cache(costs.forward_s), cache(costs.backward_s)
+        self._hops, self.forward_s, self.backward_s = cache(costs.hop), cache(costs.forward_s), cache(costs.backward_s)
         self.work_s = cache(self._work_s)
         """Seconds of forward and backward of units i to j-1, as [i, j], by (member, size)."""
         self._over = cache(self._over_of)
@@ -143,17 +143,7 @@ class ChainCosts:
         return self._hops(lower, upper, size, width if self.costs.width_matters else 1)
 
     def _work_s(self, member: PoolReplica, size: int) -> Array:
-        return over_spans(self._forward(member, size) + self._backward(member, size))
-
-    def forward_between_s(self, member: PoolReplica, size: int, first: int, end: int) -> float:
-        """Return the seconds of a forward of units first to end - 1."""
-        sums = self._forward(member, size)
-        return float(sums[end] - sums[first])
-
-    def backward_between_s(self, member: PoolReplica, size: int, first: int, end: int) -> float:
-        """Return the seconds of a full backward of units first to end - 1."""
-        sums = self._backward(member, size)
-        return float(sums[end] - sums[first])
+        return over_spans(self.forward_s(member, size) + self.backward_s(member, size))
 
     def most_units(self, member: PoolReplica, size: int, left: int, micro_batches: int) -> int:
         """Return the longest range of units that fits anywhere."""

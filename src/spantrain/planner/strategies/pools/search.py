@@ -151,11 +151,9 @@ class PoolSearch:
         families = [PoolFamily(pool=pool, count=count) for pool, count in territory.available.items()]
         sketcher = Sketcher(self._chains, families, self._goal, divides=self._divides)
         known: dict[StageChain, tuple[Score, Guess] | None] = {}
-        most_s = math.inf
+        most_s, known_value = math.inf, (math.inf, math.inf)
         if best is not None and best.score[0] == 0:
             most_s = self._goal.most_step_to_look_at_s(best.score[2])
-        known_value = (math.inf, math.inf)
-        if best is not None and best.score[0] == 0:
             known_value = (best.score[2], best.score[1] if self._goal.cheapest else math.inf)
         for candidate in sketcher.best(_CUT, known_value):
             row = self._known(candidate, known, most_s)

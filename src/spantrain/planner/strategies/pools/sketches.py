@@ -63,8 +63,6 @@ class _Sort:
 class _StageCounts:
     """Counts of stages, with what perfect cuts would take."""
 
-    value: float
-    """What the goal wants to be little."""
     tier: int
     step_s: float
     usd: float
@@ -98,7 +96,7 @@ class Sketcher:
         most = limit // len(_TIERS) * 2 if self._goal.has_limits else limit
         taken: Counter[tuple[int, int, int]] = Counter()
         chosen: Counter[int] = Counter()
-        for row in sorted(self._sketches(known), key=lambda row: row.value):
+        for row in sorted(self._sketches(known), key=lambda row: self._goal.value(row.step_s, row.usd)):
             key = (row.tier, row.size, row.width)
             taken[key] += 1
             if taken[key] > _OF_A_WIDTH or chosen[row.tier] >= most:
@@ -135,10 +133,8 @@ class Sketcher:
                     least = self._least(sorts, width, micro_batches)
                     if self._goal.hopeless(*least, best):
                         continue
-                    for sketch in (
-                        *self._grid(sorts, size, width, micro_batches),
-                        *self._lines(sorts, size, width, micro_batches),
-                    ):
+                    shape = (sorts, size, width, micro_batches)
+                    for sketch in (*self._grid(*shape), *self._lines(*shape)):
                         if sketch.tier == 0 and self._goal.value(sketch.step_s, sketch.usd) < self._goal.value(*best):
                             best = (sketch.step_s, sketch.usd)
                         yield sketch
@@ -199,15 +195,15 @@ class Sketcher:
         for sort, count in zip(sorts, chosen, strict=True):
             # A price that is not known is infinite, but only for what is used.
             usd_per_s[count > 0] += sort.usd_per_s * width * count[count > 0]
-        values, tiers = self._goal.values(step_s, usd_per_s), self._tiers(step_s, usd_per_s)
+        usd, tiers = step_s * usd_per_s, self._tiers(step_s, usd_per_s)
+        values = self._goal.value(step_s, usd)
         for tier in range(len(_TIERS)) if self._goal.has_limits else (0,):
             here = np.flatnonzero(tiers == tier)
             for at in here[np.argsort(values[here])[:_OF_A_GRID]]:
                 yield _StageCounts(
-                    value=float(values[at]),
                     tier=tier,
                     step_s=float(step_s[at]),
-                    usd=float(step_s[at] * usd_per_s[at]),
+                    usd=float(usd[at]),
                     size=size,
                     width=width,
                     micro_batches=micro_batches,
@@ -245,7 +241,6 @@ class Sketcher:
         tier = int(self._tiers(step_s, usd_per_s)[0])
         if tier < len(_TIERS):
             yield _StageCounts(
-                value=float(self._goal.values(step_s, usd_per_s)[0]),
                 tier=tier,
                 step_s=float(step_s[0]),
                 usd=float(step_s[0] * usd_per_s[0]),

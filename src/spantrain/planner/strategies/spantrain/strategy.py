@@ -28,11 +28,11 @@ from spantrain.core.quantities import format_seconds
 from spantrain.core.span import equal_spans
 from spantrain.cost.span_tables import Array
 from spantrain.errors import InfeasiblePlanError
-from spantrain.planner.assembly.assemble import draft_stage, infeasible, with_limits
+from spantrain.planner.assembly.assemble import ReplicaDevices, draft_stage, infeasible, with_limits
 from spantrain.planner.groups import DeviceGroup, group_devices
 from spantrain.planner.request import PlanRequest, Proposal
 from spantrain.planner.strategies.spantrain.tables import WayArrays, WayTables
-from spantrain.planner.strategies.spantrain.ways import Arrangement, Beam, Slot, SlotMember, Way, ways_of
+from spantrain.planner.strategies.spantrain.ways import Arrangement, Beam, Slot, Way, ways_of
 
 
 def build_plan(tables: WayTables, slots: Sequence[Slot], cuts: Sequence[int], size: int) -> Plan | None:
@@ -69,20 +69,15 @@ _TOO_MUCH_S = 1e9
 """What each unit that does not fit where it is costs: more than any step."""
 
 
-def spantrain(request: PlanRequest) -> tuple[Proposal, ...]:
+def spantrain(request: PlanRequest, *, second_level: bool = True) -> tuple[Proposal, ...]:
     """Propose the best arrangements by equation 1, of several micro-batch sizes.
+
+    Without `second_level` groups (the paper's ablation, section 4.3.3), a first-level group is one stage whose devices
+    share evenly.
 
     Raises:
         InfeasiblePlanError: nothing fits into memory; the numbers are in the message.
         ProfileError: the profile lacks a timing or a link.
-    """
-    return spantrain_proposals(request)
-
-
-def spantrain_proposals(request: PlanRequest, *, second_level: bool = True) -> tuple[Proposal, ...]:
-    """Propose as `spantrain`; with or without splitting first-level groups into second-level ones.
-
-    Without (the paper's ablation, section 4.3.3), a first-level group is one stage whose devices share evenly.
     """
     devices = request.devices_within_quotas
     if len(devices) > _MAX_DEVICES:
@@ -151,7 +146,7 @@ class _GroupSpace:
         """By group: the least seconds of any arrangement with it."""
         self._capacities = [sum(map(capacity, group.devices)) for group in groups]
         fastest = max((name for group in groups for name in group.devices), key=capacity)
-        alone = SlotMember(devices=(fastest,), tp_shares=(1.0,))
+        alone = ReplicaDevices(devices=(fastest,), tp_shares=(1.0,))
         self._work = [tables.seconds(alone, range(unit, unit + 1), 1) for unit in range(tables.units)]
 
     def best(self, size: int) -> Iterator[_SolvedArrangement]:
@@ -196,10 +191,12 @@ class _SizeCosts:
         self._tables, self._kept, self._size = tables, kept, size
         arrays = [[tables.way(way, size) for way in group] for group in ways]
         self._ways = [[entry for entry in group if entry is not None] for group in arrays]
-        stacks = [np.array([entry.drained + entry.tail + entry.tied for entry in group]) for group in self._ways]
-        self._chosen = [stack.argmin(axis=0) if len(stack) else None for stack in stacks]
-        self._least = [stack.min(axis=0) if len(stack) else None for stack in stacks]
-        self._reach = [_reach(least, tables.units) for least in self._least]
+        nothing = np.full(tables.spans.above.shape, np.inf)
+        rows = ([entry.drained + entry.tail + entry.tied for entry in group] for group in self._ways)
+        stacks = [np.array(row or [nothing]) for row in rows]
+        self._chosen = [stack.argmin(axis=0) for stack in stacks]
+        self._least = [stack.min(axis=0) for stack in stacks]
+        self._reach = list(map(_reach, self._least))
         self._known: dict[tuple[_Piece, ...], float] = {}
         self._leaders = cache(self._leaders_of)
 
@@ -237,8 +234,7 @@ class _SizeCosts:
     def best_somewhere(self) -> Iterator[set[Way]]:
         """Yield, by group, the ways that are best for some span of units."""
         for ways, chosen, least in zip(self._ways, self._chosen, self._least, strict=True):
-            numbers = [] if chosen is None or least is None else np.unique(chosen[np.isfinite(least)]).tolist()
-            yield {ways[number].way for number in numbers}
+            yield {ways[number].way for number in np.unique(chosen[np.isfinite(least)]).tolist()}
 
     def least_with_s(self, groups: int) -> list[float]:
         """Return the least seconds that were met with each group in it."""
@@ -249,18 +245,15 @@ class _SizeCosts:
         return found
 
     def _nearly_best(self, way: WayArrays, piece: _Piece) -> bool:
-        least, at = self._least[piece.group], (piece.first, piece.end)
-        assert least is not None
-        return float(way.drained[at] + way.tail[at]) <= _NEARLY * float(least[at])
+        at = (piece.first, piece.end)
+        return float(way.drained[at] + way.tail[at]) <= _NEARLY * float(self._least[piece.group][at])
 
     def _over(self, piece: _Piece) -> int:
         """Return how many of a group's units do not fit into it."""
         return piece.end - self._reach[piece.group][piece.first][piece.end]
 
     def _way(self, piece: _Piece) -> WayArrays:
-        chosen = self._chosen[piece.group]
-        assert chosen is not None
-        return self._ways[piece.group][int(chosen[piece.first, piece.end])]
+        return self._ways[piece.group][int(self._chosen[piece.group][piece.first, piece.end])]
 
     def _step_s(self, pieces: Sequence[_Piece], ways: Sequence[WayArrays]) -> float:
         """Return T*: the largest over all slots and links, and the exchange of parameters that slots share."""
@@ -285,7 +278,7 @@ class _SizeCosts:
             leaders = [
                 leader for piece, way in zip(pieces, ways, strict=True) for leader in self._leaders(name, piece, way)
             ]
-            total += self._tables.tied_s(leaders, size_bytes)
+            total += self._tables.spans.network.exchange_s(leaders, size_bytes)
         return total
 
     def _leaders_of(self, shared: str, piece: _Piece, way: WayArrays) -> tuple[str, ...]:
@@ -298,11 +291,11 @@ class _SizeCosts:
         )
 
 
-def _reach(least: Array | None, units: int) -> list[list[int]]:
+def _reach(least: Array) -> list[list[int]]:
     """Return, as [i][j], up to where a group can hold units from i on, j at most."""
-    points = np.arange(units + 1)
-    fits = np.zeros((units + 1, units + 1), dtype=bool) if least is None else np.isfinite(least)
-    ends: list[list[int]] = np.maximum.accumulate(np.where(fits, points[None, :], points[:, None]), axis=1).tolist()
+    points = np.arange(len(least))
+    held = np.where(np.isfinite(least), points[None, :], points[:, None])
+    ends: list[list[int]] = np.maximum.accumulate(held, axis=1).tolist()
     return ends
 
 

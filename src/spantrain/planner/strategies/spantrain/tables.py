@@ -13,8 +13,9 @@ from spantrain.core.shares import shares_of
 from spantrain.core.span import apportion
 from spantrain.cost.compute import SPLIT_OPS
 from spantrain.cost.span_tables import Array, HopRates, RingRate, hop_rates, over_spans
+from spantrain.planner.assembly.assemble import ReplicaDevices
 from spantrain.planner.request import JobSpec
-from spantrain.planner.strategies.spantrain.ways import Slot, SlotMember, Way
+from spantrain.planner.strategies.spantrain.ways import Slot, Way
 
 _MAX_MOVES = 32
 """Samples moved one by one from the slowest member to the one that ends soonest."""
@@ -91,14 +92,14 @@ class WayTables:
         self.slot, self.hop, self.way = cache(self._slot), cache(self._hop), cache(self._way)
         self._rates, self._sides, self._twin = cache(self._rates_of), cache(self._sides_of), cache(self._twin_of)
         self._ring_rate = cache(partial(RingRate.of, self.spans.network))
-        self._twins: dict[object, SlotMember] = {}
+        self._twins: dict[object, ReplicaDevices] = {}
         self._edge_up, self._edge_down = self.spans.cut_bytes()
 
     def capacity(self, device: str) -> float:
         """Return the inverse of the seconds of one sample on a device that holds the whole model."""
-        return 1 / max(self.seconds(SlotMember(devices=(device,), tp_shares=(1.0,)), range(self.units), 1), 1e-12)
+        return 1 / max(self.seconds(ReplicaDevices(devices=(device,), tp_shares=(1.0,)), range(self.units), 1), 1e-12)
 
-    def seconds(self, member: SlotMember, units: range, samples: int) -> float:
+    def seconds(self, member: ReplicaDevices, units: range, samples: int) -> float:
         """Return the seconds of F, I and W of so many samples."""
         sums = [self._sums(member, op, samples) for op in SPLIT_OPS]
         return float(sum(entry[units.stop] - entry[units.start] for entry in sums))
@@ -131,12 +132,6 @@ class WayTables:
                 at_once = np.floor(left / np.maximum(count * self.spans.in_flight(share), 1.0))
                 found = np.maximum(found, np.where(at_once >= 1, micro_batches / np.maximum(at_once, 1.0), np.inf))
         return np.asarray(found)
-
-    def tied_s(self, leaders: Sequence[str], size_bytes: int) -> float:
-        """Return the seconds of the exchange of shared parameters between stages with these leaders."""
-        network = self.spans.network
-        pairs = [(a, b) for a in leaders for b in leaders if a != b]
-        return max((network.transfer_seconds(a, b, size_bytes) for a, b in pairs), default=0.0)
 
     def _slot(self, slot: Slot, size: int) -> SlotArrays | None:
         counts = self.counts(slot, range(self.units), size)
@@ -236,12 +231,12 @@ class WayTables:
             for name, size_bytes in self.profile.graph.shared_bytes.items():
                 holders = [index for index, unit in enumerate(self.profile.graph.units) if name in unit.shared]
                 if len(holders) > 1:
-                    seconds = self.tied_s(leaders, size_bytes)
+                    seconds = self.spans.network.exchange_s(leaders, size_bytes)
                     counts = np.searchsorted(holders, np.arange(self.units + 1))
                     found += np.where(counts[None, :] - counts[:, None] > 1, seconds, 0.0)
         return found
 
-    def _twin_of(self, member: SlotMember) -> SlotMember:
+    def _twin_of(self, member: ReplicaDevices) -> ReplicaDevices:
         """Return the first member met that takes as long: of the same kinds, shares and places of its devices."""
         devices = [self.profile.cluster.device_by_name[name] for name in member.devices]
         hosts = [device.host for device in devices]
@@ -249,6 +244,6 @@ class WayTables:
         key = (places[0][0],) if len(places) == 1 else (places, member.tp_shares)
         return self._twins.setdefault(key, member)
 
-    def _sums(self, member: SlotMember, op: Op, samples: int) -> Array:
+    def _sums(self, member: ReplicaDevices, op: Op, samples: int) -> Array:
         twin = self._twin(member)
         return self.spans.seconds(twin.devices, twin.tp_shares, op, samples)

@@ -21,30 +21,22 @@ import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import combinations, pairwise, permutations, product
+from itertools import combinations, pairwise, product
 
 from spantrain.core.profile import Profile
-from spantrain.planner.groups import DeviceGroup
+from spantrain.planner.assembly.assemble import ReplicaDevices
+from spantrain.planner.groups import DeviceGroup, few_orders
 
-_ALL_ORDERS_UP_TO = 3
 _MAX_TENSOR_DEVICES = 8
 _MAX_COMBINED = 32
 """Ways of one order of second-level groups."""
 
 
 @dataclass(frozen=True, slots=True)
-class SlotMember:
-    """A replica to be."""
-
-    devices: tuple[str, ...]
-    tp_shares: tuple[float, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Slot:
     """A stage to be."""
 
-    members: tuple[SlotMember, ...]
+    members: tuple[ReplicaDevices, ...]
     even: bool
     """Whether samples are divided equally; otherwise by capacity."""
 
@@ -67,8 +59,9 @@ def symmetric_ways(devices: Devices, *, pipelines: bool, tensors: bool) -> tuple
         each = len(devices) // slots
         for degree in _divisors(each) if tensors else (1,):
             if degree <= _MAX_TENSOR_DEVICES:
-                parts = _chunks(devices, each)
-                found.append(tuple(Slot(members=_even_members(part, degree), even=True) for part in parts))
+                parts, shares = _chunks(devices, each), (1.0,) * degree
+                rows = (tuple(ReplicaDevices(chunk, shares) for chunk in _chunks(part, degree)) for part in parts)
+                found.append(tuple(Slot(members=row, even=True) for row in rows))
     return tuple(found)
 
 
@@ -101,13 +94,13 @@ def ways_of(
 def _rows_of_parts(parts: Sequence[Devices], capacity: Capacity, *, tensors: bool) -> Iterator[Iterable[Way]]:
     """Yield the ways of several second-level groups together."""
     alone = [symmetric_ways(part, pipelines=True, tensors=tensors) for part in parts]
-    yield from map(_joined, _orders(alone))
+    yield from map(_joined, few_orders(alone))
     pool = tuple(name for part in parts for name in part)
     yield _pooled_ways(pool, capacity, tensors=tensors)
     weak = tuple(name for part in parts if len(part) == 1 for name in part)
     if 1 < len(weak) < len(pool):
         large = [ways for part, ways in zip(parts, alone, strict=True) if len(part) > 1]
-        yield from map(_joined, _orders([*large, _pooled_ways(weak, capacity, tensors=tensors)]))
+        yield from map(_joined, few_orders([*large, _pooled_ways(weak, capacity, tensors=tensors)]))
 
 
 def _joined(choices: Sequence[Sequence[Way]]) -> Iterator[Way]:
@@ -129,7 +122,7 @@ def _pooled_ways(devices: Devices, capacity: Capacity, *, tensors: bool) -> tupl
         rows = _chunks(tuple(falling), columns)
         shares = [sum(capacity(row[column]) for row in rows) for column in range(columns)]
         shares = [round(share / shares[-1], 2) for share in shares]
-        members = tuple(SlotMember(devices=row, tp_shares=tuple(shares)) for row in rows)
+        members = tuple(ReplicaDevices(devices=row, tp_shares=tuple(shares)) for row in rows)
         found.append((Slot(members=members, even=False),))
     return tuple(found)
 
@@ -148,18 +141,6 @@ def _device_sets(group: DeviceGroup, profile: Profile) -> Iterator[tuple[Devices
         if sum(signature) > 1 and signature not in seen:
             seen.add(signature)
             yield tuple(part for part in own if part)
-
-
-def _even_members(devices: Devices, degree: int) -> tuple[SlotMember, ...]:
-    return tuple(SlotMember(devices=chunk, tp_shares=(1.0,) * degree) for chunk in _chunks(devices, degree))
-
-
-def _orders(choices: list[tuple[Way, ...]]) -> Iterator[tuple[tuple[Way, ...], ...]]:
-    if len(choices) <= _ALL_ORDERS_UP_TO:
-        yield from permutations(choices)
-    else:
-        yield tuple(choices)
-        yield tuple(reversed(choices))
 
 
 def _chunks(devices: Devices, size: int) -> tuple[Devices, ...]:

@@ -4,19 +4,18 @@ A domain is a first-level group; a layout sets its devices up as slots (future s
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import cache
-from itertools import combinations, pairwise, permutations, product
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
+from itertools import combinations, pairwise, product
 
 from spantrain.core.profile import Profile
-from spantrain.planner.groups import DeviceGroup, DeviceGroups, message_seconds, orders_to_try
+from spantrain.planner.groups import DeviceGroup, DeviceGroups, few_orders, message_seconds, orders_to_try
 from spantrain.planner.strategies.spantrain_dp.tables import Slot, SlotTables, best_cuts
 
 Layout = tuple[Slot, ...]
 
 _ALL_ORDERS_UP_TO = 5
-_ALL_SUBGROUP_ORDERS_UP_TO = 3
 
 
 def domain_orders(groups: DeviceGroups, profile: Profile) -> tuple[tuple[DeviceGroup, ...], ...]:
@@ -67,7 +66,7 @@ def _chosen_layouts(group: DeviceGroup, profile: Profile) -> Iterator[Layout]:
     for devices in _device_sets(group, profile):
         keep = set(devices)
         subgroups = [tuple(d for d in part.devices if d in keep) for part in group.subgroups]
-        for order in _subgroup_orders([part for part in subgroups if part]):
+        for order in few_orders([part for part in subgroups if part]):
             yield from _partitions(order, profile)
 
 
@@ -84,12 +83,6 @@ def _device_sets(group: DeviceGroup, profile: Profile) -> Iterator[tuple[str, ..
     if len(hosts) > 1:
         yield from hosts
     yield (by_speed[-1],)
-
-
-def _subgroup_orders(subgroups: list[Slot]) -> Iterable[tuple[Slot, ...]]:
-    if len(subgroups) <= _ALL_SUBGROUP_ORDERS_UP_TO:
-        return permutations(subgroups)
-    return (tuple(subgroups), tuple(reversed(subgroups)))
 
 
 def _partitions(subgroups: tuple[Slot, ...], profile: Profile) -> Iterator[Layout]:
@@ -200,16 +193,7 @@ def _solve(tables: SlotTables, candidate: DomainCandidate) -> DomainCandidate | 
     slots = [tables.slot(slot, candidate.size) for slot in candidate.slots]
     hops = [tables.hop(a, b, candidate.size) for a, b in zip(candidate.slots[:-1], candidate.slots[1:], strict=True)]
     value_s, begins = best_cuts([slot for slot in slots if slot is not None], hops)
-    if value_s == float("inf"):
-        return None
-    return DomainCandidate(
-        order=candidate.order,
-        slots=candidate.slots,
-        size=candidate.size,
-        bound_s=candidate.bound_s,
-        value_s=value_s,
-        begins=begins,
-    )
+    return None if value_s == float("inf") else replace(candidate, value_s=value_s, begins=begins)
 
 
 def _enumerate(tables: SlotTables, groups: DeviceGroups) -> Iterator[DomainCandidate]:
@@ -217,11 +201,11 @@ def _enumerate(tables: SlotTables, groups: DeviceGroups) -> Iterator[DomainCandi
     alone = {group.name: domain_layouts(group, tables.profile, 4) for group in groups.first_level}
     among = {group.name: domain_layouts(group, tables.profile, 2) for group in groups.first_level}
     allowance = max(_CONFIGURATIONS // len(orders), _MIN_PER_ORDER)
-    sketches: dict[tuple[Layout, int], _LayoutBound | None] = {}
+    sketch = cache(partial(_sketch, tables))
     for order in orders:
         choices = [alone[order[0].name]] if len(order) == 1 else _trimmed([among[g.name] for g in order], allowance)
         for layouts in product(*choices):
-            yield from _sized(tables, order, layouts, sketches)
+            yield from _sized(tables, order, layouts, sketch)
 
 
 def _trimmed(choices: list[tuple[Layout, ...]], allowance: int) -> list[tuple[Layout, ...]]:
@@ -236,21 +220,16 @@ def _sized(
     tables: SlotTables,
     order: tuple[DeviceGroup, ...],
     layouts: tuple[Layout, ...],
-    sketches: dict[tuple[Layout, int], _LayoutBound | None],
+    sketch: Callable[[Layout, int], _LayoutBound | None],
 ) -> Iterator[DomainCandidate]:
     slots = tuple(slot for layout in layouts for slot in layout)
     if len(slots) > tables.units:
         return
     names = tuple(group.name for group in order)
     for size in tables.job.micro_batch_sizes():
-        parts = []
-        for layout in layouts:
-            if (layout, size) not in sketches:
-                sketches[layout, size] = _sketch(tables, layout, size)
-            parts.append(sketches[layout, size])
-        whole = [part for part in parts if part is not None]
-        if len(whole) == len(parts):
-            bound_s = _bound(tables, layouts, whole, size)
+        parts = [part for layout in layouts if (part := sketch(layout, size)) is not None]
+        if len(parts) == len(layouts):
+            bound_s = _bound(tables, layouts, parts, size)
             yield DomainCandidate(order=names, slots=slots, size=size, bound_s=bound_s)
 
 

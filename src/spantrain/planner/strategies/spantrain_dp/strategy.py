@@ -5,7 +5,7 @@ a stage. Added: memory as a hard limit, a bound that leaves hopeless candidates 
 estimate. Quotas are kept by leaving devices out before the search begins.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from spantrain.core.plan import Plan, Stage
@@ -21,64 +21,49 @@ from spantrain.planner.strategies.spantrain_dp.search import DomainCandidate, Se
 from spantrain.planner.strategies.spantrain_dp.tables import Slot, SlotTables
 
 
-def reasons(
-    groups: DeviceGroups, found: SearchResult, chosen: DomainCandidate, built: tuple[Plan, StepEstimate]
-) -> tuple[str, ...]:
-    """Return the sentences: what bounds the step, shares, memory, what was left out."""
-    plan, estimate = built
-    return (
-        _bound_sentence(estimate),
-        *_share_sentences(plan),
-        *_memory_sentences(plan),
-        *_left_out_sentences(groups, found, chosen),
-    )
+@dataclass(frozen=True, kw_only=True)
+class _BuiltCandidate:
+    """A solved candidate as a plan, with its estimate."""
+
+    candidate: DomainCandidate
+    plan: Plan
+    estimate: StepEstimate
 
 
-def _bound_sentence(estimate: StepEstimate) -> str:
+def _reasons(groups: DeviceGroups, found: SearchResult, built: _BuiltCandidate) -> Iterator[str]:
+    """Yield the sentences: what bounds the step, shares, memory, what was left out."""
+    estimate, used = built.estimate, set(built.candidate.devices)
     tied = f", {format_seconds(estimate.tied_s)} of it for shared parameters" if estimate.tied_s else ""
-    return f"By the closed form, the step of {format_seconds(estimate.step_s)}{tied} is bound by {estimate.bound_by}."
-
-
-def _share_sentences(plan: Plan) -> list[str]:
-    lines = []
-    for index, stage in enumerate(plan.stages):
+    yield f"By the closed form, the step of {format_seconds(estimate.step_s)}{tied} is bound by {estimate.bound_by}."
+    for index, stage in enumerate(built.plan.stages):
         if len({replica.sample_share for replica in stage.replicas}) > 1:
             parts = ", ".join(f"{replica.devices[0]} {replica.sample_share:g}" for replica in stage.replicas)
-            lines.append(f"Stage {index} divides each micro-batch by capacity: {parts}.")
-    return lines
-
-
-def _memory_sentences(plan: Plan) -> list[str]:
-    lines = []
-    for index, stage in enumerate(plan.stages):
+            yield f"Stage {index} divides each micro-batch by capacity: {parts}."
+    for index, stage in enumerate(built.plan.stages):
         for number, replica in enumerate(stage.replicas):
-            share = sum(span.size for span in stage.replica_spans(number))
+            share = stage.samples_of(number)
             if replica.in_flight_limit < share:
-                lines.append(
+                yield (
                     f"Memory of {replica.devices[0]} (stage {index}) holds {replica.in_flight_limit} of its {share} "
                     "samples at once; later forwards wait."
                 )
-    return lines
-
-
-def _left_out_sentences(groups: DeviceGroups, found: SearchResult, chosen: DomainCandidate) -> list[str]:
-    lines = []
-    used = set(chosen.devices)
     for group in groups.first_level:
         missing = [device for device in group.devices if device not in used]
-        if missing == list(group.devices):
-            lines.append(f"Group {group.name} is left out: {_with_any(found, chosen, missing)}.")
-        elif missing:
-            lines.append(f"{', '.join(missing)} of {group.name} left out: {_with_any(found, chosen, missing)}.")
-    return lines
+        if missing:
+            what = (
+                f"Group {group.name} is"
+                if len(missing) == len(group.devices)
+                else f"{', '.join(missing)} of {group.name}"
+            )
+            yield f"{what} left out: {_with_any(found, built.candidate, missing)}."
 
 
 def _with_any(found: SearchResult, chosen: DomainCandidate, missing: list[str]) -> str:
     """Say what the best candidate costs that keeps what is used and adds something missing, else any with it."""
     used = set(chosen.devices)
-    other = _best(found.solved, lambda candidate: used < set(candidate.devices))
+    other = next((candidate for candidate in found.solved if used < set(candidate.devices)), None)
     if other is None or not set(other.devices) & set(missing):
-        other = _best(found.solved, lambda candidate: bool(set(candidate.devices) & set(missing)))
+        other = next((candidate for candidate in found.solved if set(candidate.devices) & set(missing)), None)
     if other is not None:
         # Devices of one kind stand for each other, so a missing one may have only a twin in the search.
         return f"the best plan with it ({' > '.join(other.order)}) is {_slower(other, chosen)}"
@@ -86,10 +71,6 @@ def _with_any(found: SearchResult, chosen: DomainCandidate, missing: list[str]) 
     if bounds:
         return f"no plan with it can be under {format_seconds(min(bounds))} a step"
     return "a device of the same kind takes its place in every candidate"
-
-
-def _best(solved: Sequence[DomainCandidate], wanted: Callable[[DomainCandidate], bool]) -> DomainCandidate | None:
-    return next((candidate for candidate in solved if wanted(candidate)), None)
 
 
 def _slower(other: DomainCandidate, chosen: DomainCandidate) -> str:
@@ -100,49 +81,41 @@ def _slower(other: DomainCandidate, chosen: DomainCandidate) -> str:
     return f"{abs(percent):.0f} % {word} by the dynamic programme's model ({format_seconds(other.value_s)})"
 
 
-STRATEGY = "spantrain-dp"
-
-
-def build_plan(tables: SlotTables, candidate: DomainCandidate) -> tuple[Plan, StepEstimate] | None:
-    """Return the plan of a solved candidate with its estimate, or None if a replica's samples do not fit."""
+def build_plan(tables: SlotTables, candidate: DomainCandidate) -> _BuiltCandidate | None:
+    """Return a solved candidate with its plan and estimate, or None if a replica's samples do not fit."""
     stages = []
     for slot, first, end in zip(candidate.slots, candidate.begins[:-1], candidate.begins[1:], strict=True):
-        units = range(first, end)
-        stage = _stage(tables, slot, units, candidate.size, tables.shares(slot, units, candidate.size))
-        if stage is None:
-            # Shares over the whole model were checked for memory by the dynamic programme.
-            whole = tables.shares(slot, range(tables.units), candidate.size)
-            stage = _stage(tables, slot, units, candidate.size, whole)
+        units, size = range(first, end), candidate.size
+        # Shares over the whole model were checked for memory by the dynamic programme.
+        whole = range(tables.units)
+        stage = _stage(tables, slot, units, size, whole=units) or _stage(tables, slot, units, size, whole=whole)
         if stage is None:
             return None
         stages.append(stage)
-    plan = tables.job.plan_of(tables.profile, stages, strategy=STRATEGY)
-    return plan, tables.step_cost.estimate(plan)
+    plan = tables.job.plan_of(tables.profile, stages, strategy="spantrain-dp")
+    return _BuiltCandidate(candidate=candidate, plan=plan, estimate=tables.step_cost.estimate(plan))
 
 
-def improve_cuts(
-    tables: SlotTables, candidate: DomainCandidate, built: tuple[Plan, StepEstimate]
-) -> tuple[Plan, StepEstimate]:
+def _with_better_cuts(tables: SlotTables, best: _BuiltCandidate) -> _BuiltCandidate:
     """Move one cut by one unit as long as the estimate falls: it knows more than the dynamic programme."""
-    best = built
     moved = True
     while moved:
         moved = False
-        for index in range(1, len(candidate.begins) - 1):
+        for index in range(1, len(best.candidate.begins) - 1):
             for by in (-1, 1):
-                begins = list(candidate.begins)
+                begins = list(best.candidate.begins)
                 begins[index] += by
                 if not begins[index - 1] < begins[index] < begins[index + 1]:
                     continue
-                tried = replace(candidate, begins=tuple(begins))
-                other = build_plan(tables, tried)
-                if other is not None and other[1].step_s < best[1].step_s * (1 - 1e-6):
-                    best, candidate, moved = other, tried, True
+                other = build_plan(tables, replace(best.candidate, begins=tuple(begins)))
+                if other is not None and other.estimate.step_s < best.estimate.step_s * (1 - 1e-6):
+                    best, moved = other, True
     return best
 
 
-def _stage(tables: SlotTables, devices: Slot, units: range, size: int, shares: tuple[int, ...]) -> Stage | None:
-    """Return a slot's stage; None if a device would get no sample, or cannot hold its part."""
+def _stage(tables: SlotTables, devices: Slot, units: range, size: int, *, whole: range) -> Stage | None:
+    """Return a slot's stage, with shares by the times of the units in `whole`; None if it cannot be."""
+    shares = tables.shares(devices, whole, size)
     if min(shares) == 0:
         return None
     rows = (((device,), share, (1.0,)) for device, share in zip(devices, shares, strict=True))
@@ -154,13 +127,6 @@ _PROPOSED = 12
 """How many are simulated."""
 _MAX_DEVICES = 128
 _BUILD = 96
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Ranked:
-    candidate: DomainCandidate
-    plan: Plan
-    estimate: StepEstimate
 
 
 def spantrain_dp(request: PlanRequest) -> tuple[Proposal, ...]:
@@ -183,36 +149,21 @@ def candidates(profile: Profile, job: JobSpec, devices: Sequence[str], limit: in
         InfeasiblePlanError: nothing fits into memory.
     """
     tables, groups = SlotTables(profile, job), group_devices(profile, devices=devices)
-    found, ranked = _rank(tables, groups, devices, limit)
-    return tuple(
-        Proposal(
-            plan=entry.plan,
-            own_estimate_s=entry.estimate.step_s,
-            reasons=reasons(groups, found, entry.candidate, (entry.plan, entry.estimate)),
-        )
-        for entry in ranked
-    )
-
-
-def _rank(
-    tables: SlotTables, groups: DeviceGroups, devices: Sequence[str], limit: int
-) -> tuple[SearchResult, tuple[_Ranked, ...]]:
     found = search(tables, groups)
-    built: list[_Ranked] = []
-    for candidate in _varied(found.solved, max(_BUILD, 3 * limit)):
-        made = build_plan(tables, candidate)
-        if made is not None:
-            built.append(_Ranked(candidate=candidate, plan=made[0], estimate=made[1]))
+    solved = _varied(found.solved, max(_BUILD, 3 * limit))
+    built = [made for candidate in solved if (made := build_plan(tables, candidate)) is not None]
     if not built:
-        raise infeasible(tables.profile, tables.job, devices)
-    built.sort(key=lambda entry: entry.estimate.step_s)
-    improved: dict[tuple[Stage, ...], _Ranked] = {}
-    for entry in built:
-        plan, estimate = improve_cuts(tables, entry.candidate, (entry.plan, entry.estimate))
-        improved.setdefault(plan.stages, _Ranked(candidate=entry.candidate, plan=plan, estimate=estimate))
+        raise infeasible(profile, job, devices)
+    improved: dict[tuple[Stage, ...], _BuiltCandidate] = {}
+    for entry in sorted(built, key=lambda entry: entry.estimate.step_s):
+        better = _with_better_cuts(tables, entry)
+        improved.setdefault(better.plan.stages, better)
         if len(improved) == limit:
             break
-    return found, tuple(sorted(improved.values(), key=lambda entry: entry.estimate.step_s))
+    return tuple(
+        Proposal(plan=entry.plan, own_estimate_s=entry.estimate.step_s, reasons=tuple(_reasons(groups, found, entry)))
+        for entry in sorted(improved.values(), key=lambda entry: entry.estimate.step_s)
+    )
 
 
 def _varied(solved: Sequence[DomainCandidate], limit: int) -> list[DomainCandidate]:

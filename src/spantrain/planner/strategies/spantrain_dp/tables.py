@@ -82,8 +82,9 @@ class SlotTables:
         """Return the seconds of the gradient sum."""
         if len(devices) == 1:
             return 0.0
-        latency_s = self.step_cost.network.all_reduce_seconds(devices, 0)
-        per_byte = self.step_cost.network.all_reduce_seconds(devices, 1) - latency_s
+        seconds = self.step_cost.network.collectives.seconds
+        latency_s = seconds(devices, 0)
+        per_byte = seconds(devices, 1) - latency_s
         return latency_s + per_byte * self.spans.trained()
 
     def _hop(self, source: Slot, target: Slot, size: int) -> HopTable:
