@@ -69,7 +69,9 @@ def test_a_model_that_fits_only_divided_is_divided(
     make_cluster: Callable, make_graph: Callable, make_profile: Callable
 ) -> None:
     graph = make_graph(blocks=1, hidden=1024)
-    memory_bytes = BACKENDS["emulated"].framework_bytes + int(0.8 * 4 * max(unit.parameter_bytes for unit in graph.units))
+    memory_bytes = BACKENDS["emulated"].framework_bytes + int(
+        0.8 * 4 * max(unit.parameter_bytes for unit in graph.units)
+    )
     cluster = make_cluster({"a": {f"a{k}": 1.0 for k in range(4)}}, memory_bytes=memory_bytes)
     profile = make_profile(cluster, graph)
     with pytest.raises(InfeasiblePlanError):
