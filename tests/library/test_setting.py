@@ -13,7 +13,7 @@ from spantrain.app.weights import write_weights
 from spantrain.core.checkpoint import SampleLedger
 from spantrain.core.plan import StateSharding
 from spantrain.errors import ConfigError, PlanError, ProfileError
-from spantrain.library.progress import UserReporter
+from spantrain.library.callbacks import UserReporter
 from spantrain.library.setting import Setting, model_of
 from spantrain.library.trainer import state_of
 from spantrain.models.build import whole_model

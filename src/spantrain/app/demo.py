@@ -4,7 +4,6 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
 
 from spantrain.app.profiling.profile import ProfileOptions, measure_profile
 from spantrain.app.reporter import Reporter
@@ -17,12 +16,12 @@ from spantrain.app.training.train import train
 from spantrain.config.artefacts import reference_to_profile, write_plan, write_profile
 from spantrain.config.cluster_file import load_preset
 from spantrain.core.job import TrainJob
-from spantrain.core.plan import Plan, PlanReport
+from spantrain.core.plan import Plan
 from spantrain.core.profile import Profile
 from spantrain.models.catalog.catalog import resolve_model
 from spantrain.planner.engine.engine import make_plan
 from spantrain.planner.engine.outcome import PlanOutcome
-from spantrain.planner.groups import DeviceGroups, group_devices
+from spantrain.planner.groups import group_devices
 from spantrain.planner.request import JobSpec
 from spantrain.recovery.faults import Fault, FaultKind
 
@@ -89,20 +88,7 @@ class DemoSummary:
     faults: FaultsShown | None = None
 
 
-class DemoListener(Reporter, Protocol):
-    """A reporter that also shows what each part found."""
-
-    def show_groups(self, groups: DeviceGroups, profile: Profile) -> None:
-        """Show the two levels of groups."""
-
-    def show_plan(self, outcome: PlanOutcome) -> None:
-        """Show the plan and what it is better than."""
-
-    def show_training(self, outcome: TrainOutcome, plan: Plan, report: PlanReport) -> None:
-        """Show the figures of a run."""
-
-
-def run_demo(options: DemoOptions, session_options: SessionOptions, out: Path, listener: DemoListener) -> DemoSummary:
+def run_demo(options: DemoOptions, session_options: SessionOptions, out: Path, listener: Reporter) -> DemoSummary:
     """Run the whole demonstration; it replaces what an earlier one has left in the folder.
 
     Raises:
@@ -181,7 +167,7 @@ def _with_faults(
     options: DemoOptions,
     ours: TrainOutcome,
     out: Path,
-    listener: DemoListener,
+    listener: Reporter,
 ) -> FaultsShown:
     """Train the same once more, and lose a device of a stage that others hold as well, if there is one."""
     shared = [one.devices[-1] for stage in plan.stages if len(stage.replicas) > 1 for one in stage.replicas[-1:]]

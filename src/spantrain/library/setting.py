@@ -11,17 +11,12 @@ from typing import Any
 
 from spantrain.app.outer.run import outer_cluster
 from spantrain.app.planning.protection import losses_of
+from spantrain.app.reporter import Reporter
 from spantrain.app.session import Session
 from spantrain.app.training.old_run import refuse_run, remove_old_run
 from spantrain.app.training.requests import Grouping, RunOptions, TrainRequest, new_run, resumed_run
 from spantrain.app.training.trackers import chosen_trackers
-from spantrain.app.training.train_from_scratch import (
-    ScratchListener,
-    ScratchRequest,
-    describe,
-    prepare,
-    run_folder_for,
-)
+from spantrain.app.training.train_from_scratch import ScratchRequest, describe, prepare, run_folder_for
 from spantrain.config.cluster_file import PRESET_NAMES, load_cluster, load_preset, parse_cluster
 from spantrain.core.cluster import Cluster
 from spantrain.core.units import ChatForm, ModelSpec
@@ -150,7 +145,7 @@ class Setting:
             "(overwrite_output_dir=True)",
         )
 
-    def ready(self, steps: int, listener: ScratchListener) -> TrainRequest | None:
+    def ready(self, steps: int, listener: Reporter) -> TrainRequest | None:
         """Return what is to be trained, if no devices must be asked first: a plan, or an earlier run to go on with.
 
         Raises:
@@ -175,7 +170,7 @@ class Setting:
         new = new_run(self.plan, job, self.out, functions=functions, from_scratch=scratch, grouping=self._grouping())
         return self._kept(new)
 
-    def planned(self, session: Session, steps: int, listener: ScratchListener) -> TrainRequest:
+    def planned(self, session: Session, steps: int, listener: Reporter) -> TrainRequest:
         """Measure and plan; return what is to be trained."""
         return self._kept(prepare(session, self._request(steps), listener))
 

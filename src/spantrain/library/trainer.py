@@ -20,7 +20,7 @@ from spantrain.core.cluster import Cluster
 from spantrain.core.units import ChatForm, ModelSpec
 from spantrain.errors import ConfigError, UsageError
 from spantrain.library.arguments import TrainingArguments
-from spantrain.library.callbacks import TrainerState, checked_callbacks
+from spantrain.library.callbacks import TrainerState, UserReporter, checked_callbacks
 from spantrain.library.evaluation import (
     PredictionOutput,
     TrainerParts,
@@ -29,7 +29,6 @@ from spantrain.library.evaluation import (
     checked_parts,
     rows_of,
 )
-from spantrain.library.progress import UserReporter
 from spantrain.library.setting import ModelFactory, Setting, function_source, model_of
 from spantrain.library.streaming import Dealer, Shuffled, Streamed, is_data_set, is_stream
 from spantrain.models.adapters import LoraForm, with_lora
@@ -153,7 +152,7 @@ class Trainer:
         dealer = None if self._rows is None else self._dealer()
         progress = UserReporter(self._callbacks, setting.arguments, stop=self.stop, save=self._stop.ask_save)
         steps = self._steps(dealer, progress)
-        progress.expect(steps)
+        progress.state.max_steps = steps
         self.state = progress.state
         with progress, opened(setting, steps, self._workers, progress) as (session, request):
             request = replace(request, best=progress.best)

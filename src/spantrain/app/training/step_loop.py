@@ -174,26 +174,22 @@ class StepLoop:
             self._check_running()
 
 
-class _StepListener:
+class _StepListener(Reporter):
     """Passes on what the use case reports, and tells the loop of steps, evaluations and checkpoints."""
 
     def __init__(self, reporter: Reporter, updates: "queue.SimpleQueue[_Told]") -> None:
-        self._reporter = reporter
-        self._updates = updates
-        self.phase, self.progress, self.note = reporter.phase, reporter.progress, reporter.note
-        self.run_begins, self.logged = reporter.run_begins, reporter.logged
+        self._reporter, self._updates = reporter, updates
+        for name in ("phase", "progress", "note", "run_begins", "logged"):
+            setattr(self, name, getattr(reporter, name))
 
     def step(self, outcome: StepOutcome, metrics: StepMetrics, total_steps: int) -> None:
-        """Tell both."""
         self._reporter.step(outcome, metrics, total_steps)
         self._updates.put(outcome)
 
     def evaluated(self, metrics: EvaluationMetrics) -> None:
-        """Tell both."""
         self._reporter.evaluated(metrics)
         self._updates.put(metrics)
 
     def saved(self, folder: str) -> None:
-        """Tell both."""
         self._reporter.saved(folder)
         self._updates.put(folder)

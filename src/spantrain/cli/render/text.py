@@ -2,9 +2,10 @@
 
 import os
 from collections.abc import Sequence
+from typing import Any
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 _FEW = 3
@@ -42,6 +43,17 @@ def say(console: Console, text: str, *, mark: str = "") -> None:
     grid.add_column()
     grid.add_row(Text(start), Text(text))
     console.print(grid, highlight=False)
+
+
+def figures_table(first: str, *others: str, **more: Any) -> Table:
+    """Return a table whose first column says what the others, which end at their right, are figures of.
+
+    Args:
+        first: head of that column.
+        others: heads of the others.
+        more: for `rich.table.Table`, such as its title.
+    """
+    return Table(first, *(Column(name, justify="right") for name in others), **more)
 
 
 def few(names: Sequence[str]) -> str:
