@@ -8,8 +8,8 @@ import pytest
 
 from spantrain.app.training.run_folder import MeasuredStep, RunContent, read_run_record, write_run
 from spantrain.app.validate_run import validate_run
+from spantrain.cli.commands.explain import run_json, show_run
 from spantrain.cli.main import main
-from spantrain.cli.render.validation import run_json, show_run
 from spantrain.config.artefacts import read_plan, read_profile, reference_to_profile, write_plan, write_profile
 from spantrain.config.cluster_file import load_preset
 from spantrain.config.traces.trace_file import read_decisions, write_decisions

@@ -1,7 +1,7 @@
 """The command that says what a plan would do, under one schedule or all of them."""
 
+from collections.abc import Mapping
 from dataclasses import fields
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from spantrain.cli.options import Json, NetworkTraceName, Optimizer, chosen_trace, planned_state, print_json, quantity
-from spantrain.cli.render.validation import check_adapter, show_adapter
+from spantrain.cli.render.text import console_for_people, figures_table
 from spantrain.config.files.json_codec import to_json
 from spantrain.config.files.text_files import check_can_write
 from spantrain.config.traces.network_traces import Changes, read_changes
@@ -22,6 +22,7 @@ from spantrain.schedule.registry import check_schedule, schedule_names
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from spantrain.app.simulation.adapter import AdapterOutcome
     from spantrain.app.simulation.simulate import ScheduleOutcome, SimulateRequest, SimulationReport
     from spantrain.core.plan import Plan
     from spantrain.core.profile import Profile
@@ -66,7 +67,7 @@ def simulate(
     json_: Json = False,
 ) -> None:
     """Predict a plan under one schedule or all: time, waiting, memory, money and energy of a step."""
-    from spantrain.app.planning.plan_files import open_plan
+    from spantrain.app.planning.plan_files import open_plan, under_schedule
     from spantrain.app.simulation.simulate import SimulateRequest
 
     _check_options(schedule, trace, changes, network_trace)
@@ -75,11 +76,16 @@ def simulate(
     limit_bytes, state = _bytes("--memory-limit", memory_limit), planned_state(optimizer)
     if adapter is not None:
         every = {"--schedule all": schedule == "all", "--memory-limit": memory_limit, "--trace": trace}
-        check_adapter(adapter, network_trace, {**every, "--staleness": staleness})
-        show = partial(show_adapter, adapter=adapter, schedule=schedule, optimizer=state, as_json=json_)
-        show(plan_path, network_trace or "", steps=steps)
-        return
+        _check_adapter(adapter, network_trace, {**every, "--staleness": staleness})
     plan, profile = open_plan(plan_path)
+    traced = chosen_trace(network_trace, emulated=True)
+    if adapter is not None and traced is not None:
+        from spantrain.app.simulation.adapter import simulate_adapter
+
+        own = under_schedule(plan, schedule)
+        found = simulate_adapter(own, profile, traced, adapter=adapter, steps=steps, optimizer=state)
+        _show_adapter(plan_path, found, as_json=json_)
+        return
     if availability is not None:
         _run_availability(plan, profile, availability, hours or 24.0, checkpoint_every, state, protect, as_json=json_)
         return
@@ -87,7 +93,7 @@ def simulate(
         plan=plan, profile=profile, schedules=_schedules(plan.schedule if schedule is None else schedule),
         memory_limit_bytes=limit_bytes, steps=steps, optimizer=state, staleness=staleness,
         changes=Changes() if changes is None else read_changes(changes),
-        network_trace=chosen_trace(network_trace, emulated=True),
+        network_trace=traced,
     )  # fmt: skip
     _run(request, plan_path, trace=trace, network_trace=network_trace, as_json=json_)
 
@@ -121,6 +127,37 @@ def _check_availability(availability: str | None, own: tuple[object, ...], other
             "--availability: not with --schedule, --memory-limit, --changes, --network-trace, --adapter, --trace, "
             "--steps or --staleness; leave them out"
         )
+
+
+def _check_adapter(adapter: str, network_trace: str | None, others: Mapping[str, object]) -> None:
+    """Refuse what does not go with --adapter."""
+    if adapter not in ADAPTERS:
+        raise ConfigError(f"--adapter {adapter}: give one of {', '.join(ADAPTERS)}")
+    if network_trace is None:
+        raise ConfigError(
+            "--adapter: an adapter has something to do only where links change; name how with --network-trace, "
+            "e.g. --network-trace drop-50"
+        )
+    given = [name for name, value in others.items() if value]
+    if given:
+        raise ConfigError(f"--adapter: does not go with {', '.join(given)}; leave that out")
+
+
+def _show_adapter(plan_path: Path, outcome: "AdapterOutcome", *, as_json: bool) -> None:
+    """Say what each step takes with what follows the network."""
+    if as_json:
+        print_json({"plan": str(plan_path), **to_json(outcome)})
+        return
+    typer.echo(
+        f"  {len(outcome.steps)} steps under {outcome.network_trace}, --adapter {outcome.adapter}: "
+        f"{format_seconds(outcome.total_s)}; a calm step takes {format_seconds(outcome.calm_step_s)}"
+    )
+    typer.echo(f"  {'step':>4}  {'begins':>9}  {'takes':>9}  {'plan':>4}  cut in mid-step")
+    for step in outcome.steps:
+        if step.reason:
+            typer.echo(f"        plan {step.plan}: {step.reason}")
+        times = f"{format_seconds(step.begun_s):>9}  {format_seconds(step.step_s):>9}"
+        typer.echo(f"  {step.step:>4}  {times}  {step.plan:>4}  {step.recuts or ''}")
 
 
 def _run_availability(
@@ -174,8 +211,6 @@ def _bytes(option: str, text: str | None) -> int | None:
 
 def _show(report: "SimulationReport") -> None:
     """Print the tables."""
-    from spantrain.cli.render.text import console_for_people
-
     console = console_for_people(_WIDTH)
     ran = [outcome for outcome in report.schedules.values() if not outcome.reason]
     console.print(_step_table(ran))
@@ -200,17 +235,10 @@ def _show_run(report: "SimulationReport", network_trace: str) -> None:
 
 
 def _step_table(outcomes: "list[ScheduleOutcome]") -> "Table":
-    from rich.table import Table
-
-    stages = range(len(outcomes[0].bubble_ratio))
-    table = Table(title="A step, simulated")
-    for name in ("schedule", "step", "over the bound", *(f"waits, stage {stage}" for stage in stages)):
-        table.add_column(name, justify="left" if name == "schedule" else "right")
-    table.add_column("money", justify="right")
-    table.add_column("energy", justify="right")
+    waits = (f"waits, stage {stage}" for stage in range(len(outcomes[0].bubble_ratio)))
+    table = figures_table("schedule", "step", "over the bound", *waits, "money", "energy", title="A step, simulated")
     for outcome in sorted(outcomes, key=lambda entry: entry.step_s or 0.0):
-        ratio = outcome.ratio_to_bound
-        money = outcome.money_per_step
+        ratio, money = outcome.ratio_to_bound, outcome.money_per_step
         table.add_row(
             outcome.schedule,
             format_seconds(outcome.step_s or 0.0),
@@ -223,13 +251,8 @@ def _step_table(outcomes: "list[ScheduleOutcome]") -> "Table":
 
 
 def _memory_table(outcomes: "list[ScheduleOutcome]") -> "Table":
-    from rich.table import Table
-
-    table = Table(title="Most memory held at once (! is over the limit)")
-    table.add_column("device")
-    table.add_column("limit", justify="right")
-    for outcome in outcomes:
-        table.add_column(outcome.schedule, justify="right")
+    names = (outcome.schedule for outcome in outcomes)
+    table = figures_table("device", "limit", *names, title="Most memory held at once (! is over the limit)")
     for device, limit_bytes in outcomes[0].limit_bytes.items():
         cells = [
             format_bytes(outcome.peak_bytes[device]) + (" !" if device in outcome.over_limit else "")
@@ -243,10 +266,8 @@ def _remarks(outcomes: "list[ScheduleOutcome]") -> list[str]:
     """Return what one must know to read the figures."""
     lines = ["Money is by the list prices in cost/prices.yaml; energy by the kinds' power figures (docs/simulator.md)."]
     for device in sorted({device for outcome in outcomes for device in outcome.over_limit}):
-        worst = max(
-            (outcome for outcome in outcomes if device in outcome.over_limit),
-            key=lambda entry: entry.peak_bytes[device],
-        )
+        over = (outcome for outcome in outcomes if device in outcome.over_limit)
+        worst = max(over, key=lambda entry: entry.peak_bytes[device])
         lines.append(f"{device} is over its limit, most under {worst.schedule}: {_what(worst.peak_held[device])}")
     unpriced = sorted({name for outcome in outcomes if outcome.money for name in outcome.money.without_price})
     if unpriced:
