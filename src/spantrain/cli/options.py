@@ -79,6 +79,7 @@ Out = Annotated[Path, typer.Option("--out", help="Folder to write to; made when 
 
 
 T = TypeVar("T")
+N = TypeVar("N", bound=float)
 
 
 def with_options(kind: type[T]) -> Callable[[Callable[[T, typer.Context], None]], Callable[..., None]]:
@@ -113,8 +114,10 @@ def given_options(context: typer.Context) -> dict[str, str]:
     return {name: named[name] for name, source in sources.items() if source and source.name == "COMMANDLINE"}
 
 
-def at_speed(cluster: Cluster, emulated_speed: float) -> Cluster:
-    """Return the cluster with its emulated devices at another fraction of their kinds' speed."""
+def at_speed(cluster: Cluster, emulated_speed: float | None) -> Cluster:
+    """Return the cluster with its emulated devices at another fraction of their kinds' speed, if one is given."""
+    if emulated_speed is None:
+        return cluster
     if not cluster.emulated:
         raise ConfigError(f"--emulated-speed: no device of {cluster.name} is emulated; leave it out")
     check_speed("--emulated-speed", emulated_speed)
@@ -261,7 +264,7 @@ def session_options(
     return replace(found, heartbeat_timeout_s=patience_s)
 
 
-def quantity(option: str, text: str, parse: Callable[[str], float]) -> float:
+def quantity(option: str, text: str, parse: Callable[[str], N]) -> N:
     """Return the quantity that an option gives, as one of `core.quantities` reads it.
 
     Raises:
@@ -271,6 +274,18 @@ def quantity(option: str, text: str, parse: Callable[[str], float]) -> float:
         return parse(text)
     except ValueError as error:
         raise ConfigError(f"{option}: {error}") from None
+
+
+def positive(option: str, text: str | None, parse: Callable[[str], N]) -> N | None:
+    """Return the quantity that an option gives, if it is given; it must be more than nothing.
+
+    Raises:
+        ConfigError: it is none, or 0.
+    """
+    found = None if text is None else quantity(option, text, parse)
+    if found == 0:
+        raise ConfigError(f"{option} {text}: must be more than nothing")
+    return found
 
 
 def print_json(value: Any) -> None:

@@ -57,7 +57,9 @@ def show(
     if svg is not None or png is not None:
         _draw(shown, svg, png)
     if order is not None:
-        write_atomically(order, _order_text(shown))
+        from spantrain.schedule.render.text import format_orders
+
+        write_atomically(order, f"# {shown.schedule}: {_headline(shown)}\n{format_orders(shown.orders)}\n")
     if json_:
         print_json(_document(shown))
     else:
@@ -117,12 +119,6 @@ def _headline(shown: "ShownSchedule") -> str:
         else f"{shown.step_s:.4g} s a step, of it {shown.pipeline_s:.4g} s in the pipeline, "
         f"{shown.ratio_to_bound:.3f} times the lower bound of {shown.lower_bound_s:.4g} s"
     )
-
-
-def _order_text(shown: "ShownSchedule") -> str:
-    from spantrain.schedule.render.text import format_orders
-
-    return f"# {shown.schedule}: {_headline(shown)}\n{format_orders(shown.orders)}\n"
 
 
 def _cell_s(*seconds: float) -> float | None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from spantrain.cli.options import Json, NetworkTraceName, Optimizer, chosen_trace, planned_state, print_json, quantity
+from spantrain.cli.options import Json, NetworkTraceName, Optimizer, chosen_trace, planned_state, positive, print_json
 from spantrain.cli.render.text import console_for_people, figures_table
 from spantrain.config.files.json_codec import to_json
 from spantrain.config.files.text_files import check_can_write
@@ -73,7 +73,7 @@ def simulate(
     _check_options(schedule, trace, changes, network_trace)
     given = (schedule, memory_limit, changes, network_trace, adapter, trace, staleness or None, steps - _STEPS or None)
     _check_availability(availability, (hours, checkpoint_every, protect), given)
-    limit_bytes, state = _bytes("--memory-limit", memory_limit), planned_state(optimizer)
+    limit_bytes, state = positive("--memory-limit", memory_limit, parse_bytes), planned_state(optimizer)
     if adapter is not None:
         every = {"--schedule all": schedule == "all", "--memory-limit": memory_limit, "--trace": trace}
         _check_adapter(adapter, network_trace, {**every, "--staleness": staleness})
@@ -89,8 +89,9 @@ def simulate(
     if availability is not None:
         _run_availability(plan, profile, availability, hours or 24.0, checkpoint_every, state, protect, as_json=json_)
         return
+    one = plan.schedule if schedule is None else schedule
     request = SimulateRequest(
-        plan=plan, profile=profile, schedules=_schedules(plan.schedule if schedule is None else schedule),
+        plan=plan, profile=profile, schedules=schedule_names() if one == "all" else (check_schedule(one),),
         memory_limit_bytes=limit_bytes, steps=steps, optimizer=state, staleness=staleness,
         changes=Changes() if changes is None else read_changes(changes),
         network_trace=traced,
@@ -186,10 +187,6 @@ def _run_availability(
     )
 
 
-def _schedules(name: str) -> tuple[str, ...]:
-    return schedule_names() if name == "all" else (check_schedule(name),)
-
-
 def _check_options(schedule: str | None, trace: Path | None, changes: Path | None, network_trace: str | None) -> None:
     """Refuse options that contradict each other, before anything is read."""
     if schedule == "all" and trace is not None:
@@ -198,15 +195,6 @@ def _check_options(schedule: str | None, trace: Path | None, changes: Path | Non
         check_can_write(trace, "--trace")
     if changes is not None and network_trace is not None:
         raise ConfigError("--changes and --network-trace: give one of them; a file of changes can name links as well")
-
-
-def _bytes(option: str, text: str | None) -> int | None:
-    if text is None:
-        return None
-    found = round(quantity(option, text, parse_bytes))
-    if found == 0:
-        raise ConfigError(f"{option} {text}: must be more than nothing")
-    return found
 
 
 def _show(report: "SimulationReport") -> None:
