@@ -9,7 +9,6 @@ from pathlib import Path
 from spantrain.app.planning.plan_files import open_plan
 from spantrain.app.training.run_folder import DECISIONS_FILE, RUN_FILE, TRACE_FILE, RunRecord, read_run_record
 from spantrain.config.traces.trace_file import read_decisions, read_trace
-from spantrain.core.action import Action
 from spantrain.core.messages import DeviceDecisions
 from spantrain.core.plan import Plan
 from spantrain.core.profile import Profile
@@ -91,12 +90,8 @@ def validate_run(folder: Path) -> RunValidation:
     staleness = record.staleness if record else 0
     trace = _read_trace(folder / TRACE_FILE, plan, staleness).since(record.first_step if record else 0)
     logs = _read_logs(folder, plan)
-    predicted = predict(
-        plan,
-        profile,
-        optimizer=record.optimizer if record and record.peak_bytes else None,
-        staleness=staleness,
-    )
+    optimizer = record.optimizer if record and record.peak_bytes else None
+    predicted = predict(plan, profile, optimizer=optimizer, staleness=staleness)
     step_s, steps, source = _measured_step(trace, record, folder)
     return RunValidation(
         folder=str(folder),
@@ -200,17 +195,9 @@ def _busy_s(trace: Trace, device: str) -> float:
     """Return the median over steps of the seconds that a device runs actions."""
     by_step: dict[int, float] = {}
     for interval in trace.of(device):
-        if _is_action(interval.name):
+        if interval.action is not None:
             by_step[interval.step] = by_step.get(interval.step, 0.0) + interval.duration_s
     return statistics.median(by_step.values()) if by_step else 0.0
-
-
-def _is_action(text: str) -> bool:
-    try:
-        Action.parse(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _links(plan: Plan, profile: Profile, predicted: SimulationResult, trace: Trace) -> dict[str, LinkComparison]:

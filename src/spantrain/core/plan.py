@@ -1,6 +1,6 @@
 """What runs where: stages, replicas, spans, limits, sums of gradients, an order of work; and what is said of it."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
@@ -200,6 +200,15 @@ class Stage:
         """Return the samples of one replica, a span for each micro-batch in which it takes part."""
         return self._spans_by_replica[index]
 
+    def samples_of(self, index: int) -> int:
+        """Return how many samples of a step one replica has."""
+        return sum(span.size for span in self._spans_by_replica[index])
+
+    def with_limits(self, limits: Iterable[int]) -> "Stage":
+        """Return the stage with other in-flight limits, one for each replica."""
+        pairs = zip(self.replicas, limits, strict=True)
+        return replace(self, replicas=tuple(replace(replica, in_flight_limit=limit) for replica, limit in pairs))
+
     @cached_property
     def _spans_by_replica(self) -> tuple[tuple[Span, ...], ...]:
         shares = [replica.sample_share for replica in self.replicas]
@@ -322,6 +331,11 @@ class Plan:
     def unprotected(self) -> "Plan":
         """The same without keepers, as those work with it who move devices."""
         return replace(self, stages=tuple(replace(stage, keepers=()) for stage in self.stages))
+
+    def with_limits(self, limits: Iterable[Iterable[int]]) -> "Plan":
+        """Return the plan with other in-flight limits, by stage and replica."""
+        pairs = zip(self.stages, limits, strict=True)
+        return replace(self, stages=tuple(stage.with_limits(own) for stage, own in pairs))
 
     def place(self, device: str) -> tuple[int, int]:
         """Return the stage and replica that a device serves."""

@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from spantrain.core.action import Action
+
 TRACE_FORMAT = "spantrain-trace"
 TRACE_VERSION = 1
 """Version of a trace's file."""
@@ -31,6 +33,14 @@ class Interval:
     def duration_s(self) -> float:
         """Seconds from start to end."""
         return self.end_s - self.start_s
+
+    @property
+    def action(self) -> Action | None:
+        """The action that it is; None if it is something else."""
+        try:
+            return Action.parse(self.name)
+        except ValueError:
+            return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

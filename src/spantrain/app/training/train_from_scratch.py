@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from spantrain.app.planning.plan_files import plan_file
+from spantrain.app.planning.plan_files import write_plans
 from spantrain.app.profiling.describe import described_profile
 from spantrain.app.profiling.profile import ProfileOptions, measure_profile
 from spantrain.app.profiling.slowing import slowed
@@ -30,6 +30,7 @@ from spantrain.models.build import unit_names
 from spantrain.models.data.chat import ChatSamples
 from spantrain.models.data.choice import user_functions
 from spantrain.models.data.dataset import open_dataset
+from spantrain.planner.engine.engine import make_plan
 from spantrain.planner.engine.outcome import PlanOptions
 from spantrain.planner.request import Constraints, JobSpec
 from spantrain.version import VERSION
@@ -153,8 +154,8 @@ def _planned(profile: Profile, request: ScratchRequest, listener: Reporter) -> T
         schedule=request.schedule,
     )
     again = Constraints(recompute=request.recompute is not False, recompute_all=bool(request.recompute))
-    options = PlanOptions(constraints=again)
-    planned = plan_file(profile, request.out / _PROFILE_FILE, spec, options, request.out / _PLAN_FILE)
+    planned = make_plan(profile, spec, PlanOptions(constraints=again))
+    planned = write_plans(planned, profile, request.out / _PROFILE_FILE, request.out / _PLAN_FILE)
     listener.show_plan(planned)
     run = new_run(
         request.out / _PLAN_FILE,

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from spantrain.cli.options import Json, print_json
-from spantrain.cli.render.text import console_for_people, few, figures_table, say, short_way
+from spantrain.cli.render.text import console_for_people, figures_table, say, short_way
 from spantrain.config.files.json_codec import to_json
+from spantrain.core.names import few
 from spantrain.core.quantities import format_bandwidth, format_bytes, format_seconds
 from spantrain.errors import ConfigError
 

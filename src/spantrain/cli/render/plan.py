@@ -7,7 +7,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Column, Table
 
-from spantrain.cli.render.text import console_for_people, few, say, short_way
+from spantrain.cli.render.text import console_for_people, say, short_way
+from spantrain.core.names import few
 from spantrain.core.plan import Plan, Replica, Stage, StateSharding
 from spantrain.core.quantities import format_bandwidth, format_bytes, format_seconds, format_speed
 from spantrain.cost.analytic import ANALYTIC_METHOD

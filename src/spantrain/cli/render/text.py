@@ -1,14 +1,12 @@
-"""Text for people: lines that wrap under themselves in a terminal and not at all in a file, numbers, short lists."""
+"""Text for people: lines that wrap under themselves in a terminal and not at all in a file, tables, names of links."""
 
 import os
-from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-_FEW = 3
 _NARROWEST = 20
 
 
@@ -54,15 +52,6 @@ def figures_table(first: str, *others: str, **more: Any) -> Table:
         more: for `rich.table.Table`, such as its title.
     """
     return Table(first, *(Column(name, justify="right") for name in others), **more)
-
-
-def few(names: Sequence[str]) -> str:
-    """Return names with commas; of many the first, and how many more.
-
-    >>> few(("a", "b", "c", "d"))
-    'a and 3 more'
-    """
-    return ", ".join(names) if len(names) <= _FEW else f"{names[0]} and {len(names) - 1} more"
 
 
 def short_way(name: str) -> str:
