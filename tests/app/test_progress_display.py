@@ -7,8 +7,8 @@ import re
 import pytest
 from rich.console import Console
 
-from spantrain.app.metrics import EvaluationMetrics, StepMetrics
 from spantrain.app.reporter import DrawingReporter
+from spantrain.app.training.metrics import EvaluationMetrics, StepMetrics
 
 SHOW_CURSOR, HIDE_CURSOR = "\x1b[?25h", "\x1b[?25l"
 

@@ -16,7 +16,7 @@ from spantrain.core.plan import Plan, PlanReport
 from spantrain.core.profile import Profile
 
 if TYPE_CHECKING:
-    from spantrain.app.metrics import EvaluationMetrics, StepMetrics
+    from spantrain.app.training.metrics import EvaluationMetrics, StepMetrics
     from spantrain.app.training.outcome import TrainOutcome
     from spantrain.planner.engine.outcome import PlanOutcome
     from spantrain.planner.groups import DeviceGroups

@@ -6,9 +6,8 @@ from typing import Any
 
 from rich.console import Console
 
-from spantrain.app.metrics import EvaluationMetrics, StepMetrics
 from spantrain.app.reporter import DrawingReporter
-from spantrain.app.training.best_checkpoint import BestCheckpoint
+from spantrain.app.training.metrics import BestCheckpoint, EvaluationMetrics, StepMetrics
 from spantrain.app.training.outcome import TrainOutcome
 from spantrain.core.plan import Plan
 from spantrain.errors import ConfigError

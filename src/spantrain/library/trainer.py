@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from spantrain.app.metrics import EvaluationMetrics
 from spantrain.app.session import Session, SessionOptions, open_session
+from spantrain.app.training.metrics import EvaluationMetrics
 from spantrain.app.training.outcome import TrainOutcome
 from spantrain.app.training.requests import TrainRequest
 from spantrain.app.training.step_loop import StepLoop

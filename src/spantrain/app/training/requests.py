@@ -4,10 +4,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from spantrain.app.metrics import EvaluationMetrics
 from spantrain.app.planning.plan_files import check_fits_profile, open_plan, under_schedule
 from spantrain.app.planning.protection import about_keepers, with_keepers
-from spantrain.app.training.best_checkpoint import BestCheckpoint
+from spantrain.app.training.metrics import BestCheckpoint, EvaluationMetrics
 from spantrain.app.training.resume import Resume
 from spantrain.app.weight_folder import FirstWeights, first_weights
 from spantrain.config.artefacts import profile_at, profile_path_of, read_plan_report, read_profile

@@ -11,9 +11,9 @@ from typing import Self, TypeVar
 
 import torch
 
-from spantrain.app.metrics import EvaluationMetrics, StepMetrics
 from spantrain.app.reporter import Reporter
 from spantrain.app.session import Session
+from spantrain.app.training.metrics import EvaluationMetrics, StepMetrics
 from spantrain.app.training.outcome import TrainOutcome
 from spantrain.app.training.requests import TrainRequest
 from spantrain.app.training.stop import StopRequest

@@ -4,7 +4,7 @@ import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from spantrain.errors import ConfigError
 
@@ -31,71 +31,43 @@ class TrackedRun:
     config: Mapping[str, Any]
 
 
-class Tracker(Protocol):
-    """Takes scalars of steps."""
-
-    def log(self, scalars: Mapping[str, float], step: int) -> None:
-        """Take a step's scalars, by their tags."""
-
-    def close(self) -> None:
-        """Hand over what is left."""
+Tracker = tuple[Callable[[Mapping[str, float], int], object], Callable[[], object]]
+"""What takes a step's scalars, by their tags, and what hands over what is left."""
 
 
-class _TensorBoard:
-    def __init__(self, module: Any, run: TrackedRun) -> None:
-        self._writer = module.SummaryWriter(str(run.folder))
+def _tensorboard(module: Any, run: TrackedRun) -> Tracker:
+    writer = module.SummaryWriter(str(run.folder))
 
-    def log(self, scalars: Mapping[str, float], step: int) -> None:
+    def log(scalars: Mapping[str, float], step: int) -> None:
         for tag, value in scalars.items():
-            self._writer.add_scalar(tag, value, step)
+            writer.add_scalar(tag, value, step)
 
-    def close(self) -> None:
-        self._writer.close()
-
-
-class _Wandb:
-    def __init__(self, module: Any, run: TrackedRun) -> None:
-        self._run = module.init(project=run.project or None, name=run.name, config=dict(run.config))
-
-    def log(self, scalars: Mapping[str, float], step: int) -> None:
-        self._run.log(dict(scalars), step=step)
-
-    def close(self) -> None:
-        self._run.finish()
+    return log, writer.close
 
 
-class _Trackio:
-    def __init__(self, module: Any, run: TrackedRun) -> None:
-        self._module = module
-        module.init(project=run.project or _PROJECT, name=run.name, config=dict(run.config))
-
-    def log(self, scalars: Mapping[str, float], step: int) -> None:
-        self._module.log(dict(scalars), step=step)
-
-    def close(self) -> None:
-        self._module.finish()
+def _wandb(module: Any, run: TrackedRun) -> Tracker:
+    tracked = module.init(project=run.project or None, name=run.name, config=dict(run.config))
+    return lambda scalars, step: tracked.log(dict(scalars), step=step), tracked.finish
 
 
-class _MLflow:
-    def __init__(self, module: Any, run: TrackedRun) -> None:
-        self._module = module
-        if run.project:
-            module.set_experiment(run.project)
-        module.start_run(run_name=run.name)
-        module.log_params({name: str(value)[:_LONGEST_VALUE] for name, value in run.config.items()})
+def _trackio(module: Any, run: TrackedRun) -> Tracker:
+    module.init(project=run.project or _PROJECT, name=run.name, config=dict(run.config))
+    return lambda scalars, step: module.log(dict(scalars), step=step), module.finish
 
-    def log(self, scalars: Mapping[str, float], step: int) -> None:
-        self._module.log_metrics(dict(scalars), step=step)
 
-    def close(self) -> None:
-        self._module.end_run()
+def _mlflow(module: Any, run: TrackedRun) -> Tracker:
+    if run.project:
+        module.set_experiment(run.project)
+    module.start_run(run_name=run.name)
+    module.log_params({name: str(value)[:_LONGEST_VALUE] for name, value in run.config.items()})
+    return lambda scalars, step: module.log_metrics(dict(scalars), step=step), module.end_run
 
 
 _OPENED: Mapping[str, Callable[[Any, TrackedRun], Tracker]] = {
-    "tensorboard": _TensorBoard,
-    "wandb": _Wandb,
-    "trackio": _Trackio,
-    "mlflow": _MLflow,
+    "tensorboard": _tensorboard,
+    "wandb": _wandb,
+    "trackio": _trackio,
+    "mlflow": _mlflow,
 }
 
 
@@ -120,14 +92,14 @@ class Trackers:
 
     def log(self, scalars: Mapping[str, float], step: int) -> None:
         """Give scalars to each, by the tags that the transformers library's trainer uses: `train/loss`, `eval/loss`."""
-        self._each(lambda tracker: tracker.log(scalars, step))
+        self._each(lambda tracker: tracker[0](scalars, step))
 
     def close(self) -> None:
         """End the run with each."""
-        self._each(lambda tracker: tracker.close())
+        self._each(lambda tracker: tracker[1]())
         self._open.clear()
 
-    def _each(self, do: Callable[[Tracker], None]) -> None:
+    def _each(self, do: Callable[[Tracker], object]) -> None:
         for name, tracker in list(self._open.items()):
             try:
                 do(tracker)

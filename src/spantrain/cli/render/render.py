@@ -18,7 +18,7 @@ from spantrain.planner.groups import DeviceGroups, tree_lines
 
 if TYPE_CHECKING:
     from spantrain.app.demo import DemoSummary
-    from spantrain.app.metrics import StepMetrics
+    from spantrain.app.training.metrics import StepMetrics
     from spantrain.app.training.outcome import LinkFigures, TrainOutcome
     from spantrain.planner.engine.outcome import PlanOutcome
     from spantrain.runtime.coordinator.barrier import StepOutcome
