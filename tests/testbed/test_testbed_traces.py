@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spantrain.core.cluster import Link
+from spantrain.core.cluster import Link, Site
 from spantrain.core.speed import SpeedTrace
 from spantrain.errors import TestbedError
-from spantrain.testbed.build import SiteLayout
 from spantrain.testbed.forwarding import ShapedNetwork
 from spantrain.testbed.load import Load
 from spantrain.testbed.shaper import LinkShape, Packet, ShapedLink
@@ -30,15 +29,15 @@ def collected(shaped: ShapedLink, now_s: float) -> list[bytes]:
 def network(*, line: float | None = None) -> ShapedNetwork:
     """Two sites; the first may have an uplink."""
     sites = tuple(
-        SiteLayout(
+        Site(
             name=name,
-            number=number,
+            hosts=(),
             bandwidth_bytes_per_s=1e9,
+            latency_s=0.0,
             uplink_bandwidth_bytes_per_s=line if name == "lab" else None,
             downlink_bandwidth_bytes_per_s=None,
-            hosts=(),
         )
-        for number, name in enumerate(("lab", "office"))
+        for name in ("lab", "office")
     )
     links = tuple(
         Link(source=source, target=target, bandwidth_bytes_per_s=RATE, latency_s=LATENCY_S)
@@ -69,7 +68,7 @@ def test_packets_leave_when_the_trace_says_and_none_is_lost(data: st.DataObject)
     shaped = network()
     shaped.follow(0.0, {"lab->office": speed}, 0.0)
     for number in range(60):
-        assert shaped.push(0.0, "lab", Packet(b"%d" % number, b"flow", PACKET_BYTES, 1, 1))
+        assert shaped.push(0.0, "lab", Packet(b"%d" % number, b"flow", PACKET_BYTES, 1, 2))
     there = arrivals(shaped)
     assert len(there) == 60
     for number, at_s in enumerate(there, start=1):
@@ -106,7 +105,7 @@ def test_a_late_caller_changes_no_time() -> None:
     shaped = network()
     shaped.follow(0.0, {"lab->office": trace((0.01, 0.5), (0.02, 1.0))}, 0.0)
     for number in range(40):
-        shaped.push(0.0, "lab", Packet(b"%d" % number, b"flow", PACKET_BYTES, 1, 1))
+        shaped.push(0.0, "lab", Packet(b"%d" % number, b"flow", PACKET_BYTES, 1, 2))
     assert len(shaped.take(0.0351 + LATENCY_S)) == 30
 
 

@@ -12,10 +12,10 @@ from collections.abc import Collection, Mapping
 from operator import itemgetter
 from random import Random
 
-from spantrain.core.cluster import Link
+from spantrain.core.cluster import Link, Site
 from spantrain.core.speed import SpeedTrace
 from spantrain.errors import TestbedError
-from spantrain.testbed.build import NetworkLayout, SiteLayout, set_segmentation
+from spantrain.testbed.build import NetworkLayout, set_segmentation
 from spantrain.testbed.shaper import LinkShape, Packet, ShapedLink, parse_packet
 
 Pair = tuple[str, str]
@@ -43,10 +43,10 @@ class ShapedNetwork:
     their times, however late the caller is.
     """
 
-    def __init__(self, sites: tuple[SiteLayout, ...], links: tuple[Link, ...]) -> None:
+    def __init__(self, sites: tuple[Site, ...], links: tuple[Link, ...]) -> None:
         self.links: dict[Pair, ShapedLink] = {}
         self.lines: dict[Line, ShapedLink] = {}
-        self._site_of = {site.number: site.name for site in sites}
+        self._site_of = {number: site.name for number, site in enumerate(sites, start=1)}
         self._line_of: dict[ShapedLink, Line] = {}
         self._pair_of: dict[ShapedLink, Pair] = {}
         self._busy: tuple[set[ShapedLink], set[ShapedLink], set[ShapedLink]] = (set(), set(), set())

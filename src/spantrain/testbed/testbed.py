@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from spantrain.config.files.json_codec import to_json
 from spantrain.core.cluster import Cluster, Host, Link, Site
 from spantrain.core.speed import SpeedTrace
 from spantrain.errors import TestbedError
@@ -273,7 +274,7 @@ def _start_router(layout: NetworkLayout, *options: str) -> "subprocess.Popen[str
     assert router.stdin is not None
     assert router.stdout is not None
     with router.stdin, router.stdout:
-        router.stdin.write(layout.to_json() + "\n")
+        router.stdin.write(json.dumps(to_json(layout, wire=True)) + "\n")
         router.stdin.flush()
         line = router.stdout.readline()
     answer = json.loads(line) if line else {"error": f"its router failed: {_tail(log)}"}
