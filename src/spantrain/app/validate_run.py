@@ -115,12 +115,7 @@ def _read_trace(path: Path, plan: Plan, staleness: int) -> Trace:
     trace = read_trace(path)
     if not trace.intervals:
         raise ConfigError(f"{path}: holds no steps; {_AGAIN} and --trace-steps 3")
-    unknown = sorted({interval.device for interval in trace.intervals} - set(plan.devices))
-    if unknown:
-        raise ConfigError(
-            f"{path}: is of {', '.join(unknown)}, the plan has {', '.join(plan.devices)}; put the trace and the plan "
-            f"of one run together, or {_AGAIN}"
-        )
+    _check_devices(path, {interval.device for interval in trace.intervals}, plan, "the trace and the plan")
     for device in plan.devices:
         _check_steps(path, trace.of(device), staleness)
     return trace
@@ -144,13 +139,18 @@ def _read_logs(folder: Path, plan: Plan) -> tuple[DeviceDecisions, ...] | None:
     if not path.exists():
         return None
     logs = read_decisions(path)
-    unknown = sorted({log.device for log in logs} - set(plan.devices))
+    _check_devices(path, {log.device for log in logs}, plan, "the files")
+    return logs
+
+
+def _check_devices(path: Path, found: set[str], plan: Plan, files: str) -> None:
+    """Refuse a file that is of devices which the plan does not have."""
+    unknown = sorted(found - set(plan.devices))
     if unknown:
         raise ConfigError(
-            f"{path}: is of {', '.join(unknown)}, the plan has {', '.join(plan.devices)}; put the files of one run "
+            f"{path}: is of {', '.join(unknown)}, the plan has {', '.join(plan.devices)}; put {files} of one run "
             f"together, or {_AGAIN}"
         )
-    return logs
 
 
 def _measured_step(trace: Trace, record: RunRecord | None, folder: Path) -> tuple[float, int, str]:

@@ -11,14 +11,13 @@ from typing import Any
 
 import typer
 
-from spantrain.cli.commands import schedule, testbed
+from spantrain.cli.commands import outer, schedule, testbed
 from spantrain.cli.commands.basic import demo, drain, export, groups, import_, profile, worker
 from spantrain.cli.commands.explain import explain, validate
 from spantrain.cli.commands.plan import plan
 from spantrain.cli.commands.simulate import simulate
 from spantrain.cli.commands.train import train
 from spantrain.cli.failure import tell_internal_error
-from spantrain.cli.outer import outer
 from spantrain.errors import InternalError, SpanTrainError, UsageError
 from spantrain.plugins import with_plugins
 from spantrain.version import VERSION

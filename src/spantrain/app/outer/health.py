@@ -6,8 +6,8 @@ and a shard that moves no layers is told by the master to end; this here is for 
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from queue import Empty, SimpleQueue
+from collections.abc import Callable, Mapping
+from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 from spantrain.errors import PeerLostError, SpanTrainError
@@ -82,18 +82,12 @@ class Asker:
 
     def tell(self, health: Health) -> None:
         """Pass on what was answered since the last call."""
-        for now_s, well in self._answers():
+        while not self._news.empty():
+            now_s, well = self._news.get()
             if well is None:
                 health.silent()
             else:
                 health.answered(now_s, well)
-
-    def _answers(self) -> Iterator[tuple[float, Mapping[str, bool] | None]]:
-        while True:
-            try:
-                yield self._news.get_nowait()
-            except Empty:
-                return
 
     def _run(self) -> None:
         while True:

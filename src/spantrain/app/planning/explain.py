@@ -116,7 +116,7 @@ def with_more_of(plan: Plan, profile: Profile, stage_index: int, template: Repli
     taken = profile.cluster.device_by_name.keys() | profile.cluster.host_by_name.keys()
     name = next(name for name in (f"more-{number}" for number in itertools.count(1)) if name not in taken)
     cluster = _with_host(profile.cluster, old, replace(old, name=name, host=name))
-    copied = tuple(_copies(profile, old, name))
+    copied = tuple(_copies(profile, cluster, old, name))
     scores = tuple(replace(score, device=name) for score in profile.scores if score.device == old.name)
     other = replace(profile, cluster=cluster, links=(*profile.links, *copied), scores=(*profile.scores, *scores))
     stage = plan.stages[stage_index]
@@ -138,8 +138,8 @@ def _with_host(cluster: Cluster, old: Device, new: Device) -> Cluster:
     return replace(cluster, sites=sites, hosts=(*cluster.hosts, host), devices=(*cluster.devices, new))
 
 
-def _copies(profile: Profile, old: Device, name: str) -> Iterator[LinkMeasurement]:
-    """Yield the links of a device as those of its copy, and the two between them: as to its nearest other host."""
+def _copies(profile: Profile, cluster: Cluster, old: Device, name: str) -> Iterator[LinkMeasurement]:
+    """Yield the links of a device as those of its copy in a cluster, and the two between them, as those of the site."""
     if profile.links_described:
         return
     for link in profile.links:
@@ -147,16 +147,8 @@ def _copies(profile: Profile, old: Device, name: str) -> Iterator[LinkMeasuremen
             yield replace(link, source=name)
         elif link.target == old.name:
             yield replace(link, target=name)
-    site = profile.cluster.site_by_name[old.site]
-    for source, target in ((old.name, name), (name, old.name)):
-        yield LinkMeasurement(
-            source=source,
-            target=target,
-            latency_s=site.latency_s,
-            bandwidth_bytes_per_s=site.bandwidth_bytes_per_s,
-            payload_bytes=0,
-            rounds=0,
-        )
+    yield LinkMeasurement.described(cluster, old.name, name)
+    yield LinkMeasurement.described(cluster, name, old.name)
 
 
 _TWICE = 2.0
