@@ -216,7 +216,8 @@ def _save_as_given(module: nn.Module, spec: ModelSpec, folder: Path, *, dtype: s
     """
     from transformers import PreTrainedModel
 
-    adapters = _is_adapted(module)
+    # Of a model without adapters, the library need not be there.
+    adapters = type(module).__module__.startswith("peft.") and hasattr(module, "merge_and_unload")
     if merge and not adapters:
         raise UsageError(f"--merge: model {spec.name} has no adapters of peft to be merged; leave it out")
     model: Any = module.to(getattr(torch, dtype))
@@ -240,11 +241,6 @@ def _save_as_given(module: nn.Module, spec: ModelSpec, folder: Path, *, dtype: s
     if adapters:
         return "peft"
     return "transformers" if isinstance(model, PreTrainedModel) else "safetensors"
-
-
-def _is_adapted(module: nn.Module) -> bool:
-    # Of a model without adapters, the library need not be there.
-    return type(module).__module__.startswith("peft.") and hasattr(module, "merge_and_unload")
 
 
 def _source(spec: ModelSpec, base: nn.Module) -> Path | None:
@@ -297,7 +293,8 @@ def import_weights(folder: Path, spec: ModelSpec, out: Path) -> ImportOutcome:
     if (out / CHECKPOINTS).exists():
         raise ConfigError(f"{out}: holds checkpoints already; name a new folder with --out")
     found = find_weights(folder, spec)
-    checkpoint = write_weights(found, out, _no_run(spec))
+    no_run = Manifest(step=0, model=spec, plan=None, job=None, profile="", losses=(), ledger=SampleLedger())
+    checkpoint = write_weights(found, out, no_run)
     return ImportOutcome(
         run=str(out),
         model=spec.name,
@@ -306,10 +303,6 @@ def import_weights(folder: Path, spec: ModelSpec, out: Path) -> ImportOutcome:
         converted=found.converted,
         ignored=found.ignored,
     )
-
-
-def _no_run(spec: ModelSpec) -> Manifest:
-    return Manifest(step=0, model=spec, plan=None, job=None, profile="", losses=(), ledger=SampleLedger())
 
 
 def write_weights(found: FoundWeights, out: Path, manifest: Manifest) -> Path:

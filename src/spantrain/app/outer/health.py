@@ -8,12 +8,8 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from queue import SimpleQueue
-from typing import TYPE_CHECKING
 
 from spantrain.errors import PeerLostError, SpanTrainError
-
-if TYPE_CHECKING:
-    from spantrain.outer.link.status import MasterStatus
 
 MASTER = "master"
 ASK_EVERY_S = 5.0
@@ -103,13 +99,10 @@ def _ask(address: str, token: str) -> Mapping[str, bool] | None:
     from spantrain.outer.link.link import ask_status
 
     try:
-        return _well(ask_status(address, token))
+        status = ask_status(address, token)
     except PeerLostError:
         return None
     except SpanTrainError:
         return {}  # it answers, if not to this
-
-
-def _well(status: "MasterStatus") -> Mapping[str, bool]:
     idle = ("ready", "restoring") if status.layers else ("ready", "restoring", "joining")
     return {shard.name: shard.state in idle for shard in status.shards}

@@ -99,17 +99,7 @@ def simulate_adapter(
         move_s=forecast.move_s,
     )
     plans = accumulate(int(one.reason != "") for one in done)
-    shown = (
-        SimulatedStep(
-            step=one.step,
-            begun_s=one.begun_s,
-            step_s=one.step_s,
-            plan=plan_number,
-            recuts=one.recuts,
-            reason=one.reason,
-        )
-        for one, plan_number in zip(done, plans, strict=True)
-    )
+    shown = (SimulatedStep(**{**vars(one), "plan": number}) for one, number in zip(done, plans, strict=True))
     return AdapterOutcome(
         adapter=adapter,
         network_trace=trace.text,

@@ -120,15 +120,12 @@ def leg_after_loss(
     resume = newest()
     first_step = resume.content.step if resume else 0
     where = f"the checkpoint after {first_step} steps" if resume else "the beginning"
+    again = committed.step - first_step
     return Leg(
         plan=plan, first_step=first_step, resume=resume, begun_s=begun_s, considered=present,
         reason=f"{lost}: what it held is held by no other device, so all go back to {where} "
-        f"({_steps(committed.step - first_step)} trained again), {found.how}",
+        f"({again} step{' is' if again == 1 else 's are'} trained again), {found.how}",
     )  # fmt: skip
-
-
-def _steps(count: int) -> str:
-    return "1 step is" if count == 1 else f"{count} steps are"
 
 
 def _no_way(error: DeviceLostError, why: str) -> PeerLostError:

@@ -90,7 +90,7 @@ class MetricsFile:
         self._path = folder / METRICS_FILE
         self._kept = [] if before is None else _lines(before / METRICS_FILE, first_step)
         self._file: IO[str] | None = None
-        self.evaluations = [_evaluation(line) for line in map(json.loads, self._kept) if _is_evaluation(line)]
+        self.evaluations = [found for line in map(json.loads, self._kept) if (found := _evaluation(line)) is not None]
         """What is kept of the earlier run's."""
 
     def __enter__(self) -> "MetricsFile":
@@ -130,16 +130,13 @@ def _fields(metrics: StepMetrics | EvaluationMetrics) -> dict[str, Any]:
     return {name: value for name, value in to_json(metrics).items() if value is not None and value is not False}
 
 
-def _is_evaluation(line: Mapping[str, Any]) -> bool:
-    numbers = (value for name, value in line.items() if name != "event")
-    return line.get("event") == "evaluation" and "eval_loss" in line and all(type(n) in (int, float) for n in numbers)
-
-
-def _evaluation(line: Mapping[str, Any]) -> EvaluationMetrics:
-    own = {name: line[name] for name in ("step", "eval_loss", "epoch") if name in line}
-    return EvaluationMetrics(
-        **own, more={name: value for name, value in line.items() if name != "event" and name not in own}
-    )
+def _evaluation(line: dict[str, Any]) -> EvaluationMetrics | None:
+    """Return what a line of a file says of an evaluation; None if it says something else."""
+    event = line.pop("event", None)
+    if event != "evaluation" or "eval_loss" not in line or any(type(n) not in (int, float) for n in line.values()):
+        return None
+    own = {name: line.pop(name) for name in ("step", "eval_loss", "epoch") if name in line}
+    return EvaluationMetrics(**own, more=line)
 
 
 def _lines(path: Path, steps_done: int) -> list[str]:

@@ -66,7 +66,11 @@ def master(config_path: Config, end_with_input: EndWithInput = False) -> None:
     from spantrain.app.outer.serve import serve_master
 
     with clean_interrupt("the master"):
-        serve_master(config, ready=_say_master, end_with_input=end_with_input)
+        # The token itself is not printed, since logs are read by many.
+        serve_master(
+            config, end_with_input=end_with_input,
+            ready=lambda address, token_file: typer.echo(f"master: {address}\ntoken: in {token_file}"),
+        )  # fmt: skip
 
 
 @app.command()
@@ -112,7 +116,7 @@ def status(
         elif json_:
             print_json(ask_status(address, found).to_plain())
         else:
-            _show_status(ask_status(address, found))
+            console_for_people(_PLAIN_WIDTH).print(_status(ask_status(address, found)))
 
 
 @app.command()
@@ -159,26 +163,14 @@ def _say_up(found: "OuterUp", config_path: Path, *, as_json: bool) -> None:
         print_json({**plain, "logs": str(found.logs)})
         sys.stdout.flush()
         return
-    sys.stdout.write(
+    typer.echo(
         f"master: {found.address}\n"
         f"token: {found.token} (also in {found.token_file})\n"
         f"logs: {found.logs}\n"
         "in each cluster, with the token in SPANTRAIN_OUTER_TOKEN where that file is not at hand:\n"
         f"  spantrain outer run {config_path} --cluster NAME -- COMMAND...\n"
-        f"  spantrain outer status {config_path}\n"
+        f"  spantrain outer status {config_path}"
     )
-    sys.stdout.flush()
-
-
-def _say_master(address: str, token_file: Path) -> None:
-    """Print how to join a master; its token is not printed, since logs are read by many."""
-    sys.stdout.write(f"master: {address}\ntoken: in {token_file}\n")
-    sys.stdout.flush()
-
-
-def _show_status(status: "MasterStatus") -> None:
-    """Print it."""
-    console_for_people(_PLAIN_WIDTH).print(_status(status))
 
 
 def _watch_status(ask: Callable[[], "MasterStatus"], *, as_json: bool) -> None:
