@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from spantrain.core.cluster import Link, Site
 from spantrain.testbed.forwarding import ShapedNetwork
-from spantrain.testbed.shaper import LinkShape, Packet
+from spantrain.testbed.shaper import Packet, room_bytes
 
 SITES = ("lab", "office", "home")
 RATE, LATENCY_S = 1e6, 0.01
@@ -99,7 +99,9 @@ def test_sites_that_send_to_one_share_its_downlink() -> None:
 
 def test_what_a_slow_pair_leaves_of_an_uplink_is_for_the_other() -> None:
     shaped = network(rate=2 * RATE, lab_up=RATE)
-    shaped.reshape(0.0, ("lab", "home"), LinkShape(bandwidth_bytes_per_s=0.2 * RATE, latency_s=LATENCY_S))
+    shaped.reshape(
+        0.0, ("lab", "home"), Link(source="lab", target="home", bandwidth_bytes_per_s=0.2 * RATE, latency_s=LATENCY_S)
+    )
     pairs = {("lab", "office"): 1.2 * RATE, ("lab", "home"): 0.2 * RATE}
     shares = bytes_between(flood(shaped, pairs, 0.0, 2.0), 0.5, 2.0)
     assert shares[b"lab>home"] == pytest.approx(0.3 * RATE, abs=2 * PACKET_BYTES)
@@ -132,10 +134,14 @@ def test_a_line_may_be_new_and_its_queue_follows_its_links() -> None:
     (line,) = shaped.lines.values()
     for number in range(1000):
         assert shaped.push(1.0 + number * 1e-9, "lab", Packet(b"y", b"y", PACKET_BYTES, 1, 2))
-    assert line.waiting_bytes <= line.shape.room_bytes(LATENCY_S) < line.waiting_bytes + PACKET_BYTES
+    assert (
+        line.waiting_bytes
+        <= room_bytes(line.shape.bandwidth_bytes_per_s, LATENCY_S)
+        < line.waiting_bytes + PACKET_BYTES
+    )
     for pair in shaped.links:
-        shaped.reshape(1.01, pair, LinkShape(bandwidth_bytes_per_s=RATE, latency_s=0.0))
-    assert line.waiting_bytes <= line.shape.room_bytes(0.0)
+        shaped.reshape(1.01, pair, Link(source="lab", target="home", bandwidth_bytes_per_s=RATE, latency_s=0.0))
+    assert line.waiting_bytes <= room_bytes(line.shape.bandwidth_bytes_per_s, 0.0)
 
 
 def test_what_cannot_go_is_refused() -> None:

@@ -13,7 +13,7 @@ from spantrain.core.speed import SpeedTrace
 from spantrain.errors import TestbedError
 from spantrain.testbed.forwarding import ShapedNetwork
 from spantrain.testbed.load import Load
-from spantrain.testbed.shaper import LinkShape, Packet, ShapedLink
+from spantrain.testbed.shaper import Packet, ShapedLink, room_bytes
 from spantrain.testbed.testbed import Testbed
 from spantrain_studies.testbed_traffic import Flow
 from testing.patience import PATIENCE_S
@@ -79,7 +79,7 @@ def test_packets_leave_when_the_trace_says_and_none_is_lost(data: st.DataObject)
 
 @pytest.mark.parametrize("part", [0.0, 0.25])
 def test_what_is_being_sent_goes_on_at_the_new_speed(part: float) -> None:
-    shaped = ShapedLink(LinkShape(bandwidth_bytes_per_s=RATE, latency_s=0.0), Random(1))
+    shaped = ShapedLink(Link(source="lab", target="home", bandwidth_bytes_per_s=RATE, latency_s=0.0), Random(1))
     shaped.push(0.0, Packet(b"a", b"flow", PACKET_BYTES))
     shaped.change_speed(0.0005, part)
     assert collected(shaped, 0.001) == []
@@ -90,15 +90,15 @@ def test_what_is_being_sent_goes_on_at_the_new_speed(part: float) -> None:
 
 
 def test_a_link_that_stands_still_keeps_its_buffer() -> None:
-    shaped = ShapedLink(LinkShape(bandwidth_bytes_per_s=RATE, latency_s=0.1), Random(1))
+    shaped = ShapedLink(Link(source="lab", target="home", bandwidth_bytes_per_s=RATE, latency_s=0.1), Random(1))
     shaped.change_speed(0.0, 0.0)
-    room_bytes = shaped.shape.room_bytes(shaped.shape.latency_s)
-    for number in range(2 * room_bytes // PACKET_BYTES):
+    room = room_bytes(shaped.shape.bandwidth_bytes_per_s, shaped.shape.latency_s)
+    for number in range(2 * room // PACKET_BYTES):
         shaped.push(0.0, Packet(b"%d" % number, b"flow", PACKET_BYTES))
-    assert room_bytes - 2 * PACKET_BYTES < shaped.waiting_bytes <= room_bytes
+    assert room - 2 * PACKET_BYTES < shaped.waiting_bytes <= room
     assert shaped.counters.packets_dropped > 0
     shaped.change_speed(30.0, 1.0)
-    assert len(collected(shaped, 60.0)) == 2 * room_bytes // PACKET_BYTES - shaped.counters.packets_dropped
+    assert len(collected(shaped, 60.0)) == 2 * room // PACKET_BYTES - shaped.counters.packets_dropped
 
 
 def test_a_late_caller_changes_no_time() -> None:

@@ -115,10 +115,12 @@ class Link:
 
     def __post_init__(self) -> None:
         where = f"link {self.source} -> {self.target}"
-        if self.bandwidth_bytes_per_s <= 0:
-            raise ValueError(f"{where}: bandwidth must be positive, got {self.bandwidth_bytes_per_s} bytes/s")
-        if self.latency_s < 0 or self.jitter_s < 0:
-            raise ValueError(f"{where}: latency and jitter must not be negative")
+        if not 0 < self.bandwidth_bytes_per_s < math.inf:
+            raise ValueError(
+                f"{where}: bandwidth must be positive and finite, got {self.bandwidth_bytes_per_s} bytes/s"
+            )
+        if not (0 <= self.latency_s < math.inf and 0 <= self.jitter_s < math.inf):
+            raise ValueError(f"{where}: latency and jitter must be finite and not negative")
         if not 0 <= self.loss_ratio < 1:
             raise ValueError(f"{where}: loss_ratio must be in [0, 1), got {self.loss_ratio}")
 

@@ -122,7 +122,7 @@ def session(
             f"lr_scheduler_type {arguments.lr_scheduler_type!r}, or its warm-up, needs max_steps: it is a part of them"
         )
     model = model_of(model_factory, loss_fn, data=None, tokenizer=None, sequence_length=sequence_length)
-    setting = Setting.of(model, arguments, cluster=cluster, plan=plan, optimizer=optimizer, measure=measure)
+    setting = Setting(model, arguments, cluster=cluster, plan=plan, optimizer=optimizer, measure=measure)
     steps = arguments.max_steps if arguments.max_steps > 0 else _ENDLESS
     wishes = StopRequest()
     reporter = UserReporter(checked_callbacks(callbacks), arguments, stop=wishes.ask, save=wishes.ask_save)

@@ -5,7 +5,7 @@ import functools
 import inspect
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -78,22 +78,11 @@ sites:
 """
 
 
-@dataclass(frozen=True, kw_only=True)
 class Setting:
     """A run that is yet to be begun."""
 
-    model: ModelSpec
-    arguments: TrainingArguments
-    cluster: Cluster
-    plan: Path | None
-    optimizer: Mapping[str, Any]
-    """Fields of the job that the optimizer says."""
-    measure: bool
-    """Whether the cluster is measured before planning, or taken by data sheets."""
-
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         model: ModelSpec,
         arguments: TrainingArguments,
         *,
@@ -101,27 +90,20 @@ class Setting:
         plan: str | Path | None,
         optimizer: object,
         measure: bool,
-    ) -> "Setting":
-        """Put together what the user gave.
+    ) -> None:
+        """Put together what the user gave; `measure`: the cluster before planning, instead of taking it by data sheets.
 
         Raises:
             ConfigError: there is no such cluster, or the optimizer is none that is known here.
         """
         if not arguments.output_dir:
-            folder = run_folder_for(model, datetime.datetime.now())
-            arguments = replace(arguments, output_dir=folder)
-        given = given_optimizer(optimizer)
-        if arguments.dropout == "off":
-            model = without_dropout(model)
-        arguments.job(1, given)  # numbers that make no sense are refused before anything is started
-        return cls(
-            model=model,
-            arguments=arguments,
-            cluster=_cluster(cluster),
-            plan=None if plan is None else Path(plan),
-            optimizer=given,
-            measure=measure,
-        )
+            arguments = replace(arguments, output_dir=run_folder_for(model, datetime.datetime.now()))
+        self.optimizer: Mapping[str, Any] = given_optimizer(optimizer)
+        """Fields of the job that the optimizer says."""
+        self.model = without_dropout(model) if arguments.dropout == "off" else model
+        arguments.job(1, self.optimizer)  # numbers that make no sense are refused before anything is started
+        self.arguments, self.cluster, self.measure = arguments, _cluster(cluster), measure
+        self.plan = None if plan is None else Path(plan)
 
     @property
     def out(self) -> Path:

@@ -121,7 +121,7 @@ class Trainer:
             model_factory, loss_fn, data=name, tokenizer=tokenizer, sequence_length=sequence_length, chat=chat
         )
         given, model = args or TrainingArguments(), with_lora(model, LoraForm.of(self._parts.get("peft_config")))
-        self._setting = Setting.of(model, given, cluster=cluster, plan=plan, optimizer=optimizer, measure=measure)
+        self._setting = Setting(model, given, cluster=cluster, plan=plan, optimizer=optimizer, measure=measure)
         self._check_parts()
         self._callbacks, self._workers = checked_callbacks(callbacks), workers or SessionOptions()
         self._stop, self.state = StopRequest(), TrainerState()

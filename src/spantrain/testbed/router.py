@@ -135,15 +135,14 @@ class PacketRouter:
 
     def _status(self) -> Answer:
         network = self._forwarder.network
-        links = [{"source": a, "target": b, **_figures(link)} for (a, b), link in network.links.items()]
-        of_links_only = ("latency_s", "jitter_s", "loss_ratio", "packets_lost")
+        of_links_only = ("source", "target", "latency_s", "jitter_s", "loss_ratio", "packets_lost")
         lines = [
             {"site": site, "way": way}
             | {name: value for name, value in _figures(line).items() if name not in of_links_only}
             for (site, way), line in network.lines.items()
         ]
         return {
-            "links": links,
+            "links": [_figures(link) for link in network.links.values()],
             "lines": lines,
             "packets_refused": self._forwarder.packets_refused,
             "up_s": time.monotonic() - self._started_s,

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any
 
 from spantrain.config.files.json_codec import to_json
-from spantrain.core.cluster import Cluster, Host, Link, Site
+from spantrain.core.cluster import Cluster, Host, Site
 from spantrain.core.speed import SpeedTrace
 from spantrain.errors import TestbedError
 from spantrain.testbed.build import HOST_INTERFACE, NetworkLayout, lay_out
@@ -141,10 +141,6 @@ class Testbed:
         shape = (bandwidth_bytes_per_s, latency_s, jitter_s, loss_ratio)
         names = ("bandwidth_bytes_per_s", "latency_s", "jitter_s", "loss_ratio")
         changes = {name: value for name, value in zip(names, shape, strict=True) if value is not None}
-        try:
-            Link(source=source, target=target, **{"bandwidth_bytes_per_s": 1.0, "latency_s": 0.0, **changes})
-        except ValueError as error:
-            raise TestbedError(str(error)) from error
         ask(self._state.file("sock"), "shape", source=source, target=target, changes=changes)
 
     def shape_site(

@@ -102,8 +102,7 @@ def leg_after_loss(
         request.check_plan(found.plan)
     except PlanError as reason:
         raise _no_way(error, f"no plan fits the devices that are left: {reason}") from None
-    generation = session.generations.following(0)
-    plan = replace(request.protected(found.plan), generation=generation, model=leg.plan.model)
+    plan = replace(request.protected(found.plan), generation=session.generations.following(0), model=leg.plan.model)
     did_step = committed.step > leg.first_step
     held_under = committed.plan if did_step else leg.held_under
     verdict = committed.verdict or (leg.kept.verdict if leg.kept else None)
