@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from spantrain.config.files.json_codec import to_json
@@ -227,9 +226,7 @@ class Testbed:
     def __enter__(self) -> "Testbed":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.down()
 
 

@@ -6,7 +6,6 @@ import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from spantrain.app.planning.plan_files import check_fits_profile, under_schedule, with_room_for_two
 from spantrain.config.files.text_files import write_atomically
@@ -314,12 +313,8 @@ def write_simulated_trace(result: SimulationResult, path: Path) -> None:
     page = perfetto_json(result.trace)
     starts = [*(i.start_s for i in result.trace.intervals), *(f.sent_s for f in result.trace.flows)]
     process = {e["args"]["name"]: e["pid"] for e in page["traceEvents"] if e["name"] == "process_name"}
-    page["traceEvents"] += _counters(result, process, min(starts, default=0.0))
-    write_atomically(path, json.dumps(page))
-
-
-def _counters(result: SimulationResult, process: Mapping[str, int], origin_s: float) -> list[dict[str, Any]]:
-    return [
+    origin_s = min(starts, default=0.0)
+    page["traceEvents"] += [
         {
             "ph": "C",
             "name": "memory (bytes)",
@@ -331,3 +326,4 @@ def _counters(result: SimulationResult, process: Mapping[str, int], origin_s: fl
         if device in process
         for time_s, size_bytes in memory.timeline
     ]
+    write_atomically(path, json.dumps(page))

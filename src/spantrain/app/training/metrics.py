@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
-from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, Self
 
 from spantrain.app.reporter import Reporter
@@ -200,13 +199,11 @@ class RunLog:
             request.take_evaluations(self.evaluated)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         last = self._request.last_evaluation
         if kind is None and last is not None and self._steps_done == self._request.job.steps:
             self.evaluated(last())
-        self._file.__exit__(kind, error, trace)
+        self._file.__exit__()
         if self._trackers is not None:
             self._trackers.close()
 

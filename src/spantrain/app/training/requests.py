@@ -323,27 +323,7 @@ def _read_plan(plan_path: Path, functions: Sequence[str]) -> _ReadPlan:
 
 
 def _runnable(plan: Plan, functions: Sequence[str]) -> Plan:
-    """Return the plan with these functions in the place of those that it names."""
-    _check(plan)
-    return replace(plan, model=with_own_functions(plan.model, functions))
-
-
-def check_divided(plan: Plan, job: TrainJob) -> None:
-    """Refuse plans that divide tensors, where the optimizer needs them whole.
-
-    Raises:
-        PlanError: it does.
-    """
-    refusal = division_refusal(job.optimizer)
-    divided = [one.devices for stage in plan.stages for one in stage.replicas if len(one.devices) > 1]
-    if refusal and divided:
-        raise PlanError(
-            f"{refusal}; {', '.join(divided[0])} of this plan do: plan again without --allow-tensor-parallel, or take "
-            "another optimizer"
-        )
-
-
-def _check(plan: Plan) -> None:
+    """Return a plan that can be trained, with these functions in the place of those that it names."""
     if plan.outer is not None:
         raise PlanError(
             f"this plan joins {', '.join(group.name for group in plan.outer.groups)} by an outer optimizer: each "
@@ -359,4 +339,20 @@ def _check(plan: Plan) -> None:
         raise PlanError(
             f"this plan is for comparison by simulation only, it cannot be trained: {'; '.join(divided)}; plan again "
             "without --allow-sharded-state, or with another strategy"
+        )
+    return replace(plan, model=with_own_functions(plan.model, functions))
+
+
+def check_divided(plan: Plan, job: TrainJob) -> None:
+    """Refuse plans that divide tensors, where the optimizer needs them whole.
+
+    Raises:
+        PlanError: it does.
+    """
+    refusal = division_refusal(job.optimizer)
+    divided = [one.devices for stage in plan.stages for one in stage.replicas if len(one.devices) > 1]
+    if refusal and divided:
+        raise PlanError(
+            f"{refusal}; {', '.join(divided[0])} of this plan do: plan again without --allow-tensor-parallel, or take "
+            "another optimizer"
         )

@@ -148,11 +148,16 @@ def read_run_record(folder: Path) -> RunRecord | None:
 
 def files_of_run(folder: Path) -> tuple[str, ...]:
     """Return the plans and the profile that a run in this folder was made with, as its record names them."""
-    try:
-        record = read_run_record(folder)
-    except UsageError:
-        return ()
+    record = _sound_record(folder)
     return (record.plan, *record.earlier_plans, record.profile) if record else ()
+
+
+def _sound_record(folder: Path) -> RunRecord | None:
+    """Return the record of a run's folder; None where there is none that can be read."""
+    try:
+        return read_run_record(folder)
+    except UsageError:
+        return None
 
 
 def check_not_of_a_run(path: Path, option: str) -> None:
@@ -220,10 +225,7 @@ def _holds_profile(path: Path, profile: Profile) -> bool:
 
 def _earlier(folder: Path, plan: str) -> tuple[str, ...]:
     """Return the plans that ran here before the one of this name, where a run goes on under it."""
-    try:
-        record = read_run_record(folder)
-    except UsageError:
-        return ()
+    record = _sound_record(folder)
     plans = (*record.earlier_plans, record.plan) if record else ()
     return plans[: plans.index(plan)] if plan in plans else ()
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from threading import Thread
-from types import TracebackType
 from typing import Self, TypeVar
 
 import torch
@@ -132,9 +131,7 @@ class StepLoop:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         if kind is not None:
             self._abandon()
         elif self._thread.is_alive():

@@ -8,13 +8,6 @@ from typing import Any
 
 from spantrain.errors import ConfigError
 
-TRACKERS: Mapping[str, tuple[str, str]] = {
-    "tensorboard": ("torch.utils.tensorboard", "'spantrain[tensorboard]'"),
-    "wandb": ("wandb", "wandb"),
-    "trackio": ("trackio", "trackio"),
-    "mlflow": ("mlflow", "mlflow"),
-}
-"""By name: the module, and what pip installs."""
 _PROJECT = "spantrain"
 _LONGEST_VALUE = 500
 """Characters of a parameter that MLflow takes."""
@@ -63,12 +56,13 @@ def _mlflow(module: Any, run: TrackedRun) -> Tracker:
     return lambda scalars, step: module.log_metrics(dict(scalars), step=step), module.end_run
 
 
-_OPENED: Mapping[str, Callable[[Any, TrackedRun], Tracker]] = {
-    "tensorboard": _tensorboard,
-    "wandb": _wandb,
-    "trackio": _trackio,
-    "mlflow": _mlflow,
+_TRACKERS: Mapping[str, tuple[str, str, Callable[[Any, TrackedRun], Tracker]]] = {
+    "tensorboard": ("torch.utils.tensorboard", "'spantrain[tensorboard]'", _tensorboard),
+    "wandb": ("wandb", "wandb", _wandb),
+    "trackio": ("trackio", "trackio", _trackio),
+    "mlflow": ("mlflow", "mlflow", _mlflow),
 }
+"""By name: the module, what pip installs, and what begins a run."""
 
 
 class Trackers:
@@ -85,7 +79,7 @@ class Trackers:
         modules = {name: tracker_module(name) for name in names}
         for name, module in modules.items():
             try:
-                self._open[name] = _OPENED[name](module, run)
+                self._open[name] = _TRACKERS[name][2](module, run)
             except Exception as error:
                 self.close()
                 raise ConfigError(f"report_to {name}: cannot begin: {type(error).__name__}: {error}") from error
@@ -114,7 +108,7 @@ def tracker_module(name: str) -> Any:
     Raises:
         ConfigError: it is not installed.
     """
-    module, wheel = TRACKERS[name]
+    module, wheel, _ = _TRACKERS[name]
     try:
         return importlib.import_module(module)
     except ImportError:
@@ -128,8 +122,8 @@ def chosen_trackers(given: object) -> tuple[str, ...]:
         ConfigError: there is no such tracker, or its package is not installed.
     """
     names = [given] if isinstance(given, str) else list(given) if isinstance(given, (list, tuple)) else None
-    known = ", ".join(TRACKERS)
-    if names is None or any(name not in (*TRACKERS, "none") for name in names):
+    known = ", ".join(_TRACKERS)
+    if names is None or any(name not in (*_TRACKERS, "none") for name in names):
         raise ConfigError(f"report_to: must be none, or one or more of {known}, got {given!r}")
     wanted = tuple(dict.fromkeys(name for name in names if name != "none"))
     for name in wanted:

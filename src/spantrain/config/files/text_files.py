@@ -16,13 +16,13 @@ _MAX_HEADER_BYTES = 16 * 2**20
 """Header of a safetensors file with 150,000 tensors."""
 
 
-def read_text(path: Path, *, remedy: str, error: type[UsageError] = ConfigError) -> str:
+def read_text(path: Path, *, remedy: str) -> str:
     """Return the text of a UTF-8 file, without the byte order mark that some editors begin it with.
 
     Raises:
-        UsageError: (the class given as `error`) the file is missing, a folder, unreadable, too large or no text.
+        ConfigError: the file is missing, a folder, unreadable, too large or no text.
     """
-    return text_of(read_bytes(path, remedy=remedy, error=error), path, remedy=remedy, error=error)
+    return text_of(read_bytes(path, remedy=remedy), path, remedy=remedy)
 
 
 def text_of(content: bytes, path: Path, *, remedy: str, error: type[UsageError] = ConfigError) -> str:
