@@ -227,11 +227,9 @@ class Trainer:
         own = ("loss",) if self._rows is None else ("loss", "runtime", "samples_per_second")
         if not arguments.evaluates or metric in own or (computes and self._rows is not None):
             return
-        remedy = (
-            "give compute_metrics, which returns it"
-            if self._rows is not None
-            else ("devices evaluate the loss alone; give the data set itself as data, and eval_dataset")
-        )
+        remedy = "give compute_metrics, which returns it"
+        if self._rows is None:
+            remedy = "devices evaluate the loss alone; give the data set itself as data, and eval_dataset"
         raise ConfigError(f"metric_for_best_model {metric}: nobody measures it while training: {remedy}; or name loss")
 
     def _whole_model(self) -> WholeModel:
