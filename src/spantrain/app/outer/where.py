@@ -104,8 +104,8 @@ def place_outer(config: OuterConfig) -> ShardPlacement:
     count, settings = len(config.shards), config.settings
     held = len(places.throughput) if settings.compensation else 0
     size, more = divmod(places.model_bytes, count)
-    model = ParameterSpec(name="model", shape=(max(1, places.model_bytes // 4),))
     try:
+        model = ParameterSpec(name="model", shape=(max(1, places.model_bytes // 4),))
         request = PlacementRequest(
             bandwidth_bytes_per_s=places.bandwidth_bytes_per_s,
             throughput=places.throughput,

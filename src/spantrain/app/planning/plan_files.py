@@ -1,7 +1,8 @@
 """Files of plans: read with the profile that they were made from, checked against each other; written beside it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from operator import itemgetter
 from pathlib import Path
 
 from spantrain.config.artefacts import profile_of_plan, read_plan, reference_to_profile, write_plan, write_profile
@@ -69,11 +70,10 @@ def check_fits_profile(plan: Plan, profile: Profile, *, where: str = "") -> None
             f"{where}stages end at unit {want} of {plan.model.name} (stages[{len(plan.stages) - 1}].end_unit), the "
             f"profile has {profile.model.name} with {have} units; {_AGAIN}"
         )
-    mine, theirs = _identity(plan.model), _identity(profile.model)
-    differ = sorted(name for name in {*mine, *theirs} if mine.get(name) != theirs.get(name))
+    differ = sorted(differences(plan.model, profile.model, _SAME), key=itemgetter(0))
     if differ:
-        shown = [[shortened(repr(fields.get(name))) for fields in (mine, theirs)] for name in differ[:5]]
-        told = ", ".join(f"{name} {own} (profile: {other})" for name, (own, other) in zip(differ, shown, strict=False))
+        shown = ((name, shortened(repr(own)), shortened(repr(other))) for name, own, other in differ[:5])
+        told = ", ".join(f"{name} {own} (profile: {other})" for name, own, other in shown)
         raise PlanError(f"{where}the plan is for another {plan.model.name} than the profile: {told}; {_AGAIN}")
     _check_devices(plan, profile, where)
     _check_buckets(plan, profile, where)
@@ -101,10 +101,18 @@ def _check_buckets(plan: Plan, profile: Profile, where: str) -> None:
             )
 
 
-def _identity(model: ModelSpec) -> dict[str, object]:
-    return {f"config.{name}": value for name, value in model.config.items()} | {
-        name: getattr(model, name) for name in _SAME
-    }
+def differences(
+    one: ModelSpec, other: ModelSpec, names: Sequence[str], *, but: Sequence[str] = ()
+) -> Iterator[tuple[str, object, object]]:
+    """Yield which of these fields, and of those of their configurations `but` some, two models have not alike."""
+    first, second = (
+        {name: getattr(spec, name) for name in names}
+        | {f"config.{key}": value for key, value in spec.config.items() if key not in but}
+        for spec in (one, other)
+    )
+    for name in dict.fromkeys((*first, *second)):
+        if first.get(name) != second.get(name):
+            yield name, first.get(name), second.get(name)
 
 
 def _check_devices(plan: Plan, profile: Profile, where: str) -> None:
