@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from spantrain.app.planning.plan_files import plan_file
+from spantrain.app.planning.plan_files import write_plans
 from spantrain.app.profiling.describe import described_profile
 from spantrain.config.artefacts import read_profile, write_plan, write_profile
 from spantrain.config.cluster_file import load_preset
@@ -28,6 +28,7 @@ from spantrain.core.profile import Profile
 from spantrain.core.units import UnitGraph
 from spantrain.cost.analytic import analytic_profile
 from spantrain.models.catalog.catalog import resolve_model
+from spantrain.planner.engine.engine import make_plan
 from spantrain.planner.engine.evaluate import Evaluator
 from spantrain.planner.engine.outcome import PlanOptions
 from spantrain.planner.request import Evaluation, JobSpec, PlanRequest
@@ -206,7 +207,9 @@ def _commanded(case: Case, source: Path, target: Path) -> Timed:
     marks, processor_s = [time.perf_counter()], time.process_time()
     profile = read_profile(source)
     marks.append(time.perf_counter())
-    outcome = plan_file(profile, source, JobSpec(global_batch=case.global_batch), PlanOptions(), target)
+    outcome = write_plans(
+        make_plan(profile, JobSpec(global_batch=case.global_batch), PlanOptions()), profile, source, target
+    )
     marks.append(time.perf_counter())
     return Timed(
         name=case.name,

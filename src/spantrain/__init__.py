@@ -50,27 +50,27 @@ def __getattr__(name: str) -> Any:
         AttributeError: there is no such thing.
     """
     homes = {
-        "ChatForm": "setting",
-        "Callback": "callbacks",
-        "EvalPrediction": "evaluation",
-        "LocalParameterServer": "outer",
-        "OuterMetrics": "outer",
-        "OuterOptimizer": "outer",
-        "OuterOptions": "outer",
-        "OuterTrainerCallback": "outer_callback",
-        "PredictionOutput": "evaluation",
-        "StepMetrics": "callbacks",
-        "StepSession": "loop",
-        "Trainer": "trainer",
-        "TrainerControl": "callbacks",
-        "TrainerState": "callbacks",
-        "TrainingArguments": "arguments",
-        "session": "loop",
+        "ChatForm": "core.units",
+        "Callback": "library.callbacks",
+        "EvalPrediction": "library.evaluation",
+        "LocalParameterServer": "outer.local",
+        "OuterMetrics": "outer.client.metrics",
+        "OuterOptimizer": "outer.client.optimizer",
+        "OuterOptions": "outer.client.optimizer",
+        "OuterTrainerCallback": "library.outer_callback",
+        "PredictionOutput": "library.evaluation",
+        "StepMetrics": "library.callbacks",
+        "StepSession": "library.loop",
+        "Trainer": "library.trainer",
+        "TrainerControl": "library.callbacks",
+        "TrainerState": "library.callbacks",
+        "TrainingArguments": "library.arguments",
+        "session": "library.loop",
     }
     if name not in homes:
         raise AttributeError(f"module 'spantrain' has no attribute {name!r}")
-    if homes[name].startswith("outer"):
+    if "outer" in homes[name]:
         # gRPC reads it when it is loaded. Its handlers of fork() end the workers of a DataLoader in a process that
         # talks to a master; these workers do not use gRPC, and need none.
         os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
-    return getattr(importlib.import_module(f"spantrain.library.{homes[name]}"), name)
+    return getattr(importlib.import_module(f"spantrain.{homes[name]}"), name)

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from spantrain.app.metrics import METRICS_FILE, EvaluationMetrics, MetricsFile, StepMetrics
+from spantrain.app.training.metrics import METRICS_FILE, EvaluationMetrics, MetricsFile, StepMetrics
 from spantrain.app.training.trackers import TrackedRun, Trackers, chosen_trackers, tagged
 from spantrain.errors import ConfigError
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from spantrain.app.planning.plan_files import plan_file
+from spantrain.app.planning.plan_files import write_plans
 from spantrain.app.profiling.describe import described_profile
 from spantrain.app.training.requests import new_run
 from spantrain.config.cluster_file import load_preset
@@ -47,6 +47,8 @@ def test_a_strategy_asked_for_alone_is_chosen_and_says_so(profile):
 
 def test_training_refuses_it_with_the_stages_named(profile, tmp_path):
     out = tmp_path / "plan.json"
-    plan_file(profile, None, replace(JOB, global_batch=64), PlanOptions(strategies=("zero2",)), out)
+    write_plans(
+        make_plan(profile, replace(JOB, global_batch=64), PlanOptions(strategies=("zero2",))), profile, None, out
+    )
     with pytest.raises(PlanError, match=r"stage 0: its state is sharded \(zero2\)"):
         new_run(out, TrainJob(steps=1), tmp_path / "run", functions=())

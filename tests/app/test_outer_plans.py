@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from spantrain.app.planning.plan_files import plan_file
+from spantrain.app.planning.plan_files import write_plans
 from spantrain.app.profiling.describe import described_profile
 from spantrain.app.training.requests import new_run
 from spantrain.config.artefacts import read_plan, read_plan_report
@@ -53,7 +53,7 @@ def test_each_slow_boundary_has_all_three_ways(shown):
 
 def test_where_allowed_and_better_every_group_has_its_plan(profile, tmp_path):
     out = tmp_path / "plan.json"
-    outcome = plan_file(profile, None, JOB, PlanOptions(allow_outer=True), out)
+    outcome = write_plans(make_plan(profile, JOB, PlanOptions(allow_outer=True)), profile, None, out)
     assert outcome.chosen == "outer"
     whole = read_plan(out)
     assert whole.outer == outcome.outer
@@ -85,7 +85,9 @@ def near_and_far():
 def test_groups_are_by_network_not_by_site(tmp_path):
     profile = described_profile(near_and_far(), resolve_model("gpt2-tiny"))
     out = tmp_path / "plan.json"
-    outcome = plan_file(profile, None, JOB, PlanOptions(strategies=("ddp",), allow_outer=True), out)
+    outcome = write_plans(
+        make_plan(profile, JOB, PlanOptions(strategies=("ddp",), allow_outer=True)), profile, None, out
+    )
     assert {group.name for group in outcome.outer.groups} == {"lab#1", "lab#2", "office+home"}
     assert (tmp_path / "plan.office+home.json").exists()
     (site,) = {

@@ -7,8 +7,8 @@ import re
 import pytest
 from rich.console import Console
 
-from spantrain.app.metrics import EvaluationMetrics, StepMetrics
-from spantrain.app.progress_display import ProgressDisplay
+from spantrain.app.reporter import DrawingReporter
+from spantrain.app.training.metrics import EvaluationMetrics, StepMetrics
 
 SHOW_CURSOR, HIDE_CURSOR = "\x1b[?25h", "\x1b[?25l"
 
@@ -20,6 +20,13 @@ def metrics(step: int, step_s: float = 2.0, **given) -> StepMetrics:
 
 def console(*, width: int, terminal: bool) -> Console:
     return Console(file=io.StringIO(), force_terminal=terminal, width=width, color_system=None, _environ={})
+
+
+class Reporter(DrawingReporter):
+    more: tuple[str, ...] = ()
+
+    def more_lines(self, outcome) -> tuple[str, ...]:
+        return self.more
 
 
 def written(found: Console) -> str:
@@ -38,9 +45,10 @@ def written(found: Console) -> str:
 )
 def test_a_bar_fits_the_terminal_and_leaves_it_whole(width, line):
     found = console(width=width, terminal=True)
-    with contextlib.suppress(KeyboardInterrupt), ProgressDisplay(found, every=10) as display:
+    with contextlib.suppress(KeyboardInterrupt), Reporter(found, every=10) as display:
+        display.more = ("  bubble  " + "stage 0: 10%  " * 20,)
         for step in (1, 2, 3):
-            display.step(metrics(step), 9, ("  bubble  " + "stage 0: 10%  " * 20,))
+            display.step(None, metrics(step), 9)
         raise KeyboardInterrupt
     text = written(found)
     assert line in text
@@ -51,12 +59,13 @@ def test_a_bar_fits_the_terminal_and_leaves_it_whole(width, line):
 
 def test_elsewhere_lines_are_few_and_at_least_one_a_minute():
     found = console(width=120, terminal=False)
-    with ProgressDisplay(found, every=10) as display:
+    with Reporter(found, every=10) as display:
+        display.more = ("  more",)
         for step in range(1, 26):
-            display.step(metrics(step), 25, ("  more",))
-        display.begin()
+            display.step(None, metrics(step), 25)
+        display.phase("  more of it")
         for step in range(1, 4):
-            display.step(metrics(step, step_s=45.0), 3000)
+            display.step(None, metrics(step, step_s=45.0), 3000)
         display.evaluated(EvaluationMetrics(step=25, eval_loss=3.0))
     lines = [line for line in written(found).splitlines() if "more" not in line]
     assert [line.split()[1] for line in lines[:-1]] == ["1/25", "10/25", "20/25", "25/25", "2/3000"]
@@ -67,11 +76,11 @@ def test_elsewhere_lines_are_few_and_at_least_one_a_minute():
 
 def test_lines_are_as_narrow_as_is_asked_and_nothing_is_said_where_nothing_is_wanted():
     found = console(width=50, terminal=False)
-    ProgressDisplay(found, every=1).step(metrics(1, skipped=True), 9)
+    Reporter(found, every=1).step(None, metrics(1, skipped=True), 9)
     assert written(found) == "  step 1/9  loss 2.5000  not updated: gradients overflowed\n"
     silent = console(width=50, terminal=True)
-    with ProgressDisplay(silent, every=0) as display:
-        display.step(metrics(1), 9)
-        display.part(1, 2, "rounds")
+    with Reporter(silent, every=0) as display:
+        display.step(None, metrics(1), 9)
+        display.progress(1, 2, "rounds")
         display.evaluated(EvaluationMetrics(step=1, eval_loss=3.0))
     assert written(silent) == ""

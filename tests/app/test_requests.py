@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from spantrain.app.planning.explain import explain_plan
-from spantrain.app.planning.plan_files import open_plan, plan_file, under_schedule
+from spantrain.app.planning.plan_files import open_plan, under_schedule, write_plans
 from spantrain.app.simulation.schedule import show_plan
 from spantrain.app.simulation.simulate import SimulateRequest, run_simulation
 from spantrain.app.training.requests import new_run, resumed_run
@@ -39,7 +39,7 @@ def profile(law_profile) -> Profile:
 @pytest.fixture
 def plan_path(profile, tmp_path) -> Path:
     options = PlanOptions(strategies=("single-device",))
-    plan_file(profile, None, JobSpec(global_batch=8), options, tmp_path / "plan.json")
+    write_plans(make_plan(profile, JobSpec(global_batch=8), options), profile, None, tmp_path / "plan.json")
     return tmp_path / "plan.json"
 
 

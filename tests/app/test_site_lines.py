@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from spantrain.app.planning.explain import Line, explain_plan, with_faster_line, with_faster_link
+from spantrain.app.planning.explain import explain_plan, with_faster_line, with_faster_link
 from spantrain.cost.network import NetworkCost
 from spantrain.planner.engine.evaluate import link_loads
 from testing.sites import RATE, sites_cluster, sites_profile, two_stages
@@ -33,14 +33,14 @@ def test_a_faster_link_does_not_widen_the_line_before_it(measured: bool) -> None
 def test_a_wider_line_gives_its_pairs_what_the_links_behind_it_carry(measured: bool) -> None:
     rates = {("lab", "office"): 0.7 * RATE, ("lab", "home"): 0.2 * RATE}
     profile = sites_profile(sites_cluster(rates, lab_up=0.4 * RATE, office_up=0.5 * RATE), measured=measured)
-    wider = NetworkCost(with_faster_line(profile, "lab", Line.UPLINK, 2.0))
+    wider = NetworkCost(with_faster_line(profile, "lab", "uplink", 2.0))
     assert wider.link("a", "c").bandwidth_bytes_per_s == pytest.approx(0.7 * RATE)
     assert wider.link("a", "d").bandwidth_bytes_per_s == pytest.approx(0.2 * RATE), "it did not fill the line"
     assert wider.link("c", "a").bandwidth_bytes_per_s == pytest.approx(0.5 * RATE), "another way"
     shared = {way.name: way.bandwidth_bytes_per_s for way in wider.route("a", "c")}
     assert shared["lab up"] == pytest.approx(0.8 * RATE)
     with pytest.raises(ValueError, match="has no downlink"):
-        with_faster_line(profile, "lab", Line.DOWNLINK, 2.0)
+        with_faster_line(profile, "lab", "downlink", 2.0)
 
 
 def test_of_a_line_that_limits_a_plan_more_is_said_to_help() -> None:

@@ -3,13 +3,14 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from spantrain.app.training.run_folder import MeasuredStep, RunContent, read_run_record, write_run
+from spantrain.app.training.run_folder import RunContent, RunRecord, measured, read_run_record, write_run
 from spantrain.app.validate_run import validate_run
+from spantrain.cli.commands.explain import run_json, show_run
 from spantrain.cli.main import main
-from spantrain.cli.render.validation import run_json, show_run
 from spantrain.config.artefacts import read_plan, read_profile, reference_to_profile, write_plan, write_profile
 from spantrain.config.cluster_file import load_preset
 from spantrain.config.traces.trace_file import read_decisions, write_decisions
@@ -108,23 +109,18 @@ def folder(tmp_path, plan, profile, lived) -> Path:
 
 
 def leave(folder: Path, plan: Plan, profile, lived, durations_s=(2.0, 4.0, 3.0), peak_bytes=None) -> None:
-    steps = tuple(
-        MeasuredStep(
+    steps = [
+        SimpleNamespace(
             duration_s=duration_s,
             busy_s=dict.fromkeys(plan.devices, duration_s / 2),
             peak_held_samples=dict.fromkeys(plan.devices, 6),
         )
         for duration_s in durations_s
-    )
+    ]
+    figures = measured(steps, overlap=False)
+    record = RunRecord(plan="", profile="", optimizer="adamw", peak_bytes=peak_bytes or {}, **figures)
     content = RunContent(
-        plan=plan,
-        report=PlanReport(),
-        profile=profile,
-        optimizer="adamw",
-        steps=steps,
-        peak_bytes=peak_bytes or {},
-        trace=lived[0],
-        decisions=lived[1],
+        plan=plan, report=PlanReport(), profile=profile, record=record, trace=lived[0], decisions=lived[1]
     )
     write_run(folder, content)
 

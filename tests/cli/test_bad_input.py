@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from spantrain.app.planning.plan_files import plan_file
+from spantrain.app.planning.plan_files import write_plans
 from spantrain.app.profiling.describe import described_profile
 from spantrain.config.cluster_file import load_preset
 from spantrain.errors import ConfigError
 from spantrain.models.catalog.catalog import resolve_model
+from spantrain.planner.engine.engine import make_plan
 from spantrain.planner.engine.outcome import PlanOptions
 from spantrain.planner.request import JobSpec
 
@@ -335,7 +336,7 @@ def planned(tmp_path_factory) -> dict:
     folder = tmp_path_factory.mktemp("planned")
     profile = described_profile(load_preset("laptop"), resolve_model("gpt2-tiny"))
     options = PlanOptions(strategies=("1f1b",))
-    plan_file(profile, None, JobSpec(global_batch=64), options, folder / "plan.json")
+    write_plans(make_plan(profile, JobSpec(global_batch=64), options), profile, None, folder / "plan.json")
     return {"folder": folder, "text": (folder / "plan.json").read_text()}
 
 

@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from fuzz.mutation import corrupted, wild
-from spantrain.app.training.run_folder import MeasuredStep, RunContent, write_run
+from spantrain.app.training.run_folder import RunContent, RunRecord, write_run
 from spantrain.config.artefacts import artefact_text
 from spantrain.config.cluster_file import parse_cluster
 from spantrain.core.action import Action, Direction, Op
@@ -208,20 +208,14 @@ def _decided(trace: Trace, device: str) -> DeviceDecisions:
 def run_files() -> Mapping[str, str]:
     """What a run leaves in its folder, by the name of the file; the manifest of its checkpoint among it."""
     trace = predict(plan(), profile()).trace.since(1)
-    step = MeasuredStep(
-        duration_s=2.0,
-        busy_s=dict.fromkeys(plan().devices, 1.0),
-        peak_held_samples=dict.fromkeys(plan().devices, 4),
-    )
-    content = RunContent(
-        plan=plan(),
-        report=report(),
-        profile=profile(),
-        optimizer="adamw",
-        steps=(step, step),
+    record = RunRecord(
+        plan="", profile="", optimizer="adamw", steps_measured=2, step_s=2.0, slowest_step_s=2.0, fastest_step_s=2.0,
+        busy_s=dict.fromkeys(plan().devices, 1.0), peak_held_samples=dict.fromkeys(plan().devices, 4),
         peak_bytes={"a-0": 10**6},
-        trace=trace,
-        decisions=tuple(_decided(trace, device) for device in plan().devices),
+    )  # fmt: skip
+    decisions = tuple(_decided(trace, device) for device in plan().devices)
+    content = RunContent(
+        plan=plan(), report=report(), profile=profile(), record=record, trace=trace, decisions=decisions
     )
     with TemporaryDirectory() as folder:
         write_run(Path(folder), content)

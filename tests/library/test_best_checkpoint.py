@@ -12,8 +12,7 @@ import transformers
 from transformers import EarlyStoppingCallback
 
 import spantrain
-from spantrain.app.metrics import EvaluationMetrics
-from spantrain.app.training.best_checkpoint import BestCheckpoint
+from spantrain.app.training.metrics import BestCheckpoint, EvaluationMetrics
 from spantrain.app.weights import export_run
 from spantrain.errors import ConfigError
 from spantrain.runtime.checkpoint.manifest import latest_checkpoint

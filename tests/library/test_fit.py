@@ -17,7 +17,7 @@ from spantrain.config.artefacts import read_plan, write_plan
 from spantrain.core.plan import Replica, Stage
 from spantrain.core.span import Span
 from spantrain.errors import UsageError
-from spantrain.library.progress import UserReporter
+from spantrain.library.callbacks import UserReporter
 from spantrain.models.build import whole_model
 from spantrain.models.data.choice import model_on_data, with_loss
 from spantrain.models.sampler import Sampler

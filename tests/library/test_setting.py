@@ -13,7 +13,7 @@ from spantrain.app.weights import write_weights
 from spantrain.core.checkpoint import SampleLedger
 from spantrain.core.plan import StateSharding
 from spantrain.errors import ConfigError, PlanError, ProfileError
-from spantrain.library.progress import UserReporter
+from spantrain.library.callbacks import UserReporter
 from spantrain.library.setting import Setting, model_of
 from spantrain.library.trainer import state_of
 from spantrain.models.build import whole_model
@@ -32,7 +32,7 @@ def setting_of(user_file, out, *, plan=None, build="build", loss="loss", **given
         sequence_length=None,
     )
     arguments = spantrain.TrainingArguments(output_dir=out, max_steps=3, train_batch_size=8, **given)
-    return Setting.of(model, arguments, cluster=None, plan=plan, optimizer="sgd", measure=False)
+    return Setting(model, arguments, cluster=None, plan=plan, optimizer="sgd", measure=False)
 
 
 def test_a_plan_by_data_sheets_is_kept_and_can_be_given_again(user_file, tmp_path):
@@ -80,11 +80,11 @@ def test_a_plan_of_another_model_is_refused(user_file, tmp_path):
 def test_a_measured_plan_waits_for_devices(user_file, tmp_path):
     model = model_of("gpt2-tiny", None, data=None, tokenizer=None, sequence_length=None)
     arguments = spantrain.TrainingArguments(output_dir=tmp_path, max_steps=1)
-    setting = Setting.of(model, arguments, cluster="laptop", plan=None, optimizer=None, measure=True)
+    setting = Setting(model, arguments, cluster="laptop", plan=None, optimizer=None, measure=True)
     assert setting.ready(1, QUIET) is None
     assert len(setting.cluster.devices) == 6
     with pytest.raises(ConfigError, match="neither a file nor one of the presets"):
-        Setting.of(model, arguments, cluster="labtop", plan=None, optimizer=None, measure=True)
+        Setting(model, arguments, cluster="labtop", plan=None, optimizer=None, measure=True)
 
 
 def test_the_folder_of_a_run_is_said_or_made_up(user_file, monkeypatch, tmp_path):
@@ -133,7 +133,7 @@ def begun(tmp_path):
     file.write_text(FEATURES)
     spec = model_on_data(f"{file}:build")
     arguments = spantrain.TrainingArguments(output_dir=tmp_path / "run", max_steps=3, train_batch_size=8, seed=7)
-    request = Setting.of(spec, arguments, cluster=None, plan=None, optimizer=None, measure=False).ready(3, QUIET)
+    request = Setting(spec, arguments, cluster=None, plan=None, optimizer=None, measure=False).ready(3, QUIET)
     (tmp_path / "weights").mkdir()
     save_file(dict(whole_model(spec, seed=7).module.named_parameters()), tmp_path / "weights" / "model.safetensors")
     manifest = Manifest(

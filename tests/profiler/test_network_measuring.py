@@ -27,7 +27,7 @@ from spantrain.profiler.network import (
 )
 from spantrain.profiler.network_probes import Prober
 from spantrain.profiler.network_rates import OVERHEAD_BYTES, arrival_rate, measure_bandwidth
-from spantrain.testbed.shaper import LinkShape, Packet, ShapedLink
+from spantrain.testbed.shaper import Packet, ShapedLink, room_bytes
 from spantrain.testbed.testbed import Testbed, why_unavailable
 from spantrain.transport.connection.peers import KeyPair
 from spantrain.transport.mailbox.mailbox import Mailbox
@@ -314,7 +314,10 @@ def loads_over(shaped, chunk_bytes=8948):
         begin_s, total, arrived, arrivals_s = clock_s[0], pieces * (piece_bytes + OVERHEAD_BYTES), 0, []
         sizes = [chunk_bytes] * (total // chunk_bytes) + [total % chunk_bytes]
         for size in filter(None, sizes):
-            while shaped.waiting_bytes > shaped.shape.room_bytes(shaped.shape.latency_s) - 2 * chunk_bytes:
+            while (
+                shaped.waiting_bytes
+                > room_bytes(shaped.shape.bandwidth_bytes_per_s, shaped.shape.latency_s) - 2 * chunk_bytes
+            ):
                 take(shaped, arrivals_s)
             shaped.push(max(begin_s, arrivals_s[-1][0] if arrivals_s else 0.0), Packet(bytes(size), b"load", size))
         while shaped.next_event_s is not None:
@@ -336,7 +339,7 @@ def loads_over(shaped, chunk_bytes=8948):
 @pytest.mark.parametrize("rate", [1.25e6, 3.125e6, 12.5e6, 50e6, 125e6])
 @pytest.mark.parametrize("latency_s", [0.0005, 0.01, 0.05])
 def test_the_rate_of_a_shaped_link_is_found_on_a_virtual_clock(rate, latency_s):
-    shaped = ShapedLink(LinkShape(bandwidth_bytes_per_s=rate, latency_s=latency_s), Random(1))
+    shaped = ShapedLink(Link(source="lab", target="home", bandwidth_bytes_per_s=rate, latency_s=latency_s), Random(1))
     found, payload_bytes = measure_bandwidth(loads_over(shaped), 64 * 2**20, 2, latency_s)
     assert found == pytest.approx(rate, rel=0.02)
     assert payload_bytes >= 0.09 * rate

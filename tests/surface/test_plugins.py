@@ -10,7 +10,7 @@ import pytest
 import typer
 
 from spantrain import plugins
-from spantrain.cli.additions import add_commands
+from spantrain.cli.main import add_commands
 from spantrain.errors import UsageError
 from testing.patience import PATIENCE_S
 

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from spantrain.config.files.json_codec import from_json, to_json
 from spantrain.core.cluster import Cluster, Host, Link
 from spantrain.errors import TestbedError
-from spantrain.testbed.build import NetworkLayout, lay_out
+from spantrain.testbed.build import NetworkLayout, gateway, lay_out
 from spantrain.testbed.control import ProcessMark, State, boot_id, mark_of, read_states, runtime_dir
 from spantrain.testbed.shaper import parse_packet
 from spantrain.testbed.testbed import down_all
@@ -56,11 +57,11 @@ def test_what_is_not_ipv4_is_refused(data: bytes) -> None:
 def test_addresses_are_unlike_and_survive_json(cluster: Cluster) -> None:
     hosts = tuple(Host(name=f"h{number}", site="edge", devices=()) for number in range(600))
     layout = lay_out(dataclasses.replace(cluster, hosts=hosts), testbed_id="t", parent_pid=None)
-    addresses = [host.address for host in layout.sites[1].hosts]
+    addresses = [layout.address_of[host] for host in layout.sites[1].hosts]
     assert len(set(addresses)) == 600
     assert addresses[0] == "10.2.0.2"
-    assert layout.sites[1].gateway not in addresses
-    assert NetworkLayout.from_json(layout.to_json()) == layout
+    assert gateway(2) not in addresses
+    assert from_json(NetworkLayout, to_json(layout, wire=True), "layout", wire=True) == layout
 
 
 def test_a_sites_line_is_laid_out(cluster: Cluster) -> None:
@@ -68,7 +69,7 @@ def test_a_sites_line_is_laid_out(cluster: Cluster) -> None:
     layout = lay_out(dataclasses.replace(cluster, sites=sites), testbed_id="t", parent_pid=None)
     assert [site.uplink_bandwidth_bytes_per_s for site in layout.sites] == [5e6, None]
     assert [site.downlink_bandwidth_bytes_per_s for site in layout.sites] == [None, None]
-    assert NetworkLayout.from_json(layout.to_json()) == layout
+    assert from_json(NetworkLayout, to_json(layout, wire=True), "layout", wire=True) == layout
 
 
 def test_all_that_is_wrong_with_a_cluster_is_said_at_once(cluster: Cluster) -> None:

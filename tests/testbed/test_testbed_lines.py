@@ -6,10 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spantrain.core.cluster import Link
-from spantrain.testbed.build import SiteLayout
+from spantrain.core.cluster import Link, Site
 from spantrain.testbed.forwarding import ShapedNetwork
-from spantrain.testbed.shaper import LinkShape, Packet
+from spantrain.testbed.shaper import Packet, room_bytes
 
 SITES = ("lab", "office", "home")
 RATE, LATENCY_S = 1e6, 0.01
@@ -21,15 +20,15 @@ QUANTA_BYTES = 2 * 16384
 def network(rate: float = RATE, **lines: float) -> ShapedNetwork:
     """All pairs of three sites at one rate; lines as `lab_up=1e6`."""
     sites = tuple(
-        SiteLayout(
+        Site(
             name=name,
-            number=number,
+            hosts=(),
             bandwidth_bytes_per_s=1e9,
+            latency_s=0.0,
             uplink_bandwidth_bytes_per_s=lines.get(f"{name}_up"),
             downlink_bandwidth_bytes_per_s=lines.get(f"{name}_down"),
-            hosts=(),
         )
-        for number, name in enumerate(SITES)
+        for name in SITES
     )
     links = tuple(
         Link(source=a, target=b, bandwidth_bytes_per_s=rate, latency_s=LATENCY_S)
@@ -61,7 +60,7 @@ def flood(
     for at_s, source, target in sends:
         there += run(shaped, at_s)
         flow = f"{source}>{target}".encode()
-        assert shaped.push(at_s, source, Packet(flow, flow, PACKET_BYTES, 1, SITES.index(target)))
+        assert shaped.push(at_s, source, Packet(flow, flow, PACKET_BYTES, 1, SITES.index(target) + 1))
     return there + run(shaped, end_s)
 
 
@@ -100,7 +99,9 @@ def test_sites_that_send_to_one_share_its_downlink() -> None:
 
 def test_what_a_slow_pair_leaves_of_an_uplink_is_for_the_other() -> None:
     shaped = network(rate=2 * RATE, lab_up=RATE)
-    shaped.reshape(0.0, ("lab", "home"), LinkShape(bandwidth_bytes_per_s=0.2 * RATE, latency_s=LATENCY_S))
+    shaped.reshape(
+        0.0, ("lab", "home"), Link(source="lab", target="home", bandwidth_bytes_per_s=0.2 * RATE, latency_s=LATENCY_S)
+    )
     pairs = {("lab", "office"): 1.2 * RATE, ("lab", "home"): 0.2 * RATE}
     shares = bytes_between(flood(shaped, pairs, 0.0, 2.0), 0.5, 2.0)
     assert shares[b"lab>home"] == pytest.approx(0.3 * RATE, abs=2 * PACKET_BYTES)
@@ -109,7 +110,7 @@ def test_what_a_slow_pair_leaves_of_an_uplink_is_for_the_other() -> None:
 
 def test_a_packet_is_sent_on_each_in_turn() -> None:
     shaped = network(lab_up=RATE / 2, office_down=RATE / 4)
-    assert shaped.push(1.0, "lab", Packet(b"x", b"x", PACKET_BYTES, 1, 1))
+    assert shaped.push(1.0, "lab", Packet(b"x", b"x", PACKET_BYTES, 1, 2))
     ((at_s, site, data),) = run(shaped, 9.0)
     assert (site, data) == ("office", b"x")
     assert at_s == pytest.approx(1.0 + (2 + 1 + 4) * PACKET_BYTES / RATE + LATENCY_S)
@@ -132,16 +133,20 @@ def test_a_line_may_be_new_and_its_queue_follows_its_links() -> None:
     shaped.reshape_line(1.0, ("lab", "up"), RATE / 2)
     (line,) = shaped.lines.values()
     for number in range(1000):
-        assert shaped.push(1.0 + number * 1e-9, "lab", Packet(b"y", b"y", PACKET_BYTES, 1, 1))
-    assert line.waiting_bytes <= line.shape.room_bytes(LATENCY_S) < line.waiting_bytes + PACKET_BYTES
+        assert shaped.push(1.0 + number * 1e-9, "lab", Packet(b"y", b"y", PACKET_BYTES, 1, 2))
+    assert (
+        line.waiting_bytes
+        <= room_bytes(line.shape.bandwidth_bytes_per_s, LATENCY_S)
+        < line.waiting_bytes + PACKET_BYTES
+    )
     for pair in shaped.links:
-        shaped.reshape(1.01, pair, LinkShape(bandwidth_bytes_per_s=RATE, latency_s=0.0))
-    assert line.waiting_bytes <= line.shape.room_bytes(0.0)
+        shaped.reshape(1.01, pair, Link(source="lab", target="home", bandwidth_bytes_per_s=RATE, latency_s=0.0))
+    assert line.waiting_bytes <= room_bytes(line.shape.bandwidth_bytes_per_s, 0.0)
 
 
 def test_what_cannot_go_is_refused() -> None:
     shaped = network(lab_up=RATE)
-    for number in (0, 9):
+    for number in (1, 9):
         assert not shaped.push(0.0, "lab", Packet(b"x", b"x", PACKET_BYTES, 1, number))
     assert shaped.next_event_s is None
 
@@ -166,7 +171,7 @@ def test_a_busy_machine_changes_no_time_but_that_of_handing_over(
         now_s += gap_s
         arrived += [data for _, _, data in run(exact, now_s)]
         for shaped in (exact, late):
-            source, target = (("lab", 2), ("office", 2), ("lab", 1))[number % 3]
+            source, target = (("lab", 3), ("office", 3), ("lab", 2))[number % 3]
             shaped.push(now_s, source, Packet(str(number).encode(), bytes([number % 3]), 3000, 1, target))
     seen: list[bytes] = []
     for rest_s in rests_s:

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spantrain.testbed.shaper import FairQueue, LinkShape, Packet, ShapedLink
+from spantrain.core.cluster import Link
+from spantrain.testbed.shaper import FairQueue, Packet, ShapedLink, room_bytes
 
 QUANTUM_BYTES = 16384
 
@@ -17,7 +18,9 @@ def packet(flow: str, number: int, wire_bytes: int = 1000) -> Packet:
 
 
 def link(**fields: float) -> ShapedLink:
-    return ShapedLink(LinkShape(**{"bandwidth_bytes_per_s": 1e6, "latency_s": 0.01, **fields}), Random(1))
+    return ShapedLink(
+        Link(source="lab", target="home", **{"bandwidth_bytes_per_s": 1e6, "latency_s": 0.01, **fields}), Random(1)
+    )
 
 
 def collected(shaped: ShapedLink, now_s: float) -> list[bytes]:
@@ -66,7 +69,7 @@ def test_a_ping_beside_bulk_waits_for_one_packet_whenever_it_comes(rate: float, 
     """Once the bulk flow has had its own first turn, which is a quantum."""
     for moment in range(25):
         shaped = link(bandwidth_bytes_per_s=rate)
-        for number in range(shaped.shape.room_bytes(shaped.shape.latency_s) // bulk_bytes):
+        for number in range(room_bytes(shaped.shape.bandwidth_bytes_per_s, shaped.shape.latency_s) // bulk_bytes):
             shaped.push(0.0, packet("bulk", number, bulk_bytes))
         served_bytes = QUANTUM_BYTES + bulk_bytes
         at_s = (served_bytes + moment / 25 * 0.9 * max(0, shaped.waiting_bytes - served_bytes)) / rate
@@ -96,7 +99,7 @@ def test_a_new_rate_holds_from_the_instant_of_the_change(new_rate: float) -> Non
     """What was on the way arrives as it would have; all that leaves from then on leaves at the new rate."""
     shaped = link()
     before = flood(shaped, 0.0, 1.0, 1.1e6)
-    shaped.reshape(1.0, LinkShape(bandwidth_bytes_per_s=new_rate, latency_s=0.01))
+    shaped.reshape(1.0, Link(source="lab", target="home", bandwidth_bytes_per_s=new_rate, latency_s=0.01))
     after = before + flood(shaped, 1.0, 2.0, 1.1 * new_rate)
     for begin_s in (0.02, 0.3, 0.77):
         assert bytes_between(after, begin_s, 1.01) == pytest.approx(1e6 * (1.01 - begin_s), abs=1001)
@@ -167,7 +170,10 @@ def test_order_in_a_flow_and_every_packet_once(
     for number, (at_s, flow, size) in enumerate(sorted(pushes)):
         arrivals += drain(shaped, at_s)
         if number == len(pushes) // 2:
-            shaped.reshape(at_s, LinkShape(bandwidth_bytes_per_s=new_rate, latency_s=0.002, jitter_s=jitter_s))
+            shaped.reshape(
+                at_s,
+                Link(source="lab", target="home", bandwidth_bytes_per_s=new_rate, latency_s=0.002, jitter_s=jitter_s),
+            )
         shaped.push(at_s, packet(flow, number, size))
     arrivals += drain(shaped)
     counters = shaped.counters
@@ -204,7 +210,7 @@ def test_a_full_queue_drops_from_the_flow_that_fills_it() -> None:
         shaped.push(0.0, packet("bulk", number))
         if number % 100 == 0:
             shaped.push(0.0, packet("small", number))
-    assert shaped.waiting_bytes <= shaped.shape.room_bytes(shaped.shape.latency_s)
+    assert shaped.waiting_bytes <= room_bytes(shaped.shape.bandwidth_bytes_per_s, shaped.shape.latency_s)
     assert shaped.counters.packets_dropped > 0
     arrived = [data for _, data in drain(shaped)]
     assert sum(data.startswith(b"small") for data in arrived) == 10
@@ -214,7 +220,7 @@ def test_a_full_queue_drops_from_the_flow_that_fills_it() -> None:
 def test_reshape_changes_the_packet_that_is_being_sent() -> None:
     shaped = link(bandwidth_bytes_per_s=1000.0, latency_s=0.0)
     shaped.push(0.0, packet("a", 0))
-    shaped.reshape(0.5, LinkShape(bandwidth_bytes_per_s=500_000.0, latency_s=0.0))
+    shaped.reshape(0.5, Link(source="lab", target="home", bandwidth_bytes_per_s=500_000.0, latency_s=0.0))
     assert drain(shaped) == [(pytest.approx(0.501), b"a0")]
 
 
@@ -229,5 +235,5 @@ def test_reshape_changes_the_packet_that_is_being_sent() -> None:
     ],
 )
 def test_a_shape_that_no_link_can_have_is_refused(wrong: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match=r"loss_ratio|latency_s|bandwidth_bytes_per_s"):
-        LinkShape(**{"bandwidth_bytes_per_s": 1.0, "latency_s": 0.0, **wrong})
+    with pytest.raises(ValueError, match=r"loss_ratio|latency|bandwidth"):
+        Link(source="lab", target="home", **{"bandwidth_bytes_per_s": 1.0, "latency_s": 0.0, **wrong})

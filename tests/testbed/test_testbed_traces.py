@@ -8,13 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spantrain.core.cluster import Link
+from spantrain.core.cluster import Link, Site
 from spantrain.core.speed import SpeedTrace
 from spantrain.errors import TestbedError
-from spantrain.testbed.build import SiteLayout
 from spantrain.testbed.forwarding import ShapedNetwork
 from spantrain.testbed.load import Load
-from spantrain.testbed.shaper import LinkShape, Packet, ShapedLink
+from spantrain.testbed.shaper import Packet, ShapedLink, room_bytes
 from spantrain.testbed.testbed import Testbed
 from spantrain_studies.testbed_traffic import Flow
 from testing.patience import PATIENCE_S
@@ -30,15 +29,15 @@ def collected(shaped: ShapedLink, now_s: float) -> list[bytes]:
 def network(*, line: float | None = None) -> ShapedNetwork:
     """Two sites; the first may have an uplink."""
     sites = tuple(
-        SiteLayout(
+        Site(
             name=name,
-            number=number,
+            hosts=(),
             bandwidth_bytes_per_s=1e9,
+            latency_s=0.0,
             uplink_bandwidth_bytes_per_s=line if name == "lab" else None,
             downlink_bandwidth_bytes_per_s=None,
-            hosts=(),
         )
-        for number, name in enumerate(("lab", "office"))
+        for name in ("lab", "office")
     )
     links = tuple(
         Link(source=source, target=target, bandwidth_bytes_per_s=RATE, latency_s=LATENCY_S)
@@ -69,7 +68,7 @@ def test_packets_leave_when_the_trace_says_and_none_is_lost(data: st.DataObject)
     shaped = network()
     shaped.follow(0.0, {"lab->office": speed}, 0.0)
     for number in range(60):
-        assert shaped.push(0.0, "lab", Packet(b"%d" % number, b"flow", PACKET_BYTES, 1, 1))
+        assert shaped.push(0.0, "lab", Packet(b"%d" % number, b"flow", PACKET_BYTES, 1, 2))
     there = arrivals(shaped)
     assert len(there) == 60
     for number, at_s in enumerate(there, start=1):
@@ -80,7 +79,7 @@ def test_packets_leave_when_the_trace_says_and_none_is_lost(data: st.DataObject)
 
 @pytest.mark.parametrize("part", [0.0, 0.25])
 def test_what_is_being_sent_goes_on_at_the_new_speed(part: float) -> None:
-    shaped = ShapedLink(LinkShape(bandwidth_bytes_per_s=RATE, latency_s=0.0), Random(1))
+    shaped = ShapedLink(Link(source="lab", target="home", bandwidth_bytes_per_s=RATE, latency_s=0.0), Random(1))
     shaped.push(0.0, Packet(b"a", b"flow", PACKET_BYTES))
     shaped.change_speed(0.0005, part)
     assert collected(shaped, 0.001) == []
@@ -91,22 +90,22 @@ def test_what_is_being_sent_goes_on_at_the_new_speed(part: float) -> None:
 
 
 def test_a_link_that_stands_still_keeps_its_buffer() -> None:
-    shaped = ShapedLink(LinkShape(bandwidth_bytes_per_s=RATE, latency_s=0.1), Random(1))
+    shaped = ShapedLink(Link(source="lab", target="home", bandwidth_bytes_per_s=RATE, latency_s=0.1), Random(1))
     shaped.change_speed(0.0, 0.0)
-    room_bytes = shaped.shape.room_bytes(shaped.shape.latency_s)
-    for number in range(2 * room_bytes // PACKET_BYTES):
+    room = room_bytes(shaped.shape.bandwidth_bytes_per_s, shaped.shape.latency_s)
+    for number in range(2 * room // PACKET_BYTES):
         shaped.push(0.0, Packet(b"%d" % number, b"flow", PACKET_BYTES))
-    assert room_bytes - 2 * PACKET_BYTES < shaped.waiting_bytes <= room_bytes
+    assert room - 2 * PACKET_BYTES < shaped.waiting_bytes <= room
     assert shaped.counters.packets_dropped > 0
     shaped.change_speed(30.0, 1.0)
-    assert len(collected(shaped, 60.0)) == 2 * room_bytes // PACKET_BYTES - shaped.counters.packets_dropped
+    assert len(collected(shaped, 60.0)) == 2 * room // PACKET_BYTES - shaped.counters.packets_dropped
 
 
 def test_a_late_caller_changes_no_time() -> None:
     shaped = network()
     shaped.follow(0.0, {"lab->office": trace((0.01, 0.5), (0.02, 1.0))}, 0.0)
     for number in range(40):
-        shaped.push(0.0, "lab", Packet(b"%d" % number, b"flow", PACKET_BYTES, 1, 1))
+        shaped.push(0.0, "lab", Packet(b"%d" % number, b"flow", PACKET_BYTES, 1, 2))
     assert len(shaped.take(0.0351 + LATENCY_S)) == 30
 
 

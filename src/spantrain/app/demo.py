@@ -4,7 +4,6 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
 
 from spantrain.app.profiling.profile import ProfileOptions, measure_profile
 from spantrain.app.reporter import Reporter
@@ -17,12 +16,12 @@ from spantrain.app.training.train import train
 from spantrain.config.artefacts import reference_to_profile, write_plan, write_profile
 from spantrain.config.cluster_file import load_preset
 from spantrain.core.job import TrainJob
-from spantrain.core.plan import Plan, PlanReport
+from spantrain.core.plan import Plan
 from spantrain.core.profile import Profile
 from spantrain.models.catalog.catalog import resolve_model
 from spantrain.planner.engine.engine import make_plan
 from spantrain.planner.engine.outcome import PlanOutcome
-from spantrain.planner.groups import DeviceGroups, group_devices
+from spantrain.planner.groups import group_devices
 from spantrain.planner.request import JobSpec
 from spantrain.recovery.faults import Fault, FaultKind
 
@@ -89,20 +88,7 @@ class DemoSummary:
     faults: FaultsShown | None = None
 
 
-class DemoListener(Reporter, Protocol):
-    """A reporter that also shows what each part found."""
-
-    def show_groups(self, groups: DeviceGroups, profile: Profile) -> None:
-        """Show the two levels of groups."""
-
-    def show_plan(self, outcome: PlanOutcome) -> None:
-        """Show the plan and what it is better than."""
-
-    def show_training(self, outcome: TrainOutcome, plan: Plan, report: PlanReport) -> None:
-        """Show the figures of a run."""
-
-
-def run_demo(options: DemoOptions, session_options: SessionOptions, out: Path, listener: DemoListener) -> DemoSummary:
+def run_demo(options: DemoOptions, session_options: SessionOptions, out: Path, listener: Reporter) -> DemoSummary:
     """Run the whole demonstration; it replaces what an earlier one has left in the folder.
 
     Raises:
@@ -112,34 +98,43 @@ def run_demo(options: DemoOptions, session_options: SessionOptions, out: Path, l
     cluster = load_preset(options.preset)
     names = tuple(device.name for device in cluster.devices)
     seconds: dict[str, float] = {}
-    clock = _Stopwatch(seconds)
+    begun_s = time.monotonic()
+
+    def lap(part: str) -> None:
+        seconds[part] = time.monotonic() - begun_s - sum(seconds.values())
+
     with open_session(cluster, names, session_options, out / "logs", listener) as session:
-        clock.lap("start")
+        lap("start")
         profile = measure_profile(session, resolve_model(options.model), ProfileOptions(use_cache=False), listener)
         write_profile(profile, out / "profile.json")
         listener.show_groups(group_devices(profile), profile)
-        clock.lap("profile")
+        lap("profile")
         planned = make_plan(profile, JobSpec(global_batch=options.global_batch, schedule=options.schedule))
         reference = reference_to_profile(out / "profile.json", out / "plan.json")
         planned = replace(planned, plan=replace(planned.plan, profile=reference, generation=1))
         write_plan(planned.plan, out / "plan.json", planned.report)
         listener.show_plan(planned)
-        clock.lap("plan")
-        ours = _train(session, planned.plan, profile, options, options.steps, out, listener)
-        clock.lap("train")
+        lap("plan")
+        acts = _Acts(session=session, profile=profile, options=options, listener=listener)
+        ours = acts.train(planned.plan, options.steps, out)
+        lap("train")
         assert planned.single_site_plan is not None, "the demonstration's model fits on one site"
         site_plan = planned.single_site_plan
         listener.note(f"For comparison: the best single site alone ({', '.join(site_plan.devices)})")
-        site = _train(session, site_plan, profile, options, options.baseline_steps, out / _SINGLE_SITE, listener)
-        clock.lap("single site")
+        site = acts.train(site_plan, options.baseline_steps, out / _SINGLE_SITE)
+        lap("single site")
         faulted = None
         if options.faults:
-            faulted = _with_faults(session, planned.plan, profile, options, ours, out / _FAULTS, listener)
-            clock.lap("faults")
+            faulted = acts.with_faults(planned.plan, ours, out / _FAULTS)
+            lap("faults")
         listener.show_training(ours, planned.plan, planned.report)
         if faulted is not None:
-            listener.note(_told(faulted, ours))
-    clock.lap("stop")
+            listener.note(
+                f"With {faulted.device} killed and back: losses of {faulted.steps} steps as without faults, to "
+                f"{faulted.largest_loss_difference:.1e}; {faulted.samples_per_s:.1f} samples/s at the end "
+                f"({ours.samples_per_s:.1f} without faults)"
+            )
+    lap("stop")
     return replace(_summary(ours, site, site_plan, planned, seconds), faults=faulted)
 
 
@@ -153,70 +148,43 @@ def _take_folder(out: Path) -> None:
     (out / _MARK).write_text("This folder is the demonstration's, which replaces what it left here before.\n")
 
 
-def _train(
-    session: Session,
-    plan: Plan,
-    profile: Profile,
-    options: DemoOptions,
-    steps: int,
-    out: Path,
-    listener: Reporter,
-    faults: tuple[Fault, ...] = (),
-) -> TrainOutcome:
-    request = TrainRequest(
-        plan=plan,
-        profile=profile,
-        profile_path=str((out / "profile.json").resolve()),
-        job=TrainJob(steps=steps, evaluate_every=0 if steps == options.baseline_steps else steps),
-        out=out,
-        options=RunOptions(faults=faults, protect=None),
-    )
-    return train(session, request, StopRequest(), listener)
+@dataclass(frozen=True, kw_only=True)
+class _Acts:
+    """Runs of the demonstration, on one session."""
 
+    session: Session
+    profile: Profile
+    options: DemoOptions
+    listener: Reporter
 
-def _with_faults(
-    session: Session,
-    plan: Plan,
-    profile: Profile,
-    options: DemoOptions,
-    ours: TrainOutcome,
-    out: Path,
-    listener: DemoListener,
-) -> FaultsShown:
-    """Train the same once more, and lose a device of a stage that others hold as well, if there is one."""
-    shared = [one.devices[-1] for stage in plan.stages if len(stage.replicas) > 1 for one in stage.replicas[-1:]]
-    victim = (shared or plan.devices)[-1]
-    listener.note(f"Once more: {victim} is killed after {_KILLED} steps, and started again after {_BACK}")
-    kill = Fault(after_step=_KILLED, what=FaultKind.KILL, device=victim)
-    back = Fault(after_step=_BACK, what=FaultKind.RESTART, device=victim)
-    found = _train(session, plan, profile, options, min(_LAST, options.steps), out, listener, (kill, back))
-    pairs = zip(found.losses, ours.losses, strict=False)
-    return FaultsShown(
-        device=victim,
-        changes=found.plan_changes,
-        steps=found.steps,
-        largest_loss_difference=max(abs(one - other) for one, other in pairs),
-        samples_per_s=found.samples_per_s,
-    )
+    def train(self, plan: Plan, steps: int, out: Path, faults: tuple[Fault, ...] = ()) -> TrainOutcome:
+        """Train so many steps of a plan."""
+        request = TrainRequest(
+            plan=plan,
+            profile=self.profile,
+            profile_path=str((out / "profile.json").resolve()),
+            job=TrainJob(steps=steps, evaluate_every=0 if steps == self.options.baseline_steps else steps),
+            out=out,
+            options=RunOptions(faults=faults, protect=None),
+        )
+        return train(self.session, request, StopRequest(), self.listener)
 
-
-def _told(faulted: FaultsShown, ours: TrainOutcome) -> str:
-    return (
-        f"With {faulted.device} killed and back: losses of {faulted.steps} steps as without faults, to "
-        f"{faulted.largest_loss_difference:.1e}; {faulted.samples_per_s:.1f} samples/s at the end "
-        f"({ours.samples_per_s:.1f} without faults)"
-    )
-
-
-class _Stopwatch:
-    def __init__(self, laps: dict[str, float]) -> None:
-        self._laps = laps
-        self._since_s = time.monotonic()
-
-    def lap(self, name: str) -> None:
-        now_s = time.monotonic()
-        self._laps[name] = now_s - self._since_s
-        self._since_s = now_s
+    def with_faults(self, plan: Plan, ours: TrainOutcome, out: Path) -> FaultsShown:
+        """Train the same once more, and lose a device of a stage that others hold as well, if there is one."""
+        shared = [one.devices[-1] for stage in plan.stages if len(stage.replicas) > 1 for one in stage.replicas[-1:]]
+        victim = (shared or plan.devices)[-1]
+        self.listener.note(f"Once more: {victim} is killed after {_KILLED} steps, and started again after {_BACK}")
+        kill = Fault(after_step=_KILLED, what=FaultKind.KILL, device=victim)
+        back = Fault(after_step=_BACK, what=FaultKind.RESTART, device=victim)
+        found = self.train(plan, min(_LAST, self.options.steps), out, (kill, back))
+        pairs = zip(found.losses, ours.losses, strict=False)
+        return FaultsShown(
+            device=victim,
+            changes=found.plan_changes,
+            steps=found.steps,
+            largest_loss_difference=max(abs(one - other) for one, other in pairs),
+            samples_per_s=found.samples_per_s,
+        )
 
 
 def _summary(

@@ -1,11 +1,11 @@
 """A picture as a PNG file: the few forms that our SVG pictures are made of, drawn with Pillow."""
 
-import os
-import secrets
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
+from spantrain.config.files.text_files import write_atomically
 from spantrain.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -42,16 +42,9 @@ def write_png(svg: str, path: Path) -> None:
     page = _Page(ImageDraw.Draw(image, "RGBA"), float(root.attrib.get("font-size", "12")))
     for element in root:
         page.draw(element)
-    hidden = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            image.save(hidden, format="PNG")
-            hidden.replace(path)
-        finally:
-            hidden.unlink(missing_ok=True)
-    except OSError as reason:
-        raise ConfigError(f"{path}: cannot be written: {reason.strerror}; choose another place") from None
+    content = BytesIO()
+    image.save(content, format="PNG")
+    write_atomically(path, content.getvalue())
 
 
 class _Page:

@@ -182,7 +182,8 @@ def _local(
         heartbeat_timeout_s=options.heartbeat_timeout_s or _LOCAL_HEARTBEAT_TIMEOUT_S,
     )
     coordinator.start()
-    stack.callback(_part, coordinator, workers)
+    stack.callback(coordinator.stop)
+    stack.callback(workers.expect_ends)  # before that
     placement = functools.partial(_placement, cluster, coordinator, testbed, options)
     workers.start([placement(name) for name in devices])
     coordinator.wait_for(
@@ -197,11 +198,6 @@ def _local(
         workers=workers,
         placement=placement,
     )
-
-
-def _part(coordinator: Coordinator, workers: LocalWorkers) -> None:
-    workers.expect_ends()
-    coordinator.stop()
 
 
 def _placement(

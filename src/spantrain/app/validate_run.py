@@ -9,7 +9,6 @@ from pathlib import Path
 from spantrain.app.planning.plan_files import open_plan
 from spantrain.app.training.run_folder import DECISIONS_FILE, RUN_FILE, TRACE_FILE, RunRecord, read_run_record
 from spantrain.config.traces.trace_file import read_decisions, read_trace
-from spantrain.core.action import Action
 from spantrain.core.messages import DeviceDecisions
 from spantrain.core.plan import Plan
 from spantrain.core.profile import Profile
@@ -91,12 +90,8 @@ def validate_run(folder: Path) -> RunValidation:
     staleness = record.staleness if record else 0
     trace = _read_trace(folder / TRACE_FILE, plan, staleness).since(record.first_step if record else 0)
     logs = _read_logs(folder, plan)
-    predicted = predict(
-        plan,
-        profile,
-        optimizer=record.optimizer if record and record.peak_bytes else None,
-        staleness=staleness,
-    )
+    optimizer = record.optimizer if record and record.peak_bytes else None
+    predicted = predict(plan, profile, optimizer=optimizer, staleness=staleness)
     step_s, steps, source = _measured_step(trace, record, folder)
     return RunValidation(
         folder=str(folder),
@@ -120,12 +115,7 @@ def _read_trace(path: Path, plan: Plan, staleness: int) -> Trace:
     trace = read_trace(path)
     if not trace.intervals:
         raise ConfigError(f"{path}: holds no steps; {_AGAIN} and --trace-steps 3")
-    unknown = sorted({interval.device for interval in trace.intervals} - set(plan.devices))
-    if unknown:
-        raise ConfigError(
-            f"{path}: is of {', '.join(unknown)}, the plan has {', '.join(plan.devices)}; put the trace and the plan "
-            f"of one run together, or {_AGAIN}"
-        )
+    _check_devices(path, {interval.device for interval in trace.intervals}, plan, "the trace and the plan")
     for device in plan.devices:
         _check_steps(path, trace.of(device), staleness)
     return trace
@@ -149,13 +139,18 @@ def _read_logs(folder: Path, plan: Plan) -> tuple[DeviceDecisions, ...] | None:
     if not path.exists():
         return None
     logs = read_decisions(path)
-    unknown = sorted({log.device for log in logs} - set(plan.devices))
+    _check_devices(path, {log.device for log in logs}, plan, "the files")
+    return logs
+
+
+def _check_devices(path: Path, found: set[str], plan: Plan, files: str) -> None:
+    """Refuse a file that is of devices which the plan does not have."""
+    unknown = sorted(found - set(plan.devices))
     if unknown:
         raise ConfigError(
-            f"{path}: is of {', '.join(unknown)}, the plan has {', '.join(plan.devices)}; put the files of one run "
+            f"{path}: is of {', '.join(unknown)}, the plan has {', '.join(plan.devices)}; put {files} of one run "
             f"together, or {_AGAIN}"
         )
-    return logs
 
 
 def _measured_step(trace: Trace, record: RunRecord | None, folder: Path) -> tuple[float, int, str]:
@@ -200,17 +195,9 @@ def _busy_s(trace: Trace, device: str) -> float:
     """Return the median over steps of the seconds that a device runs actions."""
     by_step: dict[int, float] = {}
     for interval in trace.of(device):
-        if _is_action(interval.name):
+        if interval.action is not None:
             by_step[interval.step] = by_step.get(interval.step, 0.0) + interval.duration_s
     return statistics.median(by_step.values()) if by_step else 0.0
-
-
-def _is_action(text: str) -> bool:
-    try:
-        Action.parse(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _links(plan: Plan, profile: Profile, predicted: SimulationResult, trace: Trace) -> dict[str, LinkComparison]:

@@ -1,24 +1,27 @@
 """Weights out and in: a run's checkpoint to a folder for others, a folder of weights to a checkpoint to begin with."""
 
 import hashlib
+import json
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import save_file
+from safetensors.torch import save_file, save_model
 from torch import Tensor, nn
 
-from spantrain.app.saved_model import DTYPES, save_as_given
 from spantrain.app.weight_folder import FoundWeights, find_weights
 from spantrain.config.files.problems import shortened
 from spantrain.core.checkpoint import SampleLedger, StoredFile
+from spantrain.core.precision import DTYPES
 from spantrain.core.shares import TensorPart
 from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError, UsageError
 from spantrain.models.build import UnsplitModel, whole_model, whole_parameters
+from spantrain.models.data.choice import tokenizer_file
 from spantrain.models.tracing.model import drawn_parameters
 from spantrain.runtime.checkpoint.holding import BUFFER, PARAMETER
 from spantrain.runtime.checkpoint.manifest import CheckpointSet, Manifest, final_checkpoint, read_manifest
@@ -28,6 +31,12 @@ from spantrain.runtime.control.requests import SavedFile
 from spantrain.runtime.redistribution.transfer import ExchangeGroup, TensorExchange
 from spantrain.runtime.worker.user_functions import with_own_functions
 
+_SHARD = "5GB"
+_CONFIGURATION = "config.json"
+_OWN = ("model", "pytorch_model", "tf_model", "flax_model", "adapter_", "example.", "training_args", "optimizer.")
+"""What names of files with weights begin with, or of those that are written here."""
+_BESIDES = (".json", ".jinja", ".txt", ".model", ".md", ".tiktoken")
+_TOKENS = ("tokenizer", "special_tokens", "added_tokens", "chat_template", "vocab", "merges")
 EXAMPLE_FILE = "example.safetensors"
 """What went in and what came out when it was exported: `examples/load_exported.py` compares."""
 
@@ -61,7 +70,7 @@ def export_run(
         run: its folder.
         to: what is written.
         functions: of the user's, as `FILE.py:FUNCTION`, that may be called if the run's model is one of them.
-        dtype: one of `saved_model.DTYPES`, that weights are rounded to.
+        dtype: one of `core.precision.DTYPES`, that weights are rounded to.
         merge: write adapters of `peft` as part of the weights that they adapt, not alone.
 
     Raises:
@@ -81,7 +90,7 @@ def export_run(
     shutil.rmtree(partial, ignore_errors=True)
     try:
         example, logits_sha256 = _example(whole)
-        loads_with = save_as_given(whole.module, manifest.model, partial, dtype=dtype, merge=merge)
+        loads_with = _save_as_given(whole.module, manifest.model, partial, dtype=dtype, merge=merge)
         if example:
             save_file(example, partial / EXAMPLE_FILE)
         if to.exists():
@@ -188,6 +197,75 @@ def _example(whole: UnsplitModel) -> tuple[dict[str, Tensor], str]:
     return {**inputs, "logits": logits}, hashlib.sha256(logits.numpy().tobytes()).hexdigest()
 
 
+def _save_as_given(module: nn.Module, spec: ModelSpec, folder: Path, *, dtype: str, merge: bool) -> str:
+    """Write a model as its class would; return what loads it.
+
+    Adapters of `peft` are written alone, or with `merge` as part of the weights. Of the folder that the model came from
+    everything is copied that is no weights; its `use_cache` is put back.
+
+    Args:
+        module: with the weights; used up.
+        spec: of the model.
+        folder: to be made.
+        dtype: one of `core.precision.DTYPES`, that weights are rounded to.
+        merge: add adapters to the weights that they adapt.
+
+    Raises:
+        UsageError: there are no adapters to merge.
+        OSError, SafetensorError: it cannot be written.
+    """
+    from transformers import PreTrainedModel
+
+    # Of a model without adapters, the library need not be there.
+    adapters = type(module).__module__.startswith("peft.") and hasattr(module, "merge_and_unload")
+    if merge and not adapters:
+        raise UsageError(f"--merge: model {spec.name} has no adapters of peft to be merged; leave it out")
+    model: Any = module.to(getattr(torch, dtype))
+    base = model.get_base_model() if adapters else model
+    if merge:
+        model, adapters = model.merge_and_unload(), False
+    folder.mkdir(parents=True)
+    source = _source(spec, base)
+    if adapters:
+        if source is not None:
+            model.active_peft_config.base_model_name_or_path = str(source)
+        model.save_pretrained(folder)
+    elif isinstance(model, PreTrainedModel):
+        if source is not None and hasattr(model.config, "use_cache"):
+            given = json.loads((source / _CONFIGURATION).read_text(encoding="utf-8"))
+            model.config.use_cache = given.get("use_cache", True)
+        model.save_pretrained(folder, max_shard_size=_SHARD)
+    else:
+        save_model(model, str(folder / "model.safetensors"))
+    _copy_besides(spec, source, folder)
+    if adapters:
+        return "peft"
+    return "transformers" if isinstance(model, PreTrainedModel) else "safetensors"
+
+
+def _source(spec: ModelSpec, base: nn.Module) -> Path | None:
+    """Return the folder that a model of the library came from, if it is on this machine."""
+    given = spec.source if spec.family == "hf" else getattr(base, "name_or_path", "")
+    folder = Path(given or "")
+    folder = folder.parent if folder.is_file() else folder
+    return folder if given and (folder / _CONFIGURATION).is_file() else None
+
+
+def _copy_besides(spec: ModelSpec, source: Path | None, folder: Path) -> None:
+    """Copy what is no weights and was not written; of a tokenizer that was given, its files come first."""
+    chosen: list[Path] = []
+    if spec.tokenizer and Path(spec.tokenizer).is_file():
+        beside = sorted(tokenizer_file(Path(spec.tokenizer)).parent.iterdir())
+        chosen += [file for file in beside if file.name.startswith(_TOKENS)]
+    chosen += sorted(source.iterdir()) if source is not None else []
+    written = {file.name for file in folder.iterdir()} - {"generation_config.json"}
+    for file in chosen:
+        wanted = file.suffix in _BESIDES and not file.name.startswith(_OWN) and not file.name.endswith(".index.json")
+        if wanted and file.is_file() and file.name not in written and file.name != _CONFIGURATION:
+            shutil.copyfile(file, folder / file.name)
+            written.add(file.name)
+
+
 _DEVICE = "imported"
 
 
@@ -215,7 +293,8 @@ def import_weights(folder: Path, spec: ModelSpec, out: Path) -> ImportOutcome:
     if (out / CHECKPOINTS).exists():
         raise ConfigError(f"{out}: holds checkpoints already; name a new folder with --out")
     found = find_weights(folder, spec)
-    checkpoint = write_weights(found, out, _no_run(spec))
+    no_run = Manifest(step=0, model=spec, plan=None, job=None, profile="", losses=(), ledger=SampleLedger())
+    checkpoint = write_weights(found, out, no_run)
     return ImportOutcome(
         run=str(out),
         model=spec.name,
@@ -224,10 +303,6 @@ def import_weights(folder: Path, spec: ModelSpec, out: Path) -> ImportOutcome:
         converted=found.converted,
         ignored=found.ignored,
     )
-
-
-def _no_run(spec: ModelSpec) -> Manifest:
-    return Manifest(step=0, model=spec, plan=None, job=None, profile="", losses=(), ledger=SampleLedger())
 
 
 def write_weights(found: FoundWeights, out: Path, manifest: Manifest) -> Path:

@@ -49,15 +49,20 @@ def prepared_worker(
     """
     environment = Environment.read(os.environ)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
-    if name is None and environment.launch is None:
-        raise ConfigError("give --name DEVICE, the device's name in the cluster file (torchrun's RANK will do, too)")
+    if name is None:
+        if environment.launch is None:
+            raise ConfigError(
+                "give --name DEVICE, the device's name in the cluster file (torchrun's RANK will do, too)"
+            )
+        # The coordinator puts the device of that number in its place.
+        name = f"{RANK_PREFIX}{environment.launch.rank}"
     if backend is None:
         local_rank = (environment.launch.local_rank or 0) if environment.launch else 0
         backend = default_backend(local_rank)
     settings = WorkerSettings(
         join=join,
         token=_token(token_file, environment),
-        name=name if name is not None else _name_of(environment),
+        name=name,
         backend=backend,
         data_address=data_address or _address_towards(join),
         encrypted=encrypted,
@@ -87,12 +92,6 @@ def _address_towards(join: str) -> str:
             return str(probe.getsockname()[0])
     except OSError as error:
         raise ConfigError(f"--join {join}: {error}; give HOST:PORT as the coordinator printed it") from error
-
-
-def _name_of(environment: Environment) -> str:
-    """Return what a worker without a name calls itself: the coordinator puts the device of that number in its place."""
-    assert environment.launch is not None
-    return f"{RANK_PREFIX}{environment.launch.rank}"
 
 
 @contextlib.contextmanager

@@ -1,25 +1,34 @@
-"""The command table, and the one place where errors become exit codes."""
+"""The command table, with what installed packages add to it, and the one place where errors become exit codes."""
 
 import contextlib
 import os
 import sys
 import traceback
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from types import FunctionType
+from typing import Any
 
 import typer
 
-from spantrain.cli.additions import add_commands
-from spantrain.cli.commands import basic as commands
-from spantrain.cli.commands import schedule, testbed
-from spantrain.cli.commands.basic import export, import_
+from spantrain.cli.commands import outer, schedule, testbed
+from spantrain.cli.commands.basic import demo, drain, export, groups, import_, profile, worker
 from spantrain.cli.commands.explain import explain, validate
 from spantrain.cli.commands.plan import plan
 from spantrain.cli.commands.simulate import simulate
 from spantrain.cli.commands.train import train
 from spantrain.cli.failure import tell_internal_error
-from spantrain.cli.outer import outer
-from spantrain.errors import InternalError, SpanTrainError
+from spantrain.errors import InternalError, SpanTrainError, UsageError
+from spantrain.plugins import with_plugins
 from spantrain.version import VERSION
 
+ENTRY_POINTS = "spantrain.commands"
+"""The group of entry points of which each names a function as typer has them; `outer.x` is `spantrain outer x`."""
+_OF_STUDIES = {
+    "compare": "Train the same samples with torch's frameworks, too",
+    "outer.demo": "Train one language model at four unequal places, none of which waits for another",
+}
+"""Commands of the studies, of which is said what to install where they are not."""
 _TRACEBACK = "--traceback"
 
 app = typer.Typer(
@@ -29,21 +38,10 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.command("demo")(commands.demo)
-app.command("profile")(commands.profile)
-app.command("groups")(commands.groups)
-app.command("plan")(plan)
-app.command("explain")(explain)
-app.command("simulate")(simulate)
-app.command("train")(train)
-app.command("export")(export)
-app.command("import")(import_)
-app.command("validate")(validate)
-app.command("worker")(commands.worker)
-app.command("drain")(commands.drain)
-app.add_typer(outer.app, name="outer")
-app.add_typer(schedule.app, name="schedule")
-app.add_typer(testbed.app, name="testbed")
+for command in (demo, profile, groups, plan, explain, simulate, train, export, import_, validate, worker, drain):
+    app.command(command.__name__.rstrip("_"))(command)
+for group in (outer, schedule, testbed):
+    app.add_typer(group.app, name=group.app.info.name)
 
 
 def _version(wanted: bool) -> None:
@@ -60,6 +58,54 @@ def _options(
     del version, show
 
 
+def add_commands(app: typer.Typer, words: Sequence[str]) -> None:
+    """Add what is installed, unless the words of the command line ask for a command of ours.
+
+    Raises:
+        UsageError: a package's command cannot be loaded, is none, or has the name of one that is there already.
+    """
+    first, second, *_ = [*(word for word in words if not word.startswith("-")), "", ""]
+    if (f"{first}.{second}" if first in _groups(app) else first) not in _commands(app):
+        _add_all(app)
+
+
+def _groups(app: typer.Typer) -> dict[str, typer.Typer]:
+    return {one.name: one.typer_instance for one in app.registered_groups if one.name and one.typer_instance}
+
+
+def _commands(app: typer.Typer) -> dict[str, Callable[..., Any]]:
+    """Return all of ours, those of groups as `outer.run`."""
+    found = {one.name or "": one.callback for one in app.registered_commands}
+    for group, commands in _groups(app).items():
+        for one in commands.registered_commands:
+            found[f"{group}.{one.name or getattr(one.callback, '__name__', '')}"] = one.callback
+    return {name: callback for name, callback in found.items() if callback}
+
+
+@cache
+def _add_all(app: typer.Typer) -> None:
+    ours, groups = _commands(app), _groups(app)
+    found: Mapping[str, Callable[..., Any]] = with_plugins(ours, ENTRY_POINTS, FunctionType, "command")
+    for full in found.keys() - ours.keys():
+        group, _, name = full.rpartition(".")
+        groups.get(group, app).command(name)(found[full])
+    for full in _OF_STUDIES.keys() - found.keys():
+        group, _, name = full.rpartition(".")
+        loose = {"ignore_unknown_options": True, "allow_extra_args": True}
+        groups.get(group, app).command(name, context_settings=loose)(_missing(full))
+
+
+def _missing(full: str) -> Callable[[typer.Context], None]:
+    def command(_: typer.Context) -> None:
+        raise UsageError(
+            f"`spantrain {full.replace('.', ' ')}` comes with the studies: `pip install ./studies` in a checkout of "
+            "SpanTrain"
+        )
+
+    command.__doc__ = f"{_OF_STUDIES[full]}; comes with the studies: pip install ./studies."
+    return command
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Run the program.
 
@@ -73,7 +119,8 @@ def main(arguments: list[str] | None = None) -> None:
         finally:
             sys.stdout.flush()  # what is left is told here, not when Python ends
     except SpanTrainError as error:
-        _tell(error)
+        with contextlib.suppress(BrokenPipeError):
+            sys.stderr.write(f"{'Stopped' if error.exit_code == 130 else 'Error'}: {_shown(str(error))}\n")
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.stderr.write("Stopped: interrupted\n")
@@ -93,11 +140,6 @@ def main(arguments: list[str] | None = None) -> None:
         if _TRACEBACK in words:
             traceback.print_exception(error)
         sys.exit(InternalError.exit_code)
-
-
-def _tell(error: SpanTrainError) -> None:
-    with contextlib.suppress(BrokenPipeError):
-        sys.stderr.write(f"{'Stopped' if error.exit_code == 130 else 'Error'}: {_shown(str(error))}\n")
 
 
 def _shown(text: str) -> str:

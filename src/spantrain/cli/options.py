@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import MISSING, Field, dataclass, fields, replace
+from dataclasses import MISSING, dataclass, fields, replace
 from inspect import Parameter, Signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
@@ -79,6 +79,7 @@ Out = Annotated[Path, typer.Option("--out", help="Folder to write to; made when 
 
 
 T = TypeVar("T")
+N = TypeVar("N", bound=float)
 
 
 def with_options(kind: type[T]) -> Callable[[Callable[[T, typer.Context], None]], Callable[..., None]]:
@@ -89,17 +90,16 @@ def with_options(kind: type[T]) -> Callable[[Callable[[T, typer.Context], None]]
     """
     hints = get_type_hints(kind, include_extras=True)
     ordered = sorted(fields(kind), key=lambda one: one.name not in kind.__annotations__)  # type: ignore[arg-type]
-    made = [
-        Parameter(one.name, Parameter.KEYWORD_ONLY, default=_default(one), annotation=hints[one.name])
-        for one in ordered
-    ]
+    shown = [Parameter("context", Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)]
+    for one in ordered:
+        default = Parameter.empty if one.default is MISSING else one.default
+        shown.append(Parameter(one.name, Parameter.KEYWORD_ONLY, default=default, annotation=hints[one.name]))
 
     def decorate(run: Callable[[T, typer.Context], None]) -> Callable[..., None]:
         def command(context: typer.Context, **values: object) -> None:
             run(kind(**values), context)
 
-        shown = [Parameter("context", Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context), *made]
-        command.__doc__ = run.__doc__
+        command.__name__, command.__doc__ = run.__name__, run.__doc__
         command.__annotations__ = {one.name: one.annotation for one in shown}
         setattr(command, "__signature__", Signature(shown))  # noqa: B010 - no attribute that a type checker knows
         return command
@@ -107,22 +107,17 @@ def with_options(kind: type[T]) -> Callable[[Callable[[T, typer.Context], None]]
     return decorate
 
 
-def _default(one: "Field[Any]") -> Any:
-    return Parameter.empty if one.default is MISSING else one.default
-
-
 def given_options(context: typer.Context) -> dict[str, str]:
     """Return the options that stand on the command line: the word of each, by the name of its parameter."""
-    sources = {str(one.name): context.get_parameter_source(str(one.name)) for one in context.command.params}
-    return {
-        str(one.name): one.opts[0]
-        for one in context.command.params
-        if (source := sources[str(one.name)]) is not None and source.name == "COMMANDLINE"
-    }
+    named = {str(one.name): one.opts[0] for one in context.command.params}
+    sources = {name: context.get_parameter_source(name) for name in named}
+    return {name: named[name] for name, source in sources.items() if source and source.name == "COMMANDLINE"}
 
 
-def at_speed(cluster: Cluster, emulated_speed: float) -> Cluster:
-    """Return the cluster with its emulated devices at another fraction of their kinds' speed."""
+def at_speed(cluster: Cluster, emulated_speed: float | None) -> Cluster:
+    """Return the cluster with its emulated devices at another fraction of their kinds' speed, if one is given."""
+    if emulated_speed is None:
+        return cluster
     if not cluster.emulated:
         raise ConfigError(f"--emulated-speed: no device of {cluster.name} is emulated; leave it out")
     check_speed("--emulated-speed", emulated_speed)
@@ -259,17 +254,17 @@ def session_options(
 
     functions = user_functions(model) if model else ()
     found = SessionOptions(listen=listen, network=not no_network, encrypted=not insecure, functions=functions)
-    return found if lost_after is None else replace(found, heartbeat_timeout_s=_patience_s(lost_after))
+    if lost_after is None:
+        return found
+    patience_s = quantity("--lost-after", lost_after, parse_seconds)
+    if patience_s < _MIN_PATIENCE_S:
+        raise ConfigError(
+            f"--lost-after {lost_after}: give at least {_MIN_PATIENCE_S:g} s; workers tell 3 times a second"
+        )
+    return replace(found, heartbeat_timeout_s=patience_s)
 
 
-def _patience_s(text: str) -> float:
-    found = quantity("--lost-after", text, parse_seconds)
-    if found < _MIN_PATIENCE_S:
-        raise ConfigError(f"--lost-after {text}: give at least {_MIN_PATIENCE_S:g} s; workers tell 3 times a second")
-    return found
-
-
-def quantity(option: str, text: str, parse: Callable[[str], float]) -> float:
+def quantity(option: str, text: str, parse: Callable[[str], N]) -> N:
     """Return the quantity that an option gives, as one of `core.quantities` reads it.
 
     Raises:
@@ -279,6 +274,18 @@ def quantity(option: str, text: str, parse: Callable[[str], float]) -> float:
         return parse(text)
     except ValueError as error:
         raise ConfigError(f"{option}: {error}") from None
+
+
+def positive(option: str, text: str | None, parse: Callable[[str], N]) -> N | None:
+    """Return the quantity that an option gives, if it is given; it must be more than nothing.
+
+    Raises:
+        ConfigError: it is none, or 0.
+    """
+    found = None if text is None else quantity(option, text, parse)
+    if found == 0:
+        raise ConfigError(f"{option} {text}: must be more than nothing")
+    return found
 
 
 def print_json(value: Any) -> None:

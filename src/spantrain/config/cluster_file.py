@@ -291,14 +291,7 @@ PRESET_NAMES: tuple[str, ...] = (
     "spantrain-setting-2",
     "spantrain-table-1",
     "spantrain-cn",
-    "asteroid-a-100",
-    "asteroid-a-1000",
-    "asteroid-b-100",
-    "asteroid-b-1000",
-    "asteroid-c-100",
-    "asteroid-c-1000",
-    "asteroid-d-100",
-    "asteroid-d-1000",
+    *(f"asteroid-{letter}-{mbit}" for letter in "abcd" for mbit in (100, 1000)),
 )
 
 

@@ -33,12 +33,7 @@ class DeviceKind:
             raise ValueError(f"a kind's name is 1 to {_MAX_KIND} printable characters, got {self.name[:80]!r}")
         if not 0 <= self.power_w < math.inf:
             raise ValueError(f"kind {self.name}: power_w must not be negative, got {self.power_w}")
-        for name in (
-            "peak_fp16_flop_per_s",
-            "peak_fp32_flop_per_s",
-            "memory_bytes",
-            "memory_bandwidth_bytes_per_s",
-        ):
+        for name in ("peak_fp16_flop_per_s", "peak_fp32_flop_per_s", "memory_bytes", "memory_bandwidth_bytes_per_s"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"kind {self.name}: {name} must be positive, got {getattr(self, name)}")
 
@@ -120,10 +115,12 @@ class Link:
 
     def __post_init__(self) -> None:
         where = f"link {self.source} -> {self.target}"
-        if self.bandwidth_bytes_per_s <= 0:
-            raise ValueError(f"{where}: bandwidth must be positive, got {self.bandwidth_bytes_per_s} bytes/s")
-        if self.latency_s < 0 or self.jitter_s < 0:
-            raise ValueError(f"{where}: latency and jitter must not be negative")
+        if not 0 < self.bandwidth_bytes_per_s < math.inf:
+            raise ValueError(
+                f"{where}: bandwidth must be positive and finite, got {self.bandwidth_bytes_per_s} bytes/s"
+            )
+        if not (0 <= self.latency_s < math.inf and 0 <= self.jitter_s < math.inf):
+            raise ValueError(f"{where}: latency and jitter must be finite and not negative")
         if not 0 <= self.loss_ratio < 1:
             raise ValueError(f"{where}: loss_ratio must be in [0, 1), got {self.loss_ratio}")
 
@@ -196,12 +193,8 @@ class Cluster:
             return Link(source=source, target=target, bandwidth_bytes_per_s=10e9, latency_s=0.0)
         if a.site == b.site:
             site = self.site_by_name[a.site]
-            return Link(
-                source=source,
-                target=target,
-                bandwidth_bytes_per_s=site.bandwidth_bytes_per_s,
-                latency_s=site.latency_s,
-            )
+            rate, latency_s = site.bandwidth_bytes_per_s, site.latency_s
+            return Link(source=source, target=target, bandwidth_bytes_per_s=rate, latency_s=latency_s)
         return self._between(self._link_by_pair[a.site, b.site])
 
     def _between(self, link: Link) -> Link:

@@ -1,11 +1,12 @@
-"""What sites, hosts and devices may be called, and the names of files about them."""
+"""What sites, hosts and devices may be called, the names of files about them, and names in messages."""
 
 import difflib
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from urllib.parse import quote
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+_FEW = 3
 _MEMBER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@/-]{0,63}")
 
 
@@ -62,3 +63,12 @@ def unknown_name(what: str, name: object, known: Collection[str]) -> str:
     """
     near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
     return f"{what} must be one of {', '.join(known)}, got {name!r}" + (f": did you mean {near[0]}?" if near else "")
+
+
+def few(names: Sequence[str]) -> str:
+    """Return names with commas; of many the first, and how many more.
+
+    >>> few(("a", "b", "c", "d"))
+    'a and 3 more'
+    """
+    return ", ".join(names) if len(names) <= _FEW else f"{names[0]} and {len(names) - 1} more"

@@ -2,7 +2,7 @@
 
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 _TEXT = re.compile(r"\[(\d+):(\d+)\]")
@@ -58,12 +58,10 @@ class Coverage:
     (True, 8, '[0:8]')
     """
 
-    def __init__(self, spans: Iterable[Span] = ()) -> None:
+    def __init__(self) -> None:
         # Bounds of what is there, in rising order; pieces neither overlap nor touch.
         self._los: list[int] = []
         self._his: list[int] = []
-        for span in spans:
-            self.add(span)
 
     def add(self, span: Span) -> None:
         """Add samples that are not there yet.

@@ -1,7 +1,7 @@
 """What happened, or is predicted to happen, on each lane of each device."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from spantrain.core.action import Action
 
@@ -76,11 +76,9 @@ class Trace:
 
     def since(self, step: int) -> "Trace":
         """Return the part from a step on."""
-        return Trace(
-            intervals=tuple(interval for interval in self.intervals if interval.step >= step),
-            flows=tuple(flow for flow in self.flows if flow.step >= step),
-            clock=self.clock,
-        )
+        intervals = (interval for interval in self.intervals if interval.step >= step)
+        flows = (flow for flow in self.flows if flow.step >= step)
+        return replace(self, intervals=tuple(intervals), flows=tuple(flows))
 
     @staticmethod
     def joined(traces: Iterable["Trace"], clock: str) -> "Trace":

@@ -302,7 +302,8 @@ class UnitGraph:
         enters the next one. Between two units with slices of the sequence there are slices only.
         """
         own = {unit: self.held_activation_bytes(unit, tp_share) for unit in units}
-        inner = {unit + 1 for unit in units[:-1] if self._slice_between(unit, tp_share)}
+        sliced = {unit for unit in units if self.units[unit].slices_sequence(tp_share)}
+        inner = {unit for unit in sliced if unit - 1 in sliced}
         for unit in recompute:
             entering_bytes = self.entering_bytes(unit)
             own[unit] = min(own[unit], math.ceil(tp_share.part * entering_bytes) if unit in inner else entering_bytes)
@@ -314,10 +315,6 @@ class UnitGraph:
             elif unit not in recompute:
                 found -= min(cut_bytes, own[unit], own[unit + 1])
         return found
-
-    def _slice_between(self, unit: int, tp_share: MemberShare) -> bool:
-        """Whether slices go from a unit to the next one."""
-        return all(self.units[side].slices_sequence(tp_share) for side in (unit, unit + 1))
 
     def stage_deferred_bytes(self, units: range, tp_share: MemberShare = ALONE, recompute: Collection[int] = ()) -> int:
         """Return the bytes that one sample holds of consecutive units from I to W; recomputed ones are done by then."""

@@ -84,17 +84,13 @@ class WireCodec:
 class CastCodec(WireCodec):
     """Numbers of float32 as a smaller type of torch, which gives the format its name."""
 
-    def __init__(self, name: str, *, number_bytes: int) -> None:
-        super().__init__(name)
-        self._number_bytes = number_bytes
-
     def sent_type(self, dtype: str) -> str:
         """Return the type that a tensor of a type is sent as."""
         return self.name if dtype == "float32" else dtype
 
     def sample_bytes(self, dtype: str, native_bytes: int, dimensions: int) -> int:  # noqa: ARG002
         """Return what one sample of a tensor takes on the wire."""
-        return native_bytes * self._number_bytes // 4 if dtype == "float32" else native_bytes
+        return native_bytes * DTYPE_BYTES[self.name] // 4 if dtype == "float32" else native_bytes
 
     def send(self, tensors: "Tensors") -> "Tensors":
         """Return tensors as they are sent."""

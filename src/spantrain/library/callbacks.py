@@ -1,12 +1,19 @@
-"""Who is told of what happens while training: the transformers library's protocol of callbacks."""
+"""Who is told of what happens while training: people, on standard error, and callbacks, as in transformers."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from spantrain.app.metrics import StepMetrics
+from rich.console import Console
+
+from spantrain.app.reporter import DrawingReporter
+from spantrain.app.training.metrics import BestCheckpoint, EvaluationMetrics, StepMetrics
+from spantrain.app.training.outcome import TrainOutcome
+from spantrain.core.plan import Plan
 from spantrain.errors import ConfigError
 from spantrain.library.arguments import TrainingArguments
+from spantrain.planner.engine.outcome import PlanOutcome
+from spantrain.runtime.coordinator.barrier import StepOutcome
 
 __all__ = ["Callback", "StepMetrics", "TrainerControl", "TrainerState"]
 
@@ -104,18 +111,83 @@ def checked_callbacks(callbacks: Sequence[object]) -> tuple[Any, ...]:
     return tuple(given)
 
 
-class Callbacks:
-    """All callbacks of a run, and what they see and want."""
+class UserReporter(DrawingReporter):
+    """A reporter that says little, and tells callbacks; a context, which leaves the terminal as it was."""
 
-    def __init__(self, callbacks: Sequence[Any], args: TrainingArguments) -> None:
-        self._callbacks = tuple(callbacks)
-        self._args = args
-        self.state = TrainerState()
-        self.control = TrainerControl()
+    def __init__(
+        self,
+        callbacks: Sequence[Any],
+        args: TrainingArguments,
+        *,
+        stop: Callable[[], object],
+        save: Callable[[], object],
+    ) -> None:
+        """Print a line every `logging_steps` (0: none); call `stop` and `save` when a callback wants that."""
+        super().__init__(Console(stderr=True, markup=False, emoji=False), every=args.logging_steps)
+        self._callbacks, self._args = tuple(callbacks), args
+        self.state, self._control = TrainerState(), TrainerControl()
+        """What callbacks see, and what they want."""
+        self.best = BestCheckpoint(
+            metric=f"eval_{str(args.metric_for_best_model).removeprefix('eval_')}",
+            greater_is_better=bool(args.greater_is_better),
+            kept=args.load_best_model_at_end,
+        )
+        """Of the run; tells of it with `TrainRequest.best`."""
+        self._begun = self._stopped = False
+        self._stop, self._save = stop, save
 
-    def tell(self, event: str, **more: Any) -> None:
-        """Call each that has a method for an event."""
+    def show_plan(self, outcome: PlanOutcome) -> None:
+        """Print who does what, a stage a line."""
+        for index, stage in enumerate(outcome.plan.stages):
+            self.note(f"  stage {index}: units {stage.first_unit}-{stage.end_unit - 1} on {', '.join(stage.devices)}")
+
+    def run_begins(self, plan: Plan, reason: str = "") -> None:
+        """Tell callbacks."""
+        if not self._begun:
+            self._begun = True
+            self._tell("on_train_begin")
+        else:
+            self._tell("on_plan_change", plan=plan, reason=reason)
+
+    def step(self, outcome: StepOutcome, metrics: StepMetrics, total_steps: int) -> None:
+        """Print a line now and then; tell callbacks, and do what they want."""
+        super().step(outcome, metrics, total_steps)
+        state = self.state
+        state.global_step, state.epoch, state.last = metrics.step, metrics.epoch, metrics
+        self._tell("on_step_end")
+
+    def evaluated(self, metrics: EvaluationMetrics) -> None:
+        """Print it and tell callbacks."""
+        super().evaluated(metrics)
+        self._tell("on_evaluate", metrics=metrics.scalars())
+
+    def logged(self, scalars: Mapping[str, float], step: int) -> None:
+        """Tell callbacks."""
+        self.state.log_history.append({**scalars, "step": step})
+        self._tell("on_log", logs=dict(scalars))
+
+    def saved(self, folder: str) -> None:
+        """Tell callbacks."""
+        self.state.checkpoint = folder
+        self._tell("on_save")
+
+    def ended(self, outcome: TrainOutcome | None) -> None:
+        """Tell callbacks."""
+        self.close()
+        if outcome is not None:
+            self.logged(outcome.metrics, outcome.global_step)
+        self._tell("on_train_end")
+
+    def _tell(self, event: str, **more: Any) -> None:
+        state, best, control = self.state, self.best, self._control
+        state.best_metric, state.best_global_step, state.best_model_checkpoint = best.value, best.step, best.checkpoint
         for callback in self._callbacks:
             method = getattr(callback, event, None)
             if method is not None:
-                method(self._args, self.state, self.control, **more)
+                method(self._args, state, control, **more)
+        if control.should_save:
+            control.should_save = False
+            self._save()
+        if control.should_training_stop and not self._stopped:
+            self._stopped = True
+            self._stop()

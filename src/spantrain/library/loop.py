@@ -12,8 +12,7 @@ from spantrain.core.cluster import Cluster
 from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError
 from spantrain.library.arguments import TrainingArguments
-from spantrain.library.callbacks import checked_callbacks
-from spantrain.library.progress import UserReporter
+from spantrain.library.callbacks import UserReporter, checked_callbacks
 from spantrain.library.setting import ModelFactory, Setting, model_of
 from spantrain.library.trainer import opened, state_of
 from spantrain.models.data.user import batch_of
@@ -123,11 +122,11 @@ def session(
             f"lr_scheduler_type {arguments.lr_scheduler_type!r}, or its warm-up, needs max_steps: it is a part of them"
         )
     model = model_of(model_factory, loss_fn, data=None, tokenizer=None, sequence_length=sequence_length)
-    setting = Setting.of(model, arguments, cluster=cluster, plan=plan, optimizer=optimizer, measure=measure)
+    setting = Setting(model, arguments, cluster=cluster, plan=plan, optimizer=optimizer, measure=measure)
     steps = arguments.max_steps if arguments.max_steps > 0 else _ENDLESS
     wishes = StopRequest()
     reporter = UserReporter(checked_callbacks(callbacks), arguments, stop=wishes.ask, save=wishes.ask_save)
-    reporter.expect(max(arguments.max_steps, 0))
+    reporter.state.max_steps = max(arguments.max_steps, 0)
     with (
         reporter as progress,
         opened(setting, steps, workers or SessionOptions(), progress) as (devices, request),

@@ -5,23 +5,18 @@ import functools
 import inspect
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from spantrain.app.outer.run import outer_cluster
 from spantrain.app.planning.protection import losses_of
+from spantrain.app.reporter import Reporter
 from spantrain.app.session import Session
 from spantrain.app.training.old_run import refuse_run, remove_old_run
 from spantrain.app.training.requests import Grouping, RunOptions, TrainRequest, new_run, resumed_run
 from spantrain.app.training.trackers import chosen_trackers
-from spantrain.app.training.train_from_scratch import (
-    ScratchListener,
-    ScratchRequest,
-    describe,
-    prepare,
-    run_folder_for,
-)
+from spantrain.app.training.train_from_scratch import ScratchRequest, describe, prepare, run_folder_for
 from spantrain.config.cluster_file import PRESET_NAMES, load_cluster, load_preset, parse_cluster
 from spantrain.core.cluster import Cluster
 from spantrain.core.units import ChatForm, ModelSpec
@@ -83,22 +78,11 @@ sites:
 """
 
 
-@dataclass(frozen=True, kw_only=True)
 class Setting:
     """A run that is yet to be begun."""
 
-    model: ModelSpec
-    arguments: TrainingArguments
-    cluster: Cluster
-    plan: Path | None
-    optimizer: Mapping[str, Any]
-    """Fields of the job that the optimizer says."""
-    measure: bool
-    """Whether the cluster is measured before planning, or taken by data sheets."""
-
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         model: ModelSpec,
         arguments: TrainingArguments,
         *,
@@ -106,27 +90,20 @@ class Setting:
         plan: str | Path | None,
         optimizer: object,
         measure: bool,
-    ) -> "Setting":
-        """Put together what the user gave.
+    ) -> None:
+        """Put together what the user gave; `measure`: the cluster before planning, instead of taking it by data sheets.
 
         Raises:
             ConfigError: there is no such cluster, or the optimizer is none that is known here.
         """
         if not arguments.output_dir:
-            folder = run_folder_for(model, datetime.datetime.now())
-            arguments = replace(arguments, output_dir=folder)
-        given = given_optimizer(optimizer)
-        if arguments.dropout == "off":
-            model = without_dropout(model)
-        arguments.job(1, given)  # numbers that make no sense are refused before anything is started
-        return cls(
-            model=model,
-            arguments=arguments,
-            cluster=_cluster(cluster),
-            plan=None if plan is None else Path(plan),
-            optimizer=given,
-            measure=measure,
-        )
+            arguments = replace(arguments, output_dir=run_folder_for(model, datetime.datetime.now()))
+        self.optimizer: Mapping[str, Any] = given_optimizer(optimizer)
+        """Fields of the job that the optimizer says."""
+        self.model = without_dropout(model) if arguments.dropout == "off" else model
+        arguments.job(1, self.optimizer)  # numbers that make no sense are refused before anything is started
+        self.arguments, self.cluster, self.measure = arguments, _cluster(cluster), measure
+        self.plan = None if plan is None else Path(plan)
 
     @property
     def out(self) -> Path:
@@ -150,7 +127,7 @@ class Setting:
             "(overwrite_output_dir=True)",
         )
 
-    def ready(self, steps: int, listener: ScratchListener) -> TrainRequest | None:
+    def ready(self, steps: int, listener: Reporter) -> TrainRequest | None:
         """Return what is to be trained, if no devices must be asked first: a plan, or an earlier run to go on with.
 
         Raises:
@@ -175,7 +152,7 @@ class Setting:
         new = new_run(self.plan, job, self.out, functions=functions, from_scratch=scratch, grouping=self._grouping())
         return self._kept(new)
 
-    def planned(self, session: Session, steps: int, listener: ScratchListener) -> TrainRequest:
+    def planned(self, session: Session, steps: int, listener: Reporter) -> TrainRequest:
         """Measure and plan; return what is to be trained."""
         return self._kept(prepare(session, self._request(steps), listener))
 

@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 from torch.utils.data import IterableDataset
@@ -25,31 +25,16 @@ _POSITION = "stream.json"
 Batch = tuple[Sequence[Tensor], Tensor]
 
 
-class Dealer(Protocol):
-    """Gives each step its batch, in order."""
-
-    size: int | None
-    """Samples of the data; None of a stream."""
-
-    def begin(self, global_batch: int, seed: int, resume: Resume | None) -> None:
-        """Go to the first step, or behind all that an earlier run was dealt, under whatever plans."""
-
-    def batch(self, step: int) -> Batch:
-        """Return a step's inputs and labels."""
-
-    def saved(self, checkpoint: Path) -> None:
-        """Hear that a checkpoint was written, of all that was dealt so far."""
-
-
 class Shuffled:
     """A data set's samples, each once an epoch, as workers that read it themselves would have them."""
 
     def __init__(self, rows: Dataset) -> None:
         self._rows = rows
-        self.size: int | None = len(rows)
+        self.size = len(rows)
+        """Samples of the data."""
 
     def begin(self, global_batch: int, seed: int, resume: Resume | None) -> None:
-        """Go to a step."""
+        """Go to the first step, or behind all that an earlier run was dealt, under whatever plans."""
         self._whole = Span(0, global_batch)
         self._sampler = Sampler(
             dataset_size=len(self._rows),
@@ -97,10 +82,11 @@ class Streamed:
 
     def __init__(self, source: Any, spec: ModelSpec, parts: TrainerParts) -> None:
         self._source, self._spec, self._parts = source, spec, parts
-        self.size: int | None = None
+        self.size = None
+        """Nobody knows it of a stream."""
 
     def begin(self, global_batch: int, seed: int, resume: Resume | None) -> None:
-        """Go to a step."""
+        """Go to the first step, or behind all that an earlier run was dealt, under whatever plans."""
         del seed
         self._count, self._dealt = global_batch, resume.samples if resume else 0
         position = StreamPosition.beside(resume.folder, self._dealt) if resume and self._has_state else None
@@ -169,6 +155,10 @@ class Streamed:
                     left -= 1
                 else:
                     yield sample
+
+
+Dealer = Shuffled | Streamed
+"""What gives each step its batch, in order."""
 
 
 def is_stream(data: object) -> bool:

@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from spantrain.app.metrics import EvaluationMetrics
 from spantrain.app.session import Session, SessionOptions, open_session
+from spantrain.app.training.metrics import EvaluationMetrics
 from spantrain.app.training.outcome import TrainOutcome
 from spantrain.app.training.requests import TrainRequest
 from spantrain.app.training.step_loop import StepLoop
@@ -20,7 +20,7 @@ from spantrain.core.cluster import Cluster
 from spantrain.core.units import ChatForm, ModelSpec
 from spantrain.errors import ConfigError, UsageError
 from spantrain.library.arguments import TrainingArguments
-from spantrain.library.callbacks import TrainerState, checked_callbacks
+from spantrain.library.callbacks import TrainerState, UserReporter, checked_callbacks
 from spantrain.library.evaluation import (
     PredictionOutput,
     TrainerParts,
@@ -29,7 +29,6 @@ from spantrain.library.evaluation import (
     checked_parts,
     rows_of,
 )
-from spantrain.library.progress import UserReporter
 from spantrain.library.setting import ModelFactory, Setting, function_source, model_of
 from spantrain.library.streaming import Dealer, Shuffled, Streamed, is_data_set, is_stream
 from spantrain.models.adapters import LoraForm, with_lora
@@ -122,7 +121,7 @@ class Trainer:
             model_factory, loss_fn, data=name, tokenizer=tokenizer, sequence_length=sequence_length, chat=chat
         )
         given, model = args or TrainingArguments(), with_lora(model, LoraForm.of(self._parts.get("peft_config")))
-        self._setting = Setting.of(model, given, cluster=cluster, plan=plan, optimizer=optimizer, measure=measure)
+        self._setting = Setting(model, given, cluster=cluster, plan=plan, optimizer=optimizer, measure=measure)
         self._check_parts()
         self._callbacks, self._workers = checked_callbacks(callbacks), workers or SessionOptions()
         self._stop, self.state = StopRequest(), TrainerState()
@@ -153,7 +152,7 @@ class Trainer:
         dealer = None if self._rows is None else self._dealer()
         progress = UserReporter(self._callbacks, setting.arguments, stop=self.stop, save=self._stop.ask_save)
         steps = self._steps(dealer, progress)
-        progress.expect(steps)
+        progress.state.max_steps = steps
         self.state = progress.state
         with progress, opened(setting, steps, self._workers, progress) as (session, request):
             request = replace(request, best=progress.best)
@@ -228,11 +227,9 @@ class Trainer:
         own = ("loss",) if self._rows is None else ("loss", "runtime", "samples_per_second")
         if not arguments.evaluates or metric in own or (computes and self._rows is not None):
             return
-        remedy = (
-            "give compute_metrics, which returns it"
-            if self._rows is not None
-            else ("devices evaluate the loss alone; give the data set itself as data, and eval_dataset")
-        )
+        remedy = "give compute_metrics, which returns it"
+        if self._rows is None:
+            remedy = "devices evaluate the loss alone; give the data set itself as data, and eval_dataset"
         raise ConfigError(f"metric_for_best_model {metric}: nobody measures it while training: {remedy}; or name loss")
 
     def _whole_model(self) -> WholeModel:

@@ -1,24 +1,22 @@
-"""A testbed's layout (which site and host gets which address, plain data to and from JSON), and how it is built.
+"""A testbed's layout (which host gets which address), and how it is built.
 
 Hosts are on veth pairs to their site's switch, a TUN device is the site's way out. With the Linux calls that Python
 3.11 lacks: leave and enter namespaces, open TUN devices.
 """
 
 import ctypes
-import dataclasses
 import fcntl
-import json
 import os
 import struct
 import subprocess
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from errno import EPERM
 from pathlib import Path
-from typing import Any
 
-from spantrain.core.cluster import Cluster, Link
+from spantrain.core.cluster import Cluster, Link, Site
 from spantrain.errors import TestbedError
 
 HOST_INTERFACE = "eth0"
@@ -27,59 +25,21 @@ _MAX_SITES = 250
 
 
 @dataclass(frozen=True, kw_only=True)
-class HostLayout:
-    """One host."""
-
-    name: str
-    address: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class SiteLayout:
-    """One site; its addresses are 10.<number>.0.0/16, its gateway 10.<number>.0.1."""
-
-    name: str
-    number: int
-    bandwidth_bytes_per_s: float
-    uplink_bandwidth_bytes_per_s: float | None
-    downlink_bandwidth_bytes_per_s: float | None
-    hosts: tuple[HostLayout, ...]
-
-    @property
-    def gateway(self) -> str:
-        """Address of the site's switch, which is its way out."""
-        return f"10.{self.number}.0.1"
-
-
-@dataclass(frozen=True, kw_only=True)
 class NetworkLayout:
-    """Everything that the router builds."""
+    """Everything that the router builds; the first site's addresses are 10.1.0.0/16, those of the next 10.2.0.0/16."""
 
     testbed_id: str
     cluster: str
-    sites: tuple[SiteLayout, ...]
+    sites: tuple[Site, ...]
+    address_of: Mapping[str, str]
+    """By host."""
     links: tuple[Link, ...]
     parent_pid: int | None
     """End when this process ends; None: stay until asked."""
 
-    def to_json(self) -> str:
-        """Return one line of JSON."""
-        return json.dumps(dataclasses.asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> "NetworkLayout":
-        """Read what `to_json` wrote."""
-        fields: dict[str, Any] = json.loads(text)
-        sites = tuple(
-            SiteLayout(**{**site, "hosts": tuple(HostLayout(**host) for host in site["hosts"])})
-            for site in fields.pop("sites")
-        )
-        links = tuple(Link(**link) for link in fields.pop("links"))
-        return cls(sites=sites, links=links, **fields)
-
 
 def lay_out(cluster: Cluster, *, testbed_id: str, parent_pid: int | None) -> NetworkLayout:
-    """Give addresses to all sites and hosts of a cluster.
+    """Give addresses to all hosts of a cluster.
 
     Raises:
         TestbedError: More sites than addresses, a host without a site, a link to nowhere or two links for one pair.
@@ -87,25 +47,21 @@ def lay_out(cluster: Cluster, *, testbed_id: str, parent_pid: int | None) -> Net
     problems = _problems(cluster)
     if problems:
         raise TestbedError(f"cluster {cluster.name} cannot be emulated: {'; '.join(problems)}")
-    sites = []
+    sites, address_of = [], {}
     for number, site in enumerate(cluster.sites, start=1):
-        hosts = tuple(
-            HostLayout(name=name, address=f"10.{number}.{rank // _HOSTS_PER_BLOCK}.{rank % _HOSTS_PER_BLOCK + 2}")
-            for rank, name in enumerate(host.name for host in cluster.hosts if host.site == site.name)
-        )
-        sites.append(
-            SiteLayout(
-                name=site.name,
-                number=number,
-                bandwidth_bytes_per_s=site.bandwidth_bytes_per_s,
-                uplink_bandwidth_bytes_per_s=site.uplink_bandwidth_bytes_per_s,
-                downlink_bandwidth_bytes_per_s=site.downlink_bandwidth_bytes_per_s,
-                hosts=hosts,
-            )
-        )
+        hosts = tuple(host.name for host in cluster.hosts if host.site == site.name)
+        sites.append(replace(site, hosts=hosts))
+        for rank, name in enumerate(hosts):
+            address_of[name] = f"10.{number}.{rank // _HOSTS_PER_BLOCK}.{rank % _HOSTS_PER_BLOCK + 2}"
     return NetworkLayout(
-        testbed_id=testbed_id, cluster=cluster.name, sites=tuple(sites), links=cluster.links, parent_pid=parent_pid
-    )
+        testbed_id=testbed_id, cluster=cluster.name, sites=tuple(sites), address_of=address_of, links=cluster.links,
+        parent_pid=parent_pid,
+    )  # fmt: skip
+
+
+def gateway(site_number: int) -> str:
+    """Return the address of a site's switch, which is its way out; sites are numbered from 1."""
+    return f"10.{site_number}.0.1"
 
 
 def _problems(cluster: Cluster) -> list[str]:
@@ -171,17 +127,17 @@ def build(layout: NetworkLayout) -> Built:
     has_user_namespace = _gain_network_rights()
     site_fds, tun_fds = [], []
     host_fds: dict[str, int] = {}
-    for site in layout.sites:
+    for number, site in enumerate(layout.sites, start=1):
         for host in site.hosts:
-            host_fds[host.name] = new_network()
+            host_fds[host] = new_network()
             _set_sysctls(forward=False)
         site_fds.append(new_network())
         _set_sysctls(forward=True)
         tun_fds.append(_open_tun())
-        _build_switch(layout, site, host_fds)
+        _build_switch(layout, number, host_fds)
         for host in site.hosts:
-            enter_network(host_fds[host.name])
-            _build_host(site, host.address, _mtu_bytes(layout, site))
+            enter_network(host_fds[host])
+            _build_host(layout, number, host)
     return Built(
         site_fds=tuple(site_fds), host_fds=host_fds, tun_fds=tuple(tun_fds), has_user_namespace=has_user_namespace
     )
@@ -223,11 +179,12 @@ def _set_sysctls(*, forward: bool) -> None:
             Path("/proc/sys/net", name).write_text(value)
 
 
-def _build_switch(layout: NetworkLayout, site: SiteLayout, host_fds: dict[str, int]) -> None:
+def _build_switch(layout: NetworkLayout, number: int, host_fds: dict[str, int]) -> None:
+    site = layout.sites[number - 1]
     lines = [
         "link set lo up",
         f"link add br0 mtu {MTU_BYTES} type bridge",
-        f"addr add {site.gateway}/16 dev br0",
+        f"addr add {gateway(number)}/16 dev br0",
         "link set br0 up",
         f"link set wan0 mtu {MTU_BYTES} txqueuelen 1000 up",
     ]
@@ -235,30 +192,31 @@ def _build_switch(layout: NetworkLayout, site: SiteLayout, host_fds: dict[str, i
     for rank, host in enumerate(site.hosts):
         lines += [
             f"link add port{rank} mtu {mtu} type veth peer name {HOST_INTERFACE} mtu {mtu} "
-            f"netns /proc/self/fd/{host_fds[host.name]}",
+            f"netns /proc/self/fd/{host_fds[host]}",
             f"link set port{rank} master br0 up",
         ]
-    for other in layout.sites:
+    for other_number, other in enumerate(layout.sites, start=1):
         joined = any((link.source, link.target) == (site.name, other.name) for link in layout.links)
         route = "dev wan0" if joined else ""
         if other is not site:
-            lines.append(f"route add {'' if joined else 'unreachable '}10.{other.number}.0.0/16 {route}")
+            lines.append(f"route add {'' if joined else 'unreachable '}10.{other_number}.0.0/16 {route}")
     _run("ip", lines, tuple(host_fds.values()))
     _run("tc", [_port_shape(f"port{rank}", site, mtu) for rank in range(len(site.hosts))])
 
 
-def _build_host(site: SiteLayout, address: str, mtu_bytes: int) -> None:
+def _build_host(layout: NetworkLayout, number: int, host: str) -> None:
+    site = layout.sites[number - 1]
     lines = [
         "link set lo up",
-        f"addr add {address}/16 dev {HOST_INTERFACE}",
+        f"addr add {layout.address_of[host]}/16 dev {HOST_INTERFACE}",
         f"link set {HOST_INTERFACE} up",
-        f"route add default via {site.gateway}",
+        f"route add default via {gateway(number)}",
     ]
     _run("ip", lines)
-    _run("tc", [_port_shape(HOST_INTERFACE, site, mtu_bytes)])
+    _run("tc", [_port_shape(HOST_INTERFACE, site, _mtu_bytes(layout, site))])
 
 
-def _mtu_bytes(layout: NetworkLayout, site: SiteLayout) -> int:
+def _mtu_bytes(layout: NetworkLayout, site: Site) -> int:
     """Return what a packet of a site's hosts may have: on slow ways less, since a whole one passes at once, and what
     comes behind it waits for it.
     """
@@ -268,7 +226,7 @@ def _mtu_bytes(layout: NetworkLayout, site: SiteLayout) -> int:
     return int(max(_MIN_MTU_BYTES, slowest * _PACKET_S))
 
 
-def _port_shape(interface: str, site: SiteLayout, mtu_bytes: int) -> str:
+def _port_shape(interface: str, site: Site, mtu_bytes: int) -> str:
     rate = site.bandwidth_bytes_per_s * _WIRE_OVERHEAD_RATIO
     most = max(_PORT_BURST_BYTES, rate * 0.001)
     burst = int(max(1.1 * (mtu_bytes + 14), min(most, rate * _PORT_BURST_S)))

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from spantrain.config.files.json_codec import from_json
 from spantrain.config.files.parsing import parse_json
-from spantrain.errors import TestbedError
+from spantrain.errors import ConfigError, TestbedError
 from spantrain.testbed.namespace_handle import process_started
 
 _TIMEOUT_S = 20.0
@@ -292,17 +293,8 @@ def read_states() -> list[State]:
 def _read(path: Path) -> State | None:
     try:
         fields = parse_json(path.read_text(encoding="utf-8"), str(path), error=TestbedError, remedy="remove it")
-        if not isinstance(fields, dict):
-            raise TypeError("it is no object")
-        router, keeper = (ProcessMark(**fields.pop(name)) for name in ("router", "keeper"))
-        owner = fields.pop("owner")
-        return State(
-            **{**fields, "networks": tuple(fields["networks"])},
-            router=router,
-            keeper=keeper,
-            owner=None if owner is None else ProcessMark(**owner),
-        )
+        return from_json(State, fields, str(path))
     except FileNotFoundError:
         return None  # it has just ended
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, ConfigError) as error:
         raise TestbedError(f"{path} is not a testbed's state file ({error}); remove it") from error

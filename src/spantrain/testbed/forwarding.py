@@ -12,11 +12,11 @@ from collections.abc import Collection, Mapping
 from operator import itemgetter
 from random import Random
 
-from spantrain.core.cluster import Link
+from spantrain.core.cluster import Link, Site
 from spantrain.core.speed import SpeedTrace
 from spantrain.errors import TestbedError
-from spantrain.testbed.build import NetworkLayout, SiteLayout, set_segmentation
-from spantrain.testbed.shaper import LinkShape, Packet, ShapedLink, parse_packet
+from spantrain.testbed.build import NetworkLayout, set_segmentation
+from spantrain.testbed.shaper import Packet, ShapedLink, parse_packet
 
 Pair = tuple[str, str]
 """Source and target site."""
@@ -26,16 +26,6 @@ Line = tuple[str, str]
 _SEED = 20
 
 
-def shape_of(link: Link) -> LinkShape:
-    """Return the shape of a link of a cluster."""
-    return LinkShape(
-        bandwidth_bytes_per_s=link.bandwidth_bytes_per_s,
-        latency_s=link.latency_s,
-        jitter_s=link.jitter_s,
-        loss_ratio=link.loss_ratio,
-    )
-
-
 class ShapedNetwork:
     """The ways between all sites. Push packets at a site, take those that have arrived at another.
 
@@ -43,10 +33,10 @@ class ShapedNetwork:
     their times, however late the caller is.
     """
 
-    def __init__(self, sites: tuple[SiteLayout, ...], links: tuple[Link, ...]) -> None:
+    def __init__(self, sites: tuple[Site, ...], links: tuple[Link, ...]) -> None:
         self.links: dict[Pair, ShapedLink] = {}
         self.lines: dict[Line, ShapedLink] = {}
-        self._site_of = {site.number: site.name for site in sites}
+        self._site_of = {number: site.name for number, site in enumerate(sites, start=1)}
         self._line_of: dict[ShapedLink, Line] = {}
         self._pair_of: dict[ShapedLink, Pair] = {}
         self._busy: tuple[set[ShapedLink], set[ShapedLink], set[ShapedLink]] = (set(), set(), set())
@@ -54,7 +44,7 @@ class ShapedNetwork:
         self._changes: list[tuple[float, int, ShapedLink, float]] = []
         """Changes of speed to come: when, by number, of what, to what."""
         for rank, link in enumerate(links):
-            shaped = self.links[link.source, link.target] = ShapedLink(shape_of(link), Random(_SEED + rank))
+            shaped = self.links[link.source, link.target] = ShapedLink(link, Random(_SEED + rank))
             self._pair_of[shaped] = (link.source, link.target)
         for site in sites:
             for way, rate in (("up", site.uplink_bandwidth_bytes_per_s), ("down", site.downlink_bandwidth_bytes_per_s)):
@@ -130,14 +120,14 @@ class ShapedNetwork:
         there.sort(key=itemgetter(0))
         return [(target, packet) for _, target, packet in there]
 
-    def reshape(self, now_s: float, pair: Pair, shape: LinkShape) -> None:
+    def reshape(self, now_s: float, pair: Pair, shape: Link) -> None:
         """Change a link at once."""
         self.links[pair].reshape(now_s, shape)
         self._make_room()
 
     def reshape_line(self, now_s: float, line: Line, bandwidth_bytes_per_s: float) -> None:
         """Change a site's uplink or downlink at once; one that was not there is there from now on."""
-        shape = LinkShape(bandwidth_bytes_per_s=bandwidth_bytes_per_s, latency_s=0.0)
+        shape = Link(source=line[0], target=line[1], bandwidth_bytes_per_s=bandwidth_bytes_per_s, latency_s=0.0)
         found = self.lines.get(line)
         if found is not None:
             found.reshape(now_s, shape)
@@ -221,7 +211,7 @@ class Forwarder:
         for target, packet in self.network.take(time.monotonic() + _EARLY_S):
             self._write(self._tun_of[target], packet.data)
 
-    def reshape(self, pair: Pair, shape: LinkShape) -> None:
+    def reshape(self, pair: Pair, shape: Link) -> None:
         """Change a link at once."""
         self.network.reshape(time.monotonic(), pair, shape)
         self._choose_segmentation(pair[0])

@@ -7,6 +7,7 @@ import time
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, suppress
 
+_GRACE_S = 2.0
 _GONE = (FileNotFoundError, ProcessLookupError, PermissionError)
 
 
@@ -31,11 +32,9 @@ def find_processes(networks: Collection[int], *, spare: Collection[int] = (), ma
     return found if mark is None else [pid for pid in found if _started_with(pid, mark)]
 
 
-def end_processes(
-    networks: Collection[int], *, spare: Collection[int] = (), mark: str | None = None, grace_s: float = 2.0
-) -> int:
-    """End all processes in these namespaces: ask first, kill what is left after `grace_s`. Return how many."""
-    deadline_s = time.monotonic() + grace_s
+def end_processes(networks: Collection[int], *, spare: Collection[int] = (), mark: str | None = None) -> int:
+    """End all processes in these namespaces: ask first, kill what is left after two seconds. Return how many."""
+    deadline_s = time.monotonic() + _GRACE_S
     ended: set[int] = set()
     while pids := find_processes(networks, spare=spare, mark=mark):
         ended.update(pids)

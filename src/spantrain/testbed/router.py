@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from spantrain.config.files.json_codec import from_json
 from spantrain.core.speed import SpeedTrace
 from spantrain.errors import SpanTrainError, TestbedError, UsageError
 from spantrain.testbed.build import Built, NetworkLayout, build, fine_timers
@@ -134,15 +135,14 @@ class PacketRouter:
 
     def _status(self) -> Answer:
         network = self._forwarder.network
-        links = [{"source": a, "target": b, **_figures(link)} for (a, b), link in network.links.items()]
-        of_links_only = ("latency_s", "jitter_s", "loss_ratio", "packets_lost")
+        of_links_only = ("source", "target", "latency_s", "jitter_s", "loss_ratio", "packets_lost")
         lines = [
             {"site": site, "way": way}
             | {name: value for name, value in _figures(line).items() if name not in of_links_only}
             for (site, way), line in network.lines.items()
         ]
         return {
-            "links": links,
+            "links": [_figures(link) for link in network.links.values()],
             "lines": lines,
             "packets_refused": self._forwarder.packets_refused,
             "up_s": time.monotonic() - self._started_s,
@@ -156,7 +156,6 @@ def _figures(carrier: ShapedLink) -> Answer:
 
 
 def _write_state(directory: Path, layout: NetworkLayout, built: Built, keeper_pid: int) -> State:
-    hosts = [(host, site) for site in layout.sites for host in site.hosts]
     state = State(
         directory=str(directory),
         testbed_id=layout.testbed_id,
@@ -166,8 +165,8 @@ def _write_state(directory: Path, layout: NetworkLayout, built: Built, keeper_pi
         keeper=mark_of(keeper_pid),
         owner=None if layout.parent_pid is None else mark_of(layout.parent_pid),
         has_user_namespace=built.has_user_namespace,
-        site_of={host.name: site.name for host, site in hosts},
-        address_of={host.name: host.address for host, _ in hosts},
+        site_of={host: site.name for site in layout.sites for host in site.hosts},
+        address_of=layout.address_of,
         namespace_fd_of=built.host_fds,
         networks=tuple(built.networks.values()),
     )
@@ -234,7 +233,7 @@ def main(arguments: list[str]) -> int:
     """Run the router; return its exit code."""
     directory, probe = Path(arguments[0]), arguments[1:] == ["--probe"]
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    layout = NetworkLayout.from_json(sys.stdin.readline())
+    layout = from_json(NetworkLayout, json.loads(sys.stdin.readline()), "layout", error=TestbedError, wire=True)
     try:
         _run(directory, layout, probe=probe)
     except SpanTrainError as error:

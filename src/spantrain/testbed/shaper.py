@@ -6,10 +6,12 @@ not measured: a caller that wakes late delivers late but never sends at a lower 
 
 import heapq
 from collections import deque
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import inf
 from random import Random
 from typing import NamedTuple
+
+from spantrain.core.cluster import Link
 
 _QUANTUM_BYTES = 16384
 """Credit of a flow per round: a few packets, so that two bulk flows alternate in about a millisecond at 100 Mbit/s."""
@@ -18,33 +20,13 @@ _QUEUE_FLOOR_S = 0.03
 _MAX_PATIENCE_S = 0.5e-3
 
 
-@dataclass(frozen=True, kw_only=True)
-class LinkShape:
-    """What one direction of a link does to packets."""
+def room_bytes(bandwidth_bytes_per_s: float, latency_s: float) -> int:
+    """Return what may wait on a way of such a rate and so long a delay: two round trips' worth and some.
 
-    bandwidth_bytes_per_s: float
-    """The rate of IP packets, headers included."""
-    latency_s: float
-    """One way, without the time to send and to queue."""
-    jitter_s: float = 0.0
-    """Each packet's delay is uniform within `latency_s` plus or minus this."""
-    loss_ratio: float = 0.0
-    """Chance of each packet to be lost, independent of the others."""
-
-    def __post_init__(self) -> None:
-        for name in self.__dataclass_fields__:
-            if not 0 <= getattr(self, name) < inf:
-                raise ValueError(f"{name} must be zero or more, and finite, got {getattr(self, name)}")
-        if not self.bandwidth_bytes_per_s or self.loss_ratio >= 1:
-            raise ValueError(f"a link that carries nothing: {self}")
-
-    def room_bytes(self, latency_s: float) -> int:
-        """Return what may wait on a way of so long a delay: two round trips' worth and some.
-
-        One round trip's worth keeps the link full for one TCP flow; the second takes in the overshoot with which a
-        connection begins. Other flows do not wait for it, since each has its own queue.
-        """
-        return int(self.bandwidth_bytes_per_s * (4 * latency_s + _QUEUE_FLOOR_S)) + _QUEUE_FLOOR_BYTES
+    One round trip's worth keeps the link full for one TCP flow; the second takes in the overshoot with which a
+    connection begins. Other flows do not wait for it, since each has its own queue.
+    """
+    return int(bandwidth_bytes_per_s * (4 * latency_s + _QUEUE_FLOOR_S)) + _QUEUE_FLOOR_BYTES
 
 
 class Packet(NamedTuple):
@@ -146,11 +128,15 @@ class LinkCounters:
 class ShapedLink:
     """One direction between two sites. Push packets, collect those that have arrived.
 
+    The shape's rate is that of IP packets, headers included; its delay is one way, without the time to send and to
+    queue. Each packet's delay is uniform within plus or minus the jitter, and each may be lost, whatever became of the
+    others.
+
     `speed` is the part of the shape's rate that there is at present. At 0 the link stands still: packets wait, as many
     as at its normal speed, and go on when it moves again.
     """
 
-    def __init__(self, shape: LinkShape, random: Random) -> None:
+    def __init__(self, shape: Link, random: Random) -> None:
         self.shape = shape
         self.speed = 1.0
         self.counters = LinkCounters()
@@ -209,7 +195,7 @@ class ShapedLink:
             self._last_arrival_s.clear()
         return arrived
 
-    def reshape(self, now_s: float, shape: LinkShape) -> None:
+    def reshape(self, now_s: float, shape: Link) -> None:
         """Change the shape; what is being sent goes on at the new rate, what travels arrives as it would have."""
         self._change(now_s, shape, self.speed)
 
@@ -217,7 +203,7 @@ class ShapedLink:
         """Let the link carry another part of its rate: what is being sent goes on at the new one, 0 stops it."""
         self._change(now_s, self.shape, speed)
 
-    def _change(self, now_s: float, shape: LinkShape, speed: float) -> None:
+    def _change(self, now_s: float, shape: Link, speed: float) -> None:
         self._advance(now_s)
         left_bytes = self._stalled_bytes if self._sent_at_s == inf else (self._sent_at_s - now_s) * self._bytes_per_s
         self.shape, self.speed = shape, speed
@@ -232,8 +218,8 @@ class ShapedLink:
         shape = self.shape
         self._bytes_per_s = shape.bandwidth_bytes_per_s * self.speed
         # A link that stands still has the buffer that it had.
-        present = replace(shape, bandwidth_bytes_per_s=self._bytes_per_s) if self.speed else shape
-        self._room_bytes = present.room_bytes(shape.latency_s + self._delay_elsewhere_s)
+        rate = self._bytes_per_s or shape.bandwidth_bytes_per_s
+        self._room_bytes = room_bytes(rate, shape.latency_s + self._delay_elsewhere_s)
 
     def _plan_end(self, start_s: float, left_bytes: float) -> None:
         """Reckon when so many bytes of the packet that is being sent will have left."""
@@ -274,7 +260,7 @@ class ShapedLink:
         heapq.heappush(self._travelling, (arrival_s, self._order, packet))
 
 
-def _patience_s(shape: LinkShape) -> float:
+def _patience_s(shape: Link) -> float:
     return min(_MAX_PATIENCE_S, max(0.0, (shape.latency_s - shape.jitter_s) / 2))
 
 

@@ -9,10 +9,10 @@ import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
-from spantrain.core.cluster import Cluster, Host, Link, Site
+from spantrain.config.files.json_codec import to_json
+from spantrain.core.cluster import Cluster, Host, Site
 from spantrain.core.speed import SpeedTrace
 from spantrain.errors import TestbedError
 from spantrain.testbed.build import HOST_INTERFACE, NetworkLayout, lay_out
@@ -140,10 +140,6 @@ class Testbed:
         shape = (bandwidth_bytes_per_s, latency_s, jitter_s, loss_ratio)
         names = ("bandwidth_bytes_per_s", "latency_s", "jitter_s", "loss_ratio")
         changes = {name: value for name, value in zip(names, shape, strict=True) if value is not None}
-        try:
-            Link(source=source, target=target, **{"bandwidth_bytes_per_s": 1.0, "latency_s": 0.0, **changes})
-        except ValueError as error:
-            raise TestbedError(str(error)) from error
         ask(self._state.file("sock"), "shape", source=source, target=target, changes=changes)
 
     def shape_site(
@@ -230,9 +226,7 @@ class Testbed:
     def __enter__(self) -> "Testbed":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.down()
 
 
@@ -273,7 +267,7 @@ def _start_router(layout: NetworkLayout, *options: str) -> "subprocess.Popen[str
     assert router.stdin is not None
     assert router.stdout is not None
     with router.stdin, router.stdout:
-        router.stdin.write(layout.to_json() + "\n")
+        router.stdin.write(json.dumps(to_json(layout, wire=True)) + "\n")
         router.stdin.flush()
         line = router.stdout.readline()
     answer = json.loads(line) if line else {"error": f"its router failed: {_tail(log)}"}

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 from spantrain.app.profiling.describe import described_profile
 from spantrain.app.profiling.profile import ProfileOptions, measure_profile
@@ -141,7 +140,7 @@ class CompareRequest:
             )
 
 
-class CompareListener(Reporter, Protocol):
+class CompareListener(Reporter):
     """A reporter that also shows rows as they come."""
 
     def show_scale(self, scale: Scale) -> None:

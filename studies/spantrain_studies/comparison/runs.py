@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from subprocess import PIPE
 
-from spantrain.app.metrics import StepMetrics
 from spantrain.app.reporter import Reporter, SilentReporter
 from spantrain.app.session import Session
+from spantrain.app.training.metrics import StepMetrics
 from spantrain.app.training.requests import RunOptions, TrainRequest
 from spantrain.app.training.stop import StopRequest
-from spantrain.app.training.traced_run import open_trace
+from spantrain.app.training.traced_run import RunNetwork
 from spantrain.app.training.train import train
 from spantrain.config.traces.network_traces import NetworkTrace
 from spantrain.core.cluster import Cluster
@@ -118,7 +118,7 @@ class Runner:
             traffic.note(done)
             self.reporter.progress(done, total, text)
 
-        network = open_trace(self.network_trace, self.session.testbed, layout.plan, self.profile)
+        network = RunNetwork(self.network_trace, self.session.testbed, layout.plan, self.profile)
         network.prepare(job.steps, self._folder(str(layout.framework)))
         try:
             results = self.session.coordinator.perform(

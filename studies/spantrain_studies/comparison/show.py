@@ -6,13 +6,14 @@ from spantrain.app.profiling.slowing import SOUND_REAL_COMPUTE
 from spantrain.cli.render.render import TerminalReporter
 from spantrain.cli.render.text import console_for_people, say
 from spantrain.core.quantities import format_bytes, format_seconds, format_speed
+from spantrain_studies.comparison.compare import CompareListener
 from spantrain_studies.comparison.figures import CompareOutcome, ComparisonBounds, MethodFigures, Scale
 
 _PLAIN_WIDTH = 140
 _MARK = "*"
 
 
-class CompareReporter(TerminalReporter):
+class CompareReporter(TerminalReporter, CompareListener):
     """Also tells of the scale and of each method as it ends."""
 
     def __enter__(self) -> "CompareReporter":

@@ -19,7 +19,7 @@ from spantrain.planner.engine.predict import costs_of
 from spantrain.runtime.control.requests import DeviceReport
 from spantrain.runtime.coordinator.advice import Advice
 from spantrain.sim.adaptive import SimulatedForecast
-from spantrain.sim.costs import ProfileCosts, StepCosts
+from spantrain.sim.costs import StepCosts
 
 _SWITCH_S = 0.1
 """Seconds of a change that moves parameters, besides their way: new groups, new optimizer state."""
@@ -39,7 +39,7 @@ class ProfileForecast(SimulatedForecast):
         self._limit_bytes = {name: max(own[name].memory_bytes, planned[name]) for name in plan.devices}
         self._slow: tuple[LinkState, Profile, ReplicaCost] | None = None
         """The last state in which there were replicas."""
-        super().__init__(self._plan_costs, move_s=self._moving_s)
+        super().__init__(lambda other: costs_of(other, profile, self._replicas), move_s=self._moving_s)
 
     def step_s(self, plan: Plan, state: LinkState) -> float:
         """Return the seconds of a step; infinite where the plan cannot run or does not fit."""
@@ -56,9 +56,6 @@ class ProfileForecast(SimulatedForecast):
             profile = slowed_profile(self._profile, state)
             self._slow = state, profile, ReplicaCost(profile, plan.dtype)
         return costs_of(plan, *self._slow[1:])
-
-    def _plan_costs(self, plan: Plan) -> ProfileCosts:
-        return costs_of(plan, self._profile, self._replicas)
 
     def _moving_s(self, before: Plan, after: Plan, state: LinkState) -> float:
         """Return the seconds of going over to a plan: parameters and optimizer state of units go to devices without.

@@ -16,7 +16,7 @@ from pathlib import Path
 from spantrain.adaptation.network_state import LinkState
 from spantrain.config.artefacts import read_plan, read_profile, write_plan, write_profile
 from spantrain.core.plan import Plan
-from spantrain.core.profile import BandwidthCurve, LinkMeasurement, Profile
+from spantrain.core.profile import LinkMeasurement, Profile
 from spantrain.errors import SpanTrainError, UsageError
 from spantrain.formats.registry import WireFormat
 from spantrain.planner.engine.engine import make_plan
@@ -47,14 +47,9 @@ def slowed_profile(profile: Profile, state: LinkState) -> Profile:
 def _slower(link: LinkMeasurement, speed: float) -> LinkMeasurement:
     curve = link.curve
     if curve is not None:
-        curve = BandwidthCurve(
-            points=tuple(
-                replace(point, bandwidth_bytes_per_s=speed * point.bandwidth_bytes_per_s) for point in curve.points
-            ),
-            coefficients_bytes_per_s=tuple(speed * coefficient for coefficient in curve.coefficients_bytes_per_s),
-            least_bytes=curve.least_bytes,
-            most_bytes=curve.most_bytes,
-        )
+        points = (replace(one, bandwidth_bytes_per_s=speed * one.bandwidth_bytes_per_s) for one in curve.points)
+        fitted = tuple(speed * coefficient for coefficient in curve.coefficients_bytes_per_s)
+        curve = replace(curve, points=tuple(points), coefficients_bytes_per_s=fitted)
     return replace(link, bandwidth_bytes_per_s=speed * link.bandwidth_bytes_per_s, curve=curve)
 
 

@@ -6,14 +6,10 @@ and a shard that moves no layers is told by the master to end; this here is for 
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from queue import SimpleQueue
 
 from spantrain.errors import PeerLostError, SpanTrainError
-
-if TYPE_CHECKING:
-    from spantrain.outer.link.status import MasterStatus
 
 MASTER = "master"
 ASK_EVERY_S = 5.0
@@ -82,18 +78,12 @@ class Asker:
 
     def tell(self, health: Health) -> None:
         """Pass on what was answered since the last call."""
-        for now_s, well in self._answers():
+        while not self._news.empty():
+            now_s, well = self._news.get()
             if well is None:
                 health.silent()
             else:
                 health.answered(now_s, well)
-
-    def _answers(self) -> Iterator[tuple[float, Mapping[str, bool] | None]]:
-        while True:
-            try:
-                yield self._news.get_nowait()
-            except Empty:
-                return
 
     def _run(self) -> None:
         while True:
@@ -109,13 +99,10 @@ def _ask(address: str, token: str) -> Mapping[str, bool] | None:
     from spantrain.outer.link.link import ask_status
 
     try:
-        return _well(ask_status(address, token))
+        status = ask_status(address, token)
     except PeerLostError:
         return None
     except SpanTrainError:
         return {}  # it answers, if not to this
-
-
-def _well(status: "MasterStatus") -> Mapping[str, bool]:
     idle = ("ready", "restoring") if status.layers else ("ready", "restoring", "joining")
     return {shard.name: shard.state in idle for shard in status.shards}

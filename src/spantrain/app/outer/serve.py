@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from spantrain.app.outer.where import address_file, listen_address, naming_state, token_file
+from spantrain.app.outer.where import address_file, naming_state, token_file
 from spantrain.config.files.text_files import write_atomically
 from spantrain.errors import ConfigError, WorkerError
 from spantrain.outer.config.outer_file import OuterConfig
@@ -32,7 +32,8 @@ def serve_master(config: OuterConfig, *, ready: Callable[[str, Path], None], end
     place = config.master
     stop = _stop_with_input() if end_with_input else threading.Event()
     with naming_state(config):
-        made = MasterServer(bind=listen_address(place), state_dir=place.state, config=config.for_master)
+        bind = str(Address(host=place.listen, port=place.port))
+        made = MasterServer(bind=bind, state_dir=place.state, config=config.for_master)
     with made as server:
         address = str(Address(host=place.host, port=Address.parse(server.address).port))
         write_atomically(address_file(place), f"{address}\n")

@@ -235,7 +235,8 @@ def keep_up(
         shard.name: ("outer", "shard", str(config_path), shard.name, "--end-with-input") for shard in config.shards
     }
     asker = Asker(lambda: _reach(config, written), every_s=ASK_EVERY_S if patience_s is None else patience_s / 8)
-    health = Health([shard.name for shard in config.shards], patience_s=patience_s or _patience_s(config))
+    own_s = max(_MIN_PATIENCE_S, _PATIENCE * config.for_master.settings.lost_after_s)
+    health = Health([shard.name for shard in config.shards], patience_s=patience_s or own_s)
     told = False
     with ProcessSupervisor(
         commands, logs, note, may_start=lambda name: name == MASTER or written.exists()
@@ -251,10 +252,6 @@ def keep_up(
                 ready(OuterUp(address=written.read_text().strip(), token=token.read_text().strip(),
                               token_file=token, logs=logs))  # fmt: skip
             stop.wait(_LOOK_EVERY_S)
-
-
-def _patience_s(config: OuterConfig) -> float:
-    return max(_MIN_PATIENCE_S, _PATIENCE * config.for_master.settings.lost_after_s)
 
 
 def _reach(config: OuterConfig, written: Path) -> tuple[str, str] | None:

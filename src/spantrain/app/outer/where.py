@@ -7,7 +7,6 @@ from pathlib import Path
 from spantrain.config.files.text_files import read_text
 from spantrain.core.outer.layers import ParameterSpec
 from spantrain.errors import ConfigError, UsageError
-from spantrain.formats.registry import WireFormat
 from spantrain.outer.config.outer_file import OuterConfig, load_outer
 from spantrain.outer.config.rows import MasterPlace
 from spantrain.outer.policy.placement import PlacementRequest, ShardPlacement, place_shards
@@ -30,11 +29,6 @@ def naming_state(config: OuterConfig) -> Iterator[None]:
         yield
     except UsageError as error:
         raise ConfigError(f"{config.source}: master.state: {error}") from None
-
-
-def listen_address(master: MasterPlace) -> str:
-    """Return where the master listens."""
-    return str(Address(host=master.listen, port=master.port))
 
 
 def address_file(master: MasterPlace) -> Path:
@@ -111,6 +105,7 @@ def place_outer(config: OuterConfig) -> ShardPlacement:
     held = len(places.throughput) if settings.compensation else 0
     size, more = divmod(places.model_bytes, count)
     try:
+        model = ParameterSpec(name="model", shape=(max(1, places.model_bytes // 4),))
         request = PlacementRequest(
             bandwidth_bytes_per_s=places.bandwidth_bytes_per_s,
             throughput=places.throughput,
@@ -118,14 +113,8 @@ def place_outer(config: OuterConfig) -> ShardPlacement:
             line_bytes_per_s=places.line_bytes_per_s,
             memory_bytes=places.memory_bytes,
             bytes_held_per_byte=PlacementRequest.bytes_held_per_byte + held,
-            bytes_pushed_per_byte=_pushed(places.model_bytes, settings.push_format),
+            bytes_pushed_per_byte=model.sent_as(settings.push_format).size_bytes / model.size_bytes,
         )
         return place_shards(request)
     except ValueError as error:
         raise ConfigError(f"{config.source}: {error}") from None
-
-
-def _pushed(model_bytes: int, push_format: WireFormat) -> float:
-    """Return what goes up for each byte of a model of float32 that comes down."""
-    model = ParameterSpec(name="model", shape=(max(1, model_bytes // 4),))
-    return model.sent_as(push_format).size_bytes / model.size_bytes

@@ -1,13 +1,15 @@
 """What limits a plan and what would help most: one thing about machines or network changed, and simulated again."""
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from functools import partial
+from itertools import combinations_with_replacement, product
+from typing import Any, Literal, TypeVar, get_args
 
 from spantrain.app.planning.plan_files import check_fits_profile
 from spantrain.core.cluster import Cluster, Device, Site
+from spantrain.core.names import few
 from spantrain.core.plan import Plan, Replica
 from spantrain.core.profile import LinkMeasurement, Profile
 from spantrain.core.quantities import format_seconds
@@ -20,17 +22,20 @@ from spantrain.sim.bounds import step_bound_s
 from spantrain.sim.engine import SimulationOptions, SimulationResult, simulate
 from spantrain.sim.search.search import SearchEffort
 
-
-class Line(StrEnum):
-    """A site's way to all others, or from them."""
-
-    UPLINK = "uplink"
-    DOWNLINK = "downlink"
+Line = Literal["uplink", "downlink"]
+"""A site's way to all others, or from them."""
+_LINES: tuple[Line, ...] = get_args(Line)
+T = TypeVar("T")
 
 
-def line_rate(site: Site, line: Line) -> float | None:
+def _rate(site: Site, line: Line) -> float | None:
     """Return the bytes per second of a site's line; None if the cluster has none."""
-    return site.uplink_bandwidth_bytes_per_s if line is Line.UPLINK else site.downlink_bandwidth_bytes_per_s
+    return site.uplink_bandwidth_bytes_per_s if line == "uplink" else site.downlink_bandwidth_bytes_per_s
+
+
+def _but(entries: Iterable[T], chosen: Callable[[T], bool], change: Callable[[T], T]) -> tuple[T, ...]:
+    """Return all entries, those that are chosen changed."""
+    return tuple(change(entry) if chosen(entry) else entry for entry in entries)
 
 
 def with_faster_link(
@@ -41,33 +46,34 @@ def with_faster_link(
     Sites' own lines to all others stay as they are: a pair gets no more than they carry.
     """
     cluster, between = profile.cluster, set(sites)
-    links = tuple(
-        replace(
+    place = cluster.device_by_name
+
+    def on_the_way(link: LinkMeasurement) -> bool:
+        a, b = place[link.source], place[link.target]
+        return a.host != b.host and {a.site, b.site} == between
+
+    def faster(link: LinkMeasurement) -> LinkMeasurement:
+        a, b = (cluster.site_by_name[place[name].site] for name in (link.source, link.target))
+        own = link.bandwidth_bytes_per_s
+        wanted = own * bandwidth_factor
+        lines = [] if a == b else [_rate(a, "uplink"), _rate(b, "downlink")]
+        narrowest = min((rate for rate in lines if rate is not None), default=wanted)
+        return replace(
             link,
-            bandwidth_bytes_per_s=_faster(cluster, link, bandwidth_factor),
+            bandwidth_bytes_per_s=min(wanted, max(narrowest, own)),
             latency_s=link.latency_s * latency_factor,
             curve=None if bandwidth_factor != 1.0 else link.curve,
         )
-        if _between(cluster, link) == between
-        else link
-        for link in profile.links
+
+    def wider(entry: Any, latency_factor: float = 1.0) -> Any:
+        rate = entry.bandwidth_bytes_per_s * bandwidth_factor
+        return replace(entry, bandwidth_bytes_per_s=rate, latency_s=entry.latency_s * latency_factor)
+
+    described = _but(
+        cluster.links, lambda link: {link.source, link.target} == between, partial(wider, latency_factor=latency_factor)
     )
-    described = tuple(
-        replace(
-            link,
-            bandwidth_bytes_per_s=link.bandwidth_bytes_per_s * bandwidth_factor,
-            latency_s=link.latency_s * latency_factor,
-        )
-        if {link.source, link.target} == between
-        else link
-        for link in cluster.links
-    )
-    places = tuple(
-        replace(site, bandwidth_bytes_per_s=site.bandwidth_bytes_per_s * bandwidth_factor)
-        if between == {site.name}
-        else site
-        for site in cluster.sites
-    )
+    places = _but(cluster.sites, lambda site: between == {site.name}, wider)
+    links = _but(profile.links, on_the_way, faster)
     return replace(profile, cluster=replace(cluster, links=described, sites=places), links=links)
 
 
@@ -81,49 +87,24 @@ def with_faster_line(profile: Profile, site: str, line: Line, factor: float) -> 
         ValueError: the site has no such line.
     """
     cluster = profile.cluster
-    rate = line_rate(cluster.site_by_name[site], line)
+    rate = _rate(cluster.site_by_name[site], line)
     if rate is None:
         raise ValueError(f"{site} of {cluster.name} has no {line}: it cannot be made faster")
-    sites = tuple(_with_line(own, line, factor * rate) if own.name == site else own for own in cluster.sites)
+    more: dict[str, Any] = {f"{line}_bandwidth_bytes_per_s": factor * rate}
+    sites = _but(cluster.sites, lambda own: own.name == site, lambda own: replace(own, **more))
     wider = replace(cluster, sites=sites)
-    links = tuple(
-        _through_wider_line(link, wider, factor) if _fills(cluster, link, site, line, rate) else link
-        for link in profile.links
-    )
-    return replace(profile, cluster=wider, links=links)
 
+    def fills(link: LinkMeasurement) -> bool:
+        """Whether a pair passes the line and was measured to fill it."""
+        source, target = (cluster.device_by_name[name].site for name in (link.source, link.target))
+        passes = source != target and site == (source if line == "uplink" else target)
+        return passes and link.bandwidth_bytes_per_s > SAME_RATIO * rate
 
-def _with_line(site: Site, line: Line, bandwidth_bytes_per_s: float) -> Site:
-    if line is Line.UPLINK:
-        return replace(site, uplink_bandwidth_bytes_per_s=bandwidth_bytes_per_s)
-    return replace(site, downlink_bandwidth_bytes_per_s=bandwidth_bytes_per_s)
+    def through_it(link: LinkMeasurement) -> LinkMeasurement:
+        own, described = link.bandwidth_bytes_per_s, wider.link(link.source, link.target).bandwidth_bytes_per_s
+        return replace(link, bandwidth_bytes_per_s=max(own, min(factor * own, described)), curve=None)
 
-
-def _fills(cluster: Cluster, link: LinkMeasurement, site: str, line: Line, rate: float) -> bool:
-    """Whether a pair passes a line and was measured to fill it."""
-    source, target = (cluster.device_by_name[name].site for name in (link.source, link.target))
-    passes = source != target and site == (source if line is Line.UPLINK else target)
-    return passes and link.bandwidth_bytes_per_s > SAME_RATIO * rate
-
-
-def _through_wider_line(link: LinkMeasurement, wider: Cluster, factor: float) -> LinkMeasurement:
-    own = link.bandwidth_bytes_per_s
-    described = wider.link(link.source, link.target).bandwidth_bytes_per_s
-    return replace(link, bandwidth_bytes_per_s=max(own, min(factor * own, described)), curve=None)
-
-
-def _faster(cluster: Cluster, link: LinkMeasurement, factor: float) -> float:
-    """Return what a pair gets when the link between its places is faster: no more than the lines before and behind."""
-    wanted = link.bandwidth_bytes_per_s * factor
-    a, b = (cluster.site_by_name[cluster.device_by_name[name].site] for name in (link.source, link.target))
-    lines = [] if a == b else [a.uplink_bandwidth_bytes_per_s, b.downlink_bandwidth_bytes_per_s]
-    narrowest = min((rate for rate in lines if rate is not None), default=wanted)
-    return min(wanted, max(narrowest, link.bandwidth_bytes_per_s))
-
-
-def _between(cluster: Cluster, link: LinkMeasurement) -> set[str] | None:
-    a, b = cluster.device_by_name[link.source], cluster.device_by_name[link.target]
-    return None if a.host == b.host else {a.site, b.site}
+    return replace(profile, cluster=wider, links=_but(profile.links, fills, through_it))
 
 
 def with_more_of(plan: Plan, profile: Profile, stage_index: int, template: Replica) -> tuple[Plan, Profile]:
@@ -135,31 +116,30 @@ def with_more_of(plan: Plan, profile: Profile, stage_index: int, template: Repli
     taken = profile.cluster.device_by_name.keys() | profile.cluster.host_by_name.keys()
     name = next(name for name in (f"more-{number}" for number in itertools.count(1)) if name not in taken)
     cluster = _with_host(profile.cluster, old, replace(old, name=name, host=name))
-    copied = tuple(_copies(profile, old, name))
+    copied = tuple(_copies(profile, cluster, old, name))
     scores = tuple(replace(score, device=name) for score in profile.scores if score.device == old.name)
     other = replace(profile, cluster=cluster, links=(*profile.links, *copied), scores=(*profile.scores, *scores))
     stage = plan.stages[stage_index]
     more = replace(stage, replicas=(*stage.replicas, replace(template, devices=(name,))))
     # What a replica gets is never more than before, but rounding may make one micro-batch larger than its limit.
-    limits = [max((span.size for span in more.replica_spans(n)), default=1) for n in range(len(more.replicas))]
-    replicas = tuple(
-        replace(replica, in_flight_limit=max(replica.in_flight_limit, limit))
-        for replica, limit in zip(more.replicas, limits, strict=True)
+    more = more.with_limits(
+        max(replica.in_flight_limit, *(span.size for span in more.replica_spans(number)), 1)
+        for number, replica in enumerate(more.replicas)
     )
-    stages = (*plan.stages[:stage_index], replace(more, replicas=replicas), *plan.stages[stage_index + 1 :])
+    stages = (*plan.stages[:stage_index], more, *plan.stages[stage_index + 1 :])
     return replace(plan, cluster=cluster, stages=stages, hints=None), other
 
 
 def _with_host(cluster: Cluster, old: Device, new: Device) -> Cluster:
     host = replace(cluster.host_by_name[old.host], name=new.host, devices=(new.name,), address=None)
-    sites = tuple(
-        replace(site, hosts=(*site.hosts, new.host)) if site.name == old.site else site for site in cluster.sites
+    sites = _but(
+        cluster.sites, lambda site: site.name == old.site, lambda site: replace(site, hosts=(*site.hosts, new.host))
     )
     return replace(cluster, sites=sites, hosts=(*cluster.hosts, host), devices=(*cluster.devices, new))
 
 
-def _copies(profile: Profile, old: Device, name: str) -> Iterator[LinkMeasurement]:
-    """Yield the links of a device as those of its copy, and the two between them: as to its nearest other host."""
+def _copies(profile: Profile, cluster: Cluster, old: Device, name: str) -> Iterator[LinkMeasurement]:
+    """Yield the links of a device as those of its copy in a cluster, and the two between them, as those of the site."""
     if profile.links_described:
         return
     for link in profile.links:
@@ -167,16 +147,8 @@ def _copies(profile: Profile, old: Device, name: str) -> Iterator[LinkMeasuremen
             yield replace(link, source=name)
         elif link.target == old.name:
             yield replace(link, target=name)
-    site = profile.cluster.site_by_name[old.site]
-    for source, target in ((old.name, name), (name, old.name)):
-        yield LinkMeasurement(
-            source=source,
-            target=target,
-            latency_s=site.latency_s,
-            bandwidth_bytes_per_s=site.bandwidth_bytes_per_s,
-            payload_bytes=0,
-            rounds=0,
-        )
+    yield LinkMeasurement.described(cluster, old.name, name)
+    yield LinkMeasurement.described(cluster, name, old.name)
 
 
 _TWICE = 2.0
@@ -276,8 +248,7 @@ def _stage_loads(plan: Plan, profile: Profile, now: SimulationResult) -> tuple[S
             busy_ratio=sum(now.utilisation[name] for name in stage.devices) / len(stage.devices),
             gradient_sum_s=costs.gradient_sum_s(index),
             held_by_memory=any(
-                replica.in_flight_limit < sum(span.size for span in stage.replica_spans(number))
-                for number, replica in enumerate(stage.replicas)
+                replica.in_flight_limit < stage.samples_of(number) for number, replica in enumerate(stage.replicas)
             ),
         )
         for index, stage in enumerate(plan.stages)
@@ -293,7 +264,7 @@ def _what_ifs(plan: Plan, profile: Profile) -> Iterator[tuple[str, str, float]]:
     for index, stage in enumerate(plan.stages):
         kinds = sorted({plan.cluster.device_by_name[name].kind for name in stage.devices})
         speed = {replica.devices[0]: SpeedTrace(changes=((0.0, _TWICE),)) for replica in stage.replicas}
-        change = f"{' and '.join(kinds)} of stage {index} twice as fast ({_few(stage.devices)})"
+        change = f"{' and '.join(kinds)} of stage {index} twice as fast ({few(stage.devices)})"
         yield "faster devices", change, _simulate(plan, profile, speed).step_s
 
 
@@ -305,25 +276,19 @@ def _network_changes(plan: Plan, profile: Profile) -> Iterator[Change]:
 
     And each line of a site that the cluster has with twice the bandwidth.
     """
-    used = [site.name for site in plan.cluster.sites if any(_site(plan, name) == site.name for name in plan.devices)]
-    for number, a in enumerate(used):
-        for b in used[number:]:
-            way = f"inside {a}" if a == b else f"{a} <-> {b}"
-            for kind, change, factors in (
-                ("link", f"twice the bandwidth {way}", (_TWICE, 1.0)),
-                ("latency", f"half the latency {way}", (1.0, 1 / _TWICE)),
-            ):
-                if kind == "link" or a != b:
-                    yield (
-                        kind,
-                        change,
-                        partial(_on, plan, partial(with_faster_link, profile, (a, b), *factors)),
-                    )
-    for name in used if len(used) > 1 else ():
-        for line in Line:
-            if line_rate(plan.cluster.site_by_name[name], line) is not None:
-                wider = partial(with_faster_line, profile, name, line, _TWICE)
-                yield "line", f"twice the {line} of {name}", partial(_on, plan, wider)
+    places = {plan.cluster.device_by_name[name].site for name in plan.devices}
+    used = [site.name for site in plan.cluster.sites if site.name in places]
+    for a, b in combinations_with_replacement(used, 2):
+        way = f"inside {a}" if a == b else f"{a} <-> {b}"
+        wider = partial(with_faster_link, profile, (a, b), _TWICE)
+        yield "link", f"twice the bandwidth {way}", partial(_on, plan, wider)
+        if a != b:
+            nearer = partial(with_faster_link, profile, (a, b), 1.0, 1 / _TWICE)
+            yield "latency", f"half the latency {way}", partial(_on, plan, nearer)
+    for name, line in product(used if len(used) > 1 else (), _LINES):
+        if _rate(plan.cluster.site_by_name[name], line) is not None:
+            wider = partial(with_faster_line, profile, name, line, _TWICE)
+            yield "line", f"twice the {line} of {name}", partial(_on, plan, wider)
 
 
 def _device_changes(plan: Plan, profile: Profile) -> Iterator[Change]:
@@ -332,29 +297,13 @@ def _device_changes(plan: Plan, profile: Profile) -> Iterator[Change]:
         templates = {plan.cluster.device_by_name[r.devices[0]].kind: r for r in stage.replicas if len(r.devices) == 1}
         for kind, template in templates.items():
             change = f"one more {kind} beside {template.devices[0]} in stage {index}"
-            yield (
-                "more devices",
-                change,
-                partial(with_more_of, plan, profile, index, template),
-            )
-        shares = [sum(span.size for span in stage.replica_spans(number)) for number in range(len(stage.replicas))]
-        if any(replica.in_flight_limit < share for replica, share in zip(stage.replicas, shares, strict=True)):
-            freed = tuple(
-                replace(replica, in_flight_limit=max(share, replica.in_flight_limit))
-                for replica, share in zip(stage.replicas, shares, strict=True)
-            )
-            stages = (*plan.stages[:index], replace(stage, replicas=freed), *plan.stages[index + 1 :])
-            other = replace(plan, stages=stages, hints=None)
+            yield "more devices", change, partial(with_more_of, plan, profile, index, template)
+        limits = [one.in_flight_limit for one in stage.replicas]
+        freed = stage.with_limits(max(limit, stage.samples_of(number)) for number, limit in enumerate(limits))
+        if freed != stage:
+            other = replace(plan, stages=(*plan.stages[:index], freed, *plan.stages[index + 1 :]), hints=None)
             yield "memory", f"memory for all samples of stage {index}", partial(_on, other, lambda: profile)
 
 
 def _on(plan: Plan, profile: Callable[[], Profile]) -> tuple[Plan, Profile]:
     return plan, profile()
-
-
-def _site(plan: Plan, device: str) -> str:
-    return plan.cluster.device_by_name[device].site
-
-
-def _few(names: tuple[str, ...]) -> str:
-    return ", ".join(names) if len(names) <= 3 else f"{names[0]} and {len(names) - 1} more"

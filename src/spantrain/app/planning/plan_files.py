@@ -1,19 +1,14 @@
 """Files of plans: read with the profile that they were made from, checked against each other; written beside it."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from operator import itemgetter
 from pathlib import Path
 
-from spantrain.config.artefacts import (
-    profile_of_plan,
-    read_plan,
-    reference_to_profile,
-    write_plan,
-    write_profile,
-)
+from spantrain.config.artefacts import profile_of_plan, read_plan, reference_to_profile, write_plan, write_profile
 from spantrain.config.files.problems import shortened
 from spantrain.core.job import TrainJob
-from spantrain.core.plan import Plan, Replica, Stage
+from spantrain.core.plan import Plan, Stage
 from spantrain.core.profile import Profile
 from spantrain.core.quantities import format_bytes
 from spantrain.core.units import ModelSpec
@@ -21,9 +16,7 @@ from spantrain.cost.memory import MemoryCost, divisions_of
 from spantrain.errors import PlanError, UsageError
 from spantrain.models.catalog.catalog import CATALOG_FAMILIES, unit_names
 from spantrain.models.sources import hf_configuration
-from spantrain.planner.engine.engine import make_plan
-from spantrain.planner.engine.outcome import PlanOptions, PlanOutcome
-from spantrain.planner.request import JobSpec
+from spantrain.planner.engine.outcome import PlanOutcome
 from spantrain.schedule.registry import check_schedule
 
 _AGAIN = "put the plan and the profile that it was made from together, or plan again with `spantrain plan`"
@@ -77,10 +70,10 @@ def check_fits_profile(plan: Plan, profile: Profile, *, where: str = "") -> None
             f"{where}stages end at unit {want} of {plan.model.name} (stages[{len(plan.stages) - 1}].end_unit), the "
             f"profile has {profile.model.name} with {have} units; {_AGAIN}"
         )
-    mine, theirs = _identity(plan.model), _identity(profile.model)
-    differ = sorted(name for name in {*mine, *theirs} if mine.get(name) != theirs.get(name))
+    differ = sorted(differences(plan.model, profile.model, _SAME), key=itemgetter(0))
     if differ:
-        told = ", ".join(f"{name} {_shown(mine, name)} (profile: {_shown(theirs, name)})" for name in differ[:5])
+        shown = ((name, shortened(repr(own)), shortened(repr(other))) for name, own, other in differ[:5])
+        told = ", ".join(f"{name} {own} (profile: {other})" for name, own, other in shown)
         raise PlanError(f"{where}the plan is for another {plan.model.name} than the profile: {told}; {_AGAIN}")
     _check_devices(plan, profile, where)
     _check_buckets(plan, profile, where)
@@ -108,14 +101,18 @@ def _check_buckets(plan: Plan, profile: Profile, where: str) -> None:
             )
 
 
-def _identity(model: ModelSpec) -> dict[str, object]:
-    return {f"config.{name}": value for name, value in model.config.items()} | {
-        name: getattr(model, name) for name in _SAME
-    }
-
-
-def _shown(fields: Mapping[str, object], name: str) -> str:
-    return shortened(repr(fields.get(name)))
+def differences(
+    one: ModelSpec, other: ModelSpec, names: Sequence[str], *, but: Sequence[str] = ()
+) -> Iterator[tuple[str, object, object]]:
+    """Yield which of these fields, and of those of their configurations `but` some, two models have not alike."""
+    first, second = (
+        {name: getattr(spec, name) for name in names}
+        | {f"config.{key}": value for key, value in spec.config.items() if key not in but}
+        for spec in (one, other)
+    )
+    for name in dict.fromkeys((*first, *second)):
+        if first.get(name) != second.get(name):
+            yield name, first.get(name), second.get(name)
 
 
 def _check_devices(plan: Plan, profile: Profile, where: str) -> None:
@@ -175,40 +172,26 @@ def with_room_for_two(plan: Plan, profile: Profile, optimizer: str) -> Plan:
     memory = MemoryCost(profile, optimizer, plan.dtype, staleness=1)
     divisions = divisions_of(plan)
 
-    def wider(stage: Stage, number: int) -> Replica:
-        replica, spans = stage.replicas[number], stage.replica_spans(number)
-        share = sum(span.size for span in spans)
+    def limit(stage: Stage, number: int) -> int:
+        replica, spans, share = stage.replicas[number], stage.replica_spans(number), stage.samples_of(number)
         if replica.in_flight_limit < share or not spans:
-            return replica
+            return replica.in_flight_limit
         largest = max(span.size for span in spans)
         fits = min(
             memory.in_flight_limit_for(stage.units, device, 2 * share, largest, division=divisions[device])
             for device in replica.devices
         )
-        return replace(replica, in_flight_limit=max(replica.in_flight_limit, fits))
+        return max(replica.in_flight_limit, fits)
 
-    stages = (
-        replace(stage, replicas=tuple(wider(stage, number) for number in range(len(stage.replicas))))
-        for stage in plan.stages
-    )
-    return replace(plan, stages=tuple(stages))
-
-
-def plan_file(
-    profile: Profile, profile_path: Path | None, job: JobSpec, options: PlanOptions, out: Path
-) -> PlanOutcome:
-    """Plan, and write the plan beside a reference to its profile; one that is in no file is written next to the plan.
-
-    Where groups train by themselves, the plan of each is written beside, as `plan.GROUP.json`.
-
-    Raises:
-        UsageError: as `make_plan`; or a file cannot be written.
-    """
-    return write_plans(make_plan(profile, job, options), profile, profile_path, out)
+    limits = ([limit(stage, number) for number in range(len(stage.replicas))] for stage in plan.stages)
+    return plan.with_limits(limits)
 
 
 def write_plans(outcome: PlanOutcome, profile: Profile, profile_path: Path | None, out: Path) -> PlanOutcome:
-    """Write what was planned, as `plan_file`; return it with the reference to its profile.
+    """Write what was planned beside a reference to its profile, and return it with that.
+
+    A profile that is in no file is written next to the plan. Where groups train by themselves, the plan of each is
+    written beside, as `plan.GROUP.json`.
 
     Raises:
         UsageError: a file cannot be written.

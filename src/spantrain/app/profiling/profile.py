@@ -7,7 +7,7 @@ import os
 import platform
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -254,13 +254,12 @@ def _averaged(links: Sequence[LinkMeasurement]) -> tuple[LinkMeasurement, ...]:
     for link in links:
         by_pair.setdefault((link.source, link.target), []).append(link)
     return tuple(
-        LinkMeasurement(
-            source=source,
-            target=target,
+        replace(
+            found[0],
             latency_s=sum(link.latency_s for link in found) / len(found),
             bandwidth_bytes_per_s=sum(link.bandwidth_bytes_per_s for link in found) / len(found),
-            payload_bytes=found[0].payload_bytes,
             rounds=len(found) * found[0].rounds,
+            curve=None,
         )
-        for (source, target), found in by_pair.items()
+        for found in by_pair.values()
     )

@@ -55,19 +55,9 @@ def rehearse(session: Session, links: Iterable[LinkMeasurement]) -> RuntimeCosts
     plan = rehearsal_plan(session.cluster, devices, graph)
     job = TrainJob(steps=_STEPS, trace_steps=_STEPS, adapter="off", batch_norm="frozen")
     barrier = StepBarrier(
-        plan=plan,
-        job=job,
-        stop_requested=lambda: False,
-        on_step=lambda _outcome: None,
-        can_checkpoint=False,
+        plan=plan, job=job, stop_requested=lambda: False, on_step=lambda _outcome: None, can_checkpoint=False
     )
-    order = TrainOrder(
-        plan=plan,
-        graph=graph,
-        job=job,
-        peers=session.coordinator.peers(devices),
-        output_dir="",
-    )
+    order = TrainOrder(plan=plan, graph=graph, job=job, peers=session.coordinator.peers(devices), output_dir="")
     answers = session.coordinator.train(
         dict.fromkeys(devices, order), barrier, lambda _saved: (), should_abort=lambda: False
     )
@@ -149,18 +139,17 @@ def _emulated_seconds(plan: Plan, graph: UnitGraph) -> Seconds:
 def _between(intervals: Sequence[Interval], seconds: Callable[[Action], float | None]) -> Iterator[float]:
     """Yield what passes from the end of an action to that of the next one besides the next one's own time."""
     for before, after in pairwise(intervals):
-        if after.step != before.step or after.start_s - before.end_s > _NEXT_S or not _is_action(after):
-            continue
-        own_s = seconds(Action.parse(after.name))
-        # An emulated device makes up for a late start, so what counts is when work ends.
-        yield after.end_s - before.end_s - (after.duration_s if own_s is None else own_s)
+        if after.step == before.step and after.start_s - before.end_s <= _NEXT_S and after.action is not None:
+            own_s = seconds(after.action)
+            # An emulated device makes up for a late start, so what counts is when work ends.
+            yield after.end_s - before.end_s - (after.duration_s if own_s is None else own_s)
 
 
 def _hop_s(source: Sequence[Interval], target: Sequence[Interval], op: Op) -> float:
     """Return the seconds from the end of the work that makes a message to the start of that which takes it."""
     takers = (op,) if op is Op.FORWARD else (op, Op.BACKWARD)
-    ended = {i.step: i.end_s for i in source if _is_action(i) and Action.parse(i.name).op is op}
-    started = {i.step: i.start_s for i in target if _is_action(i) and Action.parse(i.name).op in takers}
+    ended = {i.step: i.end_s for i in source if i.action and i.action.op is op}
+    started = {i.step: i.start_s for i in target if i.action and i.action.op in takers}
     return statistics.median(started[step] - ended[step] for step in ended)
 
 
@@ -179,14 +168,6 @@ def _step_end_s(work: Mapping[str, Sequence[Interval]]) -> float:
         begins[interval.step] = min(interval.start_s, begins.get(interval.step, interval.start_s))
         ends[interval.step] = max(interval.end_s, ends.get(interval.step, interval.end_s))
     return max(0.0, statistics.median(begins[step + 1] - ends[step] for step in ends if step + 1 in begins))
-
-
-def _is_action(interval: Interval) -> bool:
-    try:
-        Action.parse(interval.name)
-    except ValueError:
-        return False
-    return True
 
 
 def _middle_mean(values: Iterable[float]) -> float:

@@ -1,6 +1,7 @@
 """Steps of a plan over links that change, with an adapter, simulated: what each took, and what was decided."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import accumulate
 
 from spantrain.adaptation.boundary import AutoSettings
 from spantrain.adaptation.network_state import LinkState
@@ -13,24 +14,8 @@ from spantrain.config.traces.network_traces import NetworkTrace
 from spantrain.core.plan import Plan
 from spantrain.core.profile import Profile
 from spantrain.errors import InfeasiblePlanError
-from spantrain.formats.registry import WireFormat
 from spantrain.planner.engine.predict import costs_of
 from spantrain.sim.adaptive import simulate_adapting
-
-
-@dataclass(frozen=True, kw_only=True)
-class AdapterRequest:
-    """What to simulate."""
-
-    plan: Plan
-    profile: Profile
-    network_trace: NetworkTrace
-    adapter: str
-    """As `spantrain train --adapter` names it."""
-    steps: int
-    optimizer: str = "adamw"
-    """As `cost.memory` names it: it decides what moves with a unit."""
-    allow_wire: tuple[WireFormat, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,15 +44,13 @@ class AdapterOutcome:
     total_s: float
     """Seconds of all steps, with going over to other plans."""
     steps: tuple[SimulatedStep, ...]
-    plans: tuple[Plan, ...] = field(default=())
-    """Plans that ran, in order."""
 
 
 class _PatientPlanner:
     """Plans when the answer is asked for: in a simulation nobody waits."""
 
-    def __init__(self, request: AdapterRequest) -> None:
-        self._request = request
+    def __init__(self, plan: Plan, profile: Profile, optimizer: str) -> None:
+        self._plan, self._profile, self._optimizer = plan, profile, optimizer
         self._state: LinkState | None = None
 
     def ask(self, state: LinkState) -> None:
@@ -79,58 +62,48 @@ class _PatientPlanner:
         state, self._state = self._state, None
         if state is None:
             return None
-        request = self._request
         try:
-            return plan_again(
-                slowed_profile(request.profile, state), request.plan, request.optimizer, request.allow_wire
-            )
+            return plan_again(slowed_profile(self._profile, state), self._plan, self._optimizer)
         except InfeasiblePlanError:
             return None
 
 
-def simulate_adapter(request: AdapterRequest) -> AdapterOutcome:
+def simulate_adapter(
+    plan: Plan, profile: Profile, trace: NetworkTrace, *, adapter: str, steps: int, optimizer: str
+) -> AdapterOutcome:
     """Simulate steps one by one, with the adapter that the runtime would use.
+
+    Args:
+        plan: the first one.
+        profile: that it was made from.
+        trace: how links change.
+        adapter: as `spantrain train --adapter` names it.
+        steps: how many.
+        optimizer: as `cost.memory` names it: it decides what moves with a unit.
 
     Raises:
         PlanError: the plan is of another model or cluster than the profile, or cannot run.
         ProfileError: the profile lacks what the plan needs.
         ConfigError: the trace does not fit the cluster.
     """
-    check_fits_profile(request.plan, request.profile)
-    plan, profile = request.plan, request.profile
-    calm_s = calm_run_s(plan, profile, request.steps)
-    forecast = ProfileForecast(plan, profile, request.optimizer)
-    settings = AutoSettings(allowed=request.allow_wire)
+    check_fits_profile(plan, profile)
+    calm_s = calm_run_s(plan, profile, steps)
+    forecast = ProfileForecast(plan, profile, optimizer)
     done = simulate_adapting(
         plan,
         lambda candidate: costs_of(candidate, profile),
-        steps=request.steps,
-        link_speed=request.network_trace.on(plan.cluster, calm_s),
-        boundary=make_boundary(request.adapter, plan, forecast, settings, _PatientPlanner(request)),
-        local=request.adapter,
+        steps=steps,
+        link_speed=trace.on(plan.cluster, calm_s),
+        boundary=make_boundary(adapter, plan, forecast, AutoSettings(), _PatientPlanner(plan, profile, optimizer)),
+        local=adapter,
         move_s=forecast.move_s,
     )
-    plans: list[Plan] = [plan]
-    steps: list[SimulatedStep] = []
-    for step in done:
-        if step.reason:
-            plans.append(step.plan)
-        number = len(plans) - 1
-        steps.append(
-            SimulatedStep(
-                step=step.step,
-                begun_s=step.begun_s,
-                step_s=step.step_s,
-                plan=number,
-                recuts=step.recuts,
-                reason=step.reason,
-            )
-        )
+    plans = accumulate(int(one.reason != "") for one in done)
+    shown = (SimulatedStep(**{**vars(one), "plan": number}) for one, number in zip(done, plans, strict=True))
     return AdapterOutcome(
-        adapter=request.adapter,
-        network_trace=request.network_trace.text,
-        calm_step_s=calm_s / request.steps,
+        adapter=adapter,
+        network_trace=trace.text,
+        calm_step_s=calm_s / steps,
         total_s=done[-1].begun_s + done[-1].step_s,
-        steps=tuple(steps),
-        plans=tuple(plans),
+        steps=tuple(shown),
     )

@@ -103,20 +103,17 @@ class _Planned:
 
     def __init__(self, profile: Profile, optimizer: str, losses: int | None) -> None:
         self._profile, self._optimizer, self._losses = profile, optimizer, losses
-        self._found: list[tuple[object, tuple[Plan, str] | None]] = []
+        self._found: dict[object, tuple[Plan, str] | None] = {}
 
     def _once(self, make: Any, plan: Plan, present: frozenset[str]) -> tuple[Plan, str] | None:
         key = (make, plan.stages, present)
-        for known, before in self._found:
-            if known == key:
-                return before
-        try:
-            new = make(plan, self._profile, present, optimizer=self._optimizer)
-            answer: tuple[Plan, str] | None = (self.protected(new.plan), new.how)
-        except PlanError:
-            answer = None
-        self._found.append((key, answer))
-        return answer
+        if key not in self._found:
+            try:
+                new = make(plan, self._profile, present, optimizer=self._optimizer)
+                self._found[key] = self.protected(new.plan), new.how
+            except PlanError:
+                self._found[key] = None
+        return self._found[key]
 
     def light(self, plan: Plan, present: frozenset[str]) -> tuple[Plan, str] | None:
         return self._once(light_plan, plan, present)

@@ -1,7 +1,7 @@
 """What a schedule does: on even stages with made-up seconds, or on a plan with its profile's."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from spantrain.app.planning.plan_files import open_plan, under_schedule
@@ -156,11 +156,7 @@ def _shown(plan: Plan, costs: StepCosts, *, steps: int) -> ShownSchedule:
         ),
         peak_samples=dict(result.peak_in_flight),
         orders=tuple(tuple(result.orders[replica.devices[0]] for replica in stage.replicas) for stage in plan.stages),
-        trace=replace(
-            result.trace,
-            intervals=tuple(interval for interval in result.trace.intervals if interval.step == last),
-            flows=tuple(flow for flow in result.trace.flows if flow.step == last),
-        ),
+        trace=result.trace.since(last),
     )
 
 

@@ -3,15 +3,14 @@
 import json
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from spantrain.app.planning.plan_files import check_fits_profile, under_schedule, with_room_for_two
 from spantrain.config.files.text_files import write_atomically
 from spantrain.config.traces.network_traces import Changes, NetworkTrace
-from spantrain.core.plan import Plan
+from spantrain.core.plan import Plan, Stage
 from spantrain.core.profile import Profile
 from spantrain.core.quantities import format_bytes
 from spantrain.core.speed import SpeedTrace
@@ -245,7 +244,7 @@ class _Case:
             else:
                 fewer = math.ceil(excess / max(sizes.activation_bytes_per_sample, 1))
                 limits[stage][number] = max(needed[stage][number], 1, limits[stage][number] - fewer)
-        return _with_limits(plan, limits)
+        return plan.with_limits(limits)
 
 
 def _traced(request: SimulateRequest, trace: NetworkTrace) -> Mapping[str, SpeedTrace]:
@@ -264,34 +263,32 @@ def _limited(plan: Plan, memory: MemoryCost, limit_bytes: int) -> Plan:
     Raises:
         InfeasiblePlanError: they do not hold one micro-batch of some device; all such devices are named.
     """
-    limits, problems = [], []
+    problems: list[str] = []
     divisions = divisions_of(plan)
-    for stage in plan.stages:
-        row = []
-        for number, replica in enumerate(stage.replicas):
-            spans = stage.replica_spans(number)
-            largest = max((span.size for span in spans), default=0)
-            share = sum(span.size for span in spans)
-            fits = min(
-                memory.in_flight_limit_for(
-                    stage.units, device, share, largest, limit_bytes=limit_bytes, division=divisions[device]
-                )
-                for device in replica.devices
+
+    def limit(stage: Stage, number: int) -> int:
+        devices = stage.replicas[number].devices
+        largest = max((span.size for span in stage.replica_spans(number)), default=0)
+        fits = min(
+            memory.in_flight_limit_for(
+                stage.units, device, stage.samples_of(number), largest, limit_bytes=limit_bytes,
+                division=divisions[device],
             )
-            if fits < largest:
-                needs = {
-                    name: memory.need(stage.units, name, largest, largest, divisions[name]) for name in replica.devices
-                }
-                most = max(needs, key=lambda name: needs[name].peak_bytes)
-                problems.append(_needs(most, needs[most], largest))
-            row.append(max(1, fits))
-        limits.append(row)
+            for device in devices
+        )  # fmt: skip
+        if fits < largest:
+            needs = {name: memory.need(stage.units, name, largest, largest, divisions[name]) for name in devices}
+            most = max(needs, key=lambda name: needs[name].peak_bytes)
+            problems.append(_needs(most, needs[most], largest))
+        return max(1, fits)
+
+    limits = [[limit(stage, number) for number in range(len(stage.replicas))] for stage in plan.stages]
     if problems:
         raise InfeasiblePlanError(
             f"--memory-limit {format_bytes(limit_bytes)} ({limit_bytes} bytes) does not hold one micro-batch: "
             f"{'; '.join(problems)}; allow more, or plan with smaller micro-batches or more stages"
         )
-    limited = _with_limits(plan, limits)
+    limited = plan.with_limits(limits)
     stops = check_limits(limited)
     if stops:
         raise InfeasiblePlanError(f"--memory-limit {format_bytes(limit_bytes)} stops the pipeline: {'; '.join(stops)}")
@@ -307,21 +304,6 @@ def _needs(device: str, need: MemoryNeed, largest: int) -> str:
     )
 
 
-def _with_limits(plan: Plan, limits: Sequence[Sequence[int]]) -> Plan:
-    return replace(
-        plan,
-        stages=tuple(
-            replace(
-                stage,
-                replicas=tuple(
-                    replace(replica, in_flight_limit=limit) for replica, limit in zip(stage.replicas, row, strict=True)
-                ),
-            )
-            for stage, row in zip(plan.stages, limits, strict=True)
-        ),
-    )
-
-
 def write_simulated_trace(result: SimulationResult, path: Path) -> None:
     """Write the trace of a simulation for Perfetto, with the memory of each device as a counter track.
 
@@ -331,12 +313,8 @@ def write_simulated_trace(result: SimulationResult, path: Path) -> None:
     page = perfetto_json(result.trace)
     starts = [*(i.start_s for i in result.trace.intervals), *(f.sent_s for f in result.trace.flows)]
     process = {e["args"]["name"]: e["pid"] for e in page["traceEvents"] if e["name"] == "process_name"}
-    page["traceEvents"] += _counters(result, process, min(starts, default=0.0))
-    write_atomically(path, json.dumps(page))
-
-
-def _counters(result: SimulationResult, process: Mapping[str, int], origin_s: float) -> list[dict[str, Any]]:
-    return [
+    origin_s = min(starts, default=0.0)
+    page["traceEvents"] += [
         {
             "ph": "C",
             "name": "memory (bytes)",
@@ -348,3 +326,4 @@ def _counters(result: SimulationResult, process: Mapping[str, int], origin_s: fl
         if device in process
         for time_s, size_bytes in memory.timeline
     ]
+    write_atomically(path, json.dumps(page))

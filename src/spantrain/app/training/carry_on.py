@@ -124,8 +124,7 @@ def leg_after_loss(
         request.check_plan(found.plan)
     except PlanError as reason:
         raise _no_way(error, f"no plan fits the devices that are left: {reason}") from None
-    generation = session.generations.following(0)
-    plan = replace(request.protected(found.plan), generation=generation, model=leg.plan.model)
+    plan = replace(request.protected(found.plan), generation=session.generations.following(0), model=leg.plan.model)
     parts = (("all stand still", settled_s - known_s), ("a new plan", time.monotonic() - settled_s))
     did_step = committed.step > leg.first_step
     held_under = committed.plan if did_step else leg.held_under
@@ -143,16 +142,13 @@ def leg_after_loss(
     resume = newest()
     first_step = resume.content.step if resume else 0
     where = f"the checkpoint after {first_step} steps" if resume else "the beginning"
+    again = committed.step - first_step
     return Leg(
         plan=plan, first_step=first_step, resume=resume, begun_s=known_s, parts=parts, considered=present,
         is_light=True,
         reason=f"{lost}: what it held is held by no other device, so all go back to {where} "
-        f"({_steps(committed.step - first_step)} trained again), {found.how}",
+        f"({again} step{' is' if again == 1 else 's are'} trained again), {found.how}",
     )  # fmt: skip
-
-
-def _steps(count: int) -> str:
-    return "1 step is" if count == 1 else f"{count} steps are"
 
 
 def _no_way(error: DeviceLostError, why: str) -> PeerLostError:

@@ -3,8 +3,8 @@
 import shutil
 from pathlib import Path
 
-from spantrain.app.metrics import METRICS_FILE
 from spantrain.app.training.journal import FOLDER as COORDINATOR
+from spantrain.app.training.metrics import METRICS_FILE
 from spantrain.app.training.run_folder import DECISIONS_FILE, RUN_FILE, SWITCHES_FILE, TRACE_FILE, files_of_run
 from spantrain.errors import ConfigError
 from spantrain.runtime.checkpoint.manifest import BEST, MANIFEST_FILE, MARKER, step_of
@@ -46,7 +46,9 @@ def remove_old_run(folder: Path, *, keep: Path | None = None) -> None:
         ConfigError: something cannot be removed.
     """
     try:
-        later = [folder / name for name in _plans_of(folder) if keep is None or name != keep.name]
+        # Plans and profiles that it has put there besides those that it was made from.
+        plans = (name for name in files_of_run(folder) if Path(name).name == name and name not in _INPUTS)
+        later = [folder / name for name in plans if keep is None or name != keep.name]
         for path in (*(folder / name for name in _FILES), *later):
             path.unlink(missing_ok=True)
         for path in (*(folder / "logs").glob("*.log"), *(folder / "tensorboard").glob("events.out.tfevents.*")):
@@ -64,9 +66,3 @@ def remove_old_run(folder: Path, *, keep: Path | None = None) -> None:
 
 def _checkpoints(folder: Path) -> list[Path]:
     return [path for path in sorted((folder / CHECKPOINTS).glob("step-*")) if step_of(path) is not None]
-
-
-def _plans_of(folder: Path) -> list[str]:
-    """Return the plans and profiles that a run has put into its folder besides those that it was made from."""
-    names = (name for name in files_of_run(folder) if Path(name).name == name and name not in _INPUTS)
-    return sorted(names)

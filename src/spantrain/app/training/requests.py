@@ -4,13 +4,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from spantrain.app.metrics import EvaluationMetrics
-from spantrain.app.planning.plan_files import check_fits_profile, open_plan, under_schedule
+from spantrain.app.planning.plan_files import check_fits_profile, differences, open_plan, under_schedule
 from spantrain.app.planning.protection import about_keepers, with_keepers
-from spantrain.app.training.best_checkpoint import BestCheckpoint
+from spantrain.app.training.metrics import BestCheckpoint, EvaluationMetrics
 from spantrain.app.training.resume import Resume
 from spantrain.app.weight_folder import FirstWeights, first_weights
 from spantrain.config.artefacts import profile_at, profile_path_of, read_plan_report, read_profile
+from spantrain.config.files.problems import shortened
 from spantrain.config.traces.network_traces import NetworkTrace
 from spantrain.core.job import TrainJob
 from spantrain.core.outer.stages import OuterCluster
@@ -286,31 +286,16 @@ def what_to_run(run: Path, manifest: Manifest, plan_path: Path | None, functions
 def _check_same_model(run: Path, manifest: Manifest, plan: Plan, plan_path: Path) -> None:
     """Check that a plan is for the model of a checkpoint, and once samples were consumed, for the same data."""
     data = () if manifest.step == 0 else ("dataset", "sequence_length", "tokenizer", "chat")
-    before, now = (
-        _compared(spec, ("family", "source_sha256", "objective", *data)) for spec in (manifest.model, plan.model)
-    )
+    names = ("family", "source_sha256", "objective", *data)
     wrong = [
-        f"{name}: {_short(before.get(name))} there, {_short(now.get(name))} in the plan"
-        for name in dict.fromkeys((*before, *now))
-        if before.get(name) != now.get(name)
+        f"{name}: {shortened(repr(before), _MAX_SHOWN)} there, {shortened(repr(now), _MAX_SHOWN)} in the plan"
+        for name, before, now in differences(manifest.model, plan.model, names, but=(DROPOUT,))
     ]
     if wrong:
         raise ConfigError(
             f"{plan_path} is not for the model that {run} has a checkpoint of ({'; '.join(wrong)}); plan for "
             f"{manifest.model.name} as it was trained; to go on with other data, export the run and import it"
         )
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
-
-
-def _compared(spec: ModelSpec, names: Sequence[str]) -> dict[str, object]:
-    """Return what makes a model: these fields, and each of the configuration's."""
-    own = {key: value for key, value in spec.config.items() if key != DROPOUT}
-    config = {key: list(value) if isinstance(value, tuple) else value for key, value in own.items()}
-    return {name: getattr(spec, name) for name in names} | {f"config.{key}": value for key, value in config.items()}
 
 
 def _read_plan(plan_path: Path, functions: Sequence[str]) -> _ReadPlan:
@@ -324,27 +309,7 @@ def _read_plan(plan_path: Path, functions: Sequence[str]) -> _ReadPlan:
 
 
 def _runnable(plan: Plan, functions: Sequence[str]) -> Plan:
-    """Return the plan with these functions in the place of those that it names."""
-    _check(plan)
-    return replace(plan, model=with_own_functions(plan.model, functions))
-
-
-def check_divided(plan: Plan, job: TrainJob) -> None:
-    """Refuse plans that divide tensors, where the optimizer needs them whole.
-
-    Raises:
-        PlanError: it does.
-    """
-    refusal = division_refusal(job.optimizer)
-    divided = [one.devices for stage in plan.stages for one in stage.replicas if len(one.devices) > 1]
-    if refusal and divided:
-        raise PlanError(
-            f"{refusal}; {', '.join(divided[0])} of this plan do: plan again without --allow-tensor-parallel, or take "
-            "another optimizer"
-        )
-
-
-def _check(plan: Plan) -> None:
+    """Return a plan that can be trained, with these functions in the place of those that it names."""
     if plan.outer is not None:
         raise PlanError(
             f"this plan joins {', '.join(group.name for group in plan.outer.groups)} by an outer optimizer: each "
@@ -360,4 +325,20 @@ def _check(plan: Plan) -> None:
         raise PlanError(
             f"this plan is for comparison by simulation only, it cannot be trained: {'; '.join(divided)}; plan again "
             "without --allow-sharded-state, or with another strategy"
+        )
+    return replace(plan, model=with_own_functions(plan.model, functions))
+
+
+def check_divided(plan: Plan, job: TrainJob) -> None:
+    """Refuse plans that divide tensors, where the optimizer needs them whole.
+
+    Raises:
+        PlanError: it does.
+    """
+    refusal = division_refusal(job.optimizer)
+    divided = [one.devices for stage in plan.stages for one in stage.replicas if len(one.devices) > 1]
+    if refusal and divided:
+        raise PlanError(
+            f"{refusal}; {', '.join(divided[0])} of this plan do: plan again without --allow-tensor-parallel, or take "
+            "another optimizer"
         )

@@ -5,6 +5,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from spantrain.config.artefacts import (
     RUN_FORMAT,
@@ -26,23 +27,15 @@ from spantrain.core.update.optimizers import STATE_COPIES
 from spantrain.errors import ConfigError, UsageError
 from spantrain.schedule.render.perfetto import perfetto_json
 
+if TYPE_CHECKING:
+    from spantrain.runtime.coordinator.barrier import StepOutcome
+
 RUN_FILE = "run.json"
 TRACE_FILE = "trace.json"
 DECISIONS_FILE = "decisions.jsonl"
 SWITCHES_FILE = "switches.jsonl"
 _MAX_STEPS = 200
 """So many of the last steps are looked at, however long the run was."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class MeasuredStep:
-    """What one step of a live run was: the coordinator's view."""
-
-    duration_s: float
-    """From one barrier to the next."""
-    busy_s: Mapping[str, float]
-    """By device."""
-    peak_held_samples: Mapping[str, int]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,24 +91,26 @@ class RunContent:
     report: PlanReport
     """What is said of it."""
     profile: Profile
-    optimizer: str
-    """As `cost.memory` names it."""
-    steps: tuple[MeasuredStep, ...]
-    """The steady ones."""
-    peak_bytes: Mapping[str, int]
-    """By device, where it was measured."""
+    record: RunRecord
+    """Without the names of the files, which are found when they are written."""
     trace: Trace
     decisions: tuple[DeviceDecisions, ...]
     later_plans: Mapping[str, Plan] = field(default_factory=dict)
     """Those that took over, in order, by the names of their files: the last one is what the figures are of."""
-    first_step: int = 0
-    """Under the last plan."""
-    staleness: int = 0
-    weights: str = ""
-    """What the run began with, if that is not as ever."""
-    left_out: tuple[str, ...] = ()
-    """What of the model as it was given was not done, a line each."""
-    losses: tuple[float, ...] = ()
+
+
+def measured(steps: Sequence["StepOutcome"], *, overlap: bool) -> dict[str, Any]:
+    """Return the figures of a run's steady steps, by the fields of its record; `overlap` as of `typical_s`."""
+    steps = steps[-_MAX_STEPS:]
+    durations_s, devices = [step.duration_s for step in steps], sorted(steps[0].busy_s)
+    return {
+        "steps_measured": len(steps),
+        "step_s": typical_s(durations_s, overlap=overlap),
+        "slowest_step_s": max(durations_s),
+        "fastest_step_s": min(durations_s),
+        "busy_s": {name: statistics.median(step.busy_s[name] for step in steps) for name in devices},
+        "peak_held_samples": {name: max(step.peak_held_samples[name] for step in steps) for name in devices},
+    }
 
 
 def write_run(folder: Path, content: RunContent) -> None:
@@ -137,7 +132,8 @@ def write_run(folder: Path, content: RunContent) -> None:
     write_atomically(folder / TRACE_FILE, json.dumps(perfetto_json(_shifted(content.trace, -start_s))))
     shifted = (replace(log, trace_shift_s=log.trace_shift_s - start_s) for log in content.decisions)
     write_decisions(shifted, folder / DECISIONS_FILE)
-    write_artefact(_record(names, profile_name, content), RUN_FORMAT, folder / RUN_FILE)
+    record = replace(content.record, plan=names[-1], earlier_plans=names[:-1], profile=profile_name)
+    write_artefact(record, RUN_FORMAT, folder / RUN_FILE)
 
 
 def read_run_record(folder: Path) -> RunRecord | None:
@@ -152,11 +148,16 @@ def read_run_record(folder: Path) -> RunRecord | None:
 
 def files_of_run(folder: Path) -> tuple[str, ...]:
     """Return the plans and the profile that a run in this folder was made with, as its record names them."""
-    try:
-        record = read_run_record(folder)
-    except UsageError:
-        return ()
+    record = _sound_record(folder)
     return (record.plan, *record.earlier_plans, record.profile) if record else ()
+
+
+def _sound_record(folder: Path) -> RunRecord | None:
+    """Return the record of a run's folder; None where there is none that can be read."""
+    try:
+        return read_run_record(folder)
+    except UsageError:
+        return None
 
 
 def check_not_of_a_run(path: Path, option: str) -> None:
@@ -224,10 +225,7 @@ def _holds_profile(path: Path, profile: Profile) -> bool:
 
 def _earlier(folder: Path, plan: str) -> tuple[str, ...]:
     """Return the plans that ran here before the one of this name, where a run goes on under it."""
-    try:
-        record = read_run_record(folder)
-    except UsageError:
-        return ()
+    record = _sound_record(folder)
     plans = (*record.earlier_plans, record.plan) if record else ()
     return plans[: plans.index(plan)] if plan in plans else ()
 
@@ -237,38 +235,7 @@ def _free(folder: Path, stem: str, ours: Sequence[str]) -> Path:
     return path if path.name in ours or not path.exists() else folder / f"{stem}.trained.json"
 
 
-def _record(plans: Sequence[str], profile: str, content: RunContent) -> RunRecord:
-    steps = content.steps[-_MAX_STEPS:]
-    durations_s = [step.duration_s for step in steps]
-    devices = sorted(steps[0].busy_s)
-    return RunRecord(
-        plan=plans[-1],
-        earlier_plans=tuple(plans[:-1]),
-        first_step=content.first_step,
-        profile=profile,
-        staleness=content.staleness,
-        optimizer=content.optimizer,
-        steps_measured=len(steps),
-        step_s=typical_s(durations_s, overlap=content.staleness > 0),
-        slowest_step_s=max(durations_s),
-        fastest_step_s=min(durations_s),
-        busy_s={name: statistics.median(step.busy_s[name] for step in steps) for name in devices},
-        peak_held_samples={name: max(step.peak_held_samples[name] for step in steps) for name in devices},
-        peak_bytes=content.peak_bytes,
-        weights=content.weights,
-        left_out=content.left_out,
-        losses=content.losses,
-    )
-
-
 def _shifted(trace: Trace, by_s: float) -> Trace:
-    return Trace(
-        intervals=tuple(
-            replace(interval, start_s=interval.start_s + by_s, end_s=interval.end_s + by_s)
-            for interval in trace.intervals
-        ),
-        flows=tuple(
-            replace(flow, sent_s=flow.sent_s + by_s, received_s=flow.received_s + by_s) for flow in trace.flows
-        ),
-        clock=trace.clock,
-    )
+    intervals = (replace(one, start_s=one.start_s + by_s, end_s=one.end_s + by_s) for one in trace.intervals)
+    flows = (replace(one, sent_s=one.sent_s + by_s, received_s=one.received_s + by_s) for one in trace.flows)
+    return replace(trace, intervals=tuple(intervals), flows=tuple(flows))

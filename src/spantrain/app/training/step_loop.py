@@ -6,14 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from threading import Thread
-from types import TracebackType
 from typing import Self, TypeVar
 
 import torch
 
-from spantrain.app.metrics import EvaluationMetrics, StepMetrics
 from spantrain.app.reporter import Reporter
 from spantrain.app.session import Session
+from spantrain.app.training.metrics import EvaluationMetrics, StepMetrics
 from spantrain.app.training.outcome import TrainOutcome
 from spantrain.app.training.requests import TrainRequest
 from spantrain.app.training.stop import StopRequest
@@ -132,9 +131,7 @@ class StepLoop:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         if kind is not None:
             self._abandon()
         elif self._thread.is_alive():
@@ -174,26 +171,22 @@ class StepLoop:
             self._check_running()
 
 
-class _StepListener:
+class _StepListener(Reporter):
     """Passes on what the use case reports, and tells the loop of steps, evaluations and checkpoints."""
 
     def __init__(self, reporter: Reporter, updates: "queue.SimpleQueue[_Told]") -> None:
-        self._reporter = reporter
-        self._updates = updates
-        self.phase, self.progress, self.note = reporter.phase, reporter.progress, reporter.note
-        self.run_begins, self.logged = reporter.run_begins, reporter.logged
+        self._reporter, self._updates = reporter, updates
+        for name in ("phase", "progress", "note", "run_begins", "logged"):
+            setattr(self, name, getattr(reporter, name))
 
     def step(self, outcome: StepOutcome, metrics: StepMetrics, total_steps: int) -> None:
-        """Tell both."""
         self._reporter.step(outcome, metrics, total_steps)
         self._updates.put(outcome)
 
     def evaluated(self, metrics: EvaluationMetrics) -> None:
-        """Tell both."""
         self._reporter.evaluated(metrics)
         self._updates.put(metrics)
 
     def saved(self, folder: str) -> None:
-        """Tell both."""
         self._reporter.saved(folder)
         self._updates.put(folder)

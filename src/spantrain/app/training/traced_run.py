@@ -1,4 +1,4 @@
-"""A run on the testbed whose links follow a trace, and what it leaves for a plot."""
+"""The network of a run: on a testbed its links may follow a trace, which leaves something for a plot."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -37,35 +37,22 @@ class NetworkTraceFigures:
     """When the simulator has it end, with this trace and the plan that the run began with."""
 
 
-class StaticNetwork:
-    """A run whose network does not change."""
+class RunNetwork:
+    """The network of a run: it follows a trace on a testbed, or stays as it is where there is no trace."""
 
-    def prepare(self, steps: int, folder: Path) -> None:
-        """Do nothing."""
+    def __init__(self, trace: NetworkTrace | None, testbed: Testbed | None, plan: Plan, profile: Profile) -> None:
+        """Take what the run is made of.
 
-    def begin(self, begun_s: float) -> None:
-        """Do nothing."""
-
-    def end(self) -> None:
-        """Do nothing."""
-
-    def rates_at(self, now_s: float) -> dict[str, float]:  # noqa: ARG002
-        """Return nothing: no link changes."""
-        return {}
-
-    def figures(self, outcomes: Sequence[StepOutcome], folder: Path) -> NetworkTraceFigures | None:  # noqa: ARG002
-        """Return that there was no trace."""
-        return None
-
-
-class TracedNetwork(StaticNetwork):
-    """A run on a testbed whose links follow a trace."""
-
-    def __init__(self, trace: NetworkTrace, testbed: Testbed, plan: Plan, profile: Profile) -> None:
-        self._trace = trace
-        self._testbed = testbed
-        self._plan = plan
-        self._profile = profile
+        Raises:
+            ConfigError: there is a trace, and the run is not on an emulated network.
+        """
+        if trace is not None and testbed is None:
+            raise ConfigError(
+                f"--network-trace {trace.text}: this run is not on an emulated network (all its devices are on one "
+                "host, or its links are real or loopback), so no link can be made to change; leave the option out, or "
+                "train on an emulated cluster of several sites without --no-network and --listen"
+            )
+        self._trace, self._testbed, self._plan, self._profile = trace, testbed, plan, profile
         self._speeds: dict[str, SpeedTrace] = {}
         self._run_s = 0.0
         self._begun_s: float | None = None
@@ -76,18 +63,21 @@ class TracedNetwork(StaticNetwork):
         Raises:
             ConfigError: the trace does not fit the cluster or the run.
         """
+        if self._trace is None:
+            return
         self._run_s = calm_run_s(self._plan, self._profile, steps)
         self._speeds = self._trace.on(self._plan.cluster, self._run_s)
         write_changes(Changes(link_speed=self._speeds), folder / TRACE_NAME)
 
     def begin(self, begun_s: float) -> None:
         """Let the network follow the trace; it began with the first step, on this machine's monotonic clock."""
-        self._begun_s = begun_s
-        self._testbed.follow(self._speeds, start_s=begun_s)
+        if self._trace is not None and self._testbed is not None:
+            self._begun_s = begun_s
+            self._testbed.follow(self._speeds, start_s=begun_s)
 
     def end(self) -> None:
         """Give the links their normal speed again."""
-        if self._begun_s is not None:
+        if self._begun_s is not None and self._testbed is not None:
             self._testbed.follow({})
 
     def rates_at(self, now_s: float) -> dict[str, float]:
@@ -96,8 +86,10 @@ class TracedNetwork(StaticNetwork):
         normal = _normal_rates(self._plan.cluster)
         return {name: normal[name] * speed.speed_at(since_s) for name, speed in self._speeds.items()}
 
-    def figures(self, outcomes: Sequence[StepOutcome], folder: Path) -> NetworkTraceFigures:
-        """Return what there was, with the times at which steps ended."""
+    def figures(self, outcomes: Sequence[StepOutcome], folder: Path) -> NetworkTraceFigures | None:
+        """Return what there was, with the times at which steps ended; None without a trace."""
+        if self._trace is None:
+            return None
         begun_s = 0.0 if self._begun_s is None else self._begun_s
         normal = _normal_rates(self._plan.cluster)
         ends_s = tuple(outcome.closed_s - begun_s for outcome in outcomes if outcome.loss is not None)
@@ -110,23 +102,6 @@ class TracedNetwork(StaticNetwork):
             step_ends_s=ends_s,
             predicted_step_ends_s=predicted.step_ends_s,
         )
-
-
-def open_trace(trace: NetworkTrace | None, testbed: Testbed | None, plan: Plan, profile: Profile) -> StaticNetwork:
-    """Return what makes a run's network follow a trace, or leaves it as it is if there is none.
-
-    Raises:
-        ConfigError: the run is not on an emulated network.
-    """
-    if trace is None:
-        return StaticNetwork()
-    if testbed is None:
-        raise ConfigError(
-            f"--network-trace {trace.text}: this run is not on an emulated network (all its devices are on one host, "
-            "or its links are real or loopback), so no link can be made to change; leave the option out, or train on "
-            "an emulated cluster of several sites without --no-network and --listen"
-        )
-    return TracedNetwork(trace, testbed, plan, profile)
 
 
 def _normal_rates(cluster: Cluster) -> dict[str, float]:

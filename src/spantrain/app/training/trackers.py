@@ -4,17 +4,10 @@ import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from spantrain.errors import ConfigError
 
-TRACKERS: Mapping[str, tuple[str, str]] = {
-    "tensorboard": ("torch.utils.tensorboard", "'spantrain[tensorboard]'"),
-    "wandb": ("wandb", "wandb"),
-    "trackio": ("trackio", "trackio"),
-    "mlflow": ("mlflow", "mlflow"),
-}
-"""By name: the module, and what pip installs."""
 _PROJECT = "spantrain"
 _LONGEST_VALUE = 500
 """Characters of a parameter that MLflow takes."""
@@ -31,72 +24,45 @@ class TrackedRun:
     config: Mapping[str, Any]
 
 
-class Tracker(Protocol):
-    """Takes scalars of steps."""
-
-    def log(self, scalars: Mapping[str, float], step: int) -> None:
-        """Take a step's scalars, by their tags."""
-
-    def close(self) -> None:
-        """Hand over what is left."""
+Tracker = tuple[Callable[[Mapping[str, float], int], object], Callable[[], object]]
+"""What takes a step's scalars, by their tags, and what hands over what is left."""
 
 
-class _TensorBoard:
-    def __init__(self, module: Any, run: TrackedRun) -> None:
-        self._writer = module.SummaryWriter(str(run.folder))
+def _tensorboard(module: Any, run: TrackedRun) -> Tracker:
+    writer = module.SummaryWriter(str(run.folder))
 
-    def log(self, scalars: Mapping[str, float], step: int) -> None:
+    def log(scalars: Mapping[str, float], step: int) -> None:
         for tag, value in scalars.items():
-            self._writer.add_scalar(tag, value, step)
+            writer.add_scalar(tag, value, step)
 
-    def close(self) -> None:
-        self._writer.close()
-
-
-class _Wandb:
-    def __init__(self, module: Any, run: TrackedRun) -> None:
-        self._run = module.init(project=run.project or None, name=run.name, config=dict(run.config))
-
-    def log(self, scalars: Mapping[str, float], step: int) -> None:
-        self._run.log(dict(scalars), step=step)
-
-    def close(self) -> None:
-        self._run.finish()
+    return log, writer.close
 
 
-class _Trackio:
-    def __init__(self, module: Any, run: TrackedRun) -> None:
-        self._module = module
-        module.init(project=run.project or _PROJECT, name=run.name, config=dict(run.config))
-
-    def log(self, scalars: Mapping[str, float], step: int) -> None:
-        self._module.log(dict(scalars), step=step)
-
-    def close(self) -> None:
-        self._module.finish()
+def _wandb(module: Any, run: TrackedRun) -> Tracker:
+    tracked = module.init(project=run.project or None, name=run.name, config=dict(run.config))
+    return lambda scalars, step: tracked.log(dict(scalars), step=step), tracked.finish
 
 
-class _MLflow:
-    def __init__(self, module: Any, run: TrackedRun) -> None:
-        self._module = module
-        if run.project:
-            module.set_experiment(run.project)
-        module.start_run(run_name=run.name)
-        module.log_params({name: str(value)[:_LONGEST_VALUE] for name, value in run.config.items()})
-
-    def log(self, scalars: Mapping[str, float], step: int) -> None:
-        self._module.log_metrics(dict(scalars), step=step)
-
-    def close(self) -> None:
-        self._module.end_run()
+def _trackio(module: Any, run: TrackedRun) -> Tracker:
+    module.init(project=run.project or _PROJECT, name=run.name, config=dict(run.config))
+    return lambda scalars, step: module.log(dict(scalars), step=step), module.finish
 
 
-_OPENED: Mapping[str, Callable[[Any, TrackedRun], Tracker]] = {
-    "tensorboard": _TensorBoard,
-    "wandb": _Wandb,
-    "trackio": _Trackio,
-    "mlflow": _MLflow,
+def _mlflow(module: Any, run: TrackedRun) -> Tracker:
+    if run.project:
+        module.set_experiment(run.project)
+    module.start_run(run_name=run.name)
+    module.log_params({name: str(value)[:_LONGEST_VALUE] for name, value in run.config.items()})
+    return lambda scalars, step: module.log_metrics(dict(scalars), step=step), module.end_run
+
+
+_TRACKERS: Mapping[str, tuple[str, str, Callable[[Any, TrackedRun], Tracker]]] = {
+    "tensorboard": ("torch.utils.tensorboard", "'spantrain[tensorboard]'", _tensorboard),
+    "wandb": ("wandb", "wandb", _wandb),
+    "trackio": ("trackio", "trackio", _trackio),
+    "mlflow": ("mlflow", "mlflow", _mlflow),
 }
+"""By name: the module, what pip installs, and what begins a run."""
 
 
 class Trackers:
@@ -113,21 +79,21 @@ class Trackers:
         modules = {name: tracker_module(name) for name in names}
         for name, module in modules.items():
             try:
-                self._open[name] = _OPENED[name](module, run)
+                self._open[name] = _TRACKERS[name][2](module, run)
             except Exception as error:
                 self.close()
                 raise ConfigError(f"report_to {name}: cannot begin: {type(error).__name__}: {error}") from error
 
     def log(self, scalars: Mapping[str, float], step: int) -> None:
         """Give scalars to each, by the tags that the transformers library's trainer uses: `train/loss`, `eval/loss`."""
-        self._each(lambda tracker: tracker.log(scalars, step))
+        self._each(lambda tracker: tracker[0](scalars, step))
 
     def close(self) -> None:
         """End the run with each."""
-        self._each(lambda tracker: tracker.close())
+        self._each(lambda tracker: tracker[1]())
         self._open.clear()
 
-    def _each(self, do: Callable[[Tracker], None]) -> None:
+    def _each(self, do: Callable[[Tracker], object]) -> None:
         for name, tracker in list(self._open.items()):
             try:
                 do(tracker)
@@ -142,7 +108,7 @@ def tracker_module(name: str) -> Any:
     Raises:
         ConfigError: it is not installed.
     """
-    module, wheel = TRACKERS[name]
+    module, wheel, _ = _TRACKERS[name]
     try:
         return importlib.import_module(module)
     except ImportError:
@@ -156,8 +122,8 @@ def chosen_trackers(given: object) -> tuple[str, ...]:
         ConfigError: there is no such tracker, or its package is not installed.
     """
     names = [given] if isinstance(given, str) else list(given) if isinstance(given, (list, tuple)) else None
-    known = ", ".join(TRACKERS)
-    if names is None or any(name not in (*TRACKERS, "none") for name in names):
+    known = ", ".join(_TRACKERS)
+    if names is None or any(name not in (*_TRACKERS, "none") for name in names):
         raise ConfigError(f"report_to: must be none, or one or more of {known}, got {given!r}")
     wanted = tuple(dict.fromkeys(name for name in names if name != "none"))
     for name in wanted:

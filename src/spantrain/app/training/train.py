@@ -16,6 +16,7 @@ from spantrain.app.session import Session
 from spantrain.app.training.carry_on import Leg, about_pause, leg_after_loss, orders_of
 from spantrain.app.training.joining import Membership, wishes_heard
 from spantrain.app.training.journal import BegunLeg, Journal, first_leg, with_what_is_held
+from spantrain.app.training.metrics import RunLog
 from spantrain.app.training.outcome import (
     HeldOutLoss,
     PlanChanges,
@@ -30,10 +31,9 @@ from spantrain.app.training.outcome import (
 from spantrain.app.training.prepared import PreparedChanges
 from spantrain.app.training.requests import TrainRequest
 from spantrain.app.training.resume import Resume, newest
-from spantrain.app.training.run_folder import TRACE_FILE, MeasuredStep, RunContent, write_run
-from spantrain.app.training.run_log import RunLog
+from spantrain.app.training.run_folder import TRACE_FILE, RunContent, RunRecord, measured, write_run
 from spantrain.app.training.stop import StopRequest
-from spantrain.app.training.traced_run import open_trace
+from spantrain.app.training.traced_run import RunNetwork
 from spantrain.app.weight_folder import FoundWeights
 from spantrain.app.weights import write_weights
 from spantrain.core.checkpoint import SampleLedger
@@ -125,7 +125,7 @@ class _RunOnSession:
         self._journal = Journal(session, request)
         self._log = RunLog(request, self._ledger, reporter)
         self._faults = FaultInjector(request.options.faults, session)
-        self._network = open_trace(request.options.network_trace, session.testbed, request.plan, request.profile)
+        self._network = RunNetwork(request.options.network_trace, session.testbed, request.plan, request.profile)
         self._plans = PlanChanges(request.plan, first_step=self._first_step, folder=request.out, tell=reporter.note)
 
     def run(self) -> TrainOutcome:
@@ -369,28 +369,26 @@ class _RunOnSession:
     def _write(self, results: Mapping[str, TrainResult]) -> None:
         """Leave in the run's folder what `spantrain validate` compares."""
         request = self._request
-        steps = tuple(
-            MeasuredStep(
-                duration_s=outcome.duration_s, busy_s=outcome.busy_s, peak_held_samples=outcome.peak_held_samples
-            )
-            for outcome in steady(self._last_steps())
-        )
-        content = RunContent(
-            plan=request.plan,
-            report=request.report,
-            later_plans=self._plans.files,
+        record = RunRecord(
+            plan="",
+            profile="",
+            optimizer=request.job.optimizer_state,
+            **measured(steady(self._last_steps()), overlap=request.job.staleness > 0),
+            peak_bytes={name: r.peak_bytes for name, r in results.items() if r.peak_bytes is not None},
             first_step=self._plans.first_step,
             staleness=request.job.staleness,
-            profile=request.profile,
-            optimizer=request.job.optimizer_state,
-            steps=steps,
-            peak_bytes={name: r.peak_bytes for name, r in results.items() if r.peak_bytes is not None},
-            trace=with_reasons(
-                Trace.joined([result.trace for result in results.values()], "wall"), self._plans.changes
-            ),
-            decisions=tuple(result.decisions for result in results.values()),
             weights=request.weights.text,
             left_out=request.left_out,
             losses=tuple(self._losses),
+        )
+        trace = Trace.joined([result.trace for result in results.values()], "wall")
+        content = RunContent(
+            plan=request.plan,
+            report=request.report,
+            profile=request.profile,
+            record=record,
+            trace=with_reasons(trace, self._plans.changes),
+            decisions=tuple(result.decisions for result in results.values()),
+            later_plans=self._plans.files,
         )
         write_run(request.out, content)

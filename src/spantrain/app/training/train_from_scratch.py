@@ -4,11 +4,10 @@ import datetime
 import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
 
 import torch
 
-from spantrain.app.planning.plan_files import plan_file
+from spantrain.app.planning.plan_files import write_plans
 from spantrain.app.profiling.describe import described_profile
 from spantrain.app.profiling.profile import ProfileOptions, measure_profile
 from spantrain.app.profiling.slowing import slowed
@@ -31,20 +30,14 @@ from spantrain.models.build import unit_names
 from spantrain.models.data.chat import ChatSamples
 from spantrain.models.data.choice import user_functions
 from spantrain.models.data.dataset import open_dataset
-from spantrain.planner.engine.outcome import PlanOptions, PlanOutcome
+from spantrain.planner.engine.engine import make_plan
+from spantrain.planner.engine.outcome import PlanOptions
 from spantrain.planner.request import Constraints, JobSpec
 from spantrain.version import VERSION
 
 _RUNS = Path("runs")
 _PROFILE_FILE = "profile.json"
 _PLAN_FILE = "plan.json"
-
-
-class ScratchListener(Reporter, Protocol):
-    """A reporter that also shows what each part found."""
-
-    def show_plan(self, outcome: PlanOutcome) -> None:
-        """Show the plan and what it is better than."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +80,7 @@ def run_folder_for(model: ModelSpec, now: datetime.datetime, runs: Path = _RUNS)
 
 
 def train_from_scratch(
-    request: ScratchRequest, options: SessionOptions, stop: StopRequest, listener: ScratchListener
+    request: ScratchRequest, options: SessionOptions, stop: StopRequest, listener: Reporter
 ) -> tuple[TrainOutcome, TrainRequest]:
     """Do all of it with one set of workers; return what training gave, and what was trained.
 
@@ -113,7 +106,7 @@ def train_from_scratch(
         return train(session, run, stop, listener), run
 
 
-def describe(request: ScratchRequest, listener: ScratchListener) -> TrainRequest:
+def describe(request: ScratchRequest, listener: Reporter) -> TrainRequest:
     """Plan by data sheets, with nothing measured: at once, and for no more than to have a plan; return what is to run.
 
     Raises:
@@ -125,7 +118,7 @@ def describe(request: ScratchRequest, listener: ScratchListener) -> TrainRequest
     return _planned(profile, request, listener)
 
 
-def prepare(session: Session, request: ScratchRequest, listener: ScratchListener) -> TrainRequest:
+def prepare(session: Session, request: ScratchRequest, listener: Reporter) -> TrainRequest:
     """Measure (unless the folder has a profile that still holds) and plan; return what is to be trained.
 
     Raises:
@@ -142,7 +135,7 @@ def prepare(session: Session, request: ScratchRequest, listener: ScratchListener
     return _planned(profile, request, listener)
 
 
-def _emulated_cluster(cluster: Cluster, request: ScratchRequest, listener: ScratchListener) -> Cluster:
+def _emulated_cluster(cluster: Cluster, request: ScratchRequest, listener: Reporter) -> Cluster:
     """Return the cluster with devices as slow as the model needs, and say so."""
     if request.own_speed:
         return cluster
@@ -152,7 +145,7 @@ def _emulated_cluster(cluster: Cluster, request: ScratchRequest, listener: Scrat
     return cluster
 
 
-def _planned(profile: Profile, request: ScratchRequest, listener: ScratchListener) -> TrainRequest:
+def _planned(profile: Profile, request: ScratchRequest, listener: Reporter) -> TrainRequest:
     listener.phase(f"Planning for {request.global_batch} samples a step")
     spec = JobSpec(
         global_batch=request.global_batch,
@@ -161,8 +154,8 @@ def _planned(profile: Profile, request: ScratchRequest, listener: ScratchListene
         schedule=request.schedule,
     )
     again = Constraints(recompute=request.recompute is not False, recompute_all=bool(request.recompute))
-    options = PlanOptions(constraints=again)
-    planned = plan_file(profile, request.out / _PROFILE_FILE, spec, options, request.out / _PLAN_FILE)
+    planned = make_plan(profile, spec, PlanOptions(constraints=again))
+    planned = write_plans(planned, profile, request.out / _PROFILE_FILE, request.out / _PLAN_FILE)
     listener.show_plan(planned)
     run = new_run(
         request.out / _PLAN_FILE,

@@ -32,17 +32,11 @@ from spantrain.cli.options import (
 )
 from spantrain.config.files.json_codec import to_json
 from spantrain.config.files.text_files import check_can_make, write_atomically
-from spantrain.core.cluster import Cluster
 from spantrain.core.job import LARGEST_NUMBER
 from spantrain.errors import ConfigError
 
 if TYPE_CHECKING:
-    from spantrain.app.profiling.profile import ProfileOptions
-    from spantrain.app.session import SessionOptions
     from spantrain.core.profile import Profile
-    from spantrain.core.units import ModelSpec
-
-ProfilePath = Annotated[Path, typer.Argument(help="What `spantrain profile` wrote.")]
 
 
 def demo(
@@ -94,46 +88,36 @@ def profile(asked: ProfileArguments, _: typer.Context) -> None:
     """Measure the compute of every device and the network between all of them."""
     from spantrain.app.training.run_folder import check_not_of_a_run
 
-    chosen, out = chosen_cluster(asked.preset, asked.cluster), asked.out
-    if asked.emulated_speed is not None:
-        chosen = at_speed(chosen, asked.emulated_speed)
+    out, as_json = asked.out, asked.json_
+    cluster = at_speed(chosen_cluster(asked.preset, asked.cluster), asked.emulated_speed)
     check_can_make(out, "--out", files=("profile.json",), folders=("logs",))
     check_not_of_a_run(out / "profile.json", "--out")
     check_dtype(asked.dtype)
-    spec = asked.chosen_model(asked.model, read=asked.listen is None)
-    from spantrain.app.profiling.profile import ProfileOptions
-
-    options = ProfileOptions(
-        dtype=asked.dtype, max_samples=asked.max_samples, network_rounds=asked.rounds, use_cache=not asked.fresh
-    )
-    where = session_options(no_network=asked.no_network, listen=asked.listen, insecure=asked.insecure, model=spec)
-    _measure(chosen, spec, options, where, out, json_=asked.json_)
-
-
-def _measure(
-    cluster: Cluster, model: "ModelSpec", options: "ProfileOptions", where: "SessionOptions", out: Path, *, json_: bool
-) -> None:
-    """Measure, write the profile, and show it."""
-    from spantrain.app.profiling.profile import measure_profile
+    model = asked.chosen_model(asked.model, read=asked.listen is None)
+    from spantrain.app.profiling.profile import ProfileOptions, measure_profile
     from spantrain.app.session import open_session
     from spantrain.cli.render.render import TerminalReporter
     from spantrain.config.artefacts import write_profile
     from spantrain.models.build import unit_names
 
+    options = ProfileOptions(
+        dtype=asked.dtype, max_samples=asked.max_samples, network_rounds=asked.rounds, use_cache=not asked.fresh
+    )
+    where = session_options(no_network=asked.no_network, listen=asked.listen, insecure=asked.insecure, model=model)
     unit_names(model)  # a model that cannot be had or cut is refused before anything is written or started
     names = tuple(device.name for device in cluster.devices)
     with (
         clean_interrupt("profiling"),
-        TerminalReporter(tables=not json_) as reporter,
+        TerminalReporter(tables=not as_json) as reporter,
         open_session(cluster, names, where, out / "logs", reporter) as session,
     ):
         result = measure_profile(session, model, options, reporter)
-    if json_:
+    if as_json:
         print_json(_profile_figures(result, out))
     else:
         reporter.show_profile(result)
     write_profile(result, out / "profile.json")
-    if not json_:
+    if not as_json:
         reporter.note(f"Wrote {out / 'profile.json'}; next: spantrain groups {out / 'profile.json'}")
 
 
@@ -147,7 +131,9 @@ def _profile_figures(profile: "Profile", out: Path) -> dict[str, object]:
     }
 
 
-def groups(profile_path: ProfilePath, json_: Json = False) -> None:
+def groups(
+    profile_path: Annotated[Path, typer.Argument(help="What `spantrain profile` wrote.")], json_: Json = False
+) -> None:
     """Print the devices grouped by network and, within, by compute and memory."""
     from spantrain.config.artefacts import read_profile
     from spantrain.planner.groups import group_devices, tree_lines

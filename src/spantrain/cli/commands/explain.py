@@ -1,22 +1,28 @@
 """`spantrain explain`: what limits a plan; `spantrain validate`: how far off the prediction of a run was."""
 
+import statistics
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from spantrain.cli.options import Json, print_json
+from spantrain.cli.render.text import console_for_people, figures_table, say, short_way
 from spantrain.config.files.json_codec import to_json
+from spantrain.core.names import few
 from spantrain.core.quantities import format_bandwidth, format_bytes, format_seconds
-
-if TYPE_CHECKING:
-    from spantrain.app.planning.explain import Explanation
-
-
 from spantrain.errors import ConfigError
 
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from spantrain.app.planning.explain import Explanation
+    from spantrain.app.validate_run import RunValidation
+
 _SHOWN = 10
-_PLAIN_WIDTH = 130
+_EXPLAIN_WIDTH, _VALIDATE_WIDTH = 130, 120
+"""Where there is no terminal."""
 
 
 def explain(
@@ -32,15 +38,11 @@ def explain(
     if json_:
         print_json(to_json(explanation))
     else:
-        _show(explanation)
+        _show_explanation(explanation)
 
 
-def _show(explanation: "Explanation") -> None:
-    from rich.table import Table
-
-    from spantrain.cli.render.text import console_for_people, few, say, short_way
-
-    console = console_for_people(_PLAIN_WIDTH)
+def _show_explanation(explanation: "Explanation") -> None:
+    console = console_for_people(_EXPLAIN_WIDTH)
     console.print(f"A step takes {format_seconds(explanation.step_s)}, simulated.", highlight=False)
     console.print(f"Limited by {explanation.limited_by}.", highlight=False, markup=False)
     for index, stage in enumerate(explanation.stages):
@@ -48,19 +50,13 @@ def _show(explanation: "Explanation") -> None:
         sums = f", gradient sum {format_seconds(stage.gradient_sum_s)}" if stage.gradient_sum_s else ""
         say(console, f"stage {index} ({few(stage.devices)}): busy {stage.busy_ratio:.0%}{sums}{memory}")
     for name, load in sorted(explanation.links.items(), key=lambda entry: -entry[1].busy_ratio)[:_SHOWN]:
-        rate = format_bandwidth(load.bandwidth_bytes_per_s)
-        say(
-            console, f"{short_way(name)}: busy {load.busy_ratio:.0%} ({format_bytes(load.size_bytes)} a step at {rate})"
-        )
+        carried = f"{format_bytes(load.size_bytes)} a step at {format_bandwidth(load.bandwidth_bytes_per_s)}"
+        say(console, f"{short_way(name)}: busy {load.busy_ratio:.0%} ({carried})")
     if not explanation.helps:
         console.print(f"None of {explanation.tried} single changes makes this plan faster.", highlight=False)
         return
-    table = Table(
-        title=f"What would help, the same plan simulated ({explanation.tried} changes tried)", title_justify="left"
-    )
-    table.add_column("change")
-    table.add_column("s/step", justify="right")
-    table.add_column("times as fast", justify="right")
+    title = f"What would help, the same plan simulated ({explanation.tried} changes tried)"
+    table = figures_table("change", "s/step", "times as fast", title=title, title_justify="left")
     for help_ in explanation.helps[:_SHOWN]:
         table.add_row(help_.change, f"{help_.step_s:.4g}", f"{help_.times_as_fast:.3f}")
     console.print(table)
@@ -72,7 +68,6 @@ def validate(
 ) -> None:
     """Run a live run's plan through the simulator, and print how far off its prediction is."""
     from spantrain.app.validate_run import validate_run
-    from spantrain.cli.render.validation import run_json, show_run
 
     if not folder.is_dir():
         raise ConfigError(f"{folder}: there is no such folder; name the folder of a run (train --out)")
@@ -81,3 +76,97 @@ def validate(
         print_json(run_json(validation))
     else:
         show_run(validation)
+
+
+def run_json(validation: "RunValidation") -> dict[str, Any]:
+    """Return the run as one object; the keys that sets of measured cases have are there too."""
+    error = abs(validation.step_error_ratio)
+    memory = [
+        (device.peak_bytes_predicted, device.peak_bytes_measured)
+        for device in validation.devices.values()
+        if device.peak_bytes_predicted is not None and device.peak_bytes_measured
+    ]
+    memory_errors = [abs(predicted / measured - 1.0) for predicted, measured in memory]
+    case = {
+        "id": validation.folder,
+        "predicted_s": validation.step_s_predicted,
+        "measured_s": validation.step_s_measured,
+        "predicted_bytes": max((predicted for predicted, _ in memory), default=None),
+        "measured_bytes": max((measured for _, measured in memory), default=None),
+    }
+    summary = {
+        "cases": [case],
+        "time_mape": error,
+        "time_max_ape": error,
+        "memory_mape": statistics.fmean(memory_errors) if memory else None,
+        "memory_max_ape": max(memory_errors, default=None),
+    }
+    return {"run": {**summary, **to_json(validation), "replays": validation.replays}}
+
+
+def show_run(validation: "RunValidation") -> None:
+    """Print the tables, and what the log of decisions says."""
+    console = console_for_people(_VALIDATE_WIDTH)
+    console.print(_step_table(validation))
+    console.print(_device_table(validation))
+    if validation.links:
+        console.print(_link_table(validation))
+    for line in _decision_lines(validation):
+        console.print(f"  {line}", highlight=False, markup=False)
+
+
+def _step_table(validation: "RunValidation") -> "Table":
+    title = f"{validation.folder}: {validation.model}, {validation.schedule}"
+    table = figures_table("", "predicted", "measured", "error", title=title)
+    table.add_row(
+        f"step (median of {validation.steps_measured}, {validation.measured_by})",
+        format_seconds(validation.step_s_predicted),
+        format_seconds(validation.step_s_measured),
+        f"{validation.step_error_ratio:+.1%}",
+    )
+    return table
+
+
+def _device_table(validation: "RunValidation") -> "Table":
+    counted = any(device.peak_bytes_measured is not None for device in validation.devices.values())
+    heads = ["busy, predicted", "measured", "error", "samples held, predicted", "measured"]
+    heads += ["bytes held, predicted", "measured"] if counted else []
+    table = figures_table("device", *heads, title="A step, by device")
+    for name, device in validation.devices.items():
+        held = device.peak_held_samples_measured
+        sizes = (device.peak_bytes_predicted, device.peak_bytes_measured) if counted else ()
+        table.add_row(
+            name,
+            *_compared(device.busy_s_predicted, device.busy_s_measured, format_seconds),
+            str(device.peak_held_samples_predicted),
+            "-" if held is None else str(held),
+            *("-" if size is None else format_bytes(size) for size in sizes),
+        )
+    return table
+
+
+def _link_table(validation: "RunValidation") -> "Table":
+    heads = ("link", "predicted", "measured", "error")
+    table = figures_table(*heads, title="A step, by link (bytes of tensors)")
+    for name, link in validation.links.items():
+        table.add_row(name, *_compared(link.bytes_predicted, link.bytes_measured, format_bytes))
+    return table
+
+
+def _compared(predicted: float, measured: float, shown: Callable[[float], str]) -> Iterator[str]:
+    yield from (shown(predicted), shown(measured))
+    yield f"{predicted / measured - 1.0:+.1%}" if measured else "-"
+
+
+def _decision_lines(validation: "RunValidation") -> list[str]:
+    if validation.decisions is None:
+        return ["The run left no log of decisions (decisions.jsonl), so none were made again."]
+    if validation.replays:
+        return [
+            f"All {validation.decisions} logged decisions were made again just so by fresh policies, and the simulator "
+            "ran the actions in the same order when given the same arrival times."
+        ]
+    return [
+        *(f"Fresh policies decide otherwise: {text}" for text in validation.differences),
+        *(f"The simulator runs another order: {text}" for text in validation.order_differences),
+    ]

@@ -46,18 +46,14 @@ def show(
         from spantrain.app.picture import check_png
 
         check_png()
-    options = {
-        "--stages": stages,
-        "--micro-batches": micro_batches,
-        "--transfer": transfer,
-        "--latency": latency,
-        "--in-flight": in_flight,
-    }
-    shown = _run(name, plan, options)
+    even = {"stages": stages, "micro_batches": micro_batches, "transfer_s": transfer, "latency_s": latency}
+    shown = _run(name, plan, even | {"in_flight": in_flight})
     if svg is not None or png is not None:
         _draw(shown, svg, png)
     if order is not None:
-        write_atomically(order, _order_text(shown))
+        from spantrain.schedule.render.text import format_orders
+
+        write_atomically(order, f"# {shown.schedule}: {_headline(shown)}\n{format_orders(shown.orders)}\n")
     if json_:
         print_json(_document(shown))
     else:
@@ -76,27 +72,21 @@ def check(
     typer.echo(f"{order}: {sum(len(own) for row in orders for own in row)} actions of {len(orders)} stages can run")
 
 
-def _run(name: str, plan: Path | None, options: dict[str, Any]) -> "ShownSchedule":
+def _run(name: str, plan: Path | None, even: dict[str, Any]) -> "ShownSchedule":
+    """Run a schedule on a plan, or on even stages: the fields of `EvenPipeline`, None for what was not given."""
     from spantrain.app.simulation.schedule import EvenPipeline, show_even, show_plan
 
-    given = [option for option, value in options.items() if value is not None]
+    words = {field: f"--{field.removesuffix('_s').replace('_', '-')}" for field in even}
+    given = {field: value for field, value in even.items() if value is not None}
     if plan is not None:
         if given:
-            raise ConfigError(f"{', '.join(given)}: the plan says that; leave them out, or leave out --plan")
+            said = ", ".join(words[field] for field in given)
+            raise ConfigError(f"{said}: the plan says that; leave them out, or leave out --plan")
         return show_plan(name, plan)
-    missing = [option for option in ("--stages", "--micro-batches") if options[option] is None]
+    missing = [words[field] for field in ("stages", "micro_batches") if field not in given]
     if missing:
         raise ConfigError(f"give {' and '.join(missing)}, e.g. --stages 4 --micro-batches 6, or --plan plan.json")
-    return show_even(
-        name,
-        EvenPipeline(
-            stages=options["--stages"],
-            micro_batches=options["--micro-batches"],
-            transfer_s=options["--transfer"] or 0.0,
-            latency_s=options["--latency"] or 0.0,
-            in_flight=options["--in-flight"],
-        ),
-    )
+    return show_even(name, EvenPipeline(**given))
 
 
 def _draw(shown: "ShownSchedule", svg: Path | None, png: Path | None) -> None:
@@ -117,12 +107,6 @@ def _headline(shown: "ShownSchedule") -> str:
         else f"{shown.step_s:.4g} s a step, of it {shown.pipeline_s:.4g} s in the pipeline, "
         f"{shown.ratio_to_bound:.3f} times the lower bound of {shown.lower_bound_s:.4g} s"
     )
-
-
-def _order_text(shown: "ShownSchedule") -> str:
-    from spantrain.schedule.render.text import format_orders
-
-    return f"# {shown.schedule}: {_headline(shown)}\n{format_orders(shown.orders)}\n"
 
 
 def _cell_s(*seconds: float) -> float | None:

@@ -1,18 +1,26 @@
 """The command that says what a plan would do, under one schedule or all of them."""
 
-from dataclasses import fields
-from functools import partial
+from dataclasses import dataclass, fields
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from spantrain.cli.options import Json, NetworkTraceName, Optimizer, chosen_trace, planned_state, print_json, quantity
-from spantrain.cli.render.validation import check_adapter, show_adapter
+from spantrain.cli.options import (
+    Json,
+    NetworkTraceName,
+    Optimizer,
+    chosen_trace,
+    planned_state,
+    positive,
+    print_json,
+    with_options,
+)
+from spantrain.cli.render.text import console_for_people, figures_table
 from spantrain.config.files.json_codec import to_json
 from spantrain.config.files.text_files import check_can_write
-from spantrain.config.traces.network_traces import Changes, read_changes
+from spantrain.config.traces.network_traces import Changes, NetworkTrace, read_changes
 from spantrain.core.job import ADAPTERS
 from spantrain.core.quantities import format_bytes, format_seconds, parse_bytes
 from spantrain.cost.memory import HeldBytes
@@ -22,119 +30,179 @@ from spantrain.schedule.registry import check_schedule, schedule_names
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from spantrain.app.simulation.simulate import ScheduleOutcome, SimulateRequest, SimulationReport
+    from spantrain.app.simulation.simulate import ScheduleOutcome, SimulationReport
     from spantrain.core.plan import Plan
     from spantrain.core.profile import Profile
 
-Availability = Annotated[
-    str | None, typer.Option(help="Devices that leave and come: a CSV or JSON file, or mtbf:HOURS,repair:HOURS,seed:N.")
-]
-Hours = Annotated[
-    float | None, typer.Option(help="With --availability: how long the run is; default: 24.", min=0.001, max=10_000)
-]
-CheckpointEvery = Annotated[
-    int | None, typer.Option(help="With --availability: steps between checkpoints; default: none.", min=1)
-]
-Protect = Annotated[str | None, typer.Option(help="With --availability: as with `spantrain train`; default: auto.")]
 _STEPS = 3
 _WIDTH = 150
 """Where there is no terminal."""
 
 
-def simulate(
-    plan_path: Annotated[Path, typer.Argument(help="What `spantrain plan` wrote.")],
-    schedule: Annotated[str | None, typer.Option(help="An order of work, or `all`; default: the plan's own.")] = None,
+@dataclass(frozen=True, kw_only=True)
+class SimulateArguments:
+    """The options of `spantrain simulate`."""
+
+    plan_path: Annotated[Path, typer.Argument(help="What `spantrain plan` wrote.")]
+    schedule: Annotated[str | None, typer.Option(help="An order of work, or `all`; default: the plan's own.")] = None
     memory_limit: Annotated[
         str | None, typer.Option(help="Bytes that every device may hold, e.g. 4GiB; in-flight limits follow from it.")
-    ] = None,
-    steps: Annotated[int, typer.Option(help="Steps to simulate; the last one is shown.", min=1, max=1000)] = _STEPS,
+    ] = None
+    steps: Annotated[int, typer.Option(help="Steps to simulate; the last one is shown.", min=1, max=1000)] = _STEPS
     changes: Annotated[
         Path | None, typer.Option(help="YAML: how speeds of devices and links change over time (docs/simulator.md).")
-    ] = None,
-    network_trace: NetworkTraceName = None,
+    ] = None
+    network_trace: NetworkTraceName = None
     adapter: Annotated[
         str | None,
         typer.Option(help=f"With --network-trace: each step with what follows the network: {', '.join(ADAPTERS)}."),
-    ] = None,
-    availability: Availability = None,
-    hours: Hours = None,
-    checkpoint_every: CheckpointEvery = None,
-    protect: Protect = None,
-    optimizer: Optimizer = "adamw",
-    staleness: Annotated[int, typer.Option(help="1: steps that overlap (docs/staleness.md).", min=0, max=1)] = 0,
-    trace: Annotated[Path | None, typer.Option(help="Write the simulated run, for Perfetto.")] = None,
-    json_: Json = False,
-) -> None:
+    ] = None
+    availability: Annotated[
+        str | None,
+        typer.Option(help="Devices that leave and come: a CSV or JSON file, or mtbf:HOURS,repair:HOURS,seed:N."),
+    ] = None
+    hours: Annotated[
+        float | None, typer.Option(help="With --availability: how long the run is; default: 24.", min=0.001, max=10_000)
+    ] = None
+    checkpoint_every: Annotated[
+        int | None, typer.Option(help="With --availability: steps between checkpoints; default: none.", min=1)
+    ] = None
+    protect: Annotated[
+        str | None, typer.Option(help="With --availability: as with `spantrain train`; default: auto.")
+    ] = None
+    optimizer: Optimizer = "adamw"
+    staleness: Annotated[int, typer.Option(help="1: steps that overlap (docs/staleness.md).", min=0, max=1)] = 0
+    trace: Annotated[Path | None, typer.Option(help="Write the simulated run, for Perfetto.")] = None
+    json_: Json = False
+
+    def check(self) -> None:
+        """Refuse options that contradict each other, before anything is read.
+
+        Raises:
+            ConfigError: some do.
+        """
+        if self.schedule == "all" and self.trace is not None:
+            raise ConfigError("--trace: name one schedule with --schedule, a trace shows one")
+        if self.trace is not None:
+            check_can_write(self.trace, "--trace")
+        if self.changes is not None and self.network_trace is not None:
+            raise ConfigError(
+                "--changes and --network-trace: give one of them; a file of changes can name links as well"
+            )
+        own = (self.hours, self.checkpoint_every, self.protect)
+        if self.availability is None and any(value is not None for value in own):
+            raise ConfigError("--hours, --checkpoint-every and --protect: only with --availability")
+        others = (self.schedule, self.memory_limit, self.changes, self.network_trace, self.adapter, self.trace)
+        given = any(value is not None for value in others) or self.staleness > 0 or self.steps != _STEPS
+        if self.availability is not None and given:
+            raise ConfigError(
+                "--availability: not with --schedule, --memory-limit, --changes, --network-trace, --adapter, --trace, "
+                "--steps or --staleness; leave them out"
+            )
+        if self.adapter is not None:
+            self._check_adapter(self.adapter)
+
+    def _check_adapter(self, adapter: str) -> None:
+        if adapter not in ADAPTERS:
+            raise ConfigError(f"--adapter {adapter}: give one of {', '.join(ADAPTERS)}")
+        if self.network_trace is None:
+            raise ConfigError(
+                "--adapter: an adapter has something to do only where links change; name how with --network-trace, "
+                "e.g. --network-trace drop-50"
+            )
+        others = {
+            "--schedule all": self.schedule == "all", "--memory-limit": self.memory_limit, "--trace": self.trace,
+            "--staleness": self.staleness,
+        }  # fmt: skip
+        given = [name for name, value in others.items() if value]
+        if given:
+            raise ConfigError(f"--adapter: does not go with {', '.join(given)}; leave that out")
+
+
+@with_options(SimulateArguments)
+def simulate(asked: SimulateArguments, _: typer.Context) -> None:
     """Predict a plan under one schedule or all: time, waiting, memory, money and energy of a step."""
     from spantrain.app.planning.plan_files import open_plan
-    from spantrain.app.simulation.simulate import SimulateRequest
 
-    _check_options(schedule, trace, changes, network_trace)
-    given = (schedule, memory_limit, changes, network_trace, adapter, trace, staleness or None, steps - _STEPS or None)
-    _check_availability(availability, (hours, checkpoint_every, protect), given)
-    limit_bytes, state = _bytes("--memory-limit", memory_limit), planned_state(optimizer)
-    if adapter is not None:
-        every = {"--schedule all": schedule == "all", "--memory-limit": memory_limit, "--trace": trace}
-        check_adapter(adapter, network_trace, {**every, "--staleness": staleness})
-        show = partial(show_adapter, adapter=adapter, schedule=schedule, optimizer=state, as_json=json_)
-        show(plan_path, network_trace or "", steps=steps)
-        return
-    plan, profile = open_plan(plan_path)
-    if availability is not None:
-        _run_availability(plan, profile, availability, hours or 24.0, checkpoint_every, state, protect, as_json=json_)
-        return
-    request = SimulateRequest(
-        plan=plan, profile=profile, schedules=_schedules(plan.schedule if schedule is None else schedule),
-        memory_limit_bytes=limit_bytes, steps=steps, optimizer=state, staleness=staleness,
-        changes=Changes() if changes is None else read_changes(changes),
-        network_trace=chosen_trace(network_trace, emulated=True),
-    )  # fmt: skip
-    _run(request, plan_path, trace=trace, network_trace=network_trace, as_json=json_)
+    asked.check()
+    limit_bytes, state = positive("--memory-limit", asked.memory_limit, parse_bytes), planned_state(asked.optimizer)
+    plan, profile = open_plan(asked.plan_path)
+    traced = chosen_trace(asked.network_trace, emulated=True)
+    if asked.adapter is not None and traced is not None:
+        _run_adapter(asked, plan, profile, traced, state)
+    elif asked.availability is not None:
+        _run_availability(asked, plan, profile, asked.availability, state)
+    else:
+        _run_schedules(asked, plan, profile, traced, limit_bytes, state)
 
 
-def _run(
-    request: "SimulateRequest", plan_path: Path, *, trace: Path | None, network_trace: str | None, as_json: bool
-) -> None:
+def _run_schedules(
+    asked: SimulateArguments, plan: "Plan", profile: "Profile", traced: NetworkTrace | None, limit_bytes: int | None,
+    optimizer: str,
+) -> None:  # fmt: skip
     """Simulate; write the trace that was asked for, and print what came of it."""
-    from spantrain.app.simulation.simulate import run_simulation, write_simulated_trace
+    from spantrain.app.simulation.simulate import SimulateRequest, run_simulation, write_simulated_trace
 
+    one = plan.schedule if asked.schedule is None else asked.schedule
+    request = SimulateRequest(
+        plan=plan,
+        profile=profile,
+        schedules=schedule_names() if one == "all" else (check_schedule(one),),
+        memory_limit_bytes=limit_bytes,
+        steps=asked.steps,
+        optimizer=optimizer,
+        staleness=asked.staleness,
+        changes=Changes() if asked.changes is None else read_changes(asked.changes),
+        network_trace=traced,
+    )
     report = run_simulation(request)
-    if trace is not None:
-        write_simulated_trace(report.results[request.schedules[0]], trace)
-    if as_json:
-        head = {"plan": str(plan_path), "memory_limit_bytes": request.memory_limit_bytes, "steps": request.steps}
+    if asked.trace is not None:
+        write_simulated_trace(report.results[request.schedules[0]], asked.trace)
+    if asked.json_:
+        head = {"plan": str(asked.plan_path), "memory_limit_bytes": limit_bytes, "steps": asked.steps}
         print_json(head | {"schedules": {name: to_json(outcome) for name, outcome in report.schedules.items()}})
         return
     _show(report)
-    if network_trace is not None:
-        _show_run(report, network_trace)
-    if trace is not None:
-        typer.echo(f"Wrote {trace}; open it at ui.perfetto.dev")
+    if asked.network_trace is not None:
+        _show_run(report, asked.network_trace)
+    if asked.trace is not None:
+        typer.echo(f"Wrote {asked.trace}; open it at ui.perfetto.dev")
 
 
-def _check_availability(availability: str | None, own: tuple[object, ...], others: tuple[object, ...]) -> None:
-    """Refuse options that --availability needs or cannot follow."""
-    if availability is None and any(value is not None for value in own):
-        raise ConfigError("--hours, --checkpoint-every and --protect: only with --availability")
-    if availability is not None and any(value is not None for value in others):
-        raise ConfigError(
-            "--availability: not with --schedule, --memory-limit, --changes, --network-trace, --adapter, --trace, "
-            "--steps or --staleness; leave them out"
-        )
+def _run_adapter(
+    asked: SimulateArguments, plan: "Plan", profile: "Profile", traced: NetworkTrace, optimizer: str
+) -> None:
+    """Say what each step takes with what follows the network."""
+    from spantrain.app.planning.plan_files import under_schedule
+    from spantrain.app.simulation.adapter import simulate_adapter
+
+    assert asked.adapter is not None, "it is asked for"
+    own = under_schedule(plan, asked.schedule)
+    outcome = simulate_adapter(own, profile, traced, adapter=asked.adapter, steps=asked.steps, optimizer=optimizer)
+    if asked.json_:
+        print_json({"plan": str(asked.plan_path), **to_json(outcome)})
+        return
+    typer.echo(
+        f"  {len(outcome.steps)} steps under {outcome.network_trace}, --adapter {outcome.adapter}: "
+        f"{format_seconds(outcome.total_s)}; a calm step takes {format_seconds(outcome.calm_step_s)}"
+    )
+    typer.echo(f"  {'step':>4}  {'begins':>9}  {'takes':>9}  {'plan':>4}  cut in mid-step")
+    for step in outcome.steps:
+        if step.reason:
+            typer.echo(f"        plan {step.plan}: {step.reason}")
+        times = f"{format_seconds(step.begun_s):>9}  {format_seconds(step.step_s):>9}"
+        typer.echo(f"  {step.step:>4}  {times}  {step.plan:>4}  {step.recuts or ''}")
 
 
-def _run_availability(
-    plan: "Plan", profile: "Profile", text: str, hours: float, checkpoint_every: int | None, optimizer: str,
-    protect: str | None, *, as_json: bool,
-) -> None:  # fmt: skip
+def _run_availability(asked: SimulateArguments, plan: "Plan", profile: "Profile", text: str, optimizer: str) -> None:
     """Say what comes of a run whose devices leave and come."""
     from spantrain.app.planning.protection import losses_of
     from spantrain.app.simulation.availability import events_of, run_availability
 
-    losses = losses_of(protect or "auto")
-    events = events_of(text, profile.cluster, hours * 3600)
-    found = run_availability(plan, profile, events, hours * 3600, optimizer, checkpoint_every, losses)
-    if as_json:
+    losses, until_s = losses_of(asked.protect or "auto"), (asked.hours or 24.0) * 3600
+    events = events_of(text, profile.cluster, until_s)
+    found = run_availability(plan, profile, events, until_s, optimizer, asked.checkpoint_every, losses)
+    if asked.json_:
         print_json(to_json(found))
         return
     for line in found.lines:
@@ -149,33 +217,8 @@ def _run_availability(
     )
 
 
-def _schedules(name: str) -> tuple[str, ...]:
-    return schedule_names() if name == "all" else (check_schedule(name),)
-
-
-def _check_options(schedule: str | None, trace: Path | None, changes: Path | None, network_trace: str | None) -> None:
-    """Refuse options that contradict each other, before anything is read."""
-    if schedule == "all" and trace is not None:
-        raise ConfigError("--trace: name one schedule with --schedule, a trace shows one")
-    if trace is not None:
-        check_can_write(trace, "--trace")
-    if changes is not None and network_trace is not None:
-        raise ConfigError("--changes and --network-trace: give one of them; a file of changes can name links as well")
-
-
-def _bytes(option: str, text: str | None) -> int | None:
-    if text is None:
-        return None
-    found = round(quantity(option, text, parse_bytes))
-    if found == 0:
-        raise ConfigError(f"{option} {text}: must be more than nothing")
-    return found
-
-
 def _show(report: "SimulationReport") -> None:
     """Print the tables."""
-    from spantrain.cli.render.text import console_for_people
-
     console = console_for_people(_WIDTH)
     ran = [outcome for outcome in report.schedules.values() if not outcome.reason]
     console.print(_step_table(ran))
@@ -200,17 +243,10 @@ def _show_run(report: "SimulationReport", network_trace: str) -> None:
 
 
 def _step_table(outcomes: "list[ScheduleOutcome]") -> "Table":
-    from rich.table import Table
-
-    stages = range(len(outcomes[0].bubble_ratio))
-    table = Table(title="A step, simulated")
-    for name in ("schedule", "step", "over the bound", *(f"waits, stage {stage}" for stage in stages)):
-        table.add_column(name, justify="left" if name == "schedule" else "right")
-    table.add_column("money", justify="right")
-    table.add_column("energy", justify="right")
+    waits = (f"waits, stage {stage}" for stage in range(len(outcomes[0].bubble_ratio)))
+    table = figures_table("schedule", "step", "over the bound", *waits, "money", "energy", title="A step, simulated")
     for outcome in sorted(outcomes, key=lambda entry: entry.step_s or 0.0):
-        ratio = outcome.ratio_to_bound
-        money = outcome.money_per_step
+        ratio, money = outcome.ratio_to_bound, outcome.money_per_step
         table.add_row(
             outcome.schedule,
             format_seconds(outcome.step_s or 0.0),
@@ -223,13 +259,8 @@ def _step_table(outcomes: "list[ScheduleOutcome]") -> "Table":
 
 
 def _memory_table(outcomes: "list[ScheduleOutcome]") -> "Table":
-    from rich.table import Table
-
-    table = Table(title="Most memory held at once (! is over the limit)")
-    table.add_column("device")
-    table.add_column("limit", justify="right")
-    for outcome in outcomes:
-        table.add_column(outcome.schedule, justify="right")
+    names = (outcome.schedule for outcome in outcomes)
+    table = figures_table("device", "limit", *names, title="Most memory held at once (! is over the limit)")
     for device, limit_bytes in outcomes[0].limit_bytes.items():
         cells = [
             format_bytes(outcome.peak_bytes[device]) + (" !" if device in outcome.over_limit else "")
@@ -243,10 +274,8 @@ def _remarks(outcomes: "list[ScheduleOutcome]") -> list[str]:
     """Return what one must know to read the figures."""
     lines = ["Money is by the list prices in cost/prices.yaml; energy by the kinds' power figures (docs/simulator.md)."]
     for device in sorted({device for outcome in outcomes for device in outcome.over_limit}):
-        worst = max(
-            (outcome for outcome in outcomes if device in outcome.over_limit),
-            key=lambda entry: entry.peak_bytes[device],
-        )
+        over = (outcome for outcome in outcomes if device in outcome.over_limit)
+        worst = max(over, key=lambda entry: entry.peak_bytes[device])
         lines.append(f"{device} is over its limit, most under {worst.schedule}: {_what(worst.peak_held[device])}")
     unpriced = sorted({name for outcome in outcomes if outcome.money for name in outcome.money.without_price})
     if unpriced:

@@ -4,22 +4,19 @@ import dataclasses
 import json
 import math
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from spantrain.cli.failure import clean_interrupt
-from spantrain.cli.options import chosen_cluster
+from spantrain.cli.options import chosen_cluster, positive, quantity
 from spantrain.config.traces.library import EXAMPLES, named_trace
 from spantrain.config.traces.network_traces import network_trace
 from spantrain.core.quantities import format_bandwidth, format_bytes, format_seconds, parse_bandwidth, parse_seconds
-from spantrain.errors import ConfigError, Interrupted, TestbedError
+from spantrain.errors import Interrupted, TestbedError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from spantrain.core.speed import SpeedTrace
     from spantrain.testbed.control import TestbedStatus
     from spantrain.testbed.load import Load
@@ -97,9 +94,9 @@ def shape(
         testbed.shape(
             start,
             end,
-            bandwidth_bytes_per_s=_parse("--rate", rate, parse_bandwidth),
-            latency_s=_parse("--delay", delay, parse_seconds),
-            jitter_s=_parse("--jitter", jitter, parse_seconds),
+            bandwidth_bytes_per_s=None if rate is None else quantity("--rate", rate, parse_bandwidth),
+            latency_s=None if delay is None else quantity("--delay", delay, parse_seconds),
+            jitter_s=None if jitter is None else quantity("--jitter", jitter, parse_seconds),
             loss_ratio=loss,
         )
     _show(testbed.status(), as_json)
@@ -121,8 +118,8 @@ def shape_site(
     testbed = Testbed.attach(testbed_id)
     testbed.shape_site(
         site,
-        uplink_bandwidth_bytes_per_s=_parse("--uplink", uplink, parse_bandwidth),
-        downlink_bandwidth_bytes_per_s=_parse("--downlink", downlink, parse_bandwidth),
+        uplink_bandwidth_bytes_per_s=None if uplink is None else quantity("--uplink", uplink, parse_bandwidth),
+        downlink_bandwidth_bytes_per_s=None if downlink is None else quantity("--downlink", downlink, parse_bandwidth),
     )
     _show(testbed.status(), as_json)
 
@@ -167,7 +164,7 @@ def follow(
     """Let the links of a running testbed follow a trace from now on, instead of any before."""
     from spantrain.testbed.testbed import Testbed
 
-    run_s = _positive("--run", run, parse_seconds)
+    run_s = positive("--run", run, parse_seconds)
     assert run_s is not None
     testbed = Testbed.attach(testbed_id)
     wanted = network_trace(trace)
@@ -196,8 +193,8 @@ def load(
     from spantrain.testbed.load import Load
     from spantrain.testbed.testbed import Testbed
 
-    bytes_per_s = _positive("--rate", rate, parse_bandwidth)
-    duration_s = _positive("--for", seconds, parse_seconds) or math.inf
+    bytes_per_s = positive("--rate", rate, parse_bandwidth)
+    duration_s = positive("--for", seconds, parse_seconds) or math.inf
     testbed = Testbed.attach(testbed_id)
     sender, receiver = testbed.hosts_of(source)[0], testbed.hosts_of(target)[-1]
     if sender == receiver:
@@ -240,27 +237,13 @@ def down(testbed_id: Id = None, as_json: Json = False) -> None:
         typer.echo(f"down: {', '.join(ended)}" if ended else "no testbed was there")
 
 
-def _parse(option: str, text: str | None, parser: Callable[[str], float]) -> float | None:
-    if text is None:
-        return None
-    try:
-        return parser(text)
-    except ValueError as error:
-        raise ConfigError(f"{option}: {error}") from error
-
-
-def _positive(option: str, text: str | None, parser: Callable[[str], float]) -> float | None:
-    found = _parse(option, text, parser)
-    if found == 0:
-        raise ConfigError(f"{option} {text}: must be more than nothing")
-    return found
-
-
 def _show(found: "TestbedStatus", as_json: bool) -> None:
     if as_json:
         fields = dataclasses.asdict(found) | {"router_cpu_share": found.router_cpu_share}
         typer.echo(json.dumps(fields))
         return
+    from rich.table import Column, Table
+
     from spantrain.cli.render.text import console_for_people
 
     console = console_for_people(_PLAIN_WIDTH)
@@ -268,12 +251,6 @@ def _show(found: "TestbedStatus", as_json: bool) -> None:
         f"testbed {found.id} of cluster {found.cluster}, up {format_seconds(found.up_s)}, "
         f"router {found.router_cpu_share:.1%} of a processor"
     )
-    _show_tables(console, found)
-
-
-def _show_tables(console: "Console", found: "TestbedStatus") -> None:
-    from rich.table import Column, Table
-
     hosts = Table("site", "host", "address", "interface")
     for host in found.hosts:
         hosts.add_row(host.site, host.host, host.address, host.interface)

@@ -126,12 +126,15 @@ class _Command:
         asked = self._asked
         if asked.resume is None:
             assert asked.plan_path is not None, "one of plan, model and run is given"
-            out = _out_for(asked.plan_path, asked.out)
+            if asked.out is None and not is_file(asked.plan_path):
+                raise PlanError(f"{asked.plan_path}: there is no such file; make a plan with `spantrain plan`")
+            if asked.out is None:
+                raise ConfigError("give --out FOLDER for the run's checkpoint, trace and logs")
             functions = chosen_functions(asked.function)
             return new_run(
                 asked.plan_path,
                 self._job(),
-                out,
+                asked.out,
                 functions=functions,
                 schedule=asked.schedule,
                 from_scratch=asked.from_scratch,
@@ -163,9 +166,7 @@ class _Command:
 
     def _scratch_request(self, model: str) -> "ScratchRequest":
         asked = self._asked
-        cluster = chosen_cluster(asked.preset, asked.cluster)
-        if asked.emulated_speed is not None:
-            cluster = at_speed(cluster, asked.emulated_speed)
+        cluster = at_speed(chosen_cluster(asked.preset, asked.cluster), asked.emulated_speed)
         check_dtype(asked.dtype)
         spec = asked.chosen_model(model, read=False)
         job = self._job()
@@ -241,11 +242,8 @@ class _Command:
             with contextlib.suppress(ConfigError):
                 if folder is not None:
                     found = latest_checkpoint(folder)
-                    moved = ("--out", str(out)) if folder != out else ()
-                    return (
-                        f"the newest complete checkpoint is {found}; go on with: "
-                        f"{self._command_to_resume(found, *moved)}"
-                    )
+                    command = self._command_to_resume(found, *(("--out", str(out)) if folder != out else ()))
+                    return f"the newest complete checkpoint is {found}; go on with: {command}"
         return "there is no checkpoint to go on from; --checkpoint-every N writes them"
 
     def _command_to_resume(self, checkpoint: Path, *more: str) -> str:
@@ -273,12 +271,3 @@ def _check_run_folder(out: Path | None, resume: Path | None, *, overwrite: bool)
         raise ConfigError("--overwrite: belongs to --out with a folder that holds another run; leave it out")
     if out is not None and not goes_on and not overwrite:
         refuse_run(out, f"go on with it by --resume {out}, name another --out, or remove the old run by --overwrite")
-
-
-def _out_for(plan_path: Path, out: Path | None) -> Path:
-    """Return the folder of a plan's run, which must be named."""
-    if out is not None:
-        return out
-    if not is_file(plan_path):
-        raise PlanError(f"{plan_path}: there is no such file; make a plan with `spantrain plan`")
-    raise ConfigError("give --out FOLDER for the run's checkpoint, trace and logs")

@@ -1,33 +1,27 @@
 """A plan for people: what runs where as a picture in text, why, and all strategies in one table."""
 
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from rich import box
 from rich.console import Console
+from rich.table import Column, Table
 
 from spantrain.cli.render.text import console_for_people, say, short_way
+from spantrain.core.names import few
 from spantrain.core.plan import Plan, Replica, Stage, StateSharding
 from spantrain.core.quantities import format_bandwidth, format_bytes, format_seconds, format_speed
 from spantrain.cost.analytic import ANALYTIC_METHOD
 from spantrain.formats.registry import WireFormat
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from spantrain.core.profile import Profile
-    from spantrain.planner.engine.outcome import PlanOutcome
-
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
-
-from rich import box
-from rich.table import Table
-
-from spantrain.cli.render.text import few
-
-if TYPE_CHECKING:
     from spantrain.core.outer.groups import OuterGroup, OuterPlan
+    from spantrain.core.profile import Profile
     from spantrain.planner.engine.outcome import PlanOutcome, StrategyFigures
 
+_PLAIN_WIDTH = 150
+_ENDS_SHOWN = 3
+"""So many replicas from each end are named where there are many."""
 _REASON_LENGTH = 160
 _NAME = "strategy"
 _GAP = 3
@@ -37,32 +31,48 @@ _LEFT_OUT_FIRST = ("search s", "own estimate", "J/sample", "USD/step", "bubble",
 _HEADS = {"own estimate": "own\nestimate"}
 
 
-def strategy_table(outcome: "PlanOutcome", width: int) -> Table:
-    """Return the table for a terminal of so many characters; no cell is cut."""
-    rows, columns = _rows(outcome), _columns(outcome, width)
-    plan = outcome.plan
-    table = Table(
-        title=f"{plan.model.name}, global batch {plan.global_batch}, on {plan.cluster.name}: simulated", box=box.SQUARE
-    )
-    for name in columns:
-        table.add_column(_HEADS.get(name, name), justify="left" if name == _NAME else "right", no_wrap=True)
+def show_plan(outcome: "PlanOutcome", profile: "Profile") -> None:
+    """Print on standard output, with a word on where the figures come from."""
+    console = console_for_people(_PLAIN_WIDTH)
+    print_plan(outcome, console)
+    if profile.provenance.method == ANALYTIC_METHOD:
+        say(console, f"By data sheets: {ANALYTIC_METHOD}.")
+
+
+def print_plan(outcome: "PlanOutcome", console: Console) -> None:
+    """Print the strategies, the chosen plan, and why."""
+    rows = _rows(outcome)
+    columns = _columns(rows, console.width)
+    console.print(_strategy_table(outcome.plan, rows, columns))
+    left_out = [name for name in rows[0] if name not in columns]
+    if left_out:
+        say(console, f"Not shown in {console.width} characters: {', '.join(left_out)} (--json has all)")
+    for line in (*_reason_lines(outcome), *_outer_lines(outcome.outer)):
+        say(console, line)
+    for line in picture_lines(outcome):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    for reason in outcome.report.reasons:
+        say(console, reason, mark="·")
+
+
+def _strategy_table(plan: Plan, rows: Sequence[Mapping[str, str]], columns: Sequence[str]) -> Table:
+    """Return the table of some columns; no cell is cut."""
+    heads = [
+        Column(_HEADS.get(name, name), justify="left" if name == _NAME else "right", no_wrap=True) for name in columns
+    ]
+    title = f"{plan.model.name}, global batch {plan.global_batch}, on {plan.cluster.name}: simulated"
+    table = Table(*heads, title=title, box=box.SQUARE)
     for row in rows:
         table.add_row(*(row[name] for name in columns))
     return table
 
 
-def left_out_line(outcome: "PlanOutcome", width: int) -> str:
-    """Return which columns there is no room for; empty if none."""
-    shown = _columns(outcome, width)
-    out = [name for name in _rows(outcome)[0] if name not in shown]
-    return f"Not shown in {width} characters: {', '.join(out)} (--json has all)" if out else ""
-
-
-def _columns(outcome: "PlanOutcome", width: int) -> list[str]:
-    """Return the columns that there is room for."""
-    rows = _rows(outcome)
+def _columns(rows: Sequence[Mapping[str, str]], width: int) -> list[str]:
+    """Return the columns that a terminal of so many characters has room for."""
     wide = {
-        name: max(len(part) for text in (_HEADS.get(name, name), *(row[name] for row in rows)) for part in _lines(text))
+        name: max(
+            len(part) for text in (_HEADS.get(name, name), *(row[name] for row in rows)) for part in text.split("\n")
+        )
         for name in rows[0]
     }
     for name in _LEFT_OUT_FIRST:
@@ -72,25 +82,18 @@ def _columns(outcome: "PlanOutcome", width: int) -> list[str]:
     return list(wide)
 
 
-def _lines(text: str) -> Sequence[str]:
-    return text.split("\n")
-
-
 def _rows(outcome: "PlanOutcome") -> list[Mapping[str, str]]:
     """Return the cells of each strategy by column, the fastest first; the outer optimizer last."""
     ranked = sorted(outcome.strategies.items(), key=lambda entry: entry[1].step_s or float("inf"))
-    rows: list[Mapping[str, str]] = [{_NAME: _ticked(name, outcome), **_cells(figures)} for name, figures in ranked]
+    cells = {name: _cells(figures) for name, figures in ranked}
     if outcome.outer is not None:
-        rows.append({_NAME: _ticked("outer", outcome), **_outer_cells(outcome.outer)})
-    return rows
-
-
-def _ticked(name: str, outcome: "PlanOutcome") -> str:
-    return f"{'✓' if name == outcome.chosen else ' '} {name}"
+        cells["outer"] = _outer_cells(outcome.outer)
+    return [{_NAME: f"{'✓' if name == outcome.chosen else ' '} {name}", **row} for name, row in cells.items()]
 
 
 def _cells(figures: "StrategyFigures") -> Mapping[str, str]:
     own, money, known = figures.own_estimate_s, figures.money_per_step, figures.step_s is not None
+    joules = figures.joules_per_sample or 0.0
     cells = {
         "samples/s": format_speed(figures.samples_per_s or 0.0),
         "s/step": f"{figures.step_s or 0.0:.4g}",
@@ -98,16 +101,12 @@ def _cells(figures: "StrategyFigures") -> Mapping[str, str]:
         "bubble": f"{figures.bubble_ratio or 0.0:.0%}",
         "memory": f"{figures.peak_memory_share or 0.0:.0%}",
         "USD/step": "no price" if money is None else f"{money:.3g}",
-        "J/sample": _joules(figures.joules_per_sample or 0.0),
+        "J/sample": f"{joules:.3g}" if joules < 1000 else f"{joules:,.0f}",
         "devices": str(figures.devices_used),
     }
     fits = "no" if not known else "but" if figures.reason else "compare" if figures.only_to_compare else "yes"
     shown = cells if known else dict.fromkeys(cells, "-")
     return {**shown, "search s": f"{figures.search_s:.2f}", "fits": fits}
-
-
-def _joules(value: float) -> str:
-    return f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
 
 
 def _outer_cells(outer: "OuterPlan") -> Mapping[str, str]:
@@ -123,71 +122,37 @@ def _outer_cells(outer: "OuterPlan") -> Mapping[str, str]:
     }
 
 
-def reason_lines(outcome: "PlanOutcome") -> list[str]:
+def _reason_lines(outcome: "PlanOutcome") -> Iterator[str]:
     """Say of each strategy that may not be chosen why not."""
-    lines = []
     for name, figures in outcome.strategies.items():
-        if figures.reason:
+        reason = figures.reason
+        if reason:
             verb = "breaks a constraint" if figures.fits else "has no plan"
-            lines.append(f"{name} {verb}: {_short(figures.reason)}")
+            yield f"{name} {verb}: {reason[:_REASON_LENGTH]}{'…' if len(reason) > _REASON_LENGTH else ''}"
         elif figures.only_to_compare:
-            lines.append(f"{name} is to compare: {figures.only_to_compare}")
-    return lines
+            yield f"{name} is to compare: {figures.only_to_compare}"
 
 
-def _short(reason: str) -> str:
-    return reason if len(reason) <= _REASON_LENGTH else f"{reason[:_REASON_LENGTH]}…"
-
-
-def outer_lines(outer: "OuterPlan") -> list[str]:
-    """Say what a round of the outer optimizer is."""
+def _outer_lines(outer: "OuterPlan | None") -> Iterator[str]:
+    """Say what a round of the outer optimizer is, if there is one."""
+    if outer is None:
+        return
     groups = "; ".join(
         f"{_group_name(group)}: {group.global_batch} samples in {format_seconds(group.step_s)}"
         for group in outer.groups
     )
-    lines = [
+    yield (
         f"outer: {outer.inner_steps} inner steps ({groups}), then {format_seconds(outer.exchange_s)} of exchange "
         f"through {outer.server}: {format_speed(outer.samples_per_s)} samples/s. How much each sample teaches so is "
         "not reckoned."
-    ]
+    )
     if outer.reason:
-        lines.append(f"outer may not be chosen: {outer.reason}")
-    return lines
+        yield f"outer may not be chosen: {outer.reason}"
 
 
 def _group_name(group: "OuterGroup") -> str:
     """Return a group's name, with its devices where it is a part of a site (`lab#2`)."""
     return f"{group.name} ({few(group.devices)})" if "#" in group.name else group.name
-
-
-_PLAIN_WIDTH = 150
-_ENDS_SHOWN = 3
-"""So many replicas from each end are named where there are many."""
-
-
-def show_plan(outcome: "PlanOutcome", profile: "Profile") -> None:
-    """Print on standard output, with a word on where the figures come from."""
-    console = console_for_people(_PLAIN_WIDTH)
-    print_plan(outcome, console)
-    if profile.provenance.method == ANALYTIC_METHOD:
-        say(console, f"By data sheets: {ANALYTIC_METHOD}.")
-
-
-def print_plan(outcome: "PlanOutcome", console: Console) -> None:
-    """Print the strategies, the chosen plan, and why."""
-    console.print(strategy_table(outcome, console.width))
-    left_out = left_out_line(outcome, console.width)
-    if left_out:
-        say(console, left_out)
-    for line in reason_lines(outcome):
-        say(console, line)
-    if outcome.outer is not None:
-        for line in outer_lines(outcome.outer):
-            say(console, line)
-    for line in picture_lines(outcome):
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
-    for reason in outcome.report.reasons:
-        say(console, reason, mark="·")
 
 
 def picture_lines(outcome: "PlanOutcome") -> list[str]:
@@ -208,13 +173,11 @@ def picture_lines(outcome: "PlanOutcome") -> list[str]:
         lines += [f"  │   {text}" for text in _replica_texts(stage, outcome)]
         lines += [f"  │   gradient sum over {text}" for text in _links(outcome, stage, stage, shown)]
         if index + 1 < len(plan.stages):
-            both = (*_links(outcome, stage, plan.stages[index + 1], shown),)
-            if stage.wire_format is not WireFormat.NATIVE:
-                both = (*both, f"sent as {stage.wire_format.value}")
-            lines += [f"  ↕ {text}" for text in both]
+            both = _links(outcome, stage, plan.stages[index + 1], shown)
+            sent = [] if stage.wire_format is WireFormat.NATIVE else [f"sent as {stage.wire_format.value}"]
+            lines += [f"  ↕ {text}" for text in (*both, *sent)]
     rest = [name for name in outcome.links if name not in shown]
-    lines += [f"  also {text}" for text in _link_texts(rest, outcome)]
-    return lines
+    return lines + [f"  also {text}" for text in _link_texts(rest, outcome)]
 
 
 def _replica_texts(stage: Stage, outcome: "PlanOutcome") -> list[str]:
@@ -279,27 +242,22 @@ def _links(outcome: "PlanOutcome", a: Stage, b: Stage, shown: set[str]) -> list[
 def _places(plan: Plan, stage: Stage) -> frozenset[str]:
     """Return the ends of links at which a stage's devices are (as `cost.network` names them): sites, hosts, devices."""
     devices = [plan.cluster.device_by_name[name] for name in stage.devices]
-    ends = [(device.site, f"{device.site}/{device.host}") for device in devices]
-    return frozenset(
-        place
-        for device, (site, host) in zip(devices, ends, strict=True)
-        for place in (site, host, f"{host}/{device.name}")
-    )
+    ways = [(device.site, device.host, device.name) for device in devices]
+    return frozenset("/".join(way[:depth]) for way in ways for depth in (1, 2, 3))
 
 
-def _link_texts(names: "Sequence[str]", outcome: "PlanOutcome") -> list[str]:
+def _link_texts(names: Sequence[str], outcome: "PlanOutcome") -> list[str]:
     """Return a line for each link; two directions with the same load share one."""
     texts: list[str] = []
     done: set[str] = set()
     for name in names:
-        back = "->".join(reversed(name.split("->")))
+        back, text = "->".join(reversed(name.split("->"))), _link_text(name, outcome)
         if name in done:
             continue
         if back != name and back in names and outcome.links[back] == outcome.links[name]:
             done.add(back)
-            texts.append(_link_text(name, outcome).replace("->", "<->", 1).replace(" a step,", " a step each way,"))
-        else:
-            texts.append(_link_text(name, outcome))
+            text = text.replace("->", "<->", 1).replace(" a step,", " a step each way,")
+        texts.append(text)
     return texts
 
 

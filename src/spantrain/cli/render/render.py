@@ -1,13 +1,14 @@
 """What a person sees: live progress on standard error, tables on standard output."""
 
 import statistics
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from rich.table import Table
 from rich.text import Text
 
-from spantrain.app.progress_display import ProgressDisplay
+from spantrain.app.reporter import DrawingReporter
 from spantrain.cli.render.plan import print_plan
 from spantrain.cli.render.text import console_for_people
 from spantrain.core.plan import Plan, PlanReport
@@ -17,61 +18,35 @@ from spantrain.planner.groups import DeviceGroups, tree_lines
 
 if TYPE_CHECKING:
     from spantrain.app.demo import DemoSummary
-    from spantrain.app.metrics import EvaluationMetrics, StepMetrics
+    from spantrain.app.training.metrics import StepMetrics
     from spantrain.app.training.outcome import LinkFigures, TrainOutcome
     from spantrain.planner.engine.outcome import PlanOutcome
     from spantrain.runtime.coordinator.barrier import StepOutcome
 
 _LOG_EVERY_STEPS = 10
 """Where there is no terminal, a line for every so many steps."""
-
 _PLAIN_WIDTH = 120
 
 
-class TerminalReporter:
-    """Draws progress in place on a terminal, prints plain lines elsewhere."""
+class TerminalReporter(DrawingReporter):
+    """Draws progress in place on a terminal, prints plain lines elsewhere; tables go to standard output if wanted."""
 
     def __init__(self, *, tables: bool) -> None:
-        self._console = console_for_people(_PLAIN_WIDTH, stderr=True)
+        super().__init__(console_for_people(_PLAIN_WIDTH, stderr=True), every=_LOG_EVERY_STEPS)
         self._output = console_for_people(_PLAIN_WIDTH, stderr=not tables)
         self._plan: Plan | None = None
-        self._display = ProgressDisplay(self._console, every=_LOG_EVERY_STEPS)
         self._previous: StepOutcome | None = None
-
-    def __enter__(self) -> "TerminalReporter":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._display.close()
 
     def phase(self, text: str) -> None:
         """Begin a new line of progress."""
         self._previous = None
-        self._display.begin()
+        self._recent_s.clear()
         self._console.print(Text(text, style="bold"))
-
-    def progress(self, done: int, total: int, text: str) -> None:
-        """Draw a bar; off a terminal, say nothing."""
-        self._display.part(done, total, text)
 
     def step(self, outcome: "StepOutcome", metrics: "StepMetrics", total_steps: int) -> None:
         """Draw one step's figures."""
-        self._display.step(metrics, total_steps, self._more_lines(outcome))
+        super().step(outcome, metrics, total_steps)
         self._previous = outcome
-
-    def evaluated(self, metrics: "EvaluationMetrics") -> None:
-        """Print it."""
-        self._display.evaluated(metrics)
-
-    def logged(self, scalars: Mapping[str, float], step: int) -> None:
-        """Say nothing: steps are drawn one by one."""
-
-    def saved(self, folder: str) -> None:
-        """Say nothing: the end of the run names the newest."""
-
-    def note(self, text: str) -> None:
-        """Print something that stays."""
-        self._console.print(text, soft_wrap=True, highlight=False, markup=False)
 
     def show_groups(self, groups: DeviceGroups, profile: Profile) -> None:
         """Print the two levels of groups."""
@@ -97,7 +72,7 @@ class TerminalReporter:
 
     def show_training(self, outcome: "TrainOutcome", plan: Plan, report: PlanReport) -> None:
         """Print the figures of a run."""
-        self._display.close()
+        self.close()
         self._output.print(_run_table(outcome, plan, report))
         self._output.print(_device_table(outcome))
         if outcome.links:
@@ -114,106 +89,72 @@ class TerminalReporter:
         """Remember the plan, to say stages and sites."""
         self._plan = plan
 
-    def _more_lines(self, outcome: "StepOutcome") -> list[str]:
+    def more_lines(self, outcome: "StepOutcome") -> list[str]:
         """Return where devices waited, and what crossed sites."""
-        if self._plan is None:
+        plan = self._plan
+        if plan is None:
             return []
-        lines = [f"  bubble  {_stage_bubbles(self._plan, outcome)}"]
+        busy = [statistics.fmean(outcome.busy_s[name] for name in stage.devices) for stage in plan.stages]
+        waits = (max(0.0, 1.0 - busy_s / outcome.duration_s) for busy_s in busy)
+        lines = ["  bubble  " + "  ".join(f"stage {index}: {part:.0%}" for index, part in enumerate(waits))]
         if self._previous is not None:
-            lines.append(f"  between sites  {_site_rates(self._plan, self._previous, outcome)}")
+            lines.append(f"  between sites  {_site_rates(plan, self._previous, outcome)}")
         return lines
-
-
-def _stage_bubbles(plan: Plan, outcome: "StepOutcome") -> str:
-    """Return the bubble of each stage, the mean over its devices."""
-    texts = []
-    for index, stage in enumerate(plan.stages):
-        busy_s = statistics.fmean(outcome.busy_s[name] for name in stage.devices)
-        texts.append(f"stage {index}: {max(0.0, 1.0 - busy_s / outcome.duration_s):.0%}")
-    return "  ".join(texts)
 
 
 def _site_rates(plan: Plan, previous: "StepOutcome", outcome: "StepOutcome") -> str:
     """Return what crossed each directed pair of sites in this step, in Mbit/s over the whole step."""
-    moved: dict[tuple[str, str], int] = {}
+    moved: Counter[tuple[str, str]] = Counter()
     for source, sent in outcome.sent_bytes.items():
         for target, size in sent.items():
             pair = (plan.cluster.device_by_name[source].site, plan.cluster.device_by_name[target].site)
             if pair[0] != pair[1]:
-                before = previous.sent_bytes.get(source, {}).get(target, 0)
-                moved[pair] = moved.get(pair, 0) + size - before
+                moved[pair] += size - previous.sent_bytes.get(source, {}).get(target, 0)
     rates = [f"{a}→{b} {size * 8e-6 / outcome.duration_s:.1f} Mbit/s" for (a, b), size in sorted(moved.items()) if size]
     return "  ".join(rates) or "no activations"
 
 
 def show_demo_summary(summary: "DemoSummary", *, stderr: bool) -> None:
     """Print the demonstration's last lines."""
-    console = console_for_people(_PLAIN_WIDTH, stderr=stderr)
     table = Table(title="In short", show_header=False)
     table.add_row("held-out loss", f"{summary.heldout_loss_first:.3f} → {summary.heldout_loss_last:.3f}")
     table.add_row("this plan, all sites", f"{summary.samples_per_s:.1f} samples/s (measured)")
-    table.add_row(
-        "best single site",
-        f"{summary.best_single_site_samples_per_s:.1f} samples/s (measured: "
-        f"{', '.join(summary.best_single_site_devices)})",
-    )
+    alone, devices = summary.best_single_site_samples_per_s, ", ".join(summary.best_single_site_devices)
+    table.add_row("best single site", f"{alone:.1f} samples/s (measured: {devices})")
     table.add_row("speed-up", f"{summary.speedup_over_single_site:.2f} ×")
-    table.add_row(
-        "step time",
-        f"{summary.step_s_measured:.3f} s measured, {summary.step_s_predicted:.3f} s predicted "
-        f"({summary.prediction_error_ratio:+.1%})",
-    )
-    console.print(table)
+    times = f"{summary.step_s_measured:.3f} s measured, {summary.step_s_predicted:.3f} s predicted"
+    table.add_row("step time", f"{times} ({summary.prediction_error_ratio:+.1%})")
+    console_for_people(_PLAIN_WIDTH, stderr=stderr).print(table)
 
 
 def _score_table(profile: Profile) -> Table:
-    table = Table(title="Devices")
-    for column in ("device", "site", "kind", "memory", "capacity score"):
-        table.add_column(column)
+    table = Table("device", "site", "kind", "memory", "capacity score", title="Devices")
     for device in profile.cluster.devices:
         score = profile.score_by_device.get(device.name)
-        table.add_row(
-            device.name,
-            device.site,
-            device.kind,
-            format_bytes(device.memory_bytes),
-            "-" if score is None else f"{score:.4g}",
-        )
+        shown = "-" if score is None else f"{score:.4g}"
+        table.add_row(device.name, device.site, device.kind, format_bytes(device.memory_bytes), shown)
     return table
 
 
 def _network_table(profile: Profile) -> Table:
     """Return the links between sites: the median over the pairs of devices."""
-    table = Table(title="Network (median over pairs of devices)")
-    for column in ("from", "to", "bandwidth", "latency"):
-        table.add_column(column)
-    by_sites: dict[tuple[str, str], list[LinkMeasurement]] = {}
+    table = Table("from", "to", "bandwidth", "latency", title="Network (median over pairs of devices)")
+    site_of = {device.name: device.site for device in profile.cluster.devices}
+    by_sites: defaultdict[tuple[str, str], list[LinkMeasurement]] = defaultdict(list)
     for link in profile.links:
-        pair = (profile.cluster.device_by_name[link.source].site, profile.cluster.device_by_name[link.target].site)
-        by_sites.setdefault(pair, []).append(link)
-    for (source, target), links in sorted(by_sites.items()):
-        table.add_row(
-            source,
-            target,
-            format_bandwidth(statistics.median(link.bandwidth_bytes_per_s for link in links)),
-            format_seconds(statistics.median(link.latency_s for link in links)),
-        )
+        by_sites[site_of[link.source], site_of[link.target]].append(link)
+    for sites, links in sorted(by_sites.items()):
+        bandwidth = format_bandwidth(statistics.median(link.bandwidth_bytes_per_s for link in links))
+        table.add_row(*sites, bandwidth, format_seconds(statistics.median(link.latency_s for link in links)))
     return table
 
 
 def _run_table(outcome: "TrainOutcome", plan: Plan, report: PlanReport) -> Table:
-    table = Table(
-        title=f"{outcome.steps} steps, {outcome.schedule}: loss {outcome.losses[0]:.4f} → {outcome.losses[-1]:.4f}"
-    )
-    for column in ("", "predicted", "measured", "difference"):
-        table.add_column(column)
+    title = f"{outcome.steps} steps, {outcome.schedule}: loss {outcome.losses[0]:.4f} → {outcome.losses[-1]:.4f}"
+    table = Table("", "predicted", "measured", "difference", title=title)
+    step_s = format_seconds(outcome.step_s_predicted), format_seconds(outcome.step_s_measured)
+    table.add_row("step", *step_s, f"{outcome.prediction_error_ratio:+.1%}")
     predicted = plan.global_batch / outcome.step_s_predicted
-    table.add_row(
-        "step",
-        format_seconds(outcome.step_s_predicted),
-        format_seconds(outcome.step_s_measured),
-        f"{outcome.prediction_error_ratio:+.1%}",
-    )
     table.add_row("throughput", f"{predicted:.1f} samples/s", f"{outcome.samples_per_s:.1f} samples/s", "")
     for other in report.alternatives:
         if other.samples_per_s is not None:
@@ -224,34 +165,21 @@ def _run_table(outcome: "TrainOutcome", plan: Plan, report: PlanReport) -> Table
 def _device_table(outcome: "TrainOutcome") -> Table:
     """Return the figures of devices; what part of tensors each has, where any are divided."""
     divided = any(figures.tensor_share < 1.0 for figures in outcome.devices.values())
-    table = Table(title="Devices")
     shares = ("samples", "tensors") if divided else ("samples",)
-    for column in ("device", "kind", "stage", *shares, "busy predicted", "busy measured", "bubble", "real compute"):
-        table.add_column(column)
+    figures_of = ("busy predicted", "busy measured", "bubble", "real compute")
+    table = Table("device", "kind", "stage", *shares, *figures_of, title="Devices")
     for name, figures in outcome.devices.items():
-        table.add_row(
-            name,
-            figures.kind,
-            str(figures.stage),
-            f"{figures.sample_share:.0%}",
-            *([f"{figures.tensor_share:.0%}"] if divided else []),
-            f"{figures.utilisation_predicted:.0%}",
-            f"{figures.utilisation:.0%}",
-            f"{figures.bubble_ratio:.0%}",
-            f"{figures.real_compute_ratio:.0%}",
-        )
+        parts = (
+            figures.sample_share, *([figures.tensor_share] if divided else []), figures.utilisation_predicted,
+            figures.utilisation, figures.bubble_ratio, figures.real_compute_ratio,
+        )  # fmt: skip
+        table.add_row(name, figures.kind, str(figures.stage), *(f"{part:.0%}" for part in parts))
     return table
 
 
 def _link_table(links: "Mapping[str, LinkFigures]") -> Table:
-    table = Table(title="Links")
-    for column in ("link", "sent", "received", "mean"):
-        table.add_column(column)
-    for name, figures in links.items():
-        table.add_row(
-            name,
-            format_bytes(figures.bytes_sent),
-            format_bytes(figures.bytes_received),
-            format_bandwidth(figures.mean_bytes_per_s),
-        )
+    table = Table("link", "sent", "received", "mean", title="Links")
+    for name, one in links.items():
+        sizes = format_bytes(one.bytes_sent), format_bytes(one.bytes_received)
+        table.add_row(name, *sizes, format_bandwidth(one.mean_bytes_per_s))
     return table

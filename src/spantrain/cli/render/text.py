@@ -1,13 +1,12 @@
-"""Text for people: lines that wrap under themselves in a terminal and not at all in a file, numbers, short lists."""
+"""Text for people: lines that wrap under themselves in a terminal and not at all in a file, tables, names of links."""
 
 import os
-from collections.abc import Sequence
+from typing import Any
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
-_FEW = 3
 _NARROWEST = 20
 
 
@@ -44,13 +43,15 @@ def say(console: Console, text: str, *, mark: str = "") -> None:
     console.print(grid, highlight=False)
 
 
-def few(names: Sequence[str]) -> str:
-    """Return names with commas; of many the first, and how many more.
+def figures_table(first: str, *others: str, **more: Any) -> Table:
+    """Return a table whose first column says what the others, which end at their right, are figures of.
 
-    >>> few(("a", "b", "c", "d"))
-    'a and 3 more'
+    Args:
+        first: head of that column.
+        others: heads of the others.
+        more: for `rich.table.Table`, such as its title.
     """
-    return ", ".join(names) if len(names) <= _FEW else f"{names[0]} and {len(names) - 1} more"
+    return Table(first, *(Column(name, justify="right") for name in others), **more)
 
 
 def short_way(name: str) -> str:

@@ -129,25 +129,25 @@ def _unshowable(value: object) -> str:
     return ""
 
 
-def parse_yaml_nodes(text: str, source: str, *, error: type[UsageError] = ConfigError) -> yaml.Node | None:
+def parse_yaml_nodes(text: str, source: str) -> yaml.Node | None:
     """Return the root of a YAML text of one document, every scalar of it as text; None if there is nothing in it.
 
     Raises:
-        UsageError: (the class given as `error`) the text is no YAML, or has several documents or too much in it.
+        ConfigError: the text is no YAML, or has several documents or too much in it.
     """
     if len(text) > _MAX_YAML_CHARACTERS:
-        raise error(f"{source}: has more than {_MAX_YAML_CHARACTERS} characters; leave out what is not needed")
+        raise ConfigError(f"{source}: has more than {_MAX_YAML_CHARACTERS} characters; leave out what is not needed")
     try:
         # compose makes nodes, never objects; the base loader takes every scalar as text.
         return yaml.compose(text, Loader=_BoundedLoader)
     except _TooMuch as reason:
-        raise error(f"{source}, line {reason.line}: {reason}") from None
+        raise ConfigError(f"{source}, line {reason.line}: {reason}") from None
     except yaml.MarkedYAMLError as reason:
         mark = reason.problem_mark or reason.context_mark
         line = f", line {mark.line + 1}" if mark else ""
-        raise error(f"{source}{line}: is not valid YAML: {reason.problem or reason.context}") from None
+        raise ConfigError(f"{source}{line}: is not valid YAML: {reason.problem or reason.context}") from None
     except yaml.YAMLError as reason:
-        raise error(f"{source}: is not valid YAML: {str(reason).splitlines()[0]}") from None
+        raise ConfigError(f"{source}: is not valid YAML: {str(reason).splitlines()[0]}") from None
 
 
 class _TooMuch(Exception):

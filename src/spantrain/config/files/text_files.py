@@ -16,13 +16,13 @@ _MAX_HEADER_BYTES = 16 * 2**20
 """Header of a safetensors file with 150,000 tensors."""
 
 
-def read_text(path: Path, *, remedy: str, error: type[UsageError] = ConfigError) -> str:
+def read_text(path: Path, *, remedy: str) -> str:
     """Return the text of a UTF-8 file, without the byte order mark that some editors begin it with.
 
     Raises:
-        UsageError: (the class given as `error`) the file is missing, a folder, unreadable, too large or no text.
+        ConfigError: the file is missing, a folder, unreadable, too large or no text.
     """
-    return text_of(read_bytes(path, remedy=remedy, error=error), path, remedy=remedy, error=error)
+    return text_of(read_bytes(path, remedy=remedy), path, remedy=remedy)
 
 
 def text_of(content: bytes, path: Path, *, remedy: str, error: type[UsageError] = ConfigError) -> str:
@@ -72,10 +72,12 @@ def read_bytes(path: Path, *, remedy: str, error: type[UsageError] = ConfigError
     return content
 
 
-def write_atomically(path: Path, text: str, *, error: type[UsageError] = ConfigError, private: bool = False) -> None:
-    """Write a text file, and the folders it stands in, so that a reader sees the old file or the new one.
+def write_atomically(
+    path: Path, content: str | bytes, *, error: type[UsageError] = ConfigError, private: bool = False
+) -> None:
+    """Write a file, and the folders it stands in, so that a reader sees the old file or the new one.
 
-    The text goes to a hidden file beside it, which then takes its name, or is removed if anything fails. A `private`
+    The content goes to a hidden file beside it, which then takes its name, or is removed if anything fails. A `private`
     file goes to a folder that is there; nobody else may read it, and it is there also after a loss of power.
 
     Raises:
@@ -89,8 +91,8 @@ def write_atomically(path: Path, text: str, *, error: type[UsageError] = ConfigE
             path.parent.mkdir(parents=True, exist_ok=True)
         try:
             handle = os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if private else 0o666)
-            with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as stream:
-                stream.write(text)
+            with os.fdopen(handle, "wb") as stream:
+                stream.write(content.encode() if isinstance(content, str) else content)
                 stream.flush()
                 os.fsync(stream.fileno())
             hidden.replace(path)

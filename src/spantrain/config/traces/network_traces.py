@@ -77,7 +77,7 @@ def _steps(entry: Field) -> tuple[tuple[float, float], ...]:
     before_s = -math.inf
     for item in entry.items():
         row = item.table(required=("at", "speed"))
-        at_s = _seconds(row["at"]) if "at" in row else math.nan
+        at_s = row["at"].quantity(parse_seconds, zero_allowed=True) if "at" in row else math.nan
         if at_s <= before_s:
             item.problem(f"runs backwards in time: {at_s:g} s does not come after {before_s:g} s; sort the changes")
         speed = row["speed"].number() if "speed" in row else None
@@ -90,10 +90,6 @@ def _steps(entry: Field) -> tuple[tuple[float, float], ...]:
     elif found[-1][1] <= 0:
         entry.problem("ends with speed 0, so that nothing would ever end; add a change with the speed that follows")
     return tuple(found)
-
-
-def _seconds(entry: Field) -> float:
-    return entry.quantity(parse_seconds, zero_allowed=True)
 
 
 _SUFFIXES = (".yaml", ".yml")

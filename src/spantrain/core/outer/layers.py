@@ -276,15 +276,13 @@ def fragment_layouts(layout: ShardLayout, fragments: int) -> tuple[ShardLayout, 
     return tuple(
         ShardLayout(
             layers=fragment_layers(layout.layers, number, fragments),
-            runs=tuple(_run_of_fragment(run, number, fragments) for run in layout.runs),
+            runs=tuple(
+                replace(run, first=_before(run.first, number, fragments), end=_before(run.end, number, fragments))
+                for run in layout.runs
+            ),
         )
         for number in range(fragments)
     )
-
-
-def _run_of_fragment(run: ShardRun, fragment: int, fragments: int) -> ShardRun:
-    first, end = (_before(layer, fragment, fragments) for layer in (run.first, run.end))
-    return ShardRun(shard=run.shard, first=first, end=end)
 
 
 def _before(layer: int, fragment: int, fragments: int) -> int:

@@ -134,11 +134,8 @@ def optimizer_problems(name: str, options: Mapping[str, Any]) -> Iterator[str]:
     known = OPTIMIZERS[name].options
     for key, value in options.items():
         if key not in known:
-            yield (
-                unknown_name(f"option of optimizer {name}", key, tuple(known))
-                if known
-                else (f"optimizer {name} takes no option {key!r}")
-            )
+            none = f"optimizer {name} takes no option {key!r}"
+            yield unknown_name(f"option of optimizer {name}", key, tuple(known)) if known else none
         elif isinstance(known[key], bool):
             if not isinstance(value, bool):
                 yield f"option {key} of optimizer {name} must be true or false, got {value!r}"

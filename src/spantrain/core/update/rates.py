@@ -38,10 +38,6 @@ def _constant(_step: int, _course: Course) -> float:
     return 1.0
 
 
-def _constant_with_warmup(_step: int, _course: Course) -> float:
-    return 1.0
-
-
 def _linear(step: int, course: Course) -> float:
     return max(0.0, (course.end - step) / max(1, course.end - course.warmup_steps))
 
@@ -144,7 +140,7 @@ def _warmup_stable_decay(
 _SCHEDULES: Mapping[str, Callable[..., float]] = MappingProxyType(
     {
         "constant": _constant,
-        "constant_with_warmup": _constant_with_warmup,
+        "constant_with_warmup": _constant,
         "linear": _linear,
         "cosine": _cosine,
         "cosine_with_restarts": _cosine_with_restarts,

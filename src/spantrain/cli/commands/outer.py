@@ -1,21 +1,26 @@
-"""What a person sees of the outer optimizer: its master's status, and where shards belong."""
+"""`spantrain outer`: clusters that train whole copies of one model and never wait for each other."""
 
 import json
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+import typer
 from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from spantrain.cli.options import print_json
+from spantrain.cli.failure import clean_interrupt
+from spantrain.cli.options import Json, print_json
 from spantrain.cli.render.text import console_for_people, say
+from spantrain.config.files.json_codec import to_json
 from spantrain.core.quantities import format_bandwidth, format_bytes, format_seconds
 from spantrain.errors import PeerLostError
+from spantrain.outer.config.outer_file import load_outer
 
 if TYPE_CHECKING:
     from spantrain.app.outer.up import OuterUp
@@ -25,38 +30,149 @@ if TYPE_CHECKING:
 _PLAIN_WIDTH = 120
 _WATCH_EVERY_S = 1.0
 _FEW_TRANSFERS = 8
+Config = Annotated[Path, typer.Argument(metavar="CONFIG", help="A file as docs/outer.md shows, e.g. outer.yaml.")]
+TokenFile = Annotated[
+    Path | None, typer.Option("--token-file", help="A file with the master's token; default: in its state folder.")
+]
+TokenText = Annotated[str | None, typer.Option("--token", envvar="SPANTRAIN_OUTER_TOKEN", help="The master's token.")]
+EndWithInput = Annotated[bool, typer.Option("--end-with-input", hidden=True, help="End when standard input ends.")]
 
 
-def say_up(found: "OuterUp", config_path: Path, *, as_json: bool) -> None:
+app = typer.Typer(
+    name="outer",
+    help="Train across clusters that never wait for each other: a master, shards that hold the parameters, and any "
+    "training loop with an `OuterOptimizer` (docs/outer.md). Begin with `spantrain outer demo`.",
+    no_args_is_help=True,
+)
+
+
+@app.command()
+def up(config_path: Config, json_: Json = False) -> None:
+    """Run master and shards on this machine, start again what ends; Ctrl-C ends all of it."""
+    from spantrain.app.outer.up import keep_up
+
+    config = load_outer(config_path)
+    with clean_interrupt("master and shards"):
+        keep_up(
+            config, config_path, threading.Event(), ready=lambda found: _say_up(found, config_path, as_json=json_),
+            note=lambda text: typer.echo(text, err=True),
+        )  # fmt: skip
+
+
+@app.command()
+def master(config_path: Config, end_with_input: EndWithInput = False) -> None:
+    """Run the master: it decides, and holds no parameters."""
+    config = load_outer(config_path)
+    from spantrain.app.outer.serve import serve_master
+
+    with clean_interrupt("the master"):
+        # The token itself is not printed, since logs are read by many.
+        serve_master(
+            config, end_with_input=end_with_input,
+            ready=lambda address, token_file: typer.echo(f"master: {address}\ntoken: in {token_file}"),
+        )  # fmt: skip
+
+
+@app.command()
+def shard(
+    config_path: Config,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Which one of the file's shards.")],
+    token: TokenText = None,
+    token_file: TokenFile = None,
+    end_with_input: EndWithInput = False,
+) -> None:
+    """Run one shard: it holds a run of the model's layers."""
+    config = load_outer(config_path)
+    config.shard(name)
+    from spantrain.app.outer.where import master_address, master_token
+
+    address, found = master_address(config), master_token(config, text=token, file=token_file)
+    from spantrain.app.outer.serve import serve_shard
+
+    with clean_interrupt(f"shard {name}"):
+        serve_shard(
+            config.shard(name), master=address, token=found, encrypted=config.encrypted,
+            ready=lambda endpoint: typer.echo(f"shard {name} listens on {endpoint}"), end_with_input=end_with_input,
+        )  # fmt: skip
+
+
+@app.command()
+def status(
+    where: Annotated[str, typer.Argument(metavar="CONFIG|ADDRESS", help="outer.yaml, or the master's HOST:PORT.")],
+    token: TokenText = None,
+    token_file: TokenFile = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Go on, once a second, until Ctrl-C.")] = False,
+    json_: Json = False,
+) -> None:
+    """Show clusters, versions, staleness, tokens, shards and what is under way."""
+    from spantrain.app.outer.where import reach
+
+    address, found = reach(where, token=token, token_file=token_file)
+    from spantrain.outer.link.link import ask_status
+
+    with clean_interrupt("watching"):
+        if watch:
+            _watch_status(lambda: ask_status(address, found), as_json=json_)
+        elif json_:
+            print_json(ask_status(address, found).to_plain())
+        else:
+            console_for_people(_PLAIN_WIDTH).print(_status(ask_status(address, found)))
+
+
+@app.command()
+def place(config_path: Config, json_: Json = False) -> None:
+    """Say at which place the shards belong, by bandwidths and throughputs, and why."""
+    from spantrain.app.outer.where import place_outer
+
+    found = place_outer(load_outer(config_path))
+    if json_:
+        print_json(to_json(found))
+        return
+
+    _show_placement(found)
+
+
+@app.command()
+def run(
+    config_path: Config,
+    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="What trains this cluster.")],
+    cluster: Annotated[str, typer.Option(help="This cluster's name, another than any other's.")],
+    token: TokenText = None,
+    token_file: TokenFile = None,
+) -> None:
+    """Become a cluster's training command, with what `OuterOptimizer` needs in its environment."""
+    from spantrain.app.outer.run import become
+    from spantrain.app.outer.where import master_address, master_token
+    from spantrain.core.outer.stages import OuterCluster
+
+    config = load_outer(config_path)
+    told = OuterCluster(
+        master=master_address(config),
+        token=master_token(config, text=token, file=token_file),
+        cluster=cluster,
+        inner_steps=config.inner_steps,
+        encrypted=config.encrypted,
+    )
+    become(command, told)
+
+
+def _say_up(found: "OuterUp", config_path: Path, *, as_json: bool) -> None:
     """Print how to join what is up."""
     if as_json:
-        plain = {"address": found.address, "token": found.token, "token_file": str(found.token_file)}
-        print_json({**plain, "logs": str(found.logs)})
+        print_json({name: str(value) for name, value in vars(found).items()})
         sys.stdout.flush()
         return
-    sys.stdout.write(
+    typer.echo(
         f"master: {found.address}\n"
         f"token: {found.token} (also in {found.token_file})\n"
         f"logs: {found.logs}\n"
         "in each cluster, with the token in SPANTRAIN_OUTER_TOKEN where that file is not at hand:\n"
         f"  spantrain outer run {config_path} --cluster NAME -- COMMAND...\n"
-        f"  spantrain outer status {config_path}\n"
+        f"  spantrain outer status {config_path}"
     )
-    sys.stdout.flush()
 
 
-def say_master(address: str, token_file: Path) -> None:
-    """Print how to join a master; its token is not printed, since logs are read by many."""
-    sys.stdout.write(f"master: {address}\ntoken: in {token_file}\n")
-    sys.stdout.flush()
-
-
-def show_status(status: "MasterStatus") -> None:
-    """Print it."""
-    console_for_people(_PLAIN_WIDTH).print(_status(status))
-
-
-def watch_status(ask: Callable[[], "MasterStatus"], *, as_json: bool) -> None:
+def _watch_status(ask: Callable[[], "MasterStatus"], *, as_json: bool) -> None:
     """Show it once a second until interrupted, in place or as lines of JSON; a master that is away is waited for."""
     if as_json:
         while True:
@@ -149,7 +265,7 @@ def _links(status: "MasterStatus") -> Table:
     return table
 
 
-def show_placement(found: "ShardPlacement") -> None:
+def _show_placement(found: "ShardPlacement") -> None:
     """Print where shards belong, and each place by itself."""
     console = console_for_people(_PLAIN_WIDTH)
     shards = Table("shard", "place")
