@@ -53,11 +53,12 @@ def _cluster(service: MasterService, name: str, now_s: float) -> ClusterStatus:
     connection = service.connections.get(name)
     chunks = service.state.leading.chunks
     level = service.state.leading.guard.clusters.get(name, NormLevel())
-    got_version, got_s = service.master.parts[0].got(name) if service.master else (None, None)
+    members = service.master.parts[0].members if service.master else None
+    got_version, got_s = members.got.get(name, (None, None)) if members else (None, None)
     return ClusterStatus(
         name=name,
         state=_cluster_state(service, name, now_s),
-        workers=tuple(sorted(service.master.workers_of(name))) if service.master else (),
+        workers=tuple(sorted(members.workers.get(name, ()))) if members else (),
         tokens=records[0].tokens,
         pushes=pushes,
         left_out=sum(record.left_out for record in records),
@@ -89,7 +90,7 @@ def _waits_for(service: MasterService, now_s: float) -> str:
     if absent := [f"shard {one.name}, which is {one.state}" for one in shards if one.state != "ready"]:
         return ", ".join(absent)
     assert service.master
-    if answers := sorted({shard for part in service.master.parts for shard in part.answers_to_come}):
+    if answers := sorted({shard for part in service.master.parts for shard in part.updates.missing}):
         return f"answers of {', '.join(answers)} in an update"
     pushes = [one for one in service.clock.moving(now_s, service.master.layer_of) if one.way == "push"]
     if pushes:
@@ -106,7 +107,7 @@ def _shard(service: MasterService, name: str, now_s: float) -> ShardStatus:
     tables = [part.shards for part in service.master.parts] if service.master else []
     layers = [service.layout.layers[k] for k in service.layout.layers_of(name)] if service.layout else []
     state = "away"
-    if tables and all(table.is_present(name) for table in tables):
+    if tables and all(name in table.alive for table in tables):
         state = "ready" if all(name in table.ready for table in tables) else "restoring"
     elif connection:
         state = "joining"
@@ -134,13 +135,11 @@ def _fragment(part: OuterMaster) -> FragmentStatus:
 
 
 def _last_update(master: OuterMaster | None) -> UpdateStatus | None:
-    outcome = master.last_outcome if master else None
-    if outcome is None:
+    last = master.updates.last if master else None
+    if last is None:
         return None
-    verdicts = {one.cluster: f"{'in' if one.accepted else 'left out'}: {one.reason}" for one in outcome.verdicts}
-    return UpdateStatus(
-        version=outcome.version, norm=outcome.norm, scale=outcome.scale, part=outcome.part, verdicts=verdicts
-    )
+    verdicts = {one.cluster: f"{'in' if one.accepted else 'left out'}: {one.reason}" for one in last.verdicts}
+    return UpdateStatus(version=last.version, norm=last.norm, scale=last.scale, part=last.part, verdicts=verdicts)
 
 
 def _chunks(state: MasterState) -> ChunksStatus | None:

@@ -66,15 +66,6 @@ class ChunkState:
         return cls(chunk_samples=sizes, counted=(0,) * chunks, passes=passes)
 
 
-@dataclass(frozen=True, kw_only=True)
-class CountedSamples:
-    """What came of a report."""
-
-    samples: int
-    """Counted by it, now."""
-    reason: str
-
-
 class ChunkLedger:
     """Leases chunks and counts their samples.
 
@@ -82,7 +73,7 @@ class ChunkLedger:
     >>> first = ledger.lease(0.0, "a")
     >>> first.chunk, first.begin, first.end
     (0, 0, 25)
-    >>> ledger.report(1.0, "a", first.number, 10).samples
+    >>> ledger.report(1.0, "a", first.number, 10)
     10
     >>> _ = ledger.end(ledger.of("a"))
     >>> again = ledger.lease(2.0, "b")
@@ -119,18 +110,21 @@ class ChunkLedger:
         """Lease the next chunk: of the earliest pass, begun ones first; None if all that is left is on lease."""
         state = self._state
         taken = {lease.chunk for lease in state.leases}
-        free = [chunk for chunk in range(len(state.counted)) if chunk not in taken and self._left(chunk)]
+        free = [
+            (*divmod(counted, size), chunk)
+            for chunk, (counted, size) in enumerate(zip(state.counted, state.chunk_samples, strict=True))
+            if chunk not in taken and self._left(chunk)
+        ]
         if not free:
             return None
-        chunk = min(free, key=self._rank)
-        size = state.chunk_samples[chunk]
+        data_pass, begin, chunk = min(free, key=lambda one: (one[0], not one[1], one[2]))
         lease = Lease(
             number=state.next_lease,
             cluster=cluster,
             chunk=chunk,
-            data_pass=state.counted[chunk] // size,
-            begin=state.counted[chunk] % size,
-            end=size,
+            data_pass=data_pass,
+            begin=begin,
+            end=state.chunk_samples[chunk],
         )
         self._state = replace(state, leases=(*state.leases, lease), next_lease=lease.number + 1)
         self._ends_s[lease.number] = now_s + self._lease_s
@@ -151,10 +145,6 @@ class ChunkLedger:
         ]  # fmt: skip
         return self.end([min(late, key=lambda one: (came_s[one.number], one.number)).number]) if late else ()
 
-    def _rank(self, chunk: int) -> tuple[int, bool, int]:
-        data_pass, begun = divmod(self._state.counted[chunk], self._state.chunk_samples[chunk])
-        return data_pass, not begun, chunk
-
     def _left(self, chunk: int) -> bool:
         state = self._state
         return state.passes is None or state.counted[chunk] < state.passes * state.chunk_samples[chunk]
@@ -164,15 +154,15 @@ class ChunkLedger:
         for number in self.of(cluster):
             self._ends_s[number] = now_s + self._lease_s
 
-    def report(self, now_s: float, cluster: str, number: int, upto: int) -> CountedSamples:
-        """Count a chunk's samples before `upto`; those that were counted before do not count again."""
+    def report(self, now_s: float, cluster: str, number: int, upto: int) -> int:
+        """Count a chunk's samples before `upto`, and return how many that were.
+
+        Those that were counted before do not count again; nothing does of a lease that is another's or no longer there,
+        or where `upto` is not in it.
+        """
         lease = next((lease for lease in self._state.leases if lease.number == number), None)
-        if lease is None or lease.cluster != cluster:
-            return CountedSamples(samples=0, reason=f"lease {number} is not {cluster}'s, or no longer: nothing counted")
-        if not lease.begin <= upto <= lease.end:
-            return CountedSamples(
-                samples=0, reason=f"lease {number} is for samples {lease.begin} to {lease.end}, got {upto}: not counted"
-            )
+        if lease is None or lease.cluster != cluster or not lease.begin <= upto <= lease.end:
+            return 0
         counted = list(self._state.counted)
         before = counted[lease.chunk]
         counted[lease.chunk] = max(before, lease.data_pass * lease.end + upto)
@@ -185,7 +175,7 @@ class ChunkLedger:
             if counted[lease.chunk] > before:
                 self._came_s[number] = now_s
         self._state = replace(self._state, counted=tuple(counted), leases=leases)
-        return CountedSamples(samples=counted[lease.chunk] - before, reason=f"chunk {lease.chunk} up to sample {upto}")
+        return counted[lease.chunk] - before
 
     def of(self, cluster: str) -> frozenset[int]:
         """Return the numbers of a cluster's leases."""
