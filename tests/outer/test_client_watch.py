@@ -12,12 +12,12 @@ import torch
 from spantrain.core.outer import commands as do
 from spantrain.core.outer.events import LayerTransfer, Ticket
 from spantrain.core.outer.layers import divide
+from spantrain.library.outer import LocalParameterServer
 from spantrain.outer.client.optimizer import OuterOptimizer
 from spantrain.outer.client.replica import TakenPush
 from spantrain.outer.client.rounds import VersionWatch
 from spantrain.outer.client.session import ClientSession
 from spantrain.outer.link.link import MasterWelcome
-from spantrain.outer.local import LocalParameterServer
 from spantrain.outer.master.config import MasterConfig
 from spantrain.outer.policy.settings import OuterSettings
 from spantrain.outer.rules.nesterov import Nesterov

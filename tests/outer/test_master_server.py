@@ -47,7 +47,9 @@ def test_shards_that_come_before_any_cluster_are_told_the_layout(run: MasterRun)
     run.until(
         lambda: [one.endpoint for one in cluster.peers] == ["tcp://127.0.0.1:1"], "the cluster knows whom to dial"
     )
-    run.until(lambda: states(run) == ["restoring", "away"], "the shard has told that it holds nothing, the other is away")
+    run.until(
+        lambda: states(run) == ["restoring", "away"], "the shard has told that it holds nothing, the other is away"
+    )
 
 
 def states(run: MasterRun) -> list[str]:

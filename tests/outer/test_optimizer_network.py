@@ -11,9 +11,9 @@ import torch
 from spantrain.core.outer.layers import group_layers
 from spantrain.errors import UsageError
 from spantrain.formats.registry import WireFormat
+from spantrain.library.outer import LocalParameterServer
 from spantrain.outer.client.optimizer import OuterOptimizer, OuterOptions
 from spantrain.outer.client.parameters import spec_of
-from spantrain.outer.local import LocalParameterServer
 from spantrain.outer.master.config import MasterConfig
 from spantrain.outer.master.server import MasterServer
 from spantrain.outer.policy.settings import OuterSettings

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from preloaded import spawn
-from spantrain.outer.local import LocalParameterServer
+from spantrain.library.outer import LocalParameterServer
 from spantrain.outer.master.config import MasterConfig
 from spantrain.outer.policy.settings import OuterSettings
 from testing.outer.clients import EXACT, alone, close

@@ -5,8 +5,8 @@ import torch
 
 from spantrain.core.outer import commands as do
 from spantrain.core.outer.events import Ticket
+from spantrain.library.outer import LocalParameterServer
 from spantrain.outer.client.optimizer import OuterOptimizer
-from spantrain.outer.local import LocalParameterServer
 from spantrain.outer.master.config import MasterConfig
 from spantrain.outer.policy.settings import OuterSettings
 from testing.outer.clients import EXACT

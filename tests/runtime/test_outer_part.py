@@ -13,12 +13,12 @@ from spantrain.core.plan import Plan
 from spantrain.core.shares import TensorPart
 from spantrain.core.span import Span
 from spantrain.errors import Interrupted
+from spantrain.library.outer import LocalParameterServer
 from spantrain.models.build import unit_names
 from spantrain.models.graph import build_graph
 from spantrain.models.tensor_parallel.division import take
 from spantrain.outer.client.optimizer import OuterOptimizer
 from spantrain.outer.client.parameters import spec_of
-from spantrain.outer.local import LocalParameterServer
 from spantrain.outer.master.config import MasterConfig
 from spantrain.outer.policy.settings import OuterSettings
 from spantrain.runtime.coordinator.outer_meetings import StageMeetings, meeting_of

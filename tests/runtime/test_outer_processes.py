@@ -15,10 +15,10 @@ from spantrain.config.artefacts import write_profile
 from spantrain.core.job import TrainJob
 from spantrain.core.outer.stages import OuterCluster
 from spantrain.core.span import Span
+from spantrain.library.outer import LocalParameterServer
 from spantrain.library.trainer import state_of
 from spantrain.models.data.dataset import open_dataset
 from spantrain.outer.client.optimizer import OuterOptimizer, OuterOptions
-from spantrain.outer.local import LocalParameterServer
 from spantrain.outer.master.config import MasterConfig
 from spantrain.outer.policy.settings import OuterSettings
 from testing.outer.clients import EXACT

@@ -9,14 +9,13 @@ import typer
 
 from spantrain.cli.additions import add_commands
 from spantrain.cli.commands import basic as commands
-from spantrain.cli.commands import schedule, testbed
+from spantrain.cli.commands import outer, schedule, testbed
 from spantrain.cli.commands.basic import export, import_
 from spantrain.cli.commands.explain import explain, validate
 from spantrain.cli.commands.plan import plan
 from spantrain.cli.commands.simulate import simulate
 from spantrain.cli.commands.train import train
 from spantrain.cli.failure import tell_internal_error
-from spantrain.cli.outer import outer
 from spantrain.errors import InternalError, SpanTrainError
 from spantrain.version import VERSION
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from spantrain.app.outer.run import outer_cluster
+from spantrain.app.outer.join import outer_cluster
 from spantrain.app.planning.protection import losses_of
 from spantrain.app.session import Session
 from spantrain.app.training.old_run import refuse_run, remove_old_run

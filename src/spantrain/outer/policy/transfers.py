@@ -113,9 +113,8 @@ class TransferSchedule:
         self._unsure |= {one.cluster for one in self._running if one.ticket == ticket}
         self._running = {one: begun_s for one, begun_s in self._running.items() if one.ticket != ticket}
         self._slow &= self._running.keys()
-        for pair, line in list(self._waiting.items()):
-            kept = deque(transfer for transfer in line if transfer.ticket != ticket)
-            self._keep(pair, kept)
+        kept = {pair: deque(one for one in line if one.ticket != ticket) for pair, line in self._waiting.items()}
+        self._waiting = {pair: line for pair, line in kept.items() if line}
 
     def begin(self, now_s: float) -> tuple[LayerTransfer, ...]:
         """Return the transfers to begin now, first slots first, then by worker; they are under way from here on."""
@@ -128,15 +127,19 @@ class TransferSchedule:
 
     def _match(self, now_s: float, level: int) -> tuple[LayerTransfer, ...]:
         """Begin what can be where workers and shards have no more than `level` slots; one for each worker."""
-        left = self._bytes_left()
+        left_of_workers, left_of_shards = Counter[_Worker](), Counter[str]()
+        for (worker, shard), line in self._waiting.items():
+            size_bytes = sum(transfer.size_bytes for transfer in line)
+            left_of_workers[worker] += size_bytes
+            left_of_shards[shard] += size_bytes
         busy_workers = Counter(_worker(transfer) for transfer in self._running)
         busy_slots = Counter(transfer.shard for transfer in self._running if transfer not in self._slow)
         pairs: dict[_Worker, list[_Slot]] = defaultdict(list)
         for worker, shard in self._waiting:
             if busy_workers[worker] < min(level, self._worker_slots):
                 pairs[worker] += [(shard, k) for k in range(busy_slots[shard], min(level, self._slots[shard]))]
-        weights = {slot: left[1][slot[0]] for slots in pairs.values() for slot in slots}
-        ranks = {worker: left[0][worker] - _LAST * (worker[0] in self._unsure) for worker in pairs}
+        weights = {slot: left_of_shards[slot[0]] for slots in pairs.values() for slot in slots}
+        ranks = {worker: left_of_workers[worker] - _LAST * (worker[0] in self._unsure) for worker in pairs}
         chosen = matched(pairs, left_weights=ranks, right_weights=weights)
         begun = tuple(self._take(worker, shard) for worker, (shard, _) in sorted(chosen.items()))
         self._running.update(dict.fromkeys(begun, now_s))
@@ -145,24 +148,9 @@ class TransferSchedule:
     def _take(self, worker: _Worker, shard: str) -> LayerTransfer:
         line = self._waiting[worker, shard]
         transfer = line.popleft()
-        self._keep((worker, shard), line)
+        if not line:
+            del self._waiting[worker, shard]
         return transfer
-
-    def _keep(self, pair: tuple[_Worker, str], line: deque[LayerTransfer]) -> None:
-        if line:
-            self._waiting[pair] = line
-        else:
-            del self._waiting[pair]
-
-    def _bytes_left(self) -> tuple[Counter[_Worker], Counter[str]]:
-        """Return the bytes that wait, by worker and by shard."""
-        workers: Counter[_Worker] = Counter()
-        shards: Counter[str] = Counter()
-        for (worker, shard), line in self._waiting.items():
-            size = sum(transfer.size_bytes for transfer in line)
-            workers[worker] += size
-            shards[shard] += size
-        return workers, shards
 
 
 def _worker(transfer: LayerTransfer) -> _Worker:
@@ -180,10 +168,11 @@ def matched(
     """
     matching = _Matching(pairs)
     for worker in sorted(pairs, key=lambda worker: (-left_weights[worker], worker)):
-        matching.cover_worker(worker)
+        matching.cover_worker(worker, set())
     settled: set[_Slot] = set()
     for slot in sorted(right_weights, key=lambda slot: (-right_weights[slot], slot)):
-        matching.cover_slot(slot, settled)
+        if slot not in matching.worker_of:
+            matching.cover_slot(slot, settled, set())
         settled.add(slot)
     return dict(sorted(matching.slot_of.items()))
 
@@ -198,40 +187,32 @@ class _Matching:
             for slot in slots:
                 self._workers[slot].append(worker)
         self.slot_of: dict[_Worker, _Slot] = {}
-        self._worker_of: dict[_Slot, _Worker] = {}
+        self.worker_of: dict[_Slot, _Worker] = {}
 
-    def cover_worker(self, worker: _Worker) -> None:
-        """Match a worker, if all that are matched can stay so."""
-        self._augment(worker, set())
-
-    def _augment(self, worker: _Worker, seen: set[_Slot]) -> bool:
+    def cover_worker(self, worker: _Worker, seen: set[_Slot]) -> bool:
+        """Match a worker, if all that are matched can stay so; return whether they can. `seen`: slots tried so far."""
         for slot in self._slots[worker]:
             if slot in seen:
                 continue
             seen.add(slot)
-            if slot not in self._worker_of or self._augment(self._worker_of[slot], seen):
-                self._pair(worker, slot)
+            if slot not in self.worker_of or self.cover_worker(self.worker_of[slot], seen):
+                self.slot_of[worker], self.worker_of[slot] = slot, worker
                 return True
         return False
 
-    def cover_slot(self, slot: _Slot, settled: set[_Slot]) -> None:
-        """Match a slot, if need be in the place of one that is not settled; the same workers stay matched."""
-        if slot not in self._worker_of:
-            self._replace(slot, settled, set())
+    def cover_slot(self, slot: _Slot, settled: set[_Slot], seen: set[_Worker]) -> bool:
+        """Match a slot, if need be in the place of one that is not settled; the same workers stay matched.
 
-    def _replace(self, slot: _Slot, settled: set[_Slot], seen: set[_Worker]) -> bool:
+        Return whether it is matched; `seen`: workers tried so far.
+        """
         for worker in self._workers[slot]:
             if worker in seen:
                 continue
             seen.add(worker)
             before = self.slot_of.get(worker)
-            if before is None or before not in settled or self._replace(before, settled, seen):
-                if before is not None and self._worker_of.get(before) == worker:
-                    del self._worker_of[before]
-                self._pair(worker, slot)
+            if before is None or before not in settled or self.cover_slot(before, settled, seen):
+                if before is not None and self.worker_of.get(before) == worker:
+                    del self.worker_of[before]
+                self.slot_of[worker], self.worker_of[slot] = slot, worker
                 return True
         return False
-
-    def _pair(self, worker: _Worker, slot: _Slot) -> None:
-        self.slot_of[worker] = slot
-        self._worker_of[slot] = worker

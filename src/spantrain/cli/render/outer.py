@@ -30,8 +30,7 @@ _FEW_TRANSFERS = 8
 def say_up(found: "OuterUp", config_path: Path, *, as_json: bool) -> None:
     """Print how to join what is up."""
     if as_json:
-        plain = {"address": found.address, "token": found.token, "token_file": str(found.token_file)}
-        print_json({**plain, "logs": str(found.logs)})
+        print_json({name: str(value) for name, value in vars(found).items()})
         sys.stdout.flush()
         return
     sys.stdout.write(

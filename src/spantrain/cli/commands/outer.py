@@ -12,7 +12,7 @@ import typer
 from spantrain.cli.failure import clean_interrupt
 from spantrain.cli.options import Json, print_json
 from spantrain.config.files.json_codec import to_json
-from spantrain.outer.config.outer_file import load_outer
+from spantrain.outer.outer_file import load_outer
 
 Config = Annotated[Path, typer.Argument(metavar="CONFIG", help="A file as docs/outer.md shows, e.g. outer.yaml.")]
 TokenFile = Annotated[
@@ -34,7 +34,7 @@ app = typer.Typer(
 def up(config_path: Config, json_: Json = False) -> None:
     """Run master and shards on this machine, start again what ends; Ctrl-C ends all of it."""
     from spantrain.app.outer.up import keep_up
-    from spantrain.cli.outer.tables import say_up
+    from spantrain.cli.render.outer import say_up
 
     config = load_outer(config_path)
     with clean_interrupt("master and shards"):
@@ -49,7 +49,7 @@ def master(config_path: Config, end_with_input: EndWithInput = False) -> None:
     """Run the master: it decides, and holds no parameters."""
     config = load_outer(config_path)
     from spantrain.app.outer.serve import serve_master
-    from spantrain.cli.outer.tables import say_master
+    from spantrain.cli.render.outer import say_master
 
     with clean_interrupt("the master"):
         serve_master(config, ready=say_master, end_with_input=end_with_input)
@@ -65,15 +65,15 @@ def shard(
 ) -> None:
     """Run one shard: it holds a run of the model's layers."""
     config = load_outer(config_path)
-    config.shard(name)
-    from spantrain.app.outer.where import master_address, master_token
+    place = config.shard(name)
+    from spantrain.app.outer.join import master_address, master_token
 
     address, found = master_address(config), master_token(config, text=token, file=token_file)
     from spantrain.app.outer.serve import serve_shard
 
     with clean_interrupt(f"shard {name}"):
         serve_shard(
-            config.shard(name), master=address, token=found, encrypted=config.encrypted,
+            place, master=address, token=found, encrypted=config.for_master.encrypted,
             ready=lambda endpoint: typer.echo(f"shard {name} listens on {endpoint}"), end_with_input=end_with_input,
         )  # fmt: skip
 
@@ -87,10 +87,10 @@ def status(
     json_: Json = False,
 ) -> None:
     """Show clusters, versions, staleness, tokens, shards and what is under way."""
-    from spantrain.app.outer.where import reach
-    from spantrain.cli.outer.tables import show_status, watch_status
+    from spantrain.app.outer.join import reach
+    from spantrain.cli.render.outer import show_status, watch_status
 
-    address, found = reach(where, token=token, token_file=token_file)
+    address, found = reach(where, token=token, file=token_file)
     from spantrain.outer.link.link import ask_status
 
     with clean_interrupt("watching"):
@@ -105,13 +105,13 @@ def status(
 @app.command()
 def place(config_path: Config, json_: Json = False) -> None:
     """Say at which place the shards belong, by bandwidths and throughputs, and why."""
-    from spantrain.app.outer.where import place_outer
+    from spantrain.app.outer.join import place_outer
 
     found = place_outer(load_outer(config_path))
     if json_:
         print_json(to_json(found))
         return
-    from spantrain.cli.outer.tables import show_placement
+    from spantrain.cli.render.outer import show_placement
 
     show_placement(found)
 
@@ -125,8 +125,7 @@ def run(
     token_file: TokenFile = None,
 ) -> None:
     """Become a cluster's training command, with what `OuterOptimizer` needs in its environment."""
-    from spantrain.app.outer.run import become
-    from spantrain.app.outer.where import master_address, master_token
+    from spantrain.app.outer.join import become, master_address, master_token
     from spantrain.core.outer.stages import OuterCluster
 
     config = load_outer(config_path)
@@ -135,6 +134,6 @@ def run(
         token=master_token(config, text=token, file=token_file),
         cluster=cluster,
         inner_steps=config.inner_steps,
-        encrypted=config.encrypted,
+        encrypted=config.for_master.encrypted,
     )
     become(command, told)
