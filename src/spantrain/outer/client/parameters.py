@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from spantrain.core.outer.layers import PARAMETER_TYPES, ParameterSpec, plain_name
 from spantrain.devices.registry import settle
 from spantrain.errors import UsageError
-from spantrain.outer.client.ranks import Ranks, SingleRank
+from spantrain.outer.client.ranks import Ranks
 
 _LOG = logging.getLogger(__name__)
 _BLOCK = 1024
@@ -93,7 +93,7 @@ class ModelParameters:
         named = [(plain_name(name), tensor) for name, tensor in given]
         _check(named)
         self._live = {name: tensor.detach() for name, tensor in named}
-        self._ranks = ranks or SingleRank()
+        self._ranks = ranks or Ranks()
         self._places = self._agreed()
         self._drift_told = False
         self._check_copies(trained=False)

@@ -139,6 +139,7 @@ class StageLeader:
                 raise ProtocolError(f"the cluster is cut off from master and shards: {session.cut_off}")
             update = self._update = session.take_update()
             if update.version is not None:
+                session.meter.version = update.version
                 self._watch.came(update.version)
             if update.round_ended and not self._rounds.end_round():
                 session.keep_round()
@@ -159,7 +160,7 @@ class StageLeader:
     def follow(self, meeting: StageMeeting) -> None:
         """Do what was ordered; hear how far the others are."""
         begun_s = time.monotonic()
-        taken = self._copy.follow(meeting.order, self._update.tensors or {})
+        taken = self._copy.follow(meeting.order, self._update.tensors)
         if taken is not None:
             self._taken, self._took_s = taken, time.monotonic() - begun_s
         self._update = SessionUpdate()
