@@ -26,45 +26,41 @@ _PULL_PAUSE_S = 0.25
 """Between a pull that was broken off and the next: a stage that lost its connection takes a while to be back."""
 
 
-class LeaderSession(ClientSession):
-    """A cluster's session whose layers are moved by several processes."""
+class StageLeader(ClientSession):
+    """A cluster's session whose layers are moved by several processes, and its part at the boundaries of steps."""
 
     def __init__(
-        self, cluster: str, layers: tuple[Layer, ...], *, workers: Mapping[str, tuple[int, ...]],
+        self, cluster: str, layers: tuple[Layer, ...], copy: ClusterCopy, *, own: tuple[int, ...],
+        others: Mapping[str, tuple[str, tuple[int, ...]]], inner_steps: int, start: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
-        """`workers`: which layers each moves; the leader is named as the cluster."""
-        super().__init__(cluster, layers, workers=workers, clock=clock)
-        self._of_workers = dict(workers)
+        """Begin a round, without a connection.
+
+        Args:
+            cluster: its name, and that of this process
+            layers: of the whole model
+            copy: of this stage's parameters
+            own: the layers that it moves
+            others: worker's name and layers of the other stages, by device
+            inner_steps: between two pushes
+            start: joins the master; called when all workers are connected, since it gives them work at once
+            clock: in seconds
+        """
+        super().__init__(cluster, layers, workers={cluster: own, **dict(others.values())}, clock=clock)
+        self._copy, self._others = copy, dict(others)
+        self._rounds = StageRounds(others, inner_steps=inner_steps)
+        self._watch = VersionWatch(self, inner_steps=inner_steps)
+        self._start, self._started = start, False
+        self._ordered = SessionUpdate()
+        self._copied: TakenPush | None = None
+        self._took_s = 0.0
         self._pull_due_s: float | None = None
-        self.pull: Ticket | None = None
+        self._pull: Ticket | None = None
         """The last pull that began."""
-        self.update_pull: Ticket | None = None
+        self._update_pull: Ticket | None = None
         """The pull that brought the version of the last update."""
 
-    def heard_of(self, worker: str, report: StageReport) -> None:
-        """Take in how far another stage is."""
-        with self.changed:
-            said: list[Said] = []
-            for layer in self._of_workers[worker]:
-                if report.sent is not None:
-                    said += self._client.sent(self._transfer(worker, report.sent, layer))
-                if report.whole is not None:
-                    said += self._client.arrived(self._transfer(worker, report.whole, layer))
-            if said:
-                # Of what arrived the worker itself has told the master.
-                self._carry_out([one for one in said if not isinstance(one, on.Moved)])
-                self._notify()
-
-    def _transfer(self, worker: str, ticket: Ticket, layer: int) -> LayerTransfer:
-        return LayerTransfer(ticket=ticket, cluster=self.name, worker=worker, layer=layer, shard="", size_bytes=0)
-
-    def pull_if_due(self) -> None:
-        """Ask for a pull again that was broken off a while ago."""
-        with self.changed:
-            if self._pull_due_s is not None and self._clock() >= self._pull_due_s:
-                self._pull_due_s = None
-                super()._tell(on.PullAsked(cluster=self.name))
+    # From the link.
 
     def joined(self, welcome: MasterWelcome) -> tuple[OuterEvent, ...]:
         """Take note of a new connection; return the event to register with."""
@@ -82,11 +78,11 @@ class LeaderSession(ClientSession):
     def _note(self, command: OuterCommand) -> None:
         super()._note(command)
         if isinstance(command, do.StartPull):
-            self.pull = command.pull
+            self._pull = command.pull
 
     def _use(self, command: UseVersion) -> None:
         super()._use(command)
-        self.update_pull = self.pull
+        self._update_pull = self._pull
 
     def _tell(self, event: OuterEvent) -> None:
         if isinstance(event, on.PullAsked):
@@ -94,38 +90,15 @@ class LeaderSession(ClientSession):
         else:
             super()._tell(event)
 
-
-class StageLeader:
-    """The leader's part at the boundaries of steps."""
-
-    def __init__(
-        self, session: LeaderSession, copy: ClusterCopy, workers: Mapping[str, str], *, inner_steps: int,
-        start: Callable[[], None],
-    ) -> None:  # fmt: skip
-        """Begin a round.
-
-        Args:
-            session: of the cluster
-            copy: of this stage's parameters
-            workers: the names of those that move the other layers, by device
-            inner_steps: between two pushes
-            start: joins the master; called when all workers are connected, since it gives them work at once
-        """
-        self.session, self._copy, self._workers = session, copy, dict(workers)
-        self._rounds = StageRounds(workers, inner_steps=inner_steps)
-        self._watch = VersionWatch(session, inner_steps=inner_steps)
-        self._start, self._started = start, False
-        self._update = SessionUpdate()
-        self._taken: TakenPush | None = None
-        self._took_s = 0.0
+    # At the boundaries of steps.
 
     def step(self, tokens: int) -> None:
         """Count a step that all stages have done, or are about to end."""
         self._rounds.pushes.step(tokens)
-        self.session.stepped()
+        self.stepped()
         self._watch.step()
-        self.session.meter.inner_steps += 1
-        self.session.meter.tokens += tokens
+        self.meter.inner_steps += 1
+        self.meter.tokens += tokens
 
     def report(self, *, everything: bool = False, over: bool = False) -> StageReport:
         """Say what all do now; `everything`: push whatever there is; `over`: and then end waiting.
@@ -133,69 +106,73 @@ class StageLeader:
         Raises:
             ProtocolError: a fault of this side has cut it off.
         """
-        session = self.session
-        with session.changed:
-            if session.cut_off:
-                raise ProtocolError(f"the cluster is cut off from master and shards: {session.cut_off}")
-            update = self._update = session.take_update()
+        with self.changed:
+            if self.cut_off:
+                raise ProtocolError(f"the cluster is cut off from master and shards: {self.cut_off}")
+            update = self._ordered = self.take_update()
             if update.version is not None:
-                session.meter.version = update.version
+                self.meter.version = update.version
                 self._watch.came(update.version)
             if update.round_ended and not self._rounds.end_round():
-                session.keep_round()
+                self.keep_round()
             known = StageOrder(
                 skipped=update.skipped,
-                pull=None if update.version is None else session.update_pull,
+                pull=None if update.version is None else self._update_pull,
                 version=update.version or 0,
                 counted=update.counted,
                 left_out=update.left_out,
                 over=over,
-                floor=session.pull,
+                floor=self._pull,
             )
             order = self._rounds.order(
-                known, can_push=session.can_push, wants_first=session.wants_first, everything=everything
+                known, can_push=self.can_push, wants_first=self.wants_first, everything=everything
             )
-            return StageReport(connected=session.registered, order=order)
+            return StageReport(connected=self.registered, order=order)
 
     def follow(self, meeting: StageMeeting) -> None:
         """Do what was ordered; hear how far the others are."""
         begun_s = time.monotonic()
-        taken = self._copy.follow(meeting.order, self._update.tensors)
+        taken = self._copy.follow(meeting.order, self._ordered.tensors)
         if taken is not None:
-            self._taken, self._took_s = taken, time.monotonic() - begun_s
-        self._update = SessionUpdate()
-        others = {name: meeting.reports[name] for name in self._workers}
+            self._copied, self._took_s = taken, time.monotonic() - begun_s
+        self._ordered = SessionUpdate()
+        others = {device: meeting.reports[device] for device in self._others}
         if not self._started and all(report.connected for report in others.values()):
             self._started = True
             self._start()
-        for name, report in others.items():
-            self.session.heard_of(self._workers[name], report)
+        for device, report in others.items():
+            self._hear_of(*self._others[device], report)
         tokens = self._rounds.to_ask(others)
-        if tokens is not None and self._taken is not None:
-            ends_round = self._rounds.pushes.ends_round
-            self.session.ask(self._taken, tokens=tokens, took_s=self._took_s, ends_round=ends_round)
-            self._taken = None
-        self.session.pull_if_due()
+        if tokens is not None and self._copied is not None:
+            self.ask(self._copied, tokens=tokens, took_s=self._took_s, ends_round=self._rounds.pushes.ends_round)
+            self._copied = None
+        self._pull_if_due()
 
-    @property
-    def heard(self) -> int:
-        """How often something was heard."""
-        return self.session.heard
+    def _hear_of(self, worker: str, layers: tuple[int, ...], report: StageReport) -> None:
+        """Take in how far another stage is."""
+        with self.changed:
+            said: list[Said] = []
+            for layer in layers:
+                if report.sent is not None:
+                    said += self._client.sent(self._transfer(worker, report.sent, layer))
+                if report.whole is not None:
+                    said += self._client.arrived(self._transfer(worker, report.whole, layer))
+            if said:
+                # Of what arrived the worker itself has told the master.
+                self._carry_out([one for one in said if not isinstance(one, on.Moved)])
+                self._notify()
 
-    def wait(self, heard: int, limit_s: float) -> None:
-        """Wait until something was heard since `heard` was read, or the time is over."""
-        self.session.wait(heard, limit_s)
+    def _transfer(self, worker: str, ticket: Ticket, layer: int) -> LayerTransfer:
+        return LayerTransfer(ticket=ticket, cluster=self.name, worker=worker, layer=layer, shard="", size_bytes=0)
 
-    @property
-    def has_begun(self) -> bool:
-        """Whether a version is here, or this cluster brings the first."""
-        return self.session.has_begun
+    def _pull_if_due(self) -> None:
+        """Ask for a pull again that was broken off a while ago."""
+        with self.changed:
+            if self._pull_due_s is not None and self._clock() >= self._pull_due_s:
+                self._pull_due_s = None
+                super()._tell(on.PullAsked(cluster=self.name))
 
     @property
     def has_given_all(self) -> bool:
         """Whether nothing is under way, and nothing left to give."""
-        return self.session.is_idle and not self._rounds.some_left
-
-    def close(self) -> None:
-        """Say goodbye, and end."""
-        self.session.close()
+        return self.is_idle and not self._rounds.some_left

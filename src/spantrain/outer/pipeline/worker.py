@@ -21,12 +21,10 @@ from spantrain.errors import ProtocolError
 from spantrain.outer.client.action_queue import LayerMover
 from spantrain.outer.client.replica import ClusterCopy, TakenPush
 from spantrain.outer.client.sessions import NetworkConnector
-from spantrain.outer.link.link import MasterLink, MasterWelcome, MemberFacts
-from spantrain.outer.pipeline.leader import LeaderSession, StageLeader
+from spantrain.outer.link.link import MasterWelcome
+from spantrain.outer.pipeline.leader import StageLeader
 from spantrain.outer.shard.numerics import Tensors
-from spantrain.transport.connection.peers import KeyPair
 from spantrain.transport.layers.interface import LayerKey
-from spantrain.transport.layers.transport import LayerWire
 
 
 class StageWorker(LayerMover):
@@ -183,27 +181,26 @@ def lead_stages(
         UsageError: address, token or name are none.
     """
     connector = NetworkConnector(master=cluster.master, token=cluster.token, encrypted=cluster.encrypted)
-    workers = {device: name for device, (name, _) in others.items()}
     with ExitStack() as undo:
-        session = LeaderSession(cluster.cluster, layers, workers={cluster.cluster: own, **dict(others.values())})
-        undo.callback(session.close)
-        session.connect(*connector.connect(session, cluster.cluster, layers))
+        leader = StageLeader(
+            cluster.cluster, layers, copy, own=own, others=others, inner_steps=cluster.inner_steps,
+            start=connector.start,
+        )  # fmt: skip
+        undo.callback(leader.close)
+        leader.connect(*connector.connect(leader, cluster.cluster, layers))
         undo.pop_all()
-    return StageLeader(session, copy, workers, inner_steps=cluster.inner_steps, start=connector.start)
+    return leader
 
 
 def work_as_stage(
     cluster: OuterCluster, layers: tuple[Layer, ...], copy: ClusterCopy, *, name: str, own: tuple[int, ...]
 ) -> StageWorker:
     """Return a stage that does not lead; it joins at once, for ever."""
-    keypair = KeyPair.generate() if cluster.encrypted else None
+    connector = NetworkConnector(master=cluster.master, token=cluster.token, encrypted=cluster.encrypted)
     with ExitStack() as undo:
         worker = StageWorker(name, layers, own, copy)
         undo.callback(worker.close)
-        wire = LayerWire(name=name, bind="", keypair=keypair, listener=worker)
-        facts = MemberFacts(kind="worker", public_key=wire.public_key)
-        link = MasterLink(address=cluster.master, token=cluster.token, member=name, facts=facts, listener=worker)
-        worker.connect(link, wire)
+        worker.connect(*connector.connect(worker, name))
         undo.pop_all()
-    link.start()
+    connector.start()
     return worker

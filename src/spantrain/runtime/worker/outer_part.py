@@ -312,7 +312,7 @@ class OuterPart:
         if not self._until(lambda leader: leader.has_given_all, _FINISH_S, step, everything=True):
             self._note(f"the last push was in no version after {_FINISH_S:.0f} s")
         if isinstance(self._end, StageLeader):
-            metrics = self._end.session.meter.read()
+            metrics = self._end.meter.read()
             skipped = sum(metrics.skipped.values())
             self._note(f"version {metrics.version}, {metrics.outer_rounds} rounds, {skipped} of no use")
 
