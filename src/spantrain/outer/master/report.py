@@ -1,14 +1,19 @@
 """A master's status, put together from what its service knows."""
 
+from operator import attrgetter, itemgetter
+
 from spantrain.outer.link.status import (
     ChunksStatus,
     ClusterStatus,
     FragmentStatus,
+    LayerLinkStatus,
     MasterStatus,
     ShardStatus,
+    TransferStatus,
     UpdateStatus,
 )
 from spantrain.outer.master.service import MasterService
+from spantrain.outer.policy.fragments import FragmentedMaster
 from spantrain.outer.policy.guard import NormLevel
 from spantrain.outer.policy.master import OuterMaster
 from spantrain.outer.policy.settings import ClusterRecord, MasterState
@@ -31,8 +36,8 @@ def status_of(service: MasterService, *, address: str, now_s: float) -> MasterSt
         size_bytes=layout.size_bytes if layout else 0,
         clusters=_clusters(service, now_s),
         shards=tuple(_shard(service, name, now_s) for name in service.config.shards),
-        transfers=service.clock.moving(now_s, service.master.layer_of) if service.master else (),
-        links=service.clock.links,
+        transfers=_transfers(service.master, now_s) if service.master else (),
+        links=_links(service.master) if service.master else (),
         last_update=_last_update(service.master.parts[0] if service.master else None),
         fragments=tuple(map(_fragment, service.master.parts)) if service.master and len(state.fragments) > 1 else (),
         chunks=_chunks(leading),
@@ -92,7 +97,7 @@ def _waits_for(service: MasterService, now_s: float) -> str:
     assert service.master
     if answers := sorted({shard for part in service.master.parts for shard in part.updates.missing}):
         return f"answers of {', '.join(answers)} in an update"
-    pushes = [one for one in service.clock.moving(now_s, service.master.layer_of) if one.way == "push"]
+    pushes = [one for one in _transfers(service.master, now_s) if one.way == "push"]
     if pushes:
         first = max(pushes, key=lambda one: one.since_s)
         return (
@@ -120,6 +125,43 @@ def _shard(service: MasterService, name: str, now_s: float) -> ShardStatus:
         size_bytes=sum(layer.size_bytes for layer in layers),
         heard_ago_s=now_s - connection.heard_s if connection else None,
     )
+
+
+def _transfers(master: FragmentedMaster, now_s: float) -> tuple[TransferStatus, ...]:
+    """Return the layers on their way, those that began first first."""
+    moving = [
+        (begun_s, way, one) for way, schedule in master.lines.schedules.items()
+        for one, begun_s in schedule.running.items()
+    ]  # fmt: skip
+    return tuple(
+        TransferStatus(
+            way=way.value,
+            cluster=one.cluster,
+            worker=one.worker,
+            layer=master.layer_of(one),
+            shard=one.shard,
+            size_bytes=one.size_bytes,
+            since_s=now_s - begun_s,
+        )
+        for begun_s, way, one in sorted(moving, key=itemgetter(0))
+    )
+
+
+def _links(master: FragmentedMaster) -> tuple[LayerLinkStatus, ...]:
+    """Return what went over each link, by cluster, shard and way."""
+    links = (
+        LayerLinkStatus(
+            cluster=cluster,
+            shard=shard,
+            way=way.value,
+            layers=link.layers,
+            size_bytes=link.size_bytes,
+            bytes_per_s=link.bytes_per_s,
+        )
+        for way, schedule in master.lines.schedules.items()
+        for (cluster, shard), link in schedule.links.items()
+    )
+    return tuple(sorted(links, key=attrgetter("cluster", "shard", "way")))
 
 
 def _fragment(part: OuterMaster) -> FragmentStatus:

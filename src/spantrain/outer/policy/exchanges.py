@@ -61,6 +61,11 @@ class SharedLines:
         self.exchanges: dict[Ticket, OngoingExchange] = {}
         """That are under way."""
 
+    @property
+    def moving(self) -> tuple[tuple[TransferWay, LayerTransfer], ...]:
+        """Layers under way."""
+        return tuple((way, one) for way, schedule in self.schedules.items() for one in sorted(schedule.running))
+
     def moves(self, now_s: float) -> list[OuterCommand]:
         """Return the layers to move now."""
         return [self._move(way, one) for way, schedule in self.schedules.items() for one in schedule.begin(now_s)]
@@ -100,12 +105,6 @@ class ExchangeControl:
         self._lines = lines or SharedLines(layout.shards, settings)
         self._whole, self._pushed = (_sizes(layout, one) for one in (WireFormat.NATIVE, settings.push_format))
         self._owed: dict[str, str] = {}
-
-    @property
-    def moving(self) -> tuple[tuple[TransferWay, LayerTransfer], ...]:
-        """Layers under way."""
-        running = ((way, one) for way, schedule in self._lines.schedules.items() for one in sorted(schedule.running))
-        return tuple((way, one) for way, one in running if one.ticket in self.under_way)
 
     @property
     def next_limit_s(self) -> float | None:

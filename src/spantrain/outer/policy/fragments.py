@@ -95,7 +95,7 @@ class FragmentedMaster:
         before = (state or FragmentedState.of(count)).fragments
         if len(before) != count:
             raise ValueError(f"the state is of {len(before)} fragments, the settings are of {count}; give it its own")
-        lines = SharedLines(layout.shards, settings)
+        lines = self.lines = SharedLines(layout.shards, settings)
         self.layout = layout
         self.parts = tuple(
             OuterMaster(
@@ -126,7 +126,7 @@ class FragmentedMaster:
     @property
     def transfers(self) -> tuple[tuple[TransferWay, on.LayerTransfer], ...]:
         """Layers under way."""
-        return tuple(one for part in self.parts for one in part.traffic.moving)
+        return self.lines.moving
 
     @property
     def dropped(self) -> Counter[str]:
