@@ -1,26 +1,30 @@
 """outer.yaml -> OuterConfig: where master and shards are, with what numbers they work, and where shards could be.
 
 Strict, with all that is wrong in one message. The schema is in docs/outer.md. The numbers' bounds are those of their
-fields (`outer.policy.settings`, `outer.policy.guard`, `outer.rules`), read by `outer.file_numbers`.
+fields (`outer.policy.settings`, `outer.policy.guard`, `outer.rules`).
 """
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from enum import Enum
 from pathlib import Path
-from typing import TypeVar
+from types import NoneType
+from typing import Any, TypeVar, get_args, get_type_hints
 
 from spantrain.config.files.problems import Problems
 from spantrain.config.files.text_files import read_text
 from spantrain.config.files.yaml_fields import Field, parse_yaml
+from spantrain.core.bounds import Bounds, bounds_of
 from spantrain.core.outer.stages import INNER_STEPS
-from spantrain.core.quantities import parse_bandwidth, parse_bytes
+from spantrain.core.quantities import parse_bandwidth, parse_bytes, parse_seconds
 from spantrain.errors import ConfigError
-from spantrain.outer.file_numbers import read_numbers, read_rule, read_switch
 from spantrain.outer.master.config import MasterConfig
 from spantrain.outer.policy.guard import GuardSettings
 from spantrain.outer.policy.placement import OuterPlaces
 from spantrain.outer.policy.settings import OuterSettings
+from spantrain.outer.rules.nesterov import Nesterov
+from spantrain.outer.rules.registry import OuterRule, rules
 
 _REMEDY = "name a file such as docs/outer.md shows"
 _OPTIONAL = ("inner_steps", "rule", "settings", "guard", "data", "encryption", "placement")
@@ -37,7 +41,11 @@ _MAX_ITEMS = 256
 _ADDRESS = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([\w-]{1,63}(?:\.[\w-]{1,63})*\.?)):(\d{1,5})", re.ASCII)
 _EXAMPLE = "192.0.2.7:29500 or [2001:db8::7]:29500"
 _ANYWHERE = ("0.0.0.0", "::")
+T = TypeVar("T")
 _Key = TypeVar("_Key")
+_SWITCH = {"on": True, "off": False}
+_BAD = object()
+"""In the place of a value that cannot be read; its problem is noted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,11 +119,11 @@ def parse_outer(text: str, *, source: str, folder: Path) -> OuterConfig:
     shards = _read_shards(top.get("shards"), folder)
     _check_apart(top.get("shards"), master, shards)
     inner_steps = top["inner_steps"].count(most=_MAX_STEPS) if "inner_steps" in top else INNER_STEPS
-    rule = read_rule(top.get("rule"))
-    settings = read_numbers(top.get("settings"), OuterSettings)
-    settings = replace(settings, guard=read_numbers(top.get("guard"), GuardSettings))
+    rule = _read_rule(top.get("rule"))
+    settings = _read_numbers(top.get("settings"), OuterSettings)
+    settings = replace(settings, guard=_read_numbers(top.get("guard"), GuardSettings))
     samples, chunks, passes = _read_data(top["data"]) if "data" in top else (0, 0, None)
-    encrypted = read_switch(top["encryption"]) if "encryption" in top else True
+    encrypted = _read_switch(top["encryption"]) if "encryption" in top else True
     model_bytes, places = _read_places(top["placement"]) if "placement" in top else (0, None)
     problems.check()
     return OuterConfig(
@@ -136,6 +144,80 @@ def parse_outer(text: str, *, source: str, folder: Path) -> OuterConfig:
         model_bytes=model_bytes,
         places=places,
     )
+
+
+# Numbers: a table is read into the dataclass that has them, by the types and bounds of its fields.
+
+
+def _read_numbers(at: Field | None, kind: type[T], *, beside: Collection[str] = ()) -> T:
+    """Read a table; what it leaves out is as the dataclass has it, and what is wrong becomes problems.
+
+    A field in seconds is written without its `_s`, and with a unit; one that may be None, as `none`. `beside`: further
+    keys, which somebody else reads. Fields that are dataclasses have tables of their own.
+    """
+    types = get_type_hints(kind)
+    hints = {one.name.removesuffix("_s"): (one.name, types[one.name]) for one in fields(kind)}  # type: ignore[arg-type]
+    known = [key for key, (_, hint) in hints.items() if not hasattr(hint, "__dataclass_fields__")]
+    is_empty = at is None or (at.is_list_or_empty and not at.is_list)
+    row = at.table(required=(), optional=(*beside, *known)) if at and not is_empty else {}
+    values = {}
+    for key in row.keys() & set(known):
+        name, hint = hints[key]
+        value = _read(row[key], hint, in_seconds=name != key, bounds=bounds_of(kind).get(name, Bounds()))
+        if value is not _BAD:
+            values[name] = value
+    return kind(**values)
+
+
+def _read_rule(at: Field | None) -> OuterRule:
+    """Read the rule of the outer step: its `name`, if it is not the default, and its numbers."""
+    row = at.entries() if at is not None and at.is_table else {}
+    kinds = rules()
+    name = _text(row["name"]) if "name" in row else Nesterov.name
+    if name not in kinds:
+        row["name"].problem(f"{name!r} must be one of {', '.join(sorted(kinds))}")
+    return _read_numbers(at, kinds.get(name or "", Nesterov), beside=("name",))
+
+
+def _read_switch(at: Field) -> bool:
+    """Return whether it says `on`; what is neither on nor off becomes a problem."""
+    text = _text(at)
+    if text not in _SWITCH:
+        at.problem("must be on or off" if text is None else f"{text!r} must be on or off")
+    return _SWITCH.get(text or "", True)
+
+
+def _read(at: Field, hint: Any, *, in_seconds: bool, bounds: Bounds) -> Any:
+    may_be_none = NoneType in get_args(hint)
+    if may_be_none and _text(at) == "none":
+        return None
+    kind = next((one for one in get_args(hint) if one is not NoneType), hint)
+    if kind is bool:
+        return _read_switch(at)
+    if issubclass(kind, Enum):
+        text = _text(at)
+        if text in [one.value for one in kind]:
+            return kind(text)
+        at.problem(f"{'' if text is None else f'{text!r} '}must be one of {', '.join(one.value for one in kind)}")
+        return _BAD
+    if kind is int:
+        count = at.count(most=int(bounds.high))
+        return count if bounds.holds(count) else _refuse(at, count, f"at least {bounds.low}")
+    if in_seconds:
+        return at.quantity(parse_seconds, zero_allowed=bounds.holds(0))
+    value = at.number()
+    if value is None or bounds.holds(value):
+        return _BAD if value is None else value
+    return _refuse(at, value, f"{bounds}, or none" if may_be_none else str(bounds))
+
+
+def _refuse(at: Field, value: float, wanted: str) -> object:
+    at.problem(f"{value:g} must be {wanted}")
+    return _BAD
+
+
+def _text(at: Field) -> str | None:
+    return None if at.is_table or at.is_list else at.text()
 
 
 # Master and shards.
