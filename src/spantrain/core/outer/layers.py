@@ -276,20 +276,16 @@ def fragment_layouts(layout: ShardLayout, fragments: int) -> tuple[ShardLayout, 
     return tuple(
         ShardLayout(
             layers=fragment_layers(layout.layers, number, fragments),
-            runs=tuple(_run_of_fragment(run, number, fragments) for run in layout.runs),
+            runs=tuple(
+                # So many layers of the fragment are before the run's first, and before its end.
+                ShardRun(
+                    shard=run.shard, first=-((number - run.first) // fragments), end=-((number - run.end) // fragments)
+                )
+                for run in layout.runs
+            ),
         )
         for number in range(fragments)
     )
-
-
-def _run_of_fragment(run: ShardRun, fragment: int, fragments: int) -> ShardRun:
-    first, end = (_before(layer, fragment, fragments) for layer in (run.first, run.end))
-    return ShardRun(shard=run.shard, first=first, end=end)
-
-
-def _before(layer: int, fragment: int, fragments: int) -> int:
-    """Return how many layers of a fragment are before a layer."""
-    return -((fragment - layer) // fragments)
 
 
 LAYER_BYTES = 16 * 2**20

@@ -45,15 +45,13 @@ class ChunkOrder:
         if (chunk, data_pass) not in self._orders:
             while len(self._orders) >= _KEPT_ORDERS:
                 del self._orders[next(iter(self._orders))]
-            self._orders[chunk, data_pass] = self._drawn(chunk, data_pass)
+            first, end = (self._samples * k // self._chunks for k in (chunk, chunk + 1))
+            order = list(range(first, end))
+            if self._seed is not None:
+                chance = torch.Generator().manual_seed(((self._seed << 20) + data_pass << 24) + chunk & _SEEDS)
+                order = [first + place for place in torch.randperm(end - first, generator=chance).tolist()]
+            self._orders[chunk, data_pass] = order
         return self._orders[chunk, data_pass]
-
-    def _drawn(self, chunk: int, data_pass: int) -> list[int]:
-        first, end = (self._samples * k // self._chunks for k in (chunk, chunk + 1))
-        if self._seed is None:
-            return list(range(first, end))
-        chance = torch.Generator().manual_seed(((self._seed << 20) + data_pass << 24) + chunk & _SEEDS)
-        return [first + place for place in torch.randperm(end - first, generator=chance).tolist()]
 
 
 class _Next(IntEnum):

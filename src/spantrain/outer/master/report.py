@@ -23,6 +23,8 @@ def status_of(service: MasterService, *, address: str, now_s: float) -> MasterSt
     """Return all that a master can tell of itself, but for what the control plane refused."""
     state, layout = service.state, service.layout
     leading, late_s = state.leading, service.late_s(now_s)
+    here = {one.name for one in service.connections if one.facts.kind == "cluster"}
+    counted = (one.clusters.keys() for one in state.fragments)
     return MasterStatus(
         address=address,
         epoch=leading.epoch,
@@ -34,7 +36,7 @@ def status_of(service: MasterService, *, address: str, now_s: float) -> MasterSt
         left_out=state.left_out,
         layers=len(layout.layers) if layout else 0,
         size_bytes=layout.size_bytes if layout else 0,
-        clusters=_clusters(service, now_s),
+        clusters=tuple(_cluster(service, name, now_s) for name in sorted(here.union(*counted))),
         shards=tuple(_shard(service, name, now_s) for name in service.config.shards),
         transfers=_transfers(service.master, now_s) if service.master else (),
         links=_links(service.master) if service.master else (),
@@ -44,12 +46,6 @@ def status_of(service: MasterService, *, address: str, now_s: float) -> MasterSt
         refusals=dict(service.refusals),
         dropped={**service.dropped, **(service.master.dropped if service.master else {})},
     )
-
-
-def _clusters(service: MasterService, now_s: float) -> tuple[ClusterStatus, ...]:
-    here = {one.name for one in service.connections if one.facts.kind == "cluster"}
-    counted = (one.clusters.keys() for one in service.state.fragments)
-    return tuple(_cluster(service, name, now_s) for name in sorted(here.union(*counted)))
 
 
 def _cluster(service: MasterService, name: str, now_s: float) -> ClusterStatus:

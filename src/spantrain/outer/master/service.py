@@ -96,14 +96,11 @@ class MasterService:
         connection = self.connections.open(now_s, name, facts)
         _log.info("%s %s is connected (%d)", facts.kind, name, connection.number)
         self._announce(now_s)
-        return connection.number, self._welcome(facts.kind)
-
-    def _welcome(self, kind: str) -> MasterWelcome:
-        return MasterWelcome(
+        return connection.number, MasterWelcome(
             layout=self.layout,
             rule=self.config.rule,
             settings=self.config.settings,
-            peers=self.connections.peers_of(kind),
+            peers=self.connections.peers_of(facts.kind),
             samples=self.config.samples,
             chunks=self.config.chunks,
         )

@@ -77,12 +77,6 @@ class SharedLines:
         return do.Move(way=way, transfer=transfer, version=version, parameters=parameters, reason=reason)
 
 
-def _sizes(layout: ShardLayout, wire_format: WireFormat) -> tuple[tuple[int, ...], WireFormat]:
-    """Return the bytes of each layer in a format, and the format."""
-    layers = layout.layers
-    return tuple(sum(one.size_bytes for one in layer.sent_as(wire_format)) for layer in layers), wire_format
-
-
 _PULL_FIRST = ": pull that first"
 """The end of a refusal after which a pull begins."""
 
@@ -102,14 +96,17 @@ class ExchangeControl:
         """To look at."""
         self._layout, self._settings, self._new_ticket = layout, settings, new_ticket
         self._clusters, self._shards, self._updates = clusters, shards, updates
-        self._lines = lines or SharedLines(layout.shards, settings)
-        self._whole, self._pushed = (_sizes(layout, one) for one in (WireFormat.NATIVE, settings.push_format))
+        self.lines = lines or SharedLines(layout.shards, settings)
+        self._size_bytes = {
+            wire_format: [sum(one.size_bytes for one in layer.sent_as(wire_format)) for layer in layout.layers]
+            for wire_format in (WireFormat.NATIVE, settings.push_format)
+        }
         self._owed: dict[str, str] = {}
 
     @property
     def next_limit_s(self) -> float | None:
         """When the next has taken too long, or a layer of any keeps a shard no longer."""
-        slow_s = [schedule.slow_s for schedule in self._lines.schedules.values()]
+        slow_s = [schedule.slow_s for schedule in self.lines.schedules.values()]
         ends_s = (one.begun_s + self._settings.transfer_limit_s for one in self.under_way.values())
         return min((time_s for time_s in (*slow_s, *ends_s) if time_s is not None), default=None)
 
@@ -182,7 +179,7 @@ class ExchangeControl:
 
     def moved(self, now_s: float, event: on.Moved) -> list[OuterCommand] | None:
         """Note that a layer arrived."""
-        if not self._lines.schedules[event.way].end(now_s, event.transfer):
+        if not self.lines.schedules[event.way].end(now_s, event.transfer):
             return None
         exchange = self.under_way[event.transfer.ticket]
         exchange.waiting.remove(event.transfer.layer)
@@ -196,7 +193,7 @@ class ExchangeControl:
     def lost(self, event: on.TransferLost) -> list[OuterCommand] | None:
         """End what a layer belongs to that did not arrive."""
         exchange = self.under_way.get(event.transfer.ticket)
-        if exchange is None or event.transfer not in self._lines.schedules[event.way].running:
+        if exchange is None or event.transfer not in self.lines.schedules[event.way].running:
             return None
         return self._end(exchange, f"layer {event.transfer.layer}: {event.reason}")
 
@@ -247,25 +244,21 @@ class ExchangeControl:
                 commands.append(pull)
         return commands
 
-    def moves(self, now_s: float) -> list[OuterCommand]:
-        """Return the layers to move now, of all fragments."""
-        return self._lines.moves(now_s)
-
     def _begin(self, now_s: float, ticket: Ticket, cluster: str, version: int, push: Push | None = None) -> None:
         """Put all layers of a push or a pull in line."""
         exchange = OngoingExchange(ticket=ticket, cluster=cluster, version=version, begun_s=now_s, push=push)
         assert self._of(exchange.way, cluster) is None
-        self.under_way[ticket] = self._lines.exchanges[ticket] = exchange
+        self.under_way[ticket] = self.lines.exchanges[ticket] = exchange
         exchange.waiting = set(range(len(self._layout.layers)))
-        sizes, wire_format = self._pushed if push and not push.parameters else self._whole
-        self._lines.schedules[exchange.way].add(
+        wire_format = self._settings.push_format if push and not push.parameters else WireFormat.NATIVE
+        self.lines.schedules[exchange.way].add(
             LayerTransfer(
                 ticket=ticket,
                 cluster=cluster,
                 worker=worker,
                 layer=layer,
                 shard=self._layout.shard_of(layer),
-                size_bytes=sizes[layer],
+                size_bytes=self._size_bytes[wire_format][layer],
                 wire_format=wire_format,
             )
             for worker, layers in sorted(self._clusters.workers[cluster].items())
@@ -274,8 +267,8 @@ class ExchangeControl:
 
     def _drop(self, exchange: OngoingExchange) -> None:
         """Take out a push or a pull, whole or not."""
-        del self.under_way[exchange.ticket], self._lines.exchanges[exchange.ticket]
-        self._lines.schedules[exchange.way].drop(exchange.ticket)
+        del self.under_way[exchange.ticket], self.lines.exchanges[exchange.ticket]
+        self.lines.schedules[exchange.way].drop(exchange.ticket)
 
     # What ends before its time.
 

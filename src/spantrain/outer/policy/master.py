@@ -265,7 +265,7 @@ class OuterMaster:
         self._out += self.updates.begin(now_s, self._ticket, self.trains(now_s))
         if self.updates.state.seeded and not self.updates.committing:
             self._out += self.traffic.pull(now_s)
-        self._out += self.traffic.moves(now_s)
+        self._out += self.traffic.lines.moves(now_s)
 
     def _restore(self, now_s: float) -> None:
         version, source = self.updates.go_back(self.shards.common())
