@@ -14,8 +14,7 @@ from spantrain.core.outer.stages import StageMeeting
 from spantrain.outer.client.parameters import spec_of
 from spantrain.outer.client.replica import ClusterCopy
 from spantrain.outer.link.link import MasterWelcome
-from spantrain.outer.pipeline.leader import StageLeader
-from spantrain.outer.pipeline.worker import StageWorker
+from spantrain.outer.pipeline import StageLeader, StageWorker
 from testing.outer.clients import MadeUpConnector, MadeUpServer
 from testing.patience import PATIENCE_S
 

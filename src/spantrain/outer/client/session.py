@@ -181,7 +181,11 @@ class ClientSession(LayerMover):
         with self.changed:
             if not self._fragment:
                 self._actions.connect()
-            self._forget_all()
+            self._coming = {}
+            self._client.disconnected()
+            self.meter.end("push", self._fragment)
+            self.meter.end("pull", self._fragment)
+            self._forget_moves()
             self.data = welcome
             if self.cut_off:
                 return ()
@@ -322,13 +326,6 @@ class ClientSession(LayerMover):
             counted=command.counted or before.counted,
             left_out=command.left_out or before.left_out,
         )
-
-    def _forget_all(self) -> None:
-        self._coming = {}
-        self._client.disconnected()
-        self.meter.end("push", self._fragment)
-        self.meter.end("pull", self._fragment)
-        self._forget_moves()
 
     def _tell(self, event: OuterEvent) -> None:
         super()._tell(of_fragment(self._fragment, event))

@@ -30,8 +30,7 @@ from spantrain.models.build import empty_unit
 from spantrain.models.units import trained_names
 from spantrain.outer.client.parameters import empty_copy, spec_of
 from spantrain.outer.client.replica import ClusterCopy
-from spantrain.outer.pipeline.leader import StageLeader
-from spantrain.outer.pipeline.worker import StageWorker, lead_stages, work_as_stage, worker_name
+from spantrain.outer.pipeline import StageLeader, StageWorker, lead_stages, work_as_stage, worker_name
 from spantrain.runtime.checkpoint.holding import first_names
 from spantrain.runtime.gradients.part_sums import hand_out
 from spantrain.runtime.redistribution.transfer import ExchangeChannel

@@ -58,11 +58,6 @@ class _FromPeer:
     came_s: float = 0.0
     """When the last piece came, or a layer began."""
 
-    def has_room_for(self, opening: Opening) -> bool:
-        """Whether one more layer may be opened before it is expected."""
-        parameters = sum(len(one.opening.parameters) for one in self.early.values()) + len(opening.parameters)
-        return len(self.early) < _EARLY_LAYERS and parameters <= _EARLY_PARAMETERS
-
 
 class Arrivals:
     """All that comes; owned by the thread of the sockets, but for what the copiers do."""
@@ -142,9 +137,10 @@ class Arrivals:
             tell(link, CONTROL, encode_refused(number, f"{key.ticket} has ended"))
             return
         early = _EarlyLayer(opening, now_s)
+        parameters = sum(len(one.opening.parameters) for one in [*theirs.early.values(), early])
         if key in theirs.expected:
             self._begin(link, theirs, early, now_s)
-        elif theirs.has_room_for(opening):
+        elif len(theirs.early) < _EARLY_LAYERS and parameters <= _EARLY_PARAMETERS:
             theirs.early[number] = early
         else:
             self._refuse(link, number, key, "not expected", f"{key}, nor {len(theirs.early)} before it")

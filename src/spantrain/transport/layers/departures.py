@@ -144,18 +144,17 @@ class Departures:
         while True:
             piece = layer.ahead if layer.ahead is not None else next(layer.left, None)
             layer.ahead = piece
-            if piece is None or not self._has_room(link, theirs, layer, len(piece)):
+            if layer.granted_bytes is None:
+                room_bytes = link.state.window_bytes - theirs.early_bytes
+            else:
+                room_bytes = layer.granted_bytes - layer.poured_bytes
+            if piece is None or len(piece) > room_bytes:
                 return
             tell(link, LAYERS, encode_pair(DATA, layer.number, layer.poured_bytes), piece)
             layer.ahead, layer.moved_s = None, now_s
             layer.poured_bytes += len(piece)
             theirs.early_bytes += len(piece) if layer.granted_bytes is None else 0
             self.bytes_by_peer[link.name] += len(piece)
-
-    def _has_room(self, link: LayerLink, theirs: _ToPeer, layer: GoingLayer, size_bytes: int) -> bool:
-        if layer.granted_bytes is None:
-            return theirs.early_bytes + size_bytes <= link.state.window_bytes
-        return layer.poured_bytes + size_bytes <= layer.granted_bytes
 
     # What the other side says of them; what it says of others is old.
 
