@@ -205,11 +205,11 @@ class GptCluster:
         taken, specs = self._taken, self._layers[index].parameters
         assert taken
         if parameters:
-            return taken.first(specs)
+            return taken.tensors(specs, parameters=True)
         if self._spoil:
             spoiled = {one.name: self._spoiled(taken.start[one.name] - taken.now[one.name]) for one in specs}
             taken = replace(taken, now={name: taken.start[name] - one for name, one in spoiled.items()})
-        return taken.sent(specs, wire_format)
+        return taken.tensors(specs, wire_format)
 
     def _spoiled(self, gradient: Tensor) -> Tensor:
         size = float(gradient.square().mean().sqrt())

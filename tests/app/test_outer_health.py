@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from spantrain.app.outer.health import MASTER, Health
-from spantrain.app.outer.up import OuterUp, keep_up
-from spantrain.outer.config.outer_file import load_outer
+from spantrain.app.outer.up import MASTER, Health, OuterUp, keep_up
+from spantrain.outer.outer_file import load_outer
 from testing.patience import PATIENCE_S
 from testing.programs import process_of_log
 

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from spantrain.app.outer.run import check_outer, outer_cluster
+from spantrain.app.outer.join import check_outer, outer_cluster
 from spantrain.errors import ConfigError, UsageError
 
 VARIABLES = {

@@ -20,10 +20,10 @@ shards:
 
 
 def test_pauses_grow_and_are_forgotten_one_by_one() -> None:
-    restarts = Restarts(first_s=1.0, most_s=4.0, calm_s=10.0)
-    assert [restarts.pause_s("a", ran_s=1.0) for _ in range(4)] == [1.0, 2.0, 4.0, 4.0]
+    restarts = Restarts()
+    assert [restarts.pause_s("a", ran_s=59.0) for _ in range(6)] == [1.0, 2.0, 4.0, 8.0, 10.0, 10.0]
     assert restarts.pause_s("b", ran_s=1.0) == 1.0
-    assert restarts.pause_s("a", ran_s=10.0) == 1.0
+    assert restarts.pause_s("a", ran_s=60.0) == 1.0
 
 
 def look_until(supervisor: ProcessSupervisor, done) -> None:

@@ -11,7 +11,7 @@ from spantrain.app.reporter import SilentReporter
 from spantrain.app.session import SessionOptions, open_session
 from spantrain.config.cluster_file import load_preset
 from spantrain.errors import PeerLostError, WorkerError
-from spantrain.outer.config.outer_file import load_outer
+from spantrain.outer.outer_file import load_outer
 from spantrain.transport.control.client import ControlClient
 from spantrain.transport.control.protocol import RemoteRefusal
 from testing.patience import PATIENCE_S

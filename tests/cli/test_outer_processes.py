@@ -76,15 +76,6 @@ def test_a_master_is_asked_how_it_stands_and_ends_when_told(spantrain, config) -
         assert master.wait(PATIENCE_S) == 130
 
 
-def test_the_folder_of_a_master_is_where_its_token_is_looked_for(config) -> None:
-    from spantrain.app.outer.where import token_file
-    from spantrain.outer.config.outer_file import load_outer
-    from spantrain.outer.master import files as master_files
-
-    place = load_outer(config).master
-    assert token_file(place) == master_files.token_file(place.state)
-
-
 @pytest.mark.usefixtures("plain_processes")
 def test_up_keeps_them_running_and_leaves_nothing(spantrain, config) -> None:
     import psutil

@@ -14,7 +14,7 @@ from torch import Tensor
 from spantrain.core.bounds import Bounds
 from spantrain.errors import ConfigError
 from spantrain.formats.registry import WireFormat
-from spantrain.outer.config.outer_file import OuterData, load_outer, parse_outer
+from spantrain.outer.outer_file import load_outer, parse_outer
 from spantrain.outer.policy.guard import GuardSettings
 from spantrain.outer.policy.settings import OuterSettings
 from spantrain.outer.rules.nesterov import Nesterov
@@ -61,22 +61,23 @@ def problems(text: str) -> list[str]:
 def test_what_must_be_said_is_enough() -> None:
     config = parse(SMALL)
     assert (config.master.host, config.master.port, config.master.listen) == ("192.0.2.7", 29500, "192.0.2.7")
-    assert config.master.state == Path("/home/me/state/master")
+    assert config.master.folder == Path("/home/me/state/master")
     assert [(shard.name, shard.host, shard.port, shard.listen) for shard in config.shards] == [
         ("s0", "192.0.2.7", 29510, "192.0.2.7"),
         ("s1", "2001:db8::7", 0, "::"),
     ]
-    assert config.shard("s1").snapshots == Path("/var/s1")
-    assert (config.inner_steps, config.rule, config.settings) == (64, Nesterov(), OuterSettings())
-    assert config.encrypted
-    assert config.data is None
+    assert config.shard("s1").folder == Path("/var/s1")
+    told = config.for_master
+    assert (config.inner_steps, told.rule, told.settings) == (64, Nesterov(), OuterSettings())
+    assert told.encrypted
+    assert (told.samples, told.chunks, told.passes) == (0, 0, None)
     assert config.places is None
 
 
 def test_all_numbers_can_be_said() -> None:
     config = parse(SMALL + WHOLE)
-    assert (config.inner_steps, config.rule) == (16, Nesterov(learning_rate=1.0, momentum=0.0))
-    assert config.settings == OuterSettings(
+    assert (config.inner_steps, config.for_master.rule) == (16, Nesterov(learning_rate=1.0, momentum=0.0))
+    assert config.for_master.settings == OuterSettings(
         grace_s=0.0,
         clip_norm=None,
         part_steps=False,
@@ -93,23 +94,23 @@ def test_all_numbers_can_be_said() -> None:
         compensation=0.1,
         guard=GuardSettings(smoothing=0.1, factor=2.0, warm_up=4, wild=5.0, restart_after=3),
     )
-    assert not config.encrypted
+    assert not config.for_master.encrypted
 
 
 def test_data_and_places_can_be_said() -> None:
     config = parse(SMALL + WHOLE)
-    assert config.data == OuterData(samples=1000, chunk_samples=64, passes=3)
-    assert config.data.chunks == 15
+    told = config.for_master
+    assert (told.samples, told.chunks, told.passes) == (1000, 15, 3)
     places = config.places
     assert places is not None
-    assert (places.model_bytes, places.throughput) == (500_000_000, {"a": 1000.0, "b": 500.0})
+    assert (config.model_bytes, places.throughput) == (500_000_000, {"a": 1000.0, "b": 500.0})
     assert places.bandwidth_bytes_per_s == {"x": {"a": 12.5e6, "b": 1e6}, "y": {"a": 1e6, "b": 1e6}}
     assert (places.line_bytes_per_s, places.memory_bytes) == ({"a": 125e6}, {"x": 2**30})
 
 
 def test_empty_tables_say_nothing() -> None:
-    config = parse(SMALL + "rule:\nsettings:\n")
-    assert (config.rule, config.settings) == (Nesterov(), OuterSettings())
+    told = parse(SMALL + "rule:\nsettings:\n").for_master
+    assert (told.rule, told.settings) == (Nesterov(), OuterSettings())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +125,9 @@ class PlainDescent(OuterRule):
 
 
 def test_a_rule_that_somebody_defined_is_named_with_its_numbers_and_bounds() -> None:
-    assert parse(SMALL + "rule: {name: plain-descent, learning_rate: 0.5}\n").rule == PlainDescent(learning_rate=0.5)
+    assert parse(SMALL + "rule: {name: plain-descent, learning_rate: 0.5}\n").for_master.rule == PlainDescent(
+        learning_rate=0.5
+    )
     (said,) = problems(SMALL + "rule: {name: plain-descent, learning_rate: 2}\n")
     assert "2 must be between 0 and 2" in said
     assert "'adam' must be one of nesterov, plain-descent" in "\n".join(problems(SMALL + "rule: {name: adam}\n"))
@@ -218,5 +221,5 @@ def test_the_page_shows_a_file_that_loads(examples: Path, tmp_path: Path) -> Non
 
 
 def test_a_file_is_read_without_torch() -> None:
-    code = "import sys; from spantrain.outer.rules.registry import rules; from spantrain.outer.config import outer_file"
+    code = "import sys; from spantrain.outer.rules.registry import rules; from spantrain.outer import outer_file"
     assert not subprocess.run([sys.executable, "-c", f"{code}; rules(); sys.exit('torch' in sys.modules)"]).returncode

@@ -11,7 +11,7 @@ from spantrain.config.files.parsing import OutOfRange, parse_json, parse_yaml_no
 from spantrain.config.files.problems import Problems
 from spantrain.config.files.text_files import check_tensor_header, read_text
 from spantrain.errors import ConfigError
-from spantrain.outer.config.outer_file import parse_outer
+from spantrain.outer.outer_file import parse_outer
 from testing.effort import calls_of
 
 ALIASES = "\n".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 9))

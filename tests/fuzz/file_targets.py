@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from fuzz.files import CLUSTER, OUTER, plan, profile, run_files, spoiled, spoiled_text
 from fuzz.mutation import corrupted
 from fuzz.target import Target
-from spantrain.app.outer.where import place_outer
+from spantrain.app.outer.join import place_outer
 from spantrain.app.planning.explain import explain_plan
 from spantrain.app.planning.plan_files import open_plan
 from spantrain.app.simulation.schedule import check_order_file, show_plan
@@ -32,8 +32,8 @@ from spantrain.errors import SpanTrainError
 from spantrain.models.catalog.catalog import resolve_model
 from spantrain.models.data.choice import vocabulary_size
 from spantrain.models.data.text import ByteEncoder, document_parts
-from spantrain.outer.config.outer_file import load_outer, parse_outer
 from spantrain.outer.master.files import MasterFiles
+from spantrain.outer.outer_file import load_outer, parse_outer
 from spantrain.planner.engine.engine import make_plan
 from spantrain.planner.engine.outcome import PlanOptions
 from spantrain.planner.groups import group_devices

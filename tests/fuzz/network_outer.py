@@ -23,7 +23,7 @@ from spantrain.outer.link.link import MasterWelcome
 from spantrain.outer.master.config import MasterConfig
 from spantrain.outer.master.report import status_of
 from spantrain.outer.master.service import MasterService
-from spantrain.outer.pipeline.worker import StageWorker
+from spantrain.outer.pipeline import StageWorker
 from spantrain.outer.policy.settings import OuterSettings
 from spantrain.outer.rules.nesterov import Nesterov
 from spantrain.transport.control.protocol import decode, encode

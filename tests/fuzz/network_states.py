@@ -199,12 +199,10 @@ def _layers(case: list[Step], _folder: Path) -> object:
 
     progressed: list[Any] = []
     copiers = Copiers(0, name="here", every_bytes=32768, progressed=progressed.append, hand_over=hand_over, died=print)
-    arrivals = Arrivals(limits, BufferPool(), copiers, lost=lost, count=lambda _peer, _size: None)
-    departures = Departures(
-        limits, sent=lambda _peer, key: lost("", key, ""), lost=lost, count=lambda _peer, _size: None
-    )
+    arrivals = Arrivals(limits, BufferPool(), copiers, lost=lost)
+    departures = Departures(limits, sent=lambda _peer, key: lost("", key, ""), lost=lost)
     link, now_s, came = SilentLink(limits, "evil"), 0.0, Counter[int]()
-    agreed = {"frame_bytes": 65536, "window_bytes": 65536, "connections": 2}
+    agreed = {"frame_bytes": 65536, "window_bytes": 65536}
     link.state.agree(**agreed)
     refused: list[Refusal] = []
 

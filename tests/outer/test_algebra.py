@@ -95,7 +95,7 @@ def test_who_does_not_push_keeps_what_it_has_and_is_not_waited_for():
     made.push("b", random_tensors(2, scale=0.1), tokens=10)
     made.end_window()
     assert made.base == {"a": 2, "b": 3}
-    assert made.master.last_outcome.staleness == {"b": 1}
+    assert made.master.updates.last.staleness == {"b": 1}
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
@@ -119,7 +119,7 @@ def test_a_huge_push_is_left_out_after_the_warm_up():
     made.push("a", random_tensors(1, scale=1e4), tokens=300)
     made.end_window()
     assert made.master.state.left_out == before + 1
-    assert "over" in made.master.last_outcome.verdicts[0].reason
+    assert "over" in made.master.updates.last.verdicts[0].reason
 
 
 def test_the_mean_never_steps_further_than_the_clip():

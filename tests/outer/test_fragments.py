@@ -38,7 +38,7 @@ def test_one_cluster_with_rate_1_and_no_momentum_is_local_training(fragments, sh
         close(server.parameters, alone(20))
         state = server.master.state
         assert (outer.metrics.tokens, outer.metrics.inner_steps) == (160, 20)
-        assert state.tokens("a") == 160
+        assert state.leading.clusters["a"].tokens == 160
         assert outer.metrics.outer_rounds == state.updates == sum(one.version for one in state.fragments)
 
 
@@ -115,7 +115,7 @@ def test_a_fault_in_an_exchange_of_one_fragment_loses_and_doubles_nothing(fault,
         assert left == [0]
         close(dict(model.named_parameters()), server.parameters, by=0.0)
         close(server.parameters, alone(16))
-        assert server.master.state.tokens("a") == 128
+        assert server.master.state.leading.clusters["a"].tokens == 128
 
 
 def test_a_push_that_is_lost_leaves_the_other_fragment_alone():

@@ -4,8 +4,8 @@ import pytest
 
 from spantrain.core.outer.events import ChunkProgress, Lease
 from spantrain.errors import UsageError
-from spantrain.outer.client.leases import ChunkOrder, ChunkSpan, LeasedChunks
-from spantrain.outer.policy.chunks import ChunkState
+from spantrain.outer.client.data import ChunkOrder
+from spantrain.outer.policy.chunks import ChunkSpan, ChunkState, LeasedChunks
 from testing.outer.clients import MadeUpServer, at_once, small_model
 from testing.patience import PATIENCE_S
 

@@ -235,16 +235,19 @@ def test_status_says_what_a_version_waits_for_that_does_not_come(files: MasterFi
         now_s += 8.0
         pushes(service, now_s)
     assert status_of(service.service, address="h:1", now_s=now_s).late_s is None
+    asked = on.PushAsked(cluster="a", base_version=4, tokens=5)
     for now_s in range(29, 65, 5):
         service.tell("a", on.ClusterBeat(cluster="a"), now_s=now_s)
         service.tell("s0", on.ShardBeat(shard="s0", versions=(4,)), now_s=now_s)
-        service.tell("a", on.PushAsked(cluster="a", base_version=4, tokens=5), now_s=now_s)
+        if now_s == 29:
+            service.tell("a", asked, now_s=now_s)
     (one,) = status_of(service.service, address="h:1", now_s=64.0).clusters
     assert (one.got_version, one.got_ago_s, one.usual_norm) == (4, 40.0, None)
     status = status_of(service.service, address="h:1", now_s=64.0)
     assert status.late_s == 40.0
     assert status.waits_for == "layer 0 of a push of a, on its way to s0 for 35 s"
     service.service.leave(64.0, "s0", "it was killed")
+    service.tell("a", asked, now_s=64.0)
     assert status_of(service.service, address="h:1", now_s=64.0).waits_for == "shard s0, which is away"
 
 

@@ -117,7 +117,7 @@ def test_faulted_rounds_neither_lose_nor_double_what_was_left_over(happenings, w
             into = live if happens == "train" else server
             steps = {name: steps[name] + one for name, one in moved(into, k).items()}
         elif happens == "push" and pushed is None:
-            sent = copy.take().sent(specs, wire_format)
+            sent = copy.take().tensors(specs, wire_format)
             pushed = {
                 one.name: there(one, wire_format, sent[one.name]) if one.sent_as(wire_format) != one else sent[one.name]
                 for one in specs
@@ -147,9 +147,9 @@ def test_a_format_that_is_switched_off_again_gives_what_was_left_over():
     live = {"w": torch.zeros(200)}
     copy, spec = ClusterCopy(live), ParameterSpec(name="w", shape=(200,))
     live["w"] -= numbers(200, 1)
-    first = there(spec, WireFormat.INT4, copy.take().sent((spec,), WireFormat.INT4)["w"])
+    first = there(spec, WireFormat.INT4, copy.take().tensors((spec,), WireFormat.INT4)["w"])
     copy.pulled({"w": -first}, counted=True)
-    exact = copy.take().sent((spec,))["w"]
+    exact = copy.take().tensors((spec,))["w"]
     torch.testing.assert_close(first + exact, numbers(200, 1), rtol=0, atol=1e-6)
     copy.pulled({"w": -first - exact}, counted=True)
     assert not copy.take().left
@@ -160,9 +160,9 @@ def test_a_shard_takes_what_was_announced_and_measures_what_it_comes_to(wire_for
     made = MadeUpRounds(random_tensors(0), "a", shards=1)
     shard, layer = made.shards["s0"], made.layout.layers[0]
     taken = ClusterCopy(random_tensors(3)).take()
-    spoken = taken.sent(layer.parameters, wire_format)
+    spoken = taken.tensors(layer.parameters, wire_format)
     with pytest.raises(ProtocolError, match=r"0\.\w+: got float32 of shape .*, wanted (uint8|bfloat16) of shape"):
-        shard.take(PUSH, 0, taken.sent(layer.parameters), wire_format)
+        shard.take(PUSH, 0, taken.tensors(layer.parameters), wire_format)
     with pytest.raises(ProtocolError, match=r"0\.\w+: got (uint8|bfloat16) of shape .*, wanted float32"):
         shard.take(PUSH, 0, spoken)
     answer = shard.on_command(do.CheckPush(shard="s0", push=PUSH, reason="test"))

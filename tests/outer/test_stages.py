@@ -25,7 +25,7 @@ def test_with_rate_1_and_no_momentum_it_is_local_training():
         fleet.until("has_given_all", everything=True)
         assert fleet.values == [3.5] * 3
         assert all(torch.equal(one, torch.full_like(one, 3.5)) for one in fleet.shared)
-        metrics = fleet.leader.session.meter.read()
+        metrics = fleet.leader.meter.read()
         assert (metrics.inner_steps, metrics.tokens, metrics.outer_rounds >= 1) == (7, 56, True)
     assert threading.active_count() == before
 

@@ -23,7 +23,7 @@ ONE = (ParameterSpec(name="w", shape=(1,)),)
 
 def arrivals_of(limits):
     copiers = Copiers(0, name="s", every_bytes=1, progressed=print, hand_over=print, died=print)
-    return Arrivals(limits, BufferPool(), copiers, lost=lambda *told: None, count=lambda *told: None)
+    return Arrivals(limits, BufferPool(), copiers, lost=lambda *told: None)
 
 
 def opening(number, parameters=ONE):
@@ -39,7 +39,7 @@ def test_defaults_are_those_of_the_page():
 def test_pieces_are_as_large_as_both_sides_take():
     for theirs, agreed in ((MIB, MIB), (8 * MIB, 4 * MIB)):
         terms = LayerTerms(LayerLimits())
-        terms.agree(frame_bytes=theirs, window_bytes=16 * MIB, connections=2)
+        terms.agree(frame_bytes=theirs, window_bytes=16 * MIB)
         assert terms.frame_bytes == agreed
 
 

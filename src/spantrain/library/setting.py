@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from spantrain.app.outer.run import outer_cluster
+from spantrain.app.outer.join import outer_cluster
 from spantrain.app.planning.protection import losses_of
 from spantrain.app.reporter import Reporter
 from spantrain.app.session import Session

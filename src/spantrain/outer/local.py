@@ -1,4 +1,4 @@
-"""A master and its shards in this process: for examples, tests, and clusters that share one machine."""
+"""Master and shards of an outer optimizer in a process of their user's."""
 
 import tempfile
 from contextlib import ExitStack
@@ -13,7 +13,9 @@ from spantrain.outer.shard.snapshots import FolderSnapshots
 
 
 class LocalParameterServer:
-    """Runs while it is open, in threads; reached from this machine only.
+    """A master and its shards: for examples, tests, and clusters that share one machine.
+
+    They run while it is open, in threads, and are reached from this machine only.
 
     with LocalParameterServer(MasterConfig(shards=("s0", "s1"))) as server:
         ... OuterOptimizer(..., master=server.address, token=server.token, cluster="a")

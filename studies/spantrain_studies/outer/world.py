@@ -234,11 +234,11 @@ class OuterSimulation:
     def _note_outcome(self) -> None:
         assert self.master is not None
         for number, part in enumerate(self.master.parts):
-            outcome = part.last_outcome
-            if outcome is None or outcome.update == self._outcomes.get(number):
+            last = part.updates.last
+            if last is None or last.ticket == self._outcomes.get(number):
                 continue
-            self._outcomes[number], self._changed_s = outcome.update, self.now_s
-            for cluster, versions in outcome.staleness.items() if outcome.update not in self._seeds else ():
+            self._outcomes[number], self._changed_s = last.ticket, self.now_s
+            for cluster, versions in last.staleness.items() if last.ticket not in self._seeds else ():
                 self._stale[cluster].versions += versions
                 self._stale[cluster].pushes += 1
 
@@ -336,7 +336,8 @@ class OuterSimulation:
         )
 
     def _figures(self, name: str, state: FragmentedState) -> ClusterFigures:
-        counted = state.tokens(name)
+        record = state.leading.clusters.get(name)
+        counted = record.tokens if record else 0
         lives, stale = self._past[name], self._stale[name]
         tokens = sum(one.steps for one in lives) * self.case.tokens_per_step
         train_s = sum(one.train_s for one in lives)

@@ -150,7 +150,7 @@ def test_who_leaves_between_its_pushes_counts_where_it_had_pushed():
     made = streaming(samples=3, chunks=1)
     leave_between(made, "c0", pushed=0)
     assert [len(made.lessons(number)) for number in range(2)] == [3, 0]
-    assert made.whole.state.tokens("c0") == 3
+    assert made.whole.state.leading.clusters["c0"].tokens == 3
     assert made.whole.state.leading.chunks.counted == (3,)
     learn(made, "c1")
     assert not made.clusters["c1"].leases
@@ -160,13 +160,13 @@ def test_what_a_cluster_that_left_had_not_pushed_of_the_first_fragment_is_leased
     """The first fragment counts data, so another learns from it too: in the second it is then from both."""
     made = streaming(samples=3, chunks=1)
     leave_between(made, "c0", pushed=1)
-    assert made.whole.state.tokens("c0") == 0
+    assert made.whole.state.leading.clusters["c0"].tokens == 0
     learn(made, "c1", "c1")
     push_on(made, "c1", 0)
     push_on(made, "c1", 1)
     assert [len(made.lessons(number)) for number in range(2)] == [3, 6]
     assert made.whole.state.leading.chunks.counted == (3,)
-    assert made.whole.state.tokens("c1") == 3
+    assert made.whole.state.leading.clusters["c1"].tokens == 3
 
 
 def test_fragments_share_the_lines_and_no_ticket():

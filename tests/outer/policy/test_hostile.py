@@ -20,7 +20,7 @@ def rounds(made: MadeUpWorld, count: int, *names: str) -> list[float]:
         for name in names:
             say(made, name, made.clusters[name].ask())
         made.settle()
-        parts.append(made.master.last_outcome.part)
+        parts.append(made.master.updates.last.part)
         made.pass_time(1.0)
     return parts
 
@@ -149,7 +149,7 @@ def test_nobody_adopts_the_push_of_another():
     learn(made, "c0", "c1")
     say(made, "c0", made.clusters["c0"].ask())
     made.settle()
-    (push,) = [one.ticket for one in made.master._updates.pending]
+    (push,) = [one.ticket for one in made.master.updates.pending]
     workers = made.clusters["c1"].workers[0]
     commands = made.master.on_event(
         made.now_s, on.ClusterRegistered(cluster="c1", workers=workers, unresolved=push)
@@ -165,7 +165,7 @@ def test_one_of_several_has_no_more_than_half_of_the_chunks():
     made = seeded_world(2, samples=60, chunks=20)
     for _ in range(30):
         made.tell(on.ChunkAsked(cluster="c1"))
-    assert len(made.master._clusters.leases("c1")) == 10
+    assert len(made.master.members.leases("c1")) == 10
     refused = made.lines["c1"][-1]
     assert refused == do.LeaseNothing(cluster="c1", finished=False, reason="it has 10 chunks, at most 10 at once")
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spantrain.core.outer.layers import Layer, ParameterSpec, ShardLayout, ShardRun, divide
-from spantrain.outer.policy.placement import PlacementRequest, place_shards
+from spantrain.outer.policy.placement import OuterPlaces, PlacementRequest, place_shards
 from testing.outer.policy import layers_of
 
 
@@ -36,14 +36,14 @@ def test_layouts_that_cannot_be_are_refused():
 
 
 def request(**more) -> PlacementRequest:
-    given_ = {
+    known = {
         "bandwidth_bytes_per_s": {"x": {"a": 100e6, "b": 10e6}, "y": {"a": 10e6, "b": 100e6}},
         "throughput": {"a": 3.0, "b": 1.0},
-        "shard_bytes": {"s0": 10**8, "s1": 10**8},
         "line_bytes_per_s": {},
         "memory_bytes": {},
     }
-    return PlacementRequest(**(given_ | more))
+    places = OuterPlaces(**{name: more.pop(name, usual) for name, usual in known.items()})
+    return PlacementRequest(places=places, shard_bytes={"s0": 10**8, "s1": 10**8}, **more)
 
 
 def test_one_place_is_the_fastest_cluster_mean_not_the_fastest_link():

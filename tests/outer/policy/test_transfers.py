@@ -54,7 +54,7 @@ def test_nothing_is_crowded_nothing_idles_and_all_arrives_once(work, slots, work
         shards = Counter(move.shard for move in schedule.running)
         assert 1 <= max(workers.values()) <= worker_slots
         assert max(shards.values()) <= slots
-        assert set(begun) <= schedule.running
+        assert set(begun) <= schedule.running.keys()
         waiting = [one for one in layers if one not in arrived and one not in schedule.running]
         free = [one for one in waiting if workers[one.cluster, one.worker] < worker_slots and shards[one.shard] < slots]
         assert not free, "a worker and a shard with a layer between them both wait"

@@ -19,7 +19,7 @@ def test_the_window_waits_for_the_grace_and_no_longer_where_all_are_there():
     say(made, "c1", made.clusters["c1"].ask())
     made.settle()
     assert made.master.state.updates == before + 1
-    assert {verdict.cluster for verdict in made.master.last_outcome.verdicts} == {"c0", "c1"}
+    assert {verdict.cluster for verdict in made.master.updates.last.verdicts} == {"c0", "c1"}
     learn(made, "c0")
     say(made, "c0", made.clusters["c0"].ask())
     made.settle()

@@ -256,7 +256,9 @@ class MadeUpWire:
 
     def _exchange(self, key: LayerKey) -> tuple[int, Any]:
         """Its fragment, and itself; None if it has ended."""
-        open_ones = ((k, one) for k, part in enumerate(self.of.server.master.parts) for one in part._traffic.under_way)
+        open_ones = (
+            (k, one) for k, part in enumerate(self.of.server.master.parts) for one in part.traffic.under_way.values()
+        )
         return next(((k, one) for k, one in open_ones if one.ticket == key.ticket), (0, None))
 
     def send(self, peer: str, key: LayerKey, tensors: Any) -> None:

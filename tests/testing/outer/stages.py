@@ -14,8 +14,7 @@ from spantrain.core.outer.stages import StageMeeting
 from spantrain.outer.client.parameters import spec_of
 from spantrain.outer.client.replica import ClusterCopy
 from spantrain.outer.link.link import MasterWelcome
-from spantrain.outer.pipeline.leader import LeaderSession, StageLeader
-from spantrain.outer.pipeline.worker import StageWorker
+from spantrain.outer.pipeline import StageLeader, StageWorker
 from testing.outer.clients import MadeUpConnector, MadeUpServer
 from testing.patience import PATIENCE_S
 
@@ -63,16 +62,14 @@ class Fleet:
             for k in range(stages)
         }
         names = {k: f"{cluster}/w{k}" if k else cluster for k in range(stages)}
-        # Pauses pass a thousand times as fast.
-        session = LeaderSession(
-            cluster, layers, workers={names[k]: own[k] for k in own}, clock=lambda: 1000 * time.monotonic()
-        )
         connector = MadeUpConnector(server)
-        session.connect(*connector.connect(session, cluster, layers))
+        # Pauses pass a thousand times as fast.
         self.leader = StageLeader(
-            session, ClusterCopy(self.held[0]), {f"d{k}": names[k] for k in range(1, stages)},
-            inner_steps=inner_steps, start=connector.start,
+            cluster, layers, ClusterCopy(self.held[0]), own=own[0],
+            others={f"d{k}": (names[k], own[k]) for k in range(1, stages)}, inner_steps=inner_steps,
+            start=connector.start, clock=lambda: 1000 * time.monotonic(),
         )  # fmt: skip
+        self.leader.connect(*connector.connect(self.leader, cluster, layers))
         self.workers = {
             f"d{k}": StageWorker(names[k], layers, own[k], ClusterCopy(self.held[k])) for k in range(1, stages)
         }

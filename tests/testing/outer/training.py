@@ -56,4 +56,4 @@ def counted(made: MadeUpWorld) -> int:
 
 
 def last_window(made: MadeUpWorld) -> set[str]:
-    return {verdict.cluster for verdict in made.master.last_outcome.verdicts}
+    return {verdict.cluster for verdict in made.master.updates.last.verdicts}

@@ -8,12 +8,12 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from spantrain.app.outer.where import address_file, naming_state, token_file
+from spantrain.app.outer.join import address_file, naming_state
 from spantrain.config.files.text_files import write_atomically
 from spantrain.errors import ConfigError, WorkerError
-from spantrain.outer.config.outer_file import OuterConfig
-from spantrain.outer.config.rows import ShardPlace
+from spantrain.outer.master.files import token_file
 from spantrain.outer.master.server import MasterServer
+from spantrain.outer.outer_file import MemberPlace, OuterConfig
 from spantrain.outer.shard.server import ShardServer, master_link
 from spantrain.outer.shard.snapshots import FolderSnapshots
 from spantrain.transport.control.address import Address
@@ -28,23 +28,21 @@ def serve_master(config: OuterConfig, *, ready: Callable[[str, Path], None], end
         UsageError: the address or the state folder cannot be used.
         WorkerError: the state could not be written.
     """
-    _log_to_stderr()
-    place = config.master
-    stop = _stop_with_input() if end_with_input else threading.Event()
+    place, stop = config.master, _begin(end_with_input=end_with_input)
     with naming_state(config):
-        bind = str(Address(host=place.listen, port=place.port))
-        made = MasterServer(bind=bind, state_dir=place.state, config=config.for_master)
+        listen = str(Address(host=place.listen, port=place.port))
+        made = MasterServer(bind=listen, state_dir=place.folder, config=config.for_master)
     with made as server:
         address = str(Address(host=place.host, port=Address.parse(server.address).port))
-        write_atomically(address_file(place), f"{address}\n")
-        ready(address, token_file(place))
+        write_atomically(address_file(config), f"{address}\n")
+        ready(address, token_file(place.folder))
         while not stop.wait(_LOOK_EVERY_S):
             if server.failure:
                 raise WorkerError(server.failure)
 
 
 def serve_shard(
-    place: ShardPlace, *, master: str, token: str, encrypted: bool, ready: Callable[[str], None], end_with_input: bool
+    place: MemberPlace, *, master: str, token: str, encrypted: bool, ready: Callable[[str], None], end_with_input: bool
 ) -> None:
     """Serve until interrupted, whether the master is there or not; `ready` hears where layers come in.
 
@@ -52,20 +50,19 @@ def serve_shard(
         ConfigError: the address or the folder cannot be used.
         WorkerError: it cannot go on.
     """
-    _log_to_stderr()
-    stop = _stop_with_input() if end_with_input else threading.Event()
+    stop = _begin(end_with_input=end_with_input)
     try:
         server = ShardServer(
             name=place.name,
             bind=f"tcp://{_numeric(place)}:{place.port}",
-            snapshots=FolderSnapshots(place.snapshots),
+            snapshots=FolderSnapshots(place.folder),
             link_of=master_link(address=master, token=token, name=place.name),
             host=place.host,
             encrypted=encrypted,
         )
     except OSError as error:
         raise ConfigError(
-            f"shard {place.name}: cannot use {place.listen}:{place.port} and {place.snapshots}: {error}; free them or "
+            f"shard {place.name}: cannot use {place.listen}:{place.port} and {place.folder}: {error}; free them or "
             "take others"
         ) from None
     with server:
@@ -75,7 +72,7 @@ def serve_shard(
                 raise WorkerError(f"shard {place.name}: {server.failure}")
 
 
-def _numeric(place: ShardPlace) -> str:
+def _numeric(place: MemberPlace) -> str:
     """Return the address that a shard listens on in numbers: its sockets know no names."""
     try:
         found = socket.getaddrinfo(place.listen, place.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
@@ -88,12 +85,12 @@ def _numeric(place: ShardPlace) -> str:
     return f"[{address}]" if ":" in address else address
 
 
-def _log_to_stderr() -> None:
+def _begin(*, end_with_input: bool) -> threading.Event:
+    """Log to stderr; return an event that is set when standard input ends, if that is wanted.
+
+    It ends when whoever started this process has ended.
+    """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
-
-
-def _stop_with_input() -> threading.Event:
-    """Return an event that is set when standard input ends: when whoever started this process has ended."""
     stop = threading.Event()
 
     def wait() -> None:
@@ -102,5 +99,6 @@ def _stop_with_input() -> threading.Event:
             pass
         stop.set()
 
-    threading.Thread(target=wait, name="input", daemon=True).start()
+    if end_with_input:
+        threading.Thread(target=wait, name="input", daemon=True).start()
     return stop

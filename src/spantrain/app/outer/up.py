@@ -1,6 +1,8 @@
 """Master and shards of an outer.yaml on this machine, kept up until told to stop.
 
-What is decided is in `Restarts`, which knows no clock and no process; `ProcessSupervisor` carries it out.
+What is decided is in `Restarts` and `Health`, which know no clock and no process; `ProcessSupervisor` carries it out.
+A thread that has ended takes its process with it, and a shard that moves no layers is told by the master to end:
+`Health` is for a process that runs and does nothing any more. The master is asked how it stands, and how the shards do.
 """
 
 import contextlib
@@ -10,19 +12,23 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from queue import SimpleQueue
 
-from spantrain.app.outer.health import ASK_EVERY_S, MASTER, Asker, Health
-from spantrain.app.outer.where import address_file, naming_state, token_file
+from spantrain.app.outer.join import address_file, naming_state
 from spantrain.core.names import file_stem
-from spantrain.errors import UsageError
-from spantrain.outer.config.outer_file import OuterConfig
-from spantrain.outer.master.files import MasterFiles
+from spantrain.errors import PeerLostError, SpanTrainError, UsageError
+from spantrain.outer.master.files import MasterFiles, token_file
+from spantrain.outer.outer_file import OuterConfig
 from spantrain.transport.control.address import Address
 from spantrain.transport.control.private_file import make_private_folder
 
+MASTER = "master"
+_ASK_EVERY_S = 5.0
+_PAUSE_S, _MAX_PAUSE_S = 1.0, 10.0
+_CALM_S = 60.0
+"""After so long the earlier ends of a process are forgotten."""
 _END_S = 15.0
 _SICK_END_S = 5.0
 """Until a process that does not work, and was told to end, is killed."""
@@ -34,7 +40,6 @@ _LAST_BYTES = 2**16
 """Of a log: the last words are among them."""
 
 
-@dataclass(kw_only=True)
 class Restarts:
     """How long a process that ended stays down: longer each time, until it has run for a while.
 
@@ -43,17 +48,107 @@ class Restarts:
     ([1.0, 2.0, 4.0, 8.0, 10.0, 10.0], 1.0)
     """
 
-    first_s: float = 1.0
-    most_s: float = 10.0
-    calm_s: float = 60.0
-    """After so long the earlier ends are forgotten."""
-    _ends: dict[str, int] = field(default_factory=dict)
+    def __init__(self) -> None:
+        self._ends: dict[str, int] = {}
 
     def pause_s(self, name: str, *, ran_s: float) -> float:
         """Return the seconds until a process that ran so long may be started again."""
-        ends = 0 if ran_s >= self.calm_s else self._ends.get(name, 0)
+        ends = 0 if ran_s >= _CALM_S else self._ends.get(name, 0)
         self._ends[name] = ends + 1
-        return float(min(self.most_s, self.first_s * 2**ends))
+        return float(min(_MAX_PAUSE_S, _PAUSE_S * 2**ends))
+
+
+class Health:
+    """Judges processes by the answers that the master gave.
+
+    >>> health = Health(["s0"], patience_s=60.0)
+    >>> started_s = {"master": 0.0, "s0": 0.0}
+    >>> health.answered(10.0, {"s0": True}); health.answered(20.0, {"s0": False})
+    >>> health.sick(20.0, started_s)
+    []
+    >>> health.answered(70.0, {"s0": False})
+    >>> [name for name, _ in health.sick(70.0, started_s)]
+    ['s0']
+    """
+
+    def __init__(self, shards: list[str], *, patience_s: float) -> None:
+        """`patience_s`: for how long a process may do nothing; twice that after each time in vain."""
+        self._shards, self._patience_s = shards, patience_s
+        self._well_s: dict[str, float] = {}
+        self._ends: dict[str, int] = {}
+        self._answers_since_s: float | None = None
+
+    def answered(self, now_s: float, well: Mapping[str, bool]) -> None:
+        """Note what the master said: by shard, whether it takes part."""
+        self._answers_since_s = now_s if self._answers_since_s is None else self._answers_since_s
+        for name in (MASTER, *(name for name in self._shards if well.get(name, True))):
+            self._well_s[name] = now_s
+            self._ends.pop(name, None)
+
+    def silent(self) -> None:
+        """Note that it did not answer."""
+        self._answers_since_s = None
+
+    def sick(self, now_s: float, started_s: Mapping[str, float]) -> list[tuple[str, str]]:
+        """Return who is to be ended, and why; `started_s`: when each that runs was started.
+
+        Shards are judged as of the last answer. A master that has never answered cannot be asked from here: it is left
+        alone.
+        """
+        found = []
+        if self._answers_since_s is not None:
+            known_s = {name: max(self._well_s.get(name, 0.0), self._answers_since_s) for name in self._shards}
+            why, now_s = "the master has not heard of it", self._well_s[MASTER]
+        else:
+            known_s = {MASTER: self._well_s[MASTER]} if MASTER in self._well_s else {}
+            why = "it has not answered"
+        for name in known_s.keys() & started_s.keys():
+            waited_s = now_s - max(known_s[name], started_s[name])
+            if waited_s >= self._patience_s * 2 ** self._ends.get(name, 0):
+                self._ends[name] = self._ends.get(name, 0) + 1
+                found.append((name, f"{why} for {waited_s:.0f} s, though its process runs"))
+        return found
+
+
+class Asker:
+    """A thread that asks the master every few seconds; it ends with the process."""
+
+    def __init__(self, reach: Callable[[], tuple[str, str] | None], *, every_s: float) -> None:
+        """`reach`: returns address and token of the master, None as long as there is none."""
+        self._reach, self._every_s = reach, every_s
+        self._news: SimpleQueue[tuple[float, Mapping[str, bool] | None]] = SimpleQueue()
+        threading.Thread(target=self._run, name="asks the master", daemon=True).start()
+
+    def tell(self, health: Health) -> None:
+        """Pass on what was answered since the last call."""
+        while not self._news.empty():
+            now_s, well = self._news.get()
+            if well is None:
+                health.silent()
+            else:
+                health.answered(now_s, well)
+
+    def _run(self) -> None:
+        while True:
+            found = self._reach()
+            if found is not None:
+                well = _ask(*found)
+                self._news.put((time.monotonic(), well))
+            time.sleep(self._every_s)
+
+
+def _ask(address: str, token: str) -> Mapping[str, bool] | None:
+    """Return which shards take part, as the master says; None if it does not answer."""
+    from spantrain.outer.link.link import ask_status
+
+    try:
+        status = ask_status(address, token)
+    except PeerLostError:
+        return None
+    except SpanTrainError:
+        return {}  # it answers, if not to this
+    idle = ("ready", "restoring") if status.layers else ("ready", "restoring", "joining")
+    return {shard.name: shard.state in idle for shard in status.shards}
 
 
 @dataclass(kw_only=True)
@@ -154,7 +249,11 @@ class ProcessSupervisor:
             child.process = None
 
     def _start(self, name: str, child: _Child, now_s: float) -> None:
-        with self._open_log(name) as log:
+        try:
+            log = self.log_of(name).open("ab")
+        except OSError as error:
+            raise UsageError(f"{self.log_of(name)}: cannot be written: {error.strerror}; move it away") from None
+        with log:
             child.log_begin = log.seek(0, os.SEEK_END)
             child.process = subprocess.Popen(
                 [sys.executable, "-m", "spantrain", *child.argv],
@@ -163,16 +262,9 @@ class ProcessSupervisor:
                 stderr=log,
                 start_new_session=True,
             )
-        child.started_s = now_s
-        child.starts += 1
+        child.started_s, child.starts = now_s, child.starts + 1
         if child.starts > 1:
             self._note(f"{name} was started again")
-
-    def _open_log(self, name: str) -> BinaryIO:
-        try:
-            return self.log_of(name).open("ab")
-        except OSError as error:
-            raise UsageError(f"{self.log_of(name)}: cannot be written: {error.strerror}; move it away") from None
 
     def _ended(self, name: str, child: _Child, code: int, now_s: float) -> None:
         assert child.process is not None
@@ -228,15 +320,15 @@ def keep_up(
     Raises:
         UsageError: the master's folder cannot be used, or one of them does not take what the file says.
     """
-    logs, written = config.master.state / "logs", address_file(config.master)
+    logs, written, token = config.master.folder / "logs", address_file(config), token_file(config.master.folder)
     _prepare(config, logs, written)
     commands: dict[str, tuple[str, ...]] = {MASTER: ("outer", "master", str(config_path), "--end-with-input")}
     commands |= {
         shard.name: ("outer", "shard", str(config_path), shard.name, "--end-with-input") for shard in config.shards
     }
-    asker = Asker(lambda: _reach(config, written), every_s=ASK_EVERY_S if patience_s is None else patience_s / 8)
-    own_s = max(_MIN_PATIENCE_S, _PATIENCE * config.for_master.settings.lost_after_s)
-    health = Health([shard.name for shard in config.shards], patience_s=patience_s or own_s)
+    asker = Asker(lambda: _reach(config, written, token), every_s=patience_s / 8 if patience_s else _ASK_EVERY_S)
+    usual_s = max(_MIN_PATIENCE_S, _PATIENCE * config.for_master.settings.lost_after_s)
+    health = Health([shard.name for shard in config.shards], patience_s=patience_s or usual_s)
     told = False
     with ProcessSupervisor(
         commands, logs, note, may_start=lambda name: name == MASTER or written.exists()
@@ -247,22 +339,19 @@ def keep_up(
             for name, reason in health.sick(time.monotonic(), supervisor.started_s):
                 supervisor.end(name, reason, time.monotonic())
             if not told and written.exists():
-                told = True
-                token = token_file(config.master)
-                ready(OuterUp(address=written.read_text().strip(), token=token.read_text().strip(),
-                              token_file=token, logs=logs))  # fmt: skip
+                told, (address, text) = True, (path.read_text().strip() for path in (written, token))
+                ready(OuterUp(address=address, token=text, token_file=token, logs=logs))
             stop.wait(_LOOK_EVERY_S)
 
 
-def _reach(config: OuterConfig, written: Path) -> tuple[str, str] | None:
+def _reach(config: OuterConfig, written: Path, token: Path) -> tuple[str, str] | None:
     """Return how the master is asked from this machine; None before it is there."""
     try:
-        port = Address.parse(written.read_text().strip()).port
-        token = token_file(config.master).read_text().strip()
+        port, text = Address.parse(written.read_text().strip()).port, token.read_text().strip()
     except OSError:
         return None
     listen = config.master.listen
-    return str(Address(host=_ANYWHERE.get(listen, listen), port=port)), token
+    return str(Address(host=_ANYWHERE.get(listen, listen), port=port)), text
 
 
 def _prepare(config: OuterConfig, logs: Path, written: Path) -> None:
@@ -271,7 +360,7 @@ def _prepare(config: OuterConfig, logs: Path, written: Path) -> None:
     Raises:
         ConfigError: it cannot be written, is in use, or what is kept in it is damaged, or of another model or data.
     """
-    with naming_state(config), contextlib.closing(MasterFiles(config.master.state)) as files:
+    with naming_state(config), contextlib.closing(MasterFiles(config.master.folder)) as files:
         files.check(config.for_master)
         make_private_folder(logs)
         try:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from spantrain.app.adaptation.adapt import adviser_of
 from spantrain.app.faults import FaultInjector
-from spantrain.app.outer.run import check_outer
+from spantrain.app.outer.join import check_outer
 from spantrain.app.planning.plan_files import check_staleness, with_room_for_two
 from spantrain.app.profiling.slowing import MAX_REAL_COMPUTE, too_fast, what_is_emulated
 from spantrain.app.reporter import Reporter

@@ -1,35 +1,19 @@
-"""`spantrain outer`: clusters that train whole copies of one model and never wait for each other."""
+"""`spantrain outer`: clusters that train whole copies of one model and never wait for each other.
 
-import json
-import sys
+Options that the verbs of `spantrain outer` share.
+"""
+
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
-from rich.console import Group, RenderableType
-from rich.live import Live
-from rich.table import Table
-from rich.text import Text
 
 from spantrain.cli.failure import clean_interrupt
 from spantrain.cli.options import Json, print_json
-from spantrain.cli.render.text import console_for_people, say
 from spantrain.config.files.json_codec import to_json
-from spantrain.core.quantities import format_bandwidth, format_bytes, format_seconds
-from spantrain.errors import PeerLostError
-from spantrain.outer.config.outer_file import load_outer
+from spantrain.outer.outer_file import load_outer
 
-if TYPE_CHECKING:
-    from spantrain.app.outer.up import OuterUp
-    from spantrain.outer.link.status import MasterStatus
-    from spantrain.outer.policy.placement import ShardPlacement
-
-_PLAIN_WIDTH = 120
-_WATCH_EVERY_S = 1.0
-_FEW_TRANSFERS = 8
 Config = Annotated[Path, typer.Argument(metavar="CONFIG", help="A file as docs/outer.md shows, e.g. outer.yaml.")]
 TokenFile = Annotated[
     Path | None, typer.Option("--token-file", help="A file with the master's token; default: in its state folder.")
@@ -50,11 +34,12 @@ app = typer.Typer(
 def up(config_path: Config, json_: Json = False) -> None:
     """Run master and shards on this machine, start again what ends; Ctrl-C ends all of it."""
     from spantrain.app.outer.up import keep_up
+    from spantrain.cli.render.outer import say_up
 
     config = load_outer(config_path)
     with clean_interrupt("master and shards"):
         keep_up(
-            config, config_path, threading.Event(), ready=lambda found: _say_up(found, config_path, as_json=json_),
+            config, config_path, threading.Event(), ready=lambda found: say_up(found, config_path, as_json=json_),
             note=lambda text: typer.echo(text, err=True),
         )  # fmt: skip
 
@@ -64,13 +49,10 @@ def master(config_path: Config, end_with_input: EndWithInput = False) -> None:
     """Run the master: it decides, and holds no parameters."""
     config = load_outer(config_path)
     from spantrain.app.outer.serve import serve_master
+    from spantrain.cli.render.outer import say_master
 
     with clean_interrupt("the master"):
-        # The token itself is not printed, since logs are read by many.
-        serve_master(
-            config, end_with_input=end_with_input,
-            ready=lambda address, token_file: typer.echo(f"master: {address}\ntoken: in {token_file}"),
-        )  # fmt: skip
+        serve_master(config, ready=say_master, end_with_input=end_with_input)
 
 
 @app.command()
@@ -83,15 +65,15 @@ def shard(
 ) -> None:
     """Run one shard: it holds a run of the model's layers."""
     config = load_outer(config_path)
-    config.shard(name)
-    from spantrain.app.outer.where import master_address, master_token
+    place = config.shard(name)
+    from spantrain.app.outer.join import master_address, master_token
 
     address, found = master_address(config), master_token(config, text=token, file=token_file)
     from spantrain.app.outer.serve import serve_shard
 
     with clean_interrupt(f"shard {name}"):
         serve_shard(
-            config.shard(name), master=address, token=found, encrypted=config.encrypted,
+            place, master=address, token=found, encrypted=config.for_master.encrypted,
             ready=lambda endpoint: typer.echo(f"shard {name} listens on {endpoint}"), end_with_input=end_with_input,
         )  # fmt: skip
 
@@ -105,31 +87,33 @@ def status(
     json_: Json = False,
 ) -> None:
     """Show clusters, versions, staleness, tokens, shards and what is under way."""
-    from spantrain.app.outer.where import reach
+    from spantrain.app.outer.join import reach
+    from spantrain.cli.render.outer import show_status, watch_status
 
-    address, found = reach(where, token=token, token_file=token_file)
+    address, found = reach(where, token=token, file=token_file)
     from spantrain.outer.link.link import ask_status
 
     with clean_interrupt("watching"):
         if watch:
-            _watch_status(lambda: ask_status(address, found), as_json=json_)
+            watch_status(lambda: ask_status(address, found), as_json=json_)
         elif json_:
             print_json(ask_status(address, found).to_plain())
         else:
-            console_for_people(_PLAIN_WIDTH).print(_status(ask_status(address, found)))
+            show_status(ask_status(address, found))
 
 
 @app.command()
 def place(config_path: Config, json_: Json = False) -> None:
     """Say at which place the shards belong, by bandwidths and throughputs, and why."""
-    from spantrain.app.outer.where import place_outer
+    from spantrain.app.outer.join import place_outer
 
     found = place_outer(load_outer(config_path))
     if json_:
         print_json(to_json(found))
         return
+    from spantrain.cli.render.outer import show_placement
 
-    _show_placement(found)
+    show_placement(found)
 
 
 @app.command()
@@ -141,8 +125,7 @@ def run(
     token_file: TokenFile = None,
 ) -> None:
     """Become a cluster's training command, with what `OuterOptimizer` needs in its environment."""
-    from spantrain.app.outer.run import become
-    from spantrain.app.outer.where import master_address, master_token
+    from spantrain.app.outer.join import become, master_address, master_token
     from spantrain.core.outer.stages import OuterCluster
 
     config = load_outer(config_path)
@@ -151,142 +134,6 @@ def run(
         token=master_token(config, text=token, file=token_file),
         cluster=cluster,
         inner_steps=config.inner_steps,
-        encrypted=config.encrypted,
+        encrypted=config.for_master.encrypted,
     )
     become(command, told)
-
-
-def _say_up(found: "OuterUp", config_path: Path, *, as_json: bool) -> None:
-    """Print how to join what is up."""
-    if as_json:
-        print_json({name: str(value) for name, value in vars(found).items()})
-        sys.stdout.flush()
-        return
-    typer.echo(
-        f"master: {found.address}\n"
-        f"token: {found.token} (also in {found.token_file})\n"
-        f"logs: {found.logs}\n"
-        "in each cluster, with the token in SPANTRAIN_OUTER_TOKEN where that file is not at hand:\n"
-        f"  spantrain outer run {config_path} --cluster NAME -- COMMAND...\n"
-        f"  spantrain outer status {config_path}"
-    )
-
-
-def _watch_status(ask: Callable[[], "MasterStatus"], *, as_json: bool) -> None:
-    """Show it once a second until interrupted, in place or as lines of JSON; a master that is away is waited for."""
-    if as_json:
-        while True:
-            sys.stdout.write(json.dumps(ask().to_plain()) + "\n")
-            sys.stdout.flush()
-            time.sleep(_WATCH_EVERY_S)
-    with Live(_status(ask()), console=console_for_people(_PLAIN_WIDTH), auto_refresh=False) as live:
-        while True:
-            time.sleep(_WATCH_EVERY_S)
-            try:
-                live.update(_status(ask()), refresh=True)
-            except PeerLostError as error:
-                live.update(Text(str(error)), refresh=True)
-
-
-def _status(status: "MasterStatus") -> RenderableType:
-    parts: list[RenderableType] = [Text(_summary(status))]
-    if status.late_s is not None:
-        parts.append(Text(f"no new version for {format_seconds(status.late_s)}: waits for {status.waits_for}"))
-    parts += [_clusters(status), _shards(status)]
-    if status.links:
-        parts.append(_links(status))
-    lines = [
-        f"{one.cluster} {one.way}es layer {one.layer}, {format_bytes(one.size_bytes)}, at {one.shard} since "
-        f"{format_seconds(one.since_s)}"
-        for one in status.transfers[:_FEW_TRANSFERS]
-    ]
-    if len(status.transfers) > _FEW_TRANSFERS:
-        lines.append(f"and {len(status.transfers) - _FEW_TRANSFERS} more layers on their way")
-    for number, update in enumerate([one.last_update for one in status.fragments] or [status.last_update]):
-        if update is not None:
-            of = f" of fragment {number}" if status.fragments else ""
-            lines.append(f"last update{of}: norm {update.norm:.4g}, scaled by {update.scale:.3g}")
-            lines += [f"  {cluster}: {verdict}" for cluster, verdict in update.verdicts.items()]
-    lines += [f"refused {count} times: {reason}" for reason, count in status.refusals.items()]
-    return Group(*parts, *(Text(line) for line in lines))
-
-
-def _summary(status: "MasterStatus") -> str:
-    versions = ", ".join(str(one.version) for one in status.fragments) or str(status.version)
-    text = (
-        f"{status.address}: version{'s' if status.fragments else ''} {versions}, {status.updates} updates, "
-        f"{status.left_out} pushes left out, {status.layers} layers of {format_bytes(status.size_bytes)}"
-    )
-    if status.chunks is not None:
-        text += f"; data: {status.chunks.counted_samples:,} of {status.chunks.samples:,} samples counted"
-    return text
-
-
-def _clusters(status: "MasterStatus") -> Table:
-    table = Table("cluster", "state", "version", "got", "staleness", "pushes", "left out", "tokens", "chunks", "heard")
-    for one in status.clusters:
-        table.add_row(
-            one.name,
-            one.state,
-            str(one.version),
-            "" if one.got_version is None else f"{one.got_version}, {_ago(one.got_ago_s)}",
-            f"{one.mean_staleness:.1f}",
-            str(one.pushes),
-            str(one.left_out),
-            f"{one.tokens:,}",
-            str(one.leases),
-            _ago(one.heard_ago_s),
-        )
-    return table
-
-
-def _shards(status: "MasterStatus") -> Table:
-    table = Table("shard", "state", "listens on", "layers", "holds", "versions", "heard")
-    for one in status.shards:
-        table.add_row(
-            one.name,
-            one.state,
-            one.endpoint,
-            str(one.layers),
-            format_bytes(one.size_bytes),
-            ", ".join(map(str, one.versions)),
-            _ago(one.heard_ago_s),
-        )
-    return table
-
-
-def _links(status: "MasterStatus") -> Table:
-    table = Table("cluster", "shard", "way", "layers", "bytes", "rate of late")
-    for one in status.links:
-        table.add_row(
-            one.cluster, one.shard, one.way, str(one.layers), format_bytes(one.size_bytes),
-            format_bandwidth(one.bytes_per_s),
-        )  # fmt: skip
-    return table
-
-
-def _show_placement(found: "ShardPlacement") -> None:
-    """Print where shards belong, and each place by itself."""
-    console = console_for_people(_PLAIN_WIDTH)
-    shards = Table("shard", "place")
-    for shard, place in found.places.items():
-        shards.add_row(shard, place)
-    console.print(shards)
-    say(console, found.reason)
-    clusters = list(found.exchange_s)
-    table = Table("all at", "an exchange", *clusters, "bandwidth × throughput", "memory", title="Each place by itself")
-    for score in found.single:
-        table.add_row(
-            score.place,
-            format_seconds(score.weighted_s),
-            *(format_seconds(score.exchange_s[cluster]) for cluster in clusters),
-            f"{score.paper_score:.3g}",
-            "fits" if score.fits else "too little",
-        )
-    console.print(table)
-    say(console, "an exchange: a push and a pull, mean over clusters by throughput; then each cluster's own. Bandwidth "
-                 "× throughput is the Di-PS paper's figure: one fast link can win by it")  # fmt: skip
-
-
-def _ago(seconds: float | None) -> str:
-    return "" if seconds is None else f"{format_seconds(seconds)} ago"

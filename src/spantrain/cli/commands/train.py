@@ -78,7 +78,7 @@ class _Command:
 
     def _run_options(self) -> "RunOptions":
         from spantrain.app.faults import read_faults
-        from spantrain.app.outer.run import outer_cluster
+        from spantrain.app.outer.join import outer_cluster
         from spantrain.app.planning.protection import losses_of
         from spantrain.app.training.requests import RunOptions
         from spantrain.app.training.trackers import chosen_trackers

@@ -277,17 +277,15 @@ def fragment_layouts(layout: ShardLayout, fragments: int) -> tuple[ShardLayout, 
         ShardLayout(
             layers=fragment_layers(layout.layers, number, fragments),
             runs=tuple(
-                replace(run, first=_before(run.first, number, fragments), end=_before(run.end, number, fragments))
+                # So many layers of the fragment are before the run's first, and before its end.
+                ShardRun(
+                    shard=run.shard, first=-((number - run.first) // fragments), end=-((number - run.end) // fragments)
+                )
                 for run in layout.runs
             ),
         )
         for number in range(fragments)
     )
-
-
-def _before(layer: int, fragment: int, fragments: int) -> int:
-    """Return how many layers of a fragment are before a layer."""
-    return -((fragment - layer) // fragments)
 
 
 LAYER_BYTES = 16 * 2**20

@@ -53,8 +53,10 @@ class ActionQueue:
     """Does pieces of work one after the other; those of a connection that has ended are left out."""
 
     def __init__(self, name: str) -> None:
-        self._link: LinkLike | None = None
-        self._wire: WireLike | None = None
+        self._link: LinkLike
+        self._wire: WireLike
+        self._ways: tuple[WireLike | LinkLike, ...] = ()
+        """Both, once it is said by what to talk."""
         self._pieces: queue.SimpleQueue[tuple[int, Callable[[], None]] | None] = queue.SimpleQueue()
         self._connection = 0
         self._thread = threading.Thread(target=self._run, name=f"outer-{name}", daemon=True)
@@ -62,7 +64,7 @@ class ActionQueue:
 
     def use(self, link: LinkLike, wire: WireLike) -> None:
         """Talk by these from now on."""
-        self._link, self._wire = link, wire
+        self._link, self._wire, self._ways = link, wire, (wire, link)
 
     def connect(self) -> None:
         """Begin a new connection: what was not done over the one before it is left undone."""
@@ -75,20 +77,18 @@ class ActionQueue:
         """
         self._pieces.put(None)
         self._thread.join()
-        if self._wire:
-            self._wire.close()
-        if self._link:
-            self._link.close()
+        for way in self._ways:
+            way.close()
 
     # What can be done; each returns at once.
 
     def tell(self, event: OuterEvent) -> None:
         """Tell the master."""
-        self._do(lambda: self._the_link.tell(event))
+        self._do(lambda: self._link.tell(event))
 
     def dial(self, peers: tuple[PeerAddress, ...]) -> None:
         """Talk to these shards."""
-        self._do(lambda: self._the_wire.set_peers(peers))
+        self._do(lambda: self._wire.set_peers(peers))
 
     def dial_anew(self, peers: tuple[PeerAddress, ...]) -> None:
         """Talk to these shards, by new connections alone.
@@ -100,15 +100,15 @@ class ActionQueue:
 
     def expect(self, shard: str, key: LayerKey, parameters: tuple[ParameterSpec, ...], *, lost: Lost) -> None:
         """Take in a layer."""
-        self._move(lambda: self._the_wire.expect(shard, key, parameters), shard, key, lost)
+        self._move(lambda: self._wire.expect(shard, key, parameters), shard, key, lost)
 
     def send(self, shard: str, key: LayerKey, tensors: Callable[[], Tensors], *, lost: Lost) -> None:
         """Send a layer, which is made when it is its turn."""
-        self._move(lambda: self._the_wire.send(shard, key, tensors()), shard, key, lost)
+        self._move(lambda: self._wire.send(shard, key, tensors()), shard, key, lost)
 
     def forget(self, ticket: Ticket) -> None:
         """Drop what is left of a push or a pull."""
-        self._do(lambda: self._the_wire.forget(ticket))
+        self._do(lambda: self._wire.forget(ticket))
 
     def _move(self, begin: Callable[[], None], shard: str, key: LayerKey, lost: Lost) -> None:
         def move() -> None:
@@ -121,16 +121,6 @@ class ActionQueue:
 
     def _do(self, piece: Callable[[], None]) -> None:
         self._pieces.put((self._connection, piece))
-
-    @property
-    def _the_link(self) -> LinkLike:
-        assert self._link, "say by what to talk first"
-        return self._link
-
-    @property
-    def _the_wire(self) -> WireLike:
-        assert self._wire, "say by what to talk first"
-        return self._wire
 
     # The thread.
 

@@ -2,20 +2,56 @@
 
 Di-PS, 4.2. Kept: data comes in leased chunks. Decided here: a cluster that has nothing on lease because the master is
 away trains on samples drawn from all of the data, which do not count: its steps never stop. One that waits for data
-while others have the rest gives what it has learned first, so that nobody waits for it in turn.
+while others have the rest gives what it has learned first, so that nobody waits for it in turn. Within a chunk samples
+come in an order drawn anew in each pass, the same in every cluster, so that another can go on where one was lost.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from enum import IntEnum
 
 import torch
 
 from spantrain.errors import UsageError
-from spantrain.outer.client.leases import ChunkOrder
 from spantrain.outer.client.rounds import FragmentRounds
+from spantrain.outer.policy.chunks import ChunkSpan
 
 _POLL_S = 0.1
+_SEEDS = 2**63 - 1
+_KEPT_ORDERS = 3
+"""Of chunks: those that a cluster has on lease, and one that goes on from another."""
+
+
+class ChunkOrder:
+    """Which samples of the data set a chunk's places are.
+
+    >>> ChunkOrder(100, 4, seed=None).indices((ChunkSpan(chunk=1, data_pass=0, begin=20, end=25),))
+    [45, 46, 47, 48, 49]
+    >>> shuffled = ChunkOrder(100, 4, seed=0).indices((ChunkSpan(chunk=1, data_pass=0, begin=0, end=25),))
+    >>> shuffled == sorted(shuffled), sorted(shuffled) == list(range(25, 50))
+    (False, True)
+    """
+
+    def __init__(self, samples: int, chunks: int, *, seed: int | None) -> None:
+        """Cut as the master does (`ChunkState.of`); without a seed samples come as they stand."""
+        self._samples, self._chunks, self._seed = samples, chunks, seed
+        self._orders: dict[tuple[int, int], list[int]] = {}
+
+    def indices(self, spans: Iterable[ChunkSpan]) -> list[int]:
+        """Return samples of the data set."""
+        return [index for span in spans for index in self._order(span.chunk, span.data_pass)[span.begin : span.end]]
+
+    def _order(self, chunk: int, data_pass: int) -> list[int]:
+        if (chunk, data_pass) not in self._orders:
+            while len(self._orders) >= _KEPT_ORDERS:
+                del self._orders[next(iter(self._orders))]
+            first, end = (self._samples * k // self._chunks for k in (chunk, chunk + 1))
+            order = list(range(first, end))
+            if self._seed is not None:
+                chance = torch.Generator().manual_seed(((self._seed << 20) + data_pass << 24) + chunk & _SEEDS)
+                order = [first + place for place in torch.randperm(end - first, generator=chance).tolist()]
+            self._orders[chunk, data_pass] = order
+        return self._orders[chunk, data_pass]
 
 
 class _Next(IntEnum):

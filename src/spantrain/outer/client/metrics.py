@@ -42,18 +42,12 @@ class ClientMeter:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._left_s = clock()
-        self._busy: set[str] = set()
-        self._busy_since_s = 0.0
-        self._comm_s = 0.0
+        self._busy: set[tuple[str, int]] = set()
+        """Pushes and pulls under way, by fragment."""
+        self._busy_since_s = self._comm_s = 0.0
         self._staleness = 0
-        self.tokens = 0
-        self.inner_steps = 0
-        self.outer_rounds = 0
-        self.version = 0
-        self.train_s = 0.0
-        self.blocked_s = 0.0
-        self.data_wait_s = 0.0
-        self.uncounted_samples = 0
+        self.tokens = self.inner_steps = self.outer_rounds = self.version = self.uncounted_samples = 0
+        self.train_s = self.blocked_s = self.data_wait_s = 0.0
         self.skipped: Counter[str] = Counter()
 
     def enter(self) -> float:
@@ -67,17 +61,17 @@ class ClientMeter:
         self._left_s = self._clock()
         self.blocked_s += self._left_s - entered_s
 
-    def begin(self, what: str) -> None:
+    def begin(self, what: str, fragment: int) -> None:
         """Note that a push or a pull is under way."""
         if not self._busy:
             self._busy_since_s = self._clock()
-        self._busy.add(what)
+        self._busy.add((what, fragment))
 
-    def end(self, what: str) -> None:
+    def end(self, what: str, fragment: int) -> None:
         """Note that it is no more."""
-        if self._busy == {what}:
+        if self._busy == {(what, fragment)}:
             self._comm_s += self._clock() - self._busy_since_s
-        self._busy.discard(what)
+        self._busy.discard((what, fragment))
 
     def skip(self, reason: str) -> None:
         """Count a push that came to nothing."""
@@ -105,27 +99,3 @@ class ClientMeter:
             uncounted_samples=self.uncounted_samples,
             skipped=dict(self.skipped),
         )
-
-
-class FragmentMeter(ClientMeter):
-    """Counts of a further fragment: its exchanges are the cluster's too, its steps and tokens the first one's."""
-
-    def __init__(self, whole: ClientMeter, fragment: int) -> None:
-        super().__init__()
-        self._whole, self._fragment = whole, fragment
-
-    def begin(self, what: str) -> None:
-        """Note that a push or a pull is under way."""
-        self._whole.begin(f"{what} {self._fragment}")
-
-    def end(self, what: str) -> None:
-        """Note that it is no more."""
-        self._whole.end(f"{what} {self._fragment}")
-
-    def skip(self, reason: str) -> None:
-        """Count a push that came to nothing."""
-        self._whole.skip(reason)
-
-    def count(self, *, base_version: int, version: int) -> None:
-        """Count a push that is part of a version."""
-        self._whole.count(base_version=base_version, version=version)

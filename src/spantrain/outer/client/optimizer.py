@@ -98,7 +98,8 @@ class OuterOptimizer:
             connector = self._options.connector or NetworkConnector(
                 master=master, token=token, encrypted=self._options.encrypted
             )
-            layers = self._layers_of(live)
+            specs, names = live.specs(), self._options.layers
+            layers = group_layers(specs) if names is None else named_layers(specs, names)
             self._session = self._connected(layers, cluster, connector, stack) if self._ranks.rank == 0 else None
             self._meter = self._session.meter if self._session else ClientMeter()
             self._rounds = FragmentRounds(
@@ -134,10 +135,6 @@ class OuterOptimizer:
             options=replace(options or OuterOptions(), encrypted=found.encrypted),
             group=group,
         )
-
-    def _layers_of(self, live: ModelParameters) -> tuple[Layer, ...]:
-        specs, names = live.specs(), self._options.layers
-        return group_layers(specs) if names is None else named_layers(specs, names)
 
     @staticmethod
     def _connected(layers: tuple[Layer, ...], cluster: str, connector: Connector, stack: ExitStack) -> FragmentSessions:

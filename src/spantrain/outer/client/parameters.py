@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from spantrain.core.outer.layers import PARAMETER_TYPES, ParameterSpec, plain_name
 from spantrain.devices.registry import settle
 from spantrain.errors import UsageError
-from spantrain.outer.client.ranks import Ranks, SingleRank
+from spantrain.outer.client.ranks import Ranks
 
 _LOG = logging.getLogger(__name__)
 _BLOCK = 1024
@@ -93,7 +93,7 @@ class ModelParameters:
         named = [(plain_name(name), tensor) for name, tensor in given]
         _check(named)
         self._live = {name: tensor.detach() for name, tensor in named}
-        self._ranks = ranks or SingleRank()
+        self._ranks = ranks or Ranks()
         self._places = self._agreed()
         self._drift_told = False
         self._check_copies(trained=False)
@@ -123,7 +123,7 @@ class ModelParameters:
         Raises:
             UsageError: two are not.
         """
-        own = {name: _digest(self._live[name]) for name, place in self._places.items() if self._has_copies(name)}
+        own = {name: _digest(one) for name, one in self._live.items() if self._places[name].has_copies}
         unlike = self._unlike(self._told({name: [int(digest)] for name, digest in own.items()}), 0.0)
         apart = unlike
         if unlike and trained:
@@ -142,9 +142,6 @@ class ModelParameters:
                 "%s: process %d has not the bits of process %d, as rounding on unlike devices brings about; those of "
                 "process %d are sent, and with each new version all have the same again", name, rank, other, other,
             )  # fmt: skip
-
-    def _has_copies(self, name: str) -> bool:
-        return name in self._live and self._places[name].has_copies
 
     def _told(self, own: Mapping[str, Sequence[float]]) -> list[dict[str, list[float]]]:
         """Return what each process says of its parameters."""
@@ -206,7 +203,7 @@ class ModelParameters:
                     self._ranks.carry(whole.cpu().contiguous(), source, 0)
             elif self.leads:
                 self._ranks.carry(into[name], source, 0)
-        self._settle()
+        settle(self._live.values())
 
     @torch.no_grad()
     def move(self, since: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> None:
@@ -228,7 +225,7 @@ class ModelParameters:
                     one.sub_(_at(base, one)).add_(_at(goal, one))
                 if everywhere:
                     self._ranks.share(one)
-        self._settle()
+        settle(self._live.values())
 
     def _carried(self, spec: ParameterSpec, tensor: Tensor | None, targets: tuple[int, ...]) -> Tensor | None:
         """Return what the first process has, in the processes that are to get it; None in others."""
@@ -240,9 +237,6 @@ class ModelParameters:
                 mine = empty_copy(spec, fixed=False)
                 self._ranks.carry(mine, 0, target)
         return mine
-
-    def _settle(self) -> None:
-        settle(self._live.values())
 
 
 def spec_of(name: str, tensor: Tensor) -> ParameterSpec:

@@ -5,67 +5,41 @@ the processor that decides, and nothing is pickled.
 """
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 
-class Ranks(Protocol):
-    """How processes of a cluster agree."""
+class Ranks:
+    """How the processes of a cluster agree: here of one, which has nobody to ask."""
 
-    rank: int
-    size: int
+    rank = 0
+    size = 1
 
     def agree(self, numbers: Sequence[int]) -> list[int]:
         """Return the first process's numbers; each process gives as many."""
+        return list(numbers)
 
     def total(self, number: int) -> int:
         """Return the sum of all processes' numbers."""
+        return number
 
     def share(self, tensor: Tensor) -> None:
-        """Make a tensor what it is in the first process."""
+        """Make a tensor what it is in the first process; on an accelerator by the cluster's own group."""
 
     def carry(self, tensor: Tensor, source: int, target: int) -> None:
         """Make a tensor on the processor in one process what it is in another; the others do nothing."""
 
     def gather(self, text: str) -> list[str]:
         """Return each process's text."""
+        return [text]
 
     def close(self) -> None:
         """Let go of what was made for this."""
 
 
-class SingleRank:
-    """One process."""
-
-    rank = 0
-    size = 1
-
-    def agree(self, numbers: Sequence[int]) -> list[int]:
-        """Return the numbers."""
-        return list(numbers)
-
-    def total(self, number: int) -> int:
-        """Return the number."""
-        return number
-
-    def share(self, tensor: Tensor) -> None:
-        """Leave it as it is."""
-
-    def carry(self, tensor: Tensor, source: int, target: int) -> None:
-        """Leave it as it is."""
-
-    def gather(self, text: str) -> list[str]:
-        """Return the text."""
-        return [text]
-
-    def close(self) -> None:
-        """Do nothing."""
-
-
-class TorchRanks:
+class TorchRanks(Ranks):
     """Processes that torch.distributed has brought together."""
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
@@ -76,7 +50,7 @@ class TorchRanks:
         self._small = dist.new_group(self._ranks, backend="gloo", use_local_synchronization=True)
 
     def agree(self, numbers: Sequence[int]) -> list[int]:
-        """Return the first process's numbers; each process gives as many."""
+        """Return the first process's numbers, which travel by the small group."""
         told = torch.tensor(numbers, dtype=torch.int64)
         dist.broadcast(told, self._ranks[0], group=self._small)
         return [int(number) for number in told.tolist()]
@@ -116,5 +90,5 @@ class TorchRanks:
 def ranks_of(group: dist.ProcessGroup | None) -> Ranks:
     """Return the processes of a group; by default all that torch.distributed knows of, else this one alone."""
     if not (dist.is_available() and dist.is_initialized()):
-        return SingleRank()
-    return TorchRanks(group) if dist.get_world_size(group) > 1 else SingleRank()
+        return Ranks()
+    return TorchRanks(group) if dist.get_world_size(group) > 1 else Ranks()

@@ -36,17 +36,11 @@ class TakenPush:
     spare: dict[str, Tensor] = field(default_factory=dict)
     """Memory for that."""
 
-    def tensors(self, specs: tuple[ParameterSpec, ...], wire_format: WireFormat, *, parameters: bool) -> Tensors:
-        """Return what the master asks for of some parameters: themselves, or what was learned."""
-        return self.first(specs) if parameters else self.sent(specs, wire_format)
-
-    def first(self, specs: tuple[ParameterSpec, ...]) -> dict[str, Tensor]:
-        """Return some of its parameters themselves, as first parameters for the shards."""
-        return {one.name: self.now[one.name] for one in specs}
-
-    def sent(self, specs: tuple[ParameterSpec, ...], wire_format: WireFormat = WireFormat.NATIVE) -> dict[str, Tensor]:
-        """Return the pseudo-gradient of some parameters, as it is sent; for one thread at a time."""
-        return {one.name: self._sent(one, wire_format) for one in specs}
+    def tensors(
+        self, specs: tuple[ParameterSpec, ...], wire_format: WireFormat = WireFormat.NATIVE, *, parameters: bool = False
+    ) -> dict[str, Tensor]:
+        """Return some parameters themselves, or their pseudo-gradient as it is sent; for one thread at a time."""
+        return {one.name: self.now[one.name] if parameters else self._sent(one, wire_format) for one in specs}
 
     def _sent(self, spec: ParameterSpec, wire_format: WireFormat) -> Tensor:
         start, now, left = self.start[spec.name], self.now[spec.name], self.left.get(spec.name)
@@ -131,7 +125,10 @@ class ClusterCopy:
         self._live.move(self._pushed if counted and self._pushed is not None else self._start, version)
         if counted:
             self._spare, self._pushed = self._pushed, None
-            self._keep_rest(left_out=left_out)
+            if self._taken is not None:
+                # What the push that ends has left over takes the place of what was left over before it.
+                self._spare_left, self._left = self._left, {} if left_out else self._taken.rest
+                self._taken = None
         elif self._pushed is not None:
             self._pushed = {name: new + (self._pushed[name] - self._start[name]) for name, new in version.items()}
         self._start = version
@@ -154,12 +151,6 @@ class ClusterCopy:
         if order.pull is not None:
             self.pulled(version, counted=order.counted, left_out=order.left_out)
         return self.take() if order.push else None
-
-    def _keep_rest(self, *, left_out: bool) -> None:
-        """Keep what the push that ends has left over, in the place of what was left over before it."""
-        taken, self._taken = self._taken, None
-        if taken is not None:
-            self._spare_left, self._left = self._left, {} if left_out else taken.rest
 
 
 def _shape(tensors: Tensors, name: str) -> object:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from spantrain.core.outer.layers import Layer, fragment_layers
-from spantrain.outer.client.metrics import ClientMeter, FragmentMeter
+from spantrain.outer.client.metrics import ClientMeter
 from spantrain.outer.client.parameters import ModelParameters
 from spantrain.outer.client.ranks import Ranks
 from spantrain.outer.client.replica import ClusterCopy
@@ -79,49 +79,48 @@ round at most, and agreeing costs a sixteenth of what it would at every step. On
 
 
 class ClientRounds:
-    """Counts steps, asks for pushes, takes versions."""
+    """Counts steps of a fragment, asks for pushes, takes versions."""
 
     def __init__(
-        self, copy: ClusterCopy, ranks: Ranks, session: ClientSession | None, meter: ClientMeter, *, pushes: PushRounds
-    ) -> None:
-        """Begin a round; `session`: of the first process; `pushes`: says when to push."""
-        self._copy, self.ranks, self.session, self.meter = copy, ranks, session, meter
-        self.pushes = pushes
-        self._look_every = 1 if ranks.size == 1 else max(1, pushes.inner_steps // _LOOKS_IN_A_ROUND)
-        self._gave_up = False
-        self._watch = VersionWatch(session, inner_steps=pushes.inner_steps) if session else None
+        self, copy: ClusterCopy, ranks: Ranks, session: ClientSession | None, meter: ClientMeter | None, *,
+        pushes: PushRounds,
+    ) -> None:  # fmt: skip
+        """Begin a round; `pushes` says when to push.
+
+        `session`: of the first process, `meter`: of the first fragment, which counts for all.
+        """
+        self._copy, self._ranks, self._session, self._meter, self.pushes = copy, ranks, session, meter, pushes
+        self.gave_up = False
+        """Whether the present push is not waited for any longer."""
+        self.watch = VersionWatch(session, inner_steps=pushes.inner_steps) if session else None
 
     def count(self, tokens: int) -> None:
         """Count a step."""
         self.pushes.step(tokens)
-        self.meter.inner_steps += 1
-        self.meter.tokens += tokens
-        if self.session and self._watch:
-            self.session.stepped()
-            self._watch.step()
+        if self._session and self.watch:
+            self._session.stepped()
+            self.watch.step()
 
-    def waited(self, seconds: float) -> None:
-        """Count a wait in which no step could be taken."""
-        if self._watch:
-            self._watch.waited(seconds)
-
-    @property
-    def is_time(self) -> bool:
-        """Whether to look after this step."""
-        return self.meter.inner_steps % self._look_every == 0
-
-    def look(self, *, everything: bool = False) -> bool:
-        """Take what has come, and push if it is time, or whatever there is to give; return whether a push began."""
-        update, push = self._decided(everything)
-        has = update.version is not None
-        told = self.ranks.agree([update.skipped, has, update.version or 0, update.counted, push])
-        self._take(update, skipped=bool(told[0]), version=told[2] if told[1] else None, counted=bool(told[3]))
-        if told[4]:
+    def look(self, *, everything: bool = False) -> None:
+        """Take what has come, and push if it is time, or whatever there is to give."""
+        update, due = self._decided(everything)
+        told = self._ranks.agree([update.skipped, update.counted, due, update.version or 0])
+        (skipped, counted, push), version = map(bool, told[:3]), told[3]
+        if self._session is None:
+            self.pushes.note(skipped=skipped, counted=counted)
+        if skipped:
+            self._copy.skipped()
+        if version:
+            self._copy.pulled(update.tensors, counted=counted, left_out=update.left_out)
+            if self._meter:
+                self._meter.version = version
+            if self.watch:
+                self.watch.came(version)
+        if push:
             self._push()
-        return bool(told[4])
 
     def _decided(self, everything: bool) -> tuple[SessionUpdate, bool]:
-        session = self.session
+        session = self._session
         if session is None:
             return SessionUpdate(), False
         update = session.take_update()
@@ -130,57 +129,43 @@ class ClientRounds:
             session.keep_round()
         return update, session.can_push and self.pushes.is_due(first=session.wants_first, everything=everything)
 
-    def _take(self, update: SessionUpdate, *, skipped: bool, version: int | None, counted: bool) -> None:
-        if self.session is None:
-            self.pushes.note(skipped=skipped, counted=counted)
-        if skipped:
-            self._copy.skipped()
-        if version is not None:
-            self._copy.pulled(update.tensors or {}, counted=counted, left_out=update.left_out)
-            self.meter.version = version
-            if self._watch:
-                self._watch.came(version)
-
     def _push(self) -> None:
         begun_s = time.monotonic()
-        taken, self._gave_up = self._copy.take(), False
+        taken, self.gave_up = self._copy.take(), False
         own = self.pushes.tokens
-        total = self.ranks.total(own)
-        self.meter.tokens += total - own
+        total = self._ranks.total(own)
+        if self._meter:
+            self._meter.tokens += total - own
         tokens = self.pushes.begin_push(total)
-        if self.session:
+        if self._session:
             took_s = time.monotonic() - begun_s
-            self.session.ask(taken, tokens=tokens, took_s=took_s, ends_round=self.pushes.ends_round)
+            self._session.ask(taken, tokens=tokens, took_s=took_s, ends_round=self.pushes.ends_round)
 
     # What may be waited for; asked in the first process.
 
     def has_begun(self) -> bool:
         """Whether a version is here, or this cluster brings the first."""
-        return self.session is not None and self.session.has_begun
+        return self._session is not None and self._session.has_begun
 
     def may_go_on(self) -> bool:
         """Whether to take another step; not where so many were taken behind a push that it is to be waited for."""
-        session = self.session
-        if session is None or self._gave_up:
+        session = self._session
+        if session is None or self.gave_up:
             return True
         with session.changed:
             waits = session.registered and session.awaits
         return not (waits and self.pushes.is_ahead(session.ahead))
 
-    def give_up(self) -> None:
-        """Wait for the present push no longer."""
-        self._gave_up = True
-
     def has_given_all(self) -> bool:
         """Whether nothing is under way, and nothing left to give."""
-        return self.session is not None and self.session.is_idle and not self.pushes.has_some
+        return self._session is not None and self._session.is_idle and not self.pushes.has_some
 
 
 _SLICE_S = 0.25
 
 
 class FragmentRounds:
-    """Counts steps, asks for pushes, takes versions."""
+    """Counts steps, asks for pushes, takes versions: of all fragments."""
 
     def __init__(
         self, live: ModelParameters, layers: Sequence[Layer], ranks: Ranks, session: FragmentSessions | None,
@@ -190,45 +175,44 @@ class FragmentRounds:
         self._live, self._layers, self.ranks, self.session, self.meter = live, tuple(layers), ranks, session, meter
         self._copy = ClusterCopy(live)
         self._settled = False
+        self._look_every = 1 if ranks.size == 1 else max(1, inner_steps // _LOOKS_IN_A_ROUND)
         first = session.sessions[0] if session else None
         self._rounds = [ClientRounds(self._copy, ranks, first, meter, pushes=PushRounds(inner_steps))]
 
     def count(self, tokens: int) -> None:
         """Count a step."""
+        self.meter.inner_steps += 1
+        self.meter.tokens += tokens
         for one in self._rounds:
             one.count(tokens)
 
     @property
     def is_time(self) -> bool:
         """Whether to look after this step."""
-        return self._rounds[0].is_time
+        return self.meter.inner_steps % self._look_every == 0
 
-    def look(self, *, everything: bool = False) -> bool:
-        """Take what has come, and push what it is time for, or whatever there is; return whether a push began."""
+    def look(self, *, everything: bool = False) -> None:
+        """Take what has come, and push what it is time for, or whatever there is."""
         if not self._settled:
-            self._agree()
-        began = [one.look(everything=everything) for one in self._rounds]
-        return any(began)
+            self._settle()
+        for one in self._rounds:
+            one.look(everything=everything)
 
-    def _agree(self) -> None:
+    def _settle(self) -> None:
         """Hear of the first process into how many fragments the model is divided."""
-        count, settled = self.ranks.agree(self._known())
+        known = [1, False]
+        if self.session:
+            with self.session.changed:
+                known = [len(self.session.sessions), self.session.settled]
+        count, settled = self.ranks.agree(known)
         if settled and count > 1:
             self._rounds = [self._part(number, count) for number in range(count)]
         self._settled = bool(settled)
 
-    def _known(self) -> list[int]:
-        if self.session is None:
-            return [1, False]
-        with self.session.changed:
-            return [len(self.session.sessions), self.session.settled]
-
     def _part(self, number: int, count: int) -> ClientRounds:
         names = {one.name for layer in fragment_layers(self._layers, number, count) for one in layer.parameters}
-        session = self.session.sessions[number] if self.session else None
-        meter = (session.meter if session else FragmentMeter(self.meter, number)) if number else self.meter
-        copy = self._copy.part(self._live.part(names), names)
-        pushes = self._rounds[0].pushes.part(number, count)
+        session, meter = self.session.sessions[number] if self.session else None, None if number else self.meter
+        copy, pushes = self._copy.part(self._live.part(names), names), self._rounds[0].pushes.part(number, count)
         return ClientRounds(copy, self.ranks, session, meter, pushes=pushes)
 
     # Waiting, where it was asked for.
@@ -238,7 +222,7 @@ class FragmentRounds:
         if self.ranks.agree([self._is(ClientRounds.may_go_on)])[0] or self.until(ClientRounds.may_go_on, limit_s):
             return
         for one in self._rounds:
-            one.give_up()
+            one.gave_up = True
 
     def until(self, over: Callable[[ClientRounds], bool], limit_s: float, *, everything: bool = False) -> bool:
         """Look until something is over for all fragments; return whether it was, in time. The first process decides."""
@@ -254,7 +238,8 @@ class FragmentRounds:
             if self.session:
                 self.session.wait(heard, min(_SLICE_S, max(0.0, deadline_s - begun_s)))
             for one in self._rounds:
-                one.waited(time.monotonic() - begun_s)
+                if one.watch:
+                    one.watch.waited(time.monotonic() - begun_s)
 
     def _is(self, over: Callable[[ClientRounds], bool]) -> bool:
         if self.session is None or len(self.session.sessions) != len(self._rounds):

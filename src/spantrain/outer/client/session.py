@@ -8,7 +8,7 @@ ask for a push. Nobody waits here for the network but the loop, where it asks to
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from spantrain.core.outer import commands as do
 from spantrain.core.outer import events as on
@@ -16,10 +16,10 @@ from spantrain.core.outer.commands import OuterCommand, SendLayer, SkipPush, Use
 from spantrain.core.outer.events import ChunkProgress, OuterEvent, Ticket, TransferWay, of_fragment
 from spantrain.core.outer.layers import Layer
 from spantrain.outer.client.action_queue import LayerMover
-from spantrain.outer.client.leases import LeasedChunks
-from spantrain.outer.client.metrics import ClientMeter, FragmentMeter
+from spantrain.outer.client.metrics import ClientMeter
 from spantrain.outer.client.replica import TakenPush
 from spantrain.outer.link.link import MasterWelcome
+from spantrain.outer.policy.chunks import LeasedChunks
 from spantrain.outer.policy.client import ClientPhase, OuterClient, Said
 from spantrain.outer.shard.numerics import Tensors
 from spantrain.transport.connection.peers import PeerAddress
@@ -35,7 +35,7 @@ class SessionUpdate:
     skipped: bool = False
     version: int | None = None
     """None: no version has come."""
-    tensors: Tensors | None = None
+    tensors: Tensors = field(default_factory=dict)
     counted: bool = False
     """Whether the version counts the last push."""
     left_out: bool = False
@@ -64,11 +64,12 @@ class ClientSession(LayerMover):
         super().__init__(cluster, layers, beside=beside)
         self._clock, self._fragment = clock, fragment
         self._client = OuterClient(cluster, workers or {cluster: tuple(range(len(layers)))})
-        shared: ClientMeter = beside.meter if beside else ClientMeter(clock)
-        self.meter: ClientMeter = FragmentMeter(shared, fragment) if fragment else shared
+        self.meter: ClientMeter = beside.meter if beside else ClientMeter(clock)
         self.chunks: LeasedChunks = beside.chunks if beside and not fragment else LeasedChunks()
         self.data: MasterWelcome | None = None
         """The last welcome."""
+        self.version = 0
+        """The last that the loop took; 0 before there was any."""
         self.cut_off = ""
         """By which fault of this side, for good; empty as long as there is none."""
         self.brings_first = False
@@ -115,7 +116,7 @@ class ClientSession(LayerMover):
         with self.changed:
             update, self._update = self._update, SessionUpdate()
             if update.version is not None:
-                self.meter.version = update.version
+                self.version = update.version
             return update
 
     @property
@@ -141,7 +142,7 @@ class ClientSession(LayerMover):
     @property
     def has_begun(self) -> bool:
         """Whether a version is here, or this cluster brings the first."""
-        return self.meter.version > 0 or (self.brings_first and self.pushing)
+        return self.version > 0 or (self.brings_first and self.pushing)
 
     @property
     def is_idle(self) -> bool:
@@ -180,7 +181,11 @@ class ClientSession(LayerMover):
         with self.changed:
             if not self._fragment:
                 self._actions.connect()
-            self._forget_all()
+            self._coming = {}
+            self._client.disconnected()
+            self.meter.end("push", self._fragment)
+            self.meter.end("pull", self._fragment)
+            self._forget_moves()
             self.data = welcome
             if self.cut_off:
                 return ()
@@ -239,7 +244,7 @@ class ClientSession(LayerMover):
                 self.chunks.keep(command.leases)
             case do.StartPush():
                 self.brings_first = command.parameters
-                self.meter.begin("push")
+                self.meter.begin("push", self._fragment)
             case do.RefusePush(push=Ticket() as push) | do.SkipRound(push=push):
                 self._forget(push)
             case do.EndRound():
@@ -248,11 +253,11 @@ class ClientSession(LayerMover):
             case do.StartPull():
                 self.wants_first = False
                 self._coming = {}
-                self.meter.begin("pull")
+                self.meter.begin("pull", self._fragment)
             case do.EndPull():
                 self._coming = {}
                 self._forget(command.pull)
-                self.meter.end("pull")
+                self.meter.end("pull", self._fragment)
             case do.LeaseChunk():
                 self.chunks.hold(command.lease)
             case do.LeaseNothing():
@@ -296,18 +301,18 @@ class ClientSession(LayerMover):
                 case _:
                     self._tell(one)
                     if isinstance(one, on.PushSent):
-                        self.meter.end("push")
+                        self.meter.end("push", self._fragment)
                     if isinstance(one, on.PushAsked):
                         self._base_version = one.base_version
 
     def _skip(self, reason: str) -> None:
-        self.meter.end("push")
+        self.meter.end("push", self._fragment)
         self.meter.skip(reason)
         self._update = replace(self._update, skipped=True, counted=False, left_out=False)
         self._taken, self.brings_first = None, False
 
     def _use(self, command: UseVersion) -> None:
-        self.meter.end("pull")
+        self.meter.end("pull", self._fragment)
         if command.counted:
             self.meter.count(base_version=self._base_version, version=command.version)
             self.chunks.count(self._told)
@@ -321,13 +326,6 @@ class ClientSession(LayerMover):
             counted=command.counted or before.counted,
             left_out=command.left_out or before.left_out,
         )
-
-    def _forget_all(self) -> None:
-        self._coming = {}
-        self._client.disconnected()
-        self.meter.end("push")
-        self.meter.end("pull")
-        self._forget_moves()
 
     def _tell(self, event: OuterEvent) -> None:
         super()._tell(of_fragment(self._fragment, event))

@@ -172,8 +172,8 @@ class NetworkConnector:
     encrypted: bool = True
     """Whether layers are; what is said to the master always is."""
 
-    def connect(self, session: Hearing, cluster: str, layers: tuple[Layer, ...]) -> tuple[LinkLike, WireLike]:
-        """Make both ends; nothing is dialled yet.
+    def connect(self, session: Hearing, cluster: str, layers: tuple[Layer, ...] = ()) -> tuple[LinkLike, WireLike]:
+        """Make both ends, of a cluster or, without layers, of a worker of one; nothing is dialled yet.
 
         Raises:
             UsageError: address, token or name are none; the token is not repeated.
@@ -183,7 +183,7 @@ class NetworkConnector:
         check_name(cluster)
         keypair = KeyPair.generate() if self.encrypted else None
         wire = LayerWire(name=cluster, bind="", keypair=keypair, listener=session)
-        facts = MemberFacts(kind="cluster", public_key=wire.public_key, layers=layers)
+        facts = MemberFacts(kind="cluster" if layers else "worker", public_key=wire.public_key, layers=layers)
         self._link = MasterLink(address=self.master, token=self.token, member=cluster, facts=facts, listener=session)
         return self._link, wire
 

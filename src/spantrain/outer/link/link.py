@@ -104,6 +104,9 @@ class LinkListener(Protocol):
 class LinkLike(Protocol):
     """What a shard or a client needs of a link; tests may give it another."""
 
+    def start(self) -> None:
+        """Begin; returns at once, also where no master is there."""
+
     def tell(self, *events: OuterEvent) -> None:
         """Tell the master, in order; never blocks. Dropped and counted while not registered."""
 
@@ -246,19 +249,16 @@ class MasterLink:
             reason = str(error)
             raise
         finally:
-            self._shut()
+            with self._changed:
+                self._open = False
+                self.dropped += len(self._queue)
+                self._queue.clear()
             self._listener.disconnected(reason)
 
     def _register(self, events: tuple[OuterEvent, ...]) -> None:
         with self._changed:
             self._queue.extend(events)
             self._open = self._open or bool(events) or self._facts.kind == "worker"
-
-    def _shut(self) -> None:
-        with self._changed:
-            self._open = False
-            self.dropped += len(self._queue)
-            self._queue.clear()
 
     def _serve(self, session: LinkSession) -> None:
         """Tell, listen and beat until this side closes.
@@ -296,20 +296,18 @@ class MasterLink:
 
     def _take(self, notice: dict[str, Any]) -> None:
         match notice:
-            case {"command": command}:
-                self._command(decode_command(command))
+            case {"command": told}:
+                command = decode_command(told)
+                if isinstance(command, RegisterAgain):
+                    self.register_again(command.reason)
+                else:
+                    self._listener.commanded(command)
             case {"peers": list(peers)}:
                 self._listener.peers_changed(tuple(decode_value(PeerAddress, peer, "peer") for peer in peers))
             case {"layout": layout}:
                 self._register(self._listener.layout_known(decode_value(ShardLayout, layout, "layout")))
             case _:
                 raise ProtocolError(f"the master told something unknown: {', '.join(sorted(notice))}"[:200])
-
-    def _command(self, command: OuterCommand) -> None:
-        if isinstance(command, RegisterAgain):
-            self.register_again(command.reason)
-        else:
-            self._listener.commanded(command)
 
     def _farewell(self, session: LinkSession) -> None:
         """Tell what waits, and leave, in a short time."""

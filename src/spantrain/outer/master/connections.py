@@ -7,7 +7,7 @@ import re
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain, zip_longest
+from itertools import accumulate, chain, takewhile, zip_longest
 from typing import Any
 
 from spantrain.core.outer import events as on
@@ -86,17 +86,9 @@ class NoticeQueue:
             self._changed.wait_for(lambda: self._waiting or self._ended, timeout_s)
             if self._ended:
                 raise RemoteRefusal(self._ended)
-            return self._first, self._some()
-
-    def _some(self) -> list[bytes]:
-        taken: list[bytes] = []
-        size_bytes = 0
-        for body in self._waiting:
-            if taken and size_bytes + len(body) > _ANSWER_BYTES:
-                break
-            taken.append(body)
-            size_bytes += len(body)
-        return taken
+            upto_bytes = zip(self._waiting, accumulate(map(len, self._waiting)), strict=True)
+            taken = [body for body, _ in takewhile(lambda one: one[1] <= _ANSWER_BYTES, upto_bytes)]
+            return self._first, taken or [*self._waiting][:1]
 
 
 class Connection:

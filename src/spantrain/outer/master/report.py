@@ -1,14 +1,19 @@
 """A master's status, put together from what its service knows."""
 
+from operator import attrgetter, itemgetter
+
 from spantrain.outer.link.status import (
     ChunksStatus,
     ClusterStatus,
     FragmentStatus,
+    LayerLinkStatus,
     MasterStatus,
     ShardStatus,
+    TransferStatus,
     UpdateStatus,
 )
 from spantrain.outer.master.service import MasterService
+from spantrain.outer.policy.fragments import FragmentedMaster
 from spantrain.outer.policy.guard import NormLevel
 from spantrain.outer.policy.master import OuterMaster
 from spantrain.outer.policy.settings import ClusterRecord, MasterState
@@ -18,6 +23,8 @@ def status_of(service: MasterService, *, address: str, now_s: float) -> MasterSt
     """Return all that a master can tell of itself, but for what the control plane refused."""
     state, layout = service.state, service.layout
     leading, late_s = state.leading, service.late_s(now_s)
+    here = {one.name for one in service.connections if one.facts.kind == "cluster"}
+    counted = (one.clusters.keys() for one in state.fragments)
     return MasterStatus(
         address=address,
         epoch=leading.epoch,
@@ -29,10 +36,10 @@ def status_of(service: MasterService, *, address: str, now_s: float) -> MasterSt
         left_out=state.left_out,
         layers=len(layout.layers) if layout else 0,
         size_bytes=layout.size_bytes if layout else 0,
-        clusters=_clusters(service, now_s),
+        clusters=tuple(_cluster(service, name, now_s) for name in sorted(here.union(*counted))),
         shards=tuple(_shard(service, name, now_s) for name in service.config.shards),
-        transfers=service.clock.moving(now_s, service.master.layer_of) if service.master else (),
-        links=service.clock.links,
+        transfers=_transfers(service.master, now_s) if service.master else (),
+        links=_links(service.master) if service.master else (),
         last_update=_last_update(service.master.parts[0] if service.master else None),
         fragments=tuple(map(_fragment, service.master.parts)) if service.master and len(state.fragments) > 1 else (),
         chunks=_chunks(leading),
@@ -41,23 +48,18 @@ def status_of(service: MasterService, *, address: str, now_s: float) -> MasterSt
     )
 
 
-def _clusters(service: MasterService, now_s: float) -> tuple[ClusterStatus, ...]:
-    here = {one.name for one in service.connections if one.facts.kind == "cluster"}
-    counted = (one.clusters.keys() for one in service.state.fragments)
-    return tuple(_cluster(service, name, now_s) for name in sorted(here.union(*counted)))
-
-
 def _cluster(service: MasterService, name: str, now_s: float) -> ClusterStatus:
     records = [one.clusters.get(name, ClusterRecord()) for one in service.state.fragments]
     pushes = sum(record.pushes for record in records)
     connection = service.connections.get(name)
     chunks = service.state.leading.chunks
     level = service.state.leading.guard.clusters.get(name, NormLevel())
-    got_version, got_s = service.master.parts[0].got(name) if service.master else (None, None)
+    members = service.master.parts[0].members if service.master else None
+    got_version, got_s = members.got.get(name, (None, None)) if members else (None, None)
     return ClusterStatus(
         name=name,
         state=_cluster_state(service, name, now_s),
-        workers=tuple(sorted(service.master.workers_of(name))) if service.master else (),
+        workers=tuple(sorted(members.workers.get(name, ()))) if members else (),
         tokens=records[0].tokens,
         pushes=pushes,
         left_out=sum(record.left_out for record in records),
@@ -89,9 +91,9 @@ def _waits_for(service: MasterService, now_s: float) -> str:
     if absent := [f"shard {one.name}, which is {one.state}" for one in shards if one.state != "ready"]:
         return ", ".join(absent)
     assert service.master
-    if answers := sorted({shard for part in service.master.parts for shard in part.answers_to_come}):
+    if answers := sorted({shard for part in service.master.parts for shard in part.updates.missing}):
         return f"answers of {', '.join(answers)} in an update"
-    pushes = [one for one in service.clock.moving(now_s, service.master.layer_of) if one.way == "push"]
+    pushes = [one for one in _transfers(service.master, now_s) if one.way == "push"]
     if pushes:
         first = max(pushes, key=lambda one: one.since_s)
         return (
@@ -106,7 +108,7 @@ def _shard(service: MasterService, name: str, now_s: float) -> ShardStatus:
     tables = [part.shards for part in service.master.parts] if service.master else []
     layers = [service.layout.layers[k] for k in service.layout.layers_of(name)] if service.layout else []
     state = "away"
-    if tables and all(table.is_present(name) for table in tables):
+    if tables and all(name in table.alive for table in tables):
         state = "ready" if all(name in table.ready for table in tables) else "restoring"
     elif connection:
         state = "joining"
@@ -119,6 +121,43 @@ def _shard(service: MasterService, name: str, now_s: float) -> ShardStatus:
         size_bytes=sum(layer.size_bytes for layer in layers),
         heard_ago_s=now_s - connection.heard_s if connection else None,
     )
+
+
+def _transfers(master: FragmentedMaster, now_s: float) -> tuple[TransferStatus, ...]:
+    """Return the layers on their way, those that began first first."""
+    moving = [
+        (begun_s, way, one) for way, schedule in master.lines.schedules.items()
+        for one, begun_s in schedule.running.items()
+    ]  # fmt: skip
+    return tuple(
+        TransferStatus(
+            way=way.value,
+            cluster=one.cluster,
+            worker=one.worker,
+            layer=master.layer_of(one),
+            shard=one.shard,
+            size_bytes=one.size_bytes,
+            since_s=now_s - begun_s,
+        )
+        for begun_s, way, one in sorted(moving, key=itemgetter(0))
+    )
+
+
+def _links(master: FragmentedMaster) -> tuple[LayerLinkStatus, ...]:
+    """Return what went over each link, by cluster, shard and way."""
+    links = (
+        LayerLinkStatus(
+            cluster=cluster,
+            shard=shard,
+            way=way.value,
+            layers=link.layers,
+            size_bytes=link.size_bytes,
+            bytes_per_s=link.bytes_per_s,
+        )
+        for way, schedule in master.lines.schedules.items()
+        for (cluster, shard), link in schedule.links.items()
+    )
+    return tuple(sorted(links, key=attrgetter("cluster", "shard", "way")))
 
 
 def _fragment(part: OuterMaster) -> FragmentStatus:
@@ -134,13 +173,11 @@ def _fragment(part: OuterMaster) -> FragmentStatus:
 
 
 def _last_update(master: OuterMaster | None) -> UpdateStatus | None:
-    outcome = master.last_outcome if master else None
-    if outcome is None:
+    last = master.updates.last if master else None
+    if last is None:
         return None
-    verdicts = {one.cluster: f"{'in' if one.accepted else 'left out'}: {one.reason}" for one in outcome.verdicts}
-    return UpdateStatus(
-        version=outcome.version, norm=outcome.norm, scale=outcome.scale, part=outcome.part, verdicts=verdicts
-    )
+    verdicts = {one.cluster: f"{'in' if one.accepted else 'left out'}: {one.reason}" for one in last.verdicts}
+    return UpdateStatus(version=last.version, norm=last.norm, scale=last.scale, part=last.part, verdicts=verdicts)
 
 
 def _chunks(state: MasterState) -> ChunksStatus | None:

@@ -16,7 +16,6 @@ from spantrain.core.outer.layers import Layer, ShardLayout, divide
 from spantrain.errors import ProtocolError
 from spantrain.outer.link.codec import encode_message, encode_value
 from spantrain.outer.link.link import MasterWelcome, MemberFacts
-from spantrain.outer.link.status import TransferClock
 from spantrain.outer.master.config import MasterConfig
 from spantrain.outer.master.connections import (
     Connection,
@@ -51,7 +50,6 @@ class MasterService:
         """
         self.config = config
         self.connections = Connections(outbox_limit=outbox_limit)
-        self.clock = TransferClock()
         self.refusals: Counter[str] = Counter()
         """By reason."""
         self.dropped: Counter[str] = Counter()
@@ -98,14 +96,11 @@ class MasterService:
         connection = self.connections.open(now_s, name, facts)
         _log.info("%s %s is connected (%d)", facts.kind, name, connection.number)
         self._announce(now_s)
-        return connection.number, self._welcome(facts.kind)
-
-    def _welcome(self, kind: str) -> MasterWelcome:
-        return MasterWelcome(
+        return connection.number, MasterWelcome(
             layout=self.layout,
             rule=self.config.rule,
             settings=self.config.settings,
-            peers=self.connections.peers_of(kind),
+            peers=self.connections.peers_of(facts.kind),
             samples=self.config.samples,
             chunks=self.config.chunks,
         )
@@ -213,8 +208,6 @@ class MasterService:
             self._lose(connection, f"not heard of for {now_s - connection.heard_s:.3g} s")
         self._events.append(on.Ticked())
         self._drain(now_s)
-        if self.master:
-            self.clock.keep(set(self.master.transfers))
 
     # What follows.
 
@@ -222,22 +215,15 @@ class MasterService:
         """Let the policy hear what has happened, and what comes of that here."""
         while self._events:
             event = self._events.popleft()
-            if self.master is None:
-                continue
-            self._follow(now_s, self.master, event)
+            commands = self.master.on_event(now_s, event) if self.master else ()
+            if any(isinstance(command, do.Save) for command in commands):
+                self._files.save_state(self.state)
+            for command in commands:
+                if not isinstance(command, do.Save):
+                    self._give(command)
         self._announce(now_s)
 
-    def _follow(self, now_s: float, master: FragmentedMaster, event: OuterEvent) -> None:
-        if isinstance(event, on.Moved):
-            self.clock.arrived(now_s, event.way, event.transfer)
-        commands = master.on_event(now_s, event)
-        if any(isinstance(command, do.Save) for command in commands):
-            self._files.save_state(master.state)
-        for command in commands:
-            if not isinstance(command, do.Save):
-                self._give(now_s, command)
-
-    def _give(self, now_s: float, command: OuterCommand) -> None:
+    def _give(self, command: OuterCommand) -> None:
         """Put a command where those it is for can fetch it."""
         notice = {"command": encode_message(command)}
         for name in command.recipients:
@@ -246,14 +232,9 @@ class MasterService:
                 self.dropped[f"{type(command).__name__} for one that is not there"] += 1
             elif not connection.outbox.put(notice):
                 self._lose_full(connection)
-        if isinstance(command, do.Move):
-            self._begin_move(now_s, command)
-
-    def _begin_move(self, now_s: float, move: do.Move) -> None:
-        self.clock.begun(now_s, move.way, move.transfer)
-        if self.connections.attached(move.transfer.worker, move.fragment) is None:
-            reason = f"worker {move.transfer.worker} is not connected"
-            self._events.append(on.TransferLost(way=move.way, transfer=move.transfer, reason=reason))
+        if isinstance(command, do.Move) and not self.connections.attached(command.transfer.worker, command.fragment):
+            reason = f"worker {command.transfer.worker} is not connected"
+            self._events.append(on.TransferLost(way=command.way, transfer=command.transfer, reason=reason))
 
     def _announce(self, now_s: float) -> None:
         for connection in self.connections.announce():

@@ -1,4 +1,4 @@
-"""Who trains on which chunk of the data: leases that are renewed, run out, and are given to others.
+"""Who trains on which chunk of the data: leases that are renewed, run out, are given to others; what a cluster holds.
 
 Di-PS, 4.2: the data set is cut into many more chunks than there are clusters. Kept: that. Decided here: a cluster has a
 chunk on lease; its samples count when an update with the cluster's push is decided, as far as the push says. When a
@@ -6,13 +6,15 @@ lease runs out or its cluster is lost, the rest of the chunk, from the first sam
 another, before chunks that nobody began. So every sample counts once in a pass over the data, whoever trained on it;
 what a lost cluster trained on and never pushed is trained again. So is what is left of a chunk in which its cluster
 came no further for long, where another has nothing to train on: a sign of life alone keeps no data from the others.
+A cluster asks for its next chunk before it needs it; what it trained on is told with its pushes, and a chunk is done
+when a push with all of it is counted.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from spantrain.core.outer.events import Lease
+from spantrain.core.outer.events import ChunkProgress, Lease
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,15 +68,6 @@ class ChunkState:
         return cls(chunk_samples=sizes, counted=(0,) * chunks, passes=passes)
 
 
-@dataclass(frozen=True, kw_only=True)
-class CountedSamples:
-    """What came of a report."""
-
-    samples: int
-    """Counted by it, now."""
-    reason: str
-
-
 class ChunkLedger:
     """Leases chunks and counts their samples.
 
@@ -82,7 +75,7 @@ class ChunkLedger:
     >>> first = ledger.lease(0.0, "a")
     >>> first.chunk, first.begin, first.end
     (0, 0, 25)
-    >>> ledger.report(1.0, "a", first.number, 10).samples
+    >>> ledger.report(1.0, "a", first.number, 10)
     10
     >>> _ = ledger.end(ledger.of("a"))
     >>> again = ledger.lease(2.0, "b")
@@ -119,18 +112,21 @@ class ChunkLedger:
         """Lease the next chunk: of the earliest pass, begun ones first; None if all that is left is on lease."""
         state = self._state
         taken = {lease.chunk for lease in state.leases}
-        free = [chunk for chunk in range(len(state.counted)) if chunk not in taken and self._left(chunk)]
+        free = [
+            (*divmod(counted, size), chunk)
+            for chunk, (counted, size) in enumerate(zip(state.counted, state.chunk_samples, strict=True))
+            if chunk not in taken and self._left(chunk)
+        ]
         if not free:
             return None
-        chunk = min(free, key=self._rank)
-        size = state.chunk_samples[chunk]
+        data_pass, begin, chunk = min(free, key=lambda one: (one[0], not one[1], one[2]))
         lease = Lease(
             number=state.next_lease,
             cluster=cluster,
             chunk=chunk,
-            data_pass=state.counted[chunk] // size,
-            begin=state.counted[chunk] % size,
-            end=size,
+            data_pass=data_pass,
+            begin=begin,
+            end=state.chunk_samples[chunk],
         )
         self._state = replace(state, leases=(*state.leases, lease), next_lease=lease.number + 1)
         self._ends_s[lease.number] = now_s + self._lease_s
@@ -151,10 +147,6 @@ class ChunkLedger:
         ]  # fmt: skip
         return self.end([min(late, key=lambda one: (came_s[one.number], one.number)).number]) if late else ()
 
-    def _rank(self, chunk: int) -> tuple[int, bool, int]:
-        data_pass, begun = divmod(self._state.counted[chunk], self._state.chunk_samples[chunk])
-        return data_pass, not begun, chunk
-
     def _left(self, chunk: int) -> bool:
         state = self._state
         return state.passes is None or state.counted[chunk] < state.passes * state.chunk_samples[chunk]
@@ -164,15 +156,15 @@ class ChunkLedger:
         for number in self.of(cluster):
             self._ends_s[number] = now_s + self._lease_s
 
-    def report(self, now_s: float, cluster: str, number: int, upto: int) -> CountedSamples:
-        """Count a chunk's samples before `upto`; those that were counted before do not count again."""
+    def report(self, now_s: float, cluster: str, number: int, upto: int) -> int:
+        """Count a chunk's samples before `upto`, and return how many that were.
+
+        Those that were counted before do not count again; nothing does of a lease that is another's or no longer there,
+        or where `upto` is not in it.
+        """
         lease = next((lease for lease in self._state.leases if lease.number == number), None)
-        if lease is None or lease.cluster != cluster:
-            return CountedSamples(samples=0, reason=f"lease {number} is not {cluster}'s, or no longer: nothing counted")
-        if not lease.begin <= upto <= lease.end:
-            return CountedSamples(
-                samples=0, reason=f"lease {number} is for samples {lease.begin} to {lease.end}, got {upto}: not counted"
-            )
+        if lease is None or lease.cluster != cluster or not lease.begin <= upto <= lease.end:
+            return 0
         counted = list(self._state.counted)
         before = counted[lease.chunk]
         counted[lease.chunk] = max(before, lease.data_pass * lease.end + upto)
@@ -185,7 +177,7 @@ class ChunkLedger:
             if counted[lease.chunk] > before:
                 self._came_s[number] = now_s
         self._state = replace(self._state, counted=tuple(counted), leases=leases)
-        return CountedSamples(samples=counted[lease.chunk] - before, reason=f"chunk {lease.chunk} up to sample {upto}")
+        return counted[lease.chunk] - before
 
     def of(self, cluster: str) -> frozenset[int]:
         """Return the numbers of a cluster's leases."""
@@ -204,3 +196,128 @@ class ChunkLedger:
         """End leases that were not renewed in time, but for some; return them."""
         late = [number for number, end_s in self._ends_s.items() if end_s <= now_s and number not in but]
         return self.end(late)
+
+
+_AHEAD = 2
+"""Chunks of which something is left, that a cluster has on lease where it can."""
+_AGAIN_S = 1.0
+"""After which it asks again, where no chunk was free."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChunkSpan:
+    """Some of a chunk's samples, by their place in its order."""
+
+    chunk: int
+    data_pass: int
+    begin: int
+    end: int
+
+
+@dataclass(kw_only=True)
+class _HeldChunk:
+    lease: Lease
+    handed: int
+    trained: int
+
+
+class LeasedChunks:
+    """What a cluster has on lease, handed out to its loop, and trained on; not for several threads at once.
+
+    >>> chunks = LeasedChunks()
+    >>> chunks.hold(Lease(number=7, cluster="a", chunk=3, data_pass=0, begin=10, end=25))
+    >>> chunks.hand_out(10), len(chunks.hand_out(10)), chunks.hand_out(10)
+    ((ChunkSpan(chunk=3, data_pass=0, begin=10, end=20),), 1, ())
+    >>> chunks.train(12)
+    >>> chunks.progress
+    (ChunkProgress(lease=7, upto=22),)
+    """
+
+    def __init__(self) -> None:
+        self._held: dict[int, _HeldChunk] = {}
+        self._asked_s: float | None = None
+        self._again_s = 0.0
+        self.finished = False
+        """Whether all data is counted."""
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """Of the leases, to register with."""
+        return tuple(self._held)
+
+    @property
+    def asked(self) -> bool:
+        """Whether an answer is to come."""
+        return self._asked_s is not None
+
+    def unanswered_s(self, now_s: float) -> float:
+        """Return for how long an answer has been to come; 0 if none is."""
+        return 0.0 if self._asked_s is None else now_s - self._asked_s
+
+    @property
+    def left(self) -> int:
+        """Samples that can be handed out."""
+        return sum(one.lease.end - one.handed for one in self._held.values())
+
+    @property
+    def untrained(self) -> int:
+        """Samples that were handed out and not trained on."""
+        return sum(one.handed - one.trained for one in self._held.values())
+
+    @property
+    def progress(self) -> tuple[ChunkProgress, ...]:
+        """How far each chunk is trained on; none for one that nobody began."""
+        begun = [one for one in self._held.values() if one.trained > one.lease.begin]
+        return tuple(ChunkProgress(lease=one.lease.number, upto=one.trained) for one in begun)
+
+    def ask(self, now_s: float) -> bool:
+        """Whether to ask for a chunk now; an answer must come before the next."""
+        fresh = sum(one.handed < one.lease.end for one in self._held.values())
+        if self.asked or self.finished or fresh >= _AHEAD or now_s < self._again_s:
+            return False
+        self._asked_s = now_s
+        return True
+
+    def hold(self, lease: Lease) -> None:
+        """Take a chunk that the master leased."""
+        self._asked_s, self.finished = None, False
+        self._held.setdefault(lease.number, _HeldChunk(lease=lease, handed=lease.begin, trained=lease.begin))
+
+    def nothing(self, now_s: float, *, finished: bool) -> None:
+        """Note that no chunk is free."""
+        self._asked_s, self.finished = None, finished
+        self._again_s = now_s + _AGAIN_S
+
+    def connect(self) -> None:
+        """Forget a question that an earlier connection may have lost."""
+        self._asked_s, self._again_s = None, 0.0
+
+    def keep(self, numbers: Collection[int]) -> None:
+        """Drop all leases but these: they are others' by now."""
+        self._held = {number: one for number, one in self._held.items() if number in numbers}
+
+    def hand_out(self, count: int) -> tuple[ChunkSpan, ...]:
+        """Return up to so many samples, in the order of the leases."""
+        spans: list[ChunkSpan] = []
+        for one in self._held.values():
+            taken = min(count, one.lease.end - one.handed)
+            if taken:
+                lease, begin = one.lease, one.handed
+                spans.append(ChunkSpan(chunk=lease.chunk, data_pass=lease.data_pass, begin=begin, end=begin + taken))
+                one.handed += taken
+                count -= taken
+        return tuple(spans)
+
+    def train(self, samples: int | None) -> None:
+        """Note that the next samples of those handed out were trained on; None for all of them."""
+        for one in self._held.values():
+            taken = one.handed - one.trained if samples is None else min(samples, one.handed - one.trained)
+            one.trained += taken
+            samples = samples if samples is None else samples - taken
+
+    def count(self, progress: Iterable[ChunkProgress]) -> None:
+        """Note that a push with this progress was counted: what is done is no longer on lease."""
+        for told in progress:
+            one = self._held.get(told.lease)
+            if one and told.upto == one.lease.end:
+                del self._held[told.lease]

@@ -51,7 +51,8 @@ class OuterClient:
         self._push: Ticket | None = None
         self._parameters = False
         self._unsent: set[int] = set()
-        self._pull: do.StartPull | None = None
+        self.pull: do.StartPull | None = None
+        """What is coming now."""
         self._missing: set[int] = set()
         self.phase = ClientPhase.FREE
         self.is_registered = self._told_training = False
@@ -61,17 +62,12 @@ class OuterClient:
         self.version = 0
         """That the round began from; 0 before there was any."""
 
-    @property
-    def pull(self) -> do.StartPull | None:
-        """What is coming now."""
-        return self._pull
-
     def waits_for(self, shard_of: Callable[[int], str]) -> str:
         """Return what the next version needs that has not come."""
-        pull, layers = self._pull, self._missing if self._pull else self._unsent
+        layers = self._missing if self.pull else self._unsent
         shards = ", ".join(sorted({shard_of(layer) for layer in layers}))
-        if pull is not None:
-            return f"{len(layers)} layers of version {pull.version}, from {shards}"
+        if self.pull:
+            return f"{len(layers)} layers of version {self.pull.version}, from {shards}"
         match self.phase:
             case ClientPhase.ASKING:
                 return "the master's answer to a push"
@@ -98,7 +94,7 @@ class OuterClient:
         said: list[Said] = []
         if self.phase in (ClientPhase.ASKING, ClientPhase.SENDING):
             said += self._skip(now_s, "the connection was lost")
-        self._pull = None
+        self.pull = None
         self.is_registered = self._told_training = False
         return [
             *said,
@@ -158,9 +154,9 @@ class OuterClient:
             case do.SkipRound() if command.push == self._push:
                 return self._skip(now_s, command.reason)
             case do.StartPull():
-                self._pull, self._missing = command, set(self._layers)
-            case do.EndPull() if self._pull and command.pull == self._pull.pull:
-                self._pull = None
+                self.pull, self._missing = command, set(self._layers)
+            case do.EndPull() if self.pull and command.pull == self.pull.pull:
+                self.pull = None
                 return [on.PullAsked(cluster=self._cluster)]
             case do.Move(way=TransferWay.PUSH) if command.transfer.ticket == self._push:
                 return [SendLayer(transfer=command.transfer, parameters=self._parameters, reason=command.reason)]
@@ -184,7 +180,7 @@ class OuterClient:
 
     def arrived(self, transfer: LayerTransfer) -> list[Said]:
         """Note that a layer has arrived whole; after the last, use the version."""
-        pull = self._pull
+        pull = self.pull
         if pull is None or transfer.ticket != pull.pull or transfer.layer not in self._missing:
             return []
         self._missing.remove(transfer.layer)
@@ -194,6 +190,6 @@ class OuterClient:
         counted = self.phase is ClientPhase.SENT and pull.counted == self._push
         if counted:
             self.phase, self._push = ClientPhase.FREE, None
-        self.version, self._pull = pull.version, None
+        self.version, self.pull = pull.version, None
         left_out = counted and pull.left_out
         return [UseVersion(version=pull.version, counted=counted, left_out=left_out, reason=pull.reason), moved]

@@ -4,12 +4,12 @@ Part of the master; what of the paper is kept is said there. It knows who is reg
 decides nothing about either.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from spantrain.core.outer import commands as do
 from spantrain.core.outer import events as on
-from spantrain.core.outer.commands import Move, OuterCommand
+from spantrain.core.outer.commands import OuterCommand
 from spantrain.core.outer.events import LayerTransfer, PushOutcome, Ticket, TransferWay
 from spantrain.core.outer.layers import ShardLayout
 from spantrain.formats.registry import WireFormat
@@ -24,13 +24,12 @@ from spantrain.outer.policy.updates import Updates
 class OngoingExchange:
     """A push or a pull that is under way."""
 
-    way: TransferWay
     ticket: Ticket
     cluster: str
     version: int
     begun_s: float
     push: Push | None = None
-    """Of a push."""
+    """None of a pull."""
     waiting: set[int] = field(default_factory=set)
     """Layers that have not arrived."""
     sent: bool = False
@@ -39,6 +38,16 @@ class OngoingExchange:
     """Whether the shards were asked if they have all."""
     checked: set[str] = field(default_factory=set)
     """Shards that have."""
+
+    @property
+    def way(self) -> TransferWay:
+        """Which way its layers go."""
+        return TransferWay.PUSH if self.push else TransferWay.PULL
+
+    @property
+    def brings_parameters(self) -> bool:
+        """Whether parameters themselves are pushed."""
+        return self.push is not None and self.push.parameters
 
 
 class SharedLines:
@@ -52,109 +61,20 @@ class SharedLines:
         self.exchanges: dict[Ticket, OngoingExchange] = {}
         """That are under way."""
 
-    def moves(self, now_s: float) -> list[Move]:
-        """Return the layers to move now."""
-        return [self._move(way, transfer) for way in TransferWay for transfer in self.schedules[way].begin(now_s)]
-
-    def _move(self, way: TransferWay, transfer: LayerTransfer) -> Move:
-        exchange = self.exchanges[transfer.ticket]
-        return Move(
-            way=way,
-            transfer=transfer,
-            version=exchange.version,
-            parameters=exchange.push is not None and exchange.push.parameters,
-            reason=f"{transfer.worker} of {transfer.cluster} and {transfer.shard} are both free",
-        )
-
-
-class OngoingExchanges:
-    """All that is under way; a cluster has one push and one pull at most."""
-
-    def __init__(self, layout: ShardLayout, settings: OuterSettings, lines: SharedLines | None = None) -> None:
-        """Begin with nothing; `lines`: shared with others."""
-        self._layout = layout
-        self._limit_s = settings.transfer_limit_s
-        self._lines = lines or SharedLines(layout.shards, settings)
-        self._schedules = self._lines.schedules
-        self._open: dict[Ticket, OngoingExchange] = {}
-        self._whole = _sizes(layout, WireFormat.NATIVE)
-        self._pushed = _sizes(layout, settings.push_format)
-
-    def __iter__(self) -> Iterator[OngoingExchange]:
-        return iter(tuple(self._open.values()))
-
-    def get(self, ticket: Ticket) -> OngoingExchange | None:
-        """Return a push or pull that is under way."""
-        return self._open.get(ticket)
-
-    def of(self, way: TransferWay, cluster: str) -> OngoingExchange | None:
-        """Return what a cluster has under way in one direction."""
-        return next((one for one in self._open.values() if one.way is way and one.cluster == cluster), None)
-
-    def begin(self, exchange: OngoingExchange, workers: Mapping[str, Iterable[int]]) -> None:
-        """Put all layers of a push or a pull in line."""
-        assert self.of(exchange.way, exchange.cluster) is None
-        self._open[exchange.ticket] = self._lines.exchanges[exchange.ticket] = exchange
-        exchange.waiting = set(range(len(self._layout.layers)))
-        sizes, wire_format = self._pushed if exchange.push and not exchange.push.parameters else self._whole
-        self._schedules[exchange.way].add(
-            LayerTransfer(
-                ticket=exchange.ticket,
-                cluster=exchange.cluster,
-                worker=worker,
-                layer=layer,
-                shard=self._layout.shard_of(layer),
-                size_bytes=sizes[layer],
-                wire_format=wire_format,
-            )
-            for worker, layers in sorted(workers.items())
-            for layer in layers
-        )
-
-    def moved(self, now_s: float, way: TransferWay, transfer: LayerTransfer) -> OngoingExchange | None:
-        """Note that a layer arrived; return whose it is, None if it was not under way."""
-        if not self._schedules[way].end(now_s, transfer):
-            return None
-        exchange = self._open[transfer.ticket]
-        exchange.waiting.remove(transfer.layer)
-        return exchange
-
-    def is_moving(self, way: TransferWay, transfer: LayerTransfer) -> bool:
-        """Whether a layer is under way."""
-        return transfer in self._schedules[way].running
-
     @property
     def moving(self) -> tuple[tuple[TransferWay, LayerTransfer], ...]:
         """Layers under way."""
-        running = ((way, transfer) for way in TransferWay for transfer in sorted(self._schedules[way].running))
-        return tuple((way, transfer) for way, transfer in running if transfer.ticket in self._open)
+        return tuple((way, one) for way, schedule in self.schedules.items() for one in sorted(schedule.running))
 
-    def drop(self, ticket: Ticket) -> None:
-        """End a push or a pull, whole or not."""
-        exchange = self._open.pop(ticket)
-        del self._lines.exchanges[ticket]
-        self._schedules[exchange.way].drop(ticket)
-
-    def overdue(self, now_s: float) -> list[OngoingExchange]:
-        """Return what has taken too long."""
-        return [one for one in self._open.values() if now_s - one.begun_s >= self._limit_s]
-
-    @property
-    def next_limit_s(self) -> float | None:
-        """When the next has taken too long, or a layer of any keeps a shard no longer."""
-        slow_s = [self._schedules[way].slow_s for way in TransferWay]
-        ends_s = (one.begun_s + self._limit_s for one in self._open.values())
-        return min((time_s for time_s in (*slow_s, *ends_s) if time_s is not None), default=None)
-
-    def moves(self, now_s: float) -> list[Move]:
+    def moves(self, now_s: float) -> list[OuterCommand]:
         """Return the layers to move now."""
-        return self._lines.moves(now_s)
+        return [self._move(way, one) for way, schedule in self.schedules.items() for one in schedule.begin(now_s)]
 
-
-def _sizes(layout: ShardLayout, wire_format: WireFormat) -> tuple[tuple[int, ...], WireFormat]:
-    """Return the bytes of each layer in a format, and the format."""
-    layers = layout.layers
-    return tuple(sum(one.size_bytes for one in layer.sent_as(wire_format)) for layer in layers), wire_format
+    def _move(self, way: TransferWay, transfer: LayerTransfer) -> do.Move:
+        exchange = self.exchanges[transfer.ticket]
+        reason = f"{transfer.worker} of {transfer.cluster} and {transfer.shard} are both free"
+        version, parameters = exchange.version, exchange.brings_parameters
+        return do.Move(way=way, transfer=transfer, version=version, parameters=parameters, reason=reason)
 
 
 _PULL_FIRST = ": pull that first"
@@ -162,28 +82,43 @@ _PULL_FIRST = ": pull that first"
 
 
 class ExchangeControl:
-    """Answers what clusters and shards say of a push or a pull: with commands, or None where no such is under way."""
+    """Answers what clusters and shards say of a push or a pull: with commands, or None where no such is under way.
+
+    A cluster has one push and one pull under way at most.
+    """
 
     def __init__(
-        self,
-        layout: ShardLayout,
-        settings: OuterSettings,
-        *,
-        clusters: ClusterTable,
-        shards: ShardTable,
-        updates: Updates,
-        new_ticket: Callable[[], Ticket],
-        lines: SharedLines | None = None,
-    ) -> None:
-        self.under_way = OngoingExchanges(layout, settings, lines)
+        self, layout: ShardLayout, settings: OuterSettings, *, clusters: ClusterTable, shards: ShardTable,
+        updates: Updates, new_ticket: Callable[[], Ticket], lines: SharedLines | None = None,
+    ) -> None:  # fmt: skip
+        """Begin with nothing under way; `lines`: shared with others."""
+        self.under_way: dict[Ticket, OngoingExchange] = {}
         """To look at."""
-        self._layout = layout
-        self._settings = settings
-        self._clusters = clusters
-        self._shards = shards
-        self._updates = updates
-        self._new_ticket = new_ticket
+        self._layout, self._settings, self._new_ticket = layout, settings, new_ticket
+        self._clusters, self._shards, self._updates = clusters, shards, updates
+        self.lines = lines or SharedLines(layout.shards, settings)
+        self._size_bytes = {
+            wire_format: [sum(one.size_bytes for one in layer.sent_as(wire_format)) for layer in layout.layers]
+            for wire_format in (WireFormat.NATIVE, settings.push_format)
+        }
         self._owed: dict[str, str] = {}
+
+    @property
+    def next_limit_s(self) -> float | None:
+        """When the next has taken too long, or a layer of any keeps a shard no longer."""
+        slow_s = [schedule.slow_s for schedule in self.lines.schedules.values()]
+        ends_s = (one.begun_s + self._settings.transfer_limit_s for one in self.under_way.values())
+        return min((time_s for time_s in (*slow_s, *ends_s) if time_s is not None), default=None)
+
+    def _of(self, way: TransferWay, cluster: str) -> OngoingExchange | None:
+        """Return what a cluster has under way in one direction."""
+        return next((one for one in self.under_way.values() if one.way is way and one.cluster == cluster), None)
+
+    @property
+    def _pushing(self) -> tuple[str, ...]:
+        """Clusters with a push that is under way, or waits for an update."""
+        under_way = (one.cluster for one in self.under_way.values() if one.push)
+        return (*under_way, *(push.cluster for push in self._updates.pending))
 
     # What clusters and shards say.
 
@@ -193,7 +128,7 @@ class ExchangeControl:
         Who asks has no push under way: one that is, as far as is known here, was begun for a question that the cluster
         has given up since (its connection ended meanwhile), and nobody else would end it.
         """
-        before = self.under_way.of(TransferWay.PUSH, event.cluster)
+        before = self._of(TransferWay.PUSH, event.cluster)
         ended = self._end(before, f"{event.cluster} has asked again") if before else []
         reason = self._why_not(event)
         if reason:
@@ -210,15 +145,10 @@ class ExchangeControl:
             parameters=seeds,
         )
         reason = "first parameters" if seeds else "all shards are ready"
-        self._begin(now_s, TransferWay.PUSH, push.ticket, push.cluster, push.base_version, push)
+        self._begin(now_s, push.ticket, push.cluster, push.base_version, push)
         start = do.StartPush(cluster=push.cluster, push=push.ticket, parameters=seeds, reason=reason)
-        return [*ended, start, *(self._end_round(event.cluster) if event.ends_round else ())]
-
-    def _end_round(self, cluster: str) -> list[OuterCommand]:
-        """End the round of all that have no push on its way."""
-        busy = {one.cluster for one in self.under_way if one.way is TransferWay.PUSH}
-        busy |= {push.cluster for push in self._updates.pending}
-        return self._updates.end_round(cluster, [name for name in self._clusters.names if name not in busy])
+        others = [name for name in self._clusters.names if name not in self._pushing] if event.ends_round else []
+        return [*ended, start, *(self._updates.end_round(event.cluster, others) if event.ends_round else ())]
 
     def _why_not(self, event: on.PushAsked) -> str:
         """Return why a cluster must not push now; empty if it may."""
@@ -229,11 +159,7 @@ class ExchangeControl:
         if waiting:
             return f"its push {waiting[0]} waits for an update"
         if not state.seeded:
-            others = [
-                one.cluster for one in self.under_way if one.way is TransferWay.PUSH and one.cluster != event.cluster
-            ]
-            others += [push.cluster for push in self._updates.pending]
-            return f"{others[0]} brings the first parameters" if others else ""
+            return f"{self._pushing[0]} brings the first parameters" if self._pushing else ""
         record = state.clusters.get(event.cluster)
         if record and event.base_version < record.version:
             return f"its last push went into version {record.version}{_PULL_FIRST}"
@@ -253,21 +179,21 @@ class ExchangeControl:
 
     def moved(self, now_s: float, event: on.Moved) -> list[OuterCommand] | None:
         """Note that a layer arrived."""
-        exchange = self.under_way.moved(now_s, event.way, event.transfer)
-        if exchange is None:
+        if not self.lines.schedules[event.way].end(now_s, event.transfer):
             return None
+        exchange = self.under_way[event.transfer.ticket]
+        exchange.waiting.remove(event.transfer.layer)
         if exchange.push:
             return self._check(exchange)
         if not exchange.waiting:
-            self.under_way.drop(exchange.ticket)
-            self._clusters.begun_from[exchange.cluster] = exchange.version
-            self._clusters.got_s[exchange.cluster] = now_s
+            self._drop(exchange)
+            self._clusters.got[exchange.cluster] = (exchange.version, now_s)
         return []
 
     def lost(self, event: on.TransferLost) -> list[OuterCommand] | None:
         """End what a layer belongs to that did not arrive."""
         exchange = self.under_way.get(event.transfer.ticket)
-        if exchange is None or not self.under_way.is_moving(event.way, event.transfer):
+        if exchange is None or event.transfer not in self.lines.schedules[event.way].running:
             return None
         return self._end(exchange, f"layer {event.transfer.layer}: {event.reason}")
 
@@ -281,7 +207,7 @@ class ExchangeControl:
         exchange.checked.add(event.shard)
         if len(exchange.checked) < len(self._layout.shards):
             return []
-        self.under_way.drop(exchange.ticket)
+        self._drop(exchange)
         reason = self._updates.accept(now_s, exchange.push)
         return [do.AcceptPush(cluster=exchange.cluster, push=exchange.ticket, reason=reason)]
 
@@ -304,7 +230,7 @@ class ExchangeControl:
         version = self._updates.state.version
         commands: list[OuterCommand] = []
         for cluster, reason in sorted(self._owed.items()):
-            if self.under_way.of(TransferWay.PULL, cluster) is None:
+            if self._of(TransferWay.PULL, cluster) is None:
                 del self._owed[cluster]
                 pull = do.StartPull(
                     cluster=cluster,
@@ -314,45 +240,62 @@ class ExchangeControl:
                     left_out=self._updates.left_out(cluster),
                     reason=reason,
                 )
-                self._begin(now_s, TransferWay.PULL, pull.pull, cluster, version)
+                self._begin(now_s, pull.pull, cluster, version)
                 commands.append(pull)
         return commands
 
-    def moves(self, now_s: float) -> list[OuterCommand]:
-        """Return the layers to move now."""
-        return [*self.under_way.moves(now_s)]
+    def _begin(self, now_s: float, ticket: Ticket, cluster: str, version: int, push: Push | None = None) -> None:
+        """Put all layers of a push or a pull in line."""
+        exchange = OngoingExchange(ticket=ticket, cluster=cluster, version=version, begun_s=now_s, push=push)
+        assert self._of(exchange.way, cluster) is None
+        self.under_way[ticket] = self.lines.exchanges[ticket] = exchange
+        exchange.waiting = set(range(len(self._layout.layers)))
+        wire_format = self._settings.push_format if push and not push.parameters else WireFormat.NATIVE
+        self.lines.schedules[exchange.way].add(
+            LayerTransfer(
+                ticket=ticket,
+                cluster=cluster,
+                worker=worker,
+                layer=layer,
+                shard=self._layout.shard_of(layer),
+                size_bytes=self._size_bytes[wire_format][layer],
+                wire_format=wire_format,
+            )
+            for worker, layers in sorted(self._clusters.workers[cluster].items())
+            for layer in layers
+        )
 
-    def _begin(
-        self, now_s: float, way: TransferWay, ticket: Ticket, cluster: str, version: int, push: Push | None = None
-    ) -> None:
-        exchange = OngoingExchange(way=way, ticket=ticket, cluster=cluster, version=version, begun_s=now_s, push=push)
-        self.under_way.begin(exchange, self._clusters.workers[cluster])
+    def _drop(self, exchange: OngoingExchange) -> None:
+        """Take out a push or a pull, whole or not."""
+        del self.under_way[exchange.ticket], self.lines.exchanges[exchange.ticket]
+        self.lines.schedules[exchange.way].drop(exchange.ticket)
 
     # What ends before its time.
 
     def cluster_left(self, cluster: str, reason: str) -> list[OuterCommand]:
         """End what a cluster that went had under way; it is owed nothing."""
         self._owed.pop(cluster, None)
-        ending = [one for one in self.under_way if one.cluster == cluster]
+        ending = [one for one in self.under_way.values() if one.cluster == cluster]
         return [command for one in ending for command in self._end(one, f"{cluster}: {reason}")]
 
     def shard_lost(self, reason: str) -> list[OuterCommand]:
         """End all that is under way; pulls begin again when all shards are back."""
         commands: list[OuterCommand] = []
-        for exchange in self.under_way:
-            if exchange.way is TransferWay.PULL:
+        for exchange in tuple(self.under_way.values()):
+            if not exchange.push:
                 self.owe(exchange.cluster, reason)
             commands += self._end(exchange, reason)
         return commands
 
     def time_passes(self, now_s: float) -> list[OuterCommand]:
         """End what has taken too long."""
-        reason = f"it took over {self._settings.transfer_limit_s:.3g} s"
-        return [command for one in self.under_way.overdue(now_s) for command in self._end(one, reason)]
+        limit_s = self._settings.transfer_limit_s
+        overdue = [one for one in self.under_way.values() if now_s - one.begun_s >= limit_s]
+        return [command for one in overdue for command in self._end(one, f"it took over {limit_s:.3g} s")]
 
     def _end(self, exchange: OngoingExchange, reason: str) -> list[OuterCommand]:
         """End a push or a pull before its time, and tell both sides."""
-        self.under_way.drop(exchange.ticket)
+        self._drop(exchange)
         commands: list[OuterCommand] = []
         if exchange.push:
             commands += [do.Forget(shard=name, ticket=exchange.ticket, reason=reason) for name in self._shards.present]
@@ -368,13 +311,13 @@ class ExchangeControl:
     @property
     def pulled(self) -> set[int]:
         """Versions that are being pulled."""
-        return {one.version for one in self.under_way if one.way is TransferWay.PULL}
+        return {one.version for one in self.under_way.values() if not one.push}
 
     @property
     def bases(self) -> set[int]:
         """Versions that pushes begin from, where shards must know what parameters did since."""
         if not self._settings.compensation:
             return set()
-        under_way = [one.version for one in self.under_way]
+        under_way = [one.version for one in self.under_way.values()]
         pending = [push.base_version for push in self._updates.pending]
-        return {*under_way, *pending, *self._clusters.begun_from.values()}
+        return {*under_way, *pending, *(version for version, _ in self._clusters.got.values())}

@@ -15,7 +15,6 @@ a line carries one fragment at a time. Kept: that, and what happens to a fragmen
 
 import math
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from spantrain.core.outer import commands as do
@@ -60,7 +59,7 @@ class FragmentedState:
 
     @property
     def leading(self) -> MasterState:
-        """Of the first fragment."""
+        """Of the first fragment; what its pushes told of tokens and data counts, since all tell the same."""
         return self.fragments[0]
 
     @property
@@ -77,11 +76,6 @@ class FragmentedState:
     def left_out(self) -> int:
         """Pushes of fragments that the guard refused."""
         return sum(one.left_out for one in self.fragments)
-
-    def tokens(self, cluster: str) -> int:
-        """Return what counted of a cluster: as its pushes of the first fragment told, since all tell the same."""
-        record = self.leading.clusters.get(cluster)
-        return record.tokens if record else 0
 
 
 class FragmentedMaster:
@@ -101,7 +95,7 @@ class FragmentedMaster:
         before = (state or FragmentedState.of(count)).fragments
         if len(before) != count:
             raise ValueError(f"the state is of {len(before)} fragments, the settings are of {count}; give it its own")
-        lines = SharedLines(layout.shards, settings)
+        lines = self.lines = SharedLines(layout.shards, settings)
         self.layout = layout
         self.parts = tuple(
             OuterMaster(
@@ -124,10 +118,6 @@ class FragmentedMaster:
         others = [set(part.clusters) for part in self.parts]
         return tuple(name for name in self.parts[0].clusters if all(name in one for one in others))
 
-    def workers_of(self, cluster: str) -> Mapping[str, tuple[int, ...]]:
-        """Return the layers of a cluster's workers, by name, as the first fragment numbers them."""
-        return self.parts[0].workers_of(cluster)
-
     @property
     def waiting(self) -> frozenset[str]:
         """Clusters with an accepted push of some fragment of which nothing is decided yet."""
@@ -136,7 +126,7 @@ class FragmentedMaster:
     @property
     def transfers(self) -> tuple[tuple[TransferWay, on.LayerTransfer], ...]:
         """Layers under way."""
-        return tuple(one for part in self.parts for one in part.transfers)
+        return self.lines.moving
 
     @property
     def dropped(self) -> Counter[str]:

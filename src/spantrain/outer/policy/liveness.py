@@ -3,7 +3,7 @@
 Di-PS, 4.2, takes whoever gives signs of life for one that works. Decided here:
 
 - A cluster trains from its first inner step on, which it tells, and for as long as its pushes come. One that gives none
-  for `_PUSH_PATIENCE` times the longest of its own last intervals between pushes (before its second push: of the
+  for `_LATE` times the longest of its own last intervals between pushes (before its second push: of the
   others'), and for as long as a member may be silent, is not counted until the next. What a cluster says without a push
   counts for so long once between two pushes, however often it says it or joins again.
 - Signs of life come by one thread and layers by another, so a shard is judged by its layers. A cluster speaks against a
@@ -181,8 +181,6 @@ class StuckShards:
         return (shard, cluster) in self._elsewhere or all(since_s is None for since_s in others)
 
 
-_PUSH_PATIENCE = 3
-_PUSH_INTERVALS = 4
 _NAMES = 1000
 """That are remembered when they are gone."""
 
@@ -205,8 +203,7 @@ class Trainers:
         """Since when a push is to come: from the last one on, or from when the cluster said that it trains."""
         self._said: set[str] = set()
         """Those that said so since their last push."""
-        self._last_push_s: dict[str, float] = {}
-        self._intervals_s: dict[str, deque[float]] = {}
+        self._pushes: dict[str, Overdue] = {}
         self._asked_s: dict[str, float] = {}
 
     def begun(self, now_s: float, cluster: str) -> None:
@@ -218,11 +215,11 @@ class Trainers:
 
     def pushed(self, now_s: float, cluster: str) -> None:
         """Note a push that the shards have, whole."""
-        if cluster in self._last_push_s:
-            intervals_s = self._intervals_s.setdefault(cluster, deque(maxlen=_PUSH_INTERVALS))
-            longest_s = _PUSH_PATIENCE * max(intervals_s, default=float("inf"))
-            intervals_s.append(min(now_s - self._last_push_s[cluster], max(self._least_s, longest_s)))
-        self._since_s[cluster] = self._last_push_s[cluster] = now_s
+        if cluster in self._pushes:
+            self._pushes[cluster].came(now_s)
+        else:
+            self._pushes[cluster] = Overdue(least=self._least_s / _LATE, known=False, at=now_s)
+        self._since_s[cluster] = now_s
         self._said.discard(cluster)
 
     def asked(self, now_s: float, cluster: str) -> None:
@@ -240,24 +237,23 @@ class Trainers:
 
     def resume(self, now_s: float) -> None:
         """Note that pushes are taken again, after a time in which none were: nobody is to blame for that."""
-        self._since_s |= dict.fromkeys(self._last_push_s, now_s)
+        self._since_s |= dict.fromkeys(self._pushes, now_s)
 
     def _forget_oldest(self) -> None:
         if len(self._since_s) > _NAMES:
             oldest = min(self._since_s, key=self._since_s.__getitem__)
-            for known in (self._since_s, self._last_push_s, self._intervals_s, self._asked_s):
+            for known in (self._since_s, self._pushes, self._asked_s):
                 known.pop(oldest, None)
             self._said.discard(oldest)
 
     def since_s(self, cluster: str) -> float | None:
         """Return when its last push came, or since when it trains; None for one that does not."""
-        return self._last_push_s.get(cluster, self._since_s.get(cluster))
+        return self._pushes[cluster].last if cluster in self._pushes else self._since_s.get(cluster)
 
     def patience_s(self, cluster: str) -> float:
         """Return for how long a cluster may give no push; without end where nobody's intervals are known."""
-        own = self._intervals_s.get(cluster)
-        longest = own or [max(one) for one in self._intervals_s.values()]
-        return max(self._least_s, _PUSH_PATIENCE * max(longest, default=float("inf")))
+        usual_s = {name: one.usual for name, one in self._pushes.items() if one.usual < math.inf}
+        return _LATE * usual_s.get(cluster, max(usual_s.values(), default=math.inf))
 
     def of(self, now_s: float, registered: Iterable[str]) -> tuple[str, ...]:
         """Return those that train."""

@@ -18,28 +18,26 @@ class ClusterTable:
     """
 
     def __init__(self, *, lost_after_s: float, ledger: ChunkLedger | None) -> None:
-        self.members = Liveness(lost_after_s=lost_after_s)
+        self.alive = Liveness(lost_after_s=lost_after_s)
         self.workers: dict[str, Mapping[str, tuple[int, ...]]] = {}
         """By cluster, then by worker: layers."""
-        self.begun_from: dict[str, int] = {}
-        """By cluster: the version that it has got last."""
-        self.got_s: dict[str, float] = {}
-        """By cluster: when that was."""
+        self.got: dict[str, tuple[int, float]] = {}
+        """By cluster: the version that it has got last, and when."""
         self._ledger = ledger
         self._orphaned: dict[Ticket, Push] = {}
 
     def __contains__(self, name: str) -> bool:
-        return name in self.members
+        return name in self.alive
 
     @property
     def names(self) -> tuple[str, ...]:
         """Those that are there, sorted."""
-        return self.members.names
+        return self.alive.names
 
     @property
     def wake_s(self) -> float | None:
         """When time itself will change something here."""
-        times = (self.members.next_limit_s, self._ledger.next_end_s if self._ledger else None)
+        times = (self.alive.next_limit_s, self._ledger.next_end_s if self._ledger else None)
         return min((time_s for time_s in times if time_s is not None), default=None)
 
     def joined(
@@ -50,7 +48,7 @@ class ClusterTable:
         `adopted` is an accepted push of an earlier connection that it still knows of, `pending` are all accepted
         pushes. What it had on lease and does not work on any more is free, but for what these may still count.
         """
-        self.members.heard(now_s, event.cluster)
+        self.alive.heard(now_s, event.cluster)
         self.workers[event.cluster] = dict(event.workers)
         if adopted:
             self._orphaned.pop(adopted, None)
@@ -63,16 +61,15 @@ class ClusterTable:
 
     def heard(self, now_s: float, cluster: str) -> None:
         """Note that a cluster lives, and renew what it has on lease."""
-        self.members.heard(now_s, cluster)
+        self.alive.heard(now_s, cluster)
         if self._ledger:
             self._ledger.renew(now_s, cluster)
 
     def left(self, cluster: str, pending: Collection[Push], *, keep: Collection[int]) -> None:
         """Take a cluster out; `pending`: its accepted pushes, `keep`: leases that it comes back for."""
-        self.members.forget(cluster)
+        self.alive.forget(cluster)
         del self.workers[cluster]
-        self.begun_from.pop(cluster, None)
-        self.got_s.pop(cluster, None)
+        self.got.pop(cluster, None)
         self._orphaned |= {push.ticket: push for push in pending}
         if self._ledger:
             self._ledger.end(self._ledger.of(cluster) - _leases(pending) - set(keep))
@@ -98,34 +95,28 @@ class ClusterTable:
     ) -> list[OuterCommand]:  # fmt: skip
         """Lease the next chunk: one that is free, or else one that another keeps and does not train on.
 
+        A cluster may have half of all chunks at once, where it is not alone.
+
         Raises:
             ProtocolError: there is no data to lease.
         """
-        if self._ledger is None:
+        ledger = self._ledger
+        if ledger is None:
             raise ProtocolError(f"{cluster}: asked for a chunk, but this master has no data to lease; bring your own")
-        done, has, most = self._ledger.finished, len(self._ledger.of(cluster)), self._most_leases
+        chunks, done, has = len(ledger.state.chunk_samples), ledger.finished, len(ledger.of(cluster))
+        most = min(MAX_LEASES, max(2, chunks // 2) if len(self.alive.names) > 1 else chunks)
         if has >= most and not done:
-            return [
-                LeaseNothing(cluster=cluster, finished=False, reason=f"it has {has} chunks, at most {most} at once")
-            ]
-        lease = self._ledger.lease(now_s, cluster)
+            reason = f"it has {has} chunks, at most {most} at once"
+            return [LeaseNothing(cluster=cluster, finished=False, reason=reason)]
+        lease = ledger.lease(now_s, cluster)
         if lease is None and not done:
-            self._ledger.take_back(now_s, trainers.patience_s, but=_leases(pending))
-            lease = self._ledger.lease(now_s, cluster)
+            ledger.take_back(now_s, trainers.patience_s, but=_leases(pending))
+            lease = ledger.lease(now_s, cluster)
         if lease is None:
             reason = "all data is counted" if done else "all that is left is on lease"
             return [LeaseNothing(cluster=cluster, finished=done, reason=reason)]
-        return [
-            Save(reason=f"lease {lease.number}"),
-            LeaseChunk(cluster=cluster, lease=lease, reason="the first that is free"),
-        ]
-
-    @property
-    def _most_leases(self) -> int:
-        """Return how many chunks one cluster may have at once: half of all, where it is not alone."""
-        assert self._ledger
-        chunks = len(self._ledger.state.chunk_samples)
-        return min(MAX_LEASES, max(2, chunks // 2) if len(self.members.names) > 1 else chunks)
+        leased = LeaseChunk(cluster=cluster, lease=lease, reason="the first that is free")
+        return [Save(reason=f"lease {lease.number}"), leased]
 
 
 def _leases(pushes: Collection[Push]) -> frozenset[int]:
@@ -141,10 +132,14 @@ class ShardTable:
     is told to commit or to restore until it answers; nothing is restored meanwhile.
     """
 
-    def __init__(self, names: Iterable[str]) -> None:
+    def __init__(self, names: Iterable[str], *, lost_after_s: float) -> None:
+        self.alive = Liveness(lost_after_s=lost_after_s)
+        """Those that have joined."""
         self._names = tuple(names)
-        self._versions: dict[str, frozenset[int]] = {}
-        self._ready: set[str] = set()
+        self.versions: dict[str, frozenset[int]] = {}
+        """What those that have joined can restore, as far as is known."""
+        self.ready: set[str] = set()
+        """Those that serve the present version."""
         self._unsure: dict[str, float] = {}
         """Those that were told to commit or to restore and have not answered, and when."""
         self._restoring: int | None = None
@@ -152,27 +147,17 @@ class ShardTable:
     @property
     def all_ready(self) -> bool:
         """Whether all serve the present version."""
-        return len(self._ready) == len(self._names)
+        return len(self.ready) == len(self._names)
 
     @property
     def away(self) -> tuple[str, ...]:
         """Those that have not joined."""
-        return tuple(name for name in self._names if name not in self._versions)
+        return tuple(name for name in self._names if name not in self.alive)
 
     @property
     def present(self) -> tuple[str, ...]:
         """Those that have joined."""
-        return tuple(name for name in self._names if name in self._versions)
-
-    @property
-    def versions(self) -> Mapping[str, frozenset[int]]:
-        """What those that have joined can restore, as far as is known."""
-        return dict(self._versions)
-
-    @property
-    def ready(self) -> frozenset[str]:
-        """Those that serve the present version."""
-        return frozenset(self._ready)
+        return tuple(name for name in self._names if name in self.alive)
 
     @property
     def waits_since_s(self) -> float | None:
@@ -182,23 +167,20 @@ class ShardTable:
     def __contains__(self, name: str) -> bool:
         return name in self._names
 
-    def is_present(self, name: str) -> bool:
-        """Whether a shard has joined."""
-        return name in self._versions
-
-    def joined(self, name: str, versions: Iterable[int]) -> None:
+    def joined(self, now_s: float, name: str, versions: Iterable[int]) -> None:
         """Note that a shard has come."""
-        self._ready.discard(name)
-        self._versions[name] = frozenset(versions)
+        self.alive.heard(now_s, name)
+        self.ready.discard(name)
+        self.versions[name] = frozenset(versions)
 
     def holds(self, name: str, versions: Iterable[int]) -> None:
         """Note what a shard can restore, by a sign of life."""
-        if name in self._versions and name not in self._unsure:
-            self._versions[name] = frozenset(versions)
+        if name in self.alive and name not in self._unsure:
+            self.versions[name] = frozenset(versions)
 
     def told(self, now_s: float) -> None:
         """Note that all shards were told to commit."""
-        self._unsure |= dict.fromkeys(self._versions, now_s)
+        self._unsure |= dict.fromkeys(self.versions, now_s)
 
     def answered(self, name: str, versions: Iterable[int]) -> None:
         """Note what a shard can restore, by its answer to what it was told."""
@@ -207,9 +189,10 @@ class ShardTable:
 
     def lost(self, name: str) -> None:
         """Note that a shard is away; a restoring that was under way begins again when it is back."""
-        self._versions.pop(name, None)
+        self.alive.forget(name)
+        self.versions.pop(name, None)
         self._unsure.pop(name, None)
-        self._ready.discard(name)
+        self.ready.discard(name)
         self._restoring = None
 
     @property
@@ -219,24 +202,21 @@ class ShardTable:
 
     def common(self) -> frozenset[int]:
         """Return the versions that all can restore."""
-        return frozenset.intersection(*self._versions.values())
+        return frozenset.intersection(*self.versions.values())
 
     def no_parameters(self) -> None:
         """Note that there is nothing to restore: all are ready for first parameters."""
-        self._ready = set(self._names)
+        self.ready = set(self._names)
 
     def restore(self, now_s: float, source: int, version: int) -> list[OuterCommand]:
         """Command shards to go to a version; those that serve it already are left alone."""
         if source != version:
-            self._ready.clear()
+            self.ready.clear()
         self._restoring = version
-        self._unsure |= dict.fromkeys(set(self._names) - self._ready, now_s)
+        told = [name for name in self._names if name not in self.ready]
+        self._unsure |= dict.fromkeys(told, now_s)
         reason = f"all shards have version {source}" + ("" if source == version else f", which is now {version}")
-        return [
-            Restore(shard=name, source=source, version=version, reason=reason)
-            for name in self._names
-            if name not in self._ready
-        ]
+        return [Restore(shard=name, source=source, version=version, reason=reason) for name in told]
 
     def late(self, now_s: float, limit_s: float) -> tuple[str, ...]:
         """Return those that were told something so long ago, and have not answered."""
@@ -244,9 +224,9 @@ class ShardTable:
 
     def restored(self, name: str, version: int) -> bool:
         """Note that a shard has restored; return whether it was told to."""
-        if version != self._restoring or name in self._ready or name not in self._versions:
+        if version != self._restoring or name in self.ready or name not in self.alive:
             return False
-        self._ready.add(name)
+        self.ready.add(name)
         if self.all_ready:
             self._restoring = None
         return True

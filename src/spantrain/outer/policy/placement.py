@@ -9,41 +9,49 @@ the parts of different places at once, each over its own link, but all through i
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlacementRequest:
+class OuterPlaces:
     """What is known of places and clusters."""
 
-    bandwidth_bytes_per_s: Mapping[str, Mapping[str, float]]
-    """By place, then by cluster."""
     throughput: Mapping[str, float]
     """By cluster: tokens per second."""
-    shard_bytes: Mapping[str, int]
-    """By shard: its parameters, moved up and down once in an exchange."""
     line_bytes_per_s: Mapping[str, float]
     """By cluster: its own line, whatever place it talks to; a cluster that is missing has no such limit."""
+    bandwidth_bytes_per_s: Mapping[str, Mapping[str, float]]
+    """By place, then by cluster."""
     memory_bytes: Mapping[str, int]
     """By place: what its shards may hold; a place that is missing has no limit."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlacementRequest:
+    """What is to be placed, and where it may be."""
+
+    places: OuterPlaces
+    shard_bytes: Mapping[str, int]
+    """By shard: its parameters, moved up and down once in an exchange."""
     bytes_held_per_byte: float = 5.5
     """What a shard holds for each byte of its parameters."""
     bytes_pushed_per_byte: float = 1.0
     """What goes up in an exchange for each byte of parameters that comes down: less where pushes are rounded."""
 
     def __post_init__(self) -> None:
-        if not self.bandwidth_bytes_per_s or not self.throughput or not self.shard_bytes:
+        known = self.places
+        if not known.bandwidth_bytes_per_s or not known.throughput or not self.shard_bytes:
             raise ValueError("placement needs places, clusters and shards; one of them is empty")
-        for place, row in self.bandwidth_bytes_per_s.items():
-            if row.keys() != self.throughput.keys():
+        for place, row in known.bandwidth_bytes_per_s.items():
+            if row.keys() != known.throughput.keys():
                 raise ValueError(
-                    f"place {place}: needs a bandwidth to each of {', '.join(sorted(self.throughput))}, "
+                    f"place {place}: needs a bandwidth to each of {', '.join(sorted(known.throughput))}, "
                     f"got {', '.join(sorted(row)) or 'none'}"
                 )
-        rates = [*self.throughput.values(), *self.line_bytes_per_s.values(), self.bytes_held_per_byte]
-        rates.append(self.bytes_pushed_per_byte)
-        rates += [rate for row in self.bandwidth_bytes_per_s.values() for rate in row.values()]
+        rates = [*known.throughput.values(), *known.line_bytes_per_s.values()]
+        rates += [rate for row in known.bandwidth_bytes_per_s.values() for rate in row.values()]
+        rates += [self.bytes_held_per_byte, self.bytes_pushed_per_byte]
         if not all(0 < rate < math.inf for rate in rates) or min(self.shard_bytes.values()) < 1:
             raise ValueError("bandwidths, lines, throughputs and bytes must be positive and finite")
 
@@ -85,13 +93,15 @@ def place_shards(request: PlacementRequest) -> ShardPlacement:
     Raises:
         ValueError: the places together have not enough memory.
 
-    >>> best = place_shards(PlacementRequest(
+    >>> known = OuterPlaces(
     ...     bandwidth_bytes_per_s={"x": {"a": 900e6, "b": 5e6}, "y": {"a": 100e6, "b": 100e6}},
-    ...     throughput={"a": 1.0, "b": 1.0}, shard_bytes={"s0": 10**8}, line_bytes_per_s={}, memory_bytes={}))
+    ...     throughput={"a": 1.0, "b": 1.0}, line_bytes_per_s={}, memory_bytes={})
+    >>> best = place_shards(PlacementRequest(places=known, shard_bytes={"s0": 10**8}))
     >>> best.places, [score.place for score in best.single], [score.paper_score for score in best.single]
     ({'s0': 'y'}, ['y', 'x'], [200000000.0, 905000000.0])
     """
-    single = tuple(sorted((_score(request, place) for place in request.bandwidth_bytes_per_s), key=_order))
+    scores = (_score(request, place) for place in request.places.bandwidth_bytes_per_s)
+    single = tuple(sorted(scores, key=lambda score: (not score.fits, score.weighted_s, score.place)))
     spread = _spread(request)
     best = next((score for score in single if score.fits), None)
     if best is None and spread is None:
@@ -116,18 +126,14 @@ def place_shards(request: PlacementRequest) -> ShardPlacement:
     )
 
 
-def _order(score: PlaceScore) -> tuple[bool, float, str]:
-    return not score.fits, score.weighted_s, score.place
-
-
 def _score(request: PlacementRequest, place: str) -> PlaceScore:
     places = dict.fromkeys(request.shard_bytes, place)
-    row = request.bandwidth_bytes_per_s[place]
+    row = request.places.bandwidth_bytes_per_s[place]
     return PlaceScore(
         place=place,
         exchange_s=_exchange_s(request, places),
         weighted_s=_weighted(request, places),
-        paper_score=sum(row[cluster] * rate for cluster, rate in request.throughput.items()),
+        paper_score=sum(row[cluster] * rate for cluster, rate in request.places.throughput.items()),
         fits=_fits(request, places),
     )
 
@@ -136,8 +142,8 @@ def _spread(request: PlacementRequest) -> dict[str, str] | None:
     """Give out shards one by one; None where one has no room anywhere."""
     places: dict[str, str] = {}
     for shard in sorted(request.shard_bytes, key=lambda name: (-request.shard_bytes[name], name)):
-        tried: Sequence[dict[str, str]] = [{**places, shard: place} for place in sorted(request.bandwidth_bytes_per_s)]
-        tried = [choice for choice in tried if _fits(request, choice)]
+        choices = ({**places, shard: place} for place in sorted(request.places.bandwidth_bytes_per_s))
+        tried = [choice for choice in choices if _fits(request, choice)]
         if not tried:
             return None
         places = min(tried, key=lambda choice: _weighted(request, choice))
@@ -148,24 +154,23 @@ def _fits(request: PlacementRequest, places: Mapping[str, str]) -> bool:
     held = dict.fromkeys(places.values(), 0.0)
     for shard, place in places.items():
         held[place] += request.bytes_held_per_byte * request.shard_bytes[shard]
-    return all(size <= request.memory_bytes.get(place, math.inf) for place, size in held.items())
+    return all(size <= request.places.memory_bytes.get(place, math.inf) for place, size in held.items())
 
 
 def _exchange_s(request: PlacementRequest, places: Mapping[str, str]) -> dict[str, float]:
     """Return, by cluster, the seconds in which a copy goes up and one comes down."""
-    sizes = dict.fromkeys(places.values(), 0)
+    known, sizes = request.places, dict.fromkeys(places.values(), 0)
     for shard, place in places.items():
         sizes[place] += request.shard_bytes[shard]
     seconds = {}
-    for cluster in sorted(request.throughput):
-        links = (size / request.bandwidth_bytes_per_s[place][cluster] for place, size in sizes.items())
-        line_s = sum(sizes.values()) / request.line_bytes_per_s.get(cluster, math.inf)
+    for cluster in sorted(known.throughput):
+        links = (size / known.bandwidth_bytes_per_s[place][cluster] for place, size in sizes.items())
+        line_s = sum(sizes.values()) / known.line_bytes_per_s.get(cluster, math.inf)
         seconds[cluster] = (1 + request.bytes_pushed_per_byte) * max(line_s, *links)
     return seconds
 
 
 def _weighted(request: PlacementRequest, places: Mapping[str, str]) -> float:
+    throughput = request.places.throughput
     seconds = _exchange_s(request, places)
-    return math.fsum(request.throughput[cluster] * seconds[cluster] for cluster in seconds) / math.fsum(
-        request.throughput.values()
-    )
+    return math.fsum(throughput[name] * seconds[name] for name in seconds) / math.fsum(throughput.values())

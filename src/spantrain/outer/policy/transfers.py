@@ -15,6 +15,7 @@ whose last layer was slow or did not arrive comes after the others, for as long 
 
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from spantrain.core.outer.events import LayerTransfer, Ticket
 
@@ -25,6 +26,36 @@ _SLOW = 8
 _LAST = 2**62
 _ARRIVALS = 32
 """Layers that tell how fast layers are."""
+_MEMORY = 0.8
+"""What the past of a link weighs against each new layer."""
+
+
+@dataclass(kw_only=True)
+class LinkTotals:
+    """What went between a cluster and a shard, as the master saw it: answers included.
+
+    >>> link = LinkTotals()
+    >>> link.add(600, 3.0)
+    >>> link.bytes_per_s
+    200.0
+    """
+
+    layers: int = 0
+    size_bytes: int = 0
+    weighed_bytes: float = 0.0
+    weighed_s: float = 0.0
+
+    def add(self, size_bytes: int, took_s: float) -> None:
+        """Count a layer."""
+        self.layers += 1
+        self.size_bytes += size_bytes
+        self.weighed_bytes = _MEMORY * self.weighed_bytes + size_bytes
+        self.weighed_s = _MEMORY * self.weighed_s + took_s
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Of late: the last layers count most."""
+        return self.weighed_bytes / self.weighed_s if self.weighed_s > 0 else 0.0
 
 
 class TransferSchedule:
@@ -55,8 +86,10 @@ class TransferSchedule:
         self._slots = dict(slots)
         self._worker_slots = worker_slots
         self._waiting: dict[tuple[_Worker, str], deque[LayerTransfer]] = {}
-        self._running: dict[LayerTransfer, float] = {}
-        """And when each began."""
+        self.running: dict[LayerTransfer, float] = {}
+        """Those under way, to look at, and when each began."""
+        self.links: dict[tuple[str, str], LinkTotals] = defaultdict(LinkTotals)
+        """What has arrived, by cluster and shard."""
         self._slow: set[LayerTransfer] = set()
         """Of these, whose shards others may use too."""
         self._unsure: set[str] = set()
@@ -66,16 +99,11 @@ class TransferSchedule:
         """Seconds and bytes of the last layers that were not slow."""
 
     @property
-    def running(self) -> frozenset[LayerTransfer]:
-        """Transfers under way."""
-        return frozenset(self._running)
-
-    @property
     def slow_s(self) -> float | None:
         """When the next transfer under way is slow, where that lets others begin."""
         awaited = {shard for _, shard in self._waiting}
-        quick = (one for one in self._running if one.shard in awaited and one not in self._slow)
-        return min((self._running[one] + self._limit_s(one.size_bytes) for one in quick), default=None)
+        quick = (one for one in self.running if one.shard in awaited and one not in self._slow)
+        return min((self.running[one] + self._limit_s(one.size_bytes) for one in quick), default=None)
 
     def _limit_s(self, size_bytes: int) -> float:
         """Return after how long a layer is slow."""
@@ -93,29 +121,29 @@ class TransferSchedule:
 
     def end(self, now_s: float, transfer: LayerTransfer) -> bool:
         """Note that one has arrived; return whether it was under way."""
-        if transfer not in self._running:
+        if transfer not in self.running:
             return False
         self._note_slow(now_s)
+        took_s, size_bytes = now_s - self.running.pop(transfer), transfer.size_bytes
+        self.links[transfer.cluster, transfer.shard].add(size_bytes, took_s)
         if transfer not in self._slow:
-            self._arrived.append((now_s - self._running[transfer], transfer.size_bytes))
+            self._arrived.append((took_s, size_bytes))
             self._unsure.discard(transfer.cluster)
         self._slow.discard(transfer)
-        del self._running[transfer]
         return True
 
     def _note_slow(self, now_s: float) -> None:
-        late = {one for one, begun_s in self._running.items() if now_s - begun_s >= self._limit_s(one.size_bytes)}
+        late = {one for one, begun_s in self.running.items() if now_s - begun_s >= self._limit_s(one.size_bytes)}
         self._slow |= late
         self._unsure |= {one.cluster for one in late}
 
     def drop(self, ticket: Ticket) -> None:
         """Take out all of a push or a pull, whether waiting or under way."""
-        self._unsure |= {one.cluster for one in self._running if one.ticket == ticket}
-        self._running = {one: begun_s for one, begun_s in self._running.items() if one.ticket != ticket}
-        self._slow &= self._running.keys()
-        for pair, line in list(self._waiting.items()):
-            kept = deque(transfer for transfer in line if transfer.ticket != ticket)
-            self._keep(pair, kept)
+        self._unsure |= {one.cluster for one in self.running if one.ticket == ticket}
+        self.running = {one: begun_s for one, begun_s in self.running.items() if one.ticket != ticket}
+        self._slow &= self.running.keys()
+        kept = {pair: deque(one for one in line if one.ticket != ticket) for pair, line in self._waiting.items()}
+        self._waiting = {pair: line for pair, line in kept.items() if line}
 
     def begin(self, now_s: float) -> tuple[LayerTransfer, ...]:
         """Return the transfers to begin now, first slots first, then by worker; they are under way from here on."""
@@ -128,41 +156,30 @@ class TransferSchedule:
 
     def _match(self, now_s: float, level: int) -> tuple[LayerTransfer, ...]:
         """Begin what can be where workers and shards have no more than `level` slots; one for each worker."""
-        left = self._bytes_left()
-        busy_workers = Counter(_worker(transfer) for transfer in self._running)
-        busy_slots = Counter(transfer.shard for transfer in self._running if transfer not in self._slow)
+        left_of_workers, left_of_shards = Counter[_Worker](), Counter[str]()
+        for (worker, shard), line in self._waiting.items():
+            size_bytes = sum(transfer.size_bytes for transfer in line)
+            left_of_workers[worker] += size_bytes
+            left_of_shards[shard] += size_bytes
+        busy_workers = Counter(_worker(transfer) for transfer in self.running)
+        busy_slots = Counter(transfer.shard for transfer in self.running if transfer not in self._slow)
         pairs: dict[_Worker, list[_Slot]] = defaultdict(list)
         for worker, shard in self._waiting:
             if busy_workers[worker] < min(level, self._worker_slots):
                 pairs[worker] += [(shard, k) for k in range(busy_slots[shard], min(level, self._slots[shard]))]
-        weights = {slot: left[1][slot[0]] for slots in pairs.values() for slot in slots}
-        ranks = {worker: left[0][worker] - _LAST * (worker[0] in self._unsure) for worker in pairs}
+        weights = {slot: left_of_shards[slot[0]] for slots in pairs.values() for slot in slots}
+        ranks = {worker: left_of_workers[worker] - _LAST * (worker[0] in self._unsure) for worker in pairs}
         chosen = matched(pairs, left_weights=ranks, right_weights=weights)
         begun = tuple(self._take(worker, shard) for worker, (shard, _) in sorted(chosen.items()))
-        self._running.update(dict.fromkeys(begun, now_s))
+        self.running.update(dict.fromkeys(begun, now_s))
         return begun
 
     def _take(self, worker: _Worker, shard: str) -> LayerTransfer:
         line = self._waiting[worker, shard]
         transfer = line.popleft()
-        self._keep((worker, shard), line)
+        if not line:
+            del self._waiting[worker, shard]
         return transfer
-
-    def _keep(self, pair: tuple[_Worker, str], line: deque[LayerTransfer]) -> None:
-        if line:
-            self._waiting[pair] = line
-        else:
-            del self._waiting[pair]
-
-    def _bytes_left(self) -> tuple[Counter[_Worker], Counter[str]]:
-        """Return the bytes that wait, by worker and by shard."""
-        workers: Counter[_Worker] = Counter()
-        shards: Counter[str] = Counter()
-        for (worker, shard), line in self._waiting.items():
-            size = sum(transfer.size_bytes for transfer in line)
-            workers[worker] += size
-            shards[shard] += size
-        return workers, shards
 
 
 def _worker(transfer: LayerTransfer) -> _Worker:
@@ -180,10 +197,11 @@ def matched(
     """
     matching = _Matching(pairs)
     for worker in sorted(pairs, key=lambda worker: (-left_weights[worker], worker)):
-        matching.cover_worker(worker)
+        matching.cover_worker(worker, set())
     settled: set[_Slot] = set()
     for slot in sorted(right_weights, key=lambda slot: (-right_weights[slot], slot)):
-        matching.cover_slot(slot, settled)
+        if slot not in matching.worker_of:
+            matching.cover_slot(slot, settled, set())
         settled.add(slot)
     return dict(sorted(matching.slot_of.items()))
 
@@ -198,40 +216,32 @@ class _Matching:
             for slot in slots:
                 self._workers[slot].append(worker)
         self.slot_of: dict[_Worker, _Slot] = {}
-        self._worker_of: dict[_Slot, _Worker] = {}
+        self.worker_of: dict[_Slot, _Worker] = {}
 
-    def cover_worker(self, worker: _Worker) -> None:
-        """Match a worker, if all that are matched can stay so."""
-        self._augment(worker, set())
-
-    def _augment(self, worker: _Worker, seen: set[_Slot]) -> bool:
+    def cover_worker(self, worker: _Worker, seen: set[_Slot]) -> bool:
+        """Match a worker, if all that are matched can stay so; return whether they can. `seen`: slots tried so far."""
         for slot in self._slots[worker]:
             if slot in seen:
                 continue
             seen.add(slot)
-            if slot not in self._worker_of or self._augment(self._worker_of[slot], seen):
-                self._pair(worker, slot)
+            if slot not in self.worker_of or self.cover_worker(self.worker_of[slot], seen):
+                self.slot_of[worker], self.worker_of[slot] = slot, worker
                 return True
         return False
 
-    def cover_slot(self, slot: _Slot, settled: set[_Slot]) -> None:
-        """Match a slot, if need be in the place of one that is not settled; the same workers stay matched."""
-        if slot not in self._worker_of:
-            self._replace(slot, settled, set())
+    def cover_slot(self, slot: _Slot, settled: set[_Slot], seen: set[_Worker]) -> bool:
+        """Match a slot, if need be in the place of one that is not settled; the same workers stay matched.
 
-    def _replace(self, slot: _Slot, settled: set[_Slot], seen: set[_Worker]) -> bool:
+        Return whether it is matched; `seen`: workers tried so far.
+        """
         for worker in self._workers[slot]:
             if worker in seen:
                 continue
             seen.add(worker)
             before = self.slot_of.get(worker)
-            if before is None or before not in settled or self._replace(before, settled, seen):
-                if before is not None and self._worker_of.get(before) == worker:
-                    del self._worker_of[before]
-                self._pair(worker, slot)
+            if before is None or before not in settled or self.cover_slot(before, settled, seen):
+                if before is not None and self.worker_of.get(before) == worker:
+                    del self.worker_of[before]
+                self.slot_of[worker], self.worker_of[slot] = slot, worker
                 return True
         return False
-
-    def _pair(self, worker: _Worker, slot: _Slot) -> None:
-        self.slot_of[worker] = slot
-        self._worker_of[slot] = worker

@@ -112,18 +112,14 @@ def weigh(
     0.5
     """
     others = {name: count for name, count in last_tokens.items() if name not in tokens}
+    ages = (math.pow(1 + max(0, version - one.base_version), settings.staleness_power) for one in pushes)
     return Weighing(
-        weights={one.cluster: tokens[one.cluster] / _age(one, version, settings.staleness_power) for one in pushes},
+        weights={one.cluster: tokens[one.cluster] / age for one, age in zip(pushes, ages, strict=True)},
         tokens=tokens,
         others={name: count for name, count in others.items() if count},
         unknown=sum(not count for count in others.values()),
         whole=not settings.part_steps or any(push.parameters for push in pushes),
     )
-
-
-def _age(push: Push, version: int, staleness_power: float) -> float:
-    """Return by what an old push's weight is divided."""
-    return math.pow(1 + max(0, version - push.base_version), staleness_power) if staleness_power else 1.0
 
 
 Answer = NormsMeasured | MeanCombined | Staged | Committed
@@ -143,26 +139,17 @@ class UpdatePhase(Enum):
     """All its pushes were left out: there is no new version."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class UpdateOutcome:
-    """What an update came to."""
-
-    update: Ticket
-    version: int | None
-    """None where all pushes were left out."""
-    verdicts: tuple[PushVerdict, ...]
-    staleness: Mapping[str, int]
-    """By cluster: versions that were made since the one that it started from."""
-    norm: float
-    """Of the mean, before it was clipped; 0 where there was none."""
-    scale: float
-    """What it was multiplied by, to clip it."""
-    part: float
-    """Of a step of all clusters that its pushes are."""
+_ANSWERS = {
+    UpdatePhase.MEASURING: NormsMeasured,
+    UpdatePhase.COMBINING: MeanCombined,
+    UpdatePhase.STAGING: Staged,
+    UpdatePhase.COMMITTING: Committed,
+}
+"""What is waited for."""
 
 
 class Update:
-    """One update; hears the shards' answers of its present phase."""
+    """One update; hears the shards' answers of its present phase, and tells what it came to."""
 
     def __init__(
         self, ticket: Ticket, pushes: Sequence[Push], weighing: Weighing, layout: ShardLayout, settings: OuterSettings,
@@ -176,19 +163,25 @@ class Update:
         self.guard = guard
         """What is known of norms, after the verdicts."""
         self.verdicts: tuple[PushVerdict, ...] = ()
-        self.norm = 0.0
-        self.scale = 1.0
+        self.staleness: Mapping[str, int] = {}
+        """By cluster: versions that were made since the one that it started from; once it is decided."""
+        self.norm, self.scale = 0.0, 1.0
+        """Of the mean, before it was clipped, 0 where there was none; and what it was multiplied by, to clip it."""
         self.part = 1.0
+        """Of a step of all clusters that its pushes are."""
         self.version: int | None = None
-        self._weighing = weighing
-        self._layout = layout
-        self._settings = settings
-        self._trains = trains
+        """None where all pushes were left out."""
+        self._weighing, self._layout, self._settings, self._trains = weighing, layout, settings, trains
         self._answers: dict[str, Answer] = {}
 
     @property
     def _seeds(self) -> bool:
         return self.pushes[0].parameters
+
+    @property
+    def tickets(self) -> tuple[Ticket, ...]:
+        """Its own, and those of its pushes."""
+        return (self.ticket, *(push.ticket for push in self.pushes))
 
     @property
     def accepted(self) -> tuple[Push, ...]:
@@ -200,18 +193,6 @@ class Update:
     def missing(self) -> tuple[str, ...]:
         """Shards that have not answered."""
         return tuple(shard for shard in self._layout.shards if shard not in self._answers)
-
-    def outcome(self, version_before: int) -> UpdateOutcome:
-        """Return what it came to."""
-        return UpdateOutcome(
-            update=self.ticket,
-            version=self.version if self.phase is not UpdatePhase.EMPTY else None,
-            verdicts=self.verdicts,
-            staleness={push.cluster: max(0, version_before - push.base_version) for push in self.pushes},
-            norm=self.norm,
-            scale=self.scale,
-            part=self.part,
-        )
 
     def begin(self) -> list[OuterCommand]:
         """Ask for norms."""
@@ -228,14 +209,8 @@ class Update:
         Raises:
             ProtocolError: it does not tell what was asked.
         """
-        wanted = {
-            UpdatePhase.MEASURING: NormsMeasured,
-            UpdatePhase.COMBINING: MeanCombined,
-            UpdatePhase.STAGING: Staged,
-            UpdatePhase.COMMITTING: Committed,
-        }.get(self.phase)
         ours = answer.version == self.version if isinstance(answer, Committed) else answer.update == self.ticket
-        if wanted is None or not isinstance(answer, wanted) or not ours or answer.shard in self._answers:
+        if type(answer) is not _ANSWERS.get(self.phase) or not ours or answer.shard in self._answers:
             return False
         self._check(answer)
         self._answers[answer.shard] = answer
@@ -260,24 +235,28 @@ class Update:
             raise ProtocolError(f"{answer.shard}: a sum of squares is negative; its memory or its code is broken")
 
     def _next(self) -> None:
-        if self.phase is UpdatePhase.MEASURING:
-            self._judge()
-        elif self.phase is UpdatePhase.COMBINING:
-            self.norm = _norm(s for a in self._answers.values() if isinstance(a, MeanCombined) for s in a.squares)
-            limit = self._settings.clip_norm
-            self.scale = 1.0 if limit is None or self.norm <= limit else limit / self.norm
-            self.phase = UpdatePhase.JUDGED if math.isfinite(self.norm) else UpdatePhase.EMPTY
-        else:
-            self.phase = {UpdatePhase.STAGING: UpdatePhase.STAGED, UpdatePhase.COMMITTING: UpdatePhase.COMMITTED}[
-                self.phase
-            ]
+        match self.phase:
+            case UpdatePhase.MEASURING:
+                self._judge()
+            case UpdatePhase.COMBINING:
+                self.norm = _norm(s for a in self._answers.values() if isinstance(a, MeanCombined) for s in a.squares)
+                limit = self._settings.clip_norm
+                self.scale = 1.0 if limit is None or self.norm <= limit else limit / self.norm
+                self.phase = UpdatePhase.JUDGED if math.isfinite(self.norm) else UpdatePhase.EMPTY
+            case UpdatePhase.STAGING:
+                self.phase = UpdatePhase.STAGED
+            case _:
+                self.phase = UpdatePhase.COMMITTED
         self._answers = {}
 
     def _judge(self) -> None:
         answers = [answer for answer in self._answers.values() if isinstance(answer, NormsMeasured)]
         norms = {push.cluster: _norm(s for a in answers for s in a.squares[push.ticket]) for push in self.pushes}
         if self._seeds:
-            self.verdicts = tuple(_first(cluster, norm) for cluster, norm in norms.items())
+            for name, norm in norms.items():
+                finite = math.isfinite(norm)
+                reason = "first parameters" if finite else "first parameters are not finite"
+                self.verdicts += (PushVerdict(cluster=name, norm=norm, accepted=finite, reason=reason),)
         else:
             tokens, settings = {push.cluster: push.tokens for push in self.pushes}, self._settings.guard
             self.guard, self.verdicts = judge(self.guard, norms, settings, trains=self._trains, tokens=tokens)
@@ -308,9 +287,7 @@ class Update:
         assert self.phase is UpdatePhase.JUDGED
         self.phase, self.version = UpdatePhase.STAGING, version
         parameters = self.pushes[0].ticket if self._seeds else None
-        reason = f"norm of the mean {self.norm:.4g}, times {self.scale:.3g}, {self.part:.3g} of a step"
-        if self._seeds:
-            reason = "the first parameters"
+        told = f"norm of the mean {self.norm:.4g}, times {self.scale:.3g}, {self.part:.3g} of a step"
         return [
             StageVersion(
                 shard=shard,
@@ -319,7 +296,7 @@ class Update:
                 scale=self.scale,
                 parameters=parameters,
                 part=self.part,
-                reason=reason,
+                reason="the first parameters" if parameters else told,
             )
             for shard in self._layout.shards
         ]
@@ -332,9 +309,3 @@ def _norm(squares: Iterable[float]) -> float:
         return math.sqrt(math.fsum(parts)) if all(map(math.isfinite, parts)) else math.nan
     except OverflowError:
         return math.inf
-
-
-def _first(cluster: str, norm: float) -> PushVerdict:
-    finite = math.isfinite(norm)
-    reason = "first parameters" if finite else "first parameters are not finite"
-    return PushVerdict(cluster=cluster, norm=norm, accepted=finite, reason=reason)

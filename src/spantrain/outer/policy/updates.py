@@ -1,15 +1,15 @@
 """The window that gathers pushes, the update under way, and what is decided by it: versions, tokens, the guard."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 
 from spantrain.core.outer.commands import Commit, EndRound, Forget, OuterCommand, Save, SkipRound
-from spantrain.core.outer.events import Committed, MeanCombined, NormsMeasured, PushOutcome, Staged, Ticket
+from spantrain.core.outer.events import PushOutcome, Ticket
 from spantrain.core.outer.layers import ShardLayout
 from spantrain.outer.policy.liveness import Trainers
 from spantrain.outer.policy.pushes import Push
 from spantrain.outer.policy.settings import ClusterRecord, MasterState, OuterSettings
-from spantrain.outer.policy.update import TokenRates, Update, UpdateOutcome, UpdatePhase, Weighing, weigh
+from spantrain.outer.policy.update import Answer, TokenRates, Update, UpdatePhase, weigh
 
 _MAX_COUNTED = 2**62
 """Tokens; more than that is not told to anybody."""
@@ -18,20 +18,17 @@ _MAX_COUNTED = 2**62
 class Updates:
     """From accepted pushes to decided versions; one update at a time."""
 
-    def __init__(
-        self, layout: ShardLayout, settings: OuterSettings, state: MasterState, trainers: Trainers | None = None
-    ) -> None:  # fmt: skip
+    def __init__(self, layout: ShardLayout, settings: OuterSettings, state: MasterState, trainers: Trainers) -> None:
         self.state = state
         """Without the chunks."""
-        self._trainers = trainers or Trainers(least_s=settings.lost_after_s)
+        self._layout, self._settings, self._trainers = layout, settings, trainers
         self._rates = TokenRates()
         self._spans_s: dict[str, float] = {}
         """Of the pushes in the window: the time since the cluster's last one, or since it trains."""
         self.counted: list[Push] = []
         """Pushes of which all is decided, for whoever takes them from here."""
-        self.last_outcome: UpdateOutcome | None = None
-        self._layout = layout
-        self._settings = settings
+        self.last: Update | None = None
+        """The last update that was decided."""
         self._window: dict[str, Push] = {}
         self._window_ends_s = 0.0
         self._enders: set[str] = set()
@@ -69,13 +66,15 @@ class Updates:
 
     def last_push(self, cluster: str) -> Ticket | None:
         """Return a cluster's last push that was decided on."""
-        record = self.state.clusters.get(cluster)
-        return Ticket.parse(record.last_push) if record and record.last_push else None
+        text = self._record(cluster).last_push
+        return Ticket.parse(text) if text else None
 
     def left_out(self, cluster: str) -> bool:
         """Return whether the guard left that one out."""
-        record = self.state.clusters.get(cluster)
-        return record is not None and record.last_left_out
+        return self._record(cluster).last_left_out
+
+    def _record(self, cluster: str) -> ClusterRecord:
+        return self.state.clusters.get(cluster, ClusterRecord())
 
     def accept(self, now_s: float, push: Push) -> str:
         """Put a push into the window; return what it waits for."""
@@ -122,33 +121,28 @@ class Updates:
         if now_s < self._window_ends_s and not seeds and not self._window.keys() | self._excused >= set(clusters):
             return []
         pushes = tuple(self._window.values())
-        self._update = Update(
-            ticket(), pushes, self._weighed(pushes, clusters), self._layout, self._settings, self.state.guard,
-            trains=clusters,
-        )  # fmt: skip
-        self._begun_s = now_s
-        self._end_window()
-        return self._update.begin()
-
-    def _weighed(self, pushes: Collection[Push], clusters: Collection[str]) -> Weighing:
         last_tokens = self._last_tokens(clusters, since=min(push.base_version for push in pushes))
         told = {push.cluster: push.tokens for push in pushes}
         spans_s = {push.cluster: self._spans_s.get(push.cluster, 0.0) for push in pushes}
         tokens, last_tokens = self._rates.counted(told, spans_s, last_tokens)
-        return weigh(
+        weighing = weigh(
             pushes, version=self.state.version, tokens=tokens, last_tokens=last_tokens, settings=self._settings
         )
+        self._update = Update(
+            ticket(), pushes, weighing, self._layout, self._settings, self.state.guard, trains=clusters
+        )
+        self._begun_s = now_s
+        self._end_window()
+        return self._update.begin()
 
     def _last_tokens(self, clusters: Collection[str], *, since: int) -> Mapping[str, float]:
         """Return the tokens of the last push of each cluster that is there, or has one in version `since` or later."""
-        records = self.state.clusters
-        gone = {name: one for name, one in records.items() if name not in clusters and one.last_push}
-        here = {name: records.get(name, ClusterRecord()) for name in clusters}
-        return {name: one.last_tokens for name, one in here.items() if not one.last_left_out} | {
-            name: one.last_tokens
-            for name, one in gone.items()
-            if one.last_tokens and not one.last_left_out and one.version >= since
-        }
+        here = {name: self._record(name) for name in clusters}
+        gone = {
+            name: one for name, one in self.state.clusters.items()
+            if name not in clusters and one.last_push and one.last_tokens and one.version >= since
+        }  # fmt: skip
+        return {name: one.last_tokens for name, one in (here | gone).items() if not one.last_left_out}
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -157,13 +151,11 @@ class Updates:
 
     def late_shards(self, now_s: float) -> tuple[str, ...]:
         """Return the shards that keep an update waiting for too long."""
-        if self._update is None or now_s < self._begun_s + self._settings.transfer_limit_s:
-            return ()
-        return self._update.missing
+        return self.missing if now_s >= self._begun_s + self._settings.transfer_limit_s else ()
 
     def heard(
-        self, answer: NormsMeasured | MeanCombined | Staged | Committed, keep: Collection[int], bases: Collection[int]
-    ) -> list[OuterCommand] | None:
+        self, answer: Answer, keep: Collection[int], bases: Collection[int]
+    ) -> list[OuterCommand] | None:  # fmt: skip
         """Take in a shard's answer; return what follows, None if nobody asked.
 
         `keep`: versions that are being pulled; `bases`: those that pushes begin from.
@@ -231,8 +223,7 @@ class Updates:
         self._count(update, version)
         self.state = replace(self.state, version=version, seeded=True, updates=self.state.updates + 1)
         update.phase = UpdatePhase.COMMITTING
-        reason = "staged on all shards"
-        kept, held = tuple(sorted(keep)), tuple(sorted(bases))
+        kept, held, reason = tuple(sorted(keep)), tuple(sorted(bases)), "staged on all shards"
         commits = [
             Commit(shard=shard, version=version, update=update.ticket, keep=kept, bases=held, reason=reason)
             for shard in self._layout.shards
@@ -245,21 +236,21 @@ class Updates:
             return self.abort(self._layout.shards, "the first parameters are not finite")
         self._count(update, self.state.version)
         self._update = None
-        return [Save(reason="all pushes were left out"), *self._forget(update, self._layout.shards, "left out")]
+        return [Save(reason="all pushes were left out"), *_forget(update.tickets, self._layout.shards, "left out")]
 
     def _count(self, update: Update, version: int) -> None:
         """Count an update's pushes, and keep what the guard learned."""
-        self.last_outcome = update.outcome(self.state.version)
-        records = dict(self.state.clusters)
+        self.last, records = update, dict(self.state.clusters)
+        update.staleness = {push.cluster: max(0, self.state.version - push.base_version) for push in update.pushes}
         for push in update.pushes:
-            before = records.get(push.cluster, ClusterRecord())
+            before = self._record(push.cluster)
             records[push.cluster] = replace(
                 before,
                 tokens=min(before.tokens + push.tokens, _MAX_COUNTED),
                 last_tokens=push.tokens,
                 pushes=before.pushes + 1,
                 left_out=before.left_out + (push not in update.accepted),
-                staleness=before.staleness + self.last_outcome.staleness[push.cluster],
+                staleness=before.staleness + update.staleness[push.cluster],
                 version=version,
                 last_push=str(push.ticket),
                 last_left_out=push not in update.accepted,
@@ -270,17 +261,17 @@ class Updates:
 
     def abort(self, shards: Collection[str], reason: str) -> list[OuterCommand]:
         """Give up what is not decided, since a shard is lost; `shards` are those that are left."""
-        commands: list[OuterCommand] = []
         lost = self.pending
+        tickets = [push.ticket for push in self._window.values()]
         if self._update and not self.committing:
-            commands += self._forget(self._update, shards, reason)
+            tickets = [*self._update.tickets, *tickets]
         self._update = None
-        commands += [
-            Forget(shard=shard, ticket=push.ticket, reason=reason) for push in self._window.values() for shard in shards
-        ]
         self._end_window()
-        return commands + [SkipRound(cluster=push.cluster, push=push.ticket, reason=reason) for push in lost]
+        return [
+            *_forget(tickets, shards, reason),
+            *(SkipRound(cluster=push.cluster, push=push.ticket, reason=reason) for push in lost),
+        ]
 
-    def _forget(self, update: Update, shards: Collection[str], reason: str) -> list[OuterCommand]:
-        tickets = (update.ticket, *(push.ticket for push in update.pushes))
-        return [Forget(shard=shard, ticket=ticket, reason=reason) for ticket in tickets for shard in shards]
+
+def _forget(tickets: Iterable[Ticket], shards: Collection[str], reason: str) -> list[OuterCommand]:
+    return [Forget(shard=shard, ticket=ticket, reason=reason) for ticket in tickets for shard in shards]

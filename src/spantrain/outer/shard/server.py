@@ -11,7 +11,6 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import Protocol
 from urllib.parse import urlsplit
 
 from torch import Tensor
@@ -46,14 +45,7 @@ class _Fragment:
     writer: SnapshotWriter
 
 
-class StartedLink(LinkLike, Protocol):
-    """A link that begins when it is told to."""
-
-    def start(self) -> None:
-        """Begin; returns at once."""
-
-
-LinkMaker = Callable[[MemberFacts, LinkListener], StartedLink]
+LinkMaker = Callable[[MemberFacts, LinkListener], LinkLike]
 """Makes a shard's link to the master, of what it says of itself and who listens."""
 
 
@@ -337,12 +329,10 @@ class ShardServer:
         elif answer is not None:
             self._link.tell(of_fragment(fragment, answer))
         if isinstance(answer, on.Committed | on.Restored):
-            self._write_down(self._fragments[fragment])
-
-    def _write_down(self, one: _Fragment) -> None:
-        serving = one.memory.serving
-        if serving is not None and serving.version not in one.snapshots.versions:
-            one.writer.offer(serving)
+            one = self._fragments[fragment]
+            serving = one.memory.serving
+            if serving is not None and serving.version not in one.snapshots.versions:
+                one.writer.offer(serving)
 
     def _saved(self, version: int) -> None:
         _LOG.debug("%s has written version %d down", self._name, version)

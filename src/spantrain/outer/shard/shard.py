@@ -111,7 +111,10 @@ class OuterShard:
                 own; nothing is kept.
         """
         self._check_open(push)
-        self._check_layer(layer, tensors, f"{self._name}: push {push}", wire_format)
+        what = f"{self._name}: push {push}"
+        if layer not in self.layers:
+            raise ProtocolError(f"{what}: layer {layer} is not held here; send it to {self._layout.shard_of(layer)}")
+        _check_tensors(self.layers[layer].sent_as(wire_format), tensors, f"{what}, layer {layer}")
         tensors = self._unrounded(self.layers[layer], tensors, wire_format)
         squares = sum_of_squares([tensors[one.name] for one in self.layers[layer].parameters])
         with self._lock:
@@ -150,11 +153,6 @@ class OuterShard:
             else tensors[one.name]
             for one in layer.parameters
         }
-
-    def _check_layer(self, layer: int, tensors: Tensors, what: str, wire_format: WireFormat) -> None:
-        if layer not in self.layers:
-            raise ProtocolError(f"{what}: layer {layer} is not held here; send it to {self._layout.shard_of(layer)}")
-        _check_tensors(self.layers[layer].sent_as(wire_format), tensors, f"{what}, layer {layer}")
 
     # Commands.
 
@@ -217,7 +215,9 @@ class OuterShard:
             held = [(weight.part, self._pushes[weight.push][k]) for weight in command.weights]
             for one in layer.parameters:
                 parts = [(part, tensors[one.name]) for part, tensors in held]
-                mean[one.name] = weighted_mean(parts, out=_reusable(parts[0][1]))
+                first = parts[0][1]
+                reusable = first.dtype == velocity_type(first.dtype) and first.is_contiguous()
+                mean[one.name] = weighted_mean(parts, out=first if reusable else None)
             squares.append(sum_of_squares([mean[one.name] for one in layer.parameters]))
         self._means[command.update] = mean
         return on.MeanCombined(shard=self._name, update=command.update, squares=tuple(squares))
@@ -309,11 +309,6 @@ class OuterShard:
             kept = {number: self._versions[number] for number in keep if number in self._versions}
             self._versions = {**kept, version.version: version}
             self._serving, self._staged = version.version, None
-
-
-def _reusable(push: Tensor) -> Tensor | None:
-    """Return a push's tensor if the mean can take its place."""
-    return push if push.dtype == velocity_type(push.dtype) and push.is_contiguous() else None
 
 
 def _text(dtype: torch.dtype) -> str:

@@ -30,8 +30,7 @@ from spantrain.models.build import empty_unit
 from spantrain.models.units import trained_names
 from spantrain.outer.client.parameters import empty_copy, spec_of
 from spantrain.outer.client.replica import ClusterCopy
-from spantrain.outer.pipeline.leader import StageLeader
-from spantrain.outer.pipeline.worker import StageWorker, lead_stages, work_as_stage, worker_name
+from spantrain.outer.pipeline import StageLeader, StageWorker, lead_stages, work_as_stage, worker_name
 from spantrain.runtime.checkpoint.holding import first_names
 from spantrain.runtime.gradients.part_sums import hand_out
 from spantrain.runtime.redistribution.transfer import ExchangeChannel
@@ -163,7 +162,8 @@ class StageParameters:
     def memory(self) -> dict[str, Tensor]:
         """Return memory for a copy of all that the stage moves."""
         moved = [route for route in self._routes if route.mover == self._stage]
-        return {route.spec.name: empty_copy(route.spec, fixed=self._on_card) for route in moved}
+        on_card = any(one.device.type != "cpu" for one in self._part.holding.parameters.values())
+        return {route.spec.name: empty_copy(route.spec, fixed=on_card) for route in moved}
 
     @torch.no_grad()
     def copy(self, into: Mapping[str, Tensor]) -> None:
@@ -173,7 +173,7 @@ class StageParameters:
             whole = self._collected(route, post)
             if whole is not None:
                 into[route.spec.name].copy_(whole, non_blocking=True)
-        self._settle()
+        settle(self._part.holding.parameters.values())
 
     @torch.no_grad()
     def move(self, since: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> None:
@@ -184,12 +184,12 @@ class StageParameters:
             if whole is not None:
                 whole.sub_(_at(since[name], whole)).add_(_at(new[name], whole))
             for stage in route.holders:
-                got = self._carried(route, whole, stage, post)
+                got = whole if stage == route.mover else self._sent(route, whole, route.mover, stage, post)
                 if stage == self._stage:
                     held = self._part.holding
                     one = held.parameters[name].detach()
                     hand_out(got, one, held.parts[name], self._part.member.groups.world)
-        self._settle()
+        settle(self._part.holding.parameters.values())
 
     def _collected(self, route: Route, post: ExchangeChannel) -> Tensor | None:
         """Return a parameter whole on the first device of the stage that moves it; None elsewhere."""
@@ -199,10 +199,6 @@ class StageParameters:
             one = self._part.holding.parameters[route.spec.name].detach()
             whole = member.parts.gather({route.spec.name: one}).get(route.spec.name)
         return whole if source == route.mover else self._sent(route, whole, source, route.mover, post)
-
-    def _carried(self, route: Route, whole: Tensor | None, target: int, post: ExchangeChannel) -> Tensor | None:
-        """Return on the first device of a stage what that of the moving one has; None elsewhere."""
-        return whole if target == route.mover else self._sent(route, whole, route.mover, target, post)
 
     def _sent(
         self, route: Route, whole: Tensor | None, source: int, target: int, post: ExchangeChannel
@@ -219,13 +215,6 @@ class StageParameters:
     def _next_exchange(self) -> ExchangeChannel:
         self._exchanges += 1
         return self._part.post(self._here, self._step, at_end=self._at_end)
-
-    @property
-    def _on_card(self) -> bool:
-        return any(one.device.type != "cpu" for one in self._part.holding.parameters.values())
-
-    def _settle(self) -> None:
-        settle(self._part.holding.parameters.values())
 
 
 def _at(tensor: Tensor, where: Tensor) -> Tensor:
@@ -312,7 +301,7 @@ class OuterPart:
         if not self._until(lambda leader: leader.has_given_all, _FINISH_S, step, everything=True):
             self._note(f"the last push was in no version after {_FINISH_S:.0f} s")
         if isinstance(self._end, StageLeader):
-            metrics = self._end.session.meter.read()
+            metrics = self._end.meter.read()
             skipped = sum(metrics.skipped.values())
             self._note(f"version {metrics.version}, {metrics.outer_rounds} rounds, {skipped} of no use")
 

@@ -1,7 +1,7 @@
 """Layers that come: only what is expected is taken in; what comes a little early waits, within bounds."""
 
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -18,7 +18,7 @@ from spantrain.transport.layers.format import (
     encode_refused,
     unlike,
 )
-from spantrain.transport.layers.interface import LayerKey, LayerLimits, LayerLink, tell
+from spantrain.transport.layers.interface import CONTROL, LayerKey, LayerLimits, LayerLink, tell
 
 _EARLY_LAYERS, _EARLY_PARAMETERS = 64, 16384
 """That one peer may open before they are expected: layers, and parameters in all of them."""
@@ -58,27 +58,22 @@ class _FromPeer:
     came_s: float = 0.0
     """When the last piece came, or a layer began."""
 
-    def has_room_for(self, opening: Opening) -> bool:
-        """Whether one more layer may be opened before it is expected."""
-        parameters = sum(len(one.opening.parameters) for one in self.early.values()) + len(opening.parameters)
-        return len(self.early) < _EARLY_LAYERS and parameters <= _EARLY_PARAMETERS
-
 
 class Arrivals:
     """All that comes; owned by the thread of the sockets, but for what the copiers do."""
 
     def __init__(
-        self, limits: LayerLimits, pool: BufferPool, copiers: Copiers, *,
-        lost: Callable[[str, LayerKey, str], None], count: Callable[[str, int], None],
-    ) -> None:  # fmt: skip
+        self, limits: LayerLimits, pool: BufferPool, copiers: Copiers, *, lost: Callable[[str, LayerKey, str], None]
+    ) -> None:
         self._limits, self._pool, self._copiers = limits, pool, copiers
         self._max_pieces = _PIECES + limits.window_bytes // _PIECE_BYTES
-        self._lost, self._count = lost, count
+        self._lost = lost
         self._by_peer: dict[str, _FromPeer] = {}
         self._ended: OrderedDict[Ticket, None] = OrderedDict()
         self._lock = threading.Lock()
         self._open: set[ComingLayer] = set()
         self.whole_layers = 0
+        self.bytes_by_peer: Counter[str] = Counter()
 
     @property
     def pending(self) -> bool:
@@ -121,7 +116,7 @@ class Arrivals:
             for number in coming:
                 self.claim(theirs.coming.pop(number))
             for number in [*early, *coming]:
-                tell(links.get(peer), 0, encode_refused(number, f"{ticket} has ended"))
+                tell(links.get(peer), CONTROL, encode_refused(number, f"{ticket} has ended"))
 
     # What comes.
 
@@ -139,12 +134,13 @@ class Arrivals:
             detail = f"{size_bytes} bytes, at most {self._limits.layer_bytes} are allowed"
             self._refuse(link, number, key, "oversized", detail)
         if key.ticket in self._ended:
-            tell(link, 0, encode_refused(number, f"{key.ticket} has ended"))
+            tell(link, CONTROL, encode_refused(number, f"{key.ticket} has ended"))
             return
         early = _EarlyLayer(opening, now_s)
+        parameters = sum(len(one.opening.parameters) for one in [*theirs.early.values(), early])
         if key in theirs.expected:
             self._begin(link, theirs, early, now_s)
-        elif theirs.has_room_for(opening):
+        elif len(theirs.early) < _EARLY_LAYERS and parameters <= _EARLY_PARAMETERS:
             theirs.early[number] = early
         else:
             self._refuse(link, number, key, "not expected", f"{key}, nor {len(theirs.early)} before it")
@@ -172,7 +168,7 @@ class Arrivals:
         Raises:
             Refusal: always.
         """
-        tell(link, 0, encode_refused(number, f"{reason}: {detail}"))
+        tell(link, CONTROL, encode_refused(number, f"{reason}: {detail}"))
         raise Refusal(reason, f"{key}: {detail}")
 
     def data(self, link: LayerLink, number: int, offset_bytes: int, piece: memoryview, now_s: float) -> None:
@@ -222,7 +218,7 @@ class Arrivals:
         if layer.waiting_pieces >= self._max_pieces:
             self._give_up(link, theirs, layer, "oversized", f"its bytes came in over {self._max_pieces} pieces at once")
         theirs.came_s = now_s
-        self._count(link.name, len(piece))
+        self.bytes_by_peer[link.name] += len(piece)
         self._copiers.put(layer, piece)
 
     def _give_up(self, link: LayerLink, theirs: _FromPeer, layer: ComingLayer, reason: str, detail: str) -> None:
@@ -247,13 +243,13 @@ class Arrivals:
         if layer.whole:
             del theirs.coming[layer.number]
             self.whole_layers += 1
-            tell(link, 0, encode_number(DONE, layer.number))
+            tell(link, CONTROL, encode_number(DONE, layer.number))
         else:
             self._grant(link, layer)
 
     def _grant(self, link: LayerLink, layer: ComingLayer) -> None:
         layer.granted_bytes = layer.copied_bytes + self._limits.window_bytes
-        tell(link, 0, encode_pair(GRANT, layer.number, layer.granted_bytes))
+        tell(link, CONTROL, encode_pair(GRANT, layer.number, layer.granted_bytes))
 
     # Ends before their time.
 
@@ -277,10 +273,10 @@ class Arrivals:
             for number, early in list(theirs.early.items()):
                 if now_s - early.came_s >= limit_s:
                     del theirs.early[number]
-                    tell(links.get(peer), 0, encode_refused(number, f"not expected within {limit_s:.3g} s"))
+                    tell(links.get(peer), CONTROL, encode_refused(number, f"not expected within {limit_s:.3g} s"))
             for number, layer in list(theirs.coming.items()):
                 if now_s - theirs.came_s >= limit_s and not layer.whole:
                     del theirs.coming[number]
-                    tell(links.get(peer), 0, encode_refused(number, f"nothing came for {limit_s:.3g} s"))
+                    tell(links.get(peer), CONTROL, encode_refused(number, f"nothing came for {limit_s:.3g} s"))
                     if self.claim(layer):
                         self._lost(peer, layer.key, f"nothing more came of it from {peer} within {limit_s:.3g} s")

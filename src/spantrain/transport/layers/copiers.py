@@ -16,7 +16,7 @@ import threading
 import time
 import weakref
 from bisect import bisect_right
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
@@ -62,44 +62,24 @@ class BufferPool:
     True
     """
 
-    def __init__(self, *, idle_bytes: int = 2**40) -> None:
-        """Begin empty; keep at most `idle_bytes` that nobody uses."""
-        self._most_idle_bytes = idle_bytes
+    def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._idle: dict[int, list[Bytes]] = {}
+        self._idle: defaultdict[int, list[Bytes]] = defaultdict(list)
         self._back: deque[Bytes] = deque()
-        self._idle_bytes = 0
 
     def take(self, size_bytes: int) -> Bytes:
         """Return a buffer with whatever it held before; it comes back when nothing refers to it any more."""
         grains_bytes = -(-max(1, size_bytes) // _GRAIN_BYTES) * _GRAIN_BYTES
         with self._lock:
-            self._collect()
-            found = self._idle.get(grains_bytes)
-            if found:
-                whole = found.pop()
-                self._idle_bytes -= grains_bytes
-            else:
-                self._make_room(grains_bytes)
-                whole = _aligned(grains_bytes)
+            while self._back:
+                back = self._back.popleft()
+                self._idle[len(back)].append(back)
+            idle = self._idle[grains_bytes]
+            whole = idle.pop() if idle else _aligned(grains_bytes)
         lent = whole[:size_bytes]
         # The end of a buffer may come at any point of any thread, also where the lock is held: no lock is taken there.
         weakref.finalize(lent, self._back.append, whole).atexit = False
         return lent
-
-    def _collect(self) -> None:
-        while self._back:
-            whole = self._back.popleft()
-            self._idle_bytes += len(whole)
-            self._idle.setdefault(len(whole), []).append(whole)
-        self._make_room(0)
-
-    def _make_room(self, size_bytes: int) -> None:
-        """Free what nobody uses until so much more fits, the largest first."""
-        for grains_bytes in sorted(self._idle, reverse=True):
-            while self._idle[grains_bytes] and self._idle_bytes + size_bytes > self._most_idle_bytes:
-                self._idle[grains_bytes].pop()
-                self._idle_bytes -= grains_bytes
 
 
 def _aligned(size_bytes: int) -> Bytes:

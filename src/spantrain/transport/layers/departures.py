@@ -1,6 +1,6 @@
 """Layers that go: opened in the order of the calls, poured as far as the other side grants, done when it has all."""
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -17,7 +17,7 @@ from spantrain.transport.layers.format import (
     encode_opening,
     encode_pair,
 )
-from spantrain.transport.layers.interface import LayerKey, LayerLimits, LayerLink, tell
+from spantrain.transport.layers.interface import LAYERS, LayerKey, LayerLimits, LayerLink, tell
 
 _SMALL_BYTES = 65536
 """Parameters up to this size are put together; larger ones go from where they are."""
@@ -75,7 +75,6 @@ class GoingLayer:
     moved_s: float
     """When it last came on."""
     number: int = -1
-    connection: int = 0
     left: "Iterator[memoryview | bytes]" = field(default_factory=lambda: iter(()))
     ahead: "memoryview | bytes | None" = None
     """The next piece, for which there was no room."""
@@ -100,12 +99,13 @@ class Departures:
     """All that goes; owned by the thread of the sockets."""
 
     def __init__(
-        self, limits: LayerLimits, *, sent: Callable[[str, LayerKey], None],
-        lost: Callable[[str, LayerKey, str], None], count: Callable[[str, int], None],
-    ) -> None:  # fmt: skip
+        self, limits: LayerLimits, *, sent: Callable[[str, LayerKey], None], lost: Callable[[str, LayerKey, str], None]
+    ) -> None:
         self._limits = limits
-        self._sent, self._lost, self._count = sent, lost, count
+        self._sent, self._lost = sent, lost
         self._by_peer: dict[str, _ToPeer] = {}
+        self.whole_layers = 0
+        self.bytes_by_peer: Counter[str] = Counter()
 
     @property
     def pending(self) -> bool:
@@ -135,28 +135,26 @@ class Departures:
 
     def _open(self, link: LayerLink, theirs: _ToPeer, layer: GoingLayer) -> None:
         layer.number, theirs.next_number = theirs.next_number, theirs.next_number + 1
-        layer.connection = link.state.choose_connection(sum(one.size_bytes for one in layer.parameters))
         layer.left = pieces(layer.tensors, link.state.frame_bytes)
         theirs.going[layer.number] = layer
         opening = Opening(number=layer.number, key=layer.key, parameters=layer.parameters)
-        tell(link, layer.connection, encode_opening(opening))
+        tell(link, LAYERS, encode_opening(opening))
 
     def _pour(self, link: LayerLink, theirs: _ToPeer, layer: GoingLayer, now_s: float) -> None:
         while True:
             piece = layer.ahead if layer.ahead is not None else next(layer.left, None)
             layer.ahead = piece
-            if piece is None or not self._has_room(link, theirs, layer, len(piece)):
+            if layer.granted_bytes is None:
+                room_bytes = link.state.window_bytes - theirs.early_bytes
+            else:
+                room_bytes = layer.granted_bytes - layer.poured_bytes
+            if piece is None or len(piece) > room_bytes:
                 return
-            tell(link, layer.connection, encode_pair(DATA, layer.number, layer.poured_bytes), piece)
+            tell(link, LAYERS, encode_pair(DATA, layer.number, layer.poured_bytes), piece)
             layer.ahead, layer.moved_s = None, now_s
             layer.poured_bytes += len(piece)
             theirs.early_bytes += len(piece) if layer.granted_bytes is None else 0
-            self._count(link.name, len(piece))
-
-    def _has_room(self, link: LayerLink, theirs: _ToPeer, layer: GoingLayer, size_bytes: int) -> bool:
-        if layer.granted_bytes is None:
-            return theirs.early_bytes + size_bytes <= link.state.window_bytes
-        return layer.poured_bytes + size_bytes <= layer.granted_bytes
+            self.bytes_by_peer[link.name] += len(piece)
 
     # What the other side says of them; what it says of others is old.
 
@@ -175,6 +173,7 @@ class Departures:
         """Take note that the other side has all of a layer."""
         layer = self._take_out(link.name, number)
         if layer is not None:
+            self.whole_layers += 1
             self._sent(link.name, layer.key)
             self.flush(link, now_s)
 
@@ -182,7 +181,7 @@ class Departures:
         """Take note that the other side will not have a layer."""
         layer = self._take_out(link.name, number)
         if layer is not None:
-            tell(link, layer.connection, encode_number(CANCEL, number))
+            tell(link, LAYERS, encode_number(CANCEL, number))
             self._lost(link.name, layer.key, f"{link.name} refused it: {reason}")
             self.flush(link, now_s)
 
@@ -201,7 +200,7 @@ class Departures:
             theirs.waiting = deque(layer for layer in theirs.waiting if layer.key.ticket != ticket)
             for layer in [one for one in theirs.going.values() if one.key.ticket == ticket]:
                 self._take_out(peer, layer.number)
-                tell(links.get(peer), layer.connection, encode_number(CANCEL, layer.number))
+                tell(links.get(peer), LAYERS, encode_number(CANCEL, layer.number))
 
     def link_lost(self, peer: str, reason: str) -> None:
         """Give up all that was for a peer."""
@@ -220,7 +219,7 @@ class Departures:
                 link = links.get(peer)
                 if layer.number in theirs.going:
                     self._take_out(peer, layer.number)
-                    tell(link, layer.connection, encode_number(CANCEL, layer.number))
+                    tell(link, LAYERS, encode_number(CANCEL, layer.number))
                 else:
                     theirs.waiting.remove(layer)
                 stands = "it takes nothing" if link is not None and link.up else "it is not connected"

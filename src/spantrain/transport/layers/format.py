@@ -10,7 +10,7 @@ Nothing here is executed or unpickled; whatever breaks a bound raises `Refusal` 
 
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import msgpack
@@ -32,7 +32,10 @@ _NUMBER, _PAIR = struct.Struct("<Q"), struct.Struct("<QQ")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerHello:
-    """What each side says when a link begins: the dialling side on each connection, the other side once."""
+    """What each side says when a link begins: the dialling side on each connection, the other side once.
+
+    The order of the fields is that of the message.
+    """
 
     name: str
     session: int
@@ -64,16 +67,7 @@ class Opening:
 
 def encode_hello(kind: bytes, hello: LayerHello) -> bytes:
     """Return a HELLO or a WELCOME."""
-    fields = [
-        _VERSION,
-        hello.name,
-        hello.session,
-        hello.connection,
-        hello.connections,
-        hello.frame_bytes,
-        hello.window_bytes,
-    ]
-    return kind + _packed(fields)
+    return kind + _packed([_VERSION, *astuple(hello)])
 
 
 def decode_hello(head: bytes) -> LayerHello:

@@ -49,8 +49,6 @@ class LayerLimits:
     """What of a layer may be under way and not yet at its place: rate times round trip of the longest path, or more."""
     no_progress_s: float = 30.0
     """A layer of which nothing has come, or gone, for so long is lost."""
-    connections: int = 1
-    """For layers, to each peer, besides one for control; each layer goes by one of them."""
     copiers: int = 2
     """Threads that put what comes in its place and hand over whole layers, one for each layer in flight; 0: the thread
     of the sockets does it."""
@@ -65,10 +63,8 @@ class LayerLimits:
                 "frame_bytes must be at least 65536, window_bytes at least frame_bytes, layer_bytes positive; "
                 f"got {self.frame_bytes}, {self.window_bytes} and {self.layer_bytes}"
             )
-        if not 1 <= self.connections <= 16 or not 0 <= self.copiers <= 64:
-            raise ValueError(
-                f"connections must be 1 to 16 and copiers 0 to 64, got {self.connections} and {self.copiers}"
-            )
+        if not 0 <= self.copiers <= 64:
+            raise ValueError(f"copiers must be 0 to 64, got {self.copiers}")
         if not (self.no_progress_s > 0 and self.welcome_s > 0 and self.early_s >= 0):
             raise ValueError(
                 "no_progress_s and welcome_s must be positive, early_s must not be negative; "
@@ -111,7 +107,7 @@ class WireListener(Protocol):
 
 
 class LayerTerms:
-    """What was agreed with a peer, and what its connections were given."""
+    """What was agreed with a peer."""
 
     def __init__(self, limits: LayerLimits) -> None:
         self._limits = limits
@@ -119,22 +115,16 @@ class LayerTerms:
         """Largest piece that both sides take."""
         self.window_bytes = limits.window_bytes
         """What the other side takes of layers that it has not granted anything of."""
-        self._poured_bytes: list[int] = []
 
-    def agree(self, *, frame_bytes: int, window_bytes: int, connections: int) -> None:
+    def agree(self, *, frame_bytes: int, window_bytes: int) -> None:
         """Note what the other side said of itself."""
         self.frame_bytes = min(self._limits.frame_bytes, frame_bytes)
         self.window_bytes = window_bytes
-        self._poured_bytes = [0] * (connections - 1)
-
-    def choose_connection(self, size_bytes: int) -> int:
-        """Return the connection for a layer: the one that was given the fewest bytes."""
-        least = min(range(len(self._poured_bytes)), key=self._poured_bytes.__getitem__)
-        self._poured_bytes[least] += size_bytes
-        return 1 + least
 
 
 LayerLink = PeerLink[LayerTerms]
+CONTROL, LAYERS = 0, 1
+"""Connections of a link: by one layers go, by the other all that is said of them."""
 
 
 def tell(link: LayerLink | None, connection: int, head: bytes, piece: "memoryview | bytes | None" = None) -> None:

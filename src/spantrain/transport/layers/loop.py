@@ -168,7 +168,7 @@ class LayerLoop(ConnectionLoop[LayerTerms]):
         terms = LayerTerms(self._limits)
         if not peer.endpoint:
             return self.accept(peer, terms)
-        link = DialledLink(peer, terms, connections=1 + self._limits.connections, welcome_s=self._limits.welcome_s)
+        link = DialledLink(peer, terms, connections=2, welcome_s=self._limits.welcome_s)
         link.redial_s = 0.0
         return link
 
@@ -199,7 +199,7 @@ class LayerLoop(ConnectionLoop[LayerTerms]):
     def greeted(self, link: LayerLink, hello: Hello) -> None:
         """Note what the other side takes."""
         assert isinstance(hello, LayerHello)
-        link.state.agree(frame_bytes=hello.frame_bytes, window_bytes=hello.window_bytes, connections=link.connections)
+        link.state.agree(frame_bytes=hello.frame_bytes, window_bytes=hello.window_bytes)
 
     def welcome(self, link: AcceptedLink[LayerTerms]) -> bytes:
         """Return the answer to a peer."""

@@ -7,7 +7,6 @@ may go, so that memory is bounded at both ends; keys say names, and only admitte
 """
 
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from torch import Tensor
@@ -41,9 +40,6 @@ class LayerWire:
         """
         self._name, self._listener, self._keypair = name, listener, keypair
         self._limits = limits or LayerLimits()
-        self._sent_layers = 0
-        self._sent_bytes: Counter[str] = Counter()
-        self._received_bytes: Counter[str] = Counter()
         keep_freed_memory()
         self._fault = ""
         self._loop = LayerLoop(name, bind, keypair, self._limits, self._died)
@@ -52,11 +48,8 @@ class LayerWire:
             self._limits.copiers, name=name, progressed=self._progressed, hand_over=self._hand_over,
             every_bytes=min(window_bytes // 4, window_bytes - frame_bytes + 1), died=self._died,
         )  # fmt: skip
-        lost = listener.lost
-        self._arrivals = Arrivals(
-            self._limits, pool or BufferPool(), self._copiers, lost=lost, count=self._count_received
-        )
-        self._departures = Departures(self._limits, sent=self._sent, lost=lost, count=self._count_sent)
+        self._arrivals = Arrivals(self._limits, pool or BufferPool(), self._copiers, lost=listener.lost)
+        self._departures = Departures(self._limits, sent=listener.sent, lost=listener.lost)
         self._loop.begin(self._arrivals, self._departures)
 
     @property
@@ -123,10 +116,10 @@ class LayerWire:
     def counters(self) -> LayerCounters:
         """Return totals since the start."""
         return LayerCounters(
-            layers_sent=self._sent_layers,
+            layers_sent=self._departures.whole_layers,
             layers_received=self._arrivals.whole_layers,
-            bytes_sent=dict(self._sent_bytes),
-            bytes_received=dict(self._received_bytes),
+            bytes_sent=dict(self._departures.bytes_by_peer),
+            bytes_received=dict(self._arrivals.bytes_by_peer),
             refused=dict(self._loop.refused),
         )
 
@@ -167,13 +160,3 @@ class LayerWire:
     def _hand_over(self, layer: ComingLayer) -> None:
         if self._arrivals.claim(layer):
             self._listener.arrived(layer.peer, layer.key, layer.tensors())
-
-    def _sent(self, peer: str, key: LayerKey) -> None:
-        self._sent_layers += 1
-        self._listener.sent(peer, key)
-
-    def _count_sent(self, peer: str, size_bytes: int) -> None:
-        self._sent_bytes[peer] += size_bytes
-
-    def _count_received(self, peer: str, size_bytes: int) -> None:
-        self._received_bytes[peer] += size_bytes

@@ -1,17 +1,23 @@
-"""Where the outer optimizer's master is and the token to join it with; where its shards belong."""
+"""How the outer optimizer's master is found and joined, and by which runs; where its shards belong."""
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from spantrain.config.files.text_files import read_text
 from spantrain.core.outer.layers import ParameterSpec
+from spantrain.core.outer.stages import OuterCluster
 from spantrain.errors import ConfigError, UsageError
-from spantrain.outer.config.outer_file import OuterConfig, load_outer
-from spantrain.outer.config.rows import MasterPlace
+from spantrain.outer.master.files import token_file
+from spantrain.outer.outer_file import OuterConfig, load_outer
 from spantrain.outer.policy.placement import PlacementRequest, ShardPlacement, place_shards
 from spantrain.transport.control.address import Address
 from spantrain.transport.control.credentials import JoinToken
+
+if TYPE_CHECKING:
+    from spantrain.app.session import Session
 
 _SUFFIXES = (".yaml", ".yml")
 _START = "start the master first, with `spantrain outer master` or `spantrain outer up`"
@@ -31,14 +37,9 @@ def naming_state(config: OuterConfig) -> Iterator[None]:
         raise ConfigError(f"{config.source}: master.state: {error}") from None
 
 
-def address_file(master: MasterPlace) -> Path:
+def address_file(config: OuterConfig) -> Path:
     """Return where the master writes how others reach it."""
-    return master.state / "address"
-
-
-def token_file(master: MasterPlace) -> Path:
-    """Return where the master keeps the token that members join with."""
-    return master.state / "token"
+    return config.master.folder / "address"
 
 
 def master_address(config: OuterConfig) -> str:
@@ -50,10 +51,10 @@ def master_address(config: OuterConfig) -> str:
     master = config.master
     if master.port:
         return str(Address(host=master.host, port=master.port))
-    return read_text(address_file(master), remedy=_START).strip()
+    return read_text(address_file(config), remedy=_START).strip()
 
 
-def reach(where: str, *, token: str | None, token_file: Path | None) -> tuple[str, str]:
+def reach(where: str, *, token: str | None, file: Path | None) -> tuple[str, str]:
     """Return address and token of a master that is named by its file or its address.
 
     Raises:
@@ -62,12 +63,12 @@ def reach(where: str, *, token: str | None, token_file: Path | None) -> tuple[st
     """
     if Path(where).suffix in _SUFFIXES:
         config = load_outer(Path(where))
-        return master_address(config), master_token(config, text=token, file=token_file)
+        return master_address(config), master_token(config, text=token, file=file)
     try:
         address = str(Address.parse(where))
     except UsageError as error:
         raise ConfigError(f"{error}; or the file, ending in {' or '.join(_SUFFIXES)}") from None
-    return address, master_token(None, text=token, file=token_file)
+    return address, master_token(None, text=token, file=file)
 
 
 def master_token(config: OuterConfig | None, *, text: str | None, file: Path | None) -> str:
@@ -82,12 +83,55 @@ def master_token(config: OuterConfig | None, *, text: str | None, file: Path | N
     elif text:
         found = text
     elif config is not None:
-        found = read_text(token_file(config.master), remedy=_ELSEWHERE)
+        found = read_text(token_file(config.master.folder), remedy=_ELSEWHERE)
     else:
         raise ConfigError("give the master's token: --token-file FILE, or SPANTRAIN_OUTER_TOKEN")
     JoinToken.parse(found)
     return found.strip()
 
+
+# Who joins.
+
+
+def become(command: Sequence[str], cluster: OuterCluster) -> None:
+    """Replace this process by a cluster's training command: signals, output and exit code are then the command's own.
+
+    Raises:
+        ConfigError: there is no such command, or it cannot be run.
+    """
+    try:
+        # gRPC must know before it is loaded: its handlers of fork() would end workers of a DataLoader, which use none.
+        environment = {**os.environ, **cluster.variables, "GRPC_ENABLE_FORK_SUPPORT": "false"}
+        os.execvpe(command[0], list(command), environment)
+    except FileNotFoundError:
+        raise ConfigError(f"{command[0]}: there is no such command; give one that runs here, after `--`") from None
+    except OSError as error:
+        raise ConfigError(f"{command[0]}: cannot be run: {error.strerror}") from None
+
+
+def outer_cluster(variables: Mapping[str, str] = os.environ) -> OuterCluster | None:
+    """Return as whom this command was started by `spantrain outer run`; None if it was not.
+
+    Raises:
+        UsageError: its variables are not whole.
+    """
+    return OuterCluster.read(variables) if variables.get("SPANTRAIN_OUTER_MASTER") else None
+
+
+def check_outer(session: "Session") -> None:
+    """Make sure that a run can be a cluster.
+
+    Raises:
+        ConfigError: its devices reach no master.
+    """
+    if session.testbed:
+        raise ConfigError(
+            "this run cannot be a cluster of an outer optimizer: its devices are in an emulated network, which leads "
+            "to no master (--no-network)"
+        )
+
+
+# Where shards belong.
 
 _REMEDY = "add it as docs/outer.md shows: model, clusters, and places with their bandwidths"
 
@@ -98,20 +142,17 @@ def place_outer(config: OuterConfig) -> ShardPlacement:
     Raises:
         ConfigError: the file says nothing of places, or they have too little memory together.
     """
-    places = config.places
+    places, model_bytes = config.places, config.model_bytes
     if places is None:
         raise ConfigError(f"{config.source}: has no placement section; {_REMEDY}")
-    count, settings = len(config.shards), config.settings
+    settings = config.for_master.settings
     held = len(places.throughput) if settings.compensation else 0
-    size, more = divmod(places.model_bytes, count)
+    size, more = divmod(model_bytes, len(config.shards))
     try:
-        model = ParameterSpec(name="model", shape=(max(1, places.model_bytes // 4),))
+        model = ParameterSpec(name="model", shape=(max(1, model_bytes // 4),))  # as of float32
         request = PlacementRequest(
-            bandwidth_bytes_per_s=places.bandwidth_bytes_per_s,
-            throughput=places.throughput,
+            places=places,
             shard_bytes={shard.name: max(1, size + (k < more)) for k, shard in enumerate(config.shards)},
-            line_bytes_per_s=places.line_bytes_per_s,
-            memory_bytes=places.memory_bytes,
             bytes_held_per_byte=PlacementRequest.bytes_held_per_byte + held,
             bytes_pushed_per_byte=model.sent_as(settings.push_format).size_bytes / model.size_bytes,
         )
