@@ -6,8 +6,8 @@ replaced by one of the template with a device less, or given to the others where
 from those that hold them; the step under way is done again. Devices that come are taken in by new pipelines, where
 steps get shorter by a factor that is tuned. A layer that nobody holds means a restart from a checkpoint. In its
 favour: templates are cut for the devices that are there, known at once, and taken over as fast as our light change;
-slow devices are left out where that is faster; with fewer than f+1 copies it goes on, until a layer is gone. Left out: sharding
-within hosts, and merging of batches that are too small.
+slow devices are left out where that is faster; with fewer than f+1 copies it goes on, until a layer is gone. Left out:
+sharding within hosts, and merging of batches that are too small.
 """
 
 from collections.abc import Sequence
@@ -29,22 +29,23 @@ class Oobleck:
     def __init__(self, chains: Chains, *, restart_s: float, every_s: float, worth: float) -> None:
         """Begin with nothing; the arguments are those of `restart.Restart`."""
         self._chains, self._restart_s, self.every_s, self._worth = chains, restart_s, every_s, worth
-        self._row: Row = ()
+        self.row: Row = ()
+        """Its pipelines."""
         self._work: Work | None = None
 
     def begin(self, present: frozenset[str]) -> Work | None:
         """Choose pipelines for these devices."""
-        self._row = fresh_row(self._chains, present)
-        self._work = self._work_of(self._row)
+        self.row = fresh_row(self._chains, present)
+        self._work = self._work_of(self.row)
         return self._work
 
     def lost(self, device: str, present: frozenset[str]) -> Turn:
         """Replace the pipeline by one of a smaller template; without a copy of a layer, restart."""
-        held = {name: units for chain in self._row for name, units in chain.stages.items() if name in present}
+        held = {name: units for chain in self.row for name, units in chain.stages.items() if name in present}
         whole = {unit for units in held.values() for unit in units} >= set(range(self._chains.whole.units))
         row = self._without(device) if whole else fresh_row(self._chains, present)
         row = row or fresh_row(self._chains, present)
-        self._row, self._work = row, self._work_of(row)
+        self.row, self._work = row, self._work_of(row)
         if self._work is None:
             return Turn(work=None, back=True)
         copy_s = self._chains.copy_s(held if whole else {}, _stages(row))
@@ -56,15 +57,15 @@ class Oobleck:
         work = self._work_of(row)
         if work is None or (self._work is not None and work.step_s > self._worth * self._work.step_s):
             return None
-        held = _stages(self._row) if self._work is not None else {}
+        held = _stages(self.row) if self._work is not None else {}
         pause_s = (PLAN_S if held else self._restart_s) + self._chains.copy_s(held, _stages(row))
-        self._row, self._work = row, work
+        self.row, self._work = row, work
         return Turn(work=work, pause_s=pause_s)
 
     def _without(self, device: str) -> Row:
         """Return the pipelines without a device; empty where none of them can be."""
-        kept = [chain for chain in self._row if device not in chain.devices]
-        (hurt,) = [chain for chain in self._row if device in chain.devices]
+        kept = [chain for chain in self.row if device not in chain.devices]
+        (hurt,) = [chain for chain in self.row if device in chain.devices]
         left = tuple(name for name in hurt.devices if name != device)
         smaller = self._chains.chain(left) if left else None
         if smaller is not None:
