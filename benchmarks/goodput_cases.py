@@ -4,10 +4,11 @@ import json
 import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import results
+from spantrain.app.planning.protection import losses_of
 from spantrain.app.profiling.describe import described_profile
 from spantrain.app.simulation.availability import events_of
 from spantrain.config.cluster_file import load_preset, parse_cluster
@@ -32,19 +33,45 @@ RATES_H = {"calm": 2.0, "stormy": 0.25}
 REPAIR_H = 1 / 6
 EVERY_S = (60.0, 5.0, 20.0, 180.0, 600.0, 1800.0)
 """Seconds between checkpoints that are tried; the first while all else is tuned."""
+PROTECT = ("one", "auto", "none")
+"""What of ours is tried: keepers for each stage, for those that need hardly wait for them, for none."""
 WORTH = (0.97, 0.8, 0.6)
 """How short steps are to become for devices that come to be taken in: what is tried."""
 _DESIGNS = 4
-EQUAL = """
-name: equal-32
-description: 32 equal V100 in one place, one in each host, at 10 Gbit/s
+MADE = {
+    "three-sites": """
+name: three-sites
+description: a part of the preset spantrain-setting-1, 4 RTX 4090, 4 RTX 3090 and 4 RTX 3080 in three sites
+sites:
+  - name: cloud
+    network: {bandwidth: 1 Gbit/s, latency: 0.2 ms}
+    hosts:
+      - {name: cloud, count: 2, backend: emulated, devices: {rtx-4090: 2}}
+  - name: edge
+    network: {bandwidth: 1 Gbit/s, latency: 0.2 ms}
+    hosts:
+      - {name: edge, count: 2, backend: emulated, devices: {rtx-3090: 2}}
+  - name: end
+    network: {bandwidth: 1 Gbit/s, latency: 0.2 ms}
+    hosts:
+      - {name: end, count: 4, backend: emulated, devices: {rtx-3080: 1}}
+links:
+  - {between: [cloud, edge], bandwidth: 100 Mbit/s, latency: 20 ms}
+  - {between: [cloud, end], bandwidth: 100 Mbit/s, latency: 25 ms}
+  - {between: [edge, end], bandwidth: 1 Gbit/s, latency: 5 ms}
+""",
+    "equal-16": """
+name: equal-16
+description: 16 equal V100 in one place, one in each host, at 10 Gbit/s
 sites:
   - name: zone
     network: {bandwidth: 10 Gbit/s, latency: 0.2 ms}
     hosts:
-      - {name: spot, count: 32, backend: emulated, devices: {v100: 1}}
+      - {name: spot, count: 16, backend: emulated, devices: {v100: 1}}
 links: []
-"""
+""",
+}
+"""Pools that are no preset."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,13 +85,13 @@ class Pool:
     @cached_property
     def cluster(self) -> Cluster:
         """Its devices."""
-        return parse_cluster(EQUAL, source=self.name) if self.name == "equal-32" else load_preset(self.name)
+        return parse_cluster(MADE[self.name], source=self.name) if self.name in MADE else load_preset(self.name)
 
 
 POOLS = (
     Pool(name="laptop", model="gpt2-tiny", batch=48),
-    Pool(name="spantrain-setting-1", model="gpt2-xl", batch=128),
-    Pool(name="equal-32", model="gpt2-xl", batch=256),
+    Pool(name="three-sites", model="gpt2-xl", batch=64),
+    Pool(name="equal-16", model="gpt2-xl", batch=128),
 )
 
 
@@ -157,14 +184,16 @@ class Contest:
 
     def _contestants(self, name: str) -> Iterator[tuple[str, Contestant]]:
         if name == OURS:
-            yield "a keeper for each stage", self._ours
+            for text in PROTECT:
+                yield f"--protect {text}", partial(self._ours, losses_of(text))
             return
         for settings, make in self._rivals(name):
             yield settings, lambda every_s, events, make=make: self._rival(make(every_s), events)
 
-    def _ours(self, every_s: float, events: list[AvailabilityEvent]) -> Outcome:
+    def _ours(self, losses: int | None, every_s: float, events: list[AvailabilityEvent]) -> Outcome:
         first = self.plans.best(self.devices)
         assert first is not None
+        self.plans.losses = losses
         plan = self.plans.protected(first)
         self.plans.checkpoint_every = every = max(1, round(every_s / self.plans.bare_s(plan)))
         run = AvailabilityRun(plan, self.profile, self.plans, OPTIMIZER, every)

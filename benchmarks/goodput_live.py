@@ -1,4 +1,4 @@
-"""What `goodput.py --live` does: workers killed in turn, two a minute, and started again; beside a run without faults."""
+"""What `goodput.py --live` does: workers killed in turn and started again, beside a run without faults."""
 
 import statistics
 import tempfile

@@ -95,6 +95,13 @@ class Chains:
         ]
         return max((*work, *moved))
 
+    def bound_s(self, chains: Sequence[Chain], samples: int) -> float:
+        """Return what a step takes at least: of the slowest stages, then of the sums, which begin together."""
+        work_s = samples / sum(1 / self.sample_s(chain) for chain in chains)
+        if len(chains) == 1:
+            return work_s
+        return self._summed_s(chains, {name: work_s for chain in chains for name in chain.devices})
+
     def step_s(self, chains: Sequence[Chain], samples: Sequence[int], extra_s: Sequence[float] = ()) -> float | None:
         """Return the seconds of a step of pipelines side by side; None where one of them cannot run.
 

@@ -10,7 +10,7 @@ slow devices are left out where that is faster; with fewer than f+1 copies it go
 sharding within hosts, and merging of batches that are too small.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from spantrain.core.span import apportion
@@ -120,10 +120,8 @@ def _best_row(chains: Chains, present: frozenset[str]) -> Row:
     for names in chains.whole.subsets(present):
         ordered = chains.whole.in_places(names)
         for count in range(1, len(ordered) + 1):
-            row = _divided(chains, ordered, count)
-            if row is not None:
-                rates = [1 / chains.sample_s(chain) for chain in row]
-                found.append((1 / sum(rates), row))
+            for row in _divided(chains, ordered, count):
+                found.append((chains.bound_s(row, chains.job.global_batch), row))
     several = [entry for entry in found if len(entry[1]) > 1]
     best: tuple[float, Row] | None = None
     for _, row in sorted(several or found, key=lambda entry: entry[0])[:_SIMULATED]:
@@ -133,11 +131,15 @@ def _best_row(chains: Chains, present: frozenset[str]) -> Row:
     return best[1] if best is not None else ()
 
 
-def _divided(chains: Chains, ordered: Sequence[str], count: int) -> Row | None:
+def _divided(chains: Chains, ordered: Sequence[str], count: int) -> Iterator[Row]:
+    """Yield devices in so many pipelines: neighbours in one, and neighbours in the same stage of all."""
     ends = [round(index * len(ordered) / count) for index in range(count + 1)]
-    found = [chains.chain(ordered[first:end]) for first, end in pairwise(ends)]
-    row = tuple(chain for chain in found if chain is not None)
-    return row if len(row) == count else None
+    apart = [ordered[first:end] for first, end in pairwise(ends)]
+    dealt = [ordered[index::count] for index in range(count)]
+    for parts in (apart, dealt) if count > 1 else (apart,):
+        row = tuple(chain for names in parts if (chain := chains.chain(names)) is not None)
+        if len(row) == count:
+            yield row
 
 
 def _stages(row: Row) -> dict[str, range]:

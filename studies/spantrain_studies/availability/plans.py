@@ -30,10 +30,12 @@ class OwnPlans:
     Steps wait for checkpoints, too, where they are written (`checkpoint_every` steps).
     """
 
-    def __init__(self, profile: Profile, job: JobSpec, losses: int | None = 1) -> None:
+    def __init__(self, profile: Profile, job: JobSpec) -> None:
         self.profile, self.job, self.likeness = profile, job, Likeness(profile.cluster)
         self.checkpoint_every: int | None = None
-        self._losses = losses
+        """Steps from one checkpoint to the next; None: none is written."""
+        self.losses: int | None = 1
+        """What `--protect` stands for: so many losses at once; None: auto."""
         self._best: dict[object, Plan | None] = {}
         self._light: dict[object, tuple[Plan, str] | None] = {}
         self._seconds: dict[object, tuple[float, float, float]] = {}
@@ -67,7 +69,7 @@ class OwnPlans:
 
     def protected(self, plan: Plan) -> Plan:
         """Return a plan with keepers."""
-        return with_keepers(plan, self.profile, self.job.optimizer, self._losses)
+        return with_keepers(plan, self.profile, self.job.optimizer, self.losses)
 
     def bare_s(self, plan: Plan) -> float:
         """Return the predicted seconds of a step without keepers and checkpoints."""
