@@ -153,7 +153,8 @@ def figures(watcher: Struck, outcome: TrainOutcome, reference: TrainOutcome, pos
         "went_back": sum("go back" in text for text in said),
         "pauses_s": [change.duration_s for change in outcome.plan_changes],
         "changes": [change.reason for change in outcome.plan_changes],
-        "worst_loss_off": max(off), "last_loss_off": off[-1], "losses": len(off),
+        "worst_loss_off": max(off), "last_loss_off": off[-1],
+        "losses": list(outcome.losses), "losses_without_faults": list(reference.losses),
     }  # fmt: skip
 
 
@@ -163,17 +164,17 @@ def table_of(minutes: float, found: dict[str, Any]) -> list[str]:
     verdict = "holds" if off <= TOLERANCE and not found["went_back"] else "missed"
     lines = [
         f"laptop, gpt2-tiny, {minutes:g} min: {found['killed']} workers killed in turn, {found['joined']} joined again",
-        f"{'steps done':<52}{found['steps']}",
-        f"{'  over what those that had joined could have done':<52}{found['steps'] / found['possible']:.3f}",
-        f"{'  the same, devices there from the start of a worker':<52}"
+        f"{'steps done':<56}{found['steps']}",
+        f"{'  over what those that had joined could have done':<56}{found['steps'] / found['possible']:.3f}",
+        f"{'  the same, devices there from the start of a worker':<56}"
         f"{found['steps'] / found['possible_from_start']:.3f}",
-        f"{'times that all went back to the beginning':<52}{found['went_back']}",
-        f"{'the last loss is off by':<52}{off:.1e}  at most {TOLERANCE:g}  {verdict}",
-        f"{'  the worst of all':<52}{found['worst_loss_off']:.1e}",
+        f"{'times that all went back to the beginning':<56}{found['went_back']}",
+        f"{'the last loss is off by':<56}{off:.1e}  at most {TOLERANCE:g}  {verdict}",
+        f"{'  the worst of all':<56}{found['worst_loss_off']:.1e}",
     ]
     if pauses:
         lines.append(
-            f"{'changes of plan, and pause: median, worst, all':<52}{len(pauses)}, {statistics.median(pauses):.2f} s, "
+            f"{'changes of plan, and pause: median, worst, all':<56}{len(pauses)}, {statistics.median(pauses):.2f} s, "
             f"{max(pauses):.2f} s, {sum(pauses):.1f} s"
         )
     return lines
