@@ -1,10 +1,12 @@
 """Our planner's answers for any devices that are present, each question asked once: for our policy and for rivals."""
 
+from dataclasses import replace
+
 from spantrain.app.planning.protection import keepers_wait_s, with_keepers
 from spantrain.core.plan import Plan
 from spantrain.core.profile import Profile
 from spantrain.cost.memory import MemoryCost
-from spantrain.errors import PlanError
+from spantrain.errors import InfeasiblePlanError, PlanError
 from spantrain.planner.engine.engine import make_plan
 from spantrain.planner.engine.outcome import PlanOptions
 from spantrain.planner.engine.predict import predict
@@ -36,9 +38,16 @@ class OwnPlans:
         """Steps from one checkpoint to the next; None: none is written."""
         self.losses: int | None = 1
         """What `--protect` stands for: so many losses at once; None: auto."""
+        self._others: dict[int, OwnPlans] = {}
         self._best: dict[object, Plan | None] = {}
         self._light: dict[object, tuple[Plan, str] | None] = {}
         self._seconds: dict[object, tuple[float, float, float]] = {}
+
+    def of_batch(self, samples: int) -> "OwnPlans":
+        """Return the plans of the same job with another global batch."""
+        if samples not in self._others:
+            self._others[samples] = OwnPlans(self.profile, replace(self.job, global_batch=samples))
+        return self._others[samples]
 
     def best(self, present: frozenset[str]) -> Plan | None:
         """Return the planner's plan for these devices; None: none fits."""
@@ -50,7 +59,7 @@ class OwnPlans:
             try:
                 options = PlanOptions(constraints=Constraints(leave_out=out))
                 self._best[key] = make_plan(self.profile, self.job, options).plan if key else None
-            except PlanError:
+            except (InfeasiblePlanError, PlanError):
                 self._best[key] = None
         found = self._best[key]
         return None if found is None else with_names(found, {alias: name for name, alias in names.items()})
@@ -111,7 +120,7 @@ class OwnPlans:
             try:
                 new = light_plan(asked, self.profile, there, optimizer=self.job.optimizer)
                 self._light[key] = (new.plan, new.how)
-            except PlanError:
+            except (InfeasiblePlanError, PlanError):
                 self._light[key] = None
         found = self._light[key]
         back = {alias: name for name, alias in names.items()}

@@ -17,11 +17,7 @@ from spantrain.core.plan import Plan
 from spantrain.core.span import apportion
 from spantrain.cost.compute import SPLIT_OPS
 from spantrain.cost.network import NetworkCost
-from spantrain.errors import PlanError
-from spantrain.planner.engine.engine import make_plan
-from spantrain.planner.engine.outcome import PlanOptions
 from spantrain.planner.engine.predict import predict
-from spantrain.planner.request import Constraints, JobSpec
 from spantrain.sim.availability import PLAN_S, AvailabilityEvent, moved
 from spantrain_studies.availability.layouts import Layouts
 from spantrain_studies.availability.plans import OwnPlans, write_s
@@ -66,26 +62,18 @@ def divisions(layouts: Layouts) -> list[tuple[tuple[str, ...], ...]]:
 
 def groups_of(plans: OwnPlans, division: Sequence[tuple[str, ...]]) -> tuple[Group, ...] | None:
     """Return the groups of a division, with samples by their speed; None where the model does not fit into each."""
-    alone = [_planned(plans, names, max(1, plans.job.global_batch // len(division))) for names in division]
-    rates = [0.0 if plan is None else plan.global_batch / predict(plan, plans.profile).step_s for plan in alone]
+    even = plans.of_batch(max(1, plans.job.global_batch // len(division)))
+    alone = [even.best(frozenset(names)) for names in division]
+    rates = [0.0 if plan is None else plan.global_batch / even.bare_s(plan) for plan in alone]
     if min(rates) == 0.0 or len(division) > plans.job.global_batch:
         return None
     counts = apportion(plans.job.global_batch, rates)
     found = [
         _group(plans, names, plan)
         for names, count in zip(division, counts, strict=True)
-        if count and (plan := _planned(plans, names, count)) is not None
+        if count and (plan := plans.of_batch(count).best(frozenset(names))) is not None
     ]
     return tuple(found)
-
-
-def _planned(plans: OwnPlans, names: Sequence[str], samples: int) -> Plan | None:
-    out = tuple(name for name in plans.profile.cluster.device_by_name if name not in names)
-    job = JobSpec(global_batch=samples, optimizer=plans.job.optimizer)
-    try:
-        return make_plan(plans.profile, job, PlanOptions(constraints=Constraints(leave_out=out))).plan
-    except PlanError:
-        return None
 
 
 def _group(plans: OwnPlans, names: Sequence[str], plan: Plan) -> Group:
