@@ -116,6 +116,7 @@ class Case:
     profile: Profile
     plan: Plan
     network: bool
+    learning_rate: float = TrainJob.learning_rate
 
     def run(
         self, folder: Path, watcher: Watcher, *, steps: int, plan: Plan | None = None, every: int = 0, **options: Any
@@ -126,7 +127,10 @@ class Case:
         request = TrainRequest(
             plan=replace(chosen, profile=reference_to_profile(folder / "profile.json", folder / "plan.json")),
             profile=self.profile, profile_path=str(folder / "profile.json"),
-            job=TrainJob(steps=steps, adapter="off", trace_steps=1, checkpoint_every=every), out=folder,
+            job=TrainJob(
+                steps=steps, adapter="off", trace_steps=1, checkpoint_every=every, learning_rate=self.learning_rate
+            ),
+            out=folder,
             options=RunOptions(**{"protect": 1, **options}),
         )  # fmt: skip
         return self._with_workers(folder, watcher, tuple(self.profile.cluster.device_by_name), request)

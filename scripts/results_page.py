@@ -140,6 +140,20 @@ BENCHMARKS = (
         emulated="Real: processes, signals, computation, gradients, TCP, encryption. Emulated: the devices' time.",
     ),
     Benchmark(
+        name="goodput_live",
+        title="Losses all the time, live",
+        script="goodput.py --live",
+        shows="how much of what the devices present could do is done while workers are killed in turn",
+        emulated=_TESTBED,
+    ),
+    Benchmark(
+        name="goodput",
+        title="Losses all the time, simulated",
+        script="goodput.py",
+        shows="what comes of runs whose devices leave and come, beside other systems' policies ([how](recovery.md))",
+        emulated="Simulated: time, steps, losses, which are drawn. Measured: the seconds of a restart.",
+    ),
+    Benchmark(
         name="recovery",
         title="Devices that are lost, leave and come",
         script="recovery.py",
