@@ -1,14 +1,13 @@
-"""The sides of `lost_device_rivals.py`: each trains, loses a device, gets it back; all tell alike what happened when."""
+"""The sides of `lost_device_rivals.py`: each trains, loses a device, gets it back; all tell what happened when."""
 
-import importlib.util
 import json
 import os
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from spantrain.config.artefacts import write_profile
 from spantrain.runtime.coordinator.barrier import StepOutcome
 
 WORKER = Path(__file__).with_name("lost_device_rivals_worker.py")
-PATIENCE_S = 180.0
+PATIENCE_S = 90.0
 """For anything that is waited for."""
 MOST_STEPS = 60
 """Steps in which a device that comes back is waited for."""
@@ -103,23 +102,25 @@ def ours(case: Case, folder: Path, moments: Moments) -> Story:
     return story
 
 
-def torchft_is_there() -> bool:
-    """Return whether torchft is installed."""
-    return importlib.util.find_spec("torchft") is not None
-
-
 class Rival:
     """Processes of a rival, one for each device and one at which they meet, and what they tell."""
 
     def __init__(self, role: str, meeting: str, case: Case, folder: Path) -> None:
+        """Begin in an empty folder; nothing is started yet."""
+        self._role, self._meeting, self._folder = role, meeting, folder
+        self._diary = folder / "diary.jsonl"
+        self._address = ""
+        self.devices = tuple(case.profile.cluster.device_by_name)
+        self.processes: dict[str, psutil.Popen] = {}
         folder.mkdir(parents=True)
         write_profile(case.profile, folder / "profile.json")
-        self._role, self._folder = role, folder
-        self._diary = folder / "diary.jsonl"
-        self.devices = tuple(case.profile.cluster.device_by_name)
-        self.processes: dict[str, psutil.Process] = {}
-        self._start(meeting)
+
+    def begin(self) -> None:
+        """Start what the devices meet at, and all devices."""
+        self._start(self._meeting)
         self._address = self.wait(lambda lines: [line["address"] for line in lines if line["what"] == "meeting"])[0]
+        for device in self.devices:
+            self.start(device)
 
     def start(self, device: str) -> None:
         """Start a device's processes."""
@@ -127,7 +128,8 @@ class Rival:
 
     def _start(self, role: str, *more: str) -> None:
         name = more[0] if more else role
-        settings = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "TP_SOCKET_IFNAME": "lo"}
+        # A store that outlives a round has addresses of lost devices, which TorchElastic's workers would then call.
+        settings = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
         with (self._folder / f"{name}.log").open("ab") as log:
             self.processes[name] = psutil.Popen(
                 [sys.executable, "-W", "ignore", str(WORKER), role, str(self._folder), *more],
@@ -153,10 +155,10 @@ class Rival:
         """Return what is found in what is told, as soon as there is something."""
         until_s = time.monotonic() + PATIENCE_S
         while not (result := found(self.lines())):
-            ended = [name for name, process in self.processes.items() if not process.is_running()]
+            ended = [name for name, process in self.processes.items() if process.poll() is not None]
             if time.monotonic() > until_s or ended:
                 logs = "\n".join(f"{path.name}: ...{path.read_text()[-600:]}" for path in self._folder.glob("*.log"))
-                raise RuntimeError(f"{self._role}: nothing in {PATIENCE_S:g} s, ended: {ended}\n{logs}")
+                raise RuntimeError(f"{self._role}: waited {PATIENCE_S:g} s at most; ended: {ended}\n{logs}")
             time.sleep(0.005)
         return result
 
@@ -175,34 +177,22 @@ class Rival:
             process.wait()
 
 
-@contextmanager
-def _rival(role: str, meeting: str, case: Case, folder: Path) -> Iterator[Rival]:
-    rival = Rival.__new__(Rival)
-    rival.processes = {}
-    try:
-        rival.__init__(role, meeting, case, folder)  # type: ignore[misc]
-        yield rival
-    finally:
-        rival.close()
-
-
 def torchft(case: Case, folder: Path, moments: Moments) -> Story:
     """The model whole on each device, under torchft."""
-    with _rival("torchft", "lighthouse", case, folder) as rival:
+    with closing(Rival("torchft", "lighthouse", case, folder)) as rival:
         return _told(rival, moments)
 
 
 def elastic(case: Case, folder: Path, moments: Moments) -> Story:
     """The model whole on each device, under TorchElastic and DistributedDataParallel."""
-    with _rival("elastic", "store", case, folder) as rival:
+    with closing(Rival("elastic", "store", case, folder)) as rival:
         return _told(rival, moments)
 
 
 def _told(rival: Rival, moments: Moments) -> Story:
     """Train with all, kill one, start it again, until it takes part."""
     victim, story = moments.victim, Story()
-    for device in rival.devices:
-        rival.start(device)
+    rival.begin()
     whole = set(rival.devices)
 
     def with_all(lines: list[dict[str, Any]], after_s: float, count: int) -> list[Step]:

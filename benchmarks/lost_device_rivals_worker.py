@@ -41,8 +41,9 @@ BATCH, JOB = 48, TrainJob(steps=1000)
 LOOPBACK = "127.0.0.1"
 HEARTBEAT_TIMEOUT_MS, JOIN_TIMEOUT_MS, TICK_MS, HEARTBEAT_MS = 500, 5000, 10, 50
 """torchft's lighthouse and managers; its own defaults are 5000, 60000, 100 and 100."""
-SUM_TIMEOUT_S, QUORUM_TIMEOUT_S = 5.0, 20.0
-"""torchft's, of sums and state, and of a quorum; its own default is 60 for all."""
+SUM_TIMEOUT_S, TIMEOUT_S = 2.0, 20.0
+"""torchft's, of a sum, and of all else; its own default is 60. Those that are no neighbours of a lost device in Gloo's
+ring learn of it by the first alone."""
 RENDEZVOUS = {"last_call_timeout": 1, "keep_alive_interval": 1, "keep_alive_max_attempt": 2, "join_timeout": 120}
 """TorchElastic's, in whole seconds; its own defaults are 30, 5, 3 and 600."""
 MONITOR_S = 0.02
@@ -144,11 +145,11 @@ def torchft_device(folder: Path, name: str, lighthouse: str) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     logging.getLogger("torchft.manager").addHandler(_Errors(diary))
     model = WholeModel(read_profile(folder / "profile.json"), name)
-    wait, quorum_wait = (datetime.timedelta(seconds=seconds) for seconds in (SUM_TIMEOUT_S, QUORUM_TIMEOUT_S))
+    sums, wait = (datetime.timedelta(seconds=seconds) for seconds in (SUM_TIMEOUT_S, TIMEOUT_S))
     store = dist.TCPStore(LOOPBACK, 0, is_master=True, wait_for_workers=False)
     manager = torchft.Manager(
-        pg=torchft.ProcessGroupGloo(timeout=wait), load_state_dict=model.take, state_dict=model.state,
-        min_replica_size=1, use_async_quorum=False, timeout=wait, quorum_timeout=quorum_wait, connect_timeout=wait,
+        pg=torchft.ProcessGroupGloo(timeout=sums), load_state_dict=model.take, state_dict=model.state,
+        min_replica_size=1, use_async_quorum=False, timeout=wait, quorum_timeout=wait, connect_timeout=wait,
         rank=0, world_size=1, store_addr=LOOPBACK, store_port=store.port, lighthouse_addr=lighthouse, replica_id=name,
         hostname=LOOPBACK, heartbeat_interval=datetime.timedelta(milliseconds=HEARTBEAT_MS), init_sync=False,
     )  # fmt: skip
@@ -189,28 +190,27 @@ def _torchft_step(manager: Any, ddp: torch.nn.Module, model: WholeModel, diary: 
 
 
 def elastic_device(folder: Path, name: str, endpoint: str) -> None:
-    """Be a node's agent of TorchElastic, which forks its worker: what it imports, its workers have."""
+    """Be a node's agent of TorchElastic, which forks its worker: the model is made once, all workers have it."""
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
-    nodes = len(read_profile(folder / "profile.json").cluster.device_by_name)
+    model = WholeModel(read_profile(folder / "profile.json"), name)
+    nodes = len(model.devices)
     config = LaunchConfig(
         min_nodes=nodes - 1, max_nodes=nodes, nproc_per_node=1, run_id="rivals", rdzv_backend="c10d",
         rdzv_endpoint=endpoint, rdzv_configs={**RENDEZVOUS, "is_host": "0"}, max_restarts=100,
         monitor_interval=MONITOR_S, start_method="fork", local_addr=LOOPBACK, logs_specs=DefaultLogsSpecs(os.devnull),
     )  # fmt: skip
-    elastic_launch(config, elastic_worker)(str(folder), name)
+    elastic_launch(config, elastic_worker)(folder, name, model)
 
 
-def elastic_worker(folder_name: str, name: str) -> None:
+def elastic_worker(folder: Path, name: str, model: WholeModel) -> None:
     """Train with DistributedDataParallel and a checkpoint after every step, until killed or a sum fails."""
     die_with_parent()
     torch.set_num_threads(1)
-    folder = Path(folder_name)
     diary = Diary(folder, name)
     diary.say("start")
-    model = WholeModel(read_profile(folder / "profile.json"), name)
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
     mark = model.mark()
     dist.all_reduce(mark)
