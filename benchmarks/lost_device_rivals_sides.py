@@ -49,8 +49,6 @@ class Story:
     """Steps begun and not counted, before the device was started again."""
     starts_s: float = 0.0
     """What new processes of those that were left took to get ready, after the loss: the slowest of them."""
-    quorums_calm: int = 0
-    """Sets of devices that steps had before the loss; more than one: somebody was taken for lost."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,11 +92,12 @@ class OurWatcher(Watcher):
 def ours(case: Case, folder: Path, moments: Moments) -> Story:
     """SpanTrain, by a plan of its planner."""
     watcher = OurWatcher(moments)
-    case.run(folder, watcher, steps=MOST_STEPS)
+    outcome = case.run(folder, watcher, steps=MOST_STEPS)
     story = watcher.story
     story.struck_s = watcher.struck_s
-    story.known_s = watcher.when(f"{moments.victim} lost")
-    story.redone = sum("trained again" in text for _, text in watcher.notes)
+    story.known_s = watcher.when("Training goes on after") - outcome.plan_changes[0].duration_s
+    lost = [text for _, text in watcher.notes if text.startswith(f"{moments.victim} lost")]
+    story.redone = sum("is trained again" in text for text in lost)
     return story
 
 
@@ -234,5 +233,3 @@ def _sum_up(story: Story, lines: list[dict[str, Any]], victim: str) -> None:
     began = {line["device"]: line["at_s"] for line in left if line["what"] == "start"}
     ready = [line["at_s"] - began[line["device"]] for line in left if line["what"] == "ready"]
     story.starts_s = max(ready, default=0.0)
-    calm = {step.devices for step in story.steps.values() if step.ended_s < story.struck_s}
-    story.quorums_calm = len(calm)

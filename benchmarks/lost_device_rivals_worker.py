@@ -44,8 +44,8 @@ HEARTBEAT_TIMEOUT_MS, JOIN_TIMEOUT_MS, TICK_MS, HEARTBEAT_MS = 500, 5000, 10, 50
 SUM_TIMEOUT_S, TIMEOUT_S = 2.0, 20.0
 """torchft's, of a sum, and of all else; its own default is 60. Those that are no neighbours of a lost device in Gloo's
 ring learn of it by the first alone."""
-RENDEZVOUS = {"last_call_timeout": 1, "keep_alive_interval": 1, "keep_alive_max_attempt": 2, "join_timeout": 120}
-"""TorchElastic's, in whole seconds; its own defaults are 30, 5, 3 and 600."""
+RENDEZVOUS = {"last_call_timeout": 1, "keep_alive_interval": 1, "keep_alive_max_attempt": 3, "join_timeout": 120}
+"""TorchElastic's, in whole seconds; its own defaults are 30, 5, 3 and 600. With two attempts, it loses survivors."""
 MONITOR_S = 0.02
 """How often an agent looks after its worker; torchrun's default is 0.1."""
 _PR_SET_PDEATHSIG = 1
@@ -142,7 +142,7 @@ def torchft_device(folder: Path, name: str, lighthouse: str) -> None:
 
     diary = Diary(folder, name)
     diary.say("start")
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    logging.basicConfig(format="%(asctime)s %(name)s %(message)s")
     logging.getLogger("torchft.manager").addHandler(_Errors(diary))
     model = WholeModel(read_profile(folder / "profile.json"), name)
     sums, wait = (datetime.timedelta(seconds=seconds) for seconds in (SUM_TIMEOUT_S, TIMEOUT_S))
@@ -194,7 +194,7 @@ def elastic_device(folder: Path, name: str, endpoint: str) -> None:
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    logging.basicConfig(format="%(asctime)s %(name)s %(message)s")
     model = WholeModel(read_profile(folder / "profile.json"), name)
     nodes = len(model.devices)
     config = LaunchConfig(
