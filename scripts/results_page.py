@@ -161,6 +161,14 @@ BENCHMARKS = (
         emulated=_TESTBED,
     ),
     Benchmark(
+        name="lost_device_rivals",
+        title="A lost device, beside torchft and TorchElastic",
+        script="lost_device_rivals.py",
+        shows="how long a killed device, and its coming back, hold up others, and data parallelism that survives it",
+        emulated="Real: processes, computation, gradients, sums, state that moves. Emulated: the devices' time. The "
+        "network is loopback, not shaped.",
+    ),
+    Benchmark(
         name="outer_throughput_simulated",
         title="Clusters that never wait: throughput, simulated",
         script="outer_throughput.py",

@@ -178,7 +178,7 @@ class Chains:
         place = self.profile.cluster.device_by_name
         for first, end in pairwise(ends):
             holders = tuple(name for chain in chains for name, units in chain.stages.items() if first in units)
-            ring_s = self.network.all_reduce_seconds(holders, float(self._trained[end] - self._trained[first]))
+            ring_s = self.network.collectives.seconds(holders, float(self._trained[end] - self._trained[first]))
             starts_s = max(ready[name] for name in holders)
             for name in holders:
                 of_device[name] += ring_s

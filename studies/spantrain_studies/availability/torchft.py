@@ -163,5 +163,5 @@ class TorchFt:
         leaders = [group.leader for group in groups]
         if len({place[name].site for name in leaders}) == 1:
             size //= min(len({place[name].host for name in group.plan.devices}) for group in groups)
-        ring_s = self._network.all_reduce_seconds(leaders, size)
+        ring_s = self._network.collectives.seconds(leaders, size)
         return max(0.0, ring_s - min(group.back_s for group in groups))

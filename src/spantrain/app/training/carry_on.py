@@ -119,11 +119,7 @@ def leg_after_loss(
     present = frozenset(survivors) - frozenset(leg.leaving) | frozenset(session.coordinator.here())
     if not present:
         raise error
-    try:
-        found = light_plan(leg.plan, present)
-        request.check_plan(found.plan)
-    except PlanError as reason:
-        raise _no_way(error, f"no plan fits the devices that are left: {reason}") from None
+    found = _checked(error, request, lambda: light_plan(leg.plan, present))
     plan = replace(request.protected(found.plan), generation=session.generations.following(0), model=leg.plan.model)
     parts = (("all stand still", settled_s - known_s), ("a new plan", time.monotonic() - settled_s))
     did_step = committed.step > leg.first_step
@@ -144,11 +140,21 @@ def leg_after_loss(
     where = f"the checkpoint after {first_step} steps" if resume else "the beginning"
     again = committed.step - first_step
     return Leg(
-        plan=plan, first_step=first_step, resume=resume, begun_s=known_s, parts=parts, considered=present,
-        is_light=True,
+        plan=plan, first_step=first_step, resume=resume, considered=present, is_light=True, begun_s=known_s,
+        parts=parts,
         reason=f"{lost}: what it held is held by no other device, so all go back to {where} "
         f"({again} step{' is' if again == 1 else 's are'} trained again), {found.how}",
     )  # fmt: skip
+
+
+def _checked(error: DeviceLostError, request: TrainRequest, light: Callable[[], NewPlan]) -> NewPlan:
+    """Return the light change, if there is one that the run can have."""
+    try:
+        found = light()
+        request.check_plan(found.plan)
+    except PlanError as reason:
+        raise _no_way(error, f"no plan fits the devices that are left: {reason}") from None
+    return found
 
 
 def _no_way(error: DeviceLostError, why: str) -> PeerLostError:
