@@ -135,8 +135,7 @@ def leg_after_loss(
         )  # fmt: skip
     if request.batches is not None:
         raise _no_way(error, "what it held is held by no other device, and the loop that gives batches goes not back")
-    resume = newest()
-    first_step = resume.content.step if resume else 0
+    first_step = resume.content.step if (resume := newest()) else 0
     where = f"the checkpoint after {first_step} steps" if resume else "the beginning"
     again = committed.step - first_step
     return Leg(
