@@ -15,10 +15,10 @@ from spantrain.app.planning.protection import with_keepers
 from spantrain.core.plan import Plan
 from spantrain.core.profile import Profile
 from spantrain.core.update.optimizers import STATE_COPIES
+from spantrain.cost.moving import moved
 from spantrain.cost.network import NetworkCost
 from spantrain.planner.engine.evaluate import Evaluator
 from spantrain.planner.present import NewPlan, full_plan, light_plan
-from spantrain.sim.availability import moved
 
 OPTIMIZER = "adamw"
 FASTER, PART = (14.0, 14.0), (0.9, 1.0)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from spantrain.app.session import Session
-from spantrain.app.training.journal import BegunLeg, CommittedStep, Journal, adopted_run, credentials_in
+from spantrain.app.training.recovery.journal import BegunLeg, CommittedStep, Journal, adopted_run, credentials_in
 from spantrain.app.training.requests import TrainRequest
 from spantrain.config.artefacts import write_profile
 from spantrain.core.checkpoint import SampleLedger

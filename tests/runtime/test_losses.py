@@ -10,9 +10,9 @@ import torch
 
 from spantrain.app.reporter import SilentReporter
 from spantrain.app.session import Session, SessionOptions, open_session
-from spantrain.app.training import prepared
-from spantrain.app.training.joining import ask_to_drain
 from spantrain.app.training.outcome import TrainOutcome
+from spantrain.app.training.recovery import prepared
+from spantrain.app.training.recovery.joining import ask_to_drain
 from spantrain.app.training.requests import RunOptions, TrainRequest
 from spantrain.app.training.stop import StopRequest
 from spantrain.app.training.train import train

@@ -16,8 +16,8 @@ import pytest
 
 from spantrain.app.reporter import SilentReporter
 from spantrain.app.session import Session, SessionOptions, open_session
-from spantrain.app.training.journal import adopted_run, credentials_in
 from spantrain.app.training.outcome import TrainOutcome
+from spantrain.app.training.recovery.journal import adopted_run, credentials_in
 from spantrain.app.training.requests import RunOptions, TrainRequest
 from spantrain.app.training.stop import StopRequest
 from spantrain.app.training.train import train

@@ -5,9 +5,10 @@ import time
 
 import pytest
 
-from spantrain.app.training import prepared
-from spantrain.app.training.prepared import PreparedChanges
+from spantrain.app.training.recovery import prepared
+from spantrain.app.training.recovery.prepared import PreparedChanges
 from spantrain.core.span import Span
+from spantrain.errors import ProfileError
 from spantrain.planner.present import light_plan
 
 
@@ -62,7 +63,24 @@ def test_what_is_not_known_is_planned_at_once(plan, law_profile, asked):
     assert own[:2] == ["MainThread", "prepared changes"]
 
 
-def test_no_thread_is_left(plan, law_profile, asked):
+def test_what_cannot_be_planned_is_told_when_it_is_asked_for(plan, law_profile, monkeypatch):
+    monkeypatch.setattr(prepared, "_REST", 0)
+    here, tried = frozenset(plan.devices), []
+
+    def refuses(plan, profile, present, **options):
+        tried.append(present)
+        raise ProfileError("no such times")
+
+    monkeypatch.setattr(prepared, "light_plan", refuses)
+    with PreparedChanges(law_profile(plan.cluster, plan.model), "adamw") as changes:
+        changes.prepare(plan, here)
+        wait_for(lambda: len(tried) == len(plan.devices))
+        with pytest.raises(ProfileError, match="no such times"):
+            changes.light_plan(plan, here - {"s0r0"})
+
+
+def test_no_thread_is_left(plan, law_profile, asked, monkeypatch):
+    monkeypatch.setattr(prepared, "_REST", 1e6)  # It would rest for days, were it not told to end.
     with PreparedChanges(law_profile(plan.cluster, plan.model), "adamw") as changes:
         changes.prepare(plan, frozenset(plan.devices))
         wait_for(lambda: asked)

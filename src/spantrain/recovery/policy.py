@@ -8,8 +8,8 @@ from typing import Protocol
 from spantrain.core.plan import Plan
 from spantrain.errors import SpanTrainError
 
-WORTH_OF_JOINING = 0.97
-"""A plan with devices that came is taken if its step is at most so long, over the present one's."""
+_WORTH = 0.97
+"""Another plan is taken if its step is at most so long, over the present one's."""
 
 
 class OnLoss(StrEnum):
@@ -79,6 +79,21 @@ class EndOnLoss:
             return (EndRun(event.error),)
         self._blames_others = self._blames_others or event.error
         return () if self._left else (EndRun(self._blames_others),)
+
+
+def is_worth(before_s: float, after_s: float, *, move_s: float = 0.0, steps_left: int | None = None) -> bool:
+    """Whether to go over to a plan, by the seconds of a step before and after.
+
+    Args:
+        before_s: of a step now.
+        after_s: of one then.
+        move_s: that all stand still until state is where it is to be; made up for by the steps left.
+        steps_left: None: more than anybody counts.
+
+    >>> is_worth(1.0, 0.98), is_worth(1.0, 0.9), is_worth(1.0, 0.9, move_s=2.0, steps_left=10)
+    (False, True, False)
+    """
+    return after_s <= _WORTH * before_s and (steps_left is None or (before_s - after_s) * steps_left > move_s)
 
 
 def holds_all(plan: Plan, present: Collection[str]) -> bool:

@@ -3,17 +3,16 @@
 Each loss is detected by the detector of live runs, from heartbeats that stop; the plans are given by whoever calls.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from typing import Protocol
 
 from spantrain.core.plan import Plan
 from spantrain.core.profile import Profile
-from spantrain.core.update.optimizers import STATE_COPIES
-from spantrain.cost.network import NetworkCost
+from spantrain.cost.moving import moved
 from spantrain.recovery.detection import HEARTBEAT_S, LossDetector
-from spantrain.recovery.policy import WORTH_OF_JOINING, holds_all
+from spantrain.recovery.policy import holds_all, is_worth
 
 PLAN_S = 0.3
 """Seconds until a light change of plan is known and taken over: an assumption, not a measurement."""
@@ -78,32 +77,6 @@ def detect_s(*, alone: bool) -> float:
         if not alone and look % _LOOKS == 0:
             detector.on_heartbeat(last_s + look * HEARTBEAT_S / _LOOKS, "left")
     return look * HEARTBEAT_S / _LOOKS
-
-
-def moved(profile: Profile, optimizer: str, held: Plan, holders: Collection[str], after: Plan) -> tuple[float, int]:
-    """Return seconds and bytes until all devices of a plan hold their units, each from its nearest holder.
-
-    What no holder has is reckoned over the fastest link to the device. Devices are served side by side.
-    """
-    network, units = NetworkCost(profile), profile.graph.units
-    names, longest_s, total = tuple(profile.cluster.device_by_name), 0.0, 0
-    had = {
-        name: {unit for stage in held.stages if name in (*stage.devices, *stage.keepers) for unit in stage.units}
-        for name in holders
-    }
-    for stage in after.stages:
-        parts = {name: len(replica.devices) for replica in stage.replicas for name in replica.devices}
-        for name, count in (parts | dict.fromkeys(stage.keepers, 1)).items():
-            took_s = 0.0
-            for index in set(stage.units) - had.get(name, set()):
-                unit = units[index]
-                state = (unit.parameter_bytes - unit.frozen_bytes) * STATE_COPIES[optimizer]
-                size = round((unit.parameter_bytes + state) / count)
-                givers = [one for one in had if index in had[one]] or names
-                took_s += min((network.transfer_seconds(one, name, size) for one in givers if one != name), default=0.0)
-                total += size
-            longest_s = max(longest_s, took_s)
-    return longest_s, total
 
 
 class AvailabilityRun:
@@ -225,7 +198,7 @@ class AvailabilityRun:
     def _consider(self, plan: Plan, from_s: float) -> str:
         """Have the planner's answer be taken over if steps get shorter by it; return its phrase, or nothing."""
         found = self._plans.full(plan, self._present)
-        if found is None or self._plans.step_s(found[0]) > WORTH_OF_JOINING * self._plans.step_s(plan):
+        if found is None or not is_worth(self._plans.step_s(plan), self._plans.step_s(found[0])):
             return ""
         self._next = (from_s + PLAN_S, found[0])
         return found[1]

@@ -9,7 +9,7 @@ fastest link to each device; the start of processes takes what was measured wher
 from collections.abc import Callable
 
 from spantrain.core.plan import Plan
-from spantrain.sim.availability import moved
+from spantrain.cost.moving import moved
 from spantrain_studies.availability.plans import OwnPlans, write_s
 from spantrain_studies.availability.run import Turn, Work
 

@@ -16,9 +16,10 @@ from spantrain.core.action import Op
 from spantrain.core.plan import Plan
 from spantrain.core.span import apportion
 from spantrain.cost.compute import SPLIT_OPS
+from spantrain.cost.moving import moved
 from spantrain.cost.network import NetworkCost
 from spantrain.planner.engine.predict import predict
-from spantrain.sim.availability import PLAN_S, AvailabilityEvent, moved
+from spantrain.sim.availability import PLAN_S, AvailabilityEvent
 from spantrain_studies.availability.layouts import Layouts
 from spantrain_studies.availability.plans import OwnPlans, write_s
 from spantrain_studies.availability.run import Turn, Work

@@ -3,8 +3,8 @@
 import shutil
 from pathlib import Path
 
-from spantrain.app.training.journal import FOLDER as COORDINATOR
 from spantrain.app.training.metrics import METRICS_FILE
+from spantrain.app.training.recovery.journal import FOLDER as COORDINATOR
 from spantrain.app.training.run_folder import DECISIONS_FILE, RUN_FILE, SWITCHES_FILE, TRACE_FILE, files_of_run
 from spantrain.errors import ConfigError
 from spantrain.runtime.checkpoint.manifest import BEST, MANIFEST_FILE, MARKER, step_of

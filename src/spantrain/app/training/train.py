@@ -13,9 +13,6 @@ from spantrain.app.planning.plan_files import check_staleness, with_room_for_two
 from spantrain.app.profiling.slowing import MAX_REAL_COMPUTE, too_fast, what_is_emulated
 from spantrain.app.reporter import Reporter
 from spantrain.app.session import Session
-from spantrain.app.training.carry_on import Leg, about_pause, leg_after_loss, orders_of
-from spantrain.app.training.joining import Membership, wishes_heard
-from spantrain.app.training.journal import BegunLeg, Journal, first_leg, with_what_is_held
 from spantrain.app.training.metrics import RunLog
 from spantrain.app.training.outcome import (
     HeldOutLoss,
@@ -28,7 +25,10 @@ from spantrain.app.training.outcome import (
     steady,
     with_reasons,
 )
-from spantrain.app.training.prepared import PreparedChanges
+from spantrain.app.training.recovery.carry_on import Leg, Loss, about_pause, leg_after_loss, orders_of
+from spantrain.app.training.recovery.joining import Membership, wishes_heard
+from spantrain.app.training.recovery.journal import BegunLeg, Journal, first_leg, with_what_is_held
+from spantrain.app.training.recovery.prepared import PreparedChanges
 from spantrain.app.training.requests import TrainRequest
 from spantrain.app.training.resume import Resume, newest
 from spantrain.app.training.run_folder import TRACE_FILE, RunContent, RunRecord, measured, write_run
@@ -192,13 +192,9 @@ class _RunOnSession:
                 known_s = time.monotonic()
                 barrier.abort(str(error))
                 survivors = coordinator.settle((*leg.plan.devices, *leg.givers))
-                self._go_on(
-                    leg_after_loss(
-                        replace(leg, plan=barrier.plan), error, barrier.committed, survivors,
-                        known_s=known_s, session=self._session, request=self._request, newest=self._newest,
-                        light_plan=self._prepared.light_plan,
-                    )
-                )  # fmt: skip
+                leg = replace(leg, plan=barrier.plan)
+                loss = Loss(error=error, known_s=known_s, committed=barrier.committed, survivors=survivors)
+                self._go_on(leg_after_loss(leg, loss, self._session, self._request, self._prepared, self._newest))
         return None
 
     def _go_on(self, leg: Leg) -> None:

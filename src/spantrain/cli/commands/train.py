@@ -120,7 +120,7 @@ class _Command:
 
     def _request(self) -> "TrainRequest":
         """Return what a plan, or an earlier run, says is to be trained."""
-        from spantrain.app.training.journal import adopted_run
+        from spantrain.app.training.recovery.journal import adopted_run
         from spantrain.app.training.requests import has_own_job, new_run, resumed_run
 
         asked = self._asked
@@ -190,8 +190,8 @@ class _Command:
 
     def _train(self, request: "TrainRequest", where: "SessionOptions") -> None:
         from spantrain.app.session import open_session
-        from spantrain.app.training.journal import credentials_in
         from spantrain.app.training.old_run import remove_old_run
+        from spantrain.app.training.recovery.journal import credentials_in
         from spantrain.app.training.train import train as train_plan
         from spantrain.cli.render.render import TerminalReporter
 

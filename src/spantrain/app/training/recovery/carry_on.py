@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 
 from spantrain.app.session import Session
+from spantrain.app.training.recovery.prepared import PreparedChanges
 from spantrain.app.training.requests import TrainRequest
 from spantrain.app.training.resume import Resume
 from spantrain.core.plan import Plan
@@ -94,34 +95,45 @@ def about_pause(leg: Leg, before: Plan, request: TrainRequest, stood_still_s: fl
     return f"{after}{f' ({parts})' if leg.parts else ''}; {speeds} samples/s predicted"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Loss:
+    """A device was lost, and the leg has ended by it."""
+
+    error: DeviceLostError
+    """Which one, and on what evidence."""
+    known_s: float
+    """When that was known, by the monotonic clock."""
+    committed: CommitPoint
+    """What had happened by then."""
+    survivors: tuple[str, ...]
+    """Devices of its plan that are still here, with what they hold."""
+
+
 def leg_after_loss(
-    leg: Leg, error: DeviceLostError, committed: CommitPoint, survivors: Collection[str], *, known_s: float,
-    session: Session, request: TrainRequest, newest: Callable[[], Resume | None],
-    light_plan: Callable[[Plan, frozenset[str]], NewPlan],
+    leg: Leg, loss: Loss, session: Session, request: TrainRequest, changes: PreparedChanges,
+    newest: Callable[[], Resume | None],
 ) -> Leg:  # fmt: skip
     """Return how a run goes on without a device.
 
     Args:
         leg: that has ended.
-        error: which device was lost, and on what evidence.
-        committed: what had happened by then.
-        survivors: devices of its plan that are still here, with what they hold.
-        known_s: when the loss was known, by the monotonic clock.
+        loss: by what.
         session: where the run runs.
         request: what was asked for.
+        changes: gives the light change of a plan for devices that are left.
         newest: gives the newest complete checkpoint of the run.
-        light_plan: gives the light change of a plan for devices that are left.
 
     Raises:
         PeerLostError: it cannot go on; says why.
     """
+    error, committed, survivors = loss.error, loss.committed, loss.survivors
     settled_s = time.monotonic()
     present = frozenset(survivors) - frozenset(leg.leaving) | frozenset(session.coordinator.here())
     if not present:
         raise error
-    found = _checked(error, request, lambda: light_plan(leg.plan, present))
+    found = _checked(error, request, lambda: changes.light_plan(leg.plan, present))
     plan = replace(request.protected(found.plan), generation=session.generations.following(0), model=leg.plan.model)
-    parts = (("all stand still", settled_s - known_s), ("a new plan", time.monotonic() - settled_s))
+    parts = (("all stand still", settled_s - loss.known_s), ("a new plan", time.monotonic() - settled_s))
     did_step = committed.step > leg.first_step
     held_under = committed.plan if did_step else leg.held_under
     verdict = committed.verdict or (leg.kept.verdict if leg.kept else None)
@@ -129,8 +141,8 @@ def leg_after_loss(
     if held_under is not None and holds_all(held_under, survivors) and not request.job.staleness:
         return Leg(
             plan=plan, first_step=committed.step, kept=KeptState(verdict=verdict), held_under=held_under,
-            reason=f"{lost}: step {committed.step + 1} is trained again, {found.how}", begun_s=known_s, parts=parts,
-            considered=present, givers=givers_of(held_under, plan, survivors), is_light=True,
+            reason=f"{lost}: step {committed.step + 1} is trained again, {found.how}", begun_s=loss.known_s,
+            parts=parts, considered=present, givers=givers_of(held_under, plan, survivors), is_light=True,
             leaving=() if did_step else tuple(name for name in leg.leaving if name in survivors),
         )  # fmt: skip
     if request.batches is not None:
@@ -139,7 +151,7 @@ def leg_after_loss(
     where = f"the checkpoint after {first_step} steps" if resume else "the beginning"
     again = committed.step - first_step
     return Leg(
-        plan=plan, first_step=first_step, resume=resume, considered=present, is_light=True, begun_s=known_s,
+        plan=plan, first_step=first_step, resume=resume, considered=present, is_light=True, begun_s=loss.known_s,
         parts=parts,
         reason=f"{lost}: what it held is held by no other device, so all go back to {where} "
         f"({again} step{' is' if again == 1 else 's are'} trained again), {found.how}",

@@ -14,7 +14,7 @@ from typing import IO, Any, Self, get_args
 
 from spantrain.app.reporter import Reporter
 from spantrain.app.session import Session
-from spantrain.app.training.carry_on import Leg
+from spantrain.app.training.recovery.carry_on import Leg
 from spantrain.app.training.requests import TrainRequest, what_to_run
 from spantrain.app.training.resume import Resume, newest
 from spantrain.config.files.json_codec import from_json, to_json

@@ -16,18 +16,18 @@ from pathlib import Path
 
 from spantrain.app.reporter import Reporter
 from spantrain.app.session import Session
-from spantrain.app.training.carry_on import Leg, givers_of
+from spantrain.app.training.recovery.carry_on import Leg, givers_of
 from spantrain.app.training.requests import TrainRequest
 from spantrain.app.training.stop import StopRequest
 from spantrain.core.plan import Plan
 from spantrain.core.quantities import format_seconds
+from spantrain.cost.moving import moved
 from spantrain.errors import ConfigError, SpanTrainError
 from spantrain.planner.engine.predict import predict
 from spantrain.planner.present import NewPlan, full_plan, light_plan
-from spantrain.recovery.policy import WORTH_OF_JOINING
+from spantrain.recovery.policy import is_worth
 from spantrain.runtime.control.orders import KeptState
 from spantrain.runtime.coordinator.barrier import CommitPoint
-from spantrain.sim.availability import moved
 
 DRAIN = "drain"
 """The folder in a run's folder with a file for each device that is to leave it, by its name."""
@@ -169,7 +169,7 @@ class Membership:
             self._tell(f"{names} joined, and stands by: no plan with it: {_said(error)}")
             return
         used = new & frozenset(found.plan.devices)
-        if not used or after_s > WORTH_OF_JOINING * before_s:
+        if not used or not is_worth(before_s, after_s):
             self._tell(f"{names} joined, and stands by: steps would be no shorter with it")
             return
         self._take(found, f"{names} joined", before_s, after_s)
@@ -182,8 +182,7 @@ class Membership:
             self._tell(f"The light change of plan stays, for the planner has none: {_said(error)}")
             return
         move_s, _ = moved(request.profile, request.job.optimizer_state, plan, here, found.plan)
-        gain_s = (before_s - after_s) * (request.job.steps - self._leg.first_step)
-        if after_s <= WORTH_OF_JOINING * before_s and gain_s > move_s:
+        if is_worth(before_s, after_s, move_s=move_s, steps_left=request.job.steps - self._leg.first_step):
             self._take(found, "The planner's answer", before_s, after_s)
 
     def _full_plan(self, plan: Plan, here: frozenset[str]) -> tuple[NewPlan, float, float]:

@@ -7,7 +7,6 @@ from typing import Self
 
 from spantrain.core.plan import Plan
 from spantrain.core.profile import Profile
-from spantrain.errors import PlanError
 from spantrain.planner.present import NewPlan, light_plan
 
 _REST = 1
@@ -64,8 +63,8 @@ class PreparedChanges:
                 begun_s = time.monotonic()
                 try:
                     found = light_plan(plan, self._profile, here - {name}, optimizer=self._optimizer)
-                except PlanError:
-                    continue  # Said when it comes to that.
+                except Exception:  # noqa: BLE001 - said when it comes to that, and the run asks again
+                    continue
                 with self._lock:
                     if stop.is_set():
                         return
