@@ -4,9 +4,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from spantrain.app.profiling.describe import described_profile
+from spantrain.config.cluster_file import load_cluster
 from spantrain.core.plan import StateSharding
 from spantrain.errors import InfeasiblePlanError, UsageError
+from spantrain.models.catalog.catalog import resolve_model
+from spantrain.planner.engine.engine import make_plan
 from spantrain.planner.engine.evaluate import Evaluator
+from spantrain.planner.engine.outcome import PlanOptions
 from spantrain.planner.request import Constraints, JobSpec, PlanRequest, Quota
 from spantrain.planner.strategies.registry import DEFAULT_STRATEGY, strategies, strategies_named
 
@@ -187,3 +192,27 @@ def test_names_are_checked():
     assert DEFAULT_STRATEGY in strategies()
     with pytest.raises(UsageError, match="did you mean 'hetpipe'"):
         strategies_named(("hetpip",))
+
+
+EQUAL = """
+name: equal
+sites:
+  - name: zone
+    network: {bandwidth: 10 Gbit/s, latency: 0.2 ms}
+    hosts:
+      - {name: spot, count: 32, backend: emulated, devices: {v100: 1}}
+links: []
+"""
+
+
+@pytest.mark.slow
+def test_a_plan_that_divides_a_block_between_stages_is_taken_over(tmp_path):
+    """Of 32 equal devices one is left out: blocks of `auto` are of several devices, and `spantrain` knows no blocks."""
+    path = tmp_path / "cluster.yaml"
+    path.write_text(EQUAL)
+    cluster = load_cluster(path)
+    gone = cluster.devices[3].name
+    options = PlanOptions(constraints=Constraints(leave_out=(gone,)))
+    profile = described_profile(cluster, resolve_model("gpt2-xl"))
+    plan = make_plan(profile, JobSpec(global_batch=128, optimizer="adamw"), options).plan
+    assert gone not in plan.devices

@@ -43,7 +43,9 @@ class Moves:
 
     def structures(self, parts: Parts, size: int) -> list[Parts]:
         """Return pipelines with one block moved, added, taken away or exchanged, or with stages merged or reordered."""
-        sets = tuple(frozenset(self._block_of[name] for name in part.devices) for part in parts)
+        sets = self._sets_of(parts)
+        if sets is None:
+            return []
         changed = dict.fromkeys(map(self._canonical, self._changed(sets)))
         changed.pop(sets, None)
         changed.pop((), None)
@@ -52,12 +54,19 @@ class Moves:
     def sizes(self, parts: Parts, size: int) -> Iterator[tuple[int, Parts]]:
         """Yield the pipeline with the next smaller and the next larger micro-batches, with shares for them."""
         at = self._sizes.index(size) if size in self._sizes else -1
-        sets = tuple(frozenset(self._block_of[name] for name in part.devices) for part in parts)
+        sets = self._sets_of(parts)
+        if sets is None:
+            return
         near = self._sizes if at < 0 else (*self._sizes[max(at - 1, 0) : at], *self._sizes[at + 1 : at + 2])
         for other in near:
             made = self.parts(sets, other)
             if made is not None:
                 yield other, made
+
+    def _sets_of(self, parts: Parts) -> Sets | None:
+        """Return the blocks of each stage; None where two stages share one, as plans of other strategies may."""
+        sets = tuple(frozenset(self._block_of[name] for name in part.devices) for part in parts)
+        return sets if sum(map(len, sets)) == len(frozenset().union(*sets)) else None
 
     def parts(self, sets: Sequence[frozenset[int]], size: int) -> Parts | None:
         """Return the parts of sets of blocks with shares by capacity; None if a device would get no sample."""
