@@ -25,22 +25,21 @@ _STOP_S = 0.2
 """For calls that are just being answered."""
 
 
-class OrderAbandonedError(PeerLostError):
-    """A device gave up an order and lays it on another one, which may not have noticed."""
-
-    def __init__(self, device: str, why: str) -> None:
-        super().__init__(f"device {device} gave up: {why}")
-        self.device = device
-        self.why = why
-
-
-class DeviceLostError(PeerLostError):
-    """A device that takes part in an order has gone."""
+class _DeviceError(PeerLostError):
+    """Names a device; made of a text alone, too, as whoever adds to the text of an error makes it anew."""
 
     def __init__(self, text: str, *, device: str = "", why: str = "") -> None:
         super().__init__(text)
         self.device = device
         self.why = why
+
+
+class OrderAbandonedError(_DeviceError):
+    """A device gave up an order and lays it on another one, which may not have noticed."""
+
+
+class DeviceLostError(_DeviceError):
+    """A device that takes part in an order has gone."""
 
 
 class Coordinator:
@@ -313,7 +312,8 @@ class Coordinator:
         results = {}
         for name, outcome in outcomes.items():
             if outcome.failure is not None:
-                raise OrderAbandonedError(name, outcome.failure.error)
+                why = outcome.failure.error
+                raise OrderAbandonedError(f"device {name} gave up: {why}", device=name, why=why)
             results[name] = read_answer(orders[name], outcome.result)
         return results
 
