@@ -244,16 +244,16 @@ class _Scheduled:
     """As the master orders them."""
 
     def __init__(self, shards: Sequence[str], transfers: Sequence[LayerTransfer], slots: int) -> None:
-        self._schedule = TransferSchedule(dict.fromkeys(shards, slots), slots)
+        self._schedule = TransferSchedule(dict.fromkeys(shards, slots), slots, patience_s=PATIENCE_S)
         self._schedule.add(transfers)
 
     def begin(self) -> Sequence[LayerTransfer]:
         """Return what to move now."""
-        return self._schedule.begin()
+        return self._schedule.begin(time.monotonic())
 
     def end(self, transfer: LayerTransfer) -> None:
         """Note that one has arrived."""
-        self._schedule.end(transfer)
+        self._schedule.end(time.monotonic(), transfer)
 
 
 class _InOrder:
