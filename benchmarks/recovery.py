@@ -58,7 +58,7 @@ from spantrain.runtime.coordinator.barrier import StepOutcome
 
 PRESETS = ["laptop", "asteroid-b-100:0.02", "asteroid-d-100:0.006"]
 MODEL, BATCH, OPTIMIZER = "gpt2-tiny", 48, "adamw"
-BEFORE, AFTER, CALM = 6, 6, 8
+BEFORE, AFTER, CALM = 3, 6, 8
 """Steps before a fault, behind it, and of a calm run."""
 RESUME_S, TIMES, THROUGHPUT, CALM_COST, PAUSE_S = 2.0, 14.0, 0.95, 0.02, 1.0
 """What is wanted: seconds, times the rival, part of the throughput, part of a calm step, seconds of a pause."""
