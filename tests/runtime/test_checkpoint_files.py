@@ -16,7 +16,7 @@ from spantrain.core.span import Span
 from spantrain.errors import ConfigError, WorkerError
 from spantrain.runtime.checkpoint.holding import Holding
 from spantrain.runtime.checkpoint.manifest import latest_checkpoint, read_manifest
-from spantrain.runtime.checkpoint.saver import CheckpointSaver, DeviceCheckpoints, SnapshotBuffers, write_device_file
+from spantrain.runtime.checkpoint.saver import DeviceCheckpoints, SnapshotBuffers, restore, write_device_file
 from spantrain.runtime.checkpoint.tensor_file import Disk, TensorFiles
 from spantrain.runtime.gradients.optimizer import build_optimizer
 from spantrain.runtime.launch.launcher import LocalWorkers
@@ -78,6 +78,12 @@ def test_names_of_logs_have_letters_digits_and_four_signs_and_the_rest_as_number
     assert LocalWorkers.log_of(SimpleNamespace(_log_folder=tmp_path), "../x") == tmp_path / "%2E.%2Fx.log"
 
 
+def five_numbers(value: float) -> tuple[Holding, torch.optim.Optimizer]:
+    own = torch.nn.Parameter(torch.full((5,), value))
+    part = TensorPart(full_shape=(5,))
+    return Holding(parameters={"a": own}, parts={"a": part}, writes=frozenset("a")), torch.optim.SGD([own])
+
+
 def test_training_goes_on_while_a_checkpoint_is_written(tmp_path):
     """What is written is what was there when `save` was called; only the next save waits."""
     gate = threading.Event()
@@ -87,36 +93,35 @@ def test_training_goes_on_while_a_checkpoint_is_written(tmp_path):
             assert gate.wait(60)
             super().sync(stream)
 
-    value = torch.ones(5)
-    parts = {"a": TensorPart(full_shape=(5,))}
+    holding, optimizer = five_numbers(1.0)
     saved = []
 
     def report(one):
         saved.append(one)
         return ()
 
-    with CheckpointSaver(tmp_path, "dev", report, Slow()) as saver:
-        saver.save(1, {"a": value}, parts, {})
-        value.fill_(2.0)
+    with DeviceCheckpoints(str(tmp_path), "dev", holding, optimizer, report, Slow()) as own:
+        own.save(1, {})
+        holding.parameters["a"].data.fill_(2.0)
         assert saved == []
         gate.set()
-        saver.save(2, {"a": value}, parts, {})
+        own.save(2, {})
         assert [one.step for one in saved] == [1]
     assert [one.step for one in saved] == [1, 2]
     for one in saved:
-        assert load_file(tmp_path / f"step-{one.step}" / one.name)["a"].tolist() == [float(one.step)] * 5
+        content = load_file(tmp_path / f"checkpoint/step-{one.step}" / one.name)
+        assert content["parameter/a"].tolist() == [float(one.step)] * 5
 
 
 def test_a_device_removes_its_files_of_checkpoints_that_are_not_kept(tmp_path):
     """Where the coordinator is on another machine, and cannot."""
-    parts = {"a": TensorPart(full_shape=(5,))}
     dropped: list[int] = []
-    with CheckpointSaver(tmp_path, "dev", lambda _saved: tuple(dropped)) as saver:
+    with DeviceCheckpoints(str(tmp_path), "dev", *five_numbers(1.0), lambda _saved: tuple(dropped)) as own:
         for step in (1, 2, 3):
-            saver.save(step, {"a": torch.full((5,), float(step))}, parts, {})
-            saver.wait()
+            own.save(step, {})
+            own.wait()
             dropped = [1] if step == 2 else []
-    assert {path.name for path in tmp_path.iterdir()} == {"step-2", "step-3"}
+    assert {path.name for path in (tmp_path / "checkpoint").iterdir()} == {"step-2", "step-3"}
 
 
 def test_a_folder_that_another_device_removes_at_the_same_time_is_no_fault(tmp_path, monkeypatch):
@@ -129,24 +134,23 @@ def test_a_folder_that_another_device_removes_at_the_same_time_is_no_fault(tmp_p
             path.rmdir()
         return there
 
-    parts = {"a": TensorPart(full_shape=(5,))}
     dropped: list[int] = []
-    with CheckpointSaver(tmp_path, "dev", lambda _saved: tuple(dropped)) as saver:
-        saver.save(1, {"a": torch.ones(5)}, parts, {})
-        saver.wait()
+    with DeviceCheckpoints(str(tmp_path), "dev", *five_numbers(1.0), lambda _saved: tuple(dropped)) as own:
+        own.save(1, {})
+        own.wait()
         monkeypatch.setattr(Path, "is_dir", looked_and_gone)
         dropped = [1]
-        saver.save(2, {"a": torch.ones(5)}, parts, {})
-        saver.wait()
-    assert {path.name for path in tmp_path.iterdir()} == {"step-2"}
+        own.save(2, {})
+        own.wait()
+    assert {path.name for path in (tmp_path / "checkpoint").iterdir()} == {"step-2"}
 
 
 def test_a_disk_that_fails_is_told_at_the_next_step_that_saves(tmp_path):
-    saver = CheckpointSaver(tmp_path, "dev", lambda _saved: (), Faulty(3))
-    saver.save(1, {"a": torch.ones(5)}, {"a": TensorPart(full_shape=(5,))}, {})
+    own = DeviceCheckpoints(str(tmp_path), "dev", *five_numbers(1.0), lambda _saved: (), Faulty(3))
+    own.save(1, {})
     with pytest.raises(WorkerError, match=r"could not be written: the machine ends; earlier ones are whole"):
-        saver.wait()
-    saver.wait()
+        own.wait()
+    own.wait()
 
 
 def damage(path: Path, how: str) -> None:
@@ -252,9 +256,7 @@ def test_the_state_of_a_fused_optimizer_comes_back(tmp_path):
     again, other = trained(0)
     content = CheckpointContent(step=2, files={saved[0].name: saved[0].file})
     alone = ExchangeGroup(own="dev", peers=(), nearness=lambda _peer: 0)
-    DeviceCheckpoints("", "dev", again, other, lambda _saved: ()).resume(
-        str(tmp_path / "checkpoint/step-2"), content, alone, None
-    )
+    restore(tmp_path / "checkpoint/step-2", content, again, other, alone, None)
     for weight, one in ((holding.parameters["w"], optimizer), (again.parameters["w"], other)):
         weight.grad = torch.ones_like(weight)
         one.step()

@@ -24,7 +24,7 @@ from spantrain.models.units import loss_of, parameter_names, rows_read
 from spantrain.runtime.channels import MailboxChannel
 from spantrain.runtime.checkpoint.holding import Holding, first_names, holding_of
 from spantrain.runtime.checkpoint.manifest import CheckpointSet, Manifest
-from spantrain.runtime.checkpoint.saver import DeviceCheckpoints
+from spantrain.runtime.checkpoint.saver import DeviceCheckpoints, restore
 from spantrain.runtime.checkpoint.tensor_file import Disk
 from spantrain.runtime.control.requests import SavedFile
 from spantrain.runtime.gradients.optimizer import build_optimizer, clip_factor, set_rates
@@ -246,8 +246,7 @@ def load_all(
         boxes[device.name].set_peers(1, [box.address for box in boxes.values()])
         post = MailboxChannel(boxes[device.name], generation=1, step=content.step)
         group = group_of(plan.cluster, device.name, tuple(boxes))
-        checkpoints = DeviceCheckpoints("", device.name, device.holding, device.optimizer, lambda _saved: ())
-        checkpoints.resume(str(folder_of(device.name)), content, group, post)
+        restore(folder_of(device.name), content, device.holding, device.optimizer, group, post)
 
     with ThreadPoolExecutor(len(devices)) as pool:
         for future in [pool.submit(load, device) for device in devices]:

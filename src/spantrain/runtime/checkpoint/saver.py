@@ -157,22 +157,28 @@ def write_device_file(
     return name, file
 
 
-class CheckpointSaver:
-    """Saves a device's tensors; at most one save is under way, and the next one waits for it.
+class DeviceCheckpoints:
+    """A device's saves to checkpoints; at most one save is under way, and the next one waits for it.
 
     Used as a context: at its end what is being written is finished.
     """
 
     def __init__(
         self,
-        checkpoints: Path,
+        output_dir: str,
         device: str,
+        holding: Holding,
+        optimizer: torch.optim.Optimizer,
         report: Callable[[SavedFile], Collection[int]],
         storage: Disk | None = None,
     ) -> None:
-        """Save below `checkpoints`; `report` tells the coordinator and returns steps that are not kept any longer."""
-        self._checkpoints = checkpoints
+        """Save below `output_dir` (empty: nothing will be saved).
+
+        `report` tells the coordinator of a file and returns steps that are not kept any longer.
+        """
+        self._checkpoints = Path(output_dir) / CHECKPOINTS if output_dir else None
         self._device = device
+        self._holding, self._optimizer = holding, optimizer
         self._report = report
         self._storage = storage or Disk()
         self._buffers = SnapshotBuffers()
@@ -181,29 +187,35 @@ class CheckpointSaver:
         self._forgotten: set[int] = set()
         """Steps of which nothing of this device is left."""
 
-    def save(
-        self,
-        step: int,
-        tensors: Mapping[str, torch.Tensor],
-        parts: Mapping[str, TensorPart],
-        scalars: Mapping[str, float],
-    ) -> None:
-        """Copy tensors and have them written; returns when they are copied.
+    def hold(self, holding: Holding, optimizer: torch.optim.Optimizer) -> None:
+        """From now on this is what the device holds."""
+        self._holding, self._optimizer = holding, optimizer
+
+    def save(self, steps_done: int, scalars: Mapping[str, float]) -> None:
+        """Copy what this device saves, and have it written while training goes on; returns when it is copied.
 
         Args:
-            step: steps done.
-            tensors: by stored name; they may change as soon as this returns.
-            parts: what part of the unsplit model's tensor each is.
+            steps_done: so many; it names the checkpoint.
             scalars: numbers that are the same on all devices.
 
         Raises:
             WorkerError: the save before failed.
         """
+        assert self._checkpoints is not None, "a device without a folder saves nothing"
         self.wait()
-        copies = self._buffers.take(tensors)
-        self._thread = threading.Thread(
-            target=self._write, args=(step, copies, dict(parts), dict(scalars)), name="checkpoint", daemon=True
-        )
+        tensors, parts = tensors_of(self._holding, self._optimizer)
+        copies, folder = self._buffers.take(tensors), step_folder(self._checkpoints, steps_done)
+
+        def write() -> None:
+            try:
+                self._buffers.wait()
+                name, stored = write_device_file(self._storage, folder, self._device, copies, parts)
+                saved = SavedFile(step=steps_done, name=name, file=stored, scalars=dict(scalars))
+                self._forget(folder.parent, self._report(saved))
+            except Exception as error:  # noqa: BLE001 - the outermost loop of this thread: `wait` tells whatever it was
+                self._failure = error
+
+        self._thread = threading.Thread(target=write, name="checkpoint", daemon=True)
         self._thread.start()
 
     def wait(self) -> None:
@@ -220,6 +232,8 @@ class CheckpointSaver:
             raise WorkerError(f"the checkpoint could not be written: {failure}; earlier ones are whole") from failure
 
     def __enter__(self) -> Self:
+        if self._checkpoints:
+            remove_partials(self._storage, self._checkpoints)  # nobody writes yet: all devices of a run begin together
         return self
 
     def __exit__(
@@ -230,82 +244,12 @@ class CheckpointSaver:
         elif self._thread is not None:
             self._thread.join(_END_S)
 
-    def _write(
-        self,
-        step: int,
-        tensors: Mapping[str, torch.Tensor],
-        parts: Mapping[str, TensorPart],
-        scalars: Mapping[str, float],
-    ) -> None:
-        try:
-            self._buffers.wait()
-            folder = step_folder(self._checkpoints, step)
-            name, stored = write_device_file(self._storage, folder, self._device, tensors, parts)
-            self._forget(self._report(SavedFile(step=step, name=name, file=stored, scalars=scalars)))
-        except Exception as error:  # noqa: BLE001 - the outermost loop of this thread: `wait` tells whatever it was
-            self._failure = error
-
-    def _forget(self, dropped: Collection[int]) -> None:
+    def _forget(self, checkpoints: Path, dropped: Collection[int]) -> None:
         """Remove own files of checkpoints that are no longer kept, where the coordinator cannot."""
         for step in sorted(set(dropped) - self._forgotten):
             self._forgotten.add(step)
-            folder = step_folder(self._checkpoints, step)
+            folder = step_folder(checkpoints, step)
             for path in files_in(folder, f"{glob.escape(file_stem(self._device))}-*.safetensors"):
                 self._storage.remove(path)
             if not files_in(folder):
                 self._storage.remove(folder)
-
-
-class DeviceCheckpoints:
-    """What a device does with checkpoints; a context, at whose end what is being written is finished."""
-
-    def __init__(
-        self,
-        output_dir: str,
-        device: str,
-        holding: Holding,
-        optimizer: torch.optim.Optimizer,
-        report: Callable[[SavedFile], Collection[int]],
-        storage: Disk | None = None,
-    ) -> None:
-        """Save below `output_dir`; `report` tells the coordinator of a file (`CheckpointSaver`)."""
-        self._holding = holding
-        self._optimizer = optimizer
-        self._folder = Path(output_dir) / CHECKPOINTS if output_dir else None
-        self._storage = storage or Disk()
-        self._saver = CheckpointSaver(Path(output_dir) / CHECKPOINTS, device, report, self._storage)
-
-    def resume(
-        self, folder: str, content: CheckpointContent | None, group: ExchangeGroup, post: ExchangeChannel | None
-    ) -> None:
-        """Begin with a checkpoint, if there is one to begin with; all devices of the run do so together.
-
-        Raises:
-            ConfigError: it is of another model, damaged, or not here.
-        """
-        if content is not None:
-            restore(Path(folder), content, self._holding, self._optimizer, group, post)
-
-    def hold(self, holding: Holding, optimizer: torch.optim.Optimizer) -> None:
-        """From now on this is what the device holds."""
-        self._holding, self._optimizer = holding, optimizer
-
-    def save(self, steps_done: int, scalars: Mapping[str, float]) -> None:
-        """Copy what this device saves, and have it written while training goes on.
-
-        Raises:
-            WorkerError: the save before failed.
-        """
-        tensors, parts = tensors_of(self._holding, self._optimizer)
-        self._saver.save(steps_done, tensors, parts, scalars)
-
-    def __enter__(self) -> Self:
-        if self._folder:
-            remove_partials(self._storage, self._folder)  # nobody writes yet: all devices of a run begin together
-        self._saver.__enter__()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._saver.__exit__(kind, error, trace)

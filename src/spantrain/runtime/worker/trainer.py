@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,7 +17,7 @@ from spantrain.core.outer.stages import StageMeeting, StageReport
 from spantrain.core.plan import Plan
 from spantrain.errors import ConfigError
 from spantrain.models.data.dataset import open_dataset
-from spantrain.runtime.checkpoint.saver import DeviceCheckpoints
+from spantrain.runtime.checkpoint.saver import DeviceCheckpoints, restore
 from spantrain.runtime.control.orders import KeptState, TrainOrder, TrainResult
 from spantrain.runtime.control.requests import Begin, DeviceReport, HeldState, OuterCall, StepVerdict, SwitchReport
 from spantrain.runtime.coordinator.batches import EXTERNAL, QueuedFeed
@@ -164,9 +165,10 @@ class TrainSession:
             duration_s = time.monotonic() - self._prepared_s
             self._switch_report = SwitchReport(duration_s=duration_s, received_bytes=received_bytes)
             return
-        group = group_of(order.plan.cluster, self._here.name, order.plan.devices)
-        post = self._part.post(self._here, order.first_step)
-        self._checkpoints.resume(order.resume_from, order.checkpoint, group, post)
+        if order.checkpoint is not None:
+            group = group_of(order.plan.cluster, self._here.name, order.plan.devices)
+            post = self._part.post(self._here, order.first_step)
+            restore(Path(order.resume_from), order.checkpoint, self._part.holding, self._part.optimizer, group, post)
         self._keeping.begin(order.first_step)
 
     def _train(self) -> None:
