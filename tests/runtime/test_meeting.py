@@ -7,8 +7,7 @@ import pytest
 
 from spantrain.core.outer.stages import StageOrder, StageReport
 from spantrain.runtime.control.requests import FindMeetingPoint, MeetingPoint
-from spantrain.runtime.coordinator.outer_meetings import StageMeetings
-from spantrain.runtime.coordinator.roster import RunMembers
+from spantrain.runtime.coordinator.barrier import StageMeetings
 from spantrain.runtime.coordinator.worker_service import MeetingPoints
 from spantrain.transport.control.protocol import RemoteRefusal
 from testing.patience import PATIENCE_S
@@ -59,7 +58,7 @@ def test_others_have_no_say(device, request_, says):
 
 
 def test_stages_of_an_outer_cluster_meet_one_after_another():
-    meetings = StageMeetings(RunMembers("ab"), hold_s=0.0)
+    meetings = StageMeetings(frozenset("ab"), hold_s=0.0)
     leads = StageReport(order=StageOrder())
     for stranger, number in (("c", 0), ("a", 1), ("a", -1)):
         with pytest.raises(RemoteRefusal, match="the next one is 0"):

@@ -21,8 +21,7 @@ from spantrain.outer.client.parameters import spec_of
 from spantrain.outer.local import LocalParameterServer
 from spantrain.outer.master.config import MasterConfig
 from spantrain.outer.policy.settings import OuterSettings
-from spantrain.runtime.coordinator.outer_meetings import StageMeetings, meeting_of
-from spantrain.runtime.coordinator.roster import RunMembers
+from spantrain.runtime.coordinator.barrier import StageMeetings, meeting_of
 from spantrain.runtime.worker.outer_part import moves_layers, stage_layers
 from testing.outer.clients import EXACT
 from testing.runtime.sessions import Ran, train_in_threads
@@ -148,7 +147,7 @@ def test_plans_with_the_same_cuts_move_no_layers(plan):
 
 
 def test_a_meeting_is_the_same_for_all_and_for_who_asks_again():
-    meetings = StageMeetings(RunMembers({"d0"}))
+    meetings = StageMeetings(frozenset({"d0"}))
     report = StageReport(order=StageOrder(push=1))
     first = meetings.meet("d0", 0, report)
     assert first.order.push == 1
@@ -156,7 +155,7 @@ def test_a_meeting_is_the_same_for_all_and_for_who_asks_again():
 
 
 def test_a_run_that_is_aborted_lets_go_of_who_waits():
-    meetings = StageMeetings(RunMembers({"d0", "d1"}))
+    meetings = StageMeetings(frozenset({"d0", "d1"}))
     meetings.abort("d1 was lost")
     with pytest.raises(Interrupted, match="d1 was lost"):
         meetings.meet("d0", 0, StageReport(order=StageOrder()))

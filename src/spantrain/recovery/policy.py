@@ -1,9 +1,8 @@
 """Policies for lost and failed devices: machines that are told what happened and answer what to do."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
 
 from spantrain.core.plan import Plan
 from spantrain.errors import SpanTrainError
@@ -50,21 +49,10 @@ RecoveryEvent = DeviceLost | DeviceFailed
 RecoveryCommand = EndRun
 
 
-class RecoveryPolicy(Protocol):
-    """Decides over one run; time is an argument."""
-
-    def on_event(self, now_s: float, event: RecoveryEvent) -> tuple[RecoveryCommand, ...]:
-        """Take in what has happened; return what to do, in this order."""
-
-
-MakeRecovery = Callable[[Collection[str]], RecoveryPolicy]
-"""Makes the policy of a run of these devices."""
-
-
 class EndOnLoss:
     """The first loss or failure ends the run.
 
-    A device that fails because another did is not the one to name, unless all have failed so.
+    A device that fails because another did is not the one to name, unless all have failed so. Time is an argument.
     """
 
     def __init__(self, members: Collection[str]) -> None:

@@ -18,9 +18,8 @@ from spantrain.runtime.checkpoint.manifest import CheckpointSet, Manifest
 from spantrain.runtime.control.orders import PeerEntry, TrainOrder, TrainResult
 from spantrain.runtime.control.requests import Introduction, SavedFile
 from spantrain.runtime.coordinator.advice import Advice, check_change
-from spantrain.runtime.coordinator.barrier import StepBarrier, StepOutcome
-from spantrain.runtime.coordinator.outer_meetings import StageMeetings
-from spantrain.runtime.coordinator.roster import Roster, RunMembers
+from spantrain.runtime.coordinator.barrier import StageMeetings, StepBarrier, StepOutcome
+from spantrain.runtime.coordinator.roster import Roster
 from spantrain.runtime.coordinator.worker_service import TrainingRun, UnderWay, WorkerService
 from spantrain.runtime.gradients.groups import StageGroups
 from spantrain.runtime.step.context import WorkerLinks
@@ -93,7 +92,7 @@ class _Cast:
         self.outcomes: list[StepOutcome] = []
         self.manifests: list[Manifest] = []
         self._groups = _Groups()
-        self.meetings = StageMeetings(RunMembers(plan.devices), hold_s=PATIENCE_S)
+        self.meetings = StageMeetings(frozenset(plan.devices), hold_s=PATIENCE_S)
         self._failed = threading.Event()
         self._saving = threading.Lock()
         self._barrier = StepBarrier(

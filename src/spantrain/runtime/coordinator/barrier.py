@@ -1,4 +1,4 @@
-"""The barrier at the end of a step: one place where all reports meet and one verdict is made."""
+"""Where all devices of a run meet: at the end of each step, for one verdict, and for an outer optimizer in between."""
 
 import math
 import time
@@ -7,13 +7,12 @@ from dataclasses import dataclass, replace
 from threading import Condition
 
 from spantrain.core.job import TrainJob
+from spantrain.core.outer.stages import StageMeeting, StageReport
 from spantrain.core.plan import Plan
 from spantrain.errors import Interrupted
 from spantrain.runtime.control.plane import HOLD_S
 from spantrain.runtime.control.requests import DeviceReport, StepVerdict
 from spantrain.runtime.coordinator.advice import Advice, Advising
-from spantrain.runtime.coordinator.outer_meetings import meeting_of
-from spantrain.runtime.coordinator.roster import RunMembers
 from spantrain.transport.control.protocol import RemoteRefusal
 
 
@@ -90,7 +89,7 @@ class StepBarrier:
         """`on_step` hears of each step behind its verdict, `on_commit` before any device hears of that."""
         self.plan = plan
         """That runs: the last one that a verdict had."""
-        self.members = RunMembers(plan.devices)
+        self.members = frozenset(plan.devices)
         """Who reports."""
         self._job = job
         self._global_batch = plan.global_batch
@@ -145,7 +144,7 @@ class StepBarrier:
             Interrupted: the run was aborted meanwhile.
         """
         with self._closed:
-            if report.step == self._step - 1 and self._verdict is not None and device in self.members.names:
+            if report.step == self._step - 1 and self._verdict is not None and device in self.members:
                 return self._verdict  # asked again: the answer was lost on its way
             refusal = self._why_not(device, report)
             if refusal:
@@ -153,13 +152,11 @@ class StepBarrier:
             if self._aborted is not None:
                 raise Interrupted(self._aborted)
             # Of links to devices of an earlier run it may still have news.
-            links = tuple(link for link in report.links if link.peer in self.members.names)
+            links = tuple(link for link in report.links if link.peer in self.members)
             self._reports.setdefault(device, replace(report, links=links))
-            if self._reports.keys() == self.members.names:
+            if self._reports.keys() == self.members:
                 self._close()
-            deadline_s = time.monotonic() + self._hold_s
-            while self._step == report.step and self._aborted is None and (left_s := deadline_s - time.monotonic()) > 0:
-                self._closed.wait(left_s)
+            self._closed.wait_for(lambda: self._step > report.step or self._aborted is not None, self._hold_s)
             if self._step > report.step:
                 return self._verdict
             if self._aborted is not None:
@@ -168,7 +165,7 @@ class StepBarrier:
 
     def _why_not(self, device: str, report: DeviceReport) -> str:
         """Return why a report is not taken, or nothing."""
-        if device not in self.members.names:
+        if device not in self.members:
             return f"device {device} has no part in this run"
         if (report.generation, report.step) != (self.plan.generation, self._step):
             return (
@@ -197,9 +194,8 @@ class StepBarrier:
             self._judge(step, outcome, _data_differs(reports)),
             outer=meeting_of({name: report.outer for name, report in reports.items()}),
         )
-        advice = (
-            self._advice(step, reports) if outcome.loss is not None and not (verdict.stop or verdict.pause) else None
-        )
+        goes_on = outcome.loss is not None and not (verdict.stop or verdict.pause)
+        advice = self._advice(step, reports) if goes_on else None
         self._ran = self.plan.with_keepers(outcome.keepers)
         if advice is not None:
             verdict, outcome = replace(verdict, plan=advice.plan), replace(outcome, advice=advice)
@@ -239,10 +235,8 @@ class StepBarrier:
         """Take what was advised on earlier steps, or hand over this one's reports and take what is said at once."""
         if self._advising is None:
             return None
-        advice = self._advising.take()
-        if advice is None:  # or these reports are of a plan that runs no longer
-            advice = self._advising.ask(step, reports)
-        return advice
+        # Not both: these reports are of a plan that runs no longer, if another one was advised.
+        return self._advising.take() or self._advising.ask(step, reports)
 
     def _mean(self, sums: list[float | None]) -> float | None:
         known = [value for value in sums if value is not None]
@@ -285,3 +279,64 @@ def _data_differs(reports: Mapping[str, DeviceReport]) -> str:
     if len(readers) < 2:
         return ""
     return " and ".join(f"{', '.join(names)} (SHA-256 {digest[:12]})" for digest, names in readers.items())
+
+
+def meeting_of(reports: Mapping[str, StageReport | None]) -> StageMeeting | None:
+    """Return what those who lead stages said; None if there is no outer optimizer."""
+    said = {name: report for name, report in sorted(reports.items()) if report is not None}
+    return StageMeeting(reports=said) if said else None
+
+
+class StageMeetings:
+    """Meetings one after another; each of a run's devices comes to each, though only those that lead a stage speak."""
+
+    def __init__(self, members: frozenset[str], *, hold_s: float = HOLD_S) -> None:
+        self._members = members
+        self._hold_s = hold_s
+        self._number = 0
+        """Of the meeting that all come to next."""
+        self._reports: dict[str, StageReport | None] = {}
+        self._meeting: StageMeeting | None = None
+        """The one before."""
+        self._changed = Condition()
+        self._aborted: str | None = None
+
+    def meet(self, device: str, number: int, report: StageReport | None) -> StageMeeting | None:
+        """Bring what a device says; wait for the others; return what all said, or None if it takes longer.
+
+        Asked again, it answers the same.
+
+        Raises:
+            RemoteRefusal: this device has no part in the run, or comes to a meeting that is not now.
+            Interrupted: the run was aborted meanwhile.
+        """
+        with self._changed:
+            again = number == self._number - 1 and self._meeting is not None
+            if device not in self._members or not (number == self._number or again):
+                raise RemoteRefusal(f"device {device} comes to meeting {number}; the next one is {self._number}")
+            if number == self._number:
+                self._come(device, report)
+            self._changed.wait_for(lambda: number < self._number or self._aborted is not None, self._hold_s)
+            if number < self._number:
+                return self._meeting
+            if self._aborted is not None:
+                raise Interrupted(self._aborted)
+            return None
+
+    def _come(self, device: str, report: StageReport | None) -> None:
+        self._reports.setdefault(device, report)
+        leaders = [name for name, said in self._reports.items() if said and said.order]
+        if len(leaders) > 1:
+            del self._reports[device]
+            raise RemoteRefusal(f"device {device} orders what all do for the outer optimizer, as {leaders[0]} has done")
+        if self._reports.keys() == self._members:
+            self._meeting, self._reports = meeting_of(self._reports), {}
+            assert self._meeting is not None, "devices meet only if an outer optimizer is there"
+            self._number += 1
+            self._changed.notify_all()
+
+    def abort(self, reason: str) -> None:
+        """Let everybody who waits go."""
+        with self._changed:
+            self._aborted = reason
+            self._changed.notify_all()

@@ -5,13 +5,12 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from spantrain.errors import PeerLostError
-from spantrain.recovery.policy import DeviceFailed, DeviceLost, EndOnLoss, MakeRecovery, RecoveryEvent, RecoveryPolicy
+from spantrain.recovery.policy import DeviceFailed, DeviceLost, EndOnLoss, RecoveryEvent
 from spantrain.runtime.control.orders import GiveOrder, PeerEntry, TrainOrder, TrainResult
 from spantrain.runtime.control.plane import A, Order, read_answer
 from spantrain.runtime.control.requests import HeldState, OrderOutcome, SavedFile
-from spantrain.runtime.coordinator.barrier import StepBarrier
+from spantrain.runtime.coordinator.barrier import StageMeetings, StepBarrier
 from spantrain.runtime.coordinator.batches import BatchQueue
-from spantrain.runtime.coordinator.outer_meetings import StageMeetings
 from spantrain.runtime.coordinator.roster import Roster, RosterEntry, error_of
 from spantrain.runtime.coordinator.worker_service import ProgressListener, TrainingRun, UnderWay, WorkerService
 from spantrain.transport.control.credentials import Credentials
@@ -28,7 +27,7 @@ _STOP_S = 0.2
 class _DeviceError(PeerLostError):
     """Names a device; made of a text alone, too, as whoever adds to the text of an error makes it anew."""
 
-    def __init__(self, text: str, *, device: str = "", why: str = "") -> None:
+    def __init__(self, text: str, *, device: str, why: str) -> None:
         super().__init__(text)
         self.device = device
         self.why = why
@@ -56,7 +55,6 @@ class Coordinator:
         where_is_log: Callable[[str], str] = lambda _name: "what its worker has printed, on its own machine",
         heartbeat_timeout_s: float | None = None,
         credentials: Credentials | None = None,
-        make_recovery: MakeRecovery = EndOnLoss,
     ) -> None:
         """`spare`: devices that may join besides. `watch` is called again and again, and raises what ends everything.
         `gone`: which devices' workers are known to have ended since it was asked last, and how, by who started them and
@@ -65,7 +63,6 @@ class Coordinator:
         """
         self._watch = watch
         self._ended = gone
-        self._make_recovery = make_recovery
         self._where_is_log = where_is_log
         self._roster = Roster(devices, heartbeat_timeout_s, spare)
         self._service = WorkerService(self._roster, self.later)
@@ -192,7 +189,6 @@ class Coordinator:
         *,
         until: Sequence[str] = (),
         on_progress: ProgressListener = lambda _device, _done, _total, _text: None,
-        should_abort: Callable[[], bool] = lambda: False,
         on_begin: Callable[[float], None] = lambda _begun_s: None,
     ) -> dict[str, A]:
         """Give each device an order and return the results of `until` (default: of all); end the others' orders.
@@ -204,7 +200,7 @@ class Coordinator:
             OrderAbandonedError: one that results are wanted of gave up for another's sake.
         """
         under_way = UnderWay.of(orders, on_progress=on_progress, on_begin=on_begin)
-        return self._results(orders, self._perform(under_way, until or tuple(orders), should_abort))
+        return self._results(orders, self._perform(under_way, until or tuple(orders), lambda: False))
 
     def train(
         self,
@@ -293,7 +289,7 @@ class Coordinator:
     ) -> dict[str, OrderOutcome]:
         """Carry out orders; return what became of those that were awaited."""
         entries = self._give(under_way)
-        recovery = self._make_recovery(under_way.members.names)
+        recovery = EndOnLoss(under_way.orders)
         try:
             self._wait_for_outcomes(awaited, entries, recovery, should_abort)
             self._end_orders(entries, "no longer needed")
@@ -342,7 +338,7 @@ class Coordinator:
         self,
         awaited: Sequence[str],
         entries: Mapping[str, RosterEntry],
-        recovery: RecoveryPolicy,
+        recovery: EndOnLoss,
         should_abort: Callable[[], bool],
     ) -> None:
         """Wait for what becomes of orders, doing what the policy says of devices that fail or go away meanwhile."""
@@ -382,7 +378,7 @@ class Coordinator:
             self._changed.notify_all()
 
 
-def _decide(recovery: RecoveryPolicy, events: Sequence[RecoveryEvent]) -> None:
+def _decide(recovery: EndOnLoss, events: Sequence[RecoveryEvent]) -> None:
     """Have the policy decide on what has happened, and do what it wants."""
     for event in events:
         for command in recovery.on_event(time.monotonic(), event):

@@ -1,6 +1,6 @@
 """Who has joined as which device, who is lost and why: decisions, with the time as an argument and no lock."""
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -201,13 +201,6 @@ class Roster:
     def missing(self, devices: Collection[str]) -> list[str]:
         """Return those of some devices that nobody stands for yet."""
         return [name for name in devices if name not in self._members or self._members[name].address is None]
-
-
-class RunMembers:
-    """Who takes part in what is under way: state, which losses and joins may change; whoever waits for all asks it."""
-
-    def __init__(self, names: Iterable[str]) -> None:
-        self.names = frozenset(names)
 
 
 def error_of(device: str, failure: OrderFailure, log: str) -> SpanTrainError:

@@ -36,10 +36,9 @@ from spantrain.runtime.control.requests import (
     Standing,
     WorkerWelcome,
 )
-from spantrain.runtime.coordinator.barrier import StepBarrier
+from spantrain.runtime.coordinator.barrier import StageMeetings, StepBarrier
 from spantrain.runtime.coordinator.batches import BatchQueue
-from spantrain.runtime.coordinator.outer_meetings import StageMeetings
-from spantrain.runtime.coordinator.roster import Roster, RosterEntry, RunMembers, printable
+from spantrain.runtime.coordinator.roster import Roster, RosterEntry, printable
 from spantrain.transport.control.protocol import RemoteRefusal
 
 ProgressListener = Callable[[str, int, int, str], None]
@@ -73,13 +72,12 @@ class MeetingPoints:
             RemoteRefusal: it is none of this device's business.
         """
         self._check(device, request)
-        key, deadline_s = (request.generation, request.stage), time.monotonic() + self._hold_s
+        key = request.generation, request.stage
         with self._changed:
             if request.opened is not None:
                 self._places[key] = request.opened
                 self._changed.notify_all()
-            while key not in self._places and not self._over and (wait_s := deadline_s - time.monotonic()) > 0:
-                self._changed.wait(wait_s)
+            self._changed.wait_for(lambda: key in self._places or self._over, self._hold_s)
             return self._places.get(key)
 
     def _check(self, device: str, request: FindMeetingPoint) -> None:
@@ -132,7 +130,7 @@ class TrainingRun:
         )
         if not ordered:
             raise RemoteRefusal(f"device {device} was not told to save anything after {saved.step} steps")
-        if device not in self.barrier.members.names or not is_written_by(saved, device):
+        if device not in self.barrier.members or not is_written_by(saved, device):
             raise RemoteRefusal(f"device {device} has not written {saved.name}")
         return DroppedCheckpoints(steps=tuple(self.on_saved(saved)))
 
@@ -148,8 +146,7 @@ class UnderWay:
     """Orders that belong together, from when they are given until the next ones are."""
 
     orders: Mapping[str, Order[Any]] = field(default_factory=dict)
-    members: RunMembers
-    """All who have orders."""
+    """By device."""
     meeting: MeetingPoints
     run: TrainingRun | None = None
     """The training run, of train orders."""
@@ -161,15 +158,14 @@ class UnderWay:
     """Devices that are ready for their first step."""
 
     @property
-    def beginners(self) -> RunMembers:
+    def beginners(self) -> frozenset[str]:
         """Who begins a step; the others only give what they hold."""
-        return self.members if self.run is None else self.run.barrier.members
+        return frozenset(self.orders) if self.run is None else self.run.barrier.members
 
     @classmethod
     def of(cls, orders: Mapping[str, Order[Any]], *, run: TrainingRun | None = None, **listeners: Any) -> "UnderWay":
         """Begin with orders that nobody has heard of."""
-        meeting = MeetingPoints(lambda: _stages(orders, run))
-        return cls(orders=orders, members=RunMembers(orders), meeting=meeting, run=run, **listeners)
+        return cls(orders=orders, meeting=MeetingPoints(lambda: _stages(orders, run)), run=run, **listeners)
 
     def abort(self, reason: str) -> None:
         """Let all go that wait for others."""
@@ -251,7 +247,7 @@ class WorkerService:
             case AskForOrder():
                 return self._next_order(peer, request)
             case Ready():
-                return self._await_all(peer, self.under_way.ready, self.under_way.members)
+                return self._await_all(peer, self.under_way.ready, frozenset(self.under_way.orders))
             case Begin():
                 return self._await_all(peer, self.under_way.to_begin, self.under_way.beginners, self._all_begin)
             case FindMeetingPoint():
@@ -301,17 +297,17 @@ class WorkerService:
         self._later(functools.partial(under_way.on_begin, begun_s))
 
     def _await_all(
-        self, peer: str, present: set[str], members: RunMembers, on_all: Callable[[], None] = lambda: None
+        self, peer: str, present: set[str], members: frozenset[str], on_all: Callable[[], None] = lambda: None
     ) -> Done | None:
         """Let go when all members have come; `on_all` is called by the last one. One may come twice."""
         with self.changed:
             device, deadline_s = self._busy(peer), time.monotonic() + HOLD_S
             is_new = device not in present
             present.add(device)
-            if is_new and members.names <= present:
+            if is_new and members <= present:
                 on_all()
             self.changed.notify_all()
-            while not members.names <= present and not self.closing:
+            while not members <= present and not self.closing:
                 entry = self.roster.of(peer)
                 if entry.order is not None and entry.ended_orders >= entry.order[0]:
                     raise RemoteRefusal(entry.reason)
@@ -328,7 +324,7 @@ class WorkerService:
         """
         with self.changed:
             entry = self.roster.of(peer)
-            if not entry.is_busy or entry.name not in self.under_way.members.names:
+            if not entry.is_busy or entry.name not in self.under_way.orders:
                 raise RemoteRefusal(f"device {entry.name} has no order")
             return entry.name
 
