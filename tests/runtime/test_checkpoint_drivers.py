@@ -103,7 +103,7 @@ def driver_of(plan: Plan, name: str, executor: StageExecutor, mailbox: MemoryMai
         context_of(name, mailbox, feed, StepRecorder(name, steps=1)),
         plan,
         work=ReplicaWork(
-            executor=executor,
+            executors=(executor,),
             feed=feed,
             is_first=stage == 0,
             is_last=stage == len(plan.stages) - 1,

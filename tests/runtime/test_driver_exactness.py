@@ -86,7 +86,7 @@ class Cast:
         return StepDriver(
             context_of(name, self.mailboxes[name], feed, recorder),
             self.plan,
-            work=ReplicaWork(executor=self.executors[name], feed=feed, **self._ends(name)),
+            work=ReplicaWork(executors=(self.executors[name],), feed=feed, **self._ends(name)),
             clock=DeviceClock(device=device, seconds=lambda _op, _samples: None),
             followers=Followers(SingleMember(), device.torch_device),
             local=None if restless is None else RestlessLocal(restless),

@@ -35,16 +35,16 @@ def test_state_is_counted_exactly_and_spans_once_each() -> None:
     executor = middle_stage()
     own_bytes = sum(parameter.nbytes for parameter in executor.named_parameters().values())
     optimizer = torch.optim.AdamW(executor.named_parameters().values())
-    assert peak_bytes(CpuDevice(), executor, optimizer) == 2 * own_bytes
+    assert peak_bytes(CpuDevice(), [executor], optimizer) == 2 * own_bytes
     one_step(executor, optimizer, 1)
     one_span = executor.meter.peak_bytes
     state_bytes = 4 * own_bytes + 4 * len(executor.named_parameters())
-    assert peak_bytes(CpuDevice(), executor, optimizer) == state_bytes + one_span
+    assert peak_bytes(CpuDevice(), [executor], optimizer) == state_bytes + one_span
     one_step(executor, optimizer, 3)
     # The gradients that come and go count beside spans that are held, not once for each.
     carried = 2 * HIDDEN_BYTES
     assert executor.meter.peak_bytes == 3 * (one_span - carried) + carried
-    assert peak_bytes(CpuDevice(), executor, optimizer) == state_bytes + executor.meter.peak_bytes
+    assert peak_bytes(CpuDevice(), [executor], optimizer) == state_bytes + executor.meter.peak_bytes
 
 
 def test_messages_that_wait_are_counted() -> None:

@@ -83,7 +83,7 @@ def place_of(plan: Plan, name: str, network: dict, feed: SampledFeed) -> Place:
     driver = StepDriver(
         context_of(name, network[name], feed, StepRecorder(name, steps=STEPS)),
         plan,
-        work=ReplicaWork(executor=executor, feed=feed, is_first=is_first, is_last=is_last),
+        work=ReplicaWork(executors=(executor,), feed=feed, is_first=is_first, is_last=is_last),
         clock=DeviceClock(device=device, seconds=lambda _op, _samples: None),
         followers=Followers(SingleMember(), device.torch_device),
     )

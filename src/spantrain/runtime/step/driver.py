@@ -124,7 +124,7 @@ class StepDriver:
 
     def _count_waiting(self) -> None:
         """Have each set's meter count what waits here, and what the other's steps hold."""
-        meters = [one.meter for one in (self._replica_work.executor, self._replica_work.second) if one is not None]
+        meters = [one.meter for one in self._replica_work.executors]
         for meter in meters:
             others = [other for other in meters if other is not meter]
             meter.waiting_bytes = partial(self._held_bytes, others)

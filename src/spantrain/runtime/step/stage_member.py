@@ -47,6 +47,11 @@ class StageMember:
     """A copy with weights of its own, where two steps run at once (`runtime.worker.stale_session`)."""
 
     @property
+    def executors(self) -> tuple[StageExecutor, ...]:
+        """Those whose weights steps take in turn."""
+        return (self.executor,) if self.second is None else (self.executor, self.second)
+
+    @property
     def leads(self) -> bool:
         """Whether it decides for its replica."""
         return self.groups.replica.rank == 0

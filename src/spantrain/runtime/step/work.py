@@ -138,21 +138,21 @@ class DeviceClock:
 class ReplicaWork:
     """The computation of a stage on what came from other stages; samples and labels are read here."""
 
-    executor: StageExecutor
+    executors: tuple[StageExecutor, ...]
+    """One that runs all steps; or two, each with weights of its own, for even and for odd ones."""
     feed: Feed
     is_first: bool
     is_last: bool
-    second: StageExecutor | None = None
-    """With weights of its own, for odd steps, where two steps run at once; None: one runs all."""
 
-    def executor_of(self, step: int) -> StageExecutor:
-        """Return who has the weights of a step."""
-        return self.executor if self.second is None or step % 2 == 0 else self.second
+    @property
+    def executor(self) -> StageExecutor:
+        """The first, which runs held-out samples, too."""
+        return self.executors[0]
 
     @property
     def held_samples(self) -> int:
         """Samples in flight, of all steps."""
-        return self.executor.held_samples + (self.second.held_samples if self.second else 0)
+        return sum(one.held_samples for one in self.executors)
 
     def awaits(self, op: Op) -> Direction | None:
         """Return what an action takes from another stage, if anything."""
@@ -171,7 +171,7 @@ class ReplicaWork:
 
         A backward tells `final` which gradients are done, while it runs.
         """
-        executor = self.executor_of(step)
+        executor = self.executors[step % len(self.executors)]
         match op:
             case Op.FORWARD:
                 return partial(executor.forward, span, received, self.feed.rows(step, span, executor.reads), step=step)

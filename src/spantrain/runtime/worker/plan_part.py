@@ -1,7 +1,7 @@
 """All that one device has of the plan that runs: its stage's units, their optimizer, its actions and sums."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -35,8 +35,7 @@ class StageActions:
     def __init__(self, here: WorkerContext, plan: Plan, member: StageMember) -> None:
         """Take part in a plan; of a member with a second set of weights, two steps run at once."""
         work = ReplicaWork(
-            executor=member.executor,
-            second=member.second,
+            executors=member.executors,
             feed=here.feed,
             is_first=member.stage_index == 0,
             is_last=member.stage_index == len(plan.stages) - 1,
@@ -194,9 +193,7 @@ def make_plan_part(
     )
 
 
-def peak_bytes(
-    device: ComputeDevice, executor: StageExecutor, optimizer: Optimizer, *, second: StageExecutor | None = None
-) -> int:
+def peak_bytes(device: ComputeDevice, executors: Sequence[StageExecutor], optimizer: Optimizer) -> int:
     """Return the most bytes of tensors since then.
 
     Where the device counts them, all that was allocated. On the processor, which does not: parameters and buffers, a
@@ -207,7 +204,6 @@ def peak_bytes(
     counted = device.peak_bytes()
     if counted is not None:
         return counted
-    executors = [executor] if second is None else [executor, second]
     parameters = [parameter for one in executors for parameter in one.named_parameters().values()]
     gradients_bytes = sum(parameter.nbytes for parameter in parameters if parameter.requires_grad)
     state = (value for values in optimizer.state.values() for value in values.values() if isinstance(value, Tensor))

@@ -35,7 +35,7 @@ from spantrain.runtime.step.context import WorkerLinks
 from spantrain.runtime.step.driver import StepDriver
 from spantrain.runtime.step.stage_member import StageMember, stage_executor
 from spantrain.runtime.worker.carry_on import LeftState
-from spantrain.runtime.worker.plan_part import PlanPart, make_plan_part, peak_bytes, trained_of
+from spantrain.runtime.worker.plan_part import PlanPart, make_plan_part, trained_of
 from spantrain.runtime.worker.trainer import TrainSession
 
 Parameters = Mapping[str, nn.Parameter]
@@ -214,8 +214,7 @@ class StaleSession(TrainSession):
         sums = part.stage_sum.begin(parameters)
         sums.finish(self._links.check_abort)
         self._recorder.summed(step, sums.intervals)
-        second = part.member.second
-        part.commit_statistics(part.member.executor if second is None or step % 2 == 0 else second)
+        part.commit_statistics(part.member.executors[step % 2])
         part.tied_sums.run(step, parameters)
         verdict = self._agreed(self._with_norm(report, parameters))
         self._sets.prepare_update(step)
@@ -228,10 +227,6 @@ class StaleSession(TrainSession):
         self._ends.wait(end.piece, self._links.check_abort)
         self._driver.forget(end.step)
         return end.verdict()
-
-    def _peak(self) -> int:
-        part = self._part
-        return peak_bytes(self._here.device, part.member.executor, part.optimizer, second=part.member.second)
 
 
 def session_of(order: TrainOrder, links: WorkerLinks, left: LeftState | None = None) -> TrainSession:

@@ -379,7 +379,7 @@ class TrainSession:
 
     def _peak(self) -> int:
         part = self._part
-        return max(self._peak_bytes, peak_bytes(self._here.device, part.member.executor, part.optimizer))
+        return max(self._peak_bytes, peak_bytes(self._here.device, part.member.executors, part.optimizer))
 
     def _result(self) -> TrainResult:
         device = self._here.device
