@@ -257,7 +257,10 @@ class WorkerService:
                 self._later(functools.partial(tell, device, done, total, printable(text)))
                 return Done()
             case OrderRequest():
-                return self._run_of(peer).answer(self._busy(peer), request)
+                device, run = self._busy(peer), self.under_way.run
+                if run is None:
+                    raise RemoteRefusal(f"device {device} takes part in no training run")
+                return run.answer(device, request)
         with self.changed:
             self.changed.notify_all()
             match request:
@@ -327,9 +330,3 @@ class WorkerService:
             if not entry.is_busy or entry.name not in self.under_way.orders:
                 raise RemoteRefusal(f"device {entry.name} has no order")
             return entry.name
-
-    def _run_of(self, peer: str) -> TrainingRun:
-        device, run = self._busy(peer), self.under_way.run
-        if run is None:
-            raise RemoteRefusal(f"device {device} takes part in no training run")
-        return run
