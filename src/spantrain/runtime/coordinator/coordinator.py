@@ -27,7 +27,7 @@ _STOP_S = 0.2
 class _DeviceError(PeerLostError):
     """Names a device; made of a text alone, too, as whoever adds to the text of an error makes it anew."""
 
-    def __init__(self, text: str, *, device: str, why: str) -> None:
+    def __init__(self, text: str, *, device: str = "", why: str = "") -> None:  # the text alone: `cli` adds to it
         super().__init__(text)
         self.device = device
         self.why = why
