@@ -5,6 +5,7 @@ Gradients mostly; parameters themselves where a run is a cluster of an outer opt
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -18,22 +19,18 @@ from spantrain.runtime.gradients.groups import MemberGroup, broadcast_bytes
 Parts = Mapping[str, TensorPart]
 
 
+@dataclass(frozen=True)
 class GroupParts:
     """What each member of one replica holds of the stage's parameters, by their names in the unsplit model."""
 
-    def __init__(self, group: MemberGroup, by_member: Sequence[Parts]) -> None:
-        self._group = group
-        self._by_member = tuple(by_member)
+    group: MemberGroup
+    by_member: Sequence[Parts]
+    """In the order of ranks."""
 
     @property
     def own(self) -> Parts:
         """Of this member."""
-        return self._by_member[self._group.rank]
-
-    @property
-    def by_member(self) -> tuple[Parts, ...]:
-        """In the order of ranks."""
-        return self._by_member
+        return self.by_member[self.group.rank]
 
     def whole_here(self, name: str) -> bool:
         """Whether every member holds all of a parameter."""
@@ -45,15 +42,15 @@ class GroupParts:
         Parameters that every member holds whole have the same gradient on all of them: the leader's is taken.
         """
         divided = [name for name in gradients if not self.whole_here(name)]
-        if self._group.rank:
+        if self.group.rank:
             if divided:
-                self._group.send(torch.cat([gradients[name].reshape(-1) for name in divided]), 0)
+                self.group.send(torch.cat([gradients[name].reshape(-1) for name in divided]), 0)
             return {}
         whole = {
             name: gradient if self.whole_here(name) else gradient.new_zeros(self.own[name].full_shape)
             for name, gradient in gradients.items()
         }
-        for member, parts in enumerate(self._by_member):
+        for member, parts in enumerate(self.by_member):
             held = gradients if member == 0 else self._received(parts, {name: whole[name] for name in divided}, member)
             for name in divided:
                 put(whole[name], parts[name], held[name])
@@ -61,9 +58,9 @@ class GroupParts:
 
     def scatter(self, whole: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> None:
         """Give every member its parts of the leader's whole gradients (`whole` is empty elsewhere), in place."""
-        if self._group.rank == 0:
-            for member, parts in enumerate(self._by_member[1:], start=1):
-                self._group.send(
+        if self.group.rank == 0:
+            for member, parts in enumerate(self.by_member[1:], start=1):
+                self.group.send(
                     torch.cat([take(full, parts[name]).reshape(-1) for name, full in whole.items()]), member
                 )
             found: Mapping[str, Tensor] = {name: take(full, self.own[name]) for name, full in whole.items()}
@@ -74,9 +71,9 @@ class GroupParts:
 
     def level(self, gradients: Sequence[Tensor]) -> None:
         """Give every member the leader's gradients of parameters that all hold whole: unlike devices round unlike."""
-        if gradients and self._group.size > 1:
+        if gradients and self.group.size > 1:
             flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
-            self._group.broadcast(flat)
+            self.group.broadcast(flat)
             for gradient, piece in zip(gradients, flat.split_with_sizes([g.numel() for g in gradients]), strict=True):
                 gradient.copy_(piece.view_as(gradient))
 
@@ -86,7 +83,7 @@ class GroupParts:
             return {}
         shapes = {name: torch.Size(parts[name].shape) for name in like}
         flat = next(iter(like.values())).new_empty(sum(shape.numel() for shape in shapes.values()))
-        self._group.receive(flat, source)
+        self.group.receive(flat, source)
         pieces = flat.split_with_sizes([shape.numel() for shape in shapes.values()])
         return {name: piece.view(shape) for (name, shape), piece in zip(shapes.items(), pieces, strict=True)}
 
