@@ -205,12 +205,13 @@ class DeviceCheckpoints:
         self.wait()
         tensors, parts = tensors_of(self._holding, self._optimizer)
         copies, folder = self._buffers.take(tensors), step_folder(self._checkpoints, steps_done)
+        scalars = dict(scalars)
 
         def write() -> None:
             try:
                 self._buffers.wait()
                 name, stored = write_device_file(self._storage, folder, self._device, copies, parts)
-                saved = SavedFile(step=steps_done, name=name, file=stored, scalars=dict(scalars))
+                saved = SavedFile(step=steps_done, name=name, file=stored, scalars=scalars)
                 self._forget(folder.parent, self._report(saved))
             except Exception as error:  # noqa: BLE001 - the outermost loop of this thread: `wait` tells whatever it was
                 self._failure = error
