@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from spantrain.app.faults import FaultInjector, read_faults
+from spantrain.app.faults import Fault, FaultInjector, FaultKind, read_faults
 from spantrain.app.reporter import SilentReporter
 from spantrain.app.session import Session, SessionOptions, open_session
 from spantrain.app.training.requests import RunOptions, TrainRequest
@@ -15,7 +15,6 @@ from spantrain.app.training.train import train
 from spantrain.core.job import TrainJob
 from spantrain.core.span import Span
 from spantrain.errors import ConfigError
-from spantrain.recovery.faults import Fault, FaultKind
 from testing.runtime.runs import OneProcess
 
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from spantrain.app.faults import Fault, FaultKind
 from spantrain.app.profiling.profile import ProfileOptions, measure_profile
 from spantrain.app.reporter import Reporter
 from spantrain.app.session import Session, SessionOptions, open_session
@@ -23,7 +24,6 @@ from spantrain.planner.engine.engine import make_plan
 from spantrain.planner.engine.outcome import PlanOutcome
 from spantrain.planner.groups import group_devices
 from spantrain.planner.request import JobSpec
-from spantrain.recovery.faults import Fault, FaultKind
 
 _MARK = "demo.txt"
 """Says in a folder whose it is."""

@@ -2,6 +2,8 @@
 
 import signal
 import threading
+from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 
 from spantrain.app.session import Session
@@ -9,9 +11,35 @@ from spantrain.config.files.json_codec import from_json
 from spantrain.config.files.parsing import parse_json
 from spantrain.config.files.text_files import read_text
 from spantrain.errors import ConfigError
-from spantrain.recovery.faults import Fault, FaultKind
 
 _REMEDY = 'write [{"after_step": 4, "what": "kill", "device": "lab-1"}, {"after_step": 9, "what": "restart", ...}]'
+
+
+class FaultKind(StrEnum):
+    """What is done to a device's worker."""
+
+    KILL = "kill"
+    PAUSE = "pause"
+    """It stands still for some seconds."""
+    RESTART = "restart"
+    """It was killed, and is started again."""
+    DRAIN = "drain"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """One fault."""
+
+    after_step: int
+    """Steps done before it."""
+    what: FaultKind
+    device: str
+    seconds: float = 3.0
+    """How long it stands still, if it does."""
+
+    def __post_init__(self) -> None:
+        if self.after_step < 0 or not 0 < self.seconds <= 3600:
+            raise ValueError("after_step is 0 or more, and seconds are over 0 and at most 3600")
 
 
 def read_faults(path: Path) -> tuple[Fault, ...]:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from spantrain.app.faults import Fault
 from spantrain.app.planning.plan_files import check_fits_profile, differences, open_plan, under_schedule
 from spantrain.app.planning.protection import about_keepers, with_keepers
 from spantrain.app.training.metrics import BestCheckpoint, EvaluationMetrics
@@ -21,7 +22,6 @@ from spantrain.core.update.optimizers import division_refusal
 from spantrain.errors import ConfigError, PlanError
 from spantrain.models.sources import DROPOUT
 from spantrain.planner.engine.outcome import not_trained_yet
-from spantrain.recovery.faults import Fault
 from spantrain.recovery.policy import OnLoss
 from spantrain.runtime.checkpoint.manifest import Manifest, latest_checkpoint, read_manifest
 from spantrain.runtime.coordinator.advice import Adviser

@@ -88,9 +88,8 @@ class TrainSession:
             self._part.optimizer,
             lambda saved: self._control.ask(saved).steps,
         )
-        self._scaling = GradientScaling(
-            order.job, order.plan.dtype, order.checkpoint.scalars if order.checkpoint else {}
-        )
+        scalars = order.checkpoint.scalars if order.checkpoint else {}
+        self._scaling = GradientScaling(order.job, order.plan.dtype, scalars)
         self._outer: OuterPart | None = None
         self._outer_notices: list[str] = []
         self._meetings = itertools.count()
