@@ -73,9 +73,10 @@ def test_whose_name_sorts_first_dials_and_so_does_who_cannot_be_dialled() -> Non
 class Noted(PeerLink[MailboxPeer]):
     """Notes by which connection each frame leaves."""
 
+    connections = 4
+
     def __init__(self, known: MailboxPeer) -> None:
         super().__init__(known.peer, known)
-        self.connections = 4
         self.left: list[tuple[int, bytes]] = []
 
     def send(self, connection, frames, *, copy=True) -> bool:
