@@ -60,3 +60,27 @@ def tight_profile_path(laptop_profile, tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("tight") / "profile.json"
     write_profile(replace(laptop_profile, cluster=replace(cluster, devices=devices)), path)
     return path
+
+
+@pytest.fixture
+def refused(spantrain, tmp_path, monkeypatch):
+    """Run in an empty folder; check that the program refuses in one message and writes nothing; return the message."""
+    folder = tmp_path / "here"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+    def run(*words: object, says: tuple[str, ...]) -> str:
+        before = sorted(folder.rglob("*"))
+        ended = spantrain(*words)
+        assert ended.code == 2, ended.err
+        assert ended.out == ""
+        assert ended.err.count("Error") == 1, ended.err
+        assert "Traceback" not in ended.err
+        plain = " ".join(ended.err.replace("│", " ").split())
+        for text in says:
+            assert text in plain, plain
+        assert sorted(folder.rglob("*")) == before, "nothing was written"
+        return plain
+
+    return run
