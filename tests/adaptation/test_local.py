@@ -6,13 +6,13 @@ from dataclasses import replace
 import pytest
 
 from spantrain.adaptation.local import AutoLocal, CuttingLocal, LocalAdapter
-from spantrain.adaptation.monitor import SentMessage
 from spantrain.adaptation.paper import PaperLocal
 from spantrain.adaptation.registry import LocalAdapters, make_local
 from spantrain.core.action import Action, Direction, Op
 from spantrain.core.messages import Arrived, Recut, StepStarted
 from spantrain.core.plan import Plan
 from spantrain.core.span import Span, equal_spans
+from spantrain.core.speed import SentMessage
 from spantrain.formats.registry import WireFormat
 from spantrain.schedule.dispatch.machine import Machine, ReplicaTask
 from spantrain.schedule.dispatch.recut import halved

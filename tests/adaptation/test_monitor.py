@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from spantrain.adaptation.monitor import LinkExpectation, LinkMonitor, SentMessage
-from spantrain.core.speed import LinkReport, LinkVerdict
+from spantrain.adaptation.monitor import LinkExpectation, LinkMonitor
+from spantrain.core.speed import LinkReport, LinkVerdict, SentMessage
 
 RATE, ROUND_TRIP_S, SIZE = 1e6, 0.05, 100_000
 EXPECTED = {"b": LinkExpectation(bytes_per_s=RATE, round_trip_s=ROUND_TRIP_S)}

@@ -21,6 +21,10 @@ SHOWN = re.compile(r"  SPANTRAIN_TOKEN=(\S+) spantrain worker --join (\S+) --nam
 FACTS = {"endpoint": "tcp://10.0.0.2:5000"}
 
 
+def key_of(name: str) -> str:
+    return f"{name:.<40}"
+
+
 class Arriving(SilentReporter):
     """Starts what it is told to start: workers that join, and serve until they are sent away."""
 
@@ -45,7 +49,7 @@ class Arriving(SilentReporter):
             self.refused[name] = str(refusal)
             return
         self.welcomes[name] = client.welcome
-        client.call("introduce", {**FACTS, "public_key": f"key of {name}"}, timeout_s=PATIENCE_S)
+        client.call("introduce", {**FACTS, "public_key": key_of(name)}, timeout_s=PATIENCE_S)
         self.last[name] = client.call("next_order", {"after": -1}, timeout_s=PATIENCE_S)
         client.close()
 
@@ -65,7 +69,7 @@ def test_who_is_waited_for_is_told_how_long_a_silence_may_be_and_let_go_at_the_e
         load_preset("laptop"), DEVICES, options(heartbeat_timeout_s=given_s), tmp_path, workers
     ) as session:
         peers = session.coordinator.peers(DEVICES)
-        assert [one.public_key for one in peers] == ["key of a", "key of rank-1"]
+        assert [one.public_key for one in peers] == [key_of("a"), key_of("rank-1")]
         assert workers.last == {}
     workers.wait()
     told = {"patience_s": patience_s}

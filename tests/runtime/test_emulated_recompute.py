@@ -11,7 +11,7 @@ from spantrain.core.plan import Replica, Stage
 from spantrain.core.span import equal_spans
 from spantrain.cost.replicas import ReplicaCost
 from spantrain.models.catalog.catalog import resolve_model
-from spantrain.runtime.step.emulation import emulated_seconds
+from spantrain.runtime.step.emulation import emulated_unit_seconds
 
 
 @pytest.mark.parametrize("recompute", [(), (3,), (2, 5), (2, 3, 4, 5)])
@@ -22,7 +22,8 @@ def test_all_operations_take_the_same_in_both(recompute) -> None:
     stage = replace(stage, recompute=recompute)
     units = [profile.graph.units[unit] for unit in stage.units]
     positions = [unit - stage.first_unit for unit in recompute]
-    emulated = emulated_seconds(profile.cluster, "lab-0", "float32", units, recompute=positions)
+    shares = {"lab-0": [1.0] * 4}
+    emulated = emulated_unit_seconds(profile.cluster, "lab-0", shares, "float32", units, recompute=positions)
     cost = ReplicaCost(profile)
     for op in Op:
-        assert emulated(op, 4) == pytest.approx(cost.action_s(stage, replica, op, 4))
+        assert sum(emulated(op, 4)) == pytest.approx(cost.action_s(stage, replica, op, 4))

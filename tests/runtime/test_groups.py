@@ -16,7 +16,7 @@ from spantrain.models.tensor_parallel.division import take
 from spantrain.models.tensor_parallel.group import run_members
 from spantrain.runtime.gradients.groups import SingleMember, group_ranks
 from spantrain.runtime.gradients.part_sums import share_parts
-from spantrain.runtime.step.emulation import emulated_group_seconds, emulated_seconds
+from spantrain.runtime.step.emulation import emulated_seconds, emulated_unit_seconds
 from spantrain.runtime.step.stage_member import unit_shares
 from spantrain.runtime.step.work import DeviceClock
 from testing.runtime.thread_groups import ThreadMembers
@@ -112,8 +112,8 @@ def test_a_group_takes_the_time_of_its_slowest_member_in_each_unit(make_plan, sp
     alone = [emulated_seconds(cluster, "s0r0", "float32", [unit])(Op.FORWARD, 2) for unit in units]
     shares = {"s0r0": [0.75] * 5, "s0r1": [0.25, 0.25, 0.25, 0.25, 1.0]}
     for member in shares:
-        together = emulated_group_seconds(cluster, member, shares, "float32", units)
-        assert together(Op.FORWARD, 2) == pytest.approx(0.75 * sum(alone[:4]) + alone[4])
+        together = emulated_unit_seconds(cluster, member, shares, "float32", units)
+        assert sum(together(Op.FORWARD, 2)) == pytest.approx(0.75 * sum(alone[:4]) + alone[4])
 
 
 class _Exchanging(SingleMember):

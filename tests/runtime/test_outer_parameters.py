@@ -76,9 +76,8 @@ class Devices:
 
     def _made(self, name: str) -> StageParameters:
         plan, groups = self.plan, self._groups[name]
-        member = build_member(
-            plan, name, CpuDevice(), self._units[name], graph=self.graph, job=TrainJob(steps=1), groups=groups
-        )
+        here: Any = SimpleNamespace(name=name, device=CpuDevice(), graph=self.graph, job=TrainJob(steps=1))
+        member = build_member(here, plan, self._units[name], groups)
         named = member.executor.named_parameters()
         holding = self.holdings[name] = holding_of(plan, name, self.graph, named, member.parts.own)
         post = MailboxChannel(self._boxes[name], generation=plan.generation, step=STEP)

@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from spantrain.runtime.control.orders import ConnectOrder, PeerEntry
+from spantrain.runtime.control.orders import ConnectOrder
 from spantrain.runtime.control.requests import Introduction, OrderFailure, OrderOutcome
 from spantrain.runtime.coordinator.roster import Departure, Roster, error_of, printable
+from spantrain.transport.connection.peers import PeerAddress
 from spantrain.transport.control.protocol import RemoteRefusal
 
 PATIENCE_S = 6.0
@@ -29,7 +30,7 @@ def test_who_has_joined_and_said_where_it_is_stands_for_its_device():
     assert found.missing(("a", "b")) == ["b"], "it has not said where it is"
     found.introduce("rank-1", HERE)
     assert found.missing(("a", "b")) == []
-    assert found["b"].address == PeerEntry(name="b", endpoint=HERE.endpoint, public_key=HERE.public_key)
+    assert found["b"].address == PeerAddress(name="b", endpoint=HERE.endpoint, public_key=HERE.public_key)
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,6 @@ from spantrain.runtime.recorder import StepRecorder
 from spantrain.runtime.step.stage_member import StageMember, build_member
 from spantrain.runtime.step.work import SampledFeed
 from spantrain.runtime.worker.plan_part import StageActions
-from testing.backend import compute_device
 from testing.memory_mailbox import MemoryNetwork
 from testing.models.library_models import library_spec
 from testing.patience import PATIENCE_S
@@ -94,19 +93,14 @@ class Cast:
 
     def _play(self, name: str) -> Ran:
         torch.set_num_threads(1)
-        plan, device, recorder = self.plan, compute_device(), StepRecorder(name)
+        plan, recorder = self.plan, StepRecorder(name)
         self.mailboxes[name].set_peers(plan.generation, [box.address for box in self.mailboxes.values()])
         feed = SampledFeed(self._data, global_batch=plan.global_batch, seed=SEED)
-        member = build_member(
-            plan,
-            name,
-            device,
-            self._units[name],
-            graph=self._graph,
-            job=TrainJob(steps=1, seed=DRAWS),
-            groups=self._groups[name],
+        job = TrainJob(steps=1, seed=DRAWS)
+        here = context_of(
+            name, self.mailboxes[name], feed, recorder, check_abort=self._check_abort, graph=self._graph, job=job
         )
-        here = context_of(name, self.mailboxes[name], feed, recorder, check_abort=self._check_abort)
+        member = build_member(here, plan, self._units[name], self._groups[name])
         actions = StageActions(here, plan, member)
         evaluation = actions.evaluate(0, feed)
         stage_sum = StageSum(member.groups, member.parts, levels=True, partial=member.partial, sums=SUMS)
@@ -124,7 +118,7 @@ class Cast:
         """Do what follows the stage's own sums; return the device's part of the squared norm."""
         parameters = member.executor.named_parameters()
         tied = TiedGradientSums(
-            tied_across_stages(self.plan, member.stage_index, member.graph, member.units),
+            tied=tied_across_stages(self.plan, member.stage_index, self._graph, member.units),
             plan=self.plan,
             stage_index=member.stage_index,
             driver=actions.driver,

@@ -90,7 +90,7 @@ def test_one_that_leaves_its_order_lives_on():
         stuck.standing = ENDED
         watch.look_again()
         assert stuck.interrupted.wait(PATIENCE_S)
-        watch.end()
+        watch.begin(None)
         watch.check()
         watch.begin(4)
         watch.check()

@@ -222,7 +222,7 @@ def test_the_edges_of_what_is_read() -> None:
 
 
 def test_after_10_wrong_tokens_in_30_s_an_address_waits_and_no_other(server: ControlServer) -> None:
-    throttle = server._joins._throttle
+    throttle = server._joins.throttle
     for second in range(10):
         assert throttle.wait_s(float(second), "10.0.0.9") == 0.0
         throttle.record_failure(float(second), "10.0.0.9")

@@ -282,7 +282,7 @@ def test_an_oversized_message_is_refused_on_both_ends_and_the_server_goes_on(
 def client_credentials(coordinator: Coordinator, mine: WorkerIdentity) -> grpc.ChannelCredentials:
     """A certificate that this run's authority signed, outside joining."""
     request, _ = Authority.read_request(mine.request_der)
-    certificate_der = coordinator.server._joins._authority.sign(request, "edge-1")
+    certificate_der = coordinator.server._joins.authority.sign(request, "edge-1")
     return grpc.ssl_channel_credentials(_root_pem(coordinator), mine.key_pem, pem_of_der(certificate_der))
 
 

@@ -16,7 +16,7 @@ from spantrain.transport.connection.peers import KeyPair, PeerAddress
 from spantrain.transport.mailbox.exchange import Exchange, MailboxPeer
 from spantrain.transport.mailbox.inbox import Inbox
 from spantrain.transport.mailbox.interface import Limits
-from spantrain.transport.mailbox.loop import MailboxLoop, MailboxSender
+from spantrain.transport.mailbox.loop import MailboxLoop
 from spantrain.transport.mailbox.mailbox import Mailbox
 from spantrain.transport.mailbox.outbox import Outbox, OutgoingMessage, Pace
 from spantrain.transport.mailbox.wire import WELCOME, Chunk, Greeting, encode_bye, encode_greeting
@@ -73,10 +73,9 @@ def test_whose_name_sorts_first_dials_and_so_does_who_cannot_be_dialled() -> Non
 class Noted(PeerLink[MailboxPeer]):
     """Notes by which connection each frame leaves."""
 
-    connections = 4
-
     def __init__(self, known: MailboxPeer) -> None:
         super().__init__(known.peer, known)
+        self.connections = 4
         self.left: list[tuple[int, bytes]] = []
 
     def send(self, connection, frames, *, copy=True) -> bool:
@@ -92,7 +91,7 @@ def test_control_small_and_large_messages_have_connections_of_their_own() -> Non
     for size_bytes in (32 * 1024, 32 * 1024 + 1):
         known.outbox.offer(outgoing(size_bytes))
     link = Noted(known)
-    MailboxSender(exchange).flush(link)
+    MailboxLoop(exchange, "", None, print).flush(link)
     assert link.left == [(0, b"A"), (1, b"C"), (2, b"C")]
 
 

@@ -10,11 +10,11 @@ from abc import abstractmethod
 from collections.abc import Collection, Iterator, Mapping
 from typing import Self
 
-from spantrain.adaptation.monitor import LinkExpectation, LinkMonitor, RateSample, SamplePace, SentMessage
+from spantrain.adaptation.monitor import LinkExpectation, LinkMonitor, RateSample, SamplePace
 from spantrain.core.action import Direction, Op
 from spantrain.core.messages import Event, Recut, StepStarted
 from spantrain.core.span import Span
-from spantrain.core.speed import LinkReport
+from spantrain.core.speed import LinkReport, SentMessage
 from spantrain.schedule.dispatch.machine import Machine
 
 _OVERHEAD_S = 1e-3

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from spantrain.core.speed import LinkReport, LinkVerdict
+from spantrain.core.speed import LinkReport, LinkVerdict, SentMessage
 
 _WINDOW = 64
 """Messages that are kept."""
@@ -31,24 +31,6 @@ _SMALL_IN_A_ROW = 32
 _MIN_S = 1e-6
 _MIN_PART = 0.1
 """The part of a message's time since it, or the one before, was under way, that it has taken of the link at least."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SentMessage:
-    """One message's way out, on the sender's clock."""
-
-    peer: str
-    size_bytes: int
-    queued_s: float
-    """When it was given to the mailbox."""
-    started_s: float
-    """When its first byte left."""
-    acknowledged_s: float
-    """When the peer's word came that it has all of it."""
-
-    def __post_init__(self) -> None:
-        if self.size_bytes < 0 or not self.queued_s <= self.started_s <= self.acknowledged_s:
-            raise ValueError(f"a message is queued, then started, then acknowledged, with 0 bytes or more; got {self}")
 
 
 @dataclass(frozen=True, kw_only=True)

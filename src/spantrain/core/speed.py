@@ -134,3 +134,21 @@ class LinkReport:
                 f"link to {self.peer}: messages must not be negative and confidence must be 0 to 1, got "
                 f"{self.messages} and {self.confidence}"
             )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SentMessage:
+    """One message's way out, on the sender's clock."""
+
+    peer: str
+    size_bytes: int
+    queued_s: float
+    """When it was given to the mailbox."""
+    started_s: float
+    """When its first byte left."""
+    acknowledged_s: float
+    """When the peer's word came that it has all of it."""
+
+    def __post_init__(self) -> None:
+        if self.size_bytes < 0 or not self.queued_s <= self.started_s <= self.acknowledged_s:
+            raise ValueError(f"a message is queued, then started, then acknowledged, with 0 bytes or more; got {self}")

@@ -1,8 +1,8 @@
 """Ways for messages outside the pipeline's routes: through a driver, from another thread than its own, or a mailbox."""
 
-import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from concurrent.futures import Future, wait
+from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Protocol
 
@@ -17,6 +17,8 @@ _POLL_S = 0.25
 Tensors = tuple[torch.Tensor, ...]
 TrySend = Callable[[str, ControlKey, Tensors], Tensors | None]
 TryTake = Callable[[int, str], Tensors | None]
+_Attempt = Callable[[TrySend, TryTake], Tensors | None]
+"""Returns None as long as it cannot be done."""
 
 
 class Messenger(Protocol):
@@ -29,21 +31,21 @@ class Messenger(Protocol):
         """Wait for a lane's message of a step."""
 
 
+@dataclass(frozen=True)
 class DriverChannel:
     """An exchange of a device whose driver hears from others: what is none of the exchange's is kept for the step."""
 
-    def __init__(self, driver: Messenger, *, generation: int, step: int) -> None:
-        self._driver = driver
-        self._generation = generation
-        self._step = step
+    driver: Messenger
+    generation: int
+    step: int
 
     def send(self, target: str, lane: str, tensor: torch.Tensor) -> None:
         """Send a tensor; takes in what comes while there is no room."""
-        self._driver.send_message(target, ControlKey(self._generation, self._step, lane), (tensor,))
+        self.driver.send_message(target, ControlKey(self.generation, self.step, lane), (tensor,))
 
     def receive(self, lane: str) -> torch.Tensor:
         """Wait for the tensor of a lane."""
-        return self._driver.wait_for_message(self._step, lane)[0]
+        return self.driver.wait_for_message(self.step, lane)[0]
 
 
 class MailboxChannel:
@@ -80,14 +82,6 @@ class MailboxChannel:
             self._arrived[key.lane] = message.tensors[0]
 
 
-@dataclass(kw_only=True)
-class _Deferred:
-    attempt: Callable[[TrySend, TryTake], Tensors | None]
-    """Returns None as long as it cannot be done."""
-    result: Tensors = ()
-    over: threading.Event = field(default_factory=threading.Event)
-
-
 class DeferredMessages:
     """Messages that the thread of a step's end sends and waits for, by the driver, whose thread has the mailbox."""
 
@@ -95,8 +89,8 @@ class DeferredMessages:
         """`wake` makes an idle driver look here."""
         self._wake = wake
         self._check_abort = check_abort
-        self._asked: SimpleQueue[_Deferred] = SimpleQueue()
-        self._open: list[_Deferred] = []
+        self._asked: SimpleQueue[tuple[_Attempt, Future[Tensors]]] = SimpleQueue()
+        self._open: list[tuple[_Attempt, Future[Tensors]]] = []
 
     def send_message(self, target: str, key: ControlKey, tensors: Tensors) -> None:
         """Send to another device; returns when the mailbox has it."""
@@ -114,16 +108,16 @@ class DeferredMessages:
             except Empty:
                 break
         for deferred in list(self._open):
-            result = deferred.attempt(send, take)
+            attempt, done = deferred
+            result = attempt(send, take)
             if result is not None:
-                deferred.result = result
                 self._open.remove(deferred)
-                deferred.over.set()
+                done.set_result(result)
 
-    def _have_done(self, attempt: Callable[[TrySend, TryTake], Tensors | None]) -> Tensors:
-        deferred = _Deferred(attempt=attempt)
-        self._asked.put(deferred)
+    def _have_done(self, attempt: _Attempt) -> Tensors:
+        done: Future[Tensors] = Future()
+        self._asked.put((attempt, done))
         self._wake()
-        while not deferred.over.wait(_POLL_S):
+        while not wait([done], _POLL_S).done:
             self._check_abort()
-        return deferred.result
+        return done.result()

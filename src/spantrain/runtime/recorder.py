@@ -4,7 +4,7 @@ Bytes on the wire since a session began; a mailbox counts on through all its ses
 """
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from spantrain.core.messages import AnyKey, Command, ControlKey, Decision, Event, Recut
@@ -18,7 +18,6 @@ class StepFigures:
     """One device's times within one step."""
 
     busy_s: float = 0.0
-    waiting_s: float = 0.0
     overhead_s: list[float] = field(default_factory=list)
     """Between two actions, outside computation and waiting; one entry an action."""
     peak_held_samples: int = 0
@@ -82,19 +81,13 @@ class StepRecorder:
 
     def sent(self, target: str, key: AnyKey, size_bytes: int, start_s: float, end_s: float) -> None:
         """Note a message on its way out, until it was acknowledged."""
-        self._interval("send", f"{_what(key)} to {target}", key.step, start_s, end_s, {"bytes": size_bytes})
+        self._interval("send", f"{_what(key)} to {target}", key.step, start_s, end_s, bytes=size_bytes)
 
     def received(self, message: Message) -> None:
         """Note a message that came in; when it was sent is on the sender's clock."""
         key = message.key
-        self._interval(
-            "receive",
-            f"{_what(key)} from {message.source}",
-            key.step,
-            message.started_s,
-            message.received_s,
-            {"bytes": message.size_bytes},
-        )
+        name, size_bytes = f"{_what(key)} from {message.source}", message.size_bytes
+        self._interval("receive", name, key.step, message.started_s, message.received_s, bytes=size_bytes)
         self._now.flows.append(
             Flow(
                 name=str(key),
@@ -103,7 +96,7 @@ class StepRecorder:
                 step=key.step,
                 sent_s=message.sent_s,
                 received_s=message.received_s + self._offset_s,
-                size_bytes=message.size_bytes,
+                size_bytes=size_bytes,
             )
         )
 
@@ -112,7 +105,7 @@ class StepRecorder:
         self._now.decisions.append((step, now_s, event, commands))
         if isinstance(event, Recut):
             spans = " ".join(map(str, event.spans))
-            self._interval("adapter", f"recut {spans}", step, now_s, now_s, {"reason": event.reason})
+            self._interval("adapter", f"recut {spans}", step, now_s, now_s, reason=event.reason)
 
     def decisions(self) -> tuple[Decision, ...]:
         """Return what the policy was told and what it answered, by the clock that it was told."""
@@ -127,13 +120,7 @@ class StepRecorder:
         )
 
     def _interval(
-        self,
-        lane: str,
-        name: str,
-        step: int,
-        start_s: float,
-        end_s: float,
-        detail: Mapping[str, str | int | float] | None = None,
+        self, lane: str, name: str, step: int, start_s: float, end_s: float, **detail: str | int | float
     ) -> None:
         self._now.intervals.append(
             Interval(
@@ -143,7 +130,7 @@ class StepRecorder:
                 step=step,
                 start_s=start_s + self._offset_s,
                 end_s=end_s + self._offset_s,
-                detail=detail or {},
+                detail=detail,
             )
         )
 

@@ -5,11 +5,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from spantrain.adaptation.local import LocalAdapter
-from spantrain.adaptation.monitor import SentMessage
 from spantrain.core.action import Action, Direction, Op
 from spantrain.core.messages import Arrived, Event, Finished, StepStarted
 from spantrain.core.span import Span, equal_spans
-from spantrain.core.speed import SpeedTrace
+from spantrain.core.speed import SentMessage, SpeedTrace
 from spantrain.schedule.dispatch.machine import Machine
 from spantrain.sim.record import MemoryLog, TraceRecorder
 from spantrain.sim.transfers import VirtualClock

@@ -161,10 +161,9 @@ def hello_of(name: str, *, session: int = 1, connection: int = 0, window_bytes: 
 class SilentLink(PeerLink[LayerTerms]):
     """A link of two connections that is up and notes what is sent by it."""
 
-    connections = 2
-
     def __init__(self, limits: LayerLimits, name: str = "a") -> None:
         super().__init__(PeerAddress(name=name, endpoint="", public_key=""), LayerTerms(limits))
+        self.connections = 2
         self.up = True
         self.out: list[bytes] = []
 

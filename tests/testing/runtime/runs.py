@@ -126,7 +126,8 @@ class OldWeights(OneProcess):
 
 def context_of(name: str, mailbox: Any, feed: Feed, recorder: StepRecorder | None = None, **more: Any) -> WorkerContext:
     """What a driver of steps has around it: a processor, and no more of a run than steps need."""
-    rest = {"graph": None, "job": None, "adapters": LocalAdapters("off", name), "check_abort": lambda: None, **more}
+    none = dict.fromkeys(("graph", "job", "control", "open_groups"))
+    rest = {**none, "adapters": LocalAdapters("off", name), "check_abort": lambda: None, **more}
     recorder = recorder or StepRecorder(name)
     return WorkerContext(name=name, device=compute_device(), mailbox=mailbox, feed=feed, recorder=recorder, **rest)
 

@@ -15,7 +15,7 @@ from spantrain.core.plan import Plan
 from spantrain.errors import Interrupted
 from spantrain.models.graph import build_graph
 from spantrain.runtime.checkpoint.manifest import CheckpointSet, Manifest
-from spantrain.runtime.control.orders import PeerEntry, TrainOrder, TrainResult
+from spantrain.runtime.control.orders import TrainOrder, TrainResult
 from spantrain.runtime.control.requests import Introduction, SavedFile
 from spantrain.runtime.coordinator.advice import Advice, check_change
 from spantrain.runtime.coordinator.barrier import StageMeetings, StepBarrier, StepOutcome
@@ -164,7 +164,7 @@ class _Cast:
             plan=self.plan,
             graph=build_graph(self.plan.model),
             job=self.job,
-            peers=tuple(PeerEntry(name=box.name, endpoint=box.endpoint, public_key="") for box in self.boxes.values()),
+            peers=tuple(box.address for box in self.boxes.values()),
             output_dir=str(self.out) if self.out else "",
             first_step=first_step,
             samples_before=first_step * self.plan.global_batch,

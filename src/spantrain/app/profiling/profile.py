@@ -29,9 +29,9 @@ from spantrain.runtime.control.orders import (
     EchoOrder,
     LinkOrder,
     LinkResult,
-    PeerEntry,
 )
 from spantrain.runtime.coordinator.coordinator import OrderAbandonedError
+from spantrain.transport.connection.peers import PeerAddress
 from spantrain.version import VERSION
 
 _COMPUTE = "spantrain-compute"
@@ -178,7 +178,7 @@ def _measured_again(
     session: Session,
     links: Sequence[LinkMeasurement],
     pairs: Sequence[tuple[str, str]],
-    peers_of: Mapping[str, tuple[PeerEntry, ...]],
+    peers_of: Mapping[str, tuple[PeerAddress, ...]],
 ) -> list[LinkMeasurement]:
     """Measure once more the pairs with a direction that came out much slower than others like it."""
     doubts = doubtful(session.cluster, links)
@@ -201,7 +201,7 @@ def _most_at_once(session: Session) -> int | None:
     return max(1, len(os.sched_getaffinity(0)) // _PROCESSORS_OF_A_PAIR)
 
 
-def _connect(session: Session, pairs: Sequence[tuple[str, str]]) -> dict[str, tuple[PeerEntry, ...]]:
+def _connect(session: Session, pairs: Sequence[tuple[str, str]]) -> dict[str, tuple[PeerAddress, ...]]:
     """Have all pairs connect, all at once; return how each device is told whom it measures with."""
     names: dict[str, set[str]] = {}
     for one, other in pairs:
@@ -217,7 +217,7 @@ def _connect(session: Session, pairs: Sequence[tuple[str, str]]) -> dict[str, tu
 def _measure_pairs(
     session: Session,
     pairs: Sequence[tuple[str, str]],
-    peers_of: Mapping[str, tuple[PeerEntry, ...]],
+    peers_of: Mapping[str, tuple[PeerAddress, ...]],
     known: Sequence[LinkMeasurement],
 ) -> list[LinkMeasurement]:
     """Measure pairs that do not disturb each other at the same time; `known` are the links measured before."""

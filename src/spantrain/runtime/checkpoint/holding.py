@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import torch
@@ -171,12 +172,9 @@ def wanted_of(holding: Holding, files: Mapping[str, Described]) -> dict[str, Ten
             parameter = name.split("/", 2)[2]
             if parameter in holding.parameters and holding.parameters[parameter].requires_grad:
                 own = holding.parts[parameter]
-                wanted[name] = own if there.part.full_shape == own.full_shape else _whole(there)
+                full_shape = there.part.full_shape
+                wanted[name] = own if full_shape == own.full_shape else TensorPart(full_shape=full_shape)
     return wanted
-
-
-def _whole(tensor: StoredTensor) -> TensorPart:
-    return TensorPart(full_shape=tensor.part.full_shape)
 
 
 def _differences(name: str, part: TensorPart, parameter: torch.Tensor, stored: StoredTensor | None) -> list[str]:
@@ -208,12 +206,9 @@ def put_back(
         if stored.startswith(STATE):
             _, key, name = stored.split("/", 2)
             by_parameter.setdefault(name, {})[key] = value
-    numbers = {id(parameter): number for number, parameter in enumerate(_in_order(optimizer))}
+    # In the order in which `state_dict` numbers them.
+    listed = chain.from_iterable(group["params"] for group in optimizer.param_groups)
+    numbers = {id(parameter): number for number, parameter in enumerate(listed)}
     state = {numbers[id(holding.parameters[name])]: dict(values) for name, values in by_parameter.items()}
     state |= {numbers[id(parameter)]: dict(values) for parameter, values in (kept or {}).items()}
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
-
-
-def _in_order(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
-    """Return all parameters as `state_dict` numbers them."""
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]

@@ -114,14 +114,10 @@ def latest_checkpoint(run_folder: Path, marker_name: str = MARKER) -> Path:
     marker = run_folder / CHECKPOINTS / marker_name
     if not marker.is_file():
         raise ConfigError(f"{run_folder} holds no checkpoint (no {marker}); give the folder that --out named")
-    folder = (
-        marker.parent
-        / read_text(marker, remedy=f"write the name of a complete one into it, such as {_EXAMPLE}").strip()
-    )
+    remedy = f"write the name of a complete one into it, such as {_EXAMPLE}"
+    folder = marker.parent / read_text(marker, remedy=remedy).strip()
     if step_of(folder) is None:
-        raise ConfigError(
-            f"{marker}: names no checkpoint; write the name of a complete one into it, such as {_EXAMPLE}"
-        )
+        raise ConfigError(f"{marker}: names no checkpoint; {remedy}")
     return folder
 
 

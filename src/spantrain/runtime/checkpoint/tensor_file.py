@@ -33,8 +33,6 @@ _CODES: Mapping[torch.dtype, str] = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-DTYPES: Mapping[str, torch.dtype] = {str(dtype).removeprefix("torch."): dtype for dtype in _CODES}
-"""Types that can be stored, by the names that `core.checkpoint.StoredTensor` has."""
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -42,11 +40,9 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def raw_bytes(tensor: torch.Tensor) -> memoryview:
-    """Return the bytes of a tensor on the CPU, row by row; not copied where it lies so already."""
-    flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-    data: Any = flat.numpy()
-    return memoryview(data)
+def raw_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the bytes of a tensor, row by row; of the same memory where it lies in one piece."""
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
 def tensor_pieces(tensors: Mapping[str, torch.Tensor]) -> Iterator[bytes | memoryview]:
@@ -65,7 +61,7 @@ def tensor_pieces(tensors: Mapping[str, torch.Tensor]) -> Iterator[bytes | memor
     text += b" " * (-len(text) % _ALIGNMENT)
     yield len(text).to_bytes(8, "little") + text
     for tensor in tensors.values():
-        data = raw_bytes(tensor)
+        data: memoryview = raw_bytes(tensor).numpy().data
         for lo in range(0, len(data), _PIECE_BYTES):
             yield data[lo : lo + _PIECE_BYTES]
 

@@ -28,21 +28,6 @@ class AddedOrder(Order[A]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PeerEntry:
-    """Where a worker's mailbox is, and the key that it proves itself with."""
-
-    name: str
-    endpoint: str
-    """Empty where it can't be dialled: then it dials."""
-    public_key: str
-
-    @property
-    def address(self) -> PeerAddress:
-        """The same as a mailbox takes it."""
-        return PeerAddress(name=self.name, endpoint=self.endpoint, public_key=self.public_key)
-
-
-@dataclass(frozen=True, kw_only=True)
 class ComputeResult:
     """Timings of units (empty without sizes) and the score."""
 
@@ -68,7 +53,7 @@ class ConnectOrder(Order[Done], name="connect"):
     """Connect to all peers at once, so that no measuring waits for it; what is connected stays so."""
 
     generation: int
-    peers: tuple[PeerEntry, ...]
+    peers: tuple[PeerAddress, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +61,7 @@ class EchoOrder(Order[Done], name="echo"):
     """Answer a peer's probes until it says that it is done."""
 
     generation: int
-    peers: tuple[PeerEntry, ...]
+    peers: tuple[PeerAddress, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +76,7 @@ class LinkOrder(Order[LinkResult], name="link"):
     """Measure the paths to and from one peer."""
 
     generation: int
-    peers: tuple[PeerEntry, ...]
+    peers: tuple[PeerAddress, ...]
     target: str
     max_payload_bytes: int
     rounds: int
@@ -137,7 +122,7 @@ class GiveOrder(Order[Done], name="give"):
 
     plan: Plan
     """That they go on under."""
-    peers: tuple[PeerEntry, ...]
+    peers: tuple[PeerAddress, ...]
     first_step: int
     kept: KeptState
 
@@ -150,7 +135,7 @@ class TrainOrder(Order[TrainResult], name="train"):
     graph: UnitGraph
     """Of the plan's model, from its profile."""
     job: TrainJob
-    peers: tuple[PeerEntry, ...]
+    peers: tuple[PeerAddress, ...]
     output_dir: str
     """Where this worker writes its part of checkpoints; empty: no checkpoints."""
     first_step: int = 0

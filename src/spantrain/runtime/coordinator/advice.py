@@ -8,7 +8,6 @@ Whatever it does wrong is told once, and training goes on with the present plan.
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
-from types import TracebackType
 from typing import Protocol, Self
 
 from spantrain.core.plan import Plan, StateSharding
@@ -88,9 +87,7 @@ class Advising:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._closed = True
         self._pool.shutdown(wait=False, cancel_futures=True)
 

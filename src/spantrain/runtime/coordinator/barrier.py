@@ -194,8 +194,10 @@ class StepBarrier:
             self._judge(step, outcome, _data_differs(reports)),
             outer=meeting_of({name: report.outer for name, report in reports.items()}),
         )
-        goes_on = outcome.loss is not None and not (verdict.stop or verdict.pause)
-        advice = self._advice(step, reports) if goes_on else None
+        advice = None
+        if self._advising is not None and outcome.loss is not None and not (verdict.stop or verdict.pause):
+            # If there was advice on earlier steps, these reports are of a plan that runs no longer.
+            advice = self._advising.take() or self._advising.ask(step, reports)
         self._ran = self.plan.with_keepers(outcome.keepers)
         if advice is not None:
             verdict, outcome = replace(verdict, plan=advice.plan), replace(outcome, advice=advice)
@@ -230,13 +232,6 @@ class StepBarrier:
                 for stage in self.plan.stages
             ),
         )
-
-    def _advice(self, step: int, reports: Mapping[str, DeviceReport]) -> Advice | None:
-        """Take what was advised on earlier steps, or hand over this one's reports and take what is said at once."""
-        if self._advising is None:
-            return None
-        # Not both: these reports are of a plan that runs no longer, if another one was advised.
-        return self._advising.take() or self._advising.ask(step, reports)
 
     def _mean(self, sums: list[float | None]) -> float | None:
         known = [value for value in sums if value is not None]

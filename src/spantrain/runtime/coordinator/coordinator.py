@@ -6,13 +6,14 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from spantrain.errors import PeerLostError
 from spantrain.recovery.policy import DeviceFailed, DeviceLost, EndOnLoss, RecoveryEvent
-from spantrain.runtime.control.orders import GiveOrder, PeerEntry, TrainOrder, TrainResult
+from spantrain.runtime.control.orders import GiveOrder, TrainOrder, TrainResult
 from spantrain.runtime.control.plane import A, Order, read_answer
 from spantrain.runtime.control.requests import HeldState, OrderOutcome, SavedFile
 from spantrain.runtime.coordinator.barrier import StageMeetings, StepBarrier
 from spantrain.runtime.coordinator.batches import BatchQueue
 from spantrain.runtime.coordinator.roster import Roster, RosterEntry, error_of
 from spantrain.runtime.coordinator.worker_service import ProgressListener, TrainingRun, UnderWay, WorkerService
+from spantrain.transport.connection.peers import PeerAddress
 from spantrain.transport.control.credentials import Credentials
 from spantrain.transport.control.server import ControlServer
 
@@ -171,7 +172,7 @@ class Coordinator:
             self._server.release(one.peer)
         return {one.device: one.reason for one in gone}
 
-    def peers(self, names: Sequence[str]) -> tuple[PeerEntry, ...]:
+    def peers(self, names: Sequence[str]) -> tuple[PeerAddress, ...]:
         """Return how these devices' mailboxes are reached.
 
         Raises:

@@ -6,9 +6,9 @@ from typing import Any
 
 from spantrain.errors import InternalError, SpanTrainError, UsageError, WorkerError
 from spantrain.recovery.detection import LONGEST_SILENCE_S, LossDetector
-from spantrain.runtime.control.orders import PeerEntry
 from spantrain.runtime.control.plane import Order
 from spantrain.runtime.control.requests import HeldState, Introduction, OrderFailure, OrderOutcome
+from spantrain.transport.connection.peers import PeerAddress
 from spantrain.transport.control.protocol import RemoteRefusal
 
 RANK_PREFIX = "rank-"
@@ -26,7 +26,7 @@ class RosterEntry:
     """Of the device."""
     peer: str
     """As its certificate says."""
-    address: PeerEntry | None = None
+    address: PeerAddress | None = None
     """None: it has joined, and not introduced itself yet."""
     held: HeldState | None = None
     """What it has brought of a run whose coordinator it had lost."""
@@ -125,10 +125,13 @@ class Roster:
         """Take how a worker's mailbox is reached; said again, it must be the same.
 
         Raises:
-            RemoteRefusal: it is not.
+            RemoteRefusal: it is not, or is no address.
         """
         member = self._joined(peer)
-        address = PeerEntry(name=member.name, endpoint=said.endpoint, public_key=said.public_key)
+        try:
+            address = PeerAddress(name=member.name, endpoint=said.endpoint, public_key=said.public_key)
+        except ValueError as error:
+            raise RemoteRefusal(str(error)) from None
         if member.address not in (None, address):
             raise RemoteRefusal(f"device {member.name} has introduced itself already, as somebody else")
         member.address, member.held = address, said.held

@@ -21,7 +21,6 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup, Store, TCPStore
 
-from spantrain.core.cluster import Cluster
 from spantrain.core.plan import Plan, Stage
 from spantrain.cost.replicas import rings_of
 from spantrain.cost.sums import carrier_between
@@ -297,7 +296,8 @@ def open_groups(
     timeout = datetime.timedelta(seconds=timeout_s)
     with _blaming_peers(), ExitStack() as undo:
         undo.callback(_leave)
-        dist.init_process_group(_backend(plan.cluster, stage), store=store, rank=rank, world_size=size, timeout=timeout)
+        carrier = carrier_between([plan.cluster.device_by_name[name] for name in stage.devices])
+        dist.init_process_group(carrier, store=store, rank=rank, world_size=size, timeout=timeout)
         # All devices form all groups in the same order, as torch wants it; those of others give nothing to use.
         formed = {ranks: _formed(ranks, size, timeout) for ranks in (*layout.replicas, *layout.rings)}
         statistics = dist.new_group(timeout=timeout) if joined and len(stage.replicas) > 1 else None
@@ -342,12 +342,6 @@ def _formed(ranks: tuple[int, ...], size: int, timeout: datetime.timedelta) -> P
 
 def _member(group: ProcessGroup | None) -> MemberGroup:
     return SingleMember() if group is None else _TorchMembers(group)
-
-
-def _backend(cluster: Cluster, stage: Stage) -> str:
-    """Return what carries tensors, the same for all of a stage: NCCL between CUDA devices, Gloo elsewhere."""
-    devices = [cluster.device_by_name[name] for name in stage.devices]
-    return carrier_between(devices)
 
 
 _REACH = datetime.timedelta(seconds=30)

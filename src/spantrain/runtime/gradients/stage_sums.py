@@ -130,7 +130,8 @@ class StageSum:
             return None
         if self._groups.replica.rank:
             leave_out |= {name for name in parameters if self._parts.whole_here(name)}
-        return gradient_square(parameters, leave_out=leave_out)
+        counted = (own.grad for name, own in parameters.items() if name not in leave_out and own.grad is not None)
+        return sum((float(gradient.detach().double().square().sum()) for gradient in counted), 0.0)
 
 
 def _reduce(gradients: Sequence[Tensor], group: MemberGroup) -> None:
@@ -150,15 +151,6 @@ def _begin_sum(gradients: Sequence[Tensor], group: MemberGroup) -> Callable[[], 
             gradient.copy_(piece.view_as(gradient))
 
     return finish
-
-
-def gradient_square(parameters: Parameters, *, leave_out: frozenset[str]) -> float:
-    """Return the sum of squares of all gradients, but for parameters that another device counts."""
-    total = 0.0
-    for name, parameter in parameters.items():
-        if name not in leave_out and parameter.grad is not None:
-            total += float(parameter.grad.detach().double().square().sum())
-    return total
 
 
 _LANE = "tied:"
@@ -190,6 +182,7 @@ def tied_across_stages(plan: Plan, stage_index: int, graph: UnitGraph, units: Se
     return tuple(found)
 
 
+@dataclass(frozen=True, kw_only=True)
 class TiedGradientSums:
     """The sums of shared parameters, as one device takes part in them.
 
@@ -197,50 +190,37 @@ class TiedGradientSums:
     of the other stages; then it hands the sum to all devices of its stage.
     """
 
-    def __init__(
-        self,
-        tied: Sequence[Tied],
-        *,
-        plan: Plan,
-        stage_index: int,
-        driver: Messenger | None,
-        stage_sum: StageSum,
-        recorder: StepRecorder,
-    ) -> None:
-        """Take part; `driver` sends and receives, on the leader of the first replica only."""
-        self._tied = tuple(tied)
-        self._plan = plan
-        self._stage = stage_index
-        self._driver = driver
-        self._stage_sum = stage_sum
-        self._recorder = recorder
+    tied: Sequence[Tied]
+    plan: Plan
+    stage_index: int
+    driver: Messenger | None
+    """It sends and receives, on the leader of the first replica only."""
+    stage_sum: StageSum
+    recorder: StepRecorder
 
     @property
     def counted_elsewhere(self) -> frozenset[str]:
         """Parameters whose gradients a stage before counts in the global norm."""
-        return frozenset(tied.parameter for tied in self._tied if min(tied.other_stages) < self._stage)
+        return frozenset(tied.parameter for tied in self.tied if min(tied.other_stages) < self.stage_index)
 
     def run(self, step: int, parameters: Mapping[str, nn.Parameter]) -> None:
         """Sum all of them, one after another."""
-        for tied in self._tied:
+        for tied in self.tied:
             start_s = time.monotonic()
-            own = self._stage_sum.whole(tied.parameter, parameters)
-            total = None if own is None or self._driver is None else self._summed(tied, own, self._driver, step)
-            self._stage_sum.replace(tied.parameter, total, parameters)
-            self._recorder.communicated(f"tied gradient sum {tied.group}", step, start_s, time.monotonic())
+            own = self.stage_sum.whole(tied.parameter, parameters)
+            total = None if own is None or self.driver is None else self._summed(tied, own, self.driver, step)
+            self.stage_sum.replace(tied.parameter, total, parameters)
+            self.recorder.communicated(f"tied gradient sum {tied.group}", step, start_s, time.monotonic())
 
     def _summed(self, tied: Tied, own: Tensor, driver: Messenger, step: int) -> Tensor:
         """Sum the stages' gradients in the order of stages, so that all copies stay equal."""
         for stage in tied.other_stages:
-            key = ControlKey(self._plan.generation, step, f"{_LANE}{tied.group}:{self._stage}")
-            driver.send_message(self._leader(stage), key, (own.unsqueeze(0).clone(),))
+            key = ControlKey(self.plan.generation, step, f"{_LANE}{tied.group}:{self.stage_index}")
+            driver.send_message(self.plan.stages[stage].devices[0], key, (own.unsqueeze(0).clone(),))
         total = torch.zeros_like(own)
-        for stage in sorted((self._stage, *tied.other_stages)):
-            if stage == self._stage:
+        for stage in sorted((self.stage_index, *tied.other_stages)):
+            if stage == self.stage_index:
                 total += own
             else:
                 total += driver.wait_for_message(step, f"{_LANE}{tied.group}:{stage}")[0][0].to(own.device)
         return total
-
-    def _leader(self, stage: int) -> str:
-        return self._plan.stages[stage].replicas[0].devices[0]

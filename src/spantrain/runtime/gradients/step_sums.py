@@ -32,53 +32,45 @@ _END_S = 0.5
 """How long the end waits for a piece under way; a collective whose peers are gone ends by itself, later."""
 
 
-class BackgroundTask:
-    """Work that was begun."""
-
-    def __init__(self, work: Callable[[], None]) -> None:
-        self.work = work
-        self.over = threading.Event()
-
-
 class Background:
     """One thread, which starts with the first piece; a process that ends does not wait for it."""
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._pieces: queue.SimpleQueue[BackgroundTask | None] = queue.SimpleQueue()
+        self._pieces: queue.SimpleQueue[tuple[Callable[[], None], threading.Event] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._failure: SpanTrainError | RuntimeError | None = None
         self._closed = False
 
-    def begin(self, work: Callable[[], None]) -> BackgroundTask:
-        """Have work done when all that was begun before is; return at once."""
+    def begin(self, work: Callable[[], None]) -> threading.Event:
+        """Have work done when all that was begun before is; return at once what is set when it is over."""
         assert not self._closed, f"{self._name}: this thread has ended"
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
             self._thread.start()
-        piece = BackgroundTask(work)
-        self._pieces.put(piece)
-        return piece
+        over = threading.Event()
+        self._pieces.put((work, over))
+        return over
 
     @property
     def has_more(self) -> bool:
         """Whether work waits behind that which is done now."""
         return not self._pieces.empty()
 
-    def wait(self, piece: BackgroundTask, check_abort: Callable[[], None]) -> None:
-        """Wait until a piece is done.
+    def wait(self, over: threading.Event, check_abort: Callable[[], None]) -> None:
+        """Wait until a piece is over.
 
         Raises:
             SpanTrainError: it failed, or one before it did; or `check_abort` has news.
             RuntimeError: the same, of torch.
         """
-        while not piece.over.wait(_POLL_S):
+        while not over.wait(_POLL_S):
             check_abort()
             if self._thread is not None and not self._thread.is_alive():
                 break
         if self._failure is not None:
             raise self._failure
-        if not piece.over.is_set():
+        if not over.is_set():
             raise WorkerError(f"{self._name}: the thread ended before its work; its own log says why")
 
     def close(self) -> None:
@@ -90,12 +82,13 @@ class Background:
 
     def _run(self) -> None:
         while (piece := self._pieces.get()) is not None:
+            work, over = piece
             if self._failure is None and not self._closed:
                 try:
-                    piece.work()
+                    work()
                 except (SpanTrainError, RuntimeError) as error:
                     self._failure = error
-            piece.over.set()
+            over.set()
 
 
 Parameters = Mapping[str, nn.Parameter]
@@ -138,7 +131,7 @@ class StepSums:
         self._bucket_of = {name: number for number, names in enumerate(beside) for name in names}
         self._left = 0
         """How many buckets have left."""
-        self._last: BackgroundTask | None = None
+        self._last: threading.Event | None = None
         self._under_way: deque[tuple[float, Callable[[], None]]] = deque()
         """When each sum began that is not known to have ended, and what waits for it; the background's own."""
         self._gradients: dict[str, Tensor] = {}

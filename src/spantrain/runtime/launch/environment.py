@@ -1,7 +1,7 @@
 """The one place that reads environment variables."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from spantrain.errors import UsageError
@@ -14,29 +14,18 @@ _INTERFACE = re.compile(r"[^\s/,]{1,15}")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Launch:
-    """What a launcher of many processes (torchrun, or a script like it) tells each of them."""
-
-    rank: int
-    world_size: int
-    local_rank: int | None
-    """None where the launcher does not tell."""
-    master_address: str
-    master_port: int
-
-
-@dataclass(frozen=True, kw_only=True)
 class Environment:
-    """What the environment says; None where it says nothing. An empty variable says nothing, but see below."""
+    """What the environment says to a worker; None where it says nothing. An empty variable says nothing, but see below.
 
-    launch: Launch | None = None
-    """From RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT."""
-    gloo_interfaces: tuple[str, ...] | None = None
-    """From GLOO_SOCKET_IFNAME."""
-    cuda_devices: tuple[str, ...] | None = None
-    """From CUDA_VISIBLE_DEVICES: indices or identifiers. Empty or -1 hides all: an empty tuple."""
-    join_address: str | None = None
-    """From SPANTRAIN_JOIN: HOST:PORT or unix:/path."""
+    A launcher of many processes (torchrun, or a script like it) sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT;
+    Gloo reads GLOO_SOCKET_IFNAME; CUDA reads CUDA_VISIBLE_DEVICES, indices or identifiers, where empty or -1 hides all.
+    These are checked, so that nonsense is told before anything else fails by it.
+    """
+
+    rank: int | None = None
+    """From RANK, under a launcher."""
+    local_rank: int | None = None
+    """From LOCAL_RANK, if the launcher tells it."""
     join_token: str | None = field(default=None, repr=False)
     """From SPANTRAIN_TOKEN: unlike an option, other users of the machine cannot see it."""
 
@@ -47,96 +36,55 @@ class Environment:
         Raises:
             UsageError: a variable makes no sense; all such variables are in the message.
         """
-        reader = _Reader(variables)
-        environment = cls(
-            launch=reader.launch(),
-            gloo_interfaces=reader.interfaces(),
-            cuda_devices=reader.cuda_devices(),
-            join_address=reader.join_address(),
-            join_token=reader.join_token(),
+        said = {name: text.strip() for name, text in variables.items() if text.strip()}
+        is_launched = "RANK" in said or "WORLD_SIZE" in said
+        problems = _launcher_problems(said) if is_launched else []
+        interfaces = said.get("GLOO_SOCKET_IFNAME")
+        if interfaces and not all(_INTERFACE.fullmatch(name.strip()) for name in interfaces.split(",")):
+            problems.append(f"GLOO_SOCKET_IFNAME is {interfaces!r}, wanted interface names, e.g. eth0 or eth0,eth1")
+        problems += _cuda_problems(variables.get("CUDA_VISIBLE_DEVICES", ""))
+        for name, parse in (("SPANTRAIN_JOIN", Address.parse), ("SPANTRAIN_TOKEN", JoinToken.parse)):
+            if name in said:
+                try:
+                    parse(said[name])
+                except UsageError as error:  # that of a token does not repeat it
+                    problems.append(f"{name}: {error}")
+        if problems:
+            raise UsageError("environment: " + "; ".join(problems))
+        return cls(
+            rank=int(said["RANK"]) if is_launched else None,
+            local_rank=int(said["LOCAL_RANK"]) if is_launched and "LOCAL_RANK" in said else None,
+            join_token=said.get("SPANTRAIN_TOKEN"),
         )
-        if reader.problems:
-            raise UsageError("environment: " + "; ".join(reader.problems))
-        return environment
 
 
-class _Reader:
-    """Read one variable after another and collect what is wrong."""
-
-    def __init__(self, variables: Mapping[str, str]) -> None:
-        self._variables = variables
-        self.problems: list[str] = []
-
-    def _text(self, name: str) -> str | None:
-        return self._variables.get(name, "").strip() or None
-
-    def _whole_number(self, name: str, low: int, high: int) -> int | None:
-        text = self._text(name)
-        if text is None:
-            return None
+def _launcher_problems(said: Mapping[str, str]) -> list[str]:
+    """Return what is wrong with a launcher's variables."""
+    problems = []
+    missing = [name for name in _NEEDED if name not in said]
+    if missing:
+        problems.append(
+            f"{', '.join(missing)} not set: a launcher sets all of {', '.join(_NEEDED)}; "
+            "set them, or unset RANK and WORLD_SIZE"
+        )
+    most = 10**6
+    for name, low in (("WORLD_SIZE", 1), ("RANK", 0), ("LOCAL_RANK", 0), ("MASTER_PORT", 1)):
+        high = 65535 if name == "MASTER_PORT" else most - (not low)
+        text = said.get(name, str(low))
         if not re.fullmatch(r"\d{1,9}", text, re.ASCII) or not low <= int(text) <= high:
-            self.problems.append(f"{name} is {text!r}, wanted a whole number from {low} to {high}")
-            return None
-        return int(text)
+            problems.append(f"{name} is {text!r}, wanted a whole number from {low} to {high}")
+        elif name == "WORLD_SIZE" and name in said:
+            most = int(text)
+    return problems
 
-    def launch(self) -> Launch | None:
-        """Read the launcher's variables; RANK or WORLD_SIZE means that there is one."""
-        if self._text("RANK") is None and self._text("WORLD_SIZE") is None:
-            return None
-        missing = [name for name in _NEEDED if self._text(name) is None]
-        if missing:
-            self.problems.append(
-                f"{', '.join(missing)} not set: a launcher sets all of {', '.join(_NEEDED)}; "
-                "set them, or unset RANK and WORLD_SIZE"
-            )
-        world_size = self._whole_number("WORLD_SIZE", 1, 10**6)
-        rank = self._whole_number("RANK", 0, (world_size or 10**6) - 1)
-        local_rank = self._whole_number("LOCAL_RANK", 0, (world_size or 10**6) - 1)
-        port = self._whole_number("MASTER_PORT", 1, 65535)
-        address = self._text("MASTER_ADDR")
-        if rank is None or world_size is None or port is None or address is None:
-            return None
-        return Launch(rank=rank, world_size=world_size, local_rank=local_rank, master_address=address, master_port=port)
 
-    def interfaces(self) -> tuple[str, ...] | None:
-        """Read the network interfaces that Gloo should use."""
-        text = self._text("GLOO_SOCKET_IFNAME")
-        if text is None:
-            return None
-        names = tuple(name.strip() for name in text.split(","))
-        if not all(_INTERFACE.fullmatch(name) for name in names):
-            self.problems.append(f"GLOO_SOCKET_IFNAME is {text!r}, wanted interface names, e.g. eth0 or eth0,eth1")
-        return names
-
-    def cuda_devices(self) -> tuple[str, ...] | None:
-        """Read which CUDA devices may be used; those behind a -1 may not."""
-        text = self._variables.get("CUDA_VISIBLE_DEVICES")
-        if text is None:
-            return None
-        entries = [entry.strip() for entry in text.split(",")] if text.strip() else []
-        if not all(_CUDA_DEVICE.fullmatch(entry) for entry in entries):
-            self.problems.append(f"CUDA_VISIBLE_DEVICES is {text!r}, wanted indices or identifiers, e.g. 0,1")
-        visible = entries[: entries.index("-1")] if "-1" in entries else entries
-        if len(set(visible)) != len(visible):
-            self.problems.append(f"CUDA_VISIBLE_DEVICES is {text!r}: a device is named twice")
-        return tuple(visible)
-
-    def join_address(self) -> str | None:
-        """Read where to join."""
-        text = self._text("SPANTRAIN_JOIN")
-        if text is not None:
-            self._checked("SPANTRAIN_JOIN", lambda: Address.parse(text))
-        return text
-
-    def join_token(self) -> str | None:
-        """Read what to join with; no message repeats it."""
-        text = self._text("SPANTRAIN_TOKEN")
-        if text is not None:
-            self._checked("SPANTRAIN_TOKEN", lambda: JoinToken.parse(text))
-        return text
-
-    def _checked(self, name: str, parse: Callable[[], object]) -> None:
-        try:
-            parse()
-        except UsageError as error:
-            self.problems.append(f"{name}: {error}")
+def _cuda_problems(text: str) -> list[str]:
+    """Return what is wrong with a list of CUDA devices, of which those behind a -1 are not used."""
+    entries = [entry.strip() for entry in text.split(",")] if text.strip() else []
+    problems = []
+    if not all(_CUDA_DEVICE.fullmatch(entry) for entry in entries):
+        problems.append(f"CUDA_VISIBLE_DEVICES is {text!r}, wanted indices or identifiers, e.g. 0,1")
+    visible = entries[: entries.index("-1")] if "-1" in entries else entries
+    if len(set(visible)) != len(visible):
+        problems.append(f"CUDA_VISIBLE_DEVICES is {text!r}: a device is named twice")
+    return problems

@@ -9,12 +9,12 @@ from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan
 from spantrain.core.units import UnitGraph
 from spantrain.devices.base import ComputeDevice
-from spantrain.runtime.control.orders import PeerEntry
 from spantrain.runtime.control.plane import ControlPlane
 from spantrain.runtime.control.requests import ReadClock, Ready
 from spantrain.runtime.gradients.groups import StageGroups
 from spantrain.runtime.recorder import StepRecorder
 from spantrain.runtime.step.work import Feed
+from spantrain.transport.connection.peers import PeerAddress
 from spantrain.transport.mailbox.mailbox import MailboxLike
 
 OpenGroups = Callable[[Plan, int, bool], StageGroups]
@@ -36,24 +36,20 @@ class WorkerLinks:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorkerContext:
+class WorkerContext(WorkerLinks):
     """What one device has throughout a run, whichever plan runs."""
 
-    name: str
-    device: ComputeDevice
     graph: UnitGraph
     job: TrainJob
-    mailbox: MailboxLike
     feed: Feed
     recorder: StepRecorder
-    check_abort: Callable[[], None]
     adapters: LocalAdapters
     """What follows its links, plan after plan."""
 
 
-def admit(control: ControlPlane, mailbox: MailboxLike, generation: int, peers: Sequence[PeerEntry]) -> None:
+def admit(control: ControlPlane, mailbox: MailboxLike, generation: int, peers: Sequence[PeerAddress]) -> None:
     """Admit the peers of an order, and dial them when they have done the same."""
-    mailbox.set_peers(generation, [peer.address for peer in peers], dial=False)
+    mailbox.set_peers(generation, peers, dial=False)
     control.ask(Ready())
     mailbox.dial()
 

@@ -14,7 +14,6 @@ from typing import Protocol
 from torch import Tensor
 
 from spantrain.adaptation.local import LocalAdapter
-from spantrain.adaptation.monitor import SentMessage
 from spantrain.core.action import Action, Direction, Op
 from spantrain.core.messages import BACKGROUND, Arrived, Command, ControlKey, Event, Finished, MessageKey, StepStarted
 from spantrain.core.plan import Plan
@@ -282,9 +281,7 @@ class StepDriver:
         recorder = self._here.recorder
         recorder.computed(str(action), entry.step, start_s, end_s, held_samples=entry.held_samples)
         self._hand_on(entry.step, action, entry.work.result)
-        figures = recorder.figures
-        figures.overhead_s.append(max(0.0, start_s - self._ready_since - self._waited_s))
-        figures.waiting_s += self._waited_s
+        recorder.figures.overhead_s.append(max(0.0, start_s - self._ready_since - self._waited_s))
         self._ready_since, self._waited_s = end_s, 0.0
 
     def _hand_on(self, step: int, action: Action, outputs: Tensors) -> None:
@@ -368,15 +365,8 @@ class StepDriver:
             self._here.recorder.sent(sent.peer, key, sent.size_bytes, sent.started_s, sent.acknowledged_s)
             if key.lane.startswith(BACKGROUND):
                 continue  # how long it took says nothing of the link: others went first
-            message = SentMessage(
-                peer=sent.peer,
-                size_bytes=sent.size_bytes,
-                queued_s=sent.queued_s,
-                started_s=sent.started_s,
-                acknowledged_s=sent.acknowledged_s,
-            )
             samples = key.span.size if isinstance(key, MessageKey) and key.lane in _PIPELINE else 0
-            self._local.sent(message, samples)
+            self._local.sent(sent, samples)
 
 
 def _common(a: Span, b: Span) -> int:

@@ -19,23 +19,10 @@ def law_of(cluster: Cluster, device: str, dtype: str) -> AnalyticLaw | None:
 
 
 def emulated_seconds(
-    cluster: Cluster, device: str, dtype: str, units: Sequence[Unit], *, recompute: Collection[int] = ()
+    cluster: Cluster, device: str, dtype: str, units: Sequence[Unit]
 ) -> Callable[[Op, int], float | None]:
     """Return (operation, samples) -> seconds of a stage's action; None: as long as it takes."""
-    return emulated_group_seconds(cluster, device, {device: [1.0] * len(units)}, dtype, units, recompute=recompute)
-
-
-def emulated_group_seconds(
-    cluster: Cluster,
-    device: str,
-    shares: Mapping[str, Sequence[float]],
-    dtype: str,
-    units: Sequence[Unit],
-    *,
-    recompute: Collection[int] = (),
-) -> Callable[[Op, int], float | None]:
-    """Return the same for a member of a tensor-parallel group; arguments as of `emulated_unit_seconds`."""
-    by_unit = emulated_unit_seconds(cluster, device, shares, dtype, units, recompute=recompute)
+    by_unit = emulated_unit_seconds(cluster, device, {device: [1.0] * len(units)}, dtype, units)
     return (lambda _op, _samples: None) if by_unit is None else (lambda op, samples: sum(by_unit(op, samples)))
 
 

@@ -45,12 +45,7 @@ class _Instruction(IntEnum):
     EVALUATE = 6
 
 
-_OPS = {
-    Op.FORWARD: _Instruction.FORWARD,
-    Op.BACKWARD: _Instruction.BACKWARD,
-    Op.BACKWARD_INPUT: _Instruction.BACKWARD_INPUT,
-    Op.BACKWARD_WEIGHT: _Instruction.BACKWARD_WEIGHT,
-}
+_OPS = {op: _Instruction[op.name] for op in Op}
 _OP_OF = {instruction: op for op, instruction in _OPS.items()}
 
 

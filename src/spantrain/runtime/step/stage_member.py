@@ -5,11 +5,9 @@ from dataclasses import dataclass
 
 import torch
 
-from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan, Replica, Stage
 from spantrain.core.shares import TensorPart
 from spantrain.core.units import UnitGraph
-from spantrain.devices.base import ComputeDevice
 from spantrain.errors import ConfigError
 from spantrain.models.execution.segment import autocast_dtype
 from spantrain.models.execution.stage import StageExecutor
@@ -20,6 +18,7 @@ from spantrain.models.tensor_parallel.shard import notices, partial_parameters, 
 from spantrain.models.units import UnitModule, parameter_names
 from spantrain.runtime.gradients.groups import StageGroups
 from spantrain.runtime.gradients.part_sums import GroupParts, share_parts
+from spantrain.runtime.step.context import WorkerContext
 from spantrain.schedule.joint import check_joint_statistics
 
 
@@ -30,8 +29,6 @@ class StageMember:
     stage_index: int
     replica: Replica
     groups: StageGroups
-    graph: UnitGraph
-    """Of the whole model."""
     units: tuple[UnitModule, ...]
     executor: StageExecutor
     parts: GroupParts
@@ -57,37 +54,27 @@ class StageMember:
         return self.groups.replica.rank == 0
 
 
-def build_member(
-    plan: Plan,
-    name: str,
-    device: ComputeDevice,
-    units: Sequence[UnitModule],
-    *,
-    graph: UnitGraph,
-    job: TrainJob,
-    groups: StageGroups,
-) -> StageMember:
+def build_member(here: WorkerContext, plan: Plan, units: Sequence[UnitModule], groups: StageGroups) -> StageMember:
     """Divide the stage's units, in place, and take this device's part of them to the device.
 
     Raises:
         ConfigError: the devices of the replica have not the same model, or it has no sequence to slice as planned.
         PlanError: replicas would wait for each other's statistics for ever.
     """
-    stage_index, replica_index = plan.place(name)
+    stage_index, replica_index = plan.place(here.name)
     stage = plan.stages[stage_index]
     replica = stage.replicas[replica_index]
     names = [tuple(parameter_names(unit).values()) for unit in units]
-    _check_sequence(plan, stage_index, graph)
+    _check_sequence(plan, stage_index, here.graph)
     own = _divided(units, stage, replica, groups)
-    if job.joins_statistics:
-        check_joint_statistics(plan, graph)
-    executor = stage_executor(plan, stage_index, graph, units, device, job, groups)
-    parts = share_parts(groups.replica, own, device.torch_device)
+    if here.job.joins_statistics:
+        check_joint_statistics(plan, here.graph)
+    executor = stage_executor(here, plan, units, groups)
+    parts = share_parts(groups.replica, own, here.device.torch_device)
     return StageMember(
         stage_index=stage_index,
         replica=replica,
         groups=groups,
-        graph=graph,
         units=tuple(units),
         executor=executor,
         parts=parts,
@@ -101,24 +88,17 @@ def build_member(
     )
 
 
-def stage_executor(
-    plan: Plan,
-    stage_index: int,
-    graph: UnitGraph,
-    units: Sequence[UnitModule],
-    device: ComputeDevice,
-    job: TrainJob,
-    groups: StageGroups,
-) -> StageExecutor:
-    """Return what runs a stage's units on a device, where they are taken."""
-    stage = plan.stages[stage_index]
+def stage_executor(here: WorkerContext, plan: Plan, units: Sequence[UnitModule], groups: StageGroups) -> StageExecutor:
+    """Return what runs the units of a device's stage there, where they are taken."""
+    stage_index, _ = plan.place(here.name)
+    stage, graph, job = plan.stages[stage_index], here.graph, here.job
     joined = JoinedDevices(group=groups.statistics, leads=groups.replica.rank == 0) if groups.statistics else None
     return StageExecutor(
         units,
         is_last=stage_index == len(plan.stages) - 1,
         global_batch=plan.global_batch,
         autocast_dtype=autocast_dtype(plan.dtype),
-        torch_device=device.torch_device,
+        torch_device=here.device.torch_device,
         seed=job.seed,
         recompute=[unit - stage.first_unit for unit in stage.recompute],
         trains_before=stage.first_unit > 0 and graph.units[stage.first_unit - 1].goes_back,

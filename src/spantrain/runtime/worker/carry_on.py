@@ -9,16 +9,13 @@ from dataclasses import dataclass
 
 import torch
 
-from spantrain.core.plan import Plan
 from spantrain.errors import WorkerError
-from spantrain.models.build import blank_units, build_units
-from spantrain.models.units import UnitModule, tie_parameters
 from spantrain.runtime.checkpoint.holding import PARAMETER
 from spantrain.runtime.control.orders import GiveOrder, TrainOrder
 from spantrain.runtime.redistribution.transfer import ExchangeChannel, TensorExchange, group_of
 from spantrain.runtime.step.context import WorkerContext
 from spantrain.runtime.worker.plan_part import PlanPart
-from spantrain.runtime.worker.switch import Held, LocalTensorSource, describe, fill, whole_units
+from spantrain.runtime.worker.switch import Held, LocalTensorSource, describe, fill
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,29 +33,6 @@ class LeftState:
     def held(self) -> tuple[Held, ...]:
         """All of it, its own part first."""
         return (self.part, *self.kept)
-
-
-def units_of(plan: Plan, name: str, *, seed: int, left: LeftState | None, begins: bool) -> list[UnitModule]:
-    """Return the units of a device's stage: those that it still holds whole, else new ones.
-
-    Args:
-        plan: what runs next.
-        name: of the device.
-        seed: of new parameters.
-        left: what it holds.
-        begins: whether new parameters stay as they are; else they hold anything.
-    """
-    stage_index, replica_index = plan.place(name)
-    stage = plan.stages[stage_index]
-    if begins:
-        return build_units(plan.model, stage.units, seed=seed)
-    alone = len(stage.replicas[replica_index].devices) == 1
-    known = whole_units(left.part) if left and alone else {}
-    fresh = [unit for unit in stage.units if unit not in known]
-    built = dict(zip(fresh, blank_units(plan.model, fresh, seed=seed), strict=True))
-    units = [known[unit] if unit in known else built[unit] for unit in stage.units]
-    tie_parameters(units)
-    return units
 
 
 def carry_on(

@@ -20,7 +20,7 @@ from spantrain.core.checkpoint import StoredTensor
 from spantrain.core.messages import AT_ANY_STEP, BACKGROUND, ControlKey
 from spantrain.errors import ConfigError, ProtocolError
 from spantrain.runtime.checkpoint.holding import STATE, Holding, held_tensors, put_back, wanted_of
-from spantrain.runtime.checkpoint.tensor_file import dtype_name
+from spantrain.runtime.checkpoint.tensor_file import dtype_name, raw_bytes
 from spantrain.runtime.redistribution.transfer import dtype_of, packed_words, unpacked_words
 from spantrain.runtime.step.driver import StepDriver
 from spantrain.runtime.worker.switch import Held, HeldTensors, read_held
@@ -224,21 +224,14 @@ class CopyReceiver:
             raise ProtocolError(f"{self._link.ward}: sent {piece.numel()} bytes more to be kept than its stage has")
 
 
-def raw_bytes(tensor: Tensor) -> Tensor:
-    """Return a tensor's bytes, of the same memory where it lies in one piece."""
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-
-
 def _plain(stored: str) -> str:
     """Return the name in the model of what a stored tensor belongs to."""
     return stored.split("/", 2)[2] if stored.startswith(STATE) else stored.split("/", 1)[1]
 
 
 def _owner(name: str, held: Sequence[Held]) -> Held | None:
-    for one in held:
-        if name in one.holding.parts and one.holding.parts[name].is_whole:
-            return one
-    return None
+    whole = (one for one in held if name in one.holding.parts and one.holding.parts[name].is_whole)
+    return next(whole, None)
 
 
 def _only(tensors: tuple[Tensor, ...], sender: str) -> Tensor:

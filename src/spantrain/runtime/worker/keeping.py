@@ -22,10 +22,11 @@ from spantrain.errors import ProtocolError
 from spantrain.models.build import blank_units, build_units
 from spantrain.models.units import parameter_names, tie_parameters
 from spantrain.runtime.checkpoint.holding import Holding, holding_of
+from spantrain.runtime.checkpoint.tensor_file import raw_bytes
 from spantrain.runtime.gradients.optimizer import build_optimizer, update
 from spantrain.runtime.redistribution.transfer import ExchangeChannel
 from spantrain.runtime.step.context import WorkerContext
-from spantrain.runtime.worker.copying import CopyLink, CopyReceiver, CopySender, raw_bytes
+from spantrain.runtime.worker.copying import CopyLink, CopyReceiver, CopySender
 from spantrain.runtime.worker.plan_part import PlanPart
 from spantrain.runtime.worker.switch import Held
 
@@ -152,7 +153,8 @@ class Keeping:
         generation = self._part.plan.generation
         if self._begins:
             return
-        self._settle()
+        device = self._here.device
+        device.settle(device.torch_device)
         for kept in self.kept:
             link = CopyLink(driver=driver, generation=generation, ward=kept.ward, keeper=own)
             if (kept.ward, kept.units) in self._stays:
@@ -209,10 +211,6 @@ class Keeping:
         driver = self._part.actions.driver
         if step == self._waits_at and driver is not None:
             driver.wait_until(done)
-
-    def _settle(self) -> None:
-        device = self._here.device
-        device.settle(device.torch_device)
 
     def _fetch(self, made: Callable[[], Tensor]) -> Tensor:
         device = self._here.device

@@ -77,18 +77,13 @@ class StageLayers:
         return tuple(route.spec.name for route in self.routes if route.mover == stage)
 
 
-def leader_of(plan: Plan, stage: int) -> str:
-    """Return the device that moves a stage's layers."""
-    return plan.stages[stage].replicas[0].devices[0]
-
-
 def moves_layers(before: Plan, after: Plan) -> bool:
     """Whether under another plan some layers are other devices' to move."""
     return _movers(before) != _movers(after)
 
 
 def _movers(plan: Plan) -> list[tuple[str, int, int]]:
-    return [(leader_of(plan, index), stage.first_unit, stage.end_unit) for index, stage in enumerate(plan.stages)]
+    return [(stage.devices[0], stage.first_unit, stage.end_unit) for stage in plan.stages]
 
 
 def stage_layers(plan: Plan, graph: UnitGraph) -> StageLayers:
@@ -157,12 +152,12 @@ class StageParameters:
     @property
     def leads(self) -> bool:
         """Whether copies come to this device."""
-        return self._here.name == leader_of(self._part.plan, self._stage)
+        return self._here.name == self._part.plan.stages[self._stage].devices[0]
 
     def memory(self) -> dict[str, Tensor]:
         """Return memory for a copy of all that the stage moves."""
-        moved = [route for route in self._routes if route.mover == self._stage]
         on_card = any(one.device.type != "cpu" for one in self._part.holding.parameters.values())
+        moved = [route for route in self._routes if route.mover == self._stage]
         return {route.spec.name: empty_copy(route.spec, fixed=on_card) for route in moved}
 
     @torch.no_grad()
@@ -203,11 +198,12 @@ class StageParameters:
     def _sent(
         self, route: Route, whole: Tensor | None, source: int, target: int, post: ExchangeChannel
     ) -> Tensor | None:
+        """Return on the first device of one stage what that of another has; None elsewhere."""
         lane = f"{_LANE}{self._exchanges}:{route.number}"
         if self.leads and self._stage == source:
             assert whole is not None, f"{route.spec.name} is not whole on {self._here.name}"
             # As one of a batch, which all messages between stages are.
-            post.send(leader_of(self._part.plan, target), lane, whole.cpu().clone().unsqueeze(0))
+            post.send(self._part.plan.stages[target].devices[0], lane, whole.cpu().clone().unsqueeze(0))
         elif self.leads and self._stage == target:
             return post.receive(lane)[0]
         return None
@@ -261,7 +257,7 @@ class OuterPart:
         if stage != found.leader:
             return work_as_stage(cluster, found.layers, self._copy, name=worker_name(cluster.cluster, stage), own=own)
         others = {
-            leader_of(plan, other): (worker_name(cluster.cluster, other), layers)
+            plan.stages[other].devices[0]: (worker_name(cluster.cluster, other), layers)
             for other, layers in found.by_stage.items()
             if other != stage
         }

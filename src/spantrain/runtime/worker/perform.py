@@ -21,7 +21,6 @@ from spantrain.runtime.control.orders import (
     GiveOrder,
     LinkOrder,
     LinkResult,
-    PeerEntry,
     TrainOrder,
     TrainResult,
 )
@@ -37,6 +36,7 @@ from spantrain.runtime.worker.stale_session import session_of
 from spantrain.runtime.worker.trainer import TrainSession
 from spantrain.runtime.worker.user_functions import with_own_functions
 from spantrain.runtime.worker.watch import Watch, connections, cut
+from spantrain.transport.connection.peers import PeerAddress
 from spantrain.transport.mailbox.mailbox import MailboxLike
 
 _COLLECTIVE_TIMEOUT_S = 300.0
@@ -142,7 +142,7 @@ class OrderRunner:
         give(self._name, left, order, MailboxChannel(self._mailbox, **address, check_abort=self._check_abort))
         return Done()
 
-    def _admit(self, generation: int, peers: tuple[PeerEntry, ...]) -> None:
+    def _admit(self, generation: int, peers: tuple[PeerAddress, ...]) -> None:
         admit(self._control, self._mailbox, generation, peers)
 
     def _links(self) -> WorkerLinks:

@@ -92,7 +92,7 @@ class StageActions:
 def _clock(here: WorkerContext, plan: Plan, member: StageMember) -> DeviceClock:
     cluster = plan.cluster
     stage = plan.stages[member.stage_index]
-    units = [member.graph.units[index] for index in stage.units]
+    units = [here.graph.units[index] for index in stage.units]
     recompute = [unit - stage.first_unit for unit in stage.recompute]
     emulated = any(cluster.device_by_name[other].emulated for other in member.replica.devices)
     by_unit = emulated_unit_seconds(cluster, here.name, member.shares, plan.dtype, units, recompute=recompute)
@@ -174,7 +174,7 @@ def make_plan_part(
         sums=plan.stages[member.stage_index].sums,
     )
     tied_sums = TiedGradientSums(
-        tied_across_stages(plan, member.stage_index, member.graph, member.units),
+        tied=tied_across_stages(plan, member.stage_index, here.graph, member.units),
         plan=plan,
         stage_index=member.stage_index,
         driver=actions.messenger,
@@ -186,7 +186,7 @@ def make_plan_part(
         plan=plan,
         member=member,
         optimizer=optimizer,
-        holding=holding or holding_of(plan, here.name, member.graph, named, member.parts.own, member.units),
+        holding=holding or holding_of(plan, here.name, here.graph, named, member.parts.own, member.units),
         actions=actions,
         stage_sum=stage_sum,
         tied_sums=tied_sums,

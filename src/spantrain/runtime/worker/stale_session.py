@@ -13,6 +13,7 @@ any more: V_{t+1} is copied over it, and the optimizer makes V_{t+2} of it in pl
 the rule). Where everything is quiet, both sets are made the newest: training goes on there as it begins.
 """
 
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -24,14 +25,13 @@ from torch import Tensor, nn
 
 from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan
-from spantrain.devices.base import ComputeDevice
 from spantrain.models.statistics import named_statistics
 from spantrain.runtime.checkpoint.holding import holding_of
 from spantrain.runtime.control.orders import TrainOrder, TrainResult
 from spantrain.runtime.control.requests import Begin, DeviceReport, StepVerdict
 from spantrain.runtime.gradients.optimizer import build_optimizer
-from spantrain.runtime.gradients.step_sums import Background, BackgroundTask
-from spantrain.runtime.step.context import WorkerLinks
+from spantrain.runtime.gradients.step_sums import Background
+from spantrain.runtime.step.context import WorkerContext, WorkerLinks
 from spantrain.runtime.step.driver import StepDriver
 from spantrain.runtime.step.stage_member import StageMember, stage_executor
 from spantrain.runtime.worker.carry_on import LeftState
@@ -82,14 +82,12 @@ def _copy(into: Parameters, source: Parameters) -> None:
         torch._foreach_copy_([own.detach() for own in into.values()], tensors)
 
 
-def with_second_set(
-    plan: Plan, member: StageMember, device: ComputeDevice, job: TrainJob
-) -> tuple[StageMember, TwoSets]:
+def with_second_set(here: WorkerContext, plan: Plan, member: StageMember) -> tuple[StageMember, TwoSets]:
     """Return the member with a second set of its units' weights; running statistics and what is not trained are one."""
     frozen = [own for own in member.executor.named_parameters().values() if not own.requires_grad]
     shared = {id(own): own for own in (*frozen, *named_statistics(member.units).values())}
     units = deepcopy(list(member.units), shared)
-    second = stage_executor(plan, member.stage_index, member.graph, units, device, job, member.groups)
+    second = stage_executor(here, plan, units, member.groups)
     sets = TwoSets(trained_of(member.executor), trained_of(second))
     return replace(member, second=second), sets
 
@@ -110,7 +108,7 @@ class _End:
     """The end of a step, in its own thread."""
 
     step: int
-    piece: BackgroundTask
+    over: threading.Event
     verdict: Callable[[], StepVerdict]
 
 
@@ -119,11 +117,11 @@ class StaleSession(TrainSession):
 
     def _part_of(self, member: StageMember) -> PlanPart:
         order, here = self._order, self._here
-        member, self._sets = with_second_set(order.plan, member, here.device, order.job)
+        member, self._sets = with_second_set(here, order.plan, member)
         self._ends = Background("ends of steps")
         optimizer = build_optimizer(order.job, self._sets.newest.values(), self._sets.newest)
         held = {**member.executor.named_parameters(), **self._sets.newest}
-        holding = holding_of(order.plan, here.name, member.graph, held, member.parts.own, member.units)
+        holding = holding_of(order.plan, here.name, here.graph, held, member.parts.own, member.units)
         return make_plan_part(here, order.plan, member, optimizer, holding)
 
     def run(self) -> TrainResult:
@@ -177,7 +175,7 @@ class StaleSession(TrainSession):
                 ends.append(self._begin_end(*done, evaluation if done[0] == first else None))
                 if done[0] != last:
                     self._next_figures()
-            while ends and ends[0].piece.over.is_set():
+            while ends and ends[0].over.is_set():
                 end = ends.popleft()
                 verdict = self._verdict_of(end)
                 ready = end.step + 2
@@ -206,7 +204,7 @@ class StaleSession(TrainSession):
             verdicts.append(self._settle(step, report))
             self._links.mailbox.wake()
 
-        return _End(step=step, piece=self._ends.begin(work), verdict=lambda: verdicts[0])
+        return _End(step=step, over=self._ends.begin(work), verdict=lambda: verdicts[0])
 
     def _settle(self, step: int, report: DeviceReport) -> StepVerdict:
         """Sum, agree, update; in the thread of the ends."""
@@ -224,7 +222,7 @@ class StaleSession(TrainSession):
 
     def _verdict_of(self, end: _End) -> StepVerdict:
         """Return the verdict of an end that is over, or raise what stopped it."""
-        self._ends.wait(end.piece, self._links.check_abort)
+        self._ends.wait(end.over, self._links.check_abort)
         self._driver.forget(end.step)
         return end.verdict()
 

@@ -38,7 +38,7 @@ from spantrain.runtime.redistribution.transfer import (
     packed_words,
     unpacked_words,
 )
-from spantrain.runtime.step.context import OpenGroups, WorkerContext
+from spantrain.runtime.step.context import WorkerContext
 from spantrain.runtime.step.stage_member import StageMember, build_member
 from spantrain.runtime.worker.plan_part import PlanPart, make_plan_part
 
@@ -163,9 +163,7 @@ class LocalTensorSource:
         return [tensor.cpu() for tensor in found]
 
 
-def take_over(
-    here: WorkerContext, before: PlanPart, plan: Plan, *, step: int, open_groups: OpenGroups
-) -> tuple[PlanPart, int]:
+def take_over(here: WorkerContext, before: PlanPart, plan: Plan, *, step: int) -> tuple[PlanPart, int]:
     """Make this device's part of a plan of what it and others hold; the mailbox is in the new generation already.
 
     Args:
@@ -173,7 +171,6 @@ def take_over(
         before: this device's part of the plan that has run; it is used up.
         plan: of the same devices (`runtime.coordinator.advice.check_change`).
         step: the first one under it.
-        open_groups: meets the other devices of a stage.
 
     Returns:
         The new part, and the bytes that came from other devices.
@@ -186,7 +183,7 @@ def take_over(
         if keeps_stage(before.plan, plan, here.name):
             member, optimizer = _in_place(before.member, plan, here.name), before.optimizer
         else:
-            member = _remade(here, before, plan, open_groups)
+            member = _remade(here, before, plan)
             undo.callback(member.groups.close)
             named = member.executor.named_parameters()
             optimizer = build_optimizer(here.job, named.values(), named)
@@ -203,35 +200,42 @@ def _in_place(member: StageMember, plan: Plan, name: str) -> StageMember:
     return replace(member, stage_index=stage_index, replica=plan.stages[stage_index].replicas[replica_index])
 
 
-def _remade(here: WorkerContext, before: PlanPart, plan: Plan, open_groups: OpenGroups) -> StageMember:
+def _remade(here: WorkerContext, before: PlanPart, plan: Plan) -> StageMember:
     """Return a member with other units, or other parts of them; those that it had whole and keeps whole are the same.
 
     Its other parameters hold anything.
     """
-    stage_index, replica_index = plan.place(here.name)
-    stage = plan.stages[stage_index]
-    alone = len(stage.replicas[replica_index].devices) == 1
-    known = whole_units(before) if alone else {}
-    fresh = [unit for unit in stage.units if unit not in known]
-    built = dict(zip(fresh, blank_units(plan.model, fresh, seed=here.job.seed), strict=True))
-    units = [known[unit] if unit in known else built[unit] for unit in stage.units]
-    tie_parameters(units)
+    units = kept_units(plan, here.name, before, seed=here.job.seed)
     groups = before.member.groups
     if not keeps_groups(before.plan, plan, here.name):
         groups.close()
-        groups = open_groups(plan, stage_index, here.job.joins_statistics)
+        groups = here.open_groups(plan, plan.place(here.name)[0], here.job.joins_statistics)
     with ExitStack() as undo:
         undo.callback(groups.close)
-        member = build_member(plan, here.name, here.device, units, graph=here.graph, job=here.job, groups=groups)
+        member = build_member(here, plan, units, groups)
         undo.pop_all()
     return member
 
 
-def whole_units(part: PlanPart) -> dict[int, UnitModule]:
-    """Return the units that no group divides, by index."""
-    if len(part.member.replica.devices) > 1:
-        return {}
-    return dict(zip(part.plan.stages[part.member.stage_index].units, part.member.units, strict=True))
+def kept_units(plan: Plan, name: str, before: PlanPart | None, *, seed: int) -> list[UnitModule]:
+    """Return the units of a device's stage: those that it has whole and keeps whole, else new ones that hold anything.
+
+    Args:
+        plan: what runs next.
+        name: of the device.
+        before: its part of the plan that has run, if it had one.
+        seed: of the job.
+    """
+    stage_index, replica_index = plan.place(name)
+    stage = plan.stages[stage_index]
+    known: dict[int, UnitModule] = {}
+    if before and len(before.member.replica.devices) == 1 == len(stage.replicas[replica_index].devices):
+        known = dict(zip(before.plan.stages[before.member.stage_index].units, before.member.units, strict=True))
+    fresh = [unit for unit in stage.units if unit not in known]
+    known |= zip(fresh, blank_units(plan.model, fresh, seed=seed), strict=True)
+    units = [known[unit] for unit in stage.units]
+    tie_parameters(units)
+    return units
 
 
 def _bring(here: WorkerContext, before: PlanPart, after: PlanPart, step: int) -> int:

@@ -16,6 +16,7 @@ from spantrain.core.messages import DeviceDecisions
 from spantrain.core.outer.stages import StageMeeting, StageReport
 from spantrain.core.plan import Plan
 from spantrain.errors import ConfigError
+from spantrain.models.build import build_units
 from spantrain.models.data.dataset import open_dataset
 from spantrain.runtime.checkpoint.saver import DeviceCheckpoints, restore
 from spantrain.runtime.control.orders import KeptState, TrainOrder, TrainResult
@@ -28,11 +29,11 @@ from spantrain.runtime.redistribution.transfer import group_of
 from spantrain.runtime.step.context import WorkerContext, WorkerLinks, admit, clock_offset_s
 from spantrain.runtime.step.stage_member import StageMember, build_member
 from spantrain.runtime.step.work import SampledFeed
-from spantrain.runtime.worker.carry_on import LeftState, carry_on, put_statistics, units_of
+from spantrain.runtime.worker.carry_on import LeftState, carry_on, put_statistics
 from spantrain.runtime.worker.keeping import Keeping
 from spantrain.runtime.worker.outer_part import moves_layers
 from spantrain.runtime.worker.plan_part import PlanPart, check_finite, make_plan_part, peak_bytes
-from spantrain.runtime.worker.switch import take_over
+from spantrain.runtime.worker.switch import kept_units, take_over
 
 if TYPE_CHECKING:
     from spantrain.runtime.worker.outer_part import OuterPart
@@ -98,28 +99,26 @@ class TrainSession:
     def _context(self) -> WorkerContext:
         order, links = self._order, self._links
         return WorkerContext(
-            name=links.name,
-            device=links.device,
+            **vars(links),
             graph=order.graph,
             job=order.job,
-            mailbox=links.mailbox,
             feed=self._training,
             recorder=self._recorder,
-            check_abort=links.check_abort,
             adapters=LocalAdapters(order.job.adapter, links.name),
         )
 
     def _first_part(self) -> PlanPart:
-        order, here = self._order, self._here
-        groups = self._links.open_groups(order.plan, order.plan.place(here.name)[0], order.job.joins_statistics)
+        plan, here, job = self._order.plan, self._here, self._job
+        stage_index, _ = plan.place(here.name)
+        groups = here.open_groups(plan, stage_index, job.joins_statistics)
         with ExitStack() as undo:
             undo.callback(groups.close)
-            units = units_of(
-                order.plan, here.name, seed=order.job.seed, left=self._earlier, begins=order.kept is None
-            )  # fmt: skip
-            member = build_member(
-                order.plan, here.name, here.device, units, graph=order.graph, job=order.job, groups=groups
-            )
+            if self._order.kept is None:
+                units = build_units(plan.model, plan.stages[stage_index].units, seed=job.seed)
+            else:
+                before = self._earlier.part if self._earlier else None
+                units = kept_units(plan, here.name, before, seed=job.seed)
+            member = build_member(here, plan, units, groups)
             part = self._part_of(member)
             undo.pop_all()
         return part
@@ -174,7 +173,8 @@ class TrainSession:
         step = self._order.first_step
         self._join_outer(step)
         self._control.ask(Begin())
-        evaluate = self._evaluates_first()
+        last = self._order.kept.verdict if self._order.kept else None
+        evaluate = last is None or last.evaluate
         while True:
             if isinstance(self._training, QueuedFeed) and not self._training.next_step(step, self._save):
                 self._finish_outer(step)
@@ -209,10 +209,6 @@ class TrainSession:
         if self._held_out:
             self._recorder.end_steps()
             self._commit(step, None, self._evaluate(step))
-
-    def _evaluates_first(self) -> bool:
-        kept = self._order.kept
-        return kept is None or kept.verdict is None or kept.verdict.evaluate
 
     @property
     def held(self) -> HeldState:
@@ -279,10 +275,10 @@ class TrainSession:
             self._leave_outer()
         # Users' functions for the model were checked against those that this worker may call.
         plan = replace(plan, model=part.plan.model)
-        self._links.mailbox.set_peers(plan.generation, [peer.address for peer in self._order.peers])
+        self._links.mailbox.set_peers(plan.generation, self._order.peers)
         self._peak_bytes = self._peak()
         self._earlier = self._left()
-        self._part, received_bytes = take_over(self._here, part, plan, step=step, open_groups=self._links.open_groups)
+        self._part, received_bytes = take_over(self._here, part, plan, step=step)
         part.stage_sum.close()
         self._keeping = Keeping(self._here, self._part, begins=False, before=self._keeping)
         self._keeping.begin(step, self._earlier.held)

@@ -73,15 +73,8 @@ class Watch:
             self._closed = True
             self._changed.notify_all()
 
-    def begin(self, order_id: int) -> None:
-        """Watch over an order from now on."""
-        self._take(order_id)
-
-    def end(self) -> None:
-        """The order has been left."""
-        self._take(None)
-
-    def _take(self, order_id: int | None) -> None:
+    def begin(self, order_id: int | None) -> None:
+        """Watch over an order from now on; None: over none, as the one before has been left."""
         with self._changed:
             self._order_id = order_id
             self._changed.notify_all()
@@ -154,23 +147,15 @@ def connections() -> frozenset[tuple[int, str]]:
     return frozenset(found)
 
 
-def cut(before: frozenset[tuple[int, str]]) -> int:
-    """End the TCP connections that were opened since; return how many. Whoever waits on one gets an error.
+def cut(before: frozenset[tuple[int, str]]) -> None:
+    """End the TCP connections that were opened since; whoever waits on one gets an error.
 
     Of another library's connections that were opened meanwhile, gRPC's and ZeroMQ's are made again by themselves.
     """
-    return sum(_ended(number) for number, _ in connections() - before)
-
-
-def _ended(number: int) -> bool:
-    try:
-        with socket.socket(fileno=os.dup(number)) as copy:
+    for number, _ in connections() - before:
+        # One that fails was closed meanwhile, or is not connected.
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(number)) as copy:
+            is_tcp = copy.family in (socket.AF_INET, socket.AF_INET6) and copy.type == socket.SOCK_STREAM
             # A listener stays: Gloo's thread ends the process if it cannot accept.
-            if copy.family not in (socket.AF_INET, socket.AF_INET6) or copy.type != socket.SOCK_STREAM:
-                return False
-            if copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                return False
-            copy.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        return False  # closed meanwhile, or not connected
-    return True
+            if is_tcp and not copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                copy.shutdown(socket.SHUT_RDWR)

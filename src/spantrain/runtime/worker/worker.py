@@ -291,7 +291,7 @@ class Worker:
             _log.error("order %s failed: %s", given.name, cause if cause is not error else traceback.format_exc())
             return OrderOutcome(order_id=given.order_id, failure=told(cause))
         finally:
-            self._watch.end()
+            self._watch.begin(None)
 
 
 def _give_up(cause: str) -> None:

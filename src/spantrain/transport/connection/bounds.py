@@ -1,5 +1,6 @@
 """What the decoders of both wire formats hold what came against: bounded msgpack, lists, numbers, texts."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgpack
@@ -31,6 +32,12 @@ def printable(told: str) -> str:
 def shown(value: Any) -> str:
     """Return what came in a few characters; of a list, which may be of any depth, only that it is one."""
     return f"a list of {len(value)}" if type(value) is list else f"{value!r:.50}"
+
+
+def packed(fields: Sequence[object]) -> bytes:
+    """Return a msgpack array."""
+    data: bytes = msgpack.packb(fields)
+    return data
 
 
 def unpack(data: bytes | memoryview, length: int, *, max_text: int, max_entries: int) -> list[Any]:
@@ -67,6 +74,16 @@ def whole_number(value: Any, least: int, end: int) -> int:
     if type(value) is not int or not least <= value < end:
         raise Refusal("malformed", f"need a whole number from {least} up to {end}, got {shown(value)}")
     return value
+
+
+def check_version(value: Any, own: int) -> None:
+    """Refuse another version of the protocol than this side's.
+
+    Raises:
+        Refusal: it is one.
+    """
+    if type(value) is not int or value != own:
+        raise Refusal("wrong version", f"this side speaks {own}, got {shown(value)}")
 
 
 def text(value: Any, most: int) -> str:

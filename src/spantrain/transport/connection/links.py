@@ -10,13 +10,13 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from spantrain.transport.connection.bounds import Refusal
-from spantrain.transport.connection.peers import KeyPair, PeerAddress
+from spantrain.transport.connection.peers import Hello, KeyPair, PeerAddress
 
 State = TypeVar("State")
 """What a plane knows of a peer."""
@@ -42,30 +42,6 @@ class SocketLimits:
     """That wait inside ZeroMQ for each connection; 0: what waits is bounded by other means."""
     unread_messages: int
     """That have come by a connection and were not looked at; then TCP holds the sender back."""
-
-
-class Hello(Protocol):
-    """What a dialling side says on each connection; the other side answers with one of its own."""
-
-    @property
-    def name(self) -> str:
-        """Who speaks."""
-
-    @property
-    def session(self) -> int:
-        """Made anew when the speaker has lost its state, or each time that it dials."""
-
-    @property
-    def epoch(self) -> int:
-        """How often it has dialled in this session."""
-
-    @property
-    def connection(self) -> int:
-        """Which of the connections this is."""
-
-    @property
-    def connections(self) -> int:
-        """How many there are."""
 
 
 def data_socket(context: "zmq.Context[Socket]", kind: int, keypair: KeyPair | None, limits: SocketLimits) -> Socket:
@@ -113,6 +89,8 @@ class PeerLink(ABC, Generic[State]):
         self.peer, self.state = peer, state
         self.up = False
         self.session, self.epoch = -1, 0
+        self.connections = 0
+        """How many there are, with the one for control."""
         self.control: list[bytes] = []
         """Frames for the first connection that found no room."""
 
@@ -120,11 +98,6 @@ class PeerLink(ABC, Generic[State]):
     def name(self) -> str:
         """The peer's."""
         return self.peer.name
-
-    @property
-    @abstractmethod
-    def connections(self) -> int:
-        """Number of connections, with the one for control."""
 
     @abstractmethod
     def send(self, connection: int, frames: Frames, *, copy: bool = True) -> bool:
@@ -149,12 +122,7 @@ class DialledLink(PeerLink[State]):
         self.redial_s = math.inf
         """When to dial, or dial anew, if it is not up by then."""
         self._welcome_s = self._patience_s = welcome_s
-        self._connections = connections
-
-    @property
-    def connections(self) -> int:
-        """Number of connections."""
-        return self._connections
+        self.connections = connections
 
     def dial(
         self, context: "zmq.Context[Socket]", keypair: KeyPair | None, limits: SocketLimits, hellos: Sequence[bytes], *,
@@ -232,11 +200,6 @@ class AcceptedLink(PeerLink[State]):
         self.descriptors: set[int] = set()
         """What ZeroMQ's monitor calls the connections by."""
 
-    @property
-    def connections(self) -> int:
-        """Number of connections."""
-        return len(self.routes)
-
     def begins_anew(self, hello: Hello) -> bool:
         """Whether a hello is of connections that are opened in the place of all before."""
         if hello.session != self.session or hello.epoch > self.epoch:
@@ -247,7 +210,7 @@ class AcceptedLink(PeerLink[State]):
     def restart(self, hello: Hello) -> None:
         """Wait for the connections that a hello is the first of."""
         self.session, self.epoch, self.up = hello.session, hello.epoch, False
-        self.routes = [None] * hello.connections
+        self.connections, self.routes = hello.connections, [None] * hello.connections
         self.descriptors.clear()
         self.control.clear()
 

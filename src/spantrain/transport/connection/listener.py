@@ -29,13 +29,12 @@ from spantrain.transport.connection.bounds import BYE, HELLO, RESET, WHO, Refusa
 from spantrain.transport.connection.links import (
     LINGER_MS,
     AcceptedLink,
-    Hello,
     Socket,
     State,
     data_socket,
     receive_frames,
 )
-from spantrain.transport.connection.peers import KeyPair
+from spantrain.transport.connection.peers import Hello, KeyPair
 
 if TYPE_CHECKING:
     from spantrain.transport.connection.loop import ConnectionLoop

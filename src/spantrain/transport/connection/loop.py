@@ -15,7 +15,6 @@ from spantrain.transport.connection.bounds import RESET, Refusal
 from spantrain.transport.connection.links import (
     AcceptedLink,
     DialledLink,
-    Hello,
     PeerLink,
     Socket,
     SocketLimits,
@@ -23,7 +22,7 @@ from spantrain.transport.connection.links import (
     receive_frames,
 )
 from spantrain.transport.connection.listener import PeerListener
-from spantrain.transport.connection.peers import KeyPair, PeerAddress
+from spantrain.transport.connection.peers import Hello, KeyPair, PeerAddress
 from spantrain.transport.connection.threads import Died, ReliedOnThread, Waker
 
 

@@ -1,4 +1,4 @@
-"""Who a peer is: its name, where it listens, and the CURVE key that proves it."""
+"""Who a peer is: its name, where it listens, the CURVE key that proves it, and what it says on each connection."""
 
 import re
 from dataclasses import dataclass, field
@@ -44,3 +44,18 @@ class PeerAddress:
             raise ValueError(
                 f"peer {self.name:.64}: a public key has 40 characters of Z85, got {self.public_key[:60]!r}"
             )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hello:
+    """What a dialling side says on each connection; the other side answers with one of its own."""
+
+    name: str
+    """Who speaks."""
+    session: int
+    """Made anew when the speaker has lost its state, or each time that it dials."""
+    epoch: int = 0
+    """How often it has dialled in this session; 0 where each time has a session of its own."""
+    connection: int
+    """Which of the connections this is; 0 is for control."""
+    connections: int

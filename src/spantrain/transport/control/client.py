@@ -121,7 +121,8 @@ class ControlClient:
         """
         body = encode(payload, limit_bytes=MESSAGE_LIMIT_BYTES)
         try:
-            future = _multicallable(self._channel, method).future(body, timeout=timeout_s, wait_for_ready=True)
+            call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(method_path(method))
+            future = call.future(body, timeout=timeout_s, wait_for_ready=True)
         except ValueError:
             # gRPC's answer to a call on a closed channel.
             if not self._closed.is_set():
@@ -129,7 +130,7 @@ class ControlClient:
             raise self._closed_error() from None
         if done is not None:
             future.add_done_callback(lambda _future: done())
-        return PendingCall(future, lambda error: self._translated(error, method, timeout_s), self._closed_error)
+        return PendingCall(future, lambda error: self._translated(error, method, timeout_s))
 
     def _closed_error(self) -> PeerLostError:
         return PeerLostError(f"the connection to the coordinator at {self._address} is closed")
@@ -139,7 +140,9 @@ class ControlClient:
         self._closed.set()
         self._channel.close()
 
-    def _translated(self, error: grpc.RpcError, method: str, timeout_s: float) -> Exception:
+    def _translated(self, error: Exception, method: str, timeout_s: float) -> Exception:
+        if isinstance(error, grpc.FutureCancelledError):
+            return self._closed_error()
         code, details = _status(error)
         if code is grpc.StatusCode.UNAUTHENTICATED:
             return RemoteRefusal(f"the coordinator at {self._address} refused {method!r}: {details}")
@@ -167,15 +170,10 @@ class ControlClient:
 class PendingCall:
     """A call that was begun."""
 
-    def __init__(
-        self,
-        future: "grpc.Future[bytes]",
-        translated: Callable[[grpc.RpcError], Exception],
-        closed: Callable[[], Exception],
-    ) -> None:
+    def __init__(self, future: "grpc.Future[bytes]", translated: Callable[[Exception], Exception]) -> None:
+        """`translated` says what the caller gets for gRPC's errors."""
         self._future = future
         self._translated = translated
-        self._closed = closed
 
     @property
     def ended(self) -> bool:
@@ -190,9 +188,7 @@ class PendingCall:
         """Wait for the answer and return it; errors are those of `ControlClient.call`."""
         try:
             answer = self._future.result()
-        except grpc.FutureCancelledError:
-            raise self._closed() from None
-        except grpc.RpcError as error:
+        except (grpc.FutureCancelledError, grpc.RpcError) as error:
             raise self._translated(error) from None
         return unwrap(answer)
 
@@ -224,11 +220,9 @@ def fetch_certificate(address: Address, deadline_s: float, cancelled: threading.
         except OSError as error:
             reason = error
         if deadline_s - time.monotonic() < _RETRY_PAUSE_S or cancelled.wait(_RETRY_PAUSE_S):
-            raise PeerLostError(f"no coordinator answers at {address}: {_reason_text(reason)}")
-
-
-def _reason_text(error: OSError) -> str:
-    return "the name is unknown" if isinstance(error, socket.gaierror) else (error.strerror or str(error))
+            known = not isinstance(reason, socket.gaierror)
+            told = (reason.strerror or str(reason)) if known else "the name is unknown"
+            raise PeerLostError(f"no coordinator answers at {address}: {told}")
 
 
 def _left_s(deadline_s: float) -> float:
@@ -249,7 +243,8 @@ def _ask_to_join(where: Address, root_pem: bytes, body: bytes, deadline_s: float
     credentials = grpc.ssl_channel_credentials(root_pem)
     with contextlib.closing(grpc.secure_channel(where.target, credentials, options=channel_options())) as channel:
         try:
-            return unwrap(_send(channel, JOIN, body, _left_s(deadline_s)))
+            call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(method_path(JOIN))
+            return unwrap(call(body, timeout=_left_s(deadline_s), wait_for_ready=True))
         except grpc.RpcError as error:
             raise _join_error(where, error) from None
         except RemoteRefusal as refusal:
@@ -284,15 +279,7 @@ def _field(answer: dict[str, Any], key: str, kind: type[_T]) -> _T:
     return value
 
 
-def _send(channel: grpc.Channel, method: str, body: bytes, timeout_s: float) -> bytes:
-    return _multicallable(channel, method)(body, timeout=timeout_s, wait_for_ready=True)
-
-
-def _multicallable(channel: grpc.Channel, method: str) -> "grpc.UnaryUnaryMultiCallable[bytes, bytes]":
-    return channel.unary_unary(method_path(method))
-
-
-def _status(error: grpc.RpcError) -> tuple[grpc.StatusCode, str]:
+def _status(error: Exception) -> tuple[grpc.StatusCode, str]:
     # What a call raises is also the call (gRPC has no type for that).
     call = cast(grpc.Call, error)
     return call.code(), call.details() or ""

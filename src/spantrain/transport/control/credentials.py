@@ -21,6 +21,7 @@ import json
 import secrets
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Self
 
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -110,12 +111,44 @@ _NOT_BEFORE = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _NOT_AFTER = datetime.datetime(9999, 12, 31, 23, 59, 59, tzinfo=datetime.UTC)  # RFC 5280 4.1.2.5: no end
 
 
-@dataclass(frozen=True, kw_only=True)
-class ServerIdentity:
-    """The coordinator's key and its certificate, signed by itself: workers pin it, so nobody need vouch for it."""
+class _Certified:
+    """A key, and a certificate of it that it has signed itself."""
 
-    key_pem: bytes = field(repr=False)
-    certificate_der: bytes
+    def __init__(self, key: ec.EllipticCurvePrivateKey, certificate: x509.Certificate) -> None:
+        """Use `create` or `of_pem` instead."""
+        self._key = key
+        self._certificate = certificate
+
+    @classmethod
+    def of_pem(cls, key_pem: bytes, certificate_pem: bytes) -> Self:
+        """Return one that was kept.
+
+        Raises:
+            ValueError: they are not a key and its certificate.
+        """
+        try:
+            key = serialization.load_pem_private_key(key_pem, password=None)
+            certificate = x509.load_pem_x509_certificate(certificate_pem)
+            public = certificate.public_key()
+        except UnsupportedAlgorithm as error:
+            raise ValueError(f"a key or a certificate of an algorithm that is not known here: {error}") from None
+        if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != public:
+            raise ValueError("a key and a certificate that do not belong together")
+        return cls(key, certificate)
+
+    @property
+    def key_pem(self) -> bytes:
+        """Its secret key, for whoever keeps it."""
+        return _key_pem(self._key)
+
+    @property
+    def certificate_pem(self) -> bytes:
+        """The certificate as gRPC takes it."""
+        return self._certificate.public_bytes(serialization.Encoding.PEM)
+
+
+class ServerIdentity(_Certified):
+    """The coordinator's key and its certificate, signed by itself: workers pin it, so nobody need vouch for it."""
 
     @classmethod
     def create(cls) -> "ServerIdentity":
@@ -129,31 +162,16 @@ class ServerIdentity:
             .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
             .sign(key, hashes.SHA256())
         )
-        return cls(key_pem=_key_pem(key), certificate_der=certificate.public_bytes(serialization.Encoding.DER))
-
-    @classmethod
-    def of_pem(cls, key_pem: bytes, certificate_pem: bytes) -> "ServerIdentity":
-        """Return an identity that was kept.
-
-        Raises:
-            ValueError: they are not a key and its certificate.
-        """
-        _checked_key(key_pem, certificate_pem)
-        return cls(key_pem=key_pem, certificate_der=der_of_pem(certificate_pem))
+        return cls(key, certificate)
 
     @property
-    def certificate_pem(self) -> bytes:
-        """The certificate as gRPC takes it."""
-        return pem_of_der(self.certificate_der)
+    def certificate_der(self) -> bytes:
+        """The certificate, of which tokens hold the fingerprint."""
+        return self._certificate.public_bytes(serialization.Encoding.DER)
 
 
-class Authority:
+class Authority(_Certified):
     """Signs the workers' certificates; the only root that the control port trusts."""
-
-    def __init__(self, key: ec.EllipticCurvePrivateKey, certificate: x509.Certificate) -> None:
-        """Use `create` or `of_pem` instead."""
-        self._key = key
-        self._certificate = certificate
 
     @classmethod
     def create(cls) -> "Authority":
@@ -166,25 +184,6 @@ class Authority:
             .sign(key, hashes.SHA256())
         )
         return cls(key, certificate)
-
-    @classmethod
-    def of_pem(cls, key_pem: bytes, certificate_pem: bytes) -> "Authority":
-        """Return one that was kept.
-
-        Raises:
-            ValueError: they are not a key and its certificate.
-        """
-        return cls(_checked_key(key_pem, certificate_pem), x509.load_pem_x509_certificate(certificate_pem))
-
-    @property
-    def key_pem(self) -> bytes:
-        """Its secret key, for whoever keeps it."""
-        return _key_pem(self._key)
-
-    @property
-    def certificate_pem(self) -> bytes:
-        """The root, for the server that checks workers."""
-        return self._certificate.public_bytes(serialization.Encoding.PEM)
 
     def sign(self, request: x509.CertificateSigningRequest, name: str) -> bytes:
         """Return a worker's certificate (DER) with its device's name; nothing but the key is taken from the request."""
@@ -276,17 +275,6 @@ def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     return key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
-
-
-def _checked_key(key_pem: bytes, certificate_pem: bytes) -> ec.EllipticCurvePrivateKey:
-    try:
-        key = serialization.load_pem_private_key(key_pem, password=None)
-        public = x509.load_pem_x509_certificate(certificate_pem).public_key()
-    except UnsupportedAlgorithm as error:
-        raise ValueError(f"a key or a certificate of an algorithm that is not known here: {error}") from None
-    if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != public:
-        raise ValueError("a key and a certificate that do not belong together")
-    return key
 
 
 _FIELDS = ("identity_key", "identity_certificate", "authority_key", "authority_certificate", "token")

@@ -35,9 +35,8 @@ def check_name(name: str) -> None:
 class Seat:
     """A name that is being joined, or has been."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.digest: bytes | None = None
+    digest: bytes | None = None
+    """Of the certificate that is to stand for it."""
 
 
 class Members:
@@ -57,51 +56,42 @@ class Members:
         self._seats: dict[str, Seat] = {}
         self._name_by_digest: dict[bytes, str] = {}
         self._calls: Counter[str] = Counter()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
-    def reserve(self, name: str) -> Seat:
-        """Hold a name for a worker that is joining.
+    @contextmanager
+    def joining(self, name: str) -> Iterator[Seat]:
+        """Hold a name for a worker that is joining; at the end the certificate of `digest` stands for it.
 
         Raises:
-            RemoteRefusal: the name is in use, or there is no room.
+            RemoteRefusal: the name is in use, or there is no room; at the end: it was released meanwhile.
         """
         with self._lock:
             if name in self._seats and self._may_replace(name):
-                self._release(name)
+                self.release(name)
             if name in self._seats:
                 raise RemoteRefusal(f"a worker has joined as {name} already and has not left")
             if len(self._seats) >= self._max_peers:
                 raise RemoteRefusal(f"the run is full: {self._max_peers} workers have joined")
-            seat = self._seats[name] = Seat(name)
-            return seat
-
-    def admit(self, seat: Seat, digest: bytes) -> None:
-        """Let a certificate stand for a reserved name.
-
-        Raises:
-            RemoteRefusal: the name was released meanwhile.
-        """
+            seat = self._seats[name] = Seat()
+        try:
+            yield seat
+        except BaseException:
+            with self._lock:
+                if self._seats.get(name) is seat:
+                    del self._seats[name]
+            raise
         with self._lock:
-            if self._seats.get(seat.name) is not seat:
-                raise RemoteRefusal(f"{seat.name} was released while it was joining")
-            seat.digest = digest
-            self._name_by_digest[digest] = seat.name
-
-    def abandon(self, seat: Seat) -> None:
-        """Give a reserved name back; nothing happens if it was released."""
-        with self._lock:
-            if self._seats.get(seat.name) is seat:
-                del self._seats[seat.name]
+            if self._seats.get(name) is not seat:
+                raise RemoteRefusal(f"{name} was released while it was joining")
+            assert seat.digest is not None, "who has joined has a certificate"
+            self._name_by_digest[seat.digest] = name
 
     def release(self, name: str) -> None:
         """Free a name; its certificate is nobody's from now on. Nothing happens if nobody has the name."""
         with self._lock:
-            self._release(name)
-
-    def _release(self, name: str) -> None:
-        seat = self._seats.pop(name, None)
-        if seat is not None and seat.digest is not None:
-            del self._name_by_digest[seat.digest]
+            seat = self._seats.pop(name, None)
+            if seat is not None and seat.digest is not None:
+                self._name_by_digest.pop(seat.digest, None)
 
     def name_of(self, digest: bytes) -> str | None:
         """Return whose certificate it is."""

@@ -103,7 +103,8 @@ def _problem(value: object, depth: int) -> _Problem | None:
     if depth > _DEPTH_LIMIT:
         return "", f"a control message may be nested {_DEPTH_LIMIT} deep, this one goes deeper"
     if value is None or isinstance(value, _SCALARS):
-        return _scalar_problem(value)
+        fits = not isinstance(value, int) or -(2**63) <= value < 2**64
+        return None if fits else ("", "a number does not fit in 64 bits")
     # msgpack's own extension and time types are tuples or plain objects: exact types keep them out.
     if type(value) in (list, tuple):
         assert isinstance(value, list | tuple)
@@ -127,12 +128,6 @@ def _first(entries: Iterable[tuple[object, object]], depth: int, place: str) -> 
     return None
 
 
-def _scalar_problem(value: object) -> _Problem | None:
-    if isinstance(value, int) and not -(2**63) <= value < 2**64:
-        return "", "a number does not fit in 64 bits"
-    return None
-
-
 PROTOCOL_VERSION = 1
 MESSAGE_LIMIT_BYTES = 8 * 2**20
 JOIN_REQUEST_LIMIT_BYTES = 2**16
@@ -149,7 +144,7 @@ HELLO = "hello"
 PRESENCE = "presence"
 """Answered by the server itself, when it stops or the worker was released: ends before that with its connection."""
 
-_SERVICE = "spantrain.Control"
+SERVICE = "spantrain.Control"
 _KEEPALIVE_INTERVAL_S = 10
 _KEEPALIVE_TIMEOUT_S = 10
 
@@ -164,7 +159,7 @@ def method_path(method: str) -> str:
     >>> method_path("heartbeat")
     '/spantrain.Control/heartbeat'
     """
-    return f"/{_SERVICE}/{method}"
+    return f"/{SERVICE}/{method}"
 
 
 def wrap_answer(answer: dict[str, Any]) -> bytes:

@@ -24,7 +24,7 @@ from spantrain.transport.control.protocol import (
     JOIN_REQUEST_LIMIT_BYTES,
     MESSAGE_LIMIT_BYTES,
     PRESENCE,
-    method_path,
+    SERVICE,
     server_options,
 )
 from spantrain.transport.control.services import CallDispatcher, Handler, JoinService, LineListener
@@ -51,10 +51,13 @@ class RpcServer:
             root_certificates=client_root_pem,
             require_client_auth=client_root_pem is not None,
         )
+        handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
+            name: grpc.unary_unary_rpc_method_handler(_denying(method)) for name, method in methods.items()
+        }
         self._pool = ThreadPoolExecutor(max_threads, thread_name_prefix="control")
         self._server = grpc.server(
             self._pool,
-            handlers=[_Methods(methods)],
+            handlers=[grpc.method_handlers_generic_handler(SERVICE, handlers)],
             options=server_options(receive_limit_bytes),
             maximum_concurrent_rpcs=max_threads,
         )
@@ -102,16 +105,6 @@ class RpcServer:
         self._pool.shutdown(wait=wait, cancel_futures=True)
 
 
-class _Methods(grpc.GenericRpcHandler):
-    def __init__(self, methods: Mapping[str, Method]) -> None:
-        self._handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
-            method_path(name): grpc.unary_unary_rpc_method_handler(_denying(method)) for name, method in methods.items()
-        }
-
-    def service(self, handler_call_details: grpc.HandlerCallDetails) -> "grpc.RpcMethodHandler[bytes, bytes] | None":
-        return self._handlers.get(handler_call_details.method)
-
-
 def _denying(method: Method) -> Method:
     def run(body: bytes, context: grpc.ServicerContext) -> bytes:
         try:
@@ -131,12 +124,6 @@ def certificate_of(context: grpc.ServicerContext) -> bytes | None:
     with contextlib.suppress(ValueError):
         return der_of_pem(chain[0])
     return None
-
-
-def source_of(context: grpc.ServicerContext) -> str:
-    """Return the address that a caller comes from, without its port."""
-    peer = context.peer()
-    return peer.rpartition(":")[0] or peer
 
 
 _CALLS_PER_PEER = 5
@@ -198,7 +185,10 @@ class ControlServer:
         self._control_server = RpcServer(
             identity=credentials.identity,
             client_root_pem=credentials.authority.certificate_pem,
-            methods=self._methods(),
+            methods={
+                PRESENCE: self._hold_line,
+                **{name: functools.partial(self._answer_call, name) for name in self._calls.methods},
+            },
             max_threads=_CALLS_PER_PEER * max_peers + _SPARE_THREADS,
             receive_limit_bytes=MESSAGE_LIMIT_BYTES,
         )
@@ -271,13 +261,11 @@ class ControlServer:
         """Free a name for another worker; calls of the one that held it are refused from now on."""
         self._members.release(name)
 
-    def _methods(self) -> dict[str, Method]:
-        calls = {name: functools.partial(self._answer_call, name) for name in self._calls.methods}
-        return {PRESENCE: self._hold_line, **calls}
-
     def _answer_join(self, body: bytes, context: grpc.ServicerContext) -> bytes:
         assert self._control is not None
-        return self._joins.answer(body, source=source_of(context), now_s=time.monotonic(), control=self._control)
+        peer = context.peer()
+        source = peer.rpartition(":")[0] or peer  # without its port
+        return self._joins.answer(body, source=source, now_s=time.monotonic(), control=self._control)
 
     def _hold_line(self, _body: bytes, context: grpc.ServicerContext) -> bytes:
         ended = threading.Event()

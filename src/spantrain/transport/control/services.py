@@ -5,6 +5,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -33,25 +34,16 @@ _LOOK_S = 1.0
 """How often it is looked whether who shows that it is there was released."""
 
 
+@dataclass(frozen=True, kw_only=True)
 class JoinService:
     """Answer workers that hold a token and no certificate yet."""
 
-    def __init__(
-        self,
-        *,
-        token: JoinToken,
-        authority: Authority,
-        members: Members,
-        on_join: Handler,
-        refusals: RefusalCounter,
-        throttle: JoinThrottle,
-    ) -> None:
-        self._token = token
-        self._authority = authority
-        self._members = members
-        self._on_join = on_join
-        self._refusals = refusals
-        self._throttle = throttle
+    token: JoinToken
+    authority: Authority
+    members: Members
+    on_join: Handler
+    refusals: RefusalCounter
+    throttle: JoinThrottle
 
     def answer(self, body: bytes, *, source: str, now_s: float, control: Address) -> bytes:
         """Return a certificate and the welcome for a worker that shows the token's secret, or a refusal.
@@ -59,21 +51,21 @@ class JoinService:
         Raises:
             Denied: wrong token, too many of them from this address, or not a request to join.
         """
-        wait_s = self._throttle.wait_s(now_s, source)
+        wait_s = self.throttle.wait_s(now_s, source)
         if wait_s > 0:
-            raise self._refusals.denied("throttled", grpc.StatusCode.RESOURCE_EXHAUSTED, f"wait {wait_s:.0f} s")
+            raise self.refusals.denied("throttled", grpc.StatusCode.RESOURCE_EXHAUSTED, f"wait {wait_s:.0f} s")
         try:
             version, request_der, proof, facts = _read_join_request(body)
         except ProtocolError as error:
-            raise self._refusals.denied("malformed", grpc.StatusCode.INVALID_ARGUMENT, str(error)) from None
+            raise self.refusals.denied("malformed", grpc.StatusCode.INVALID_ARGUMENT, str(error)) from None
         # Nothing else is looked at before the proof: who cannot show it gets no further than this line.
-        if not self._token.accepts(request_der, proof):
-            self._throttle.record_failure(now_s, source)
-            raise self._refusals.denied("wrong_token", grpc.StatusCode.UNAUTHENTICATED, "wrong token")
+        if not self.token.accepts(request_der, proof):
+            self.throttle.record_failure(now_s, source)
+            raise self.refusals.denied("wrong_token", grpc.StatusCode.UNAUTHENTICATED, "wrong token")
         try:
             return self._admit(version, request_der, facts, control)
         except SpanTrainError as error:
-            self._refusals.add("join_refused")
+            self.refusals.add("join_refused")
             return wrap_refusal(str(error))
 
     def _admit(self, version: int, request_der: bytes, facts: dict[str, Any], control: Address) -> bytes:
@@ -82,19 +74,15 @@ class JoinService:
                 f"it speaks version {version} of the control protocol, the coordinator {PROTOCOL_VERSION}: "
                 "install the same SpanTrain on both"
             )
-        signing_request, name = self._authority.read_request(request_der)
+        signing_request, name = self.authority.read_request(request_der)
         check_name(name)
-        seat = self._members.reserve(name)
-        try:
-            welcome = self._on_join(name, facts)
-            certificate_der = self._authority.sign(signing_request, name)
+        with self.members.joining(name) as seat:
+            welcome = self.on_join(name, facts)
+            certificate_der = self.authority.sign(signing_request, name)
             # A TCP host is known to the worker already, and by a name that works from where it is.
             where = {"path": control.path} if control.path else {"port": control.port}
             message = wrap_answer({"certificate": certificate_der, "control": where, "welcome": welcome})
-            self._members.admit(seat, certificate_digest(certificate_der))
-        except BaseException:
-            self._members.abandon(seat)
-            raise
+            seat.digest = certificate_digest(certificate_der)
         return message
 
 

@@ -72,7 +72,6 @@ class Arrivals:
         self._ended: OrderedDict[Ticket, None] = OrderedDict()
         self._lock = threading.Lock()
         self._open: set[ComingLayer] = set()
-        self.whole_layers = 0
         self.bytes_by_peer: Counter[str] = Counter()
 
     @property
@@ -242,7 +241,6 @@ class Arrivals:
             return
         if layer.whole:
             del theirs.coming[layer.number]
-            self.whole_layers += 1
             tell(link, CONTROL, encode_number(DONE, layer.number))
         else:
             self._grant(link, layer)

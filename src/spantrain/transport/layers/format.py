@@ -10,14 +10,23 @@ Nothing here is executed or unpickled; whatever breaks a bound raises `Refusal` 
 
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from typing import Any
-
-import msgpack
 
 from spantrain.core.outer.events import Ticket, TransferWay
 from spantrain.core.outer.layers import MAX_DIMENSIONS, MAX_NAME_BYTES, MAX_PARAMETERS, ParameterSpec
-from spantrain.transport.connection.bounds import Refusal, array, printable, shown, text, unpack, whole_number
+from spantrain.transport.connection.bounds import (
+    Refusal,
+    array,
+    check_version,
+    packed,
+    printable,
+    shown,
+    text,
+    unpack,
+    whole_number,
+)
+from spantrain.transport.connection.peers import Hello
 from spantrain.transport.layers.interface import LayerKey
 
 WELCOME, OPEN, DATA, GRANT, DONE, REFUSED, CANCEL = (bytes([kind]) for kind in b"WODGENC")
@@ -31,27 +40,13 @@ _NUMBER, _PAIR = struct.Struct("<Q"), struct.Struct("<QQ")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LayerHello:
-    """What each side says when a link begins: the dialling side on each connection, the other side once.
+class LayerHello(Hello):
+    """What each side says when a link begins: the dialling side on each connection, the other side once."""
 
-    The order of the fields is that of the message.
-    """
-
-    name: str
-    session: int
-    """Made anew each time that the link is dialled."""
-    connection: int
-    """Which of the connections this is; 0 is for control."""
-    connections: int
     frame_bytes: int
     """Largest piece that this side takes."""
     window_bytes: int
     """What may come before this side grants more."""
-
-    @property
-    def epoch(self) -> int:
-        """0: each time that a link is dialled has a session of its own."""
-        return 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +62,8 @@ class Opening:
 
 def encode_hello(kind: bytes, hello: LayerHello) -> bytes:
     """Return a HELLO or a WELCOME."""
-    return kind + _packed([_VERSION, *astuple(hello)])
+    fields = (hello.name, hello.session, hello.connection, hello.connections, hello.frame_bytes, hello.window_bytes)
+    return kind + packed([_VERSION, *fields])
 
 
 def decode_hello(head: bytes) -> LayerHello:
@@ -77,8 +73,7 @@ def decode_hello(head: bytes) -> LayerHello:
         Refusal: it breaks a bound.
     """
     version, name, session, connection, connections, frame_bytes, window_bytes = _unpacked(head[1:], 7)
-    if type(version) is not int or version != _VERSION:
-        raise Refusal("wrong version", f"this side speaks {_VERSION}, got {shown(version)}")
+    check_version(version, _VERSION)
     connections = whole_number(connections, 2, _MAX_CONNECTIONS + 1)
     return LayerHello(
         name=text(name, MAX_NAME_BYTES),
@@ -98,7 +93,7 @@ def encode_opening(opening: Opening) -> bytes:
     """
     key = opening.key
     specs = [[one.name, one.dtype, one.shape] for one in opening.parameters]
-    head = OPEN + _NUMBER.pack(opening.number) + _packed(
+    head = OPEN + _NUMBER.pack(opening.number) + packed(
         [key.ticket.epoch, key.ticket.number, key.way.value, key.layer, specs]
     )  # fmt: skip
     if len(head) > HEAD_MAX_BYTES or len(specs) > MAX_PARAMETERS:
@@ -192,11 +187,6 @@ def _fields(form: struct.Struct, head: bytes) -> tuple[Any, ...]:
     if len(head) != 1 + form.size:
         raise Refusal("malformed", f"a head of {len(head)} bytes, need {1 + form.size}")
     return form.unpack_from(head, 1)
-
-
-def _packed(fields: Sequence[object]) -> bytes:
-    data: bytes = msgpack.packb(fields)
-    return data
 
 
 def _unpacked(data: bytes, length: int) -> list[Any]:

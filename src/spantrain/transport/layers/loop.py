@@ -14,12 +14,11 @@ from spantrain.transport.connection.links import (
     HANDSHAKE_FAILED,
     AcceptedLink,
     DialledLink,
-    Hello,
     PeerLink,
     SocketLimits,
 )
 from spantrain.transport.connection.loop import ConnectionLoop
-from spantrain.transport.connection.peers import KeyPair, PeerAddress
+from spantrain.transport.connection.peers import Hello, KeyPair, PeerAddress
 from spantrain.transport.connection.threads import Died
 from spantrain.transport.layers.arrivals import Arrivals
 from spantrain.transport.layers.departures import Departures

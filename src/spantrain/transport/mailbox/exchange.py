@@ -57,7 +57,7 @@ class MailboxPeer:
         done = greeting.done if greeting.peer_session == self.session else nothing
         return self.outbox.restart(done, greeting.granted_bytes, time.monotonic())
 
-    def count(self, **added: float) -> None:
+    def count(self, **added: int) -> None:
         """Add to counters by name."""
         self.counters = replace(self.counters, **{name: getattr(self.counters, name) + n for name, n in added.items()})
 
@@ -164,21 +164,14 @@ class Exchange:
         """Queue a message for a peer; return False if there was no room in time."""
         with self.condition:
             deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
-            stalled_s: float | None = None
             while (known := self._open(peer, outgoing)) is not None and not self._has_room(known, outgoing):
                 now_s = time.monotonic()
-                if stalled_s is None:
-                    stalled_s = now_s
-                    known.count(send_stalls=1)
                 if deadline_s is not None and now_s >= deadline_s:
-                    known.count(send_stall_s=now_s - stalled_s)
                     return False
                 self.condition.wait(None if deadline_s is None else deadline_s - now_s)
             if known is None:
                 self._refused["old generation, not sent"] += 1
                 return True
-            if stalled_s is not None:
-                known.count(send_stall_s=time.monotonic() - stalled_s)
             known.outbox.offer(outgoing)
             known.count(messages_sent=1, payload_bytes_sent=outgoing.size_bytes)
             self.dirty.add(peer)

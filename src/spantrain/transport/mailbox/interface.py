@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from spantrain.core.messages import AnyKey
+from spantrain.core.speed import SentMessage
 
 if TYPE_CHECKING:
     import torch  # a control plane knows addresses, and no tensors
@@ -63,17 +64,10 @@ class Limits:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SentInterval:
-    """One message's way out, on the sender's monotonic clock."""
+class SentInterval(SentMessage):
+    """What message it was that went out."""
 
-    peer: str
     key: AnyKey
-    size_bytes: int
-    queued_s: float
-    started_s: float
-    """When its first chunk was handed to the connection."""
-    acknowledged_s: float
-    """When the peer's word came that it has all of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,9 +81,6 @@ class PeerCounters:
     wire_bytes_sent: int = 0
     """With headers, acknowledgements, framing and encryption; without TCP and IP headers."""
     wire_bytes_received: int = 0
-    send_stalls: int = 0
-    """Times that `send` found no room."""
-    send_stall_s: float = 0.0
     reconnections: int = 0
 
 

@@ -16,14 +16,12 @@ from spantrain.transport.connection.bounds import BYE, HELLO, RESET, WHO, Refusa
 from spantrain.transport.connection.links import (
     AcceptedLink,
     DialledLink,
-    Frames,
-    Hello,
     PeerLink,
     Socket,
     SocketLimits,
 )
 from spantrain.transport.connection.loop import ConnectionLoop
-from spantrain.transport.connection.peers import KeyPair
+from spantrain.transport.connection.peers import Hello, KeyPair
 from spantrain.transport.connection.threads import Died
 from spantrain.transport.mailbox.exchange import Exchange, MailboxPeer
 from spantrain.transport.mailbox.outbox import OutgoingMessage
@@ -58,75 +56,6 @@ _SENT_AWAY_S = 60.0
 _CURVE_FRAME_BYTES, _PLAIN_FRAME_BYTES = 42, 9
 
 
-class MailboxSender:
-    """Moves frames from the exchange to links; used by the thread of the sockets, with the exchange's lock held."""
-
-    def __init__(self, exchange: Exchange) -> None:
-        self._exchange = exchange
-        self.overhead_bytes = _CURVE_FRAME_BYTES if exchange.encrypted else _PLAIN_FRAME_BYTES
-        """What ZeroMQ adds to each frame: its length and flags, and nonce and authenticator if encrypted."""
-
-    def flush(self, link: PeerLink[MailboxPeer]) -> bool:
-        """Send what may be sent: control frames, then small messages, then large; return False if room was short.
-
-        Raises:
-            zmq.ZMQError: the connection is gone.
-        """
-        while link.control:
-            if not link.send(_CONTROL, [link.control[0]]):
-                return False
-            del link.control[0]
-        known = link.state
-        self.acknowledge(link)
-        roomy = not link.control
-        for track in (EXPRESS, BULK):
-            for _ in range(_BURST):
-                outgoing = known.outbox.peek(track, time.monotonic())
-                if outgoing is None:
-                    break
-                if not self._send_chunk(link, outgoing):
-                    roomy = False
-                    break
-                known.outbox.advance(outgoing)
-            else:
-                self._exchange.dirty.add(link.name)
-        return roomy
-
-    def acknowledge(self, link: PeerLink[MailboxPeer]) -> None:
-        """Tell the peer what has come, if that is news.
-
-        Raises:
-            zmq.ZMQError: the connection is gone.
-        """
-        inbox = link.state.inbox
-        if not inbox.acknowledgement_due:
-            return
-        frame = encode_acknowledgement(inbox.take_acknowledgement())
-        link.control.append(frame)
-        link.state.count(wire_bytes_sent=len(frame) + self.overhead_bytes)
-        if len(link.control) == 1 and link.send(_CONTROL, [frame]):
-            link.control.clear()
-
-    def _send_chunk(self, link: PeerLink[MailboxPeer], outgoing: OutgoingMessage) -> bool:
-        piece = outgoing.payload.piece(outgoing.offset, outgoing.length)
-        checksum = 0 if self._exchange.encrypted else zlib.crc32(piece)
-        head = encode_chunk(Chunk(outgoing.track, outgoing.number, outgoing.offset, checksum, outgoing.header))
-        sent = self._send(link, outgoing.track, [head, piece])
-        if sent:
-            link.state.count(wire_bytes_sent=len(head) + len(piece) + 2 * self.overhead_bytes)
-        return sent
-
-    def _send(self, link: PeerLink[MailboxPeer], track: int, frames: Frames) -> bool:
-        """Hand frames to a connection that has room; False if none has.
-
-        Bulk goes by the first; the others are for links that one connection does not fill: on a slow one, messages on
-        several would share it and all come late.
-        """
-        if track == EXPRESS:
-            return link.send(_EXPRESS, frames)
-        return any(link.send(connection, frames) for connection in range(_FIRST_BULK, link.connections))
-
-
 class MailboxLoop(ConnectionLoop[MailboxPeer]):
     """Moves frames between an `Exchange` and the network until the exchange is stopped."""
 
@@ -144,7 +73,8 @@ class MailboxLoop(ConnectionLoop[MailboxPeer]):
         """
         super().__init__(exchange.name, title="mailbox", keypair=keypair, limits=SOCKET_LIMITS, died=died)
         self._exchange = exchange
-        self._sender = MailboxSender(exchange)
+        self._overhead_bytes = _CURVE_FRAME_BYTES if exchange.encrypted else _PLAIN_FRAME_BYTES
+        """What ZeroMQ adds to each frame: its length and flags, and nonce and authenticator if encrypted."""
         self._retry: set[str] = set()
         self.listen(bind)
 
@@ -197,7 +127,7 @@ class MailboxLoop(ConnectionLoop[MailboxPeer]):
         """Tell a peer that is dropped what has come, or it would send it again when it is met again."""
         if link.up:
             with contextlib.suppress(zmq.ZMQError), self._exchange.condition:
-                self._sender.acknowledge(link)
+                self._acknowledge(link)
 
     def name_of(self, public_key: str) -> str | None:
         """Return the peer that has a key."""
@@ -276,7 +206,7 @@ class MailboxLoop(ConnectionLoop[MailboxPeer]):
 
     def take(self, link: PeerLink[MailboxPeer], kind: bytes, frames: "list[zmq.Frame]") -> None:
         """Take chunks and acknowledgements."""
-        size_bytes = sum(len(frame.buffer) + self._sender.overhead_bytes for frame in frames)
+        size_bytes = sum(len(frame.buffer) + self._overhead_bytes for frame in frames)
         link.state.count(wire_bytes_received=size_bytes)
         if kind == CHUNK:
             if len(frames) != 2:
@@ -302,7 +232,7 @@ class MailboxLoop(ConnectionLoop[MailboxPeer]):
 
     def _flush(self, name: str, link: PeerLink[MailboxPeer]) -> None:
         try:
-            if self._sender.flush(link):
+            if self.flush(link):
                 return
         except zmq.ZMQError:
             link.up = False  # the route is gone; whoever dialled dials again
@@ -313,3 +243,56 @@ class MailboxLoop(ConnectionLoop[MailboxPeer]):
             self.wait_for_room(link)
         else:
             self._retry.add(name)
+
+    def flush(self, link: PeerLink[MailboxPeer]) -> bool:
+        """Send what may be sent: control frames, then small messages, then large; return False if room was short.
+
+        Raises:
+            zmq.ZMQError: the connection is gone.
+        """
+        while link.control:
+            if not link.send(_CONTROL, [link.control[0]]):
+                return False
+            del link.control[0]
+        known = link.state
+        self._acknowledge(link)
+        roomy = not link.control
+        for track in (EXPRESS, BULK):
+            for _ in range(_BURST):
+                outgoing = known.outbox.peek(track, time.monotonic())
+                if outgoing is None:
+                    break
+                if not self._send_chunk(link, outgoing):
+                    roomy = False
+                    break
+                known.outbox.advance(outgoing)
+            else:
+                self._exchange.dirty.add(link.name)
+        return roomy
+
+    def _acknowledge(self, link: PeerLink[MailboxPeer]) -> None:
+        """Tell the peer what has come, if that is news.
+
+        Raises:
+            zmq.ZMQError: the connection is gone.
+        """
+        inbox = link.state.inbox
+        if not inbox.acknowledgement_due:
+            return
+        frame = encode_acknowledgement(inbox.take_acknowledgement())
+        link.control.append(frame)
+        link.state.count(wire_bytes_sent=len(frame) + self._overhead_bytes)
+        if len(link.control) == 1 and link.send(_CONTROL, [frame]):
+            link.control.clear()
+
+    def _send_chunk(self, link: PeerLink[MailboxPeer], outgoing: OutgoingMessage) -> bool:
+        piece = outgoing.payload.piece(outgoing.offset, outgoing.length)
+        checksum = 0 if self._exchange.encrypted else zlib.crc32(piece)
+        head = encode_chunk(Chunk(outgoing.track, outgoing.number, outgoing.offset, checksum, outgoing.header))
+        # Bulk goes by the first of its connections that has room; the others are for links that one does not fill: on a
+        # slow one, messages on several would share it and all come late.
+        ways = [_EXPRESS] if outgoing.track == EXPRESS else range(_FIRST_BULK, link.connections)
+        sent = any(link.send(connection, [head, piece]) for connection in ways)
+        if sent:
+            link.state.count(wire_bytes_sent=len(head) + len(piece) + 2 * self._overhead_bytes)
+        return sent

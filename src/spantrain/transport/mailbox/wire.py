@@ -9,13 +9,23 @@ from dataclasses import dataclass
 from math import isfinite, prod
 from typing import Any
 
-import msgpack
 import torch
 
 from spantrain.core.messages import AnyKey, ControlKey, MessageKey
 from spantrain.core.span import Span
 from spantrain.formats.codec import DTYPE_BYTES
-from spantrain.transport.connection.bounds import BYE, Refusal, array, shown, text, unpack, whole_number
+from spantrain.transport.connection.bounds import (
+    BYE,
+    Refusal,
+    array,
+    check_version,
+    packed,
+    shown,
+    text,
+    unpack,
+    whole_number,
+)
+from spantrain.transport.connection.peers import Hello
 
 VERSION = 3
 WELCOME, CHUNK, ACK = b"O", b"C", b"A"
@@ -93,17 +103,11 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Greeting:
-    """What each side says when a link begins."""
+class Greeting(Hello):
+    """What each side says when a link begins; the session is new with the sender's state: numbers start again."""
 
-    name: str
-    session: int
-    """Made anew with the sender's state of this link: numbers start again with it."""
     peer_session: int
     """The session of the other side that `done` speaks of; 0 if none is known."""
-    epoch: int
-    connection: int
-    connections: int
     done: DoneNumbers
     """For each track: all messages up to this number have come, and these later ones."""
     first: tuple[int, ...]
@@ -173,15 +177,10 @@ def encode_header(header: Header) -> bytes:
     tensors = [[_DTYPE_NAMES[tensor.dtype], tensor.shape] for tensor in header.tensors]
     rest = [key.kind] if isinstance(key, ControlKey) else [key.cut, key.span.lo, key.span.hi]
     address = [key.generation, key.step, key.lane, *rest]
-    data: bytes = msgpack.packb([VERSION, header.sent_s, address, tensors, header.payload_bytes])
+    data = packed([VERSION, header.sent_s, address, tensors, header.payload_bytes])
     if len(data) > _HEAD_MAX_BYTES:
         raise ValueError(f"{key}: the header takes {len(data)} bytes, at most {_HEAD_MAX_BYTES} are allowed")
     return data
-
-
-def _version(value: Any) -> None:
-    if type(value) is not int or value != VERSION:
-        raise Refusal("wrong version", f"this side speaks {VERSION}, got {shown(value)}")
 
 
 def decode_header(data: bytes | memoryview, max_message_bytes: int) -> Header:
@@ -191,7 +190,7 @@ def decode_header(data: bytes | memoryview, max_message_bytes: int) -> Header:
         Refusal: it breaks a bound.
     """
     version, sent_s, address, tensors, payload_bytes = unpack(data, 5, **_BOUNDS)
-    _version(version)
+    check_version(version, VERSION)
     if type(sent_s) is not float or not isfinite(sent_s):
         raise Refusal("malformed", f"sent_s must be a finite float, got {shown(sent_s)}")
     key = _decode_key(address)
@@ -245,7 +244,7 @@ def decode_chunk(head: bytes | memoryview) -> Chunk:
 
 def encode_greeting(kind: bytes, greeting: Greeting) -> bytes:
     """Return a HELLO or WELCOME."""
-    body: bytes = msgpack.packb(
+    return kind + packed(
         [
             VERSION,
             greeting.name,
@@ -259,7 +258,6 @@ def encode_greeting(kind: bytes, greeting: Greeting) -> bytes:
             greeting.granted_bytes,
         ]
     )
-    return kind + body
 
 
 def decode_greeting(head: bytes | memoryview) -> Greeting:
@@ -267,7 +265,7 @@ def decode_greeting(head: bytes | memoryview) -> Greeting:
     version, name, session, peer_session, epoch, connection, connections, done, first, granted = unpack(
         head[1:], 10, **_BOUNDS
     )
-    _version(version)
+    check_version(version, VERSION)
     connections = whole_number(connections, 1, _MAX_CONNECTIONS + 1)
     return Greeting(
         name=text(name, _MAX_NAME),
@@ -284,8 +282,7 @@ def decode_greeting(head: bytes | memoryview) -> Greeting:
 
 def encode_acknowledgement(acknowledgement: Acknowledgement) -> bytes:
     """Return an ACK."""
-    body: bytes = msgpack.packb([acknowledgement.done, acknowledgement.granted_bytes])
-    return ACK + body
+    return ACK + packed([acknowledgement.done, acknowledgement.granted_bytes])
 
 
 def decode_acknowledgement(head: bytes | memoryview) -> Acknowledgement:
@@ -296,8 +293,7 @@ def decode_acknowledgement(head: bytes | memoryview) -> Acknowledgement:
 
 def encode_bye(generation: int) -> bytes:
     """Return a goodbye, with the generation in which the sender has no more to do with the other side."""
-    body: bytes = msgpack.packb([generation])
-    return BYE + body
+    return BYE + packed([generation])
 
 
 def decode_bye(head: bytes | memoryview) -> int:
