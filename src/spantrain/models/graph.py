@@ -14,6 +14,7 @@ from spantrain.core.precision import check_dtype
 from spantrain.core.shares import MemberBytes, TensorPieces, divided_share
 from spantrain.core.units import ModelSpec, TensorSpec, Unit, UnitGraph
 from spantrain.errors import ConfigError
+from spantrain.formats.tensor_bytes import dtype_name
 from spantrain.models.build import example_inputs, example_rows, unit_source
 from spantrain.models.execution.measure import TWO, FlopMeter, held_behind, held_by_two, working_bytes
 from spantrain.models.execution.segment import autocast_dtype
@@ -84,16 +85,12 @@ def _unit_class(spec: ModelSpec, module: UnitModule, inputs: tuple[TensorSpec, .
         (name, tuple(parameter.shape), *(() if parameter.requires_grad else ("frozen",)))
         for name, parameter in module.named_parameters()
     ]
-    settings = sorted((key, _plain(value)) for key, value in spec.config.items())
+    # A configuration that was in a file has lists in the place of tuples.
+    settings = sorted((key, tuple(value) if isinstance(value, list) else value) for key, value in spec.config.items())
     text = repr((spec.family, settings, spec.sequence_length, repr(module), parameters, inputs))
     digest = hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
     shape = "x".join(str(size) for tensor in inputs for size in tensor.shape_per_sample)
     return f"{module.class_name}[{shape}]-{digest}"
-
-
-def _plain(value: object) -> object:
-    # A configuration that was in a file has lists in the place of tuples.
-    return tuple(value) if isinstance(value, list) else value
 
 
 def _measure(
@@ -189,7 +186,7 @@ def _tensor_specs(tensors: Sequence[Tensor], *, have_gradients: bool) -> tuple[T
         TensorSpec(
             name=f"hidden{position or ''}",
             shape_per_sample=tuple(tensor.shape[1:]),
-            dtype=str(tensor.dtype).removeprefix("torch."),
+            dtype=dtype_name(tensor.dtype),
             bytes_per_sample=_bytes(tensor) // tensor.shape[0],
             requires_grad=have_gradients and tensor.is_floating_point(),
         )

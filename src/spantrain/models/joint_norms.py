@@ -29,13 +29,6 @@ class Channels:
     index: Tensor
     """Of the own ones."""
 
-    @classmethod
-    def of(cls, held: int, part: TensorPart | None, device: torch.device) -> "Channels":
-        """Return those of a part, of so many held."""
-        ranges = [torch.arange(span.lo, span.hi) for span in part.ranges] if part is not None else []
-        index = torch.cat(ranges) if ranges else torch.arange(held)
-        return cls(count=part.full_shape[0] if part is not None else held, part=part, index=index.to(device))
-
 
 @dataclass(frozen=True, kw_only=True)
 class JoinedDevices:

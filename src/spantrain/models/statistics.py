@@ -144,20 +144,11 @@ class BatchStatistics:
         self._taken.clear()
 
     @contextmanager
-    def of(self, span: Span) -> Iterator[None]:
-        """Take the statistics of a span's samples, whose F runs in the block."""
-        taken = self._taken[span] = []
-        with self._taking(span, taken):
-            yield
-
-    @contextmanager
-    def again(self, span: Span) -> Iterator[None]:
-        """Take them once more where F is run again in the block; they count once."""
-        with self._taking(span, []):
-            yield
-
-    @contextmanager
-    def _taking(self, span: Span, taken: list[_Taken]) -> Iterator[None]:
+    def of(self, span: Span, *, again: bool = False) -> Iterator[None]:
+        """Take the statistics of a span's samples, whose F runs in the block; if it runs `again`, they count once."""
+        taken: list[_Taken] = []
+        if not again:
+            self._taken[span] = taken
         with ExitStack() as undo:
             for number, module in enumerate(self._norms):
                 if self._joined and isinstance(module, _BatchNorm):
@@ -302,4 +293,8 @@ def _place_of(module: _NormBase) -> _Place:
 
 def _channels_of(module: _NormBase) -> Channels:
     assert module.running_mean is not None
-    return Channels.of(module.running_mean.numel(), _own_channels(module), module.running_mean.device)
+    held, part = module.running_mean.numel(), _own_channels(module)
+    ranges = [torch.arange(span.lo, span.hi) for span in part.ranges] if part is not None else []
+    index = torch.cat(ranges) if ranges else torch.arange(held)
+    count = part.full_shape[0] if part is not None else held
+    return Channels(count=count, part=part, index=index.to(module.running_mean.device))

@@ -3,7 +3,6 @@
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 
 from spantrain.outer.link.status import MasterStatus
 from spantrain.outer.master.config import MasterConfig
@@ -48,9 +47,7 @@ class LocalParameterServer:
             encrypted=self._config.encrypted,
         )
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._open.close()
 
     @property

@@ -34,7 +34,7 @@ def compare(work: Callable[[Any], Tensor], spans: tuple[Span, ...], *, dtype: to
 
     def member(group: ThreadGroup) -> tuple[Tensor, Tensor, list[str]]:
         own = whole.detach()[..., spans[group.rank].lo : spans[group.rank].hi].clone().requires_grad_()
-        result = work(DividedLogits.of(own, spans, group))
+        result = work(DividedLogits(own, sizes=[span.size for span in spans], dim=-1, group=group))
         assert type(result) is Tensor
         result.sum().backward()
         assert own.grad is not None
@@ -105,7 +105,7 @@ def test_a_cut_of_other_dimensions_keeps_the_classes_divided() -> None:
 
 def test_they_say_the_wholes_shape_and_type() -> None:
     (group,) = ThreadGroup.together(1)
-    logits = DividedLogits.of(torch.zeros(3, 4, 2), (Span(0, 2), Span(2, 9)), group)
+    logits = DividedLogits(torch.zeros(3, 4, 2), sizes=(2, 7), dim=-1, group=group)
     assert logits.shape == (3, 4, 9)
     assert (logits.dim(), logits.size(-1), logits.dtype, logits.bfloat16().dtype) == (
         3,

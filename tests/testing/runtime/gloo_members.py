@@ -8,9 +8,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from spantrain.models.tensor_parallel.group import TorchGroup
 from spantrain.models.tensor_parallel.shard import shard_units
 from spantrain.models.units import LABELS, ModuleUnit, UnitModule, sample_losses
+from spantrain.runtime.gradients.groups import TorchMembers
 from testing.models.divided_units import Work
 from testing.patience import PATIENCE_S
 
@@ -63,7 +63,7 @@ def member(rank: int, order: Order) -> None:
     timeout = datetime.timedelta(seconds=PATIENCE_S)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=len(SHARES), timeout=timeout)
     assert dist.group.WORLD is not None
-    group = TorchGroup(dist.group.WORLD, rank=rank, size=len(SHARES))
+    group = TorchMembers(dist.group.WORLD)
     device = torch.device(order.device)
     gathered = group.all_gather(torch.full((2, rank + 1), float(rank), device=device), [1, 2, 3], 1)
     small = torch.full((3,), rank + 1.0, dtype=torch.bfloat16, device=device)
@@ -73,7 +73,8 @@ def member(rank: int, order: Order) -> None:
     units = small_units()
     parts = shard_units(units, SHARES, rank, group)
     seen = replace(order.work, device=order.device).run(units)
-    found = {"gathered": gathered, "own": own, "small": small, "spent_s": group.spent_s, "calls": group.calls}
+    calls = {like: len(seconds) for like, seconds in group._seconds.items()}
+    found = {"gathered": gathered, "own": own, "small": small, "spent_s": group.exchanging_s, "calls": calls}
     found |= {"parts": parts, "losses": seen.outputs, "gradients": seen.gradients}
     torch.save(found, order.folder / f"{rank}.pt")
     dist.destroy_process_group()

@@ -1,15 +1,22 @@
-"""Models by name: family, size and data, as a `ModelSpec` (no torch needed)."""
+"""Models by name: family, size and data as a `ModelSpec`, and what a family of them is (no torch needed)."""
 
 import difflib
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 from spantrain.config.files.problems import shortened
 from spantrain.core.units import MAX_SEQUENCE, ModelSpec
 from spantrain.errors import ConfigError
 from spantrain.models.sources import factory_spec, hf_spec, is_factory
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from spantrain.models.units import UnitModule
 
 IMAGE_CHANNELS = 3
 IMAGE_SIDE = 32
@@ -221,3 +228,33 @@ def _counts(spec: ModelSpec, field: str, default: tuple[int, ...] | None = None)
 def _wrong(spec: ModelSpec, field: str, wanted: str) -> ConfigError:
     got = shortened(repr(spec.config.get(field)))
     return ConfigError(f"model {spec.name}: its configuration's {field} must be {wanted}, got {got}; plan again")
+
+
+class CatalogFamily(ABC):
+    """The parts of one model, made by hand, each family's in a class of its own."""
+
+    whole: str
+    """The transformers library's class of the unsplit model."""
+    head: type[Any]
+    """Of the unit behind the blocks, with the loss; made of its name and the configuration."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        self.config = self.configuration(spec)
+        self.blocks = len(unit_names(spec)) - 2
+
+    @staticmethod
+    @abstractmethod
+    def configuration(spec: ModelSpec) -> Any:
+        """Return the transformers configuration: without dropout."""
+
+    @abstractmethod
+    def first(self, name: str) -> "UnitModule":
+        """Build the unit before the blocks; its weights are to be drawn by `initialize`, as those of the others."""
+
+    @abstractmethod
+    def block(self, index: int) -> "nn.Module":
+        """Build a block."""
+
+    @abstractmethod
+    def initialize(self, unit: "UnitModule") -> None:
+        """Draw the weights of a unit."""

@@ -13,8 +13,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from spantrain.core.units import ModelSpec
-from spantrain.models.catalog.catalog import IMAGE_CHANNELS, IMAGE_SIDE, is_text, unit_names
-from spantrain.models.catalog.family import CatalogFamily
+from spantrain.models.catalog.catalog import IMAGE_CHANNELS, IMAGE_SIDE, CatalogFamily, is_text, unit_names
 from spantrain.models.sampler import derive_seed
 from spantrain.models.tracing.batch import ModelBatch
 from spantrain.models.units import COUNTED, LABELS, CheckedUnits, ModuleUnit, UnitModule, tie_parameters

@@ -23,7 +23,7 @@ from transformers.models.resnet.configuration_resnet import ResNetConfig
 from transformers.models.resnet.modeling_resnet import ResNetBottleNeckLayer, ResNetEmbeddings
 
 from spantrain.core.units import ModelSpec
-from spantrain.models.catalog.family import CatalogFamily
+from spantrain.models.catalog.catalog import CatalogFamily
 from spantrain.models.units import HeadUnit, ModuleUnit, UnitModule
 
 _RELU_GAIN = 2.0

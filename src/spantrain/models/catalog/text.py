@@ -11,7 +11,7 @@ from transformers.models.gpt2.configuration_gpt2 import GPT2Config
 from transformers.models.gpt2.modeling_gpt2 import GPT2Block, GPT2PreTrainedModel
 
 from spantrain.core.units import ModelSpec
-from spantrain.models.catalog.family import CatalogFamily
+from spantrain.models.catalog.catalog import CatalogFamily
 from spantrain.models.units import HeadUnit, ModuleUnit, UnitModule
 
 _WORDS = "word_embeddings"

@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError
+from spantrain.formats.tensor_bytes import byte_view
 from spantrain.models.build import example_inputs
 from spantrain.models.catalog.catalog import IMAGE_CHANNELS, IMAGE_SIDE
 from spantrain.models.data.chat import open_conversations
@@ -89,13 +90,12 @@ def _shifts_labels(spec: ModelSpec) -> bool:
 def _example(spec: ModelSpec) -> Dataset:
     if spec.family != "factory":
         raise ConfigError(f"model {spec.name}: data example: only models from a function have an example batch")
-    from spantrain.models.data.user import tensor_bytes
     from spantrain.models.tracing.model import cut_model
 
     batch = cut_model(spec).whole.batch
     if batch.labels is None:
         raise ConfigError(f"model {spec.name}: its example batch has no labels; give --data, or return some with it")
-    content = b"".join(tensor_bytes(tensor) for tensor in (*batch.inputs, batch.labels))
+    content = b"".join(byte_view(tensor.cpu()) for tensor in (*batch.inputs, batch.labels))
     return HeldSamples(batch.inputs, batch.labels, content)
 
 

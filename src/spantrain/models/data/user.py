@@ -15,6 +15,7 @@ from torch import Tensor
 
 from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError
+from spantrain.formats.tensor_bytes import byte_view
 from spantrain.models.data.choice import class_count, known_tokens
 from spantrain.models.data.records import apart
 from spantrain.models.tracing.batch import LABELS_NAME, ModelBatch, split_batch
@@ -57,7 +58,7 @@ class UserSamples:
         some = sorted({index * count // _DIGEST_SAMPLES for index in range(min(count, _DIGEST_SAMPLES))})
         found = sha256(f"{count}:".encode())
         for tensor in (*self.inputs(some), self.labels(some)):
-            found.update(tensor_bytes(tensor))
+            found.update(byte_view(tensor.cpu()))
         return found.hexdigest()
 
     def inputs(self, indices: Sequence[int]) -> tuple[Tensor, ...]:
@@ -234,8 +235,3 @@ def wanted_names(spec: ModelSpec) -> tuple[str, ...] | None:
         return None
     names = tuple(name for name in cut_model(spec).whole.batch.names if name is not None)
     return names or None
-
-
-def tensor_bytes(tensor: Tensor) -> bytes:
-    """Return the numbers of a tensor, for a digest."""
-    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()

@@ -233,7 +233,7 @@ class StageExecutor:
         """
         held, gradients = self._begin_backward(span, "I", output_gradients)
         held.went_back = True
-        with self.statistics.again(span):
+        with self.statistics.of(span, again=True):
             for number, kept in self._backwards(held):
                 gradients = self._segments[number].backward_input(kept, gradients, held.log)
         held.note_tensors()
@@ -252,7 +252,7 @@ class StageExecutor:
         held = self._held.get(span)
         if held is None or not held.went_back:
             raise ScheduleError(f"W{span}: I has not run on it; in flight: {_listed(self._held)}")
-        with self.statistics.again(span):
+        with self.statistics.of(span, again=True):
             for number, kept in self._backwards(held):
                 with self._telling(number, final) as told:
                     self._segments[number].backward_weight(kept, told)
@@ -262,7 +262,7 @@ class StageExecutor:
     def backward(self, span: Span, output_gradients: Tensors, final: NamesFinal | None = None) -> Tensors:
         """Run B, both halves at once; arguments, result and errors as of `backward_input`, `final` as of W."""
         held, gradients = self._begin_backward(span, "B", output_gradients)
-        with self.statistics.again(span):
+        with self.statistics.of(span, again=True):
             for number, kept in self._backwards(held):
                 with self._telling(number, final) as told:
                     gradients = self._segments[number].backward(kept, gradients, held.log, told)

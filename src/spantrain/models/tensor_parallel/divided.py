@@ -136,36 +136,12 @@ class _CrossEntropy(torch.autograd.Function):
         return gradient.to(ctx.dtype), None, None, None, None
 
 
-def divided_cross_entropy(
-    logits: Tensor, labels: Tensor, classes: Span, group: TensorGroup, *, ignored_label: int = IGNORED_LABEL
-) -> Tensor:
-    """Return each label's cross-entropy, float32, 0 for ignored ones; every member gets the same.
-
-    The sums over a divided vocabulary are Megatron-LM's (Shoeybi et al., 2019, section 3), in one exchange in the place
-    of three, and for shares of any size.
-
-    Args:
-        logits: `(labels, own classes)`.
-        labels: `(labels,)`, of all classes.
-        classes: the own ones.
-        group: members have the other classes.
-        ignored_label: a label that counts nothing.
-    """
-    losses: Tensor = _CrossEntropy.apply(logits, labels, classes, ignored_label, group)  # type: ignore[no-untyped-call]
-    return losses
-
-
 class DividedLogits(DividedTensor):
     """Outputs of a layer whose classes, the last dimension, are divided among a group.
 
     What keeps the classes apart (a cast, a cut or a join of other dimensions, a product with a number) is done on the
     own classes, and so is the cross-entropy.
     """
-
-    @classmethod
-    def of(cls, own: Tensor, all_classes: Sequence[Span], group: TensorGroup) -> "DividedLogits":
-        """Wrap the own classes; `all_classes` are those of each member."""
-        return cls(own, sizes=[span.size for span in all_classes], dim=-1, group=group)
 
     @classmethod
     def _on_own(cls, func: Callable[..., Any], args: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
@@ -189,10 +165,15 @@ class DividedLogits(DividedTensor):
         return None
 
     def losses(self, labels: Tensor, ignored_label: int) -> Tensor:
-        """Return each label's cross-entropy; the logits are `(labels, classes)`."""
+        """Return each label's cross-entropy, float32, 0 for ignored ones; every member gets the same.
+
+        The logits are `(labels, classes)`. The sums over a divided vocabulary are Megatron-LM's (Shoeybi et al., 2019,
+        section 3), in one exchange in the place of three, and for shares of any size.
+        """
         start = sum(self.sizes[: self._group.rank])
         classes = Span(start, start + self.sizes[self._group.rank])
-        return divided_cross_entropy(self.own, labels, classes, self._group, ignored_label=ignored_label)
+        found: Tensor = _CrossEntropy.apply(self.own, labels, classes, ignored_label, self._group)  # type: ignore[no-untyped-call]
+        return found
 
 
 _CASTS = frozenset({"bfloat16", "contiguous", "double", "float", "half", "to"})

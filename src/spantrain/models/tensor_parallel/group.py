@@ -1,4 +1,4 @@
-"""The members of a tensor-parallel group: what they add and put together, really or among threads.
+"""The members of a tensor-parallel group: what they add and put together; those in processes are the runtime's own.
 
 What crosses the group in a forward and in a backward pass are functions that autograd knows: f and g of Shoeybi et al.,
 "Megatron-LM" (2019, section 3), the pair that Korthikanti et al. put in their place for slices of a sequence (2022,
@@ -8,17 +8,12 @@ order that depends on the graph alone, which is the same on all members.
 """
 
 import threading
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import ProcessGroup
-
-from spantrain.errors import PeerLostError
 
 T = TypeVar("T")
 Work = Callable[[Tensor], Tensor]
@@ -45,59 +40,6 @@ class TensorGroup(Protocol):
         """Return the own piece along `dim` of the sum of the members' tensors; `sizes` are those of all, by rank."""
 
 
-class TorchGroup:
-    """Members in processes of their own, joined by torch.distributed: Gloo, or NCCL between CUDA devices.
-
-    Operations raise `PeerLostError` where another member went away.
-    """
-
-    def __init__(self, process_group: ProcessGroup, *, rank: int, size: int) -> None:
-        """Take a group that exists; its owner destroys it."""
-        self._process_group = process_group
-        self.rank = rank
-        self.size = size
-        self.spent_s = 0.0
-        """Seconds inside of its operations, with the wait for other members; on CUDA only what it takes to queue."""
-        self.calls = 0
-
-    def all_reduce(self, tensor: Tensor) -> None:
-        """Add the members' tensors in place."""
-        self._timed(lambda: dist.all_reduce(tensor, group=self._process_group))
-
-    def all_gather(self, tensor: Tensor, sizes: Sequence[int], dim: int) -> Tensor:
-        """Return the members' tensors behind each other; shorter ones travel padded to the longest."""
-        longest = max(sizes)
-        sent = tensor.movedim(dim, 0)
-        if sent.shape[0] < longest:
-            sent = torch.cat([sent, sent.new_zeros(longest - sent.shape[0], *sent.shape[1:])])
-        sent = sent.contiguous()
-        received = [torch.empty_like(sent) for _ in sizes]
-        self._timed(lambda: dist.all_gather(received, sent, group=self._process_group))
-        parts = [part[:length].movedim(0, dim) for part, length in zip(received, sizes, strict=True)]
-        return torch.cat(parts, dim=dim)
-
-    def reduce_scatter(self, tensor: Tensor, sizes: Sequence[int], dim: int) -> Tensor:
-        """Return the own piece of the sum: members exchange pieces and add them in the order of ranks."""
-        sent = tensor.movedim(dim, 0).contiguous()
-        own = sizes[self.rank]
-        received = sent.new_empty(self.size * own, *sent.shape[1:])
-        self._timed(
-            lambda: dist.all_to_all_single(received, sent, [own] * self.size, list(sizes), group=self._process_group)
-        )
-        return _summed(received.view(self.size, own, *sent.shape[1:]).unbind()).movedim(0, dim)
-
-    def _timed(self, operation: Callable[[], object]) -> None:
-        start_s = time.perf_counter()
-        try:
-            operation()
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError as error:
-            raise PeerLostError(f"another device of this stage went away: {error}") from error
-        self.spent_s += time.perf_counter() - start_s
-        self.calls += 1
-
-
 class ThreadGroup:
     """Members in threads of one process: the fake, for tests and for trying a division without processes."""
 
@@ -121,7 +63,7 @@ class ThreadGroup:
         self.operations.append(f"all_reduce{list(tensor.shape)}")
         parts = self._exchange(tensor.clone())
         assert all(part.shape == tensor.shape for part in parts), f"unlike shapes: {[part.shape for part in parts]}"
-        tensor.copy_(_summed(parts))
+        tensor.copy_(summed(parts))
 
     def all_gather(self, tensor: Tensor, sizes: Sequence[int], dim: int) -> Tensor:
         """Return the members' tensors behind each other along `dim`."""
@@ -136,7 +78,7 @@ class ThreadGroup:
         parts = self._exchange(tensor.clone())
         assert all(part.shape == tensor.shape for part in parts), f"unlike shapes: {[part.shape for part in parts]}"
         assert sum(sizes) == tensor.shape[dim], f"sizes {sizes} of {tensor.shape[dim]}"
-        return _summed([part.split_with_sizes(list(sizes), dim)[self.rank] for part in parts])
+        return summed([part.split_with_sizes(list(sizes), dim)[self.rank] for part in parts])
 
     def leave(self) -> None:
         """Give up: members that wait for this one fail at once."""
@@ -150,7 +92,7 @@ class ThreadGroup:
         return parts
 
 
-def _summed(parts: Sequence[Tensor]) -> Tensor:
+def summed(parts: Sequence[Tensor]) -> Tensor:
     """Return the sum of tensors, added in their order."""
     total = parts[0].clone()
     for part in parts[1:]:
@@ -213,11 +155,6 @@ def _piece(tensor: Tensor, group: TensorGroup, sizes: Sequence[int], dim: int) -
     return own.clone(memory_format=torch.contiguous_format)
 
 
-def sum_gradients(tensor: Tensor, group: TensorGroup) -> Tensor:
-    """Return the tensor, which all members have and each uses in part; its gradient is summed over the group."""
-    return _crossing(tensor, lambda whole: whole.view_as(whole), lambda gradient: _sum(gradient, group))
-
-
 def sum_parts(tensor: Tensor, group: TensorGroup) -> Tensor:
     """Return the sum of the members' tensors, which all of them use in the same way."""
     return _crossing(tensor, lambda part: _sum(part, group), lambda gradient: gradient)
@@ -262,10 +199,10 @@ def scatter_same(tensor: Tensor, group: TensorGroup, sizes: Sequence[int], dim: 
 
 
 class InputCopy:
-    """`sum_gradients`, once for a tensor that several modules of a unit read.
+    """A tensor that all members have and each uses in part; its gradient is summed over the group.
 
-    Queries, keys and values, or a gate and what it gates, read one tensor. Their gradients are added first and
-    summed over the group once.
+    Several modules of a unit read one: queries, keys and values, or a gate and what it gates. Their gradients are added
+    first and summed over the group once.
     """
 
     def __init__(self, group: TensorGroup) -> None:
@@ -276,7 +213,8 @@ class InputCopy:
     def __call__(self, tensor: Tensor) -> Tensor:
         """Return the tensor's copy; the one made before, if this very tensor came last."""
         if self._copied is None or self._tensor is not tensor:
-            self._tensor, self._copied = tensor, sum_gradients(tensor, self._group)
+            work = (lambda whole: whole.view_as(whole), lambda gradient: _sum(gradient, self._group))
+            self._tensor, self._copied = tensor, _crossing(tensor, *work)
         return self._copied
 
     def forget(self) -> None:

@@ -28,12 +28,12 @@ class OutputLayer(ColumnLayer):
     ) -> None:
         """`all_classes` are those of each member."""
         super().__init__(parameters, LINEAR, read)
-        self._all_classes = tuple(all_classes)
+        self._sizes = [span.size for span in all_classes]
         self._group = group
 
     def forward(self, tensor: Tensor) -> DividedLogits:
         """Return what behaves as all outputs would."""
-        return DividedLogits.of(super().forward(tensor), self._all_classes, self._group)
+        return DividedLogits(super().forward(tensor), sizes=self._sizes, dim=-1, group=self._group)
 
 
 class DividedEmbedding(nn.Module):

@@ -10,7 +10,6 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from types import TracebackType
 
 import torch.distributed as dist
 from torch import Tensor
@@ -210,7 +209,5 @@ class OuterOptimizer:
     def __enter__(self) -> "OuterOptimizer":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from spantrain.core.outer.layers import PARAMETER_TYPES, ParameterSpec, plain_name
 from spantrain.devices.registry import settle
 from spantrain.errors import UsageError
+from spantrain.formats.tensor_bytes import dtype_name
 from spantrain.outer.client.ranks import Ranks
 
 _LOG = logging.getLogger(__name__)
@@ -245,7 +246,7 @@ def spec_of(name: str, tensor: Tensor) -> ParameterSpec:
     Raises:
         ValueError: it is empty, or of a type that cannot be averaged.
     """
-    dtype = str(tensor.dtype).removeprefix("torch.")
+    dtype = dtype_name(tensor.dtype)
     if dtype not in PARAMETER_TYPES:
         raise ValueError(f"parameter {name}: dtype must be one of {', '.join(PARAMETER_TYPES)}, got {dtype}")
     return ParameterSpec(name=name, shape=tuple(tensor.shape), dtype=dtype)

@@ -8,8 +8,6 @@ The sessions are connected to a master over the network, or by whatever a test g
 """
 
 import logging
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -33,14 +31,12 @@ _LOG = logging.getLogger(__name__)
 class FragmentSessions:
     """Hears link and wire (`LinkListener`, `WireListener`), and the loop; the sessions do the rest."""
 
-    def __init__(
-        self, cluster: str, layers: tuple[Layer, ...], *, clock: Callable[[], float] = time.monotonic
-    ) -> None:  # fmt: skip
+    def __init__(self, cluster: str, layers: tuple[Layer, ...]) -> None:
         """Begin without a connection, and with one fragment."""
-        self._cluster, self._layers, self._clock = cluster, layers, clock
+        self._cluster, self._layers = cluster, layers
         self.settled = False
         """Whether the number of fragments is known."""
-        first = ClientSession(cluster, layers, clock=clock)
+        first = ClientSession(cluster, layers)
         self.sessions: tuple[ClientSession, ...] = (first,)
         self.changed, self.chunks, self.meter = first.changed, first.chunks, first.meter
         """Shared by all sessions."""
@@ -95,11 +91,10 @@ class FragmentSessions:
         if count > 1:
             self.sessions = tuple(
                 ClientSession(
-                    self._cluster, fragment_layers(self._layers, number, count), clock=self._clock, fragment=number,
-                    beside=self.leading,
+                    self._cluster, fragment_layers(self._layers, number, count), fragment=number, beside=self.leading
                 )
                 for number in range(count)
-            )  # fmt: skip
+            )
         self.settled = True
         self.changed.notify_all()
 

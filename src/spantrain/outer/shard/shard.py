@@ -23,6 +23,7 @@ from spantrain.core.outer.events import OuterEvent, Ticket
 from spantrain.core.outer.layers import Layer, ParameterSpec, ShardLayout
 from spantrain.errors import ConfigError, ProtocolError
 from spantrain.formats.registry import WireFormat
+from spantrain.formats.tensor_bytes import dtype_name
 from spantrain.outer.rules.nesterov import Nesterov
 from spantrain.outer.rules.registry import OuterRule
 from spantrain.outer.shard.numerics import (
@@ -297,7 +298,7 @@ class OuterShard:
         what = f"{self._name}: snapshot of version {version}"
         try:
             _check_tensors(specs, found.parameters, what)
-            kept = [replace(one, dtype=_text(velocity_type(found.parameters[one.name].dtype))) for one in specs]
+            kept = [replace(one, dtype=dtype_name(velocity_type(found.parameters[one.name].dtype))) for one in specs]
             for slot in self._rule.slots:
                 _check_tensors(kept, found.state.get(slot, {}), f"{what}, {slot}")
         except ProtocolError as error:
@@ -311,13 +312,9 @@ class OuterShard:
             self._serving, self._staged = version.version, None
 
 
-def _text(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
 def _check_tensors(specs: Sequence[ParameterSpec], tensors: Tensors, what: str) -> None:
     wanted = {one.name: f"{one.dtype} of shape {one.shape}" for one in specs}
-    got = {name: f"{_text(one.dtype)} of shape {tuple(one.shape)}" for name, one in tensors.items()}
+    got = {name: f"{dtype_name(one.dtype)} of shape {tuple(one.shape)}" for name, one in tensors.items()}
     if got == wanted:
         return
     unlike = sorted(name for name in wanted.keys() | got.keys() if wanted.get(name) != got.get(name))

@@ -10,30 +10,29 @@ likeliest to have, too: all must go back to one version.
 """
 
 import hashlib
-import json
 import logging
 import os
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from spantrain.config.files.text_files import sync_folder
+from spantrain.config.files.text_files import sha256_of, sync_folder
+from spantrain.formats.tensor_bytes import tensor_pieces
 from spantrain.outer.shard.numerics import Tensors
 from spantrain.transport.connection.threads import Died, ReliedOnThread
 
 _LOG = logging.getLogger(__name__)
 _NAME = re.compile(r"version-(\d+)-([0-9a-f]{16})\.safetensors")
 _PARAMETERS = "parameters"
-_TYPES = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32", torch.float64: "F64"}
-_PIECE_BYTES = 2**22
+_DIGITS = 16
+"""Of a file's digest, in its name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +128,7 @@ class FolderSnapshots:
         if path is None:
             return None
         try:
-            if not path.name.endswith(f"-{_digest(path)}.safetensors"):
+            if not path.name.endswith(f"-{sha256_of(path)[:_DIGITS]}.safetensors"):
                 raise SafetensorError("its digest is not that of its name")
             tensors = load_file(path)
         except (SafetensorError, OSError) as reason:
@@ -146,35 +145,14 @@ class FolderSnapshots:
 
 def _write(path: Path, tensors: Mapping[str, Tensor]) -> str:
     """Write a safetensors file, to the disk itself; return the digest of it."""
-    header: dict[str, object] = {}
-    upto = 0
-    for name, one in tensors.items():
-        size = one.numel() * one.element_size()
-        header[name] = {"dtype": _TYPES[one.dtype], "shape": list(one.shape), "data_offsets": [upto, upto + size]}
-        upto += size
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
     sha = hashlib.sha256()
-    with path.open("wb", buffering=0) as stream:
-        for piece in _pieces([len(text).to_bytes(8, "little") + text], tensors.values()):
+    with path.open("wb") as stream:
+        for piece in tensor_pieces(tensors):
             sha.update(piece)
-            written = 0
-            while written < len(piece):
-                written += stream.write(memoryview(piece)[written:])
+            stream.write(piece)
+        stream.flush()
         os.fsync(stream.fileno())
-    return sha.hexdigest()[:16]
-
-
-def _pieces(first: Iterable[bytes], tensors: Iterable[Tensor]) -> Iterator[bytes | memoryview]:
-    yield from first
-    for tensor in tensors:
-        view: memoryview = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data
-        yield from (view[begin : begin + _PIECE_BYTES] for begin in range(0, len(view), _PIECE_BYTES))
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()[:16]
+    return sha.hexdigest()[:_DIGITS]
 
 
 class SnapshotWriter:

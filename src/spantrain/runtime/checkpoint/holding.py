@@ -12,10 +12,10 @@ from spantrain.core.plan import Plan
 from spantrain.core.shares import TensorPart
 from spantrain.core.units import ModelSpec, UnitGraph
 from spantrain.errors import ConfigError
+from spantrain.formats.tensor_bytes import dtype_name
 from spantrain.models.build import empty_unit
 from spantrain.models.statistics import named_statistics
 from spantrain.models.units import UnitModule, parameter_names
-from spantrain.runtime.checkpoint.tensor_file import dtype_name
 from spantrain.runtime.redistribution.transfer import Described
 
 PARAMETER, STATE, BUFFER = "parameter/", "optimizer/", "buffer/"

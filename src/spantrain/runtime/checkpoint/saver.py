@@ -18,15 +18,14 @@ from spantrain.core.names import file_stem
 from spantrain.core.shares import TensorPart
 from spantrain.devices.registry import class_of
 from spantrain.errors import WorkerError
+from spantrain.formats.tensor_bytes import dtype_name, tensor_pieces
 from spantrain.runtime.checkpoint.holding import RANDOM_TORCH, Holding, put_back, tensors_of, wanted_of
 from spantrain.runtime.checkpoint.tensor_file import (
     Disk,
     TensorFiles,
     check_file,
-    dtype_name,
     files_in,
     remove_partials,
-    tensor_pieces,
     write_named,
 )
 from spantrain.runtime.control.requests import SavedFile

@@ -4,9 +4,8 @@ The file operations of checkpoints, each one a call, so that a test can end the 
 """
 
 import hashlib
-import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -18,52 +17,6 @@ from spantrain.config.files.text_files import check_tensor_header, sha256_of, sy
 from spantrain.core.checkpoint import StoredFile
 from spantrain.errors import ConfigError
 from spantrain.runtime.redistribution.exchange import TensorBlock, place_of
-
-_PIECE_BYTES = 8 * 2**20
-_ALIGNMENT = 8
-_CODES: Mapping[torch.dtype, str] = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """Return the name of a type: `float32`, ..."""
-    return str(dtype).removeprefix("torch.")
-
-
-def raw_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the bytes of a tensor, row by row; of the same memory where it lies in one piece."""
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-
-
-def tensor_pieces(tensors: Mapping[str, torch.Tensor]) -> Iterator[bytes | memoryview]:
-    """Return the bytes of a safetensors file that holds these tensors, which lie on the CPU, in pieces.
-
-    (Format: https://huggingface.co/docs/safetensors: eight bytes of the header's length, the header as JSON, the
-    tensors without gaps.) Nothing is copied, so that saving takes no second buffer.
-    """
-    header: dict[str, object] = {}
-    start = 0
-    for name, tensor in tensors.items():
-        end = start + tensor.numel() * tensor.element_size()
-        header[name] = {"dtype": _CODES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
-        start = end
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % _ALIGNMENT)
-    yield len(text).to_bytes(8, "little") + text
-    for tensor in tensors.values():
-        data: memoryview = raw_bytes(tensor).numpy().data
-        for lo in range(0, len(data), _PIECE_BYTES):
-            yield data[lo : lo + _PIECE_BYTES]
 
 
 class TensorFiles:

@@ -11,6 +11,7 @@ Where devices of a stage meet before they form groups: a store that the first of
 
 import datetime
 import socket
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from spantrain.core.plan import Plan, Stage
 from spantrain.cost.replicas import rings_of
 from spantrain.cost.sums import carrier_between
 from spantrain.errors import PeerLostError
-from spantrain.models.tensor_parallel.group import TensorGroup, TorchGroup
+from spantrain.models.tensor_parallel.group import TensorGroup, summed
 
 
 class MemberGroup(TensorGroup, Protocol):
@@ -106,25 +107,28 @@ class SingleMember:
         return 0.0
 
 
-class _TorchMembers(TorchGroup):
-    """A process group of torch: Gloo, or NCCL for what lies on CUDA devices."""
+class TorchMembers:
+    """A process group of torch: Gloo, or NCCL for what lies on CUDA devices.
+
+    Operations raise `PeerLostError` where another member went away.
+    """
 
     def __init__(self, group: ProcessGroup) -> None:
-        super().__init__(group, rank=group.rank(), size=group.size())
-        self._group = group
-        self._like: tuple[str, int] = ("", 0)
-        """Kind and size of the exchange under way."""
+        """Take a group that exists; its owner destroys it."""
+        self.process_group = group
+        self.rank, self.size = group.rank(), group.size()
         self._seconds: dict[tuple[str, int], list[float]] = {}
+        """Of exchanges by kind and bytes, with the wait for other members; on CUDA only what it takes to queue."""
 
     def all_reduce(self, tensor: Tensor) -> None:
         """Replace a tensor by its sum over the members."""
-        self._like = ("all_reduce", tensor.nbytes)
-        super().all_reduce(tensor)
+        with self._timed("all_reduce", tensor.nbytes):
+            dist.all_reduce(tensor, group=self.process_group)
 
     def begin_all_reduce(self, tensor: Tensor) -> Callable[[], None]:
         """Begin to replace a tensor by its sum over the members; not counted as an exchange, as others go on beside."""
         with _blaming_peers():
-            work = dist.all_reduce(tensor, group=self._group, async_op=True)
+            work = dist.all_reduce(tensor, group=self.process_group, async_op=True)
 
         def wait() -> None:
             with _blaming_peers():
@@ -133,44 +137,50 @@ class _TorchMembers(TorchGroup):
         return wait
 
     def all_gather(self, tensor: Tensor, sizes: Sequence[int], dim: int) -> Tensor:
-        """Return all members' tensors behind each other."""
-        # Members name it alike, those too that give nothing.
-        shape = [sum(sizes) if place == dim % tensor.dim() else size for place, size in enumerate(tensor.shape)]
-        self._like = ("all_gather", torch.Size(shape).numel() * tensor.element_size())
-        return super().all_gather(tensor, sizes, dim)
+        """Return the members' tensors behind each other; shorter ones travel padded to the longest."""
+        longest = max(sizes)
+        sent = tensor.movedim(dim, 0)
+        if sent.shape[0] < longest:
+            sent = torch.cat([sent, sent.new_zeros(longest - sent.shape[0], *sent.shape[1:])])
+        sent = sent.contiguous()
+        received = [torch.empty_like(sent) for _ in sizes]
+        # By the bytes of all parts, which members name alike, those too that give nothing.
+        with self._timed("all_gather", sum(sizes) * sent.nbytes // max(1, longest)):
+            dist.all_gather(received, sent, group=self.process_group)
+        parts = [part[:length].movedim(0, dim) for part, length in zip(received, sizes, strict=True)]
+        return torch.cat(parts, dim=dim)
 
     def reduce_scatter(self, tensor: Tensor, sizes: Sequence[int], dim: int) -> Tensor:
-        """Return the own piece of the members' sum."""
-        self._like = ("reduce_scatter", tensor.nbytes)
-        return super().reduce_scatter(tensor, sizes, dim)
+        """Return the own piece of the members' sum: they exchange pieces and add them in the order of ranks."""
+        sent = tensor.movedim(dim, 0).contiguous()
+        own = sizes[self.rank]
+        received = sent.new_empty(self.size * own, *sent.shape[1:])
+        with self._timed("reduce_scatter", tensor.nbytes):
+            dist.all_to_all_single(received, sent, [own] * self.size, list(sizes), group=self.process_group)
+        return summed(received.view(self.size, own, *sent.shape[1:]).unbind()).movedim(0, dim)
 
     def broadcast(self, tensor: Tensor, source: int = 0) -> None:
         """Replace a tensor by that of one member."""
-        self._like = ("broadcast", tensor.nbytes)
-        self._timed(lambda: dist.broadcast(tensor, group=self._group, group_src=source))
+        with self._timed("broadcast", tensor.nbytes):
+            dist.broadcast(tensor, group=self.process_group, group_src=source)
 
     def announce(self, numbers: Tensor) -> None:
         """Replace a tensor on the processor by the leader's."""
         with _blaming_peers():
-            dist.broadcast(numbers, group=self._group, group_src=0)
+            dist.broadcast(numbers, group=self.process_group, group_src=0)
 
     def send(self, tensor: Tensor, target: int) -> None:
         """Send a contiguous tensor to one member; Gloo sends from the processor's memory only."""
         with _blaming_peers():
-            dist.send(tensor if self._takes_cards else tensor.cpu(), group=self._group, group_dst=target)
+            dist.send(tensor if self._takes_cards else tensor.cpu(), group=self.process_group, group_dst=target)
 
     def receive(self, tensor: Tensor, source: int) -> None:
         """Fill a contiguous tensor with what one member sends."""
         landing = tensor if self._takes_cards else tensor.cpu()
         with _blaming_peers():
-            dist.recv(landing, group=self._group, group_src=source)
+            dist.recv(landing, group=self.process_group, group_src=source)
         if landing is not tensor:
             tensor.copy_(landing)
-
-    @property
-    def process_group(self) -> ProcessGroup:
-        """What torch calls it."""
-        return self._group
 
     def forget_exchanges(self) -> None:
         """Begin to count exchanges anew."""
@@ -188,18 +198,20 @@ class _TorchMembers(TorchGroup):
         counts = torch.tensor([len(seconds) for seconds in self._seconds.values()], dtype=torch.float64)
         shortest = torch.tensor([min(seconds) for seconds in self._seconds.values()], dtype=torch.float64)
         with _blaming_peers():
-            dist.all_reduce(shortest, dist.ReduceOp.MIN, group=self._group)
+            dist.all_reduce(shortest, dist.ReduceOp.MIN, group=self.process_group)
         self._seconds.clear()
         return float((counts * shortest).sum())
 
     @property
     def _takes_cards(self) -> bool:
-        return "nccl" in dist.get_backend_config(self._group)
+        return "nccl" in dist.get_backend_config(self.process_group)
 
-    def _timed(self, operation: Callable[[], object]) -> None:
-        before_s = self.spent_s
-        super()._timed(operation)
-        self._seconds.setdefault(self._like, []).append(self.spent_s - before_s)
+    @contextmanager
+    def _timed(self, kind: str, size_bytes: int) -> Iterator[None]:
+        start_s = time.perf_counter()
+        with _blaming_peers():
+            yield
+        self._seconds.setdefault((kind, size_bytes), []).append(time.perf_counter() - start_s)
 
 
 @contextmanager
@@ -207,6 +219,8 @@ def _blaming_peers() -> Iterator[None]:
     """A collective that fails does so because another member went away: it is that one that should be named."""
     try:
         yield
+    except torch.OutOfMemoryError:
+        raise
     except RuntimeError as error:
         raise PeerLostError(f"another device of this stage went away: {error}") from error
 
@@ -242,13 +256,13 @@ class StageGroups:
     def abort(self) -> None:
         """Give up what is under way in the groups, from another thread; they are of no use afterwards."""
         groups = (self.world, self.replica, self.ring, self.statistics)
-        for group in {group.process_group for group in groups if isinstance(group, _TorchMembers)}:
+        for group in {group.process_group for group in groups if isinstance(group, TorchMembers)}:
             if "nccl" in dist.get_backend_config(group):
                 group.abort()  # Gloo cannot; its waits end with their connections (`runtime.worker.watch`)
 
     def close(self) -> None:
         """Leave the groups; they end with their generation."""
-        if isinstance(self.world, _TorchMembers):
+        if isinstance(self.world, TorchMembers):
             _leave()
 
 
@@ -310,12 +324,12 @@ def open_groups(
     ring = next((formed[ranks] for ranks in layout.rings if rank in ranks), None)
     assert dist.group.WORLD is not None
     return StageGroups(
-        world=_TorchMembers(dist.group.WORLD),
+        world=TorchMembers(dist.group.WORLD),
         replica=_member(own),
         ring=_member(ring),
         parts_meet=layout.parts_meet,
         in_first_replica=rank in layout.replicas[0],
-        statistics=_TorchMembers(statistics) if statistics is not None else None,
+        statistics=TorchMembers(statistics) if statistics is not None else None,
     )
 
 
@@ -341,7 +355,7 @@ def _formed(ranks: tuple[int, ...], size: int, timeout: datetime.timedelta) -> P
 
 
 def _member(group: ProcessGroup | None) -> MemberGroup:
-    return SingleMember() if group is None else _TorchMembers(group)
+    return SingleMember() if group is None else TorchMembers(group)
 
 
 _REACH = datetime.timedelta(seconds=30)

@@ -25,6 +25,7 @@ from spantrain.core.cluster import Cluster
 from spantrain.core.shares import TensorPart
 from spantrain.core.span import Span
 from spantrain.errors import ConfigError, ProtocolError
+from spantrain.formats.tensor_bytes import raw_bytes
 from spantrain.runtime.redistribution.exchange import (
     Box,
     TensorBlock,
@@ -210,7 +211,7 @@ class TensorExchange:
         for name, blocks in request.items():
             for group in chunks_of(blocks, self._element_bytes(blocks), _CHUNK_BYTES):
                 pieces = self._source.read(name, group)
-                flat = torch.cat([piece.contiguous().reshape(-1).view(torch.uint8) for piece in pieces])
+                flat = torch.cat([raw_bytes(piece) for piece in pieces])
                 self._send(peer, f"{_GIVE}:{self._group.own}:{number}", flat)
                 number += 1
 

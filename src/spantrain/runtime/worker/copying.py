@@ -19,8 +19,8 @@ from spantrain.config.files.json_codec import to_json
 from spantrain.core.checkpoint import StoredTensor
 from spantrain.core.messages import AT_ANY_STEP, BACKGROUND, ControlKey
 from spantrain.errors import ConfigError, ProtocolError
+from spantrain.formats.tensor_bytes import dtype_name, raw_bytes
 from spantrain.runtime.checkpoint.holding import STATE, Holding, held_tensors, put_back, wanted_of
-from spantrain.runtime.checkpoint.tensor_file import dtype_name, raw_bytes
 from spantrain.runtime.redistribution.transfer import dtype_of, packed_words, unpacked_words
 from spantrain.runtime.step.driver import StepDriver
 from spantrain.runtime.worker.switch import Held, HeldTensors, read_held

@@ -19,10 +19,10 @@ from torch import Tensor
 from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan
 from spantrain.errors import ProtocolError
+from spantrain.formats.tensor_bytes import raw_bytes
 from spantrain.models.build import blank_units, build_units
 from spantrain.models.units import parameter_names, tie_parameters
 from spantrain.runtime.checkpoint.holding import Holding, holding_of
-from spantrain.runtime.checkpoint.tensor_file import raw_bytes
 from spantrain.runtime.gradients.optimizer import build_optimizer, update
 from spantrain.runtime.redistribution.transfer import ExchangeChannel
 from spantrain.runtime.step.context import WorkerContext

@@ -24,10 +24,10 @@ from spantrain.core.checkpoint import StoredTensor
 from spantrain.core.plan import Plan, Stage
 from spantrain.core.shares import TensorPart
 from spantrain.errors import ProtocolError
+from spantrain.formats.tensor_bytes import dtype_name
 from spantrain.models.build import blank_units
 from spantrain.models.units import UnitModule, tie_parameters
 from spantrain.runtime.checkpoint.holding import Holding, held_tensors, put_back, wanted_of
-from spantrain.runtime.checkpoint.tensor_file import dtype_name
 from spantrain.runtime.gradients.optimizer import build_optimizer
 from spantrain.runtime.redistribution.exchange import TensorBlock, place_of
 from spantrain.runtime.redistribution.transfer import (

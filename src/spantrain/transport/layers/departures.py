@@ -4,11 +4,11 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 
 from spantrain.core.outer.events import Ticket
 from spantrain.core.outer.layers import LAYER_TYPES, ParameterSpec
+from spantrain.formats.tensor_bytes import byte_view, dtype_name
 from spantrain.transport.layers.format import (
     CANCEL,
     DATA,
@@ -32,7 +32,7 @@ def specs_of(tensors: Mapping[str, Tensor]) -> tuple[ParameterSpec, ...]:
     wrong = [
         f"{name}: {tensor.dtype} on {tensor.device}"
         for name, tensor in tensors.items()
-        if str(tensor.dtype).removeprefix("torch.") not in LAYER_TYPES or tensor.device.type != "cpu"
+        if dtype_name(tensor.dtype) not in LAYER_TYPES or tensor.device.type != "cpu"
     ]
     if wrong or not tensors:
         raise ValueError(
@@ -40,7 +40,7 @@ def specs_of(tensors: Mapping[str, Tensor]) -> tuple[ParameterSpec, ...]:
             "copy them there first"
         )
     return tuple(
-        ParameterSpec(name=name, shape=tuple(tensor.shape), dtype=str(tensor.dtype).removeprefix("torch."))
+        ParameterSpec(name=name, shape=tuple(tensor.shape), dtype=dtype_name(tensor.dtype))
         for name, tensor in tensors.items()
     )
 
@@ -53,7 +53,7 @@ def pieces(tensors: Sequence[Tensor], most_bytes: int) -> Iterator["memoryview |
     """
     small = bytearray()
     for tensor in tensors:
-        view: memoryview = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data
+        view = byte_view(tensor)
         if small and (len(view) > _SMALL_BYTES or len(small) + len(view) > most_bytes):
             yield bytes(small)
             small = bytearray()

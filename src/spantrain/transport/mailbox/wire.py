@@ -14,6 +14,7 @@ import torch
 from spantrain.core.messages import AnyKey, ControlKey, MessageKey
 from spantrain.core.span import Span
 from spantrain.formats.codec import DTYPE_BYTES
+from spantrain.formats.tensor_bytes import byte_view
 from spantrain.transport.connection.bounds import (
     BYE,
     Refusal,
@@ -318,8 +319,7 @@ class Payload:
         self._parts: list[tuple[int, memoryview]] = []
         for layout, tensor in zip(header.tensors, tensors, strict=True):
             if layout.size_bytes:
-                flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-                self._parts.append((layout.offset, flat.numpy().data))
+                self._parts.append((layout.offset, byte_view(tensor.cpu())))
 
     def piece(self, offset: int, length: int) -> memoryview | bytearray:
         """Return bytes [offset, offset + length); gaps are zero."""
