@@ -6,8 +6,7 @@ check of labels, how many words stand for a picture) is computed of the example 
 other samples, the unit that ends the model compares (`agreed`).
 """
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from types import MappingProxyType
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, is_fake
+from torch.nn.utils.stateless import _reparametrize_module
 
 from spantrain.errors import ConfigError
 from spantrain.models.tracing.tape import Constant, Facts, TapeStep, UnitDevice, Value, mapped, parts, zipped
@@ -95,7 +95,11 @@ def run_on_made_up(
     for fake in (*given, *module.parameters()):
         if is_fake(fake):
             stands_for(instead[id(fake)], fake)
-    with _replaced(module, instead):
+    own = ((name, instead.get(id(parameter))) for name, parameter in module.named_parameters())
+    made: dict[str, Tensor] = {
+        name: nn.Parameter(new) for name, new in own if new is not None and new.is_floating_point()
+    }
+    with _reparametrize_module(module, made, tie_weights=True):
         args, kwargs = mapped((tuple(args), kwargs), lambda part: instead.get(id(part), part))
         result = forward(*args, **kwargs)
     if any(instead[id(fake)]._version for fake in given):
@@ -111,20 +115,6 @@ def run_on_made_up(
         return fake
 
     return mapped(result, fake_again)
-
-
-@contextlib.contextmanager
-def _replaced(module: nn.Module, instead: Mapping[int, Tensor]) -> Iterator[None]:
-    """Put other numbers in the place of a module's parameters for a while."""
-    made = {key: nn.Parameter(tensor) for key, tensor in instead.items() if tensor.is_floating_point()}
-    own = [(part, name, p) for part in module.modules() for name, p in part._parameters.items() if p is not None]
-    for part, name, parameter in own:
-        part._parameters[name] = made.get(id(parameter), parameter)
-    try:
-        yield
-    finally:
-        for part, name, parameter in own:
-            part._parameters[name] = parameter
 
 
 def numbers_of(

@@ -158,15 +158,14 @@ class TapeWatch(ForwardWatch[Tape]):
         with contextlib.ExitStack() as forgetting:
             forgetting.callback(self._forget, len(self._alive))
             self._draws.chain.restart()
-            result = run_on_made_up(module, forward, args, kwargs, self._stands_for)
+            result = run_on_made_up(
+                module, forward, args, kwargs, lambda tensor, other: self._note(tensor, self._origin_of(other))
+            )
             kept = (*tensors_in(result), *self._hooked.of_step(len(self._steps)))
             origins = [(tensor, self._origin[id(tensor)]) for tensor in kept]
         for tensor, origin in origins:
             self._note(tensor, origin)
         return result
-
-    def _stands_for(self, tensor: Tensor, other: Tensor) -> None:
-        self._note(tensor, self._origin_of(other))
 
     def _forget(self, alive: int) -> None:
         """Forget the tensors that came to be since so many were alive."""
