@@ -3,7 +3,7 @@
 import contextlib
 import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -86,7 +86,8 @@ def _unit_class(spec: ModelSpec, module: UnitModule, inputs: tuple[TensorSpec, .
         for name, parameter in module.named_parameters()
     ]
     # A configuration that was in a file has lists in the place of tuples.
-    settings = sorted((key, tuple(value) if isinstance(value, list) else value) for key, value in spec.config.items())
+    config: Mapping[str, object] = spec.config
+    settings = sorted((key, tuple(value) if isinstance(value, list) else value) for key, value in config.items())
     text = repr((spec.family, settings, spec.sequence_length, repr(module), parameters, inputs))
     digest = hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
     shape = "x".join(str(size) for tensor in inputs for size in tensor.shape_per_sample)

@@ -213,8 +213,10 @@ class InputCopy:
     def __call__(self, tensor: Tensor) -> Tensor:
         """Return the tensor's copy; the one made before, if this very tensor came last."""
         if self._copied is None or self._tensor is not tensor:
-            work = (lambda whole: whole.view_as(whole), lambda gradient: _sum(gradient, self._group))
-            self._tensor, self._copied = tensor, _crossing(tensor, *work)
+            self._tensor = tensor
+            self._copied = _crossing(
+                tensor, lambda whole: whole.view_as(whole), lambda gradient: _sum(gradient, self._group)
+            )
         return self._copied
 
     def forget(self) -> None:
