@@ -185,10 +185,7 @@ class ControlServer:
         self._control_server = RpcServer(
             identity=credentials.identity,
             client_root_pem=credentials.authority.certificate_pem,
-            methods={
-                PRESENCE: self._hold_line,
-                **{name: functools.partial(self._answer_call, name) for name in self._calls.methods},
-            },
+            methods=self._methods(),
             max_threads=_CALLS_PER_PEER * max_peers + _SPARE_THREADS,
             receive_limit_bytes=MESSAGE_LIMIT_BYTES,
         )
@@ -260,6 +257,10 @@ class ControlServer:
     def release(self, name: str) -> None:
         """Free a name for another worker; calls of the one that held it are refused from now on."""
         self._members.release(name)
+
+    def _methods(self) -> dict[str, Method]:
+        calls = {name: functools.partial(self._answer_call, name) for name in self._calls.methods}
+        return {PRESENCE: self._hold_line, **calls}
 
     def _answer_join(self, body: bytes, context: grpc.ServicerContext) -> bytes:
         assert self._control is not None
