@@ -49,6 +49,8 @@ class Machine:
     """The interpreter there; that of an environment that has SpanTrain, where there is one."""
     options: tuple[str, ...] = ()
     """Further words for ssh, srun or kubectl, such as `-F FILE` or `--namespace NAME`."""
+    site: str | None = None
+    """Where it stands, if somebody has said so."""
 
     def __post_init__(self) -> None:
         check_name("machine", self.name)
