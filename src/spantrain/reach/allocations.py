@@ -2,6 +2,7 @@
 
 import itertools
 import re
+import socket
 import subprocess
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -11,8 +12,9 @@ from spantrain.config.files.parsing import parse_json
 from spantrain.config.files.problems import Problems
 from spantrain.config.files.text_files import read_text
 from spantrain.config.files.yaml_fields import parse_yaml
+from spantrain.core.cluster import Host
 from spantrain.errors import UsageError
-from spantrain.reach.machines import Machine, Way
+from spantrain.reach.machines import Machine, Way, this_machine
 
 MAX_MACHINES = 1024
 _ASK_S = 30.0
@@ -64,6 +66,33 @@ def inventory_machines(path: Path, *, python: str, options: Sequence[str] = ()) 
         replace(one, **{key: value for key, value in row.items() if key != "ssh"})
         for one, row in zip(found, rows, strict=True)
     )
+
+
+def host_machines(hosts: Iterable[Host], *, python: str, options: Sequence[str] = ()) -> tuple[Machine, ...]:
+    """Return the hosts of a cluster: by ssh at their address, or else their name; those here without.
+
+    Raises:
+        UsageError: an address is none.
+    """
+    found = []
+    for host in hosts:
+        if host.address is None or not _is_own(host.address):
+            (machine,) = named_machines([host.address or host.name], "ssh", python=python, options=options)
+            found.append(replace(machine, name=host.name, site=host.site))
+        else:
+            found.append(replace(this_machine(host.name), site=host.site))
+    return tuple(found)
+
+
+def _is_own(address: str) -> bool:
+    """Whether an address is this machine's: one that it could listen on."""
+    try:
+        family, kind, _, _, where = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as tried:
+            tried.bind(where)
+    except (OSError, UnicodeError):
+        return False
+    return True
 
 
 def slurm_machines(nodes: str | None, *, python: str) -> tuple[Machine, ...]:

@@ -25,7 +25,7 @@ def _check(value: object, what: str) -> None:
     """Refuse what no machine is: numbers out of range, texts that steer a terminal or never end, endless lists."""
     if isinstance(value, str) and (len(value) > _LONGEST_TEXT or not value.isprintable()):
         raise ValueError(f"{what}: must be a line of at most {_LONGEST_TEXT} printable characters")
-    if isinstance(value, float) and not 0 <= value < _LARGEST:
+    if isinstance(value, float) and not (-_LARGEST if what.endswith("offset_s") else 0) <= value < _LARGEST:
         raise ValueError(f"{what}: must be a number from 0, got {value:g}")
     if isinstance(value, tuple | Mapping):
         if len(value) > _MOST_ENTRIES:
@@ -35,7 +35,7 @@ def _check(value: object, what: str) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Checked:
+class CheckedAnswer:
     """Base of what came from another machine."""
 
     def __post_init__(self) -> None:
@@ -44,7 +44,7 @@ class _Checked:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FoundInterface(_Checked):
+class FoundInterface(CheckedAnswer):
     """A network interface with an address that others may reach."""
 
     name: str
@@ -63,7 +63,7 @@ class FoundInterface(_Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FoundAccelerator(_Checked):
+class FoundAccelerator(CheckedAnswer):
     """A GPU, as the vendor's tool or the system names it."""
 
     name: str
@@ -78,7 +78,7 @@ class FoundAccelerator(_Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TorchView(_Checked):
+class TorchView(CheckedAnswer):
     """What torch says of the GPUs once it is loaded."""
 
     gpus: int
@@ -88,7 +88,7 @@ class TorchView(_Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MachineFacts(_Checked):
+class MachineFacts(CheckedAnswer):
     """One machine as its probe tells it; None where it could not be found out."""
 
     hostname: str
@@ -127,12 +127,20 @@ def read_facts(text: str, source: str) -> MachineFacts:
     Raises:
         ProtocolError: it is no such thing, or larger than any machine.
     """
-    last = text.strip().rpartition("\n")[2]
+    return read_answer(MachineFacts, text.strip().rpartition("\n")[2], source)
+
+
+def read_answer(kind: type[T], line: str, source: str) -> T:
+    """Read one line of a program's answers.
+
+    Raises:
+        ProtocolError: it is no such thing.
+    """
     try:
-        data = parse_json(last, source, remedy="see what a login prints there")
+        data = parse_json(line, source, remedy="see what a login prints there")
     except UsageError as error:
         raise ProtocolError(str(error)) from None
-    return from_json(MachineFacts, data, source, error=ProtocolError, wire=True)
+    return from_json(kind, data, source, error=ProtocolError, wire=True)
 
 
 def probe(machine: Machine, *, deep: bool = False, paths: Sequence[str] = ()) -> MachineFacts:
@@ -153,8 +161,8 @@ def probe(machine: Machine, *, deep: bool = False, paths: Sequence[str] = ()) ->
 
 
 def program(name: str) -> str:
-    """Return the source of a program of this folder, to be sent."""
-    return (resources.files("spantrain.reach") / f"{name}.py").read_text(encoding="utf-8")
+    """Return the source of one of `reach.programs`, to be sent."""
+    return (resources.files("spantrain.reach.programs") / f"{name}.py").read_text(encoding="utf-8")
 
 
 def ask_all(machines: Sequence[Machine], ask: Callable[[Machine], T]) -> list[T | SpanTrainError]:

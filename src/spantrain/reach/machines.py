@@ -72,6 +72,18 @@ class Machine:
     def __str__(self) -> str:
         return self.name if self.way == "local" else f"{self.name} (by {self.way}, {self.target})"
 
+    def called(self) -> str | None:
+        """Return the name or address under which its way finds it, which others may find it by, too."""
+        if self.way != "ssh":
+            return self.target if self.way == "slurm" else None
+        words = ["ssh", "-G", *self.options, "--", self.target]
+        try:
+            said = subprocess.run(words, capture_output=True, timeout=_LEAVE_S, check=False, stdin=subprocess.DEVNULL)
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        names = [line[9:] for line in said.stdout.decode(errors="replace").splitlines() if line.startswith("hostname ")]
+        return names[0] if names else None
+
 
 def this_machine(name: str) -> Machine:
     """Return the machine of this process, with its interpreter."""
