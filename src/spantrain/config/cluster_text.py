@@ -124,7 +124,12 @@ def _delay(value: float) -> str:
 
 
 def _memory(value: int) -> str:
-    return _exact(value, format_bytes, parse_bytes, "B")
+    text = format_bytes(value)
+    return text if parse_bytes(text) == value else _exact(value, _mebi, parse_bytes, "B")
+
+
+def _mebi(value: float) -> str:
+    return f"{value / 2**20:.10g} MiB"
 
 
 def _giga(value: float) -> str:
