@@ -59,11 +59,13 @@ def inventory_machines(path: Path, *, python: str, options: Sequence[str] = ()) 
     rows = []
     for item in root.items():
         row = item.table(required=("ssh",), optional=("name", "site", "python")) if item.is_table else {"ssh": item}
-        rows.append({key: value.name() if key in ("name", "site") else value.text() for key, value in row.items()})
+        rows.append(
+            {key: value.name() if key in ("name", "site") else value.text() or "" for key, value in row.items()}
+        )
     problems.check()
-    found = named_machines((str(row["ssh"]) for row in rows), "ssh", python=python, options=options)
+    found = named_machines((row["ssh"] for row in rows), "ssh", python=python, options=options)
     return tuple(
-        replace(one, **{key: value for key, value in row.items() if key != "ssh"})
+        replace(one, name=row.get("name", one.name), site=row.get("site"), python=row.get("python", one.python))
         for one, row in zip(found, rows, strict=True)
     )
 

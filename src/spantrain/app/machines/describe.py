@@ -76,7 +76,8 @@ class ClusterDraft:
 
     def _devices(self, one: FoundMachine, site: str) -> list[Device]:
         """Return the accelerators that SpanTrain can use, or else the processor."""
-        host, found = one.machine.name, []
+        host = one.machine.name
+        found: list[Device] = []
         for accelerator in one.facts.accelerators:
             backend = usable_backend(accelerator)
             if backend is None:

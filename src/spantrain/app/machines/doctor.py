@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from spantrain.app.machines.checks import CheckLine, common_lines, machine_lines
+from spantrain.app.machines.checks import CheckLine, Verdict, common_lines, machine_lines
 from spantrain.app.machines.describe import FoundMachine
 from spantrain.app.machines.ways import way_lines
 from spantrain.app.reporter import Reporter
@@ -135,5 +135,5 @@ def _coordinator(found: Sequence[FoundMachine], listen: Address) -> Iterator[Che
         tried = "; ".join(f"{address}: {why}" for address, why in way.errors.items())
         text = f"reaches {listen.host}:{port}" if way.is_open else f"cannot connect to {listen.host}:{port} ({tried})"
         remedy = "" if way.is_open else f"let this machine's firewall pass TCP to ports {ports[0]} and {ports[1]}"
-        verdict = "ok" if way.is_open else "fail"
+        verdict: Verdict = "ok" if way.is_open else "fail"
         yield CheckLine(check="coordinator", where=f"{name}->here", verdict=verdict, text=text, remedy=remedy)

@@ -80,7 +80,7 @@ def nvidia() -> "list[dict[str, Any]]":
         rows = [[cell.strip() for cell in line.split(",")] for line in said.splitlines()]
         return [row for row in rows if len(row) == fields.count(",") + 1]
 
-    found = {}
+    found = {}  # type: dict[str, dict[str, Any]]
     rows = ask("index,name,memory.total,memory.free,driver_version,power.limit")
     for index, name, total, free, driver, power in rows:
         found[index] = {
@@ -101,11 +101,11 @@ def nvidia() -> "list[dict[str, Any]]":
             break
     if found:
         return list(found.values())
-    driver = re.search(r"Kernel Module(?: for \w+)?\s+([\d.]+)", read("/proc/driver/nvidia/version"))
+    module = re.search(r"Kernel Module(?: for \w+)?\s+([\d.]+)", read("/proc/driver/nvidia/version"))
     folder = "/proc/driver/nvidia/gpus"
     models = [read(os.path.join(folder, bus, "information")) for bus in sorted(listed(folder))]
     matches = [re.search(r"Model:\s+(.+)", model) for model in models]
-    version = driver.group(1) if driver else None
+    version = module.group(1) if module else None
     return [{"name": one.group(1), "vendor": "nvidia", "driver": version} for one in matches if one]
 
 

@@ -20,7 +20,8 @@ def best_s(torch: "Any", work: "Any") -> float:
     """Return the least seconds of a piece of work among repeats."""
     work()
     torch.cuda.synchronize()
-    took, end = [], time.monotonic() + LONG_ENOUGH_S
+    took = []  # type: list[float]
+    end = time.monotonic() + LONG_ENOUGH_S
     while len(took) < 3 or time.monotonic() < end:
         begin = time.monotonic()
         work()
