@@ -1,7 +1,6 @@
 """What a probe tells of its machine, read within bounds; and several machines asked at once."""
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, fields
 from importlib import resources
 from ipaddress import IPv4Interface, IPv6Interface, ip_interface
@@ -10,13 +9,12 @@ from typing import TypeVar
 from spantrain.config.files.json_codec import from_json
 from spantrain.config.files.parsing import parse_json
 from spantrain.errors import ProtocolError, SpanTrainError, UsageError
-from spantrain.reach.machines import Machine, run_python
+from spantrain.reach.machines import Machine, at_once, run_python
 
 T = TypeVar("T")
 
 _PROBE_S, _DEEP_PROBE_S = 60.0, 240.0
 """Loading torch from a slow disk takes minutes."""
-_AT_ONCE = 32
 _LONGEST_TEXT, _MOST_ENTRIES = 400, 64
 _LARGEST = 2.0**62
 
@@ -176,5 +174,4 @@ def ask_all(machines: Sequence[Machine], ask: Callable[[Machine], T]) -> list[T 
                 raise
             return error
 
-    with ThreadPoolExecutor(min(_AT_ONCE, max(1, len(machines)))) as pool:
-        return list(pool.map(asked, machines))
+    return at_once(asked, machines)

@@ -11,14 +11,17 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Literal
+from typing import Literal, TypeVar
 
 from spantrain.core.names import check_name
 from spantrain.errors import PeerLostError, ProtocolError, UsageError
 
+A = TypeVar("A")
+B = TypeVar("B")
 Way = Literal["local", "ssh", "slurm", "kubernetes"]
 
 MAX_ANSWER_BYTES = 2**20
@@ -27,6 +30,7 @@ _KEPT_BYTES = 4096
 """The end of what it says on standard error, for messages."""
 _CHUNK_BYTES = 65536
 _LEAVE_S = 2.0
+_AT_ONCE = 64
 _SSH = ("-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=15")
 """No terminal and no questions: keys, agents, users and jumps are those of the user's own ssh configuration."""
 _SRUN = ("--overlap", "--unbuffered", "--nodes=1", "--ntasks=1")
@@ -88,6 +92,15 @@ class Machine:
 def this_machine(name: str) -> Machine:
     """Return the machine of this process, with its interpreter."""
     return Machine(name=name, way="local", python=sys.executable)
+
+
+def at_once(work: Callable[[A], B], entries: Sequence[A]) -> list[B]:
+    """Do some work for many machines in threads; an interrupt waits for none of them: they end with their programs."""
+    pool = ThreadPoolExecutor(min(_AT_ONCE, max(1, len(entries))))
+    try:
+        return list(pool.map(work, entries))
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def run_python(machine: Machine, source: str, *args: str, timeout_s: float) -> str:

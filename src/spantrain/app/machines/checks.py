@@ -191,9 +191,7 @@ def _testbed(facts: MachineFacts, where: str) -> Iterator[CheckLine]:
 def common_lines(machines: Sequence[FoundMachine], paths: Sequence[str]) -> Iterator[CheckLine]:
     """Yield what should be alike on all machines and is not: code, data, versions."""
     for what in ("spantrain", *paths):
-        digests = {one.machine.name: one.facts.digests.get(what, "missing") for one in machines}
-        if what == "spantrain":
-            digests = {name: digest for name, digest in digests.items() if digest != "missing"}
+        digests = {one.machine.name: one.facts.digests[what] for one in machines if what in one.facts.digests}
         yield from _alike("code" if what == "spantrain" else "data", what, digests)
     for package in ("torch", "transformers"):
         versions = {one.machine.name: one.facts.packages.get(package, "") for one in machines}

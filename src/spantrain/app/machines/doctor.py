@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from spantrain.app.machines.checks import CheckLine, Verdict, common_lines, machine_lines
 from spantrain.app.machines.describe import FoundMachine
@@ -82,11 +82,13 @@ def _unreachable(machine: Machine, error: SpanTrainError) -> CheckLine:
 
 
 def _here(machines: Sequence[Machine], paths: Sequence[str]) -> list[FoundMachine]:
-    """Return this machine, whose code and data the others' should be like, unless it is one of them."""
+    """Return this machine, whose code, and data if it has it, the others' should be like; not if it is one of them."""
     if any(machine.way == "local" for machine in machines):
         return []
     machine = this_machine(_HERE)
-    return [FoundMachine(machine=machine, facts=probe(machine, paths=paths))]
+    facts = probe(machine, paths=paths)
+    there = {what: digest for what, digest in facts.digests.items() if digest != "missing"}
+    return [FoundMachine(machine=machine, facts=replace(facts, digests=there))]
 
 
 def _between(found: Sequence[FoundMachine], options: DoctorOptions, reporter: Reporter) -> Iterator[CheckLine]:
