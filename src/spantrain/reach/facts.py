@@ -79,7 +79,8 @@ class FoundAccelerator(CheckedAnswer):
 class TorchView(CheckedAnswer):
     """What torch says of the GPUs once it is loaded."""
 
-    gpus: int
+    gpus: tuple[str, ...]
+    """Their names, by torch's numbers."""
     made_for: str | None
     """The version of CUDA or ROCm that it was built for."""
     error: str

@@ -290,7 +290,7 @@ def testbed() -> "dict[str, str]":
 
 
 def torch_sees() -> "dict[str, Any] | None":
-    """Load torch and say how many GPUs it can use, and why not."""
+    """Load torch and say which GPUs it can use, and why not."""
     if find_spec("torch") is None:
         return None
     try:
@@ -300,9 +300,10 @@ def torch_sees() -> "dict[str, Any] | None":
         if usable:
             torch.zeros(1, device="cuda").item()
         made_for = torch.version.cuda or getattr(torch.version, "hip", None)
-        return {"gpus": torch.cuda.device_count() if usable else 0, "made_for": made_for, "error": ""}
+        names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count() if usable else 0)]
+        return {"gpus": names, "made_for": made_for, "error": ""}
     except Exception as error:  # noqa: BLE001 - whatever a broken installation raises is the answer
-        return {"gpus": 0, "made_for": None, "error": str(error)[:300]}
+        return {"gpus": [], "made_for": None, "error": " ".join(str(error).split())[:300] or type(error).__name__}
 
 
 def curve_rate() -> "float | None":

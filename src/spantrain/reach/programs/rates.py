@@ -46,7 +46,7 @@ def rates(number: str) -> "dict[str, Any]":
         found["memory"] = 2 * 4 * 2**26 / best_s(torch, lambda: other.copy_(whole))
         return dict(found, error="")
     except Exception as error:  # noqa: BLE001 - whatever a broken installation raises is the answer
-        return {"error": str(error)[:300] or type(error).__name__}
+        return {"error": " ".join(str(error).split())[:300] or type(error).__name__}
 
 
 if __name__ == "__main__":
