@@ -186,7 +186,7 @@ def memory() -> "dict[str, Any]":
 
 
 def interfaces() -> "list[dict[str, Any]]":
-    """Return the network interfaces that are up, with their addresses but for loopback and link-local ones."""
+    """Return the network interfaces with addresses for others: not loopback, nor the bridges of containers."""
     if sys.platform == "darwin":
         return list(of_ifconfig(answer("ifconfig")))
     import fcntl
@@ -194,6 +194,8 @@ def interfaces() -> "list[dict[str, Any]]":
     found = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
         for _, name in socket.if_nameindex():
+            if re.match("(docker|br-|virbr|veth|cni|podman)", name):
+                continue
             addresses = []
             request = struct.pack("256s", name.encode()[:15])
             try:
