@@ -2,6 +2,7 @@
 
 import json
 import secrets
+import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -71,6 +72,8 @@ class PairPrograms:
 
     def __init__(self, machines: Sequence[Machine]) -> None:
         self._machines = machines
+        self.stop = threading.Event()
+        """Ends all waits for the programs when it is set."""
         self._secret = secrets.token_hex(16)
         self._stack = ExitStack()
         self._programs: dict[str, RemoteProgram] = {}
@@ -83,9 +86,10 @@ class PairPrograms:
             PeerLostError, ProtocolError: one does not start, or does not listen.
         """
         try:
+            source = program("pair")
             for machine in self._machines:
-                self._programs[machine.name] = self._stack.enter_context(RemoteProgram(machine, program("pair")))
-            self._ports = dict(zip(self._programs, at_once(self._begin, self._machines), strict=True))
+                self._programs[machine.name] = self._stack.enter_context(RemoteProgram(machine, source, stop=self.stop))
+            self._ports = dict(zip(self._programs, at_once(self._begin, self._machines, self.stop), strict=True))
         except BaseException:
             self._stack.close()
             raise
@@ -149,7 +153,7 @@ def try_ways(programs: PairPrograms, addresses: Mapping[str, Sequence[str]]) -> 
     def from_one(source: str) -> dict[Pair, PairReport]:
         return {(source, to): programs.dial(source, to, addresses[to]) for to in names if to != source}
 
-    return {pair: found for rows in at_once(from_one, names) for pair, found in rows.items()}
+    return {pair: found for rows in at_once(from_one, names, programs.stop) for pair, found in rows.items()}
 
 
 def load_ways(

@@ -54,7 +54,7 @@ def examine(machines: Sequence[Machine], options: DoctorOptions, reporter: Repor
 def _lines(machines: Sequence[Machine], options: DoctorOptions, reporter: Reporter) -> Iterator[CheckLine]:
     deep = not options.quick
     reporter.phase(f"Asking {len(machines)} machine{'s' * (len(machines) != 1)}" + (", with torch" if deep else ""))
-    answers = ask_all(machines, lambda machine: probe(machine, deep=deep, paths=options.paths))
+    answers = ask_all(machines, lambda machine, stop: probe(machine, stop, deep=deep, paths=options.paths))
     found = []
     for machine, facts in zip(machines, answers, strict=True):
         if isinstance(facts, MachineFacts):
