@@ -36,7 +36,7 @@ _AT_ONCE = 64
 _SSH = ("-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=15")
 """No terminal and no questions: keys, agents, users and jumps are those of the user's own ssh configuration."""
 _SRUN = ("--overlap", "--unbuffered", "--nodes=1", "--ntasks=1")
-_BOOTSTRAP = (
+BOOTSTRAP = (
     "import sys;exec(compile(sys.stdin.buffer.read(int(sys.stdin.buffer.readline())).decode(),'<spantrain>','exec'))"
 )
 """Reads a program of a known length and runs it; what comes behind it on standard input is the program's own."""
@@ -75,6 +75,15 @@ class Machine:
             case "kubernetes":
                 return ["kubectl", *self.options, "exec", "-i", self.target, "--", *words]
 
+    def failure(self, status: int, said: str) -> str:
+        """Return why a program could not run there, or how it ended, with what it said last and the remedy."""
+        if self.way == "ssh" and status == 255:  # ssh's own
+            words = shlex.join(["ssh", *self.options, self.target, "true"])
+            return f"cannot be reached{said}; make `{words}` work without a question (keys, agent, ~/.ssh/config)"
+        if status in (126, 127) or "executable file not found" in said:
+            return f"has no {self.python}{said}; install Python 3, or name its interpreter with --python"
+        return f"the program ended with {status}{said}"
+
     def __str__(self) -> str:
         return self.name if self.way == "local" else f"{self.name} (by {self.way}, {self.target})"
 
@@ -107,6 +116,12 @@ def at_once(work: Callable[[A], B], entries: Sequence[A], stop: threading.Event)
             raise
 
 
+def last_line(errors: bytes) -> str:
+    """Return the last line that a program has said on standard error, as the end of a message."""
+    lines = [line for line in errors.decode(errors="replace").splitlines() if line.strip()]
+    return f": {lines[-1].strip()[:300]}" if lines else ""
+
+
 def run_python(machine: Machine, source: str, *args: str, timeout_s: float, stop: threading.Event | None = None) -> str:
     """Run a Python program on a machine and return what it printed, as text.
 
@@ -137,7 +152,7 @@ class RemoteProgram:
         """
         self.machine = machine
         self._stop = stop or threading.Event()
-        words = machine.command([machine.python, "-c", _BOOTSTRAP, *args])
+        words = machine.command([machine.python, "-c", BOOTSTRAP, *args])
         pipe = subprocess.PIPE
         try:
             self._process = subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0)
@@ -230,7 +245,7 @@ class RemoteProgram:
         except subprocess.TimeoutExpired:
             return  # its output is whole; it is ended with the block
         if status != 0:
-            raise PeerLostError(f"{self.machine}: {self._reason(status)}")
+            raise PeerLostError(f"{self.machine}: {self.machine.failure(status, self._said())}")
 
     def _want_input(self) -> None:
         if self._stdin.closed or self._stdin in self._selector.get_map():
@@ -280,15 +295,4 @@ class RemoteProgram:
             raise ProtocolError(f"{self.machine}: printed what is no UTF-8: {line[:60]!r}") from None
 
     def _said(self) -> str:
-        """Return the last line of its standard error, for a message."""
-        lines = [line for line in self._errors.decode(errors="replace").splitlines() if line.strip()]
-        return f": {lines[-1].strip()[:300]}" if lines else ""
-
-    def _reason(self, status: int) -> str:
-        way, said = self.machine.way, self._said()
-        if way == "ssh" and status == 255:  # ssh's own, whatever went wrong
-            words = shlex.join(["ssh", *self.machine.options, self.machine.target, "true"])
-            return f"cannot be reached{said}; make `{words}` work without a question (keys, agent, ~/.ssh/config)"
-        if status in (126, 127) or "executable file not found" in said:
-            return f"has no {self.machine.python}{said}; install Python 3, or name its interpreter with --python"
-        return f"the program ended with {status}{said}"
+        return last_line(self._errors)
