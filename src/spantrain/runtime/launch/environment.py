@@ -39,6 +39,10 @@ class Environment:
     """From SPANTRAIN_JOIN: HOST:PORT or unix:/path."""
     join_token: str | None = field(default=None, repr=False)
     """From SPANTRAIN_TOKEN: unlike an option, other users of the machine cannot see it."""
+    slurm_nodes: str | None = None
+    """From SLURM_JOB_NODELIST, in Slurm's short form."""
+    agent_has_store: bool = False
+    """From TORCHELASTIC_USE_AGENT_STORE: whether torchrun's own process has the store at MASTER_ADDR."""
 
     @classmethod
     def read(cls, variables: Mapping[str, str]) -> "Environment":
@@ -54,6 +58,8 @@ class Environment:
             cuda_devices=reader.cuda_devices(),
             join_address=reader.join_address(),
             join_token=reader.join_token(),
+            slurm_nodes=reader.text("SLURM_JOB_NODELIST"),
+            agent_has_store=reader.text("TORCHELASTIC_USE_AGENT_STORE") == "True",
         )
         if reader.problems:
             raise UsageError("environment: " + "; ".join(reader.problems))
@@ -67,11 +73,12 @@ class _Reader:
         self._variables = variables
         self.problems: list[str] = []
 
-    def _text(self, name: str) -> str | None:
+    def text(self, name: str) -> str | None:
+        """Return what a variable says, if anything."""
         return self._variables.get(name, "").strip() or None
 
     def _whole_number(self, name: str, low: int, high: int) -> int | None:
-        text = self._text(name)
+        text = self.text(name)
         if text is None:
             return None
         if not re.fullmatch(r"\d{1,9}", text, re.ASCII) or not low <= int(text) <= high:
@@ -81,9 +88,9 @@ class _Reader:
 
     def launch(self) -> Launch | None:
         """Read the launcher's variables; RANK or WORLD_SIZE means that there is one."""
-        if self._text("RANK") is None and self._text("WORLD_SIZE") is None:
+        if self.text("RANK") is None and self.text("WORLD_SIZE") is None:
             return None
-        missing = [name for name in _NEEDED if self._text(name) is None]
+        missing = [name for name in _NEEDED if self.text(name) is None]
         if missing:
             self.problems.append(
                 f"{', '.join(missing)} not set: a launcher sets all of {', '.join(_NEEDED)}; "
@@ -93,14 +100,14 @@ class _Reader:
         rank = self._whole_number("RANK", 0, (world_size or 10**6) - 1)
         local_rank = self._whole_number("LOCAL_RANK", 0, (world_size or 10**6) - 1)
         port = self._whole_number("MASTER_PORT", 1, 65535)
-        address = self._text("MASTER_ADDR")
+        address = self.text("MASTER_ADDR")
         if rank is None or world_size is None or port is None or address is None:
             return None
         return Launch(rank=rank, world_size=world_size, local_rank=local_rank, master_address=address, master_port=port)
 
     def interfaces(self) -> tuple[str, ...] | None:
         """Read the network interfaces that Gloo should use."""
-        text = self._text("GLOO_SOCKET_IFNAME")
+        text = self.text("GLOO_SOCKET_IFNAME")
         if text is None:
             return None
         names = tuple(name.strip() for name in text.split(","))
@@ -123,14 +130,14 @@ class _Reader:
 
     def join_address(self) -> str | None:
         """Read where to join."""
-        text = self._text("SPANTRAIN_JOIN")
+        text = self.text("SPANTRAIN_JOIN")
         if text is not None:
             self._checked("SPANTRAIN_JOIN", lambda: Address.parse(text))
         return text
 
     def join_token(self) -> str | None:
         """Read what to join with; no message repeats it."""
-        text = self._text("SPANTRAIN_TOKEN")
+        text = self.text("SPANTRAIN_TOKEN")
         if text is not None:
             self._checked("SPANTRAIN_TOKEN", lambda: JoinToken.parse(text))
         return text
