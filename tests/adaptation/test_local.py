@@ -14,7 +14,7 @@ from spantrain.core.plan import Plan
 from spantrain.core.span import Span, equal_spans
 from spantrain.core.speed import SentMessage
 from spantrain.formats.registry import WireFormat
-from spantrain.schedule.dispatch.machine import Machine, ReplicaTask
+from spantrain.schedule.dispatch.machine import DispatchMachine, ReplicaTask
 from spantrain.schedule.dispatch.recut import halved
 from spantrain.schedule.registry import make_policy
 from testing import four_sites
@@ -42,7 +42,7 @@ def worked(adapter: LocalAdapter, fixed_s: float, sample_s: float) -> None:
             adapter.finished(op, samples, (fixed_s + samples * sample_s) / 3)
 
 
-def begun() -> Machine:
+def begun() -> DispatchMachine:
     """A replica of the second of four stages at the begin of its step."""
     policy = make_policy(
         "critical-path",
@@ -52,7 +52,7 @@ def begun() -> Machine:
     return policy
 
 
-def sizes_after(adapter: CuttingLocal, policy: Machine) -> set[int]:
+def sizes_after(adapter: CuttingLocal, policy: DispatchMachine) -> set[int]:
     """Of the micro-batches that have not begun, when the adapter has had its say."""
     recut = adapter.recut(0.0, policy)
     if recut is not None:

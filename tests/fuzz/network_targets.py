@@ -2,6 +2,7 @@
 
 from fuzz.network_control import CONTROL_TARGETS
 from fuzz.network_frames import FRAME_TARGETS
+from fuzz.network_machines import MACHINE_TARGETS
 from fuzz.network_outer import OUTER_TARGETS
 from fuzz.network_runtime import RUNTIME_TARGETS
 from fuzz.network_sockets import SOCKET_TARGETS
@@ -15,4 +16,5 @@ TARGETS: tuple[Target, ...] = (
     *OUTER_TARGETS,
     *RUNTIME_TARGETS,
     *SOCKET_TARGETS,
+    *MACHINE_TARGETS,
 )

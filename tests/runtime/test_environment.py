@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from spantrain.errors import UsageError
-from spantrain.runtime.launch.environment import Environment
+from spantrain.runtime.launch.environment import Environment, Launch
 from spantrain.transport.control.credentials import JoinToken
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_ADDR": "node-0", "MASTER_PORT": "29500"}
@@ -18,11 +18,14 @@ def test_nothing_is_said() -> None:
 
 
 def test_torchrun() -> None:
-    assert Environment.read(TORCHRUN) == Environment(rank=3, local_rank=1)
+    launch = Launch(rank=3, world_size=8, local_rank=1, master_address="node-0", master_port=29500)
+    assert Environment.read(TORCHRUN) == Environment(launch=launch)
 
 
 def test_a_launcher_may_leave_out_the_local_rank() -> None:
-    assert Environment.read({**TORCHRUN, "LOCAL_RANK": ""}) == Environment(rank=3)
+    launch = Environment.read({**TORCHRUN, "LOCAL_RANK": ""}).launch
+    assert launch is not None
+    assert launch.local_rank is None
 
 
 def test_joining() -> None:

@@ -6,19 +6,19 @@ from spantrain.core.action import Action, Direction, Op
 from spantrain.core.messages import Arrived, Finished, StepStarted
 from spantrain.core.span import Span, equal_spans
 from spantrain.errors import ScheduleError, UsageError
-from spantrain.schedule.dispatch.machine import Machine, ReplicaTask
+from spantrain.schedule.dispatch.machine import DispatchMachine, ReplicaTask
 from spantrain.schedule.registry import make_policy
 
 FORWARD, BACKWARD = Direction.FORWARD, Direction.BACKWARD
 
 
-def middle(schedule: str, *, limit: int = 8, **more: object) -> Machine:
+def middle(schedule: str, *, limit: int = 8, **more: object) -> DispatchMachine:
     """Stage 1 of 3 with micro-batches of two samples."""
     task = ReplicaTask(stage=1, num_stages=3, spans=equal_spans(8, 2), in_flight_limit=limit, **more)
     return make_policy(schedule, task)
 
 
-def tell(policy: Machine, *events: object) -> list[str]:
+def tell(policy: DispatchMachine, *events: object) -> list[str]:
     """Give events; return the actions that were commanded."""
     return [str(command.action) for event in events for command in policy.on_event(0.0, event)]
 

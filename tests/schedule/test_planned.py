@@ -10,19 +10,19 @@ from spantrain.core.messages import Arrived, Finished, StepStarted
 from spantrain.core.plan import DispatchHints, Plan, PlannedOrder, PlannedWait
 from spantrain.core.span import Span, equal_spans
 from spantrain.errors import ConfigError, PlanError
-from spantrain.schedule.dispatch.machine import Machine, ReplicaTask
+from spantrain.schedule.dispatch.machine import DispatchMachine, ReplicaTask
 from spantrain.schedule.registry import make_policy, replica_tasks
 
 FORWARD, BACKWARD = Direction.FORWARD, Direction.BACKWARD
 
 
-def last_stage(ops: str, *waits: tuple[int, float], limit: int = 6) -> Machine:
+def last_stage(ops: str, *waits: tuple[int, float], limit: int = 6) -> DispatchMachine:
     planned = PlannedOrder(ops=ops, waits=tuple(PlannedWait(position=at, seconds=s) for at, s in waits))
     task = ReplicaTask(stage=1, num_stages=2, spans=equal_spans(6, 2), in_flight_limit=limit, planned=planned)
     return make_policy("critical-path", task)
 
 
-def tell(policy: Machine, *events: object, now_s: float = 0.0) -> list[str]:
+def tell(policy: DispatchMachine, *events: object, now_s: float = 0.0) -> list[str]:
     return [str(command.action) for event in events for command in policy.on_event(now_s, event)]
 
 
@@ -30,7 +30,7 @@ def done(text: str) -> Finished:
     return Finished(Action.parse(text))
 
 
-def run_to_end(policy: Machine, first: str) -> list[str]:
+def run_to_end(policy: DispatchMachine, first: str) -> list[str]:
     ran = [first]
     while not policy.step_complete:
         ran += tell(policy, done(ran[-1]))
@@ -57,7 +57,7 @@ def test_what_is_late_is_overtaken_by_the_next_planned_action_that_is_ready() ->
 
 
 def test_it_waits_where_the_plan_says_so_but_not_much_longer_than_planned() -> None:
-    def policy() -> Machine:
+    def policy() -> DispatchMachine:
         machine = last_stage("FIFIWFIWW", (2, 1.0))
         tell(machine, StepStarted(0), Arrived(FORWARD, Span(0, 2)))
         assert tell(machine, done("1F[0:2]")) == ["1I[0:2]"]

@@ -6,7 +6,7 @@ from itertools import pairwise
 from spantrain.adaptation.local import LocalAdapter
 from spantrain.core.messages import Recut
 from spantrain.core.span import Span
-from spantrain.schedule.dispatch.machine import Machine
+from spantrain.schedule.dispatch.machine import DispatchMachine
 
 
 class RestlessLocal(LocalAdapter):
@@ -15,7 +15,7 @@ class RestlessLocal(LocalAdapter):
         self._random = random.Random(seed)
         self.recuts = 0
 
-    def recut(self, now_s: float, policy: Machine) -> Recut | None:
+    def recut(self, now_s: float, policy: DispatchMachine) -> Recut | None:
         runs = policy.uncut
         if not runs or self._random.random() < 0.5:
             return None

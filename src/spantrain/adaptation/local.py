@@ -15,7 +15,7 @@ from spantrain.core.action import Direction, Op
 from spantrain.core.messages import Event, Recut, StepStarted
 from spantrain.core.span import Span
 from spantrain.core.speed import LinkReport, SentMessage
-from spantrain.schedule.dispatch.machine import Machine
+from spantrain.schedule.dispatch.machine import DispatchMachine
 
 _OVERHEAD_S = 1e-3
 """What an action or a message takes of the runtime, whatever it holds."""
@@ -53,7 +53,7 @@ class LocalAdapter:
     def received(self, direction: Direction, samples: int, now_s: float) -> None:
         """Take in that samples have come."""
 
-    def recut(self, now_s: float, policy: Machine) -> Recut | None:
+    def recut(self, now_s: float, policy: DispatchMachine) -> Recut | None:
         """Return other micro-batches for what has not begun, if that pays."""
 
     def piece_samples(self, peer: str, samples: int) -> int:
@@ -125,7 +125,7 @@ class CuttingLocal(LocalAdapter):
         """Return which way what goes to a peer goes."""
         return Direction.FORWARD if peer in self._after else Direction.BACKWARD
 
-    def recut(self, now_s: float, policy: Machine) -> Recut | None:  # noqa: ARG002 - at any time
+    def recut(self, now_s: float, policy: DispatchMachine) -> Recut | None:  # noqa: ARG002 - at any time
         """Return what has not begun in as many pieces as are wanted now, if it is not."""
         if self._is_looked_at or not (self._is_cut or self._wants_cuts):
             return None
@@ -255,11 +255,11 @@ class AutoLocal(CuttingLocal):
         parts = _PARTS if pace.slowness < _VERY_SLOW else _MORE_PARTS
         return min(self._least or samples, -(-samples // parts))
 
-    def recut(self, now_s: float, policy: Machine) -> Recut | None:
+    def recut(self, now_s: float, policy: DispatchMachine) -> Recut | None:
         """Return what has not begun as fine as links let work be; else what has come of the oldest, and its rest."""
         return super().recut(now_s, policy) or self._what_has_come(now_s, policy)
 
-    def _what_has_come(self, now_s: float, policy: Machine) -> Recut | None:
+    def _what_has_come(self, now_s: float, policy: DispatchMachine) -> Recut | None:
         starved = policy.starved_of if self._slow_s is not None and self._least is None else None
         pace = self._arriving.get(Direction.FORWARD)
         if starved is None or pace is None or pace.now_s is None or Op.FORWARD not in self._action_s:

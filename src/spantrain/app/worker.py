@@ -49,15 +49,20 @@ def prepared_worker(
     """
     environment = Environment.read(os.environ)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
-    if name is None and environment.rank is None:
-        raise ConfigError("give --name DEVICE, the device's name in the cluster file (torchrun's RANK will do, too)")
+    if name is None:
+        if environment.launch is None:
+            raise ConfigError(
+                "give --name DEVICE, the device's name in the cluster file (torchrun's RANK will do, too)"
+            )
+        # The coordinator puts the device of that number in its place.
+        name = f"{RANK_PREFIX}{environment.launch.rank}"
     if backend is None:
-        backend = default_backend(environment.local_rank or 0)
+        local_rank = (environment.launch.local_rank or 0) if environment.launch else 0
+        backend = default_backend(local_rank)
     settings = WorkerSettings(
         join=join,
         token=_token(token_file, environment),
-        # The coordinator puts the device of that number in a rank's place.
-        name=name if name is not None else f"{RANK_PREFIX}{environment.rank}",
+        name=name,
         backend=backend,
         data_address=data_address or _address_towards(join),
         encrypted=encrypted,

@@ -14,6 +14,7 @@ import typer
 from spantrain.cli.commands import outer, schedule, testbed
 from spantrain.cli.commands.basic import demo, drain, export, groups, import_, profile, worker
 from spantrain.cli.commands.explain import explain, validate
+from spantrain.cli.commands.machines import doctor, init
 from spantrain.cli.commands.plan import plan
 from spantrain.cli.commands.simulate import simulate
 from spantrain.cli.commands.train import train
@@ -38,7 +39,10 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (demo, profile, groups, plan, explain, simulate, train, export, import_, validate, worker, drain):
+COMMANDS = (
+    demo, init, doctor, profile, groups, plan, explain, simulate, train, export, import_, validate, worker, drain,
+)  # fmt: skip
+for command in COMMANDS:
     app.command(command.__name__.rstrip("_"))(command)
 for group in (outer, schedule, testbed):
     app.add_typer(group.app, name=group.app.info.name)

@@ -1,5 +1,6 @@
 """Device kinds, those of kinds.yaml and those that a cluster file adds; and the `devices` of a host in such a file."""
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -42,6 +43,31 @@ def load_kinds() -> Mapping[str, DeviceKind]:
     kinds = {name: read_kind(name, field) for name, field in parse_yaml(text, problems).entries().items()}
     problems.check()
     return MappingProxyType(kinds)
+
+
+_PLAIN_WORDS = re.compile(
+    "nvidia|geforce|tesla|quadro|amd|instinct|radeon|intel|r|tm|graphics|gpu|apple|jetson|developer|kit|engineering|"
+    "reference|generation|oam|mcm|ac|mba|sxm[2-9]?|pcie|hbm[23]e?|[0-9]+gb"
+)
+"""Words in a GPU's name that make it no other kind."""
+
+
+def kind_named(text: str) -> str | None:
+    """Return the shipped kind that a vendor's name of a GPU means; None where other words make it another one.
+
+    >>> kind_named("NVIDIA GeForce RTX 4090"), kind_named("NVIDIA GeForce RTX 4090 Laptop GPU")
+    ('rtx-4090', None)
+    >>> kind_named("NVIDIA A100-SXM4-80GB"), kind_named("AMD INSTINCT MI250 (MCM) OAM AC MBA")
+    ('a100-80gb', 'mi250')
+    """
+    words = set(re.findall(r"[a-z0-9]+", text.lower()))
+    meant = {name: set(name.split("-")) for name in load_kinds() if name != _CPU}
+    fitting = [
+        name
+        for name, of_kind in meant.items()
+        if of_kind <= words and all(_PLAIN_WORDS.fullmatch(word) for word in words - of_kind)
+    ]
+    return max(fitting, key=lambda name: len(meant[name]), default=None)
 
 
 _CPU = "cpu"

@@ -9,7 +9,7 @@ from spantrain.core.plan import Plan
 from spantrain.errors import UsageError
 from spantrain.plugins import modules_of, with_plugins
 from spantrain.schedule import static
-from spantrain.schedule.dispatch.machine import Machine, ReplicaTask
+from spantrain.schedule.dispatch.machine import DispatchMachine, ReplicaTask
 from spantrain.schedule.dispatch.policies import RUN_TIME_SCHEDULES, StaticDispatch, with_hints
 from spantrain.schedule.dispatch.registered import RegisteredSchedule
 from spantrain.schedule.layout import CutLayout
@@ -83,7 +83,7 @@ def static_orders(name: str, layout: CutLayout, *, split: bool | None = None) ->
     return orders(layout, split)
 
 
-def make_policy(name: str, task: ReplicaTask) -> Machine:
+def make_policy(name: str, task: ReplicaTask) -> DispatchMachine:
     """Return the decision machine of one replica.
 
     Raises:

@@ -9,7 +9,7 @@ from spantrain.core.action import Action, Direction, Op
 from spantrain.core.messages import Arrived, Event, Finished, StepStarted
 from spantrain.core.span import Span, equal_spans
 from spantrain.core.speed import SentMessage, SpeedTrace
-from spantrain.schedule.dispatch.machine import Machine
+from spantrain.schedule.dispatch.machine import DispatchMachine
 from spantrain.sim.record import MemoryLog, TraceRecorder
 from spantrain.sim.transfers import VirtualClock
 
@@ -39,7 +39,7 @@ class SimulatedReplica:
     def __init__(
         self,
         devices: tuple[str, ...],
-        policy: Machine,
+        policy: DispatchMachine,
         seconds: Callable[[str, Action], float],
         overhead_s: float,
         *,

@@ -11,7 +11,7 @@ from spantrain.core.messages import Arrived, Event, StepStarted
 from spantrain.core.plan import Plan
 from spantrain.core.speed import SpeedTrace
 from spantrain.errors import ScheduleError
-from spantrain.schedule.dispatch.machine import Machine, ReplicaTask
+from spantrain.schedule.dispatch.machine import DispatchMachine, ReplicaTask
 from spantrain.schedule.dispatch.policies import TwoSteps
 from spantrain.schedule.registry import make_policy
 from spantrain.sim.costs import StepCosts
@@ -51,7 +51,7 @@ class _StaleReplica(SimulatedReplica):
     def __init__(
         self,
         devices: tuple[str, ...],
-        machines: tuple[Machine, Machine],
+        machines: tuple[DispatchMachine, DispatchMachine],
         simulation: "_StaleSimulation",
         costs: StepCosts,
         speed: SpeedTrace | None,

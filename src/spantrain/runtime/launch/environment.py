@@ -14,6 +14,18 @@ _INTERFACE = re.compile(r"[^\s/,]{1,15}")
 
 
 @dataclass(frozen=True, kw_only=True)
+class Launch:
+    """What a launcher of many processes (torchrun, or a script like it) tells each of them."""
+
+    rank: int
+    world_size: int
+    local_rank: int | None
+    """None where the launcher does not tell."""
+    master_address: str
+    master_port: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Environment:
     """What the environment says to a worker; None where it says nothing. An empty variable says nothing, but see below.
 
@@ -22,12 +34,14 @@ class Environment:
     These are checked, so that nonsense is told before anything else fails by it.
     """
 
-    rank: int | None = None
-    """From RANK, under a launcher."""
-    local_rank: int | None = None
-    """From LOCAL_RANK, if the launcher tells it."""
+    launch: Launch | None = None
+    """From RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT."""
     join_token: str | None = field(default=None, repr=False)
     """From SPANTRAIN_TOKEN: unlike an option, other users of the machine cannot see it."""
+    slurm_nodes: str | None = None
+    """From SLURM_JOB_NODELIST, in Slurm's short form."""
+    agent_has_store: bool = False
+    """From TORCHELASTIC_USE_AGENT_STORE: whether torchrun's own process has the store at MASTER_ADDR."""
 
     @classmethod
     def read(cls, variables: Mapping[str, str]) -> "Environment":
@@ -52,10 +66,22 @@ class Environment:
         if problems:
             raise UsageError("environment: " + "; ".join(problems))
         return cls(
-            rank=int(said["RANK"]) if is_launched else None,
-            local_rank=int(said["LOCAL_RANK"]) if is_launched and "LOCAL_RANK" in said else None,
+            launch=_launch_of(said) if is_launched else None,
             join_token=said.get("SPANTRAIN_TOKEN"),
+            slurm_nodes=said.get("SLURM_JOB_NODELIST"),
+            agent_has_store=said.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
         )
+
+
+def _launch_of(said: Mapping[str, str]) -> Launch:
+    """Return what a launcher's variables say, which were checked."""
+    return Launch(
+        rank=int(said["RANK"]),
+        world_size=int(said["WORLD_SIZE"]),
+        local_rank=int(said["LOCAL_RANK"]) if "LOCAL_RANK" in said else None,
+        master_address=said["MASTER_ADDR"],
+        master_port=int(said["MASTER_PORT"]),
+    )
 
 
 def _launcher_problems(said: Mapping[str, str]) -> list[str]:

@@ -29,7 +29,7 @@ from spantrain.runtime.step.context import WorkerContext
 from spantrain.runtime.step.following import Followers
 from spantrain.runtime.step.rounding import ErrorFeedback, for_wire, from_wire
 from spantrain.runtime.step.work import DeviceClock, Feed, LastBackward, ReplicaWork, SampleInbox, Tensors
-from spantrain.schedule.dispatch.machine import Machine
+from spantrain.schedule.dispatch.machine import DispatchMachine
 from spantrain.schedule.dispatch.policies import TwoSteps
 from spantrain.schedule.layout import Router
 from spantrain.transport.mailbox.interface import Message
@@ -55,7 +55,7 @@ class _StepMachine(Protocol):
 class _OneStep:
     """The policy of one step, with what it decides on record."""
 
-    def __init__(self, policy: Machine, recorder: StepRecorder) -> None:
+    def __init__(self, policy: DispatchMachine, recorder: StepRecorder) -> None:
         self.policy = policy
         self._recorder = recorder
         self._step: int | None = None
@@ -132,7 +132,7 @@ class StepDriver:
         control = sum(tensor.nbytes for tensors in self._control.values() for tensor in tensors)
         return self._inbox.held_bytes() + control + sum(one.now_bytes for one in others)
 
-    def run_step(self, step: int, policy: Machine, final: NamesFinal | None = None) -> float | None:
+    def run_step(self, step: int, policy: DispatchMachine, final: NamesFinal | None = None) -> float | None:
         """Run all actions of a step; return the last stage's loss sum (None on other stages).
 
         `final` is told which gradients are final, while the step's last backward runs here.

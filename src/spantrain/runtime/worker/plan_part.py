@@ -23,7 +23,7 @@ from spantrain.runtime.step.emulation import emulated_unit_seconds
 from spantrain.runtime.step.following import Follower, Followers
 from spantrain.runtime.step.stage_member import StageMember
 from spantrain.runtime.step.work import DeviceClock, Feed, ReplicaWork, UnitTimes
-from spantrain.schedule.dispatch.machine import Machine
+from spantrain.schedule.dispatch.machine import DispatchMachine
 from spantrain.schedule.dispatch.policies import TwoSteps
 from spantrain.schedule.joint import statistics_spans
 from spantrain.schedule.registry import make_policy, replica_tasks
@@ -41,7 +41,7 @@ class StageActions:
             is_last=member.stage_index == len(plan.stages) - 1,
         )
         clock, group = _clock(here, plan, member), member.groups.replica
-        self._leading: tuple[StepDriver, Machine] | None = None
+        self._leading: tuple[StepDriver, DispatchMachine] | None = None
         if not member.leads:
             self._follower = Follower(here, plan, group=group, work=work, clock=clock)
             return

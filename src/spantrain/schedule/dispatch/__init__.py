@@ -1,5 +1,5 @@
 """What a replica does next: pure decision machines that simulator and runtime drive alike.
 
 Not here: clocks and messages.
-To add a policy: a subclass of `Machine`, and the schedule that it runs in `policies.RUN_TIME_SCHEDULES`.
+To add a policy: a subclass of `DispatchMachine`, and the schedule that it runs in `policies.RUN_TIME_SCHEDULES`.
 """

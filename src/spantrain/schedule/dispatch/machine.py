@@ -70,7 +70,7 @@ class DispatchState:
     """All own micro-batches before this one have run forward; so looking for older ones starts here."""
 
 
-class Machine(ABC):
+class DispatchMachine(ABC):
     """Keeps the state of a step; a policy chooses among what is ready.
 
     Actions are made once and found by operation and index of the own micro-batch: every event of every device passes

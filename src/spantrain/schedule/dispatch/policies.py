@@ -13,7 +13,7 @@ from spantrain.core.action import Action, Op
 from spantrain.core.messages import Command, Event, Finished, StepStarted
 from spantrain.core.plan import DispatchHints, PlannedOrder
 from spantrain.errors import PlanError, ScheduleError
-from spantrain.schedule.dispatch.machine import DispatchState, Machine, ReplicaTask
+from spantrain.schedule.dispatch.machine import DispatchMachine, DispatchState, ReplicaTask
 from spantrain.schedule.dispatch.recut import Renumbering, recut_order
 from spantrain.schedule.dispatch.registered import RegisteredSchedule
 from spantrain.schedule.layout import CutLayout
@@ -44,7 +44,7 @@ def actions_of(planned: PlannedOrder, task: ReplicaTask) -> tuple[Action, ...]:
     return tuple(actions)
 
 
-class PlannedDispatch(Machine):
+class PlannedDispatch(DispatchMachine):
     """Follows an order that was found when planning: the next action if it is ready, else the first behind it that is.
 
     Only where the plan says that waiting pays does it wait, and not much longer than planned: a link that has become
@@ -115,7 +115,7 @@ class PlannedDispatch(Machine):
         return now_s - self._idle_since[1] <= patience_s
 
 
-class StaticDispatch(Machine):
+class StaticDispatch(DispatchMachine):
     """Runs a fixed order, each action as soon as it can."""
 
     def __init__(self, task: ReplicaTask, order: Sequence[Action]) -> None:
@@ -146,7 +146,7 @@ class StaticDispatch(Machine):
         return op, index, f"action {self._position} of {len(self._order)} in the order"
 
 
-class RuleDispatch(Machine):
+class RuleDispatch(DispatchMachine):
     """Runs the first kind of work, in order of preference, that is ready; the oldest samples first."""
 
     def __init__(self, task: ReplicaTask, preference: Sequence[Op], *, split: bool) -> None:
@@ -175,7 +175,7 @@ def _by_rule(task: ReplicaTask, *, forwards_first: bool) -> RuleDispatch:
     return RuleDispatch(task, (*first, Op.BACKWARD_WEIGHT), split=split)
 
 
-def _critical_path(task: ReplicaTask) -> Machine:
+def _critical_path(task: ReplicaTask) -> DispatchMachine:
     """Return what follows the planned order (`core.plan`); without one, what goes back first.
 
     The stages before wait for backwards of inputs. Nobody waits for stage 0: it sends forwards as early as its memory
@@ -240,10 +240,10 @@ class TwoSteps:
     one step run stops two.
     """
 
-    def __init__(self, machines: Iterable[Machine]) -> None:
+    def __init__(self, machines: Iterable[DispatchMachine]) -> None:
         """Take two machines of the same task."""
         self._free = list(machines)
-        self._open: dict[int, Machine] = {}
+        self._open: dict[int, DispatchMachine] = {}
         """By rising step."""
         self._is_running = False
         assert len(self._free) == 2, "two steps need two machines"

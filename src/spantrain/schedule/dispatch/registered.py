@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from spantrain.schedule.dispatch.machine import Machine, ReplicaTask
+from spantrain.schedule.dispatch.machine import DispatchMachine, ReplicaTask
 from spantrain.schedule.layout import CutLayout
 from spantrain.schedule.orders import Orders
 
@@ -19,7 +19,7 @@ class RegisteredSchedule:
     orders: Callable[[CutLayout, bool | None], Orders] | None = None
     """Returns the order of every replica. The flag: all backwards as I and W, or none; None: as the schedule has it.
     Micro-batches come by rising sample; raises a `PlanError` where a limit is too small."""
-    policy: Callable[[ReplicaTask], Machine] | None = None
+    policy: Callable[[ReplicaTask], DispatchMachine] | None = None
     """Returns the decision machine of one replica."""
     is_improved: bool = False
     """Whether the search for the order of `critical-path` begins from its orders, too."""

@@ -1,0 +1,229 @@
+"""What single machines, and all of them together, have that would stop or slow a run."""
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from spantrain.app.machines.describe import FoundMachine, usable_backend
+from spantrain.config.kinds import kind_named
+from spantrain.core.cluster import Cluster
+from spantrain.core.quantities import format_bandwidth, format_bytes
+from spantrain.reach.facts import FoundAccelerator, MachineFacts
+from spantrain.version import VERSION
+
+Verdict = Literal["ok", "warn", "fail"]
+
+OLDEST_PYTHON = (3, 11)
+_LEAST_MEMORY_BYTES = 4 * 2**30
+_FREE_PART = 0.8
+"""Of a GPU's memory; others use it where less is free."""
+_LEAST_DISK_BYTES, _NO_DISK_BYTES = 10 * 2**30, 2**30
+_SLOW_CURVE_BYTES_PER_S = 80e6
+"""libzmq with libsodium encrypts several hundred MB/s on one core, with its own tweetnacl some tens."""
+_INSTALL = "install it there, or name the interpreter of its environment with --python (`python` in an inventory)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckLine:
+    """What one check found."""
+
+    check: str
+    where: str
+    """A machine, `one->other`, or `all`."""
+    verdict: Verdict
+    text: str
+    remedy: str = ""
+    """What to do; empty where nothing is to be done."""
+
+
+def machine_lines(one: FoundMachine, *, cluster: Cluster | None, deep: bool, testbed: bool) -> Iterator[CheckLine]:
+    """Yield what is found on one machine by itself.
+
+    Args:
+        one: the machine.
+        cluster: what a cluster file says is there, if one is given.
+        deep: whether torch was loaded there.
+        testbed: whether emulated networks are asked about.
+    """
+    facts, where = one.facts, one.machine.name
+    yield _python(facts, where)
+    yield from _packages(facts, where)
+    yield from _gpus(facts, where, deep)
+    if cluster is not None:
+        yield from _as_described(one, cluster)
+    yield from _room(facts, where)
+    if deep:
+        yield from _curve(facts, where)
+    if testbed:
+        yield from _testbed(facts, where)
+
+
+def _python(facts: MachineFacts, where: str) -> CheckLine:
+    version = tuple(map(int, re.findall(r"\d+", facts.python)[:2]))
+    oldest = ".".join(map(str, OLDEST_PYTHON))
+    if version < OLDEST_PYTHON:
+        remedy = f"install Python {oldest} or newer there, and name it with --python"
+        return CheckLine(check="python", where=where, verdict="fail", text=f"Python {facts.python}", remedy=remedy)
+    return CheckLine(check="python", where=where, verdict="ok", text=f"Python {facts.python}, {facts.system}")
+
+
+def _packages(facts: MachineFacts, where: str) -> Iterator[CheckLine]:
+    version = facts.packages.get("spantrain")
+    if version is None and "spantrain" not in facts.digests:
+        text = f"is not installed for {facts.executable}"
+        yield CheckLine(check="spantrain", where=where, verdict="fail", text=text, remedy=_INSTALL)
+    elif version not in (None, VERSION):
+        remedy = f"install {VERSION} there, or {version} here: all machines need the same"
+        yield CheckLine(check="spantrain", where=where, verdict="fail", text=f"version {version}", remedy=remedy)
+    else:
+        yield CheckLine(
+            check="spantrain", where=where, verdict="ok", text=f"version {version}" if version else "a checkout"
+        )
+    torch = facts.packages.get("torch")
+    if torch is None:
+        text = f"is not installed for {facts.executable}"
+        yield CheckLine(check="torch", where=where, verdict="fail", text=text, remedy=_INSTALL)
+    elif facts.torch is not None and facts.torch.error:
+        remedy = "install a torch that fits the driver (https://pytorch.org/get-started), or a newer driver"
+        yield CheckLine(check="torch", where=where, verdict="fail", text=f"{torch}: {facts.torch.error}", remedy=remedy)
+    else:
+        made_for = facts.torch.made_for if facts.torch else None
+        text = f"version {torch}" + (f", made for {made_for}" if made_for else "")
+        yield CheckLine(check="torch", where=where, verdict="ok", text=text)
+
+
+def _gpus(facts: MachineFacts, where: str, deep: bool) -> Iterator[CheckLine]:
+    cuda = [one for one in facts.accelerators if (backend := usable_backend(one)) and backend.torch_type == "cuda"]
+    seen = facts.torch.gpus if facts.torch else ()
+    if deep and facts.torch is not None and not facts.torch.error and len(seen) < len(cuda):
+        driver, made_for = cuda[0].driver or "not known", facts.torch.made_for
+        why = f"it is made for {made_for}" if made_for else "it is made for processors alone"
+        text = f"torch can use {len(seen)} of {len(cuda)} GPUs; {why}, the driver is {driver}"
+        remedy = "install a torch that fits the driver (https://pytorch.org/get-started), and see CUDA_VISIBLE_DEVICES"
+        yield CheckLine(check="driver", where=where, verdict="fail", text=text, remedy=remedy)
+    elif sorted(seen) == sorted(one.name for one in cuda) and list(seen) != [one.name for one in cuda]:
+        text = f"torch numbers the GPUs otherwise than the driver does: {', '.join(seen)}"
+        remedy = "set CUDA_DEVICE_ORDER=PCI_BUS_ID for its workers, or change the numbers in the cluster file"
+        yield CheckLine(check="driver", where=where, verdict="warn", text=text, remedy=remedy)
+    for number, one in enumerate(facts.accelerators):
+        yield _gpu(one, f"{where}/{number}")
+
+
+def _gpu(one: FoundAccelerator, where: str) -> CheckLine:
+    memory = f", {format_bytes(one.free_bytes)} of {format_bytes(one.memory_bytes)} free" if (
+        one.free_bytes is not None and one.memory_bytes
+    ) else ""  # fmt: skip
+    text = f"{one.name}, driver {one.driver or 'not known'}{memory}"
+    shared = one.vendor in ("jetson", "apple")
+    if one.slowed:
+        remedy = "see to its cooling and power supply: nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER"
+        text = f"{one.name} is slowed: {', '.join(one.slowed)}"
+        return CheckLine(check="gpu", where=where, verdict="warn", text=text, remedy=remedy)
+    if memory and not shared and (one.free_bytes or 0) < _FREE_PART * (one.memory_bytes or 0):
+        remedy = (
+            "end what else uses it (nvidia-smi, rocm-smi --showpids), or plan with less: `memory` in the cluster file"
+        )
+        return CheckLine(check="gpu", where=where, verdict="warn", text=text, remedy=remedy)
+    return CheckLine(check="gpu", where=where, verdict="ok", text=text)
+
+
+def _as_described(one: FoundMachine, cluster: Cluster) -> Iterator[CheckLine]:
+    """Compare with the host of this name: each of its real accelerators must be there."""
+    where = one.machine.name
+    host = cluster.host_by_name.get(where)
+    there = [accelerator for accelerator in one.facts.accelerators if usable_backend(accelerator)]
+    for device in [cluster.device_by_name[name] for name in host.devices] if host else []:
+        name, colon, number = device.backend.partition(":")
+        if not colon:
+            continue
+        if int(number) >= len(there):
+            text = f"{device.name} is {device.backend}, and {len(there)} are there"
+            remedy = "see the driver and CUDA_VISIBLE_DEVICES, or correct the cluster file (spantrain init)"
+            yield CheckLine(check="cluster", where=where, verdict="fail", text=text, remedy=remedy)
+            continue
+        found = kind_named(there[int(number)].name)
+        if found is not None and found != device.kind:
+            text = f"{device.name} is said to be a {device.kind}, and {name}:{number} is a {found}"
+            remedy = "correct its kind in the cluster file: plans by data sheets are made for another device"
+            yield CheckLine(check="cluster", where=where, verdict="warn", text=text, remedy=remedy)
+
+
+def _room(facts: MachineFacts, where: str) -> Iterator[CheckLine]:
+    if facts.free_bytes is not None and facts.memory_bytes is not None:
+        text = f"{format_bytes(facts.free_bytes)} of {format_bytes(facts.memory_bytes)} free"
+        low = facts.free_bytes < _LEAST_MEMORY_BYTES
+        remedy = "end other programs; torch alone takes over a GiB a worker" if low else ""
+        yield CheckLine(check="memory", where=where, verdict="warn" if low else "ok", text=text, remedy=remedy)
+    free = facts.disk_free_bytes
+    verdict: Verdict = "fail" if free < _NO_DISK_BYTES else "warn" if free < _LEAST_DISK_BYTES else "ok"
+    remedy = "make room in the home folder's file system: checkpoints and caches go there" if verdict != "ok" else ""
+    yield CheckLine(check="disk", where=where, verdict=verdict, text=f"{format_bytes(free)} free", remedy=remedy)
+
+
+def _curve(facts: MachineFacts, where: str) -> Iterator[CheckLine]:
+    rate = facts.curve_bytes_per_s
+    if rate is None:
+        return  # without pyzmq; that is told of SpanTrain's own installation
+    if rate == 0:
+        text, remedy = "libzmq has no CURVE", "install pyzmq's own wheel: pip install --force-reinstall pyzmq"
+        yield CheckLine(check="encryption", where=where, verdict="fail", text=text, remedy=remedy)
+        return
+    slow = rate < _SLOW_CURVE_BYTES_PER_S
+    remedy = "install pyzmq's own wheel, which has libsodium: pip install --force-reinstall pyzmq" if slow else ""
+    text = f"CURVE carries {format_bandwidth(rate)} on one core" + (
+        ", as libzmq does without libsodium" if slow else ""
+    )
+    yield CheckLine(check="encryption", where=where, verdict="warn" if slow else "ok", text=text, remedy=remedy)
+
+
+def _testbed(facts: MachineFacts, where: str) -> Iterator[CheckLine]:
+    remedies = {
+        "tun": "modprobe tun; chmod 666 /dev/net/tun (its usual mode); in a container --device /dev/net/tun",
+        "namespaces": "run as root, or allow user namespaces: sysctl kernel.unprivileged_userns_clone=1, and on Ubuntu "
+        "kernel.apparmor_restrict_unprivileged_userns=0",
+    }
+    lacks = {what: text for what, text in facts.testbed.items() if text}
+    for what, text in lacks.items():
+        remedy = f"{remedies.get(what, '')}; without it: --no-network"
+        yield CheckLine(check="testbed", where=where, verdict="warn", text=text, remedy=remedy)
+    if facts.testbed and not lacks:
+        yield CheckLine(check="testbed", where=where, verdict="ok", text="networks can be emulated here")
+
+
+def common_lines(machines: Sequence[FoundMachine], paths: Sequence[str]) -> Iterator[CheckLine]:
+    """Yield what should be alike on all machines and is not: code, data, versions."""
+    for what in ("spantrain", *paths):
+        digests = {one.machine.name: one.facts.digests[what] for one in machines if what in one.facts.digests}
+        yield from _alike("code" if what == "spantrain" else "data", what, digests)
+    for package in ("torch", "transformers"):
+        versions = {one.machine.name: one.facts.packages.get(package, "") for one in machines}
+        versions = {name: version.partition("+")[0] for name, version in versions.items() if version}
+        if len(set(versions.values())) > 1:
+            text, remedy = f"{package}: {_told(versions)}", "install the same version everywhere: results may differ"
+            yield CheckLine(check="versions", where="all", verdict="warn", text=text, remedy=remedy)
+
+
+def _alike(check: str, what: str, digests: Mapping[str, str]) -> Iterator[CheckLine]:
+    bad = {name: text for name, text in digests.items() if text == "missing" or text.startswith("unreadable")}
+    for name, text in bad.items():
+        remedy = "copy it there, e.g. with rsync; relative paths begin at the home folder"
+        yield CheckLine(check=check, where=name, verdict="fail", text=f"{what}: {text}", remedy=remedy)
+    good = {name: text for name, text in digests.items() if name not in bad}
+    if len(set(good.values())) > 1:
+        remedy = "copy one machine's to the others, e.g. with rsync -a --delete"
+        yield CheckLine(check=check, where="all", verdict="fail", text=f"{what} differs: {_told(good)}", remedy=remedy)
+    elif good and not bad:
+        whose = f"{len(good)} machines" if len(good) > 1 else next(iter(good))
+        yield CheckLine(check=check, where="all", verdict="ok", text=f"{what}: {next(iter(good.values()))} on {whose}")
+
+
+def _told(values: Mapping[str, str]) -> str:
+    """Return which machines have which value, the most usual first."""
+    by_value = Counter(values.values())
+    parts = [
+        f"{value} on {', '.join(name for name in values if values[name] == value)}"
+        for value, _ in by_value.most_common()
+    ]
+    return "; ".join(parts)

@@ -1,0 +1,216 @@
+"""Facts of machines, and what goes between them, as a cluster: hosts with their devices, sites, links."""
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import combinations, permutations
+from statistics import median
+
+from spantrain.config.kinds import kind_named, load_kinds
+from spantrain.core.cluster import Cluster, Device, DeviceKind, Host, Link, Site
+from spantrain.devices.registry import Backend, find_backend
+from spantrain.reach.facts import FoundAccelerator, MachineFacts
+from spantrain.reach.machines import Machine
+from spantrain.reach.pairs import Pair, PairReport
+
+SAME_SITE_S = 0.003
+"""A round trip that is shorter stays in one place: light goes 300 km and back in it, networks much less."""
+_BACKENDS = {"nvidia": "cuda", "jetson": "cuda", "amd": "cuda", "intel": "xpu", "apple": "mps"}
+"""Of vendors; torch for ROCm calls AMD's GPUs cuda."""
+_SHARED_MEMORY = ("jetson", "apple")
+_GUESSED = DeviceKind(
+    name="guessed", peak_fp16_flop_per_s=20e12, peak_fp32_flop_per_s=10e12, memory_bytes=8 * 2**30,
+    memory_bandwidth_bytes_per_s=300e9, power_w=200.0, source="",
+)  # fmt: skip
+_SITE_RATE, _SITE_LATENCY_S = 1.25e9, 1e-4
+_LINK_RATE, _LINK_LATENCY_S = 12.5e6, 0.02
+_MIB = 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class FoundMachine:
+    """A machine that is to be a host."""
+
+    machine: Machine
+    facts: MachineFacts
+
+
+@dataclass(kw_only=True)
+class ClusterDraft:
+    """What is found out on the way to a cluster."""
+
+    machines: Sequence[FoundMachine]
+    ways: Mapping[Pair, PairReport] = field(default_factory=dict)
+    """Empty where nothing was tried."""
+    measured_kinds: Mapping[str, DeviceKind] = field(default_factory=dict)
+    """By a GPU's name, those that no data sheet of ours is for."""
+    notes: list[str] = field(default_factory=list)
+    """What to say above the file: what was assumed, what is missing."""
+
+    def cluster(self, name: str) -> Cluster:
+        """Return the cluster; the notes are whole then."""
+        sites = self._sites()
+        devices = [device for one in self.machines for device in self._devices(one, sites[one.machine.name])]
+        names = list(dict.fromkeys(sites.values()))
+        kinds = {kind.name: kind for kind in (*load_kinds().values(), *self.measured_kinds.values())}
+        used = {device.kind for device in devices}
+        return Cluster(
+            name=name,
+            description=f"{len(devices)} device{'s' * (len(devices) != 1)} of {len(self.machines)} machine"
+            f"{'s' * (len(self.machines) != 1)}, as found by spantrain init",
+            kinds=tuple(kind for kind in kinds.values() if kind.name in used),
+            sites=tuple(self._site(site, [host for host in sites if sites[host] == site]) for site in names),
+            hosts=tuple(
+                Host(
+                    name=one.machine.name,
+                    site=sites[one.machine.name],
+                    devices=tuple(device.name for device in devices if device.host == one.machine.name),
+                    address=self._address(one),
+                )
+                for site in names for one in self.machines if sites[one.machine.name] == site
+            ),
+            devices=tuple(device for site in names for device in devices if device.site == site),
+            links=tuple(self._link(source, target, sites) for source, target in permutations(names, 2)),
+        )  # fmt: skip
+
+    def _devices(self, one: FoundMachine, site: str) -> list[Device]:
+        """Return the accelerators that SpanTrain can use, or else the processor."""
+        host = one.machine.name
+        found: list[Device] = []
+        for accelerator in one.facts.accelerators:
+            backend = usable_backend(accelerator)
+            if backend is None:
+                self.notes.append(
+                    f"{host}: {accelerator.name} cannot be used yet (no backend for {accelerator.vendor})"
+                )
+                continue
+            number = sum(entry.backend.startswith(backend.name) for entry in found)
+            named = f"{backend.name}:{number}" if backend.numbered else backend.name
+            found.append(self._device(one, site, self._kind(accelerator), named, accelerator))
+        if len({device.kind for device in found}) > 1:
+            self.notes.append(
+                f"{host}: its GPUs are numbered as the driver does: set CUDA_DEVICE_ORDER=PCI_BUS_ID there"
+            )
+        if not found:
+            found = [self._device(one, site, "cpu", "cpu", None)]
+        if len(found) == 1:
+            return found
+        return [replace(device, name=f"{host}-gpu{index}") for index, device in enumerate(found)]
+
+    def _device(
+        self, one: FoundMachine, site: str, kind: str, backend: str, accelerator: FoundAccelerator | None
+    ) -> Device:
+        shared = accelerator is None or accelerator.vendor in _SHARED_MEMORY
+        memory = one.facts.free_bytes if shared else accelerator.memory_bytes if accelerator else None
+        usual = self.measured_kinds.get(accelerator.name) if accelerator else None
+        whole = int(memory or 0) // _MIB * _MIB or (usual or load_kinds()[kind]).memory_bytes
+        host = one.machine.name
+        return Device(name=host, kind=kind, host=host, site=site, backend=backend, memory_bytes=whole)
+
+    def _kind(self, accelerator: FoundAccelerator) -> str:
+        own = self.measured_kinds.get(accelerator.name)
+        kind = own.name if own else kind_named(accelerator.name)
+        assert kind is not None, f"{accelerator.name} is of no kind, and was not measured"
+        return kind
+
+    def _address(self, one: FoundMachine) -> str | None:
+        """Return where most others have reached it; where nothing was tried, its first address."""
+        if len(self.machines) == 1:
+            return None
+        name = one.machine.name
+        used = Counter(way.address for (_, to), way in self.ways.items() if to == name and way.is_open)
+        first = next(iter(one.facts.addresses), None)
+        return used.most_common(1)[0][0] if used else one.machine.called() or first
+
+    def _sites(self) -> dict[str, str]:
+        """Return each machine's site, in the machines' order: as said, else by round trips or networks."""
+        found = {one.machine.name: one.machine.site or "" for one in self.machines}
+        open_ = [one for one in self.machines if one.machine.site is None]
+        group = {one.machine.name: one.machine.name for one in open_}
+        for one, other in combinations(open_, 2):
+            a, b = one.machine.name, other.machine.name
+            if self._are_near(one, other) and group[a] != group[b]:
+                old, new = group[b], group[a]
+                group = {name: new if label == old else label for name, label in group.items()}
+        sizes, taken = Counter(group.values()), set(found.values())
+        names: dict[str, str] = {}
+        for label in dict.fromkeys(group.values()):
+            several = (f"site-{number}" for number in range(1, len(found) + len(taken) + 2))
+            free = (name for name in several if name not in taken and name not in names.values())
+            names[label] = label if sizes[label] == 1 and label not in taken else next(free)
+        return {name: site or names[group[name]] for name, site in found.items()}
+
+    def _are_near(self, one: FoundMachine, other: FoundMachine) -> bool:
+        ways = self._ways(one.machine.name, other.machine.name)
+        if self.ways:
+            return any(way.round_trip_s < SAME_SITE_S for way in ways)
+        return any(
+            mine.network == theirs.network and mine.network.prefixlen >= 16
+            for a in one.facts.interfaces for mine in a.networks()
+            for b in other.facts.interfaces for theirs in b.networks()
+        )  # fmt: skip
+
+    def _ways(self, one: str, other: str) -> list[PairReport]:
+        both = (self.ways.get((one, other)), self.ways.get((other, one)))
+        return [way for way in both if way is not None and way.is_open]
+
+    def _site(self, name: str, hosts: Sequence[str]) -> Site:
+        ways = [way for pair in combinations(hosts, 2) for way in self._ways(*pair)]
+        rates = [rate for way in ways for rate in (way.up_bytes_per_s, way.down_bytes_per_s) if rate and rate > 0]
+        if len(hosts) > 1 and not rates:
+            self.notes.append(f"site {name}: its network is assumed, not measured")
+        return Site(
+            name=name,
+            hosts=tuple(hosts),
+            bandwidth_bytes_per_s=_rounded(median(rates)) if rates else _SITE_RATE,
+            latency_s=round(median(way.round_trip_s for way in ways) / 2, 5) if ways else _SITE_LATENCY_S,
+        )
+
+    def _link(self, source: str, target: str, sites: Mapping[str, str]) -> Link:
+        """Return a link as the best pair of hosts has it: each rate was seen by one transfer."""
+        names = {place: [host for host in sites if sites[host] == place] for place in (source, target)}
+        pairs = [(a, b) for a in names[source] for b in names[target]]
+        rates = [self.ways[pair].up_bytes_per_s for pair in pairs if pair in self.ways]
+        rates += [self.ways[b, a].down_bytes_per_s for a, b in pairs if (b, a) in self.ways]
+        known = [rate for rate in rates if rate and rate > 0]
+        trips = [way.round_trip_s for pair in pairs for way in self._ways(*pair)]
+        if not known:
+            why = "no way was found; see spantrain doctor" if self.ways and not trips else "not measured"
+            self.notes.append(f"link {source} -> {target}: its rate is assumed: {why}")
+        return Link(
+            source=source,
+            target=target,
+            bandwidth_bytes_per_s=_rounded(max(known)) if known else _LINK_RATE,
+            latency_s=round(min(trips) / 2, 5) if trips else _LINK_LATENCY_S,
+        )
+
+
+def usable_backend(accelerator: FoundAccelerator) -> Backend | None:
+    """Return what would compute on an accelerator; None if nothing of ours does."""
+    return find_backend(_BACKENDS.get(accelerator.vendor, ""))
+
+
+def guessed_kind(accelerator: FoundAccelerator, *, why: str) -> DeviceKind:
+    """Return figures for a GPU that nothing is known of, to start from; its source says so."""
+    source = f"a guess, since {why}; spantrain profile measures"
+    return own_kind(accelerator, fp16=0, fp32=0, memory_rate=0, source=source)
+
+
+def own_kind(accelerator: FoundAccelerator, *, fp16: float, fp32: float, memory_rate: float, source: str) -> DeviceKind:
+    """Return a kind under a GPU's own name, with what was measured of it; 0 is not."""
+    name = re.sub(r"[^a-z0-9]+", "-", accelerator.name.lower().removeprefix("nvidia ")).strip("-")[:60] or "gpu"
+    return DeviceKind(
+        name=f"{name}-gpu" if name in load_kinds() else name,
+        peak_fp16_flop_per_s=_rounded(fp16) or _GUESSED.peak_fp16_flop_per_s,
+        peak_fp32_flop_per_s=_rounded(fp32) or _GUESSED.peak_fp32_flop_per_s,
+        memory_bytes=int(accelerator.memory_bytes or _GUESSED.memory_bytes),
+        memory_bandwidth_bytes_per_s=_rounded(memory_rate) or _GUESSED.memory_bandwidth_bytes_per_s,
+        power_w=accelerator.power_w or _GUESSED.power_w,
+        source=source,
+    )
+
+
+def _rounded(value: float) -> float:
+    """Return three digits of a number: more than a second's measuring is good for."""
+    return float(f"{value:.3g}")

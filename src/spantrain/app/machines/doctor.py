@@ -1,0 +1,141 @@
+"""Check machines and the ways between them before anything is spent on them."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from spantrain.app.machines.checks import CheckLine, Verdict, common_lines, machine_lines
+from spantrain.app.machines.describe import FoundMachine
+from spantrain.app.machines.ways import way_lines
+from spantrain.app.reporter import Reporter
+from spantrain.core.cluster import Cluster
+from spantrain.errors import PeerLostError, ProtocolError, SpanTrainError
+from spantrain.reach.facts import MachineFacts, ask_all, probe
+from spantrain.reach.machines import Machine, this_machine
+from spantrain.reach.pairs import PairPrograms, addresses_of, load_ways, pairs_of, try_ways
+from spantrain.transport.control.address import Address
+
+_HERE = "this-machine"
+_MOST_PAIRS = 28
+"""Of whom rates are measured: those of eight machines take about a minute and a half."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DoctorOptions:
+    """What to check beside the machines themselves."""
+
+    cluster: Cluster | None = None
+    """What is said to be there."""
+    paths: tuple[str, ...] = ()
+    """Files and folders that should be the same on all machines."""
+    listen: Address | None = None
+    """Where the coordinator is going to listen, on this machine."""
+    quick: bool = False
+    """Neither load torch nor measure rates and encryption."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DoctorReport:
+    """All lines, and how many of them there are of each verdict."""
+
+    lines: tuple[CheckLine, ...]
+    ok: int
+    warn: int
+    fail: int
+
+
+def examine(machines: Sequence[Machine], options: DoctorOptions, reporter: Reporter) -> DoctorReport:
+    """Check machines; what cannot be reached becomes a line, and the others are checked all the same."""
+    lines = tuple(_lines(machines, options, reporter))
+    count = Counter(line.verdict for line in lines)
+    return DoctorReport(lines=lines, ok=count["ok"], warn=count["warn"], fail=count["fail"])
+
+
+def _lines(machines: Sequence[Machine], options: DoctorOptions, reporter: Reporter) -> Iterator[CheckLine]:
+    deep = not options.quick
+    reporter.phase(f"Asking {len(machines)} machine{'s' * (len(machines) != 1)}" + (", with torch" if deep else ""))
+    answers = ask_all(machines, lambda machine, stop: probe(machine, stop, deep=deep, paths=options.paths))
+    found = []
+    for machine, facts in zip(machines, answers, strict=True):
+        if isinstance(facts, MachineFacts):
+            found.append(FoundMachine(machine=machine, facts=facts))
+            text = f"{facts.hostname}, {facts.processors} processors, {', '.join(facts.addresses) or 'no address'}"
+            yield CheckLine(check="reach", where=machine.name, verdict="ok", text=text)
+        else:
+            yield _unreachable(machine, facts)
+    alone = all(machine.way == "local" for machine in machines)
+    for one in found:
+        yield from machine_lines(one, cluster=options.cluster, deep=deep, testbed=alone)
+    here = [] if alone else _here(machines, options.paths)
+    yield from common_lines([*here, *found], options.paths)
+    if len(found) > 1:
+        yield from _between(found, options, reporter)
+    if options.listen is not None:
+        yield from _coordinator(found, options.listen)
+
+
+def _unreachable(machine: Machine, error: SpanTrainError) -> CheckLine:
+    text, _, remedy = str(error).removeprefix(f"{machine}: ").partition("; ")
+    return CheckLine(
+        check="reach", where=machine.name, verdict="fail", text=text, remedy=remedy or "see what it prints there"
+    )
+
+
+def _here(machines: Sequence[Machine], paths: Sequence[str]) -> list[FoundMachine]:
+    """Return this machine, whose code, and data if it has it, the others' should be like; not if it is one of them."""
+    if any(machine.way == "local" for machine in machines):
+        return []
+    machine = this_machine(_HERE)
+    facts = probe(machine, paths=paths)
+    there = {what: digest for what, digest in facts.digests.items() if digest != "missing"}
+    return [FoundMachine(machine=machine, facts=replace(facts, digests=there))]
+
+
+def _between(found: Sequence[FoundMachine], options: DoctorOptions, reporter: Reporter) -> Iterator[CheckLine]:
+    hosts = options.cluster.host_by_name if options.cluster else {}
+    given = {name: host.address for name, host in hosts.items()}
+    addresses = {
+        one.machine.name: addresses_of(one.machine, one.facts, given=given.get(one.machine.name)) for one in found
+    }
+    reporter.phase("Trying the ways between them")
+    try:
+        with PairPrograms([one.machine for one in found]) as programs:
+            ways = try_ways(programs, addresses)
+            pairs = pairs_of(list(addresses))
+            if not options.quick:
+                reporter.phase(f"Measuring rates, about {3 * min(len(pairs), _MOST_PAIRS)} s")
+                ways = load_ways(programs, ways, pairs[:_MOST_PAIRS])
+    except (PeerLostError, ProtocolError) as error:
+        remedy = "see why a Python program ends there"
+        yield CheckLine(check="ports", where="all", verdict="fail", text=str(error), remedy=remedy)
+        return
+    yield from way_lines(list(addresses), ways)
+    if len(pairs) > _MOST_PAIRS and not options.quick:
+        text = f"rates were measured of the first {_MOST_PAIRS} of {len(pairs)} pairs"
+        yield CheckLine(check="rate", where="all", verdict="ok", text=text)
+
+
+def _coordinator(found: Sequence[FoundMachine], listen: Address) -> Iterator[CheckLine]:
+    """Yield whether the coordinator could listen here, on its two ports, and the machines could join it."""
+    others = [one.machine for one in found if one.machine.way != "local"]
+    ports = (listen.port, listen.control_neighbour().port)
+    try:
+        with PairPrograms([this_machine(_HERE), *others]) as programs:
+            for port in ports:
+                programs.listen(_HERE, port)
+            ways = {
+                (machine.name, port): programs.dial(machine.name, _HERE, [listen.as_dialled().host], port=port)
+                for machine in others for port in ports
+            }  # fmt: skip
+    except (PeerLostError, ProtocolError) as error:
+        remedy = "end what listens there (ss -ltnp), or take other ports with --listen"
+        yield CheckLine(check="coordinator", where=_HERE, verdict="fail", text=str(error), remedy=remedy)
+        return
+    text = f"ports {ports[0]} and {ports[1]} are free"
+    yield CheckLine(check="coordinator", where=_HERE, verdict="ok", text=text)
+    for (name, port), way in ways.items():
+        tried = "; ".join(f"{address}: {why}" for address, why in way.errors.items())
+        text = f"reaches {listen.host}:{port}" if way.is_open else f"cannot connect to {listen.host}:{port} ({tried})"
+        remedy = "" if way.is_open else f"let this machine's firewall pass TCP to ports {ports[0]} and {ports[1]}"
+        verdict: Verdict = "ok" if way.is_open else "fail"
+        yield CheckLine(check="coordinator", where=f"{name}->here", verdict=verdict, text=text, remedy=remedy)

@@ -1,0 +1,225 @@
+"""`spantrain init` and `spantrain doctor`: machines as they are, before anything runs on them."""
+
+import os
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from spantrain.cli.failure import clean_interrupt
+from spantrain.cli.options import Json, print_json, with_options
+from spantrain.config.cluster_file import load_cluster, parse_cluster
+from spantrain.config.cluster_text import cluster_text
+from spantrain.config.files.json_codec import to_json
+from spantrain.config.files.text_files import check_can_write, write_atomically
+from spantrain.core.cluster import Cluster
+from spantrain.core.names import check_name, is_name
+from spantrain.errors import ConfigError
+
+if TYPE_CHECKING:
+    from spantrain.reach.machines import Machine
+
+
+@dataclass(frozen=True, kw_only=True)
+class MachineOptions:
+    """Which machines; this one where none of these is given."""
+
+    ssh: Annotated[
+        str | None, typer.Option(help="Machines that `ssh NAME` reaches without a question: lab1,user@lab2.")
+    ] = None
+    inventory: Annotated[
+        Path | None, typer.Option(help="A YAML list of such machines, with name, site, python (docs/cluster.md).")
+    ] = None
+    slurm: Annotated[bool, typer.Option("--slurm", help="The nodes of the Slurm job that this runs in.")] = False
+    kubernetes: Annotated[
+        str | None, typer.Option(metavar="NAMESPACE", help="The pods that run in a namespace, by kubectl.")
+    ] = None
+    selector: Annotated[str | None, typer.Option(help="Of pods, as kubectl takes it, e.g. app=spantrain.")] = None
+    ssh_config: Annotated[Path | None, typer.Option(help="Of ssh, instead of ~/.ssh/config.")] = None
+    python: Annotated[str, typer.Option(help="The interpreter there, e.g. that of an environment with SpanTrain.")] = (
+        "python3"
+    )
+
+    @property
+    def ssh_words(self) -> tuple[str, ...]:
+        """What ssh is told beside the machine."""
+        return ("-F", str(self.ssh_config)) if self.ssh_config else ()
+
+    @property
+    def given(self) -> list[str]:
+        """The ways that are named; two make no sense."""
+        ways = {
+            "--ssh": self.ssh,
+            "--inventory": self.inventory,
+            "--slurm": self.slurm or None,
+            "--kubernetes": self.kubernetes,
+        }
+        found = [option for option, value in ways.items() if value is not None]
+        if len(found) > 1:
+            raise ConfigError(f"give one of {' and '.join(found)}")
+        return found
+
+    def machines(self) -> "tuple[Machine, ...]":
+        """Return the machines that the options name.
+
+        Raises:
+            ConfigError: two ways are named.
+            UsageError: what is named makes no sense, or cannot be asked.
+        """
+        from spantrain.reach.allocations import (
+            inventory_machines,
+            kubernetes_machines,
+            named_machines,
+            slurm_machines,
+        )
+        from spantrain.reach.machines import this_machine
+        from spantrain.runtime.launch.environment import Environment
+
+        match self.given:
+            case ["--ssh"]:
+                return named_machines((self.ssh or "").split(","), "ssh", python=self.python, options=self.ssh_words)
+            case ["--inventory"]:
+                return inventory_machines(self.inventory or Path(), python=self.python, options=self.ssh_words)
+            case ["--slurm"]:
+                return slurm_machines(Environment.read(os.environ).slurm_nodes, python=self.python)
+            case ["--kubernetes"]:
+                return kubernetes_machines(self.kubernetes or "", self.selector, python=self.python)
+            case _:
+                return (this_machine(_own_name()),)
+
+
+def _own_name() -> str:
+    name = socket.gethostname().partition(".")[0]
+    return name if is_name(name) else "here"
+
+
+@dataclass(frozen=True, kw_only=True)
+class InitArguments(MachineOptions):
+    """The options of `spantrain init`."""
+
+    out: Annotated[Path, typer.Option("--out", help="The cluster file to write.")] = Path("cluster.yaml")
+    name: Annotated[str, typer.Option(help="Of the cluster.")] = "cluster"
+    site: Annotated[
+        list[str] | None, typer.Option(help="NAME=MACHINE,MACHINE: who stands together; default: by round trips.")
+    ] = None
+    torchrun: Annotated[
+        bool, typer.Option("--torchrun", help="Under torchrun: every process tells of its machine, rank 0 writes.")
+    ] = False
+    no_measure: Annotated[
+        bool, typer.Option("--no-measure", help="Try nothing between machines; rates and unknown kinds are assumed.")
+    ] = False
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file if it is there.")] = False
+    json_: Json = False
+
+
+@with_options(InitArguments)
+def init(asked: InitArguments, _: typer.Context) -> None:
+    """Write a cluster file from what machines are: this one, or those of SSH, Slurm, Kubernetes or torchrun."""
+    from spantrain.app.machines.init import found_cluster
+    from spantrain.app.machines.torchrun import gathered_cluster
+    from spantrain.cli.render.render import TerminalReporter
+
+    try:
+        check_name("--name", asked.name)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    check_can_write(asked.out, "--out")
+    if asked.out.exists() and not asked.overwrite:
+        raise ConfigError(f"--out {asked.out}: is there already; name another, or give --overwrite")
+    with clean_interrupt("init"), TerminalReporter(tables=not asked.json_) as reporter:
+        if asked.torchrun:
+            if asked.given:
+                raise ConfigError(f"give either --torchrun or {asked.given[0]}")
+            outcome = gathered_cluster(name=asked.name, reporter=reporter)
+            if outcome is None:
+                return
+        else:
+            machines = _placed(asked.machines(), asked.site or [])
+            outcome = found_cluster(machines, name=asked.name, measure=not asked.no_measure, reporter=reporter)
+        text = cluster_text(outcome.cluster, notes=outcome.notes)
+        parse_cluster(text, source=str(asked.out))
+        write_atomically(asked.out, text)
+        if asked.json_:
+            print_json({"file": str(asked.out), "notes": list(outcome.notes), "cluster": to_json(outcome.cluster)})
+            return
+        typer.echo(text, nl=False)
+        reporter.note(f"Wrote {asked.out}; next: spantrain doctor --cluster {asked.out}")
+
+
+def _placed(machines: "Sequence[Machine]", sites: Sequence[str]) -> "tuple[Machine, ...]":
+    """Return machines with the sites that options give them.
+
+    Raises:
+        ConfigError: an option is not written so, or names no machine.
+    """
+    found = {machine.name: machine for machine in machines}
+    by_target = {machine.target: machine.name for machine in machines if machine.target}
+    for text in sites:
+        site, _, names = text.partition("=")
+        if not is_name(site) or not names:
+            raise ConfigError(f"--site {text}: write NAME=MACHINE,MACHINE, e.g. lab=lab1,lab2")
+        for name in names.split(","):
+            known = by_target.get(name, name)
+            if known not in found:
+                raise ConfigError(f"--site {text}: no machine {name!r}; there are {', '.join(found)}")
+            found[known] = replace(found[known], site=site)
+    return tuple(found.values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class DoctorArguments(MachineOptions):
+    """The options of `spantrain doctor`."""
+
+    cluster: Annotated[
+        Path | None, typer.Option(help="Check the hosts of a cluster file, by ssh at their addresses.")
+    ] = None
+    data: Annotated[
+        list[str] | None, typer.Option(help="A file or folder that should be the same everywhere; repeatable.")
+    ] = None
+    listen: Annotated[
+        str | None, typer.Option(help="HOST:PORT that a command here is going to --listen on; check that it can.")
+    ] = None
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Without loading torch and without measuring rates and encryption.")
+    ] = False
+    json_: Json = False
+
+
+@with_options(DoctorArguments)
+def doctor(asked: DoctorArguments, _: typer.Context) -> None:
+    """Check machines and what goes between them, each line with a remedy; exit 1 where something would fail."""
+    from spantrain.app.machines.doctor import DoctorOptions, examine
+    from spantrain.cli.render.machines import show_checks
+    from spantrain.cli.render.render import TerminalReporter
+    from spantrain.transport.control.address import Address
+
+    cluster = load_cluster(asked.cluster) if asked.cluster else None
+    listen = Address.parse(asked.listen) if asked.listen else None
+    if listen and (listen.path or not listen.port):
+        raise ConfigError(f"--listen {asked.listen}: give HOST:PORT, where other machines are going to join")
+    options = DoctorOptions(
+        cluster=cluster,
+        paths=tuple(asked.data or ()),
+        listen=listen,
+        quick=asked.quick,
+    )
+    machines = _machines_of(cluster, asked) if cluster and not asked.given else asked.machines()
+    with clean_interrupt("doctor"), TerminalReporter(tables=not asked.json_) as reporter:
+        report = examine(machines, options, reporter)
+    if asked.json_:
+        print_json(to_json(report))
+    else:
+        show_checks(report)
+    if report.fail:
+        raise typer.Exit(1)
+
+
+def _machines_of(cluster: Cluster, asked: MachineOptions) -> "tuple[Machine, ...]":
+    """Return the hosts that have real devices; this machine where all are emulated."""
+    from spantrain.reach.allocations import host_machines
+
+    real = [host for host in cluster.hosts if any(not cluster.device_by_name[name].emulated for name in host.devices)]
+    return host_machines(real, python=asked.python, options=asked.ssh_words) if real else asked.machines()

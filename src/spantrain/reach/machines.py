@@ -1,0 +1,298 @@
+"""A machine, and running a Python program there by what its user reaches it with: ssh, srun or kubectl.
+
+The program is sent on standard input and runs under `python3` alone, so nothing has to be installed there. What it
+prints comes from outside: it is read within bounds, and nobody executes it.
+"""
+
+import contextlib
+import os
+import selectors
+import shlex
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Literal, TypeVar
+
+from spantrain.core.names import check_name
+from spantrain.errors import Interrupted, PeerLostError, ProtocolError, UsageError
+
+A = TypeVar("A")
+B = TypeVar("B")
+Way = Literal["local", "ssh", "slurm", "kubernetes"]
+
+MAX_ANSWER_BYTES = 2**20
+"""What one program may print in all; probes print a few kilobytes."""
+_KEPT_BYTES = 4096
+"""The end of what it says on standard error, for messages."""
+_CHUNK_BYTES = 65536
+_LEAVE_S = 2.0
+_LOOK_S = 0.2
+_AT_ONCE = 64
+_SSH = ("-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=15")
+"""No terminal and no questions: keys, agents, users and jumps are those of the user's own ssh configuration."""
+_SRUN = ("--overlap", "--unbuffered", "--nodes=1", "--ntasks=1")
+BOOTSTRAP = (
+    "import sys;exec(compile(sys.stdin.buffer.read(int(sys.stdin.buffer.readline())).decode(),'<spantrain>','exec'))"
+)
+"""Reads a program of a known length and runs it; what comes behind it on standard input is the program's own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """One machine, and how to run something there."""
+
+    name: str
+    """Of its host in cluster files."""
+    way: Way
+    target: str = ""
+    """What the way calls it: [USER@]HOST of ssh, a node of Slurm, a pod; nothing for this machine."""
+    python: str = "python3"
+    """The interpreter there; that of an environment that has SpanTrain, where there is one."""
+    options: tuple[str, ...] = ()
+    """Further words for ssh, srun or kubectl, such as `-F FILE` or `--namespace NAME`."""
+    site: str | None = None
+    """Where it stands, if somebody has said so."""
+
+    def __post_init__(self) -> None:
+        check_name("machine", self.name)
+        if self.way != "local" and (not self.target or self.target[0] == "-" or not self.target.isprintable()):
+            raise ValueError(f"machine {self.name}: {self.target[:80]!r} cannot be reached by {self.way}: no such name")
+
+    def command(self, words: Sequence[str]) -> list[str]:
+        """Return the words that run a command there, for a process of this machine."""
+        match self.way:
+            case "local":
+                return list(words)
+            case "ssh":
+                return ["ssh", *_SSH, *self.options, "--", self.target, shlex.join(words)]
+            case "slurm":
+                return ["srun", *_SRUN, f"--nodelist={self.target}", *self.options, *words]
+            case "kubernetes":
+                return ["kubectl", *self.options, "exec", "-i", self.target, "--", *words]
+
+    def failure(self, status: int, said: str) -> str:
+        """Return why a program could not run there, or how it ended, with what it said last and the remedy."""
+        if self.way == "ssh" and status == 255:  # ssh's own
+            words = shlex.join(["ssh", *self.options, self.target, "true"])
+            return f"cannot be reached{said}; make `{words}` work without a question (keys, agent, ~/.ssh/config)"
+        if status in (126, 127) or "executable file not found" in said:
+            return f"has no {self.python}{said}; install Python 3, or name its interpreter with --python"
+        return f"the program ended with {status}{said}"
+
+    def __str__(self) -> str:
+        return self.name if self.way == "local" else f"{self.name} (by {self.way}, {self.target})"
+
+    def called(self) -> str | None:
+        """Return the name or address under which its way finds it, which others may find it by, too."""
+        if self.way != "ssh":
+            return self.target if self.way == "slurm" else None
+        words = ["ssh", "-G", *self.options, "--", self.target]
+        try:
+            said = subprocess.run(words, capture_output=True, timeout=_LEAVE_S, check=False, stdin=subprocess.DEVNULL)
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        names = [line[9:] for line in said.stdout.decode(errors="replace").splitlines() if line.startswith("hostname ")]
+        return names[0] if names else None
+
+
+def this_machine(name: str) -> Machine:
+    """Return the machine of this process, with its interpreter."""
+    return Machine(name=name, way="local", python=sys.executable)
+
+
+def at_once(work: Callable[[A], B], entries: Sequence[A], stop: threading.Event) -> list[B]:
+    """Do some work for many machines in threads; where it is broken off, `stop` is set and ends their programs."""
+    with ThreadPoolExecutor(min(_AT_ONCE, max(1, len(entries)))) as pool:
+        try:
+            return list(pool.map(work, entries))
+        except BaseException:
+            stop.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def last_line(errors: bytes) -> str:
+    """Return the last line that a program has said on standard error, as the end of a message."""
+    lines = [line for line in errors.decode(errors="replace").splitlines() if line.strip()]
+    return f": {lines[-1].strip()[:300]}" if lines else ""
+
+
+def run_python(machine: Machine, source: str, *args: str, timeout_s: float, stop: threading.Event | None = None) -> str:
+    """Run a Python program on a machine and return what it printed, as text.
+
+    Raises:
+        Interrupted: `stop` was set by another thread.
+        PeerLostError: it cannot be reached, the program failed there, or it took longer; the message has the remedy.
+        ProtocolError: it printed more than a MiB, or no UTF-8.
+        UsageError: this machine lacks the program that the way needs.
+    """
+    with RemoteProgram(machine, source, *args, stop=stop) as program:
+        program.end_input()
+        lines = list(program.lines(time.monotonic() + timeout_s))
+        program.check_ended()
+    return "".join(f"{line}\n" for line in lines)
+
+
+class RemoteProgram:
+    """A Python program that runs on a machine: lines go there, and lines come back, within bounds.
+
+    It ends with the block, whatever it does; its standard input closes first, by which a program notices.
+    """
+
+    def __init__(self, machine: Machine, source: str, *args: str, stop: threading.Event | None = None) -> None:
+        """Start it; whoever waits for it is interrupted when `stop` is set.
+
+        Raises:
+            UsageError: this machine lacks the program that the way needs.
+        """
+        self.machine = machine
+        self._stop = stop or threading.Event()
+        words = machine.command([machine.python, "-c", BOOTSTRAP, *args])
+        pipe = subprocess.PIPE
+        try:
+            self._process = subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0)
+        except OSError as error:
+            raise UsageError(f"{machine}: {words[0]} cannot be started: {error.strerror}; install it") from error
+        assert self._process.stdin
+        assert self._process.stdout
+        assert self._process.stderr
+        self._stdin, self._stdout, self._stderr = self._process.stdin, self._process.stdout, self._process.stderr
+        self._selector = selectors.DefaultSelector()
+        for stream in (self._stdout, self._stderr):
+            os.set_blocking(stream.fileno(), False)
+            self._selector.register(stream, selectors.EVENT_READ)
+        os.set_blocking(self._stdin.fileno(), False)
+        program = source.encode()
+        self._outgoing = b"%d\n%s" % (len(program), program)
+        self._no_more_input = False
+        self._selector.register(self._stdin, selectors.EVENT_WRITE)
+        self._incoming = b""
+        self._errors = b""
+        self._taken_bytes = 0
+
+    def __enter__(self) -> "RemoteProgram":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._selector.close()
+        with contextlib.suppress(OSError):
+            self._stdin.close()
+        try:
+            self._process.wait(_LEAVE_S if kind is None else 0.2)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._stdout.close()
+        self._stderr.close()
+
+    def send(self, line: str) -> None:
+        """Queue a line for it; it goes while lines are awaited."""
+        self._outgoing += f"{line}\n".encode()
+        self._want_input()
+
+    def end_input(self) -> None:
+        """Close its standard input when all that was sent has gone."""
+        self._no_more_input = True
+        self._want_input()
+
+    def line(self, deadline_s: float) -> str:
+        """Return its next line, without its end.
+
+        Raises:
+            PeerLostError: it ended, or said nothing until then, by `time.monotonic`.
+            ProtocolError: it printed more than it may, or no UTF-8.
+        """
+        found = next(self.lines(deadline_s), None)
+        if found is None:
+            self.check_ended()
+            raise PeerLostError(f"{self.machine}: its program ended early{self._said()}")
+        return found
+
+    def lines(self, deadline_s: float) -> Iterator[str]:
+        """Yield its lines until it closes its output.
+
+        Raises:
+            PeerLostError, ProtocolError: as of `line`.
+        """
+        while True:
+            while (at := self._incoming.find(b"\n")) >= 0:
+                whole, self._incoming = self._incoming[:at], self._incoming[at + 1 :]
+                yield self._text(whole)
+            if self._stdout not in self._selector.get_map():
+                break
+            self._move(deadline_s)
+        if self._incoming:
+            whole, self._incoming = self._incoming, b""
+            yield self._text(whole)
+
+    def check_ended(self) -> None:
+        """Wait for its end, which its output's end announces.
+
+        Raises:
+            PeerLostError: it failed; the message says how, with the remedy.
+        """
+        with contextlib.suppress(PeerLostError):
+            deadline_s = time.monotonic() + _LEAVE_S
+            while self._stderr in self._selector.get_map():
+                self._move(deadline_s)
+        try:
+            status = self._process.wait(_LEAVE_S)
+        except subprocess.TimeoutExpired:
+            return  # its output is whole; it is ended with the block
+        if status != 0:
+            raise PeerLostError(f"{self.machine}: {self.machine.failure(status, self._said())}")
+
+    def _want_input(self) -> None:
+        if self._stdin.closed or self._stdin in self._selector.get_map():
+            return
+        self._selector.register(self._stdin, selectors.EVENT_WRITE)
+
+    def _move(self, deadline_s: float) -> None:
+        """Read and write what can be, once."""
+        ready = self._selector.select(min(_LOOK_S, max(0.0, deadline_s - time.monotonic())))
+        if self._stop.is_set():
+            raise Interrupted(f"{self.machine}: is not waited for any more")
+        if not ready and time.monotonic() >= deadline_s:
+            raise PeerLostError(f"{self.machine}: no answer in time{self._said()}; see whether it is overloaded")
+        for key, _ in ready:
+            if key.fileobj is self._stdin:
+                self._write()
+            elif key.fileobj is self._stdout:
+                self._incoming += self._read(self._stdout.fileno(), key.fileobj)
+            else:
+                self._errors = (self._errors + self._read(self._stderr.fileno(), key.fileobj))[-_KEPT_BYTES:]
+
+    def _write(self) -> None:
+        try:
+            sent = os.write(self._stdin.fileno(), self._outgoing[:_CHUNK_BYTES]) if self._outgoing else 0
+        except OSError:  # it has gone; its end says why
+            sent, self._no_more_input = len(self._outgoing), True
+        self._outgoing = self._outgoing[sent:]
+        if not self._outgoing:
+            self._selector.unregister(self._stdin)
+            if self._no_more_input:
+                self._stdin.close()
+
+    def _read(self, number: int, stream: object) -> bytes:
+        piece = os.read(number, _CHUNK_BYTES)
+        if not piece:
+            self._selector.unregister(stream)  # type: ignore[arg-type]
+        elif number == self._stdout.fileno():
+            self._taken_bytes += len(piece)
+            if self._taken_bytes > MAX_ANSWER_BYTES:
+                raise ProtocolError(f"{self.machine}: printed more than {MAX_ANSWER_BYTES} bytes; it is not read on")
+        return piece
+
+    def _text(self, line: bytes) -> str:
+        try:
+            return line.decode()
+        except UnicodeDecodeError:
+            raise ProtocolError(f"{self.machine}: printed what is no UTF-8: {line[:60]!r}") from None
+
+    def _said(self) -> str:
+        return last_line(self._errors)

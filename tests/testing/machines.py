@@ -1,0 +1,85 @@
+"""Machines for tests: tools that print what real ones have printed, and hosts that a real sshd makes of namespaces."""
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+import spantrain
+from spantrain.app.machines.describe import FoundMachine
+from spantrain.reach.facts import FoundAccelerator, FoundInterface, MachineFacts
+from spantrain.reach.machines import Machine
+
+GIB = 2**30
+
+SSHD = shutil.which("sshd") or "/usr/sbin/sshd"
+
+
+def tool(folder: Path, name: str, script: str) -> Path:
+    """Put a program of this name into a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return path
+
+
+def interpreter(folder: Path, name: str = "python-here", *, clock_ahead_s: float = 0.0) -> str:
+    """A Python that has this SpanTrain, and perhaps another idea of the time."""
+    (folder / f"{name}-site").mkdir()
+    (folder / f"{name}-site" / "sitecustomize.py").write_text(
+        f"import time\nreal = time.time\ntime.time = lambda: real() + {clock_ahead_s}\n" if clock_ahead_s else ""
+    )
+    paths = f"{folder / f'{name}-site'}:{Path(spantrain.__path__[0]).parent}"
+    return str(tool(folder, name, f'PYTHONPATH={shlex.quote(paths)} exec {shlex.quote(sys.executable)} "$@"'))
+
+
+def ssh_config(folder: Path, hosts: Mapping[str, Sequence[str]]) -> Path:
+    """Write what `ssh -F` needs to reach each host: an sshd for the one connection, started by these words.
+
+    Skips where there is no sshd.
+    """
+    if not Path(SSHD).exists():
+        pytest.skip("needs sshd (Debian's openssh-server)")
+    for name in ("host", "user"):
+        words = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / f"{name}-key")]
+        subprocess.run(words, check=True)
+    if os.geteuid() == 0:
+        Path("/run/sshd").mkdir(exist_ok=True)  # sshd wants it, and Debian makes it when the service starts
+    (folder / "sshd_config").write_text(
+        f"HostKey {folder}/host-key\nAuthorizedKeysFile {folder}/user-key.pub\n"
+        "StrictModes no\nUsePAM no\nPidFile none\n"
+    )
+    (folder / "known_hosts").write_text(f"* {(folder / 'host-key.pub').read_text()}")
+    text = f"IdentityFile {folder}/user-key\nIdentitiesOnly yes\nUserKnownHostsFile {folder}/known_hosts\n"
+    for name, words in hosts.items():
+        command = shlex.join([*words, SSHD, "-i", "-f", str(folder / "sshd_config")])
+        text += f"Host {name}\n  HostName {name}.test\n  ProxyCommand {command} 2>/dev/null\n"
+    (folder / "ssh_config").write_text(text)
+    return folder / "ssh_config"
+
+
+def by_ssh(name: str, config: Path, python: str) -> Machine:
+    return Machine(name=name, way="ssh", target=name, python=python, options=("-F", str(config)))
+
+
+def machine(name, *gpus, address="10.0.0.1/24", site=None, **more):
+    """A machine as its probe could have told it."""
+    facts = MachineFacts(
+        hostname=name, system="Linux 6", machine="x86_64", executable="python3", processors=8, processor="",
+        interfaces=(FoundInterface(name="eth0", addresses=(address,), mtu=1500.0),), accelerators=gpus,
+        **{
+            "python": "3.11.2", "memory_bytes": 32.0 * GIB, "free_bytes": 20.5 * GIB, "disk_free_bytes": 1e12,
+            "packages": {}, "digests": {}, **more,
+        },
+    )  # fmt: skip
+    return FoundMachine(machine=Machine(name=name, way="slurm", target=name, site=site), facts=facts)
+
+
+def gpu(name, vendor="nvidia", memory_gib=24.0, **more):
+    return FoundAccelerator(name=name, vendor=vendor, memory_bytes=memory_gib * GIB, **more)
