@@ -17,6 +17,7 @@ from spantrain.cli.commands.explain import explain, validate
 from spantrain.cli.commands.plan import plan
 from spantrain.cli.commands.simulate import simulate
 from spantrain.cli.commands.train import train
+from spantrain.cli.commands.watch import page, why
 from spantrain.cli.failure import tell_internal_error
 from spantrain.errors import InternalError, SpanTrainError, UsageError
 from spantrain.plugins import with_plugins
@@ -38,7 +39,9 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (demo, profile, groups, plan, explain, simulate, train, export, import_, validate, worker, drain):
+for command in (
+    demo, profile, groups, plan, explain, simulate, train, page, why, export, import_, validate, worker, drain,
+):  # fmt: skip
     app.command(command.__name__.rstrip("_"))(command)
 for group in (outer, schedule, testbed):
     app.add_typer(group.app, name=group.app.info.name)

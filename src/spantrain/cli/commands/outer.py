@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from spantrain.cli.failure import clean_interrupt
-from spantrain.cli.options import Json, print_json
+from spantrain.cli.options import Json, Metrics, MetricsToken, print_json
 from spantrain.config.files.json_codec import to_json
 from spantrain.outer.outer_file import load_outer
 
@@ -45,14 +45,23 @@ def up(config_path: Config, json_: Json = False) -> None:
 
 
 @app.command()
-def master(config_path: Config, end_with_input: EndWithInput = False) -> None:
+def master(
+    config_path: Config,
+    metrics: Metrics = None,
+    metrics_token: MetricsToken = None,
+    end_with_input: EndWithInput = False,
+) -> None:
     """Run the master: it decides, and holds no parameters."""
     config = load_outer(config_path)
     from spantrain.app.outer.serve import serve_master
+    from spantrain.app.watching.serve import metrics_at
     from spantrain.cli.render.outer import say_master
 
     with clean_interrupt("the master"):
-        serve_master(config, ready=say_master, end_with_input=end_with_input)
+        serve_master(
+            config, ready=say_master, end_with_input=end_with_input,
+            metrics=lambda make: metrics_at(metrics, metrics_token, make, typer.echo),
+        )  # fmt: skip
 
 
 @app.command()
@@ -61,6 +70,8 @@ def shard(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Which one of the file's shards.")],
     token: TokenText = None,
     token_file: TokenFile = None,
+    metrics: Metrics = None,
+    metrics_token: MetricsToken = None,
     end_with_input: EndWithInput = False,
 ) -> None:
     """Run one shard: it holds a run of the model's layers."""
@@ -70,11 +81,13 @@ def shard(
 
     address, found = master_address(config), master_token(config, text=token, file=token_file)
     from spantrain.app.outer.serve import serve_shard
+    from spantrain.app.watching.serve import metrics_at
 
     with clean_interrupt(f"shard {name}"):
         serve_shard(
             place, master=address, token=found, encrypted=config.for_master.encrypted,
             ready=lambda endpoint: typer.echo(f"shard {name} listens on {endpoint}"), end_with_input=end_with_input,
+            metrics=lambda make: metrics_at(metrics, metrics_token, make, typer.echo),
         )  # fmt: skip
 
 
