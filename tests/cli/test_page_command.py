@@ -14,6 +14,7 @@ import pytest
 
 from spantrain.app.watching.metrics_text import metrics_of_view
 from spantrain.app.watching.serve import page_of
+from spantrain.app.watching.view import read_view
 from spantrain.config.artefacts import reference_to_profile, write_plan, write_profile
 from testing.patience import PATIENCE_S
 from testing.plans import laptop_plan
@@ -23,24 +24,24 @@ GRAFANA = Path(__file__).parents[2] / "docs" / "grafana.json"
 
 
 @pytest.fixture(scope="module")
-def run(laptop_profile, tmp_path_factory) -> tuple[Path, dict[str, object], str]:
-    """A run of the laptop preset's devices: its folder, what its page gave while it went on, and what it told."""
+def folder(laptop_profile, tmp_path_factory) -> Path:
+    """With a plan for four of the laptop preset's devices."""
     folder = tmp_path_factory.mktemp("watched")
     write_profile(laptop_profile, folder / "profile.json")
     reference = reference_to_profile(folder / "profile.json", folder / "plan.json")
     write_plan(replace(laptop_plan(laptop_profile, global_batch=12), profile=reference), folder / "plan.json")
-    program = [sys.executable, "-m", "spantrain"]
-    train = (
-        *program,
-        "train",
-        str(folder / "plan.json"),
-        "--out",
-        str(folder / "run"),
-        "--steps",
-        "6",
-        "--page",
-        "--no-network",
-    )
+    return folder
+
+
+def train_words(folder: Path, out: str, *more: str) -> tuple[str, ...]:
+    words = ("train", str(folder / "plan.json"), "--out", str(folder / out), "--steps", "6", "--no-network", *more)
+    return (sys.executable, "-m", "spantrain", *words)
+
+
+@pytest.fixture(scope="module")
+def run(folder) -> tuple[Path, dict[str, object], str]:
+    """A run's folder, what its page gave while it went on, and what it told."""
+    train = train_words(folder, "run", "--page")
     process = subprocess.Popen(train, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     told, seen = "", {}
@@ -76,6 +77,23 @@ def test_why_tells_who_waited_for_whom_in_the_last_recorded_step(run, spantrain)
     assert 0 < spent_s <= reason["duration_s"] + 0.05
     known = [part for part in reason["chain"] if part["forecast_s"] is not None]
     assert len(known) > len(reason["chain"]) / 4
+
+
+def test_a_run_that_loses_a_device_leaves_what_the_others_had_done_of_the_step(folder, spantrain):
+    (folder / "faults.json").write_text('[{"after_step": 3, "what": "kill", "device": "home-tx2"}]')
+    words = train_words(folder, "lost", "--faults", str(folder / "faults.json"), "--on-loss", "end")
+    ended = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert ended.returncode == 1, ended.stderr
+    view = read_view(folder / "lost")
+    assert view.state == "failed"
+    assert "home-tx2 was lost" in view.ending
+    assert view.unfinished is not None
+    assert view.unfinished.step >= 3
+    assert {"lab-0", "office-nx", "office-tx2"} >= view.unfinished.work.keys() > set()
+    told = spantrain("why", folder / "lost")
+    assert "was never ended" in told.out, told.err
+    assert re.search(r"home-tx2: nothing that anybody knows of", told.out)
+    assert re.search(r"lab-0: 0[FBIW]\[", told.out)
 
 
 def test_what_a_run_has_left_is_whole_and_no_token_is_in_it(run):
