@@ -197,6 +197,7 @@ def test_a_run_leaves_what_there_is_to_see_and_tells_of_a_step_over_twice_its_fo
     shown = Noted()
     with contextlib.suppress(RuntimeError), RunWatch(shown, tmp_path, profile, TrainJob(steps=9)) as watch:
         watch.run_begins(plan)
+        watch.note("start there: SPANTRAIN_TOKEN=abc spantrain worker")
         for step in range(3):
             outcome = outcome_of(step, 5 * forecast.step_s, 100.0 * step)
             watch.step(outcome, metrics_of(step + 1), 9)
@@ -213,6 +214,7 @@ def test_a_run_leaves_what_there_is_to_see_and_tells_of_a_step_over_twice_its_fo
         raise RuntimeError("boom")
     view = read_view(tmp_path)
     assert (view.state, view.ending, view.steps_done) == ("failed", "boom", 3)
+    assert view.events[0].text == "start there: SPANTRAIN_TOKEN=... spantrain worker"
     assert view.reason.late.place == "office-nx -> home-tx2"
     assert view.timeline.work.keys() == view.timeline.work_forecast.keys() == STAGE_OF.keys()
     assert {one.name: one.peak_bytes for one in view.devices}["lab-0"] == 5

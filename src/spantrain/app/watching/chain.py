@@ -12,15 +12,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from spantrain.core.action import Op
+from spantrain.core.action import Action, Op
 from spantrain.core.span import Span
-from spantrain.core.trace import Flow, Interval, Trace
+from spantrain.core.trace import Flow, Trace
 
-_SWITCH = "change to plan"
+_SWITCH, _SUM = "change to plan", "gradient sum"
 _SPAN = re.compile(r"\[\d+:\d+\]$")
-_WAITS_FOR = {Op.FORWARD: "forward", Op.BACKWARD: "backward", Op.BACKWARD_INPUT: "backward"}
-"""The lane of messages that an action may wait for."""
-_MADE_BY = {"forward": (Op.FORWARD,), "backward": (Op.BACKWARD, Op.BACKWARD_INPUT)}
+_LANES = {Op.FORWARD: "forward", Op.BACKWARD: "backward", Op.BACKWARD_INPUT: "backward"}
+"""The lane of messages that an action may wait for, and of those that it makes."""
 _LATE = 1.25
 """So many times as long as usual is late."""
 BETWEEN = "between"
@@ -53,46 +52,86 @@ class ChainPart:
         return self.duration_s - (self.forecast_s or 0.0)
 
 
+@dataclass(frozen=True, slots=True)
+class StepWork:
+    """One piece of a device's work."""
+
+    device: str
+    name: str
+    action: Action | None
+    """None: a sum, or what else is no action."""
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepMessage:
+    """Samples between stages."""
+
+    source: str
+    target: str
+    lane: str
+    span: Span
+    sent_s: float
+    there_s: float
+
+    @property
+    def what(self) -> str:
+        """Lane and samples as text."""
+        return f"{self.lane} {self.span}"
+
+
 class StepTrace:
     """One step of a trace, with what each piece of work waited for."""
 
     def __init__(self, trace: Trace, step: int, stage_of: Mapping[str, int]) -> None:
         """Take a step of a trace of devices, whose stages are given."""
         self._stage_of = stage_of
-        self._work: dict[str, list[Interval]] = defaultdict(list)
+        self._work: dict[str, list[StepWork]] = defaultdict(list)
+        self._makers: dict[tuple[str, str], list[StepWork]] = defaultdict(list)
+        """By device and lane: the actions that make what it sends there."""
+        self._arrivals: dict[tuple[str, str], list[StepMessage]] = defaultdict(list)
+        """By device and lane, as they came."""
+        self._sums_end_s: dict[str, float] = {}
+        """By device: when a simulated step's gradient sum ends."""
         for one in sorted(trace.intervals, key=lambda one: one.start_s):
-            if one.lane == "compute" and one.step == step and not one.name.startswith(_SWITCH):
-                self._work[one.device].append(one)
-        self._flows: dict[str, list[Flow]] = defaultdict(list)
+            if one.step != step:
+                continue
+            if one.lane == "compute" and not one.name.startswith(_SWITCH):
+                self._add(StepWork(one.device, one.name, one.action, one.start_s, one.end_s))
+            elif one.lane == "sum" and one.name == _SUM:
+                self._sums_end_s[one.device] = one.end_s
         for flow in sorted(trace.flows, key=lambda one: one.received_s):
-            if flow.step == step:
-                self._flows[flow.target].append(flow)
-        self._sums_s = {
-            (one.device, one.name): one for one in trace.intervals if one.lane == "sum" and one.step == step
-        }
+            message = _message(flow) if flow.step == step else None
+            if message is not None:
+                self._arrivals[message.target, message.lane].append(message)
+
+    def _add(self, work: StepWork) -> None:
+        self._work[work.device].append(work)
+        lane = _LANES.get(work.action.op) if work.action else None
+        if lane is not None:
+            self._makers[work.device, lane].append(work)
 
     @property
     def start_s(self) -> float:
         """When its first work began."""
         return min((work[0].start_s for work in self._work.values()), default=0.0)
 
-    def work(self) -> Iterable[Interval]:
+    def work(self) -> Iterable[StepWork]:
         """All pieces of work."""
         return (one for work in self._work.values() for one in work)
 
-    def messages(self) -> Iterable[tuple[Flow, float]]:
+    def messages(self) -> Iterable[tuple[StepMessage, float]]:
         """All messages between stages, each with when it could have left: its samples were made."""
-        for flows in self._flows.values():
-            for flow in flows:
-                if lane_of(flow) in _MADE_BY:
-                    maker = self._maker(flow)
-                    yield flow, flow.sent_s if maker is None else min(maker.end_s, flow.received_s)
+        for message in (one for arrivals in self._arrivals.values() for one in arrivals):
+            maker = self._maker(message)
+            yield message, message.sent_s if maker is None else min(maker.end_s, message.there_s)
 
     def sum_s(self, device: str) -> float | None:
         """How long a device's gradient sum goes on behind its last action, as a simulated step has it."""
-        found = self._sums_s.get((device, "gradient sum"))
         actions = [one.end_s for one in self._work[device] if one.action is not None]
-        return None if found is None or not actions else max(0.0, found.end_s - max(actions))
+        end_s = self._sums_end_s.get(device)
+        return None if end_s is None or not actions else max(0.0, end_s - max(actions))
 
     def chain(self) -> tuple[tuple[str, str, float, float], ...]:
         """Return the chain in time: place, what, start and end of each part."""
@@ -104,20 +143,20 @@ class StepTrace:
             start_s = min(joined.start_s, end_s)
             found.append((joined.device, joined.name, start_s, end_s))
             node, message = self._before(joined)
-            cause_s = max(node.end_s if node else start_s, message.received_s if message else 0.0)
+            cause_s = max(node.end_s if node else start_s, message.there_s if message else 0.0)
             if message is not None:
-                cause_s = min(message.received_s, start_s)
+                cause_s = min(message.there_s, start_s)
             cause_s = min(cause_s, start_s)
             if start_s > cause_s:
                 found.append((joined.device, BETWEEN, cause_s, start_s))
             end_s = cause_s
             if message is not None:
                 left_s = min(node.end_s if node else message.sent_s, end_s)
-                found.append((f"{message.source} -> {message.target}", _what(message), left_s, end_s))
+                found.append((f"{message.source} -> {message.target}", message.what, left_s, end_s))
                 end_s = left_s
         return tuple(reversed(found))
 
-    def _last_to_join(self, node: Interval) -> Interval:
+    def _last_to_join(self, node: StepWork) -> StepWork:
         """Return who came last to what several devices do together: the same interval, if it is alone or the last."""
         if node.action is not None:
             return node
@@ -129,57 +168,47 @@ class StepTrace:
         ]
         return max((one for one in together if one.start_s < node.end_s), key=lambda one: one.start_s, default=node)
 
-    def _before(self, node: Interval) -> tuple[Interval | None, Flow | None]:
+    def _before(self, node: StepWork) -> tuple[StepWork | None, StepMessage | None]:
         """Return the work that a piece of work waited for last, and the message that brought it, if one did."""
         mine = self._work[node.device]
         index = bisect_left(mine, node.start_s, key=lambda one: one.start_s)
         previous = mine[index - 1] if index else None
         message = self._awaited(node)
-        if message is not None and (previous is None or message.received_s > previous.end_s):
+        if message is not None and (previous is None or message.there_s > previous.end_s):
             maker = self._maker(message)
             # Clocks of two machines may differ: a chain only ever goes back.
             return (maker if maker is None or maker.start_s < node.start_s else None), message
         return previous, None
 
-    def _awaited(self, node: Interval) -> Flow | None:
-        action = node.action
-        lane = _WAITS_FOR.get(action.op) if action else None
-        came = [
-            flow
-            for flow in self._flows[node.device]
-            if action is not None and lane_of(flow) == lane and _shared(action.span, flow)
-        ]
-        return came[-1] if came else None
+    def _awaited(self, node: StepWork) -> StepMessage | None:
+        lane = _LANES.get(node.action.op) if node.action else None
+        if node.action is None or lane is None:
+            return None
+        return _last_sharing(self._arrivals[node.device, lane], node.action.span)
 
-    def _maker(self, flow: Flow) -> Interval | None:
+    def _maker(self, message: StepMessage) -> StepWork | None:
         """Return the action that made a message's samples, or its last part."""
-        made = [
-            one
-            for one in self._work[flow.source]
-            if one.action is not None and one.action.op in _MADE_BY.get(lane_of(flow), ())
-            and one.start_s < flow.received_s and _shared(one.action.span, flow)
-        ]  # fmt: skip
-        return made[-1] if made else None
+        for one in reversed(self._makers[message.source, message.lane]):
+            if one.start_s < message.there_s and one.action and one.action.span.intersect(message.span):
+                return one
+        return None
 
 
-def lane_of(flow: Flow) -> str:
-    """Return the lane in the text of a message's key, e.g. `forward` of g1/s3/forward/cut2[0:4]."""
-    parts = flow.name.split("/")
+def _message(flow: Flow) -> StepMessage | None:
+    """Return what is in the text of a message's key, e.g. g1/s3/forward/cut2[0:4]; None if it has no samples."""
+    lane, found = _lane_of(flow.name), _SPAN.search(flow.name)
+    if lane not in _LANES.values() or found is None:
+        return None
+    return StepMessage(flow.source, flow.target, lane, Span.parse(found[0]), flow.sent_s, flow.received_s)
+
+
+def _lane_of(key: str) -> str:
+    parts = key.split("/")
     return parts[2] if len(parts) > 2 else ""
 
 
-def _span(flow: Flow) -> Span | None:
-    found = _SPAN.search(flow.name)
-    return Span.parse(found[0]) if found else None
-
-
-def _shared(span: Span, flow: Flow) -> bool:
-    other = _span(flow)
-    return other is not None and span.intersect(other) is not None
-
-
-def _what(flow: Flow) -> str:
-    return f"{lane_of(flow)} {_span(flow) or ''}".strip()
+def _last_sharing(messages: Sequence[StepMessage], span: Span) -> StepMessage | None:
+    return next((one for one in reversed(messages) if one.span.intersect(span)), None)
 
 
 class StepForecast:
@@ -190,22 +219,22 @@ class StepForecast:
         self.step_s = step_s
         self._seconds: dict[tuple[str, str], list[tuple[int, float]]] = defaultdict(list)
         """By place and kind: (samples, seconds)."""
-        step = StepTrace(trace, max((one.step for one in trace.intervals), default=0), stage_of)
-        for one in step.work():
-            if one.action is not None:
-                self._seconds[one.device, one.action.op.value].append((one.action.span.size, one.duration_s))
-        for flow, left_s in step.messages():
-            size = (_span(flow) or Span(0, 1)).size
-            self._seconds[f"{flow.source} -> {flow.target}", lane_of(flow)].append((size, flow.received_s - left_s))
+        self.step = step = StepTrace(trace, max((one.step for one in trace.intervals), default=0), stage_of)
+        for work in step.work():
+            if work.action is not None:
+                samples, seconds = work.action.span.size, work.end_s - work.start_s
+                self._seconds[work.device, work.action.op.value].append((samples, seconds))
+        for one, left_s in step.messages():
+            self._seconds[f"{one.source} -> {one.target}", one.lane].append((one.span.size, one.there_s - left_s))
         for device in stage_of:
             sum_s = step.sum_s(device)
             if sum_s is not None:
-                self._seconds[device, "gradient sum"].append((1, sum_s))
+                self._seconds[device, _SUM].append((1, sum_s))
 
     def seconds(self, place: str, what: str) -> float | None:
         """Return how long a part of a chain should take; None where the forecast has nothing like it.
 
-        Work on other numbers of samples than the forecast's takes in proportion.
+        StepWork on other numbers of samples than the forecast's takes in proportion.
         """
         kind, samples = _kind(what)
         known = self._seconds.get((place, kind))

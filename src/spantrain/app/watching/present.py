@@ -24,7 +24,7 @@ def lateness_text(late: Lateness) -> str:
         return f"{text}; nothing was measured before"
     compared = f"{format_seconds(late.now_s)} in this step, {format_seconds(late.usual_s)} as a rule"
     if late.since_step is None:
-        return f"{text}, as in the steps before ({compared})"
+        return f"{text}, about as in the steps before ({compared})"
     return f"{text}, late since step {late.since_step + 1} ({compared})"
 
 

@@ -1,6 +1,7 @@
 """Keeps what there is to see of a run up to date in its folder, and says which device or link makes steps late."""
 
 import json
+import re
 import time
 from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,7 +10,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from spantrain.app.reporter import Reporter
-from spantrain.app.watching.chain import StepForecast, StepReason, StepTrace, lane_of, reason_of
+from spantrain.app.watching.chain import StepForecast, StepReason, StepTrace, reason_of
 from spantrain.app.watching.present import late_line
 from spantrain.app.watching.view import (
     ENDED,
@@ -50,7 +51,7 @@ _HISTORY = 200
 """So many of the last steps say what is usual."""
 _POINTS = 500
 """Of the losses; a longer run has fewer of its first ones."""
-_EVENTS = 200
+_EVENTS, _LONGEST_TEXT = 200, 2000
 
 
 class Points:
@@ -115,7 +116,7 @@ class RunWatch(Reporter):
 
     def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
         self._state = ENDED if error is None else FAILED
-        self._ending = "" if error is None else str(error) or "it was interrupted"
+        self._ending = "" if error is None else _public(str(error)) or "it was interrupted"
         if self._plan is not None:
             self._write(at_once=True)
 
@@ -175,7 +176,7 @@ class RunWatch(Reporter):
         self._note(text)
 
     def _note(self, text: str) -> None:
-        self._events.append(SeenEvent(at_unix_s=time.time(), steps_done=self._done, text=text))
+        self._events.append(SeenEvent(at_unix_s=time.time(), steps_done=self._done, text=_public(text)))
         if self._plan is not None:
             self._write()
 
@@ -218,19 +219,16 @@ class RunWatch(Reporter):
         return self._forecast
 
     def _seen(self, trace: Trace, step: int, duration_s: float, plan: Plan) -> Timeline:
-        self._forecast_of(plan)
-        assert self._predicted is not None, "it was just made"
-        found, simulated = StepTrace(trace, step, _stages(plan)), self._predicted.trace
-        last = max((one.step for one in simulated.intervals), default=0)
+        found = StepTrace(trace, step, _stages(plan))
         start_s = found.start_s
         return Timeline(
             step=step,
             duration_s=duration_s,
             work=_by_device(found),
-            work_forecast=_by_device(StepTrace(simulated, last, _stages(plan))),
+            work_forecast=_by_device(self._forecast_of(plan).step),
             messages=tuple(
-                (flow.source, flow.target, lane_of(flow), left_s - start_s, flow.received_s - start_s)
-                for flow, left_s in found.messages()
+                (one.source, one.target, one.what, left_s - start_s, one.there_s - start_s)
+                for one, left_s in found.messages()
             ),
         )
 
@@ -330,6 +328,11 @@ class RunWatch(Reporter):
             )
 
 
+def _public(text: str) -> str:
+    """Return what is told as others may read it: without what lets workers join, and not without end."""
+    return re.sub(r"SPANTRAIN_TOKEN=\S+", "SPANTRAIN_TOKEN=...", text)[:_LONGEST_TEXT]
+
+
 def _stages(plan: Plan) -> dict[str, int]:
     return {device: index for index, stage in enumerate(plan.stages) for device in stage.devices}
 
@@ -353,6 +356,6 @@ def _by_device(step: StepTrace) -> dict[str, tuple[tuple[str, float, float], ...
 def _by_link(step: StepTrace) -> dict[str, float]:
     """Return the seconds that the messages of each link took, together."""
     found: defaultdict[str, float] = defaultdict(float)
-    for flow, left_s in step.messages():
-        found[f"{flow.source} -> {flow.target}"] += flow.received_s - left_s
+    for one, left_s in step.messages():
+        found[f"{one.source} -> {one.target}"] += one.there_s - left_s
     return found

@@ -40,7 +40,10 @@ if TYPE_CHECKING:
     from spantrain.app.training.stop import StopRequest
     from spantrain.app.training.train_from_scratch import ScratchRequest
 
-_FILES = ("plan.json", "profile.json", "run.json", "trace.json", "decisions.jsonl", "switches.jsonl", "metrics.jsonl")
+_FILES = (
+    "plan.json", "profile.json", "run.json", "trace.json", "decisions.jsonl", "switches.jsonl", "metrics.jsonl",
+    "view.json",
+)  # fmt: skip
 _MODEL_OPTIONS = (
     "preset", "cluster", *(one.name for one in fields(ModelOptions)), "global_batch", "dtype", "emulated_speed",
     "gradient_checkpointing",
