@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+import psutil
 import pytest
 
 from spantrain.app.watching.metrics_text import metrics_of_view
@@ -188,6 +189,8 @@ def test_the_page_of_a_folder_is_served_until_it_is_left(folder):
         url, _, token = shown.url.partition("#")
         port = int(url.rpartition(":")[2].strip("/"))
         assert len(token) >= 32
+        own = psutil.Process()
+        assert [one.nice() for one in own.children()] == [min(19, own.nice() + 10)], "training goes first"
         assert ask(port, "/view.json", token=token)[0] == 200
         assert ask(port, "/view.json", token=None)[0] == 401
     with pytest.raises(ConnectionError):

@@ -305,7 +305,8 @@ class Worker:
             # What fails because the order is over says nothing of why.
             cause = self._watch.cause() or error
             _log.error("order %s failed: %s", given.name, cause if cause is not error else traceback.format_exc())
-            failure = replace(told(cause), unfinished=self._orders.unfinished)
+            unfinished = self._orders.unfinished if self._is_watched else None
+            failure = replace(told(cause), unfinished=unfinished)
             return OrderOutcome(order_id=given.order_id, failure=failure)
         finally:
             self._watch.end()
