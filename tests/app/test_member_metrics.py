@@ -5,8 +5,10 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 from spantrain.app.reporter import SilentReporter
 from spantrain.app.session import SessionOptions, open_session
@@ -55,20 +57,35 @@ def scraped(address: str, token: str = TOKEN) -> tuple[int, str]:
         connection.close()
 
 
-def test_a_master_and_a_shard_tell_prometheus_how_they_stand(tmp_path):
+def test_a_master_and_its_shards_tell_prometheus_how_they_stand(tmp_path):
     config = tmp_path / "outer.yaml"
     config.write_text(OUTER)
-    with running("outer", "master", config) as master:
-        address = address_of(master)
-        with running("outer", "shard", config, "s0") as shard:
-            status, text = scraped(address_of(shard))
-            assert status == 200
-            assert 'spantrain_shard_layers_received_total{shard="s0"} 0\n' in text
-        status, text = scraped(address)
+    logs = tmp_path / "state" / "master" / "logs"
+    with running("outer", "up", config) as up:
+        assert up.stdout is not None
+        assert "master:" in up.stdout.readline()
+        addresses = {name: logged_address(logs / f"{name}.log") for name in ("master", "s0")}
+        status, text = scraped(addresses["s0"])
+        assert status == 200
+        assert 'spantrain_shard_layers_received_total{shard="s0"} 0\n' in text
+        status, text = scraped(addresses["master"])
         assert status == 200
         assert "spantrain_outer_updates_total 0\n" in text
         assert 'spantrain_outer_shard_ready{shard="s0"} 0\n' in text
-        assert scraped(address, "wrong")[0] == 401
+        assert scraped(addresses["master"], "wrong")[0] == 401
+        assert all(TOKEN not in path.read_text() for path in logs.iterdir())
+        up.terminate()
+        up.wait(PATIENCE_S)
+
+
+def logged_address(path: Path) -> str:
+    deadline_s = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline_s:
+        found = WHERE.search(path.read_text()) if path.exists() else None
+        if found:
+            return found[1]
+        time.sleep(0.05)
+    raise AssertionError(f"{path} does not say where its metrics are")
 
 
 class Starting(SilentReporter):

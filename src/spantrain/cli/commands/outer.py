@@ -3,6 +3,7 @@
 Options that the verbs of `spantrain outer` share.
 """
 
+import os
 import threading
 from pathlib import Path
 from typing import Annotated
@@ -12,6 +13,7 @@ import typer
 from spantrain.cli.failure import clean_interrupt
 from spantrain.cli.options import Json, Metrics, MetricsToken, print_json
 from spantrain.config.files.json_codec import to_json
+from spantrain.errors import ConfigError
 from spantrain.outer.outer_file import load_outer
 
 Config = Annotated[Path, typer.Argument(metavar="CONFIG", help="A file as docs/outer.md shows, e.g. outer.yaml.")]
@@ -31,16 +33,22 @@ app = typer.Typer(
 
 
 @app.command()
-def up(config_path: Config, json_: Json = False) -> None:
+def up(config_path: Config, metrics: Metrics = None, metrics_token: MetricsToken = None, json_: Json = False) -> None:
     """Run master and shards on this machine, start again what ends; Ctrl-C ends all of it."""
     from spantrain.app.outer.up import keep_up
     from spantrain.cli.render.outer import say_up
 
     config = load_outer(config_path)
+    if metrics is not None and metrics_token is None:
+        raise ConfigError(
+            "--metrics: give what Prometheus is to show in SPANTRAIN_METRICS_TOKEN: logs are read by many"
+        )
+    if metrics_token is not None:
+        os.environ["SPANTRAIN_METRICS_TOKEN"] = metrics_token  # for master and shards, out of sight of others
     with clean_interrupt("master and shards"):
         keep_up(
             config, config_path, threading.Event(), ready=lambda found: say_up(found, config_path, as_json=json_),
-            note=lambda text: typer.echo(text, err=True),
+            note=lambda text: typer.echo(text, err=True), metrics=metrics,
         )  # fmt: skip
 
 
