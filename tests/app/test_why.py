@@ -17,7 +17,7 @@ from spantrain.core.profile import Profile
 from spantrain.core.trace import DeviceStep, Flow, Interval, Trace
 from spantrain.planner.engine.predict import predict
 from spantrain.runtime.coordinator.barrier import StepOutcome
-from spantrain.runtime.coordinator.records import RecordedStep, StepRecords
+from spantrain.runtime.coordinator.records import RecordedStep, StepRecords, recorded
 from testing.plans import laptop_plan
 
 STAGE_OF = {"lab-0": 0, "office-nx": 1, "office-tx2": 1, "home-tx2": 2}
@@ -147,7 +147,33 @@ def test_what_a_device_tells_of_a_step_is_bounded():
     with pytest.raises(ValueError, match="characters"):
         DeviceStep(step=0, work=(("x" * 300, 0.0, 1.0),), sums=(), messages=())
     with pytest.raises(ValueError, match="names"):
-        DeviceStep(step=0, work=(("x", 0.0, 1.0),) * 30_000, sums=(), messages=())
+        DeviceStep(step=0, work=(("x", 0.0, 1.0),) * 5_000, sums=(), messages=())
+
+
+def test_what_a_member_makes_up_ends_no_run_and_no_terminal(plan, profile, forecast, tmp_path):
+    with pytest.raises(ValueError, match="printable"):
+        DeviceStep(step=0, work=(("\x1b[2J", 0.0, 1.0),), sums=(), messages=())
+    names = (
+        "0F[5:3]",
+        "0F[0:0]",
+        f"0F[0:{'9' * 150}]",
+        "x[4:2]",
+        "gradient sum",
+        "",
+        "\N{ARABIC-INDIC DIGIT ONE}F[0:4]",
+    )
+    told = DeviceStep(
+        step=0,
+        work=tuple((name, -1e11, 1e11 - number) for number, name in enumerate(names)),
+        sums=(("gradient sum", 3.0, 1.0),),
+        messages=tuple(
+            (f"g0/s0/forward/{name}", source, 9e10, -9e10, -1) for name in names for source in ("lab-0", "nobody")
+        ),
+    )
+    with RunWatch(Reporter(), tmp_path, profile, TrainJob(steps=9)) as watch:
+        watch.run_begins(plan)
+        watch.recorded(recorded(outcome_of(0, 1.0, 1.0), dict.fromkeys(STAGE_OF, told)))
+    assert read_view(tmp_path).reason is not None
 
 
 def outcome_of(step: int, duration_s: float, closed_s: float, **more) -> StepOutcome:

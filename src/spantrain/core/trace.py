@@ -91,7 +91,7 @@ class Trace:
         )
 
 
-_MAX_ROWS, _MAX_NAME = 20_000, 200
+_MAX_ROWS, _MAX_NAME, _MAX_S = 4_000, 200, 1e11
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,8 +110,12 @@ class DeviceStep:
 
     def __post_init__(self) -> None:
         names = [row[0] for row in (*self.work, *self.sums)] + [name for row in self.messages for name in row[:2]]
-        if len(names) > _MAX_ROWS or any(len(name) > _MAX_NAME for name in names):
-            raise ValueError(f"step {self.step}: more than {_MAX_ROWS} names, or one over {_MAX_NAME} characters")
+        times_s = [time_s for row in (*self.work, *self.sums) for time_s in row[1:]]
+        times_s += [time_s for row in self.messages for time_s in row[2:4]]
+        if len(names) > _MAX_ROWS or any(len(name) > _MAX_NAME or not name.isprintable() for name in names):
+            raise ValueError(f"step {self.step}: at most {_MAX_ROWS} names of {_MAX_NAME} printable characters")
+        if any(abs(time_s) > _MAX_S for time_s in times_s):
+            raise ValueError(f"step {self.step}: no clock shows over {_MAX_S} s")
 
     def trace(self, device: str) -> Trace:
         """Return it as a trace of this device, without the lanes of messages."""

@@ -5,6 +5,7 @@ that was the same device's work before it, a message, or another device that cam
 critical-path analysis of message-passing programs (Yang and Miller, ICDCS 1988).
 """
 
+import contextlib
 import re
 from bisect import bisect_left
 from collections import defaultdict
@@ -17,7 +18,7 @@ from spantrain.core.span import Span
 from spantrain.core.trace import Flow, Trace
 
 _SWITCH, _SUM = "change to plan", "gradient sum"
-_SPAN = re.compile(r"\[\d+:\d+\]$")
+_SPAN = re.compile(r"\[\d{1,9}:\d{1,9}\]$")
 _LANES = {Op.FORWARD: "forward", Op.BACKWARD: "backward", Op.BACKWARD_INPUT: "backward"}
 """The lane of messages that an action may wait for, and of those that it makes."""
 _LATE = 1.25
@@ -88,8 +89,8 @@ class StepTrace:
         """Take a step of a trace of devices, whose stages are given."""
         self._stage_of = stage_of
         self._work: dict[str, list[StepWork]] = defaultdict(list)
-        self._makers: dict[tuple[str, str], list[StepWork]] = defaultdict(list)
-        """By device and lane: the actions that make what it sends there."""
+        self._makers: dict[tuple[str, str], list[tuple[int, StepWork]]] = defaultdict(list)
+        """By device and lane: the actions that make what it sends there, by their first samples."""
         self._arrivals: dict[tuple[str, str], list[StepMessage]] = defaultdict(list)
         """By device and lane, as they came."""
         self._sums_end_s: dict[str, float] = {}
@@ -98,19 +99,22 @@ class StepTrace:
             if one.step != step:
                 continue
             if one.lane == "compute" and not one.name.startswith(_SWITCH):
-                self._add(StepWork(one.device, one.name, one.action, one.start_s, one.end_s))
+                action = one.action if _span_in(one.name) else None
+                self._add(StepWork(one.device, one.name, action, one.start_s, one.end_s))
             elif one.lane == "sum" and one.name == _SUM:
                 self._sums_end_s[one.device] = one.end_s
         for flow in sorted(trace.flows, key=lambda one: one.received_s):
-            message = _message(flow) if flow.step == step else None
+            message = _message(flow) if flow.step == step and flow.source in stage_of else None
             if message is not None:
                 self._arrivals[message.target, message.lane].append(message)
+        for makers in self._makers.values():
+            makers.sort(key=lambda one: one[0])
 
     def _add(self, work: StepWork) -> None:
         self._work[work.device].append(work)
         lane = _LANES.get(work.action.op) if work.action else None
-        if lane is not None:
-            self._makers[work.device, lane].append(work)
+        if work.action is not None and lane is not None:
+            self._makers[work.device, lane].append((work.action.span.lo, work))
 
     @property
     def start_s(self) -> float:
@@ -143,10 +147,7 @@ class StepTrace:
             start_s = min(joined.start_s, end_s)
             found.append((joined.device, joined.name, start_s, end_s))
             node, message = self._before(joined)
-            cause_s = max(node.end_s if node else start_s, message.there_s if message else 0.0)
-            if message is not None:
-                cause_s = min(message.there_s, start_s)
-            cause_s = min(cause_s, start_s)
+            cause_s = min(start_s, message.there_s if message else node.end_s if node else start_s)
             if start_s > cause_s:
                 found.append((joined.device, BETWEEN, cause_s, start_s))
             end_s = cause_s
@@ -187,19 +188,29 @@ class StepTrace:
         return _last_sharing(self._arrivals[node.device, lane], node.action.span)
 
     def _maker(self, message: StepMessage) -> StepWork | None:
-        """Return the action that made a message's samples, or its last part."""
-        for one in reversed(self._makers[message.source, message.lane]):
-            if one.start_s < message.there_s and one.action and one.action.span.intersect(message.span):
-                return one
-        return None
+        """Return the action that made a message's samples, or the last of them."""
+        makers = self._makers[message.source, message.lane]
+        index = bisect_left(makers, message.span.hi, key=lambda one: one[0])
+        found = makers[index - 1][1] if index else None
+        if found is None or found.action is None or found.start_s >= message.there_s:
+            return None
+        return found if found.action.span.intersect(message.span) else None
 
 
 def _message(flow: Flow) -> StepMessage | None:
     """Return what is in the text of a message's key, e.g. g1/s3/forward/cut2[0:4]; None if it has no samples."""
-    lane, found = _lane_of(flow.name), _SPAN.search(flow.name)
-    if lane not in _LANES.values() or found is None:
+    lane, span = _lane_of(flow.name), _span_in(flow.name)
+    if lane not in _LANES.values() or span is None:
         return None
-    return StepMessage(flow.source, flow.target, lane, Span.parse(found[0]), flow.sent_s, flow.received_s)
+    return StepMessage(flow.source, flow.target, lane, span, flow.sent_s, flow.received_s)
+
+
+def _span_in(text: str) -> Span | None:
+    """Return the samples that a text ends with; None if it ends with none that a batch can have."""
+    found = _SPAN.search(text)
+    with contextlib.suppress(ValueError):  # another machine may have told it
+        return Span.parse(found[0]) if found else None
+    return None
 
 
 def _lane_of(key: str) -> str:
@@ -252,10 +263,10 @@ def _kind(what: str) -> tuple[str, int]:
     >>> _kind("2F[0:16]"), _kind("forward [0:4]"), _kind("gradient sum")
     (('F', 16), ('forward', 4), ('gradient sum', 1))
     """
-    found = _SPAN.search(what)
-    if found is None:
+    span = _span_in(what)
+    if span is None:
         return what, 1
-    return what[: found.start()].strip().lstrip("0123456789"), Span.parse(found[0]).size
+    return what.rpartition("[")[0].strip().lstrip("0123456789"), span.size
 
 
 @dataclass(frozen=True, kw_only=True)
