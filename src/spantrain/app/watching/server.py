@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from importlib import resources
 from pathlib import Path
+from queue import Queue
 
 from spantrain.app.watching.metrics_text import metrics_of_view
 
@@ -88,8 +89,10 @@ class PageServer:
     async def run(self, listening: socket.socket) -> None:
         """Serve."""
         server = await asyncio.start_server(self._connection, sock=listening, limit=_REQUEST_BYTES)
-        async with server:
-            await server.serve_forever()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            server.close()
 
     async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while len(self._open) >= _CONNECTIONS:
@@ -259,21 +262,22 @@ def in_thread(
     found: Mapping[str, Resource], listening: socket.socket, *, token: str, host: str, request_s: float = _REQUEST_S
 ) -> Iterator[None]:
     """Serve beside what is done inside."""
-    loop = asyncio.new_event_loop()
     server = PageServer(found, token=token, host=host, request_s=request_s)
+    ends: Queue[Callable[[], object]] = Queue()
 
-    def run() -> None:
+    async def serve() -> None:
+        loop, ended = asyncio.get_running_loop(), asyncio.Event()
         task = loop.create_task(server.run(listening))
-        with contextlib.suppress(asyncio.CancelledError):
-            loop.run_until_complete(task)
-        loop.close()
+        ends.put(lambda: loop.call_soon_threadsafe(ended.set))
+        await ended.wait()
+        task.cancel()
 
-    thread = threading.Thread(target=run, name="page", daemon=True)
+    thread = threading.Thread(target=lambda: asyncio.run(serve()), name="page", daemon=True)
     thread.start()
     try:
         yield
     finally:
-        loop.call_soon_threadsafe(lambda: [task.cancel() for task in asyncio.all_tasks(loop)])
+        ends.get()()
         thread.join(_REQUEST_S)
 
 
