@@ -16,17 +16,16 @@ from spantrain.config.cluster_file import load_preset
 from spantrain.config.traces.trace_file import read_decisions, write_decisions
 from spantrain.core.action import Action, Direction
 from spantrain.core.messages import Arrived, ControlKey, Decision, DeviceDecisions, Finished, StepStarted
-from spantrain.core.plan import Plan, PlanReport, Replica, Stage
-from spantrain.core.span import Span, equal_spans
+from spantrain.core.plan import Plan, PlanReport
+from spantrain.core.span import Span
 from spantrain.core.trace import Flow, Trace
 from spantrain.cost.memory import MemoryCost
 from spantrain.errors import UsageError
 from spantrain.planner.engine.predict import costs_of, predict
 from spantrain.schedule.registry import make_policy
-from testing.plans import task_of
+from testing.plans import laptop_plan, task_of
 
 SCHEDULE = "critical-path"
-PLACES = ((0, 5, {"lab-0": 1.0}), (5, 9, {"office-nx": 2.0, "office-tx2": 1.0}), (9, 14, {"home-tx2": 1.0}))
 
 
 @pytest.fixture(scope="module")
@@ -38,25 +37,7 @@ def profile(law_profile):
 
 @pytest.fixture(scope="module")
 def plan(profile) -> Plan:
-    stages = tuple(
-        Stage(
-            first_unit=first,
-            end_unit=end,
-            replicas=tuple(
-                Replica(devices=(name,), sample_share=share, in_flight_limit=24) for name, share in places.items()
-            ),
-            micro_batches=equal_spans(24, 6),
-        )
-        for first, end, places in PLACES
-    )
-    return Plan(
-        cluster=profile.cluster,
-        model=profile.model,
-        global_batch=24,
-        dtype="float32",
-        stages=stages,
-        schedule=SCHEDULE,
-    )
+    return laptop_plan(profile, SCHEDULE)
 
 
 @pytest.fixture(scope="module")

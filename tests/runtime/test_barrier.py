@@ -11,10 +11,12 @@ from spantrain.core.outer.stages import StageOrder, StageReport
 from spantrain.core.plan import Plan
 from spantrain.core.span import Span
 from spantrain.core.speed import LinkReport, LinkVerdict
+from spantrain.core.trace import DeviceStep
 from spantrain.errors import Interrupted
 from spantrain.runtime.control.requests import DeviceReport
 from spantrain.runtime.coordinator.advice import Advice
 from spantrain.runtime.coordinator.barrier import StepBarrier, StepOutcome
+from spantrain.runtime.coordinator.records import RecordedStep, StepRecords
 from spantrain.transport.control.protocol import RemoteRefusal
 from testing.patience import PATIENCE_S
 
@@ -225,3 +227,20 @@ def test_one_device_leads_the_stages(barrier_of):
 def test_figures_that_cannot_be_are_no_report(fields):
     with pytest.raises(ValueError, match="step 0"):
         replace(report(0, 8.0, 1.0), **fields)
+
+
+def test_what_devices_did_is_asked_about_with_a_verdict_and_taken_from_members_alone(barrier_of):
+    heard: list[RecordedStep] = []
+    barrier = barrier_of(TrainJob(steps=9), records=StepRecords(heard.append, every_s=3600.0))
+    assert [both(barrier, step)[0].record for step in range(3)] == [True, False, False]
+    told = DeviceStep(step=0, work=(("0F[0:4]", 1.0, 2.0),), sums=(), messages=())
+    with pytest.raises(RemoteRefusal, match="no part"):
+        barrier.recorded("stranger", told)
+    barrier.recorded(A, replace(told, step=2))
+    barrier.recorded(A, told)
+    assert not heard
+    barrier.recorded(B, told)
+    assert heard[0].outcome.step == 0
+    assert {one.device for one in heard[0].trace.intervals} == {A, B}
+    overlapping = barrier_of(TrainJob(steps=9, staleness=1, adapter="off"), records=StepRecords(heard.append))
+    assert not both(overlapping, 0)[0].record

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from spantrain.core.cluster import Cluster, Device, DeviceKind, Host, Site
 from spantrain.core.plan import Plan, Replica, Stage
-from spantrain.core.span import Span
+from spantrain.core.profile import Profile
+from spantrain.core.span import Span, equal_spans
 from spantrain.core.units import ModelSpec
 from spantrain.schedule.dispatch.machine import ReplicaTask
 from spantrain.schedule.registry import replica_tasks
@@ -58,6 +59,33 @@ def plan_of(rows: Sequence[Row], schedule: str = "compact") -> Plan:
         cluster=cluster,
         model=ModelSpec(name="none", family="gpt2", config={}, dataset="stdlib-text"),
         global_batch=max(span.hi for span in rows[0][0]),
+        dtype="float32",
+        stages=stages,
+        schedule=schedule,
+    )
+
+
+LAPTOP_PLACES = ((0, 5, {"lab-0": 1.0}), (5, 9, {"office-nx": 2.0, "office-tx2": 1.0}), (9, 14, {"home-tx2": 1.0}))
+
+
+def laptop_plan(profile: Profile, schedule: str = "critical-path", global_batch: int = 24) -> Plan:
+    """Return gpt2-tiny on four of the laptop preset's devices, at its three sites."""
+    stages = tuple(
+        Stage(
+            first_unit=first,
+            end_unit=end,
+            replicas=tuple(
+                Replica(devices=(name,), sample_share=share, in_flight_limit=global_batch)
+                for name, share in places.items()
+            ),
+            micro_batches=equal_spans(global_batch, 6),
+        )
+        for first, end, places in LAPTOP_PLACES
+    )
+    return Plan(
+        cluster=profile.cluster,
+        model=profile.model,
+        global_batch=global_batch,
         dtype="float32",
         stages=stages,
         schedule=schedule,

@@ -70,6 +70,7 @@ def test_a_full_queue_slows_the_sender_and_drops_nothing(make_mailbox, key, coll
         accepted += 1
         assert accepted < 50, "nothing holds the sender back"
     assert accepted * MB // 2 <= limits.send_queue_bytes + limits.receive_queue_bytes
+    assert a.counters().peers["b"].send_stall_s >= 0.2
     sender = threading.Thread(target=lambda: [a.send("b", key(step), [piece]) for step in range(accepted, 20)])
     sender.start()
     assert sorted(message.key.step for message in collect(b, 20)) == list(range(20))

@@ -18,6 +18,7 @@ from spantrain.cli.commands.machines import doctor, init
 from spantrain.cli.commands.plan import plan
 from spantrain.cli.commands.simulate import simulate
 from spantrain.cli.commands.train import train
+from spantrain.cli.commands.watch import page, why
 from spantrain.cli.failure import tell_internal_error
 from spantrain.errors import InternalError, SpanTrainError, UsageError
 from spantrain.plugins import with_plugins
@@ -40,7 +41,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 COMMANDS = (
-    demo, init, doctor, profile, groups, plan, explain, simulate, train, export, import_, validate, worker, drain,
+    demo, init, doctor, profile, groups, plan, explain, simulate, train, page, why, export, import_,
+    validate, worker, drain,
 )  # fmt: skip
 for command in COMMANDS:
     app.command(command.__name__.rstrip("_"))(command)

@@ -20,6 +20,8 @@ from spantrain.errors import ConfigError
 
 MAX_SAMPLES = 2**24
 """Samples of an optimizer step, at most."""
+PAGE_LISTEN = "127.0.0.1:0"
+"""Where pages are served: at any free port, for this machine alone."""
 _MIN_PATIENCE_S = 2.0
 
 if TYPE_CHECKING:
@@ -49,6 +51,13 @@ LostAfter = Annotated[
         help="After what silence a worker is lost; default: with --listen as measured, under 2s on a calm "
         "network and 6s at most; a minute for those of this machine. Longer where networks have outages."
     ),
+]
+Metrics = Annotated[
+    str | None, typer.Option("--metrics", help="HOST:PORT at which to serve metrics for Prometheus (docs/page.md).")
+]
+MetricsToken = Annotated[
+    str | None,
+    typer.Option(envvar="SPANTRAIN_METRICS_TOKEN", help="What Prometheus shows; default: a new one, which is printed."),
 ]
 Optimizer = Annotated[str, typer.Option(help=f"{', '.join(OPTIMIZERS)}: it decides the memory for its state.")]
 Insecure = Annotated[bool, typer.Option("--insecure", help="Do not encrypt the data between workers.")]

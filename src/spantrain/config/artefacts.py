@@ -26,12 +26,14 @@ PROFILE_FORMAT = "spantrain-profile"
 PLAN_FORMAT = "spantrain-plan"
 CHECKPOINT_FORMAT = "spantrain-checkpoint"
 RUN_FORMAT = "spantrain-run"
+VIEW_FORMAT = "spantrain-view"
 _VERSIONS = {CHECKPOINT_FORMAT: 4, RUN_FORMAT: 2}
 """Versions of formats that have changed; all others have 1."""
 _PLAN_AGAIN = "plan again with `spantrain plan`"
 _MAKE = {
     PROFILE_FORMAT: "make a profile with `spantrain profile`",
     PLAN_FORMAT: "make a plan with `spantrain plan`",
+    VIEW_FORMAT: "train again with `spantrain train`, which writes it",
     CHECKPOINT_FORMAT: "go on from an older checkpoint: write its name into `latest` beside its folder",
 }
 

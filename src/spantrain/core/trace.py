@@ -89,3 +89,51 @@ class Trace:
             flows=tuple(flow for part in parts for flow in part.flows),
             clock=clock,
         )
+
+
+_MAX_ROWS, _MAX_NAME, _MAX_S = 4_000, 200, 1e11
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceStep:
+    """What one device did in one step, in few bytes, as it goes to the coordinator."""
+
+    step: int
+    work: tuple[tuple[str, float, float], ...]
+    """Actions and what stands between them: name, start, end."""
+    sums: tuple[tuple[str, float, float], ...]
+    """The same of sums beside them."""
+    messages: tuple[tuple[str, str, float, float, int], ...]
+    """That came: the text of the key, source, when it was sent, when it was there, bytes."""
+    peak_bytes: int | None = None
+    """The most that its tensors have held at once; None where the device cannot tell."""
+
+    def __post_init__(self) -> None:
+        names = [row[0] for row in (*self.work, *self.sums)] + [name for row in self.messages for name in row[:2]]
+        times_s = [time_s for row in (*self.work, *self.sums) for time_s in row[1:]]
+        times_s += [time_s for row in self.messages for time_s in row[2:4]]
+        if len(names) > _MAX_ROWS or any(len(name) > _MAX_NAME or not name.isprintable() for name in names):
+            raise ValueError(f"step {self.step}: at most {_MAX_ROWS} names of {_MAX_NAME} printable characters")
+        if any(abs(time_s) > _MAX_S for time_s in times_s):
+            raise ValueError(f"step {self.step}: no clock shows over {_MAX_S} s")
+
+    def trace(self, device: str) -> Trace:
+        """Return it as a trace of this device, without the lanes of messages."""
+        intervals = (
+            Interval(device=device, lane=lane, name=name, step=self.step, start_s=start_s, end_s=max(start_s, end_s))
+            for lane, rows in (("compute", self.work), ("sum", self.sums))
+            for name, start_s, end_s in rows
+        )
+        flows = (
+            Flow(
+                name=name,
+                source=source,
+                target=device,
+                step=self.step,
+                sent_s=sent_s,
+                received_s=there_s,
+                size_bytes=size_bytes,
+            )
+            for name, source, sent_s, there_s, size_bytes in self.messages
+        )
+        return Trace(intervals=tuple(intervals), flows=tuple(flows), clock="wall")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from spantrain.core.messages import AnyKey, Command, ControlKey, Decision, Event, Recut
-from spantrain.core.trace import Flow, Interval, Trace
+from spantrain.core.trace import DeviceStep, Flow, Interval, Trace
 from spantrain.transport.mailbox.interface import Message, PeerCounters
 from spantrain.transport.mailbox.mailbox import MailboxLike
 
@@ -117,6 +117,30 @@ class StepRecorder:
             intervals=tuple(interval for record in self._steps for interval in record.intervals),
             flows=tuple(flow for record in self._steps for flow in record.flows),
             clock="wall",
+        )
+
+    @property
+    def step_under_way(self) -> int | None:
+        """The last step of which anything was computed or received since it began."""
+        return max((one.step for one in self._now.intervals if one.lane in ("compute", "receive")), default=None)
+
+    def record(self, step: int, peak_bytes: int | None = None) -> DeviceStep:
+        """Return what was done in the step under way, on the coordinator's clock."""
+        intervals, flows = list(self._now.intervals), list(self._now.flows)
+        work, sums = (
+            tuple((one.name, one.start_s, one.end_s) for one in intervals if one.lane == lane and one.step == step)
+            for lane in ("compute", "sum")
+        )
+        return DeviceStep(
+            step=step,
+            work=work,
+            sums=sums,
+            messages=tuple(
+                (flow.name, flow.source, flow.sent_s, flow.received_s, flow.size_bytes)
+                for flow in flows
+                if flow.step == step
+            ),
+            peak_bytes=peak_bytes,
         )
 
     def _interval(

@@ -6,9 +6,11 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from spantrain.app.outer.join import address_file, naming_state
+from spantrain.app.watching.member_metrics import master_metrics, shard_metrics
 from spantrain.config.files.text_files import write_atomically
 from spantrain.errors import ConfigError, WorkerError
 from spantrain.outer.master.files import token_file
@@ -21,7 +23,17 @@ from spantrain.transport.control.address import Address
 _LOOK_EVERY_S = 0.5
 
 
-def serve_master(config: OuterConfig, *, ready: Callable[[str, Path], None], end_with_input: bool) -> None:
+_Metrics = Callable[[Callable[[], str]], AbstractContextManager[None]]
+"""Serves what a function returns as metrics, beside what is done inside."""
+
+
+def _unserved(_make: Callable[[], str]) -> AbstractContextManager[None]:
+    return nullcontext()
+
+
+def serve_master(
+    config: OuterConfig, *, ready: Callable[[str, Path], None], end_with_input: bool, metrics: _Metrics = _unserved
+) -> None:
     """Serve until interrupted; `ready` hears the address and where the token is.
 
     Raises:
@@ -32,7 +44,7 @@ def serve_master(config: OuterConfig, *, ready: Callable[[str, Path], None], end
     with naming_state(config):
         listen = str(Address(host=place.listen, port=place.port))
         made = MasterServer(bind=listen, state_dir=place.folder, config=config.for_master)
-    with made as server:
+    with made as server, metrics(lambda: master_metrics(server.status())):
         address = str(Address(host=place.host, port=Address.parse(server.address).port))
         write_atomically(address_file(config), f"{address}\n")
         ready(address, token_file(place.folder))
@@ -42,8 +54,9 @@ def serve_master(config: OuterConfig, *, ready: Callable[[str, Path], None], end
 
 
 def serve_shard(
-    place: MemberPlace, *, master: str, token: str, encrypted: bool, ready: Callable[[str], None], end_with_input: bool
-) -> None:
+    place: MemberPlace, *, master: str, token: str, encrypted: bool, ready: Callable[[str], None], end_with_input: bool,
+    metrics: _Metrics = _unserved,
+) -> None:  # fmt: skip
     """Serve until interrupted, whether the master is there or not; `ready` hears where layers come in.
 
     Raises:
@@ -65,7 +78,7 @@ def serve_shard(
             f"shard {place.name}: cannot use {place.listen}:{place.port} and {place.folder}: {error}; free them or "
             "take others"
         ) from None
-    with server:
+    with server, metrics(lambda: shard_metrics(place.name, server)):
         ready(server.endpoint)
         while not stop.wait(_LOOK_EVERY_S):
             if server.failure:

@@ -312,10 +312,12 @@ def keep_up(
     ready: Callable[[OuterUp], None],
     note: Callable[[str], None],
     patience_s: float | None = None,
+    metrics: str | None = None,
 ) -> None:
     """Run them, start again what ends or does not work, until told to stop.
 
-    `ready` hears once that the master can be joined. `patience_s`: for how long one may do nothing.
+    `ready` hears once that the master can be joined. `patience_s`: for how long one may do nothing. `metrics`:
+    HOST:PORT of the master's, the shards' are on the ports behind it.
 
     Raises:
         UsageError: the master's folder cannot be used, or one of them does not take what the file says.
@@ -326,6 +328,12 @@ def keep_up(
     commands |= {
         shard.name: ("outer", "shard", str(config_path), shard.name, "--end-with-input") for shard in config.shards
     }
+    if metrics is not None:
+        first = Address.parse(metrics)
+        commands = {
+            name: (*words, "--metrics", str(first.at_port(first.port + number if first.port else 0)))
+            for number, (name, words) in enumerate(commands.items())
+        }
     asker = Asker(lambda: _reach(config, written, token), every_s=patience_s / 8 if patience_s else _ASK_EVERY_S)
     usual_s = max(_MIN_PATIENCE_S, _PATIENCE * config.for_master.settings.lost_after_s)
     health = Health([shard.name for shard in config.shards], patience_s=patience_s or usual_s)

@@ -6,6 +6,7 @@ from pathlib import Path
 from spantrain.app.training.metrics import METRICS_FILE
 from spantrain.app.training.recovery.journal import FOLDER as COORDINATOR
 from spantrain.app.training.run_folder import DECISIONS_FILE, RUN_FILE, SWITCHES_FILE, TRACE_FILE, files_of_run
+from spantrain.app.watching.view import VIEW_FILE
 from spantrain.errors import ConfigError
 from spantrain.runtime.checkpoint.manifest import BEST, MANIFEST_FILE, MARKER, step_of
 from spantrain.runtime.checkpoint.saver import CHECKPOINTS
@@ -49,7 +50,7 @@ def remove_old_run(folder: Path, *, keep: Path | None = None) -> None:
         # Plans and profiles that it has put there besides those that it was made from.
         plans = (name for name in files_of_run(folder) if Path(name).name == name and name not in _INPUTS)
         later = [folder / name for name in plans if keep is None or name != keep.name]
-        for path in (*(folder / name for name in _FILES), *later):
+        for path in (*(folder / name for name in (*_FILES, VIEW_FILE)), *later):
             path.unlink(missing_ok=True)
         for path in (*(folder / "logs").glob("*.log"), *(folder / "tensorboard").glob("events.out.tfevents.*")):
             path.unlink()

@@ -34,12 +34,13 @@ from spantrain.app.training.resume import Resume, newest
 from spantrain.app.training.run_folder import TRACE_FILE, RunContent, RunRecord, measured, write_run
 from spantrain.app.training.stop import StopRequest
 from spantrain.app.training.traced_run import RunNetwork
+from spantrain.app.watching.run_watch import RunWatch
 from spantrain.app.weight_folder import FoundWeights
 from spantrain.app.weights import write_weights
 from spantrain.core.checkpoint import SampleLedger
 from spantrain.core.plan import PlanReport
 from spantrain.core.trace import Trace
-from spantrain.errors import ConfigError
+from spantrain.errors import ConfigError, WorkerError
 from spantrain.planner.engine.predict import predict
 from spantrain.recovery.policy import OnLoss
 from spantrain.runtime.checkpoint.manifest import CheckpointSet, Manifest, read_manifest
@@ -51,6 +52,10 @@ from spantrain.runtime.coordinator.advice import Advice, Adviser, Advising
 from spantrain.runtime.coordinator.barrier import StepBarrier, StepOutcome, SwitchFigures
 from spantrain.runtime.coordinator.batches import EXTERNAL
 from spantrain.runtime.coordinator.coordinator import DeviceLostError
+from spantrain.runtime.coordinator.records import StepRecords
+
+_LAST_WORDS_S = 2.0
+"""How long a run that fails waits for what its devices had done in the step under way."""
 
 
 def train(session: Session, request: TrainRequest, stop: StopRequest, reporter: Reporter) -> TrainOutcome:
@@ -105,9 +110,9 @@ class _RunOnSession:
         self._session = session
         self._request = request
         self._stop = stop
-        self._reporter = reporter
         self._outcomes: list[StepOutcome] = []
         self._losses = list(request.resume.losses) if request.resume else []
+        self._reporter = self._watch = RunWatch(reporter, request.out, request.profile, request.job, self._losses)
         self._first_step = request.resume.content.step if request.resume else 0
         before = request.resume.ledger if request.resume else SampleLedger()
         self._ledger = before.extended(self._first_step, request.plan.global_batch)
@@ -123,10 +128,10 @@ class _RunOnSession:
         self._checkpoints = self._checkpoint_set()
         self._checkpoint = ""
         self._journal = Journal(session, request)
-        self._log = RunLog(request, self._ledger, reporter)
+        self._log = RunLog(request, self._ledger, self._watch)
         self._faults = FaultInjector(request.options.faults, session)
         self._network = RunNetwork(request.options.network_trace, session.testbed, request.plan, request.profile)
-        self._plans = PlanChanges(request.plan, first_step=self._first_step, folder=request.out, tell=reporter.note)
+        self._plans = PlanChanges(request.plan, first_step=self._first_step, folder=request.out, tell=self._watch.note)
 
     def run(self) -> TrainOutcome:
         request = self._request
@@ -145,6 +150,7 @@ class _RunOnSession:
         if request.checkpoints:
             remove_partials(Disk(), request.out / CHECKPOINTS)
         with ExitStack() as stack:
+            stack.enter_context(self._watch)
             stack.callback(self._network.end)
             stack.enter_context(self._log)
             stack.enter_context(self._prepared)
@@ -186,12 +192,15 @@ class _RunOnSession:
                 if not barrier.paused:
                     return results
                 self._go_on(self._membership.leg(barrier.committed))
-            except DeviceLostError as error:
-                if not self._goes_on:
+            except (DeviceLostError, WorkerError) as error:
+                if not self._goes_on or not isinstance(error, DeviceLostError):
+                    coordinator.settle(leg.plan.devices, _LAST_WORDS_S)
+                    self._watch.stopped_in(coordinator.unfinished())
                     raise
                 known_s = time.monotonic()
                 barrier.abort(str(error))
                 survivors = coordinator.settle((*leg.plan.devices, *leg.givers))
+                self._watch.stopped_in(coordinator.unfinished())
                 leg = replace(leg, plan=barrier.plan)
                 loss = Loss(error=error, known_s=known_s, committed=barrier.committed, survivors=survivors)
                 self._go_on(leg_after_loss(leg, loss, self._session, self._request, self._prepared, self._newest))
@@ -238,6 +247,7 @@ class _RunOnSession:
             save_requested=self._stop.take_save,
             can_checkpoint=request.checkpoints,
             advising=advising,
+            records=StepRecords(lambda step: later(lambda: self._watch.recorded(step))),
         )
 
     def _advising(self, stack: ExitStack) -> Advising | None:

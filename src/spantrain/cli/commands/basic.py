@@ -16,6 +16,8 @@ from spantrain.cli.options import (
     Insecure,
     Json,
     Listen,
+    Metrics,
+    MetricsToken,
     ModelOptions,
     NoNetwork,
     Out,
@@ -171,9 +173,13 @@ def worker(
         str | None,
         typer.Option(help="A file, URL or command that says, by being there or ending with 0: leave the run."),
     ] = None,
+    metrics: Metrics = None,
+    metrics_token: MetricsToken = None,
     insecure: Insecure = False,
 ) -> None:
     """Serve one device of this machine to a coordinator."""
+    from spantrain.app.watching.member_metrics import worker_metrics
+    from spantrain.app.watching.serve import metrics_at
     from spantrain.app.worker import noticing, prepared_worker
 
     with clean_interrupt("the worker"):
@@ -188,7 +194,8 @@ def worker(
             keep_s=keep,
         )
         ends = told_interrupt(serving.stop, lambda: serving.leave("its machine ends it"))
-        with ends, noticing(notice, serving.leave):
+        served = metrics_at(metrics, metrics_token, lambda: worker_metrics(serving), typer.echo)
+        with ends, served, noticing(notice, serving.leave):
             serving.run()
 
 

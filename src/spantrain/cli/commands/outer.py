@@ -3,6 +3,7 @@
 Options that the verbs of `spantrain outer` share.
 """
 
+import os
 import threading
 from pathlib import Path
 from typing import Annotated
@@ -10,8 +11,9 @@ from typing import Annotated
 import typer
 
 from spantrain.cli.failure import clean_interrupt
-from spantrain.cli.options import Json, print_json
+from spantrain.cli.options import Json, Metrics, MetricsToken, print_json
 from spantrain.config.files.json_codec import to_json
+from spantrain.errors import ConfigError
 from spantrain.outer.outer_file import load_outer
 
 Config = Annotated[Path, typer.Argument(metavar="CONFIG", help="A file as docs/outer.md shows, e.g. outer.yaml.")]
@@ -31,28 +33,43 @@ app = typer.Typer(
 
 
 @app.command()
-def up(config_path: Config, json_: Json = False) -> None:
+def up(config_path: Config, metrics: Metrics = None, metrics_token: MetricsToken = None, json_: Json = False) -> None:
     """Run master and shards on this machine, start again what ends; Ctrl-C ends all of it."""
     from spantrain.app.outer.up import keep_up
     from spantrain.cli.render.outer import say_up
 
     config = load_outer(config_path)
+    if metrics is not None and metrics_token is None:
+        raise ConfigError(
+            "--metrics: give what Prometheus is to show in SPANTRAIN_METRICS_TOKEN: logs are read by many"
+        )
+    if metrics_token is not None:
+        os.environ["SPANTRAIN_METRICS_TOKEN"] = metrics_token  # for master and shards, out of sight of others
     with clean_interrupt("master and shards"):
         keep_up(
             config, config_path, threading.Event(), ready=lambda found: say_up(found, config_path, as_json=json_),
-            note=lambda text: typer.echo(text, err=True),
+            note=lambda text: typer.echo(text, err=True), metrics=metrics,
         )  # fmt: skip
 
 
 @app.command()
-def master(config_path: Config, end_with_input: EndWithInput = False) -> None:
+def master(
+    config_path: Config,
+    metrics: Metrics = None,
+    metrics_token: MetricsToken = None,
+    end_with_input: EndWithInput = False,
+) -> None:
     """Run the master: it decides, and holds no parameters."""
     config = load_outer(config_path)
     from spantrain.app.outer.serve import serve_master
+    from spantrain.app.watching.serve import metrics_at
     from spantrain.cli.render.outer import say_master
 
     with clean_interrupt("the master"):
-        serve_master(config, ready=say_master, end_with_input=end_with_input)
+        serve_master(
+            config, ready=say_master, end_with_input=end_with_input,
+            metrics=lambda make: metrics_at(metrics, metrics_token, make, typer.echo),
+        )  # fmt: skip
 
 
 @app.command()
@@ -61,6 +78,8 @@ def shard(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Which one of the file's shards.")],
     token: TokenText = None,
     token_file: TokenFile = None,
+    metrics: Metrics = None,
+    metrics_token: MetricsToken = None,
     end_with_input: EndWithInput = False,
 ) -> None:
     """Run one shard: it holds a run of the model's layers."""
@@ -70,11 +89,13 @@ def shard(
 
     address, found = master_address(config), master_token(config, text=token, file=token_file)
     from spantrain.app.outer.serve import serve_shard
+    from spantrain.app.watching.serve import metrics_at
 
     with clean_interrupt(f"shard {name}"):
         serve_shard(
             place, master=address, token=found, encrypted=config.for_master.encrypted,
             ready=lambda endpoint: typer.echo(f"shard {name} listens on {endpoint}"), end_with_input=end_with_input,
+            metrics=lambda make: metrics_at(metrics, metrics_token, make, typer.echo),
         )  # fmt: skip
 
 

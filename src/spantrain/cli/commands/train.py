@@ -33,13 +33,17 @@ from spantrain.models.data.choice import user_functions
 from spantrain.schedule.registry import check_schedule
 
 if TYPE_CHECKING:
+    from spantrain.app.reporter import Reporter
     from spantrain.app.session import SessionOptions
     from spantrain.app.training.outcome import TrainOutcome
     from spantrain.app.training.requests import Grouping, RunOptions, TrainRequest
     from spantrain.app.training.stop import StopRequest
     from spantrain.app.training.train_from_scratch import ScratchRequest
 
-_FILES = ("plan.json", "profile.json", "run.json", "trace.json", "decisions.jsonl", "switches.jsonl", "metrics.jsonl")
+_FILES = (
+    "plan.json", "profile.json", "run.json", "trace.json", "decisions.jsonl", "switches.jsonl", "metrics.jsonl",
+    "view.json",
+)  # fmt: skip
 _MODEL_OPTIONS = (
     "preset", "cluster", *(one.name for one in fields(ModelOptions)), "global_batch", "dtype", "emulated_speed",
     "gradient_checkpointing",
@@ -47,7 +51,7 @@ _MODEL_OPTIONS = (
 """Options that go with --model: a plan and a checkpoint say all this already."""
 _WHERE_OPTIONS = (
     "other_plan", "keep_checkpoints", "report_to", "no_network", "network_trace", "listen", "lost_after", "on_loss",
-    "protect", "insecure",
+    "protect", "insecure", "page", "page_listen",
 )  # fmt: skip
 """Options that a run that goes on needs again: no checkpoint has them."""
 
@@ -99,6 +103,8 @@ class _Command:
         asked = self._asked
         if sum(one is not None for one in (asked.plan_path, asked.model, asked.resume)) != 1:
             raise ConfigError("give a plan file, or --model NAME with --preset or --cluster, or --resume RUN")
+        if not asked.page:
+            self._refuse(("page_listen",), "belongs to --page; give that, too")
         folder = asked.out or asked.resume
         if folder is not None:
             option = "--out" if asked.out else "--resume"
@@ -200,7 +206,8 @@ class _Command:
             remove_old_run(request.out, keep=self._asked.plan_path)
         where = replace(where, functions=user_functions(plan.model), credentials=credentials_in(request.out))
         with self._going_on(request.out) as stop, TerminalReporter(tables=not self._asked.json_) as reporter:
-            with open_session(plan.cluster, plan.devices, where, request.out / "logs", reporter) as session:
+            logs, served = request.out / "logs", self._page(request.out, reporter)
+            with served, open_session(plan.cluster, plan.devices, where, logs, reporter) as session:
                 outcome = train_plan(session, request, stop, reporter)
             reporter.show_training(outcome, plan, request.report)
         self._end(outcome)
@@ -210,7 +217,8 @@ class _Command:
         from spantrain.cli.render.render import TerminalReporter
 
         with self._going_on(request.out) as stop, TerminalReporter(tables=not self._asked.json_) as reporter:
-            outcome, trained = train_from_scratch(request, where, stop, reporter)
+            with self._page(request.out, reporter):
+                outcome, trained = train_from_scratch(request, where, stop, reporter)
             reporter.show_training(outcome, trained.plan, trained.report)
         self._end(outcome)
 
@@ -234,6 +242,18 @@ class _Command:
             if not stop.begun:
                 raise
             raise type(error)(f"{error}\n{self._where_to_go_on(out)}") from None
+
+    @contextmanager
+    def _page(self, out: Path, reporter: "Reporter") -> Iterator[None]:
+        """Serve the run's page, if that is wished."""
+        if not self._asked.page:
+            yield
+            return
+        from spantrain.app.watching.serve import page_of
+
+        with page_of(out, self._asked.page_listen, "--page-listen") as shown:
+            reporter.note(f"The run's page: {shown.url}{shown.warning}")
+            yield
 
     def _where_to_go_on(self, out: Path) -> str:
         from spantrain.runtime.checkpoint.manifest import latest_checkpoint

@@ -9,6 +9,7 @@ import typer
 
 from spantrain.cli.options import (
     MAX_SAMPLES,
+    PAGE_LISTEN,
     ClusterFile,
     Dtype,
     EmulatedSpeed,
@@ -117,6 +118,10 @@ class TrainArguments(ModelOptions):
     staleness: Annotated[
         int, typer.Option(help="1: steps overlap, with weights one step old (docs/staleness.md).", min=0, max=1)
     ] = 0
+    page: Annotated[
+        bool, typer.Option("--page", help="Serve a page that shows the run while it goes on (docs/page.md).")
+    ] = False
+    page_listen: Annotated[str, typer.Option(help="HOST:PORT of it; port 0: any that is free.")] = PAGE_LISTEN
     json_: Json = False
     no_network: NoNetwork = False
     network_trace: NetworkTraceName = None

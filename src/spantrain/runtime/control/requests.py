@@ -10,6 +10,7 @@ from spantrain.core.checkpoint import StoredFile
 from spantrain.core.outer.stages import StageMeeting, StageReport
 from spantrain.core.plan import Plan
 from spantrain.core.speed import LinkReport
+from spantrain.core.trace import DeviceStep
 from spantrain.errors import Interrupted, PeerLostError
 from spantrain.runtime.control.plane import OrderRequest, Request
 from spantrain.transport.control.protocol import HEARTBEAT
@@ -136,6 +137,8 @@ class OrderFailure:
     """Whether a person can mend it."""
     internal: bool = False
     """Whether it is an error of SpanTrain's own."""
+    unfinished: DeviceStep | None = None
+    """What the device had done in the step under way."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,6 +238,8 @@ class StepVerdict:
     """What all do for the outer optimizer, where the run takes part in one."""
     pause: bool = False
     """Whether the order ends behind this step, with all that is held kept for the next one."""
+    record: bool = False
+    """Whether all tell, beside their further work, what they did in this step (`TellStep`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -288,6 +293,13 @@ class DeviceReport(OrderRequest[StepVerdict], name="commit_step"):
         wrong += [f"{name} is {value}" for name, value in losses.items() if not math.isfinite(value or 0.0)]
         if wrong:
             raise ValueError(f"step {self.step}: {'; '.join(wrong)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TellStep(OrderRequest[Done], name="tell_step"):
+    """What a device did in a step that the verdict on it asked about."""
+
+    told: DeviceStep
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -371,19 +383,7 @@ class FetchRows(OrderRequest[BatchPiece], name="batch_rows"):
 
 
 REQUESTS: tuple[type[Request[Any]], ...] = (
-    Introduction,
-    Goodbye,
-    Heartbeat,
-    ReadClock,
-    AskForOrder,
-    Progress,
-    Ready,
-    Begin,
-    FindMeetingPoint,
-    DeviceReport,
-    SavedFile,
-    OuterCall,
-    AskNextStep,
-    FetchRows,
-)
+    Introduction, Goodbye, Heartbeat, ReadClock, AskForOrder, Progress, Ready, Begin, FindMeetingPoint, DeviceReport,
+    TellStep, SavedFile, OuterCall, AskNextStep, FetchRows,
+)  # fmt: skip
 """All that a worker may ask."""

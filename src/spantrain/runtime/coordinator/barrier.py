@@ -3,16 +3,19 @@
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from threading import Condition
 
 from spantrain.core.job import TrainJob
 from spantrain.core.outer.stages import StageMeeting, StageReport
 from spantrain.core.plan import Plan
+from spantrain.core.speed import LinkReport
+from spantrain.core.trace import DeviceStep
 from spantrain.errors import Interrupted
 from spantrain.runtime.control.plane import HOLD_S
 from spantrain.runtime.control.requests import DeviceReport, StepVerdict
 from spantrain.runtime.coordinator.advice import Advice, Advising
+from spantrain.runtime.coordinator.records import StepRecords
 from spantrain.transport.control.protocol import RemoteRefusal
 
 
@@ -55,6 +58,8 @@ class StepOutcome:
     """What it took to go over to this step's plan, where it was its first."""
     keepers: tuple[tuple[str, ...], ...] = ()
     """Of each stage, those whose copies are whole."""
+    links: Mapping[str, tuple[LinkReport, ...]] = field(default_factory=dict)
+    """What each device knows of the links to its peers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,9 +89,12 @@ class StepBarrier:
         advising: Advising | None = None,
         pause_requested: Callable[[], bool] = lambda: False,
         on_commit: Callable[[StepOutcome, StepVerdict], None] = lambda _outcome, _verdict: None,
+        records: StepRecords | None = None,
         hold_s: float = HOLD_S,
     ) -> None:
-        """`on_step` hears of each step behind its verdict, `on_commit` before any device hears of that."""
+        """`on_step` hears of each step behind its verdict, `on_commit` before any device hears of that; `records` of
+        what devices did in single steps.
+        """
         self.plan = plan
         """That runs: the last one that a verdict had."""
         self.members = frozenset(plan.devices)
@@ -100,6 +108,7 @@ class StepBarrier:
         self._advising = advising
         self._pause_requested = pause_requested
         self._on_commit = on_commit
+        self._records = records
         self._ran = plan
         self._hold_s = hold_s
         self._step = first_step
@@ -162,6 +171,17 @@ class StepBarrier:
             if self._aborted is not None:
                 raise Interrupted(self._aborted)
             return None
+
+    def recorded(self, device: str, told: DeviceStep) -> None:
+        """Take what a device did in a step.
+
+        Raises:
+            RemoteRefusal: it has no part in this run.
+        """
+        if device not in self.members:
+            raise RemoteRefusal(f"device {device} has no part in this run")
+        if self._records is not None:
+            self._records.take(device, told)
 
     def _why_not(self, device: str, report: DeviceReport) -> str:
         """Return why a report is not taken, or nothing."""
@@ -231,7 +251,12 @@ class StepBarrier:
                 tuple(name for name in stage.keepers if stage.devices[0] in reports[name].kept)
                 for stage in self.plan.stages
             ),
+            links={name: report.links for name, report in reports.items()},
         )
+
+    def _asks_for(self, outcome: StepOutcome) -> bool:
+        """Whether all are to tell what they did in a step; where steps overlap, none can be told from the next."""
+        return self._records is not None and outcome.loss is not None and self._records.asks_for(outcome)
 
     def _mean(self, sums: list[float | None]) -> float | None:
         known = [value for value in sums if value is not None]
@@ -252,6 +277,7 @@ class StepBarrier:
             skip_update=outcome.skipped,
             pause=not stop and self._pause_requested(),
             data_differs=data_differs,
+            record=not (stop or self._job.staleness) and self._asks_for(outcome),
         )
 
 

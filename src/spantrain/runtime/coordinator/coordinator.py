@@ -1,9 +1,11 @@
 """The coordinator: who is here, what each is to do, and what became of it."""
 
+import math
 import queue
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 
+from spantrain.core.trace import DeviceStep
 from spantrain.errors import PeerLostError
 from spantrain.recovery.policy import DeviceFailed, DeviceLost, EndOnLoss, RecoveryEvent
 from spantrain.runtime.control.orders import GiveOrder, TrainOrder, TrainResult
@@ -259,18 +261,25 @@ class Coordinator:
         with self._changed:
             return {member.name: member.held for member in self._roster if member.held is not None}
 
-    def settle(self, names: Sequence[str]) -> tuple[str, ...]:
+    def unfinished(self) -> dict[str, DeviceStep]:
+        """Return what devices had done in the step under way when their orders failed or were ended."""
+        with self._changed:
+            failures = {one.name: one.outcome.failure for one in self._roster if one.outcome and one.outcome.failure}
+        return {name: failure.unfinished for name, failure in failures.items() if failure.unfinished is not None}
+
+    def settle(self, names: Sequence[str], within_s: float = math.inf) -> tuple[str, ...]:
         """Wait until devices have left the orders that were ended; return those of them that are still here.
 
         A worker that has joined since in the name of one of them is none: it holds nothing.
         """
+        deadline_s = time.monotonic() + within_s
         while True:
             self._make_deferred_calls()
             self._gone()
             with self._changed:
                 gone = self._roster.missing(names)
                 present = [name for name in names if name not in gone and self._roster[name].order is not None]
-                if not any(self._roster[name].is_busy for name in present):
+                if not any(self._roster[name].is_busy for name in present) or time.monotonic() > deadline_s:
                     break
                 self._changed.wait(_TICK_S)
             self._watch()

@@ -34,6 +34,7 @@ from spantrain.runtime.control.requests import (
     Ready,
     SavedFile,
     Standing,
+    TellStep,
     WorkerWelcome,
 )
 from spantrain.runtime.coordinator.barrier import StageMeetings, StepBarrier
@@ -114,6 +115,9 @@ class TrainingRun:
                 return self.barrier.report(device, request)
             case SavedFile():
                 return self._note_saved(device, request)
+            case TellStep(told=told):
+                self.barrier.recorded(device, told)
+                return Done()
             case OuterCall():
                 if self.meetings is None:
                     raise RemoteRefusal("this run takes part in no outer optimizer")

@@ -6,6 +6,7 @@ from dataclasses import replace
 from torch.distributed import Store
 
 from spantrain.core.plan import Plan
+from spantrain.core.trace import DeviceStep
 from spantrain.devices.base import ComputeDevice
 from spantrain.devices.registry import open_device
 from spantrain.profiler.compute import Bench, measure_tasks, measure_units
@@ -73,6 +74,11 @@ class OrderRunner:
     def held(self) -> HeldState | None:
         """What is held of the last train order, if anything."""
         return self._last.held if self._last else None
+
+    @property
+    def unfinished(self) -> DeviceStep | None:
+        """What was done in the step under way of the last train order, if there is one."""
+        return self._last.teller.unfinished() if self._last else None
 
     def use(self, control: ControlPlane) -> None:
         """Reach a coordinator that has come back, from now on."""

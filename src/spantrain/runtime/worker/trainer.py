@@ -34,6 +34,7 @@ from spantrain.runtime.worker.keeping import Keeping
 from spantrain.runtime.worker.outer_part import moves_layers
 from spantrain.runtime.worker.plan_part import PlanPart, check_finite, make_plan_part, peak_bytes
 from spantrain.runtime.worker.switch import kept_units, take_over
+from spantrain.runtime.worker.telling import StepTeller
 
 if TYPE_CHECKING:
     from spantrain.runtime.worker.outer_part import OuterPart
@@ -65,6 +66,7 @@ class TrainSession:
         self._clock_offset_s = clock_offset_s(self._control)
         self._recorder = StepRecorder(links.name, clock_offset_s=self._clock_offset_s, steps=order.job.trace_steps)
         self._overhead_s: deque[float] = deque(maxlen=_OVERHEADS_KEPT)
+        self.teller = StepTeller(links.control, self._recorder)
         admit(self._control, links.mailbox, order.plan.generation, order.peers)
         self._traffic = PeerTraffic(links.mailbox)
         links.device.forget_peak()
@@ -74,8 +76,7 @@ class TrainSession:
         self._held_out = self._feed(held_out=True) if self._job.evaluate_every else None
         self._here = self._context()
         self._part = self._first_part()
-        begins = order.kept is None and order.checkpoint is None
-        self._keeping = Keeping(self._here, self._part, begins=begins)
+        self._keeping = Keeping(self._here, self._part, begins=order.kept is None and order.checkpoint is None)
         self._since_step = order.first_step
         """The first step of the present plan."""
         self._begun_s = time.monotonic()
@@ -125,8 +126,7 @@ class TrainSession:
 
     def _part_of(self, member: StageMember) -> PlanPart:
         named = member.executor.named_parameters()
-        optimizer = build_optimizer(self._job, named.values(), named)
-        return make_plan_part(self._here, self._order.plan, member, optimizer)
+        return make_plan_part(self._here, self._order.plan, member, build_optimizer(self._job, named.values(), named))
 
     def _feed(self, *, held_out: bool) -> SampledFeed | QueuedFeed:
         plan = self._order.plan
@@ -300,8 +300,7 @@ class TrainSession:
 
     def _sum_gradients(self, step: int, sums: StepSums) -> None:
         """End the sums over the replicas of this stage; then sum over the stages that share a parameter."""
-        part = self._part
-        start_s = time.monotonic()
+        part, start_s = self._part, time.monotonic()
         sums.finish(self._links.check_abort)
         self._statistics = {name: value.clone() for name, value in part.holding.statistics.items()}
         part.commit_statistics(part.member.executor)
@@ -326,6 +325,8 @@ class TrainSession:
                 "and labels would not match. Give all of them the same files with --data PATH (stdlib-text needs the "
                 "same Python version everywhere)"
             )
+        if verdict.record:
+            self.teller.tell(report.step, self._peak())
         return verdict
 
     def _with_norm(self, report: DeviceReport, parameters: Parameters, *, overflow: bool = False) -> DeviceReport:
@@ -373,8 +374,7 @@ class TrainSession:
         self._keeping.commit(step, grad_norm)
 
     def _peak(self) -> int:
-        part = self._part
-        return max(self._peak_bytes, peak_bytes(self._here.device, part.member.executors, part.optimizer))
+        return max(self._peak_bytes, peak_bytes(self._here.device, self._part.member.executors, self._part.optimizer))
 
     def _result(self) -> TrainResult:
         device = self._here.device

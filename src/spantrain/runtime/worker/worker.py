@@ -22,6 +22,7 @@ from spantrain.runtime.control.requests import (
     AskForOrder,
     GivenOrder,
     Goodbye,
+    HeldState,
     Introduction,
     NextOrder,
     OrderFailure,
@@ -36,6 +37,7 @@ from spantrain.runtime.worker.watch import Watch, standing_of
 from spantrain.transport.control.client import ControlClient
 from spantrain.transport.control.heartbeat import HeartbeatThread
 from spantrain.transport.control.protocol import RemoteRefusal
+from spantrain.transport.mailbox.interface import Counters
 from spantrain.transport.mailbox.mailbox import Mailbox
 
 _MODEL = "spantrain/models/tracing/unit.py"
@@ -92,6 +94,20 @@ class Worker:
         self._leaving = ""  # why it is to leave behind a step
         self._is_watched = False
         torch.set_num_threads(1)
+
+    @property
+    def name(self) -> str:
+        """The device that it stands for."""
+        return self._name if self._is_watched else self._settings.name
+
+    @property
+    def held(self) -> HeldState | None:
+        """What it holds of a run, if anything; asked in any thread."""
+        return self._orders.held if self._is_watched else None
+
+    def counters(self) -> Counters | None:
+        """Return what went to and came from others; None before it has joined. Asked in any thread."""
+        return self._mailbox.counters() if self._is_watched else None
 
     def run(self) -> None:
         """Join, work, leave; returns when the coordinator has no more orders.
@@ -289,7 +305,9 @@ class Worker:
             # What fails because the order is over says nothing of why.
             cause = self._watch.cause() or error
             _log.error("order %s failed: %s", given.name, cause if cause is not error else traceback.format_exc())
-            return OrderOutcome(order_id=given.order_id, failure=told(cause))
+            unfinished = self._orders.unfinished if self._is_watched else None
+            failure = replace(told(cause), unfinished=unfinished)
+            return OrderOutcome(order_id=given.order_id, failure=failure)
         finally:
             self._watch.begin(None)
 

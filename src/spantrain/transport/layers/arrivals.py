@@ -72,6 +72,7 @@ class Arrivals:
         self._ended: OrderedDict[Ticket, None] = OrderedDict()
         self._lock = threading.Lock()
         self._open: set[ComingLayer] = set()
+        self.whole_layers = 0
         self.bytes_by_peer: Counter[str] = Counter()
 
     @property
@@ -241,6 +242,7 @@ class Arrivals:
             return
         if layer.whole:
             del theirs.coming[layer.number]
+            self.whole_layers += 1
             tell(link, CONTROL, encode_number(DONE, layer.number))
         else:
             self._grant(link, layer)

@@ -104,6 +104,7 @@ class Departures:
         self._limits = limits
         self._sent, self._lost = sent, lost
         self._by_peer: dict[str, _ToPeer] = {}
+        self.whole_layers = 0
         self.bytes_by_peer: Counter[str] = Counter()
 
     @property
@@ -172,6 +173,7 @@ class Departures:
         """Take note that the other side has all of a layer."""
         layer = self._take_out(link.name, number)
         if layer is not None:
+            self.whole_layers += 1
             self._sent(link.name, layer.key)
             self.flush(link, now_s)
 

@@ -76,6 +76,8 @@ class LayerLimits:
 class LayerCounters:
     """What a wire has done so far."""
 
+    layers_sent: int
+    layers_received: int
     bytes_sent: Mapping[str, int]
     """By peer: of tensors, handed to the connection."""
     bytes_received: Mapping[str, int]

@@ -116,6 +116,8 @@ class LayerWire:
     def counters(self) -> LayerCounters:
         """Return totals since the start."""
         return LayerCounters(
+            layers_sent=self._departures.whole_layers,
+            layers_received=self._arrivals.whole_layers,
             bytes_sent=dict(self._departures.bytes_by_peer),
             bytes_received=dict(self._arrivals.bytes_by_peer),
             refused=dict(self._loop.refused),

@@ -57,7 +57,7 @@ class MailboxPeer:
         done = greeting.done if greeting.peer_session == self.session else nothing
         return self.outbox.restart(done, greeting.granted_bytes, time.monotonic())
 
-    def count(self, **added: int) -> None:
+    def count(self, **added: float) -> None:
         """Add to counters by name."""
         self.counters = replace(self.counters, **{name: getattr(self.counters, name) + n for name, n in added.items()})
 
@@ -169,6 +169,7 @@ class Exchange:
                 if deadline_s is not None and now_s >= deadline_s:
                     return False
                 self.condition.wait(None if deadline_s is None else deadline_s - now_s)
+                known.count(send_stall_s=time.monotonic() - now_s)
             if known is None:
                 self._refused["old generation, not sent"] += 1
                 return True

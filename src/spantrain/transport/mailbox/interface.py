@@ -81,6 +81,8 @@ class PeerCounters:
     wire_bytes_sent: int = 0
     """With headers, acknowledgements, framing and encryption; without TCP and IP headers."""
     wire_bytes_received: int = 0
+    send_stall_s: float = 0.0
+    """How long `send` waited for room."""
     reconnections: int = 0
 
 
