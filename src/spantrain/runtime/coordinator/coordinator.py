@@ -383,3 +383,4 @@ def _decide(recovery: EndOnLoss, events: Sequence[RecoveryEvent]) -> None:
     for event in events:
         for command in recovery.on_event(time.monotonic(), event):
             raise command.error
+        self._server.nudge([entry.peer for entry in entries.values() if entry.is_busy])

@@ -165,6 +165,14 @@ class UnderWay:
     @classmethod
     def of(cls, orders: Mapping[str, Order[Any]], *, run: TrainingRun | None = None, **listeners: Any) -> "UnderWay":
         """Begin with orders that nobody has heard of."""
+    _bodies: dict[int, Any] = field(init=False, default_factory=dict)
+
+    def body(self, order: Order[Any]) -> Any:
+        """Return one of its orders as it travels; most devices have the same, which is written once."""
+        if id(order) not in self._bodies:
+            self._bodies[id(order)] = to_json(order)
+        return self._bodies[id(order)]
+
         return cls(orders=orders, meeting=MeetingPoints(lambda: _stages(orders, run)), run=run, **listeners)
 
     def abort(self, reason: str) -> None:
@@ -284,7 +292,8 @@ class WorkerService:
             while not (self.closing or entry.dismissed):
                 if entry.order is not None and entry.is_busy and entry.order[0] != request.after:
                     order_id, order = entry.order
-                    return NextOrder(order=GivenOrder(order_id=order_id, name=order.wire_name, body=to_json(order)))
+                    body = self.under_way.body(order)
+                    return NextOrder(order=GivenOrder(order_id=order_id, name=order.wire_name, body=body))
                 if time.monotonic() >= deadline_s:
                     return None
                 self.changed.wait(max(0.0, deadline_s - time.monotonic()))

@@ -97,7 +97,7 @@ def give(name: str, left: LeftState | None, order: GiveOrder, post: ExchangeChan
     source = LocalTensorSource(name, left.held if left else (), left.scalars if left else {})
     group = group_of(order.plan.cluster, name, tuple(peer.name for peer in order.peers))
     files = describe(source.held, takers=group.peers, givers=group.peers, post=post)
-    TensorExchange(group, files, source, post).run({})
+    TensorExchange(group, files, source, post, in_memory=True).run({})
 
 
 @torch.no_grad()

@@ -269,7 +269,7 @@ def fill(
         for name, parameter in after.holding.parameters.items()
         if name not in fresh and parameter in state
     }
-    exchange = TensorExchange(group, files, source, post)
+    exchange = TensorExchange(group, files, source, post, in_memory=True)
     put_back(arriving, after.optimizer, exchange.run(wanted_of(arriving, files)), kept)
     return exchange.taken_bytes
 

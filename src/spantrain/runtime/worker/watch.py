@@ -15,7 +15,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
@@ -154,21 +154,24 @@ def connections() -> frozenset[tuple[int, str]]:
     return frozenset(found)
 
 
-def cut(before: frozenset[tuple[int, str]]) -> int:
+def cut(before: frozenset[tuple[int, str]], spare: Collection[str] = ()) -> int:
     """End the TCP connections that were opened since; return how many. Whoever waits on one gets an error.
 
-    Of another library's connections that were opened meanwhile, gRPC's and ZeroMQ's are made again by themselves.
+    Of another library's connections that were opened meanwhile, gRPC's and ZeroMQ's are made again by themselves; but
+    that takes round trips, so those with an end at one of the addresses (HOST:PORT) to `spare` stay.
     """
-    return sum(_ended(number) for number, _ in connections() - before)
+    return sum(_ended(number, spare) for number, _ in connections() - before)
 
 
-def _ended(number: int) -> bool:
+def _ended(number: int, spare: Collection[str]) -> bool:
     try:
         with socket.socket(fileno=os.dup(number)) as copy:
             # A listener stays: Gloo's thread ends the process if it cannot accept.
             if copy.family not in (socket.AF_INET, socket.AF_INET6) or copy.type != socket.SOCK_STREAM:
                 return False
             if copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                return False
+            if any(f"{host}:{port}" in spare for host, port, *_ in (copy.getsockname(), copy.getpeername())):
                 return False
             copy.shutdown(socket.SHUT_RDWR)
     except OSError:

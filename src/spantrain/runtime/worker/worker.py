@@ -266,6 +266,7 @@ class Worker:
         self._watch.look_again()
 
     def _cannot_go_on(self, fault: str) -> None:
+        self._control.wake()
         """Have the process end, with the order under way if that notices, and else all the same."""
         self._fault = fault
         _log.error("%s cannot go on: %s", self._name, fault)
