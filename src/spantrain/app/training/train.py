@@ -26,9 +26,10 @@ from spantrain.app.training.outcome import (
     with_reasons,
 )
 from spantrain.app.training.recovery.carry_on import Leg, Loss, about_pause, leg_after_loss, orders_of
-from spantrain.app.training.recovery.joining import Membership, wishes_heard
+from spantrain.app.training.recovery.joining import Membership
 from spantrain.app.training.recovery.journal import BegunLeg, Journal, first_leg, with_what_is_held
 from spantrain.app.training.recovery.prepared import PreparedChanges
+from spantrain.app.training.recovery.wishes import wishes_heard
 from spantrain.app.training.requests import TrainRequest
 from spantrain.app.training.resume import Resume, newest
 from spantrain.app.training.run_folder import TRACE_FILE, RunContent, RunRecord, measured, write_run
@@ -124,7 +125,7 @@ class _RunOnSession:
         self._checkpoint = ""
         self._journal = Journal(session, request)
         self._log = RunLog(request, self._ledger, reporter)
-        self._faults = FaultInjector(request.options.faults, session)
+        self._faults = FaultInjector(request.options.faults, session, request.out)
         self._network = RunNetwork(request.options.network_trace, session.testbed, request.plan, request.profile)
         self._plans = PlanChanges(request.plan, first_step=self._first_step, folder=request.out, tell=reporter.note)
 
@@ -150,6 +151,7 @@ class _RunOnSession:
             stack.enter_context(self._prepared)
             names = tuple(plan.cluster.device_by_name) if self._hears_members else ()
             stack.enter_context(wishes_heard(request.out, names))
+            stack.enter_context(self._faults.hearing())
             stack.enter_context(self._journal)
             self._journal.begin(self._manifest(self._first_step))
             results = None
@@ -179,7 +181,7 @@ class _RunOnSession:
                     orders_of(leg, self._session, self._request, self._ledger.samples_before(leg.first_step)),
                     barrier,
                     self._on_saved,
-                    lambda: self._stop.at_once,
+                    self._looks_up,
                     self._request.batches,
                     self._on_begin,
                 )
@@ -198,6 +200,11 @@ class _RunOnSession:
         return None
 
     def _go_on(self, leg: Leg) -> None:
+    def _looks_up(self) -> bool:
+        """Make faults that are wished for; return whether to end at once."""
+        self._faults.look()
+        return self._stop.at_once
+
         """Begin another leg."""
         self._before, self._leg = self._running.plan, leg
         self._reporter.note(leg.reason)
