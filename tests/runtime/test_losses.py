@@ -252,3 +252,23 @@ def test_devices_that_the_plan_was_made_with_in_mind_are_no_newcomers(make_plan,
         outcome = train(session, request, told.stop, told)
     assert sorted(outcome.devices) == list(plan.devices)
     assert not any("joined" in note for note in told.notes)
+
+
+@pytest.mark.parametrize("victim", ["a", "b"])
+def test_a_lost_member_of_a_group_that_divides_tensors_costs_the_step_under_way(victim, four, law_profile, tmp_path):
+    """Its stage has another replica; the group goes on without it, or not at all."""
+    torch.set_num_threads(1)
+    plan = four([0, 2, 5], [[["a", "b"], ["c"]], [["d"]]], THIRDS)
+    job = replace(JOB, steps=8)
+    killer = Killer({3: victim}, logs=tmp_path / "logs")
+    request = TrainRequest(
+        plan=plan, profile=law_profile(plan.cluster, plan.model), profile_path="", job=job, out=tmp_path,
+        options=RunOptions(protect=1),
+    )  # fmt: skip
+    with open_session(plan.cluster, plan.devices, SessionOptions(network=False), tmp_path / "logs", killer) as session:
+        outcome = train(session, request, killer.stop, killer)
+    assert victim not in outcome.devices
+    change = outcome.plan_changes[0]
+    assert change.reason.startswith(f"{victim} lost (its worker was killed by signal 9)")
+    assert "go back" not in change.reason
+    assert outcome.losses == pytest.approx(OneProcess(plan.model, job, BATCH).train(0, 8), abs=TOLERANCE)

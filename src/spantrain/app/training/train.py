@@ -184,6 +184,7 @@ class _RunOnSession:
                     self._looks_up,
                     self._request.batches,
                     self._on_begin,
+                    self._reporter.note,
                 )
                 if not barrier.paused:
                     return results
@@ -199,12 +200,12 @@ class _RunOnSession:
                 self._go_on(leg_after_loss(leg, loss, self._session, self._request, self._prepared, self._newest))
         return None
 
-    def _go_on(self, leg: Leg) -> None:
     def _looks_up(self) -> bool:
         """Make faults that are wished for; return whether to end at once."""
         self._faults.look()
         return self._stop.at_once
 
+    def _go_on(self, leg: Leg) -> None:
         """Begin another leg."""
         self._before, self._leg = self._running.plan, leg
         self._reporter.note(leg.reason)

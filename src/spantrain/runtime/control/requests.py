@@ -82,6 +82,8 @@ class Standing:
     """Why the coordinator must be taken for lost, as the worker itself has found."""
     comes_back: bool = False
     """Whether the worker waits for a coordinator that is lost."""
+    asks_reach: int = 0
+    """The number of the question which peers it cannot reach; 0: none."""
 
     def why_over(self, order_id: int | None) -> PeerLostError | Interrupted | None:
         """Return why an order is over (None: being without one), or None if it is not."""
@@ -370,6 +372,14 @@ class FetchRows(OrderRequest[BatchPiece], name="batch_rows"):
     """Of the first byte that is wanted."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Reach(OrderRequest[Done], name="reach"):
+    """Which devices of its order a worker cannot reach now, as the answer to the question of a number."""
+
+    number: int
+    unreached: tuple[str, ...]
+
+
 REQUESTS: tuple[type[Request[Any]], ...] = (
     Introduction,
     Goodbye,
@@ -385,5 +395,6 @@ REQUESTS: tuple[type[Request[Any]], ...] = (
     OuterCall,
     AskNextStep,
     FetchRows,
+    Reach,
 )
 """All that a worker may ask."""

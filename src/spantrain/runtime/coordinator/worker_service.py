@@ -30,6 +30,7 @@ from spantrain.runtime.control.requests import (
     NextOrder,
     OuterCall,
     Progress,
+    Reach,
     ReadClock,
     Ready,
     SavedFile,
@@ -39,6 +40,7 @@ from spantrain.runtime.control.requests import (
 from spantrain.runtime.coordinator.barrier import StageMeetings, StepBarrier
 from spantrain.runtime.coordinator.batches import BatchQueue
 from spantrain.runtime.coordinator.roster import Roster, RosterEntry, printable
+from spantrain.runtime.coordinator.standstills import StandstillWatch
 from spantrain.transport.control.protocol import RemoteRefusal
 
 ProgressListener = Callable[[str, int, int, str], None]
@@ -101,6 +103,8 @@ class TrainingRun:
     """There is one if a user's loop gives the batches."""
     meetings: StageMeetings | None = None
     """There is a place for them if the run takes part in an outer optimizer."""
+    standstill: StandstillWatch | None = None
+    """What finds out why a step does not end, if anything does."""
 
     def answer(self, device: str, request: OrderRequest[Any]) -> object | None:
         """Answer what a device asks of the run, None: it shall ask again.
@@ -114,6 +118,10 @@ class TrainingRun:
                 return self.barrier.report(device, request)
             case SavedFile():
                 return self._note_saved(device, request)
+            case Reach():
+                if self.standstill is not None:
+                    self.standstill.answer(device, request)
+                return Done()
             case OuterCall():
                 if self.meetings is None:
                     raise RemoteRefusal("this run takes part in no outer optimizer")
@@ -157,14 +165,6 @@ class UnderWay:
     to_begin: set[str] = field(default_factory=set)
     """Devices that are ready for their first step."""
 
-    @property
-    def beginners(self) -> frozenset[str]:
-        """Who begins a step; the others only give what they hold."""
-        return frozenset(self.orders) if self.run is None else self.run.barrier.members
-
-    @classmethod
-    def of(cls, orders: Mapping[str, Order[Any]], *, run: TrainingRun | None = None, **listeners: Any) -> "UnderWay":
-        """Begin with orders that nobody has heard of."""
     _bodies: dict[int, Any] = field(init=False, default_factory=dict)
 
     def body(self, order: Order[Any]) -> Any:
@@ -173,6 +173,14 @@ class UnderWay:
             self._bodies[id(order)] = to_json(order)
         return self._bodies[id(order)]
 
+    @property
+    def beginners(self) -> frozenset[str]:
+        """Who begins a step; the others only give what they hold."""
+        return frozenset(self.orders) if self.run is None else self.run.barrier.members
+
+    @classmethod
+    def of(cls, orders: Mapping[str, Order[Any]], *, run: TrainingRun | None = None, **listeners: Any) -> "UnderWay":
+        """Begin with orders that nobody has heard of."""
         return cls(orders=orders, meeting=MeetingPoints(lambda: _stages(orders, run)), run=run, **listeners)
 
     def abort(self, reason: str) -> None:
@@ -279,7 +287,13 @@ class WorkerService:
         return Done()
 
     def _standing(self, entry: RosterEntry) -> Standing:
-        return Standing(ended_orders=entry.ended_orders, reason=entry.reason, leave=self.closing or entry.dismissed)
+        run = self.under_way.run if entry.is_busy else None
+        return Standing(
+            ended_orders=entry.ended_orders,
+            reason=entry.reason,
+            leave=self.closing or entry.dismissed,
+            asks_reach=run.standstill.round if run and run.standstill else 0,
+        )
 
     def _next_order(self, peer: str, request: AskForOrder) -> NextOrder | None:
         """Take what became of an order; return the next one, once there is one behind the last that it knows."""
