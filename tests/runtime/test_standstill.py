@@ -1,7 +1,7 @@
 """Nothing passes between two sites of a run while all are heard: it is said, and the run goes on on one side."""
 
 import socket
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -12,12 +12,12 @@ from spantrain.app.session import Session, SessionOptions, open_session
 from spantrain.app.training.requests import RunOptions, TrainRequest
 from spantrain.app.training.stop import StopRequest
 from spantrain.app.training.train import train
-from spantrain.core.cluster import Host, Link, Site
 from spantrain.core.job import TrainJob
 from spantrain.core.span import Span
 from spantrain.runtime.worker.reach import unreached
 from spantrain.testbed.testbed import why_unavailable
 from spantrain.transport.connection.peers import PeerAddress
+from testing.runtime.places import in_sites
 from testing.runtime.runs import OneProcess
 
 THIRDS = [Span(0, 2), Span(2, 4), Span(4, 6)]
@@ -72,32 +72,15 @@ def test_a_site_that_is_cut_off_is_told_of_and_given_up(make_plan, spec_of, law_
         pytest.skip(reason)
     torch.set_num_threads(1)
     plan = make_plan(spec_of("gpt2"), [0, 2, 3, 5], [[1], [1], [1]], [THIRDS] * 3, "1f1b")
-    places = {"s0r0": "near", "s1r0": "near", "s2r0": "far"}
-    sites = ("near", "far")
-    cluster = replace(
-        plan.cluster,
-        sites=tuple(
-            Site(
-                name=site, hosts=tuple(name for name in places if places[name] == site), bandwidth_bytes_per_s=1e9,
-                latency_s=0.0,
-            )
-            for site in sites
-        ),
-        hosts=tuple(Host(name=name, site=site, devices=(name,)) for name, site in places.items()),
-        devices=tuple(replace(one, host=one.name, site=places[one.name]) for one in plan.cluster.devices),
-        links=tuple(
-            Link(source=a, target=b, bandwidth_bytes_per_s=1e8, latency_s=0.001) for a, b in (sites, sites[::-1])
-        ),
-    )  # fmt: skip
-    plan = replace(plan, cluster=cluster)
+    plan = in_sites(plan, {"s0r0": "near", "s1r0": "near", "s2r0": "far"})
     job = TrainJob(steps=6, seed=5, learning_rate=0.001, adapter="off")
     request = TrainRequest(
-        plan=plan, profile=law_profile(cluster, plan.model), profile_path="", job=job, out=Path(tmp_path),
+        plan=plan, profile=law_profile(plan.cluster, plan.model), profile_path="", job=job, out=Path(tmp_path),
         options=RunOptions(protect=1),
     )  # fmt: skip
     told = Cutter("far")
     options = SessionOptions(heartbeat_timeout_s=4.0)
-    with open_session(cluster, plan.devices, options, tmp_path / "logs", told) as session:
+    with open_session(plan.cluster, plan.devices, options, tmp_path / "logs", told) as session:
         told.session = session
         outcome = train(session, request, StopRequest(), told)
     assert "s2r0" not in outcome.devices

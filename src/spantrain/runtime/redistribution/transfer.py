@@ -116,15 +116,17 @@ class TensorExchange:
 
     def __init__(
         self, group: ExchangeGroup, files: Mapping[str, Described], source: TensorSource, post: ExchangeChannel | None,
-        *, in_memory: bool = False,
+        *, in_memory: bool = False, lanes: str = "",
     ) -> None:  # fmt: skip
-        """Take part; `post` may be None where there are no peers. `in_memory`: files have the names of who has them."""
+        """Take part; `post` may be None where there are no peers. `in_memory`: files have the names of who has them;
+        `lanes`: what distinguishes its messages from those of another exchange of the same step.
+        """
         assert post is not None or not group.peers, "peers need a way to be reached"
         self._group = group
         self._files = files
         self._source = source
         self._post = post
-        self._in_memory = in_memory
+        self._in_memory, self._lanes = in_memory, lanes
         self._stored: dict[str, StoredTensor] = {
             name: stored for file in files.values() for name, stored in file.tensors.items()
         }
@@ -251,11 +253,11 @@ class TensorExchange:
 
     def _send(self, peer: str, lane: str, tensor: torch.Tensor) -> None:
         assert self._post is not None
-        self._post.send(peer, lane, tensor)
+        self._post.send(peer, self._lanes + lane, tensor)
 
     def _receive(self, lane: str) -> torch.Tensor:
         assert self._post is not None
-        return self._post.receive(lane)
+        return self._post.receive(self._lanes + lane)
 
 
 def dtype_of(stored: StoredTensor, name: str) -> torch.dtype:
