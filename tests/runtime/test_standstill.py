@@ -85,6 +85,6 @@ def test_a_site_that_is_cut_off_is_told_of_and_given_up(make_plan, spec_of, law_
         outcome = train(session, request, StopRequest(), told)
     assert "s2r0" not in outcome.devices
     (said,) = [note for note in told.notes if "wait for each other" in note]
-    assert "s0r0 and s2r0, s1r0 and s2r0 wait for each other: nothing passes between them" in said
+    assert "s2r0 and s0r0, s1r0 wait for each other: nothing passes between them" in said
     assert outcome.plan_changes[0].reason.startswith("s2r0 lost (nothing passes between it and s0r0, s1r0 for 4.")
     assert outcome.losses == pytest.approx(OneProcess(plan.model, job, 6).train(0, 6), abs=1e-4)

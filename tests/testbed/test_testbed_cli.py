@@ -141,6 +141,7 @@ def test_sites_are_cut_off_and_healed(namespaces_or_skip: None, own_runtime_dir:
         assert not reaches("lab-0", "home-nano")
         assert "all passes again" in run("heal").stdout
         assert cut() == set()
+        assert run("heal").stdout == "nothing was cut there\n"
         assert reaches("lab-0", "home-nano")
     finally:
         run("down")

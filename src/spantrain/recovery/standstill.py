@@ -114,4 +114,11 @@ class Standstill:
         return tuple(gone)
 
     def _pairs(self) -> str:
-        return ", ".join(sorted(" and ".join(sorted(pair)) for pair in self._cut_since_s))
+        """Return who and who are cut off from each other, those together that are cut off from the same ones."""
+        left, names_by_others = set(self._cut_since_s), dict[frozenset[str], list[str]]()
+        for name in self._given_up(left):
+            others = frozenset(other for pair in left if name in pair for other in pair - {name})
+            names_by_others.setdefault(others, []).append(name)
+            left = {pair for pair in left if name not in pair}
+        sides = ([", ".join(sorted(one)) for one in (names, others)] for others, names in names_by_others.items())
+        return "; ".join(" and ".join(side) for side in sides)

@@ -128,7 +128,7 @@ class PacketRouter:
 
     def _cut(self, *, ways: list[list[str]], is_cut: bool) -> Answer:
         network = self._forwarder.network
-        pairs = {(source, target) for source, target in ways} & network.links.keys()
+        pairs = {(source, target) for source, target in ways} & (network.links.keys() if is_cut else network.cut)
         network.cut = network.cut | pairs if is_cut else network.cut - pairs
         return {"ways": sorted(pairs)}
 

@@ -79,5 +79,8 @@ def _cut(site: str | None, other: str | None, testbed_id: str | None, *, is_cut:
     if as_json:
         print_json({"cut" if is_cut else "healed": [list(way) for way in ways]})
         return
+    if not ways:
+        typer.echo("nothing was cut there")
+        return
     now = "nothing passes until `spantrain testbed heal`" if is_cut else "all passes again"
     typer.echo(f"{', '.join(f'{source} -> {target}' for source, target in ways)}: {now}")

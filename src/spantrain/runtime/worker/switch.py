@@ -272,8 +272,8 @@ def fill(
         alike: devices that are to hold the same as this one, where each of the group knows what all hold: those of one
             place take what they lack from afar once, and give it to each other.
     """
-    own = {id(tensor) for tensor in before.holding.tensors.values()} if before else set()
-    fresh = {name for name, tensor in after.holding.tensors.items() if id(tensor) not in own}
+    known = {id(tensor) for tensor in before.holding.tensors.values()} if before else set()
+    fresh = {name for name, tensor in after.holding.tensors.items() if id(tensor) not in known}
     arriving = after.holding.of(fresh)
     state = before.optimizer.state if before else {}
     kept = {
