@@ -251,9 +251,10 @@ def _read_hosts(section: Field, site: str, kinds: Mapping[str, DeviceKind], draf
                 break
             draft.claim("host", name, item)
             names.append(name)
-            host = Host(name=name or base, site=site, devices=(), address=address, memory_bytes=memory_bytes)
-            if name and not _place(host, devices, item, draft):
-                return tuple(names)
+            if name:
+                host = Host(name=name, site=site, devices=(), address=address, memory_bytes=memory_bytes)
+                if not _place(host, devices, item, draft):
+                    return tuple(names)
     return tuple(names)
 
 
