@@ -4,10 +4,18 @@ from dataclasses import replace
 
 import pytest
 
-from spantrain.app.simulation.availability import events_of, run_availability
+from spantrain.app.planning.protection import about_keepers, with_keepers
+from spantrain.app.profiling.describe import described_profile
+from spantrain.app.simulation.availability import LivePlans, events_of, run_availability
+from spantrain.app.simulation.liveput import LossReckoner, preferring
+from spantrain.config.cluster_file import load_preset
 from spantrain.core.plan import Plan
 from spantrain.errors import ConfigError
-from spantrain.sim.availability import AvailabilityEvent, detect_s
+from spantrain.models.catalog.catalog import resolve_model
+from spantrain.planner.engine.engine import make_plan
+from spantrain.planner.engine.outcome import PlanOptions
+from spantrain.planner.request import Evaluation, JobSpec
+from spantrain.sim.availability import PREPARED_S, AvailabilityEvent, detect_s
 from testing.sites import sites_cluster, sites_profile, two_stages
 
 SMALL = sites_cluster()
@@ -88,3 +96,80 @@ def test_a_bad_trace_is_refused_by_file_line_and_field(tmp_path, name, text, sai
 def test_a_bad_drawing_is_refused(text):
     with pytest.raises(ConfigError, match="--availability, field"):
         events_of(text, CLUSTER, 1.0)
+
+
+def test_a_light_change_is_known_beforehand_unless_losses_come_close_together():
+    late, close = went((500.0, "c", False)), went((0.5, "c", False))
+    assert late.pause_s["plan"] == PREPARED_S < close.pause_s["plan"]
+
+
+def test_copies_lie_in_host_memory():
+    """Devices have no room besides their own stage."""
+    tight = replace(CLUSTER, devices=tuple(replace(one, memory_bytes=1) for one in CLUSTER.devices))
+    assert with_keepers(PLAN, replace(PROFILE, cluster=tight), "adamw", 1).stages[0].keepers == ("c",)
+    (_, unknown) = about_keepers(with_keepers(PLAN, PROFILE, "adamw", 1), PROFILE, "adamw", 1)
+    assert "host memory at most on hc, ha, which is taken to be there" in unknown
+    small = replace(PROFILE, cluster=replace(tight, hosts=tuple(replace(one, memory_bytes=1) for one in tight.hosts)))
+    assert with_keepers(PLAN, small, "adamw", 1).stages[0].keepers == ()
+    kinds = tuple(replace(kind, unified_memory=True) for kind in tight.kinds)
+    assert with_keepers(PLAN, replace(PROFILE, cluster=replace(tight, kinds=kinds)), "adamw", 1).stages[0].keepers == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("soon", "--mtbf, field mtbf"), ("0", "more than nothing"), ("a100=3", "field a100: unknown"),
+     ("repair=1", "give HOURS for all devices")],
+)  # fmt: skip
+def test_bad_hours_are_refused(text, said):
+    with pytest.raises(ConfigError, match=said):
+        preferring(text, PROFILE, "adamw")
+
+
+def test_the_planner_says_what_it_reckoned_of_losses():
+    profile = described_profile(load_preset("laptop"), resolve_model("gpt2-tiny"))
+    job, asked = JobSpec(global_batch=32), ("spantrain-dp",)
+    hours = "home=1,mtbf=100,repair=0.1"
+    found = make_plan(profile, job, PlanOptions(strategies=asked, prefer=preferring(hours, profile, "adamw")))
+    said, costs = (line for line in found.report.reasons if "expected to stay" in line or "A loss costs" in line)
+    assert said.startswith("Devices are lost (mean hours between losses: home 1 h, others 100 h) and back after 360 s")
+    assert "Train it with --protect" in costs
+    reckoner = LossReckoner({"home": 1.0, "mtbf": 100.0, "repair": 0.1}, profile, "adamw")
+    rates = {name: reckoner.rate(name) for name in found.plan.devices}
+    assert {rate for name, rate in rates.items() if name.startswith("home")} == {1 / 3600}
+    assert {rate for name, rate in rates.items() if name.startswith("lab")} == {1 / 360_000}
+
+
+def test_the_plan_that_is_expected_to_do_most_is_chosen(monkeypatch):
+    """The second of two candidates, as soon as the first one's devices are lost often enough."""
+    first, second = two_stages(CLUSTER, "a", "c"), two_stages(CLUSTER, "b", "d")
+    evaluation = make_evaluation(step_s=1.0), make_evaluation(step_s=1.1)
+    monkeypatch.setattr(LossReckoner, "_lost_s", lambda _self, _plan, _plans, _step_s, _name: 600.0)
+    monkeypatch.setattr(LivePlans, "step_s", lambda _self, plan: 1.0 if "a" in plan.devices else 1.1)
+    monkeypatch.setattr(LivePlans, "wait_s", lambda _self, _plan: 0.0)
+    rows = list(zip((first, second), evaluation, strict=True))
+    for text, chosen in [("1000", 0), ("mtbf=1000,office=1000,lab=1", 0), ("home=1", 0), ("office=1", 1)]:
+        index, said = preferring(text, PROFILE, "adamw")(rows)
+        assert index == chosen, (text, said)
+    assert "the fastest plan does 8 and keeps 6.8" in said[0]
+
+
+def make_evaluation(*, step_s):
+    return Evaluation(
+        step_s=step_s, samples_per_s=8 / step_s, usd_per_step=None, joules_per_sample=None, bubble_ratio=0.0,
+        peak_bytes={}, over_memory=(),
+    )  # fmt: skip
+
+
+def test_another_plan_than_the_fastest_may_be_preferred():
+    job = JobSpec(global_batch=8)
+    rows = []
+
+    def last(candidates):
+        rows.extend(candidates)
+        return len(candidates) - 1, ("It was preferred.",)
+
+    fastest, found = make_plan(PROFILE, job), make_plan(PROFILE, job, PlanOptions(prefer=last))
+    assert rows[0][0].stages == fastest.plan.stages
+    assert [evaluation.step_s for _, evaluation in rows] == sorted(evaluation.step_s for _, evaluation in rows)
+    assert found.plan.stages == rows[-1][0].stages
+    assert found.report.reasons[-1] == "It was preferred."

@@ -123,6 +123,21 @@ def test_what_a_sites_links_share() -> None:
     assert (there.uplink_bandwidth_bytes_per_s, there.downlink_bandwidth_bytes_per_s) == (2.5e6, 5e6)
 
 
+def test_memory_of_hosts_and_what_kinds_share_with_the_processor() -> None:
+    text = GOOD.replace("count: 2,", "count: 2, memory: 64 GiB,")
+    text += (
+        "kinds: {x: {peak_fp16: 1 TFLOP/s, peak_fp32: 1 TFLOP/s, memory: 1 GiB, memory_bandwidth: 1 GB/s, power: 1 W, "
+    )
+    text += "source: a test, unified_memory: true}}\n"
+    cluster = parse_cluster(text.replace("jetson-nano: 1", "jetson-nano: 1, x: 1"), source="c.yaml")
+    assert [host.memory_bytes for host in cluster.hosts] == [64 * 2**30] * 2 + [None]
+    assert {kind.name: kind.unified_memory for kind in cluster.kinds} == {
+        "t4": False, "p4": False, "jetson-nano": True, "x": True,
+    }  # fmt: skip
+    assert "kinds.x.unified_memory: 'yes' must be true or false" in _told(text.replace("true}", "yes}"))
+    assert "hosts[0].memory: '64 GB/s'" in _told(text.replace("64 GiB", "64 GB/s"))
+
+
 def test_a_site_alone_has_no_use_for_a_line() -> None:
     text = GOOD[: GOOD.index("  - name: b\n")].replace("  - name: a\n", "  - name: a\n    uplink: 20 Mbit/s\n")
     assert "sites[0].uplink: the cluster has one site, so nothing would use its uplink; remove it" in _told(text)

@@ -125,3 +125,10 @@ def test_a_keeper_of_ones_own_is_refused():
     for keepers in (("a",), ("d",), ("b", "b")):
         with pytest.raises(ValueError, match="stage 0: keepers must be devices of the plan's other stages, each once"):
             replace(plan, stages=(replace(plan.stages[0], keepers=keepers), *plan.stages[1:]))
+
+
+def test_devices_that_keep_copies_in_one_memory_share_its_room():
+    hosts = {"a": ("x", "s"), "b": ("y", "s"), "c": ("z", "s")}
+    memory_of = {"b": "host z", "c": "host z"}
+    found = protected(plan_of(ONE_EACH, hosts), 1, [10, 10, 10], {"a": 0, "host z": 19}, memory_of)
+    assert [stage.keepers for stage in found.stages] == [("b",), (), ()]

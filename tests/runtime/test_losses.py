@@ -25,6 +25,7 @@ from spantrain.planner.present import NewPlan
 from spantrain.recovery.policy import OnLoss
 from spantrain.runtime.coordinator.barrier import StepOutcome
 from testing.runtime.kills import kill
+from testing.runtime.places import in_sites
 from testing.runtime.runs import OneProcess
 
 pytestmark = [pytest.mark.slow, pytest.mark.checkpoint, pytest.mark.timeout(600)]
@@ -252,3 +253,46 @@ def test_devices_that_the_plan_was_made_with_in_mind_are_no_newcomers(make_plan,
         outcome = train(session, request, told.stop, told)
     assert sorted(outcome.devices) == list(plan.devices)
     assert not any("joined" in note for note in told.notes)
+
+
+@pytest.mark.parametrize("victim", ["a", "b"])
+def test_a_lost_member_of_a_group_that_divides_tensors_costs_the_step_under_way(victim, four, law_profile, tmp_path):
+    """Its stage has another replica; the group goes on without it, or not at all."""
+    torch.set_num_threads(1)
+    plan = four([0, 2, 5], [[["a", "b"], ["c"]], [["d"]]], THIRDS)
+    job = replace(JOB, steps=8)
+    killer = Killer({3: victim}, logs=tmp_path / "logs")
+    request = TrainRequest(
+        plan=plan, profile=law_profile(plan.cluster, plan.model), profile_path="", job=job, out=tmp_path,
+        options=RunOptions(protect=1),
+    )  # fmt: skip
+    with open_session(plan.cluster, plan.devices, SessionOptions(network=False), tmp_path / "logs", killer) as session:
+        outcome = train(session, request, killer.stop, killer)
+    assert victim not in outcome.devices
+    change = outcome.plan_changes[0]
+    assert change.reason.startswith(f"{victim} lost (its worker was killed by signal 9)")
+    assert "go back" not in change.reason
+    assert outcome.losses == pytest.approx(OneProcess(plan.model, job, BATCH).train(0, 8), abs=TOLERANCE)
+
+
+def test_replicas_of_a_site_take_what_they_lack_from_afar_once(make_plan, spec_of, law_profile, tmp_path, monkeypatch):
+    """Both replicas come to need a unit that only the other site has: each takes a part, and one gives it the other."""
+    torch.set_num_threads(1)
+    plan = make_plan(spec_of("gpt2"), [0, 1, 3, 5], [[1], [1], [1, 1]], [THIRDS] * 3, "1f1b")
+    plan = in_sites(plan, {"s0r0": "far", "s1r0": "far", "s2r0": "near", "s2r1": "near"})
+
+    def two_stages(plan, _profile, _present, **_options) -> NewPlan:
+        _, second, third = plan.unprotected.stages
+        stages = replace(second, first_unit=0, end_unit=2), replace(third, first_unit=2)
+        return NewPlan(plan=replace(plan, stages=stages), how="stages cut anew")
+
+    monkeypatch.setattr(prepared, "light_plan", two_stages)
+    killer = Killer({3: "s0r0"}, logs=tmp_path / "logs")
+    request = TrainRequest(
+        plan=plan, profile=law_profile(plan.cluster, plan.model), profile_path="", job=replace(JOB, steps=6),
+        out=tmp_path, options=RunOptions(protect=1),
+    )  # fmt: skip
+    with open_session(plan.cluster, plan.devices, SessionOptions(network=False), tmp_path / "logs", killer) as session:
+        outcome = train(session, request, killer.stop, killer)
+    assert "go back" not in outcome.plan_changes[0].reason
+    assert outcome.losses == pytest.approx(OneProcess(plan.model, JOB, BATCH).train(0, 6), abs=TOLERANCE)

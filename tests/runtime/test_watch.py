@@ -1,12 +1,14 @@
 """What ends an order that is not done: the wish, the waits, at last the process."""
 
+import socket
 import threading
+from contextlib import ExitStack
 
 import pytest
 
 from spantrain.errors import Interrupted, PeerLostError
 from spantrain.runtime.control.requests import Standing
-from spantrain.runtime.worker.watch import Watch, standing_of
+from spantrain.runtime.worker.watch import Watch, connections, cut, standing_of
 from testing.patience import PATIENCE_S
 
 LOST = Standing(lost="the coordinator was lost")
@@ -95,3 +97,26 @@ def test_one_that_leaves_its_order_lives_on():
         watch.begin(4)
         watch.check()
     assert stuck.causes == []
+
+
+def test_connections_that_were_opened_since_end_but_for_those_to_spare():
+    with ExitStack() as stack:
+        servers = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(3)]
+        addresses = [server.getsockname() for server in servers]
+
+        def opened(address):
+            line = stack.enter_context(socket.create_connection(address))
+            line.settimeout(PATIENCE_S)
+            return line
+
+        old = opened(addresses[0])
+        before = connections()
+        new, spared = opened(addresses[1]), opened(addresses[2])
+        (peer, _), (own, _) = servers[1].accept(), servers[2].accept()
+        stack.callback(peer.close)
+        stack.callback(own.close)
+        assert cut(before, {f"127.0.0.1:{addresses[2][1]}"}) == 2  # both ends are this process's
+        assert new.recv(1) == b""
+        for line in (old, spared):
+            line.sendall(b"x")
+        assert own.recv(1) == b"x"

@@ -9,7 +9,7 @@ from spantrain.app.profiling.describe import described_profile
 from spantrain.config.cluster_file import load_preset, parse_cluster
 from spantrain.models.catalog.catalog import resolve_model
 from spantrain.planner.request import JobSpec
-from spantrain.sim.availability import PLAN_S, AvailabilityEvent, detect_s
+from spantrain.sim.availability import PREPARED_S, AvailabilityEvent, detect_s
 from spantrain_studies.availability.bamboo import Bamboo, designs
 from spantrain_studies.availability.chains import Chains
 from spantrain_studies.availability.likeness import Likeness
@@ -159,7 +159,7 @@ def test_oobleck_keeps_two_pipelines_and_shrinks_the_one_that_is_hurt():
     hurt = before[0].devices[0]
     turn = oobleck.lost(hurt, ALL - {hurt})
     assert not turn.back
-    assert turn.pause_s >= PLAN_S
+    assert turn.pause_s >= PREPARED_S
     assert turn.work.devices == calm.devices - {hurt}
     assert turn.work.step_s > calm.step_s
     for left in sorted(turn.work.devices)[:-1]:

@@ -1,15 +1,20 @@
 """`spantrain testbed`, the commands."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from spantrain.cli.commands.testbed import app, sparkline
+from spantrain.cli.commands.faults import app
+from spantrain.cli.commands.testbed import sparkline
 from spantrain.core.speed import SpeedTrace
 from spantrain.errors import ConfigError, TestbedError
+
+CONNECTS = "import socket, sys; sys.exit(socket.socket().connect_ex((sys.argv[1], 9)) != 111)"
+"""Ends with 0 if a host's kernel refuses, which it can only do where packets pass."""
 
 
 def run(*arguments: str, app: typer.Typer = app) -> Result:
@@ -61,6 +66,8 @@ def test_up_shape_status_down(namespaces_or_skip: None, own_runtime_dir: Path) -
         (("load", "--from", "a", "--to", "b", "--for", "5"), "--for"),
         (("load", "--from", "a", "--to", "b"), "no testbed is running"),
         (("exec", "host", "--"), "nothing to run"),
+        (("partition", "a"), "no testbed is running"),
+        (("heal",), "no testbed is running"),
     ],
 )
 def test_what_is_missing_is_said(arguments: tuple[str, ...], message: str, own_runtime_dir: Path) -> None:
@@ -108,3 +115,33 @@ def test_traces_are_listed_with_a_picture() -> None:
 def test_a_picture_is_as_high_as_the_mean_speed() -> None:
     speed = SpeedTrace(changes=((2.0, 0.5), (6.0, 0.0), (7.0, 1.0)))
     assert sparkline(speed, 8.0, 8) == "██▄▄▄▄ █"
+
+
+@pytest.mark.root
+def test_sites_are_cut_off_and_healed(namespaces_or_skip: None, own_runtime_dir: Path) -> None:
+    def reaches(source: str, target: str) -> bool:
+        words = ("timeout", "1", sys.executable, "-ISc", CONNECTS, address[target])
+        return run("exec", source, "--", *words).exit_code == 0
+
+    def cut() -> set[tuple[str, str]]:
+        return {(link["source"], link["target"]) for link in status()["links"] if link["is_cut"]}
+
+    try:
+        built = json.loads(run("up", "--preset", "laptop", "--json").stdout)
+        address = {host["host"]: host["address"] for host in built["hosts"]}
+        assert json.loads(run("partition", "home", "--json").stdout) == {
+            "cut": [["home", "lab"], ["home", "office"], ["lab", "home"], ["office", "home"]]
+        }
+        assert len(cut()) == 4
+        assert "cut" in run("status").stdout
+        run("heal", "home", "office")
+        assert cut() == {("home", "lab"), ("lab", "home")}
+        for words in (("partition", "moon"), ("partition", "home", "home"), ("partition", "home", "home-nano")):
+            assert isinstance(run(*words).exception, TestbedError)
+        assert not reaches("lab-0", "home-nano")
+        assert "all passes again" in run("heal").stdout
+        assert cut() == set()
+        assert run("heal").stdout == "nothing was cut there\n"
+        assert reaches("lab-0", "home-nano")
+    finally:
+        run("down")

@@ -78,3 +78,19 @@ def test_a_server_that_stops_lets_go_at_once_and_tells_of_nobodys_end(watched: W
     watched.server.stop(PATIENCE_S)
     assert held.result() == {}
     assert watched.lines.empty()
+
+
+def test_who_is_nudged_is_answered_at_once_and_not_taken_for_gone(watched: Watched) -> None:
+    client, other = watched.join("edge-1"), watched.join("edge-2")
+    held = client.begin(PRESENCE, {}, timeout_s=PATIENCE_S)
+    assert watched.heard() == ("edge-1", 0, True)
+    stays = other.begin(PRESENCE, {}, timeout_s=PATIENCE_S)
+    assert watched.heard() == ("edge-2", 1, True)
+    watched.server.nudge(["edge-1", "edge-3"])
+    assert held.result() == {}
+    assert watched.lines.empty()
+    assert not stays.ended
+    client.begin(PRESENCE, {}, timeout_s=PATIENCE_S)
+    assert [watched.heard(), watched.heard()] == [("edge-1", 2, True), ("edge-1", 0, False)]
+    client.close()
+    assert watched.heard() == ("edge-1", 2, False)

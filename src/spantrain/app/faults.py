@@ -1,17 +1,26 @@
-"""Faults on purpose: workers that this machine has started are killed, stopped or started again while they train."""
+"""Faults on purpose: workers that this machine has started are killed, stopped or started again while they train.
 
+By a file when steps have ended (`--faults`), or at any moment by `spantrain testbed kill` and its like.
+"""
+
+import json
 import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
 from spantrain.app.session import Session
-from spantrain.config.files.json_codec import from_json
+from spantrain.app.training.recovery.wishes import FAULTS, answer, answered, taken, wish, wishes_heard
+from spantrain.config.files.json_codec import from_json, to_json
 from spantrain.config.files.parsing import parse_json
 from spantrain.config.files.text_files import read_text
-from spantrain.errors import ConfigError
+from spantrain.errors import ConfigError, SpanTrainError
 
+LONGEST_PAUSE_S = 3600.0
+_ANSWER_S = 10.0
 _REMEDY = 'write [{"after_step": 4, "what": "kill", "device": "lab-1"}, {"after_step": 9, "what": "restart", ...}]'
 
 
@@ -38,8 +47,8 @@ class Fault:
     """How long it stands still, if it does."""
 
     def __post_init__(self) -> None:
-        if self.after_step < 0 or not 0 < self.seconds <= 3600:
-            raise ValueError("after_step is 0 or more, and seconds are over 0 and at most 3600")
+        if self.after_step < 0 or not 0 < self.seconds <= LONGEST_PAUSE_S:
+            raise ValueError(f"after_step is 0 or more, and seconds are over 0 and at most {LONGEST_PAUSE_S:g}")
 
 
 def read_faults(path: Path) -> tuple[Fault, ...]:
@@ -53,20 +62,53 @@ def read_faults(path: Path) -> tuple[Fault, ...]:
     return found
 
 
-class FaultInjector:
-    """Makes the faults of a run as its steps end."""
+def wish_fault(run: Path, fault: Fault) -> None:
+    """Have a fault made at once in a run that is under way, and return when it was.
 
-    def __init__(self, faults: tuple[Fault, ...], session: Session) -> None:
-        """Take faults of a session on this machine.
+    Raises:
+        ConfigError: no such run is under way, it has no such device, or the fault cannot be made now; says why.
+    """
+    nowhere = (
+        "no run whose workers this machine has started is under way there; give the folder that --out named (workers "
+        "of `train --listen` are ended on their own machines)"
+    )
+    wish(run, fault.device, FAULTS, json.dumps(to_json(fault)), nowhere=nowhere)
+    refusal = answered(run, fault.device, FAULTS, _ANSWER_S)
+    if refusal:
+        raise ConfigError(refusal)
+
+
+class FaultInjector:
+    """Makes the faults of a run as its steps end, and those that are wished for meanwhile."""
+
+    def __init__(self, faults: tuple[Fault, ...], session: Session, run: Path) -> None:
+        """Take faults of a session on this machine; `run`: the folder where others are wished for.
 
         Raises:
             ConfigError: its workers were started elsewhere, or it has no such device.
         """
-        self._left, self._session = list(faults), session
+        self._left, self._session, self._run = list(faults), session, run
         if faults and session.workers is None:
             raise ConfigError("--faults: only workers that this machine has started can be killed; leave out --listen")
         for name in sorted({fault.device for fault in faults} - set(session.cluster.device_by_name)):
             raise ConfigError(f"--faults: there is no device {name}; this run has {', '.join(session.devices)}")
+
+    @contextmanager
+    def hearing(self) -> Iterator[None]:
+        """Let faults be wished for."""
+        names = self._session.cluster.device_by_name if self._session.workers else ()
+        with wishes_heard(self._run, names, FAULTS):
+            yield
+
+    def look(self) -> None:
+        """Make those that were wished for since."""
+        for device, text in taken(self._run, FAULTS).items():
+            try:
+                data = parse_json(text, FAULTS, error=ConfigError, remedy="use spantrain testbed kill")
+                said = self._make_now(from_json(Fault, data, FAULTS, error=ConfigError))
+            except SpanTrainError as error:
+                said = str(error)
+            answer(self._run, device, FAULTS, said)
 
     def after(self, steps_done: int) -> None:
         """Make those that are due, each once."""
@@ -74,6 +116,17 @@ class FaultInjector:
         self._left = [fault for fault in self._left if fault not in due]
         for fault in due:
             self._make(fault)
+
+    def _make_now(self, fault: Fault) -> str:
+        """Make a fault, and return why it cannot be made, or nothing."""
+        assert self._session.workers is not None, "nothing is heard"
+        runs = fault.device in self._session.workers.running
+        if fault.what is FaultKind.RESTART and runs:
+            return f"{fault.device}: its worker is there; kill it first"
+        if fault.what is not FaultKind.RESTART and not runs:
+            return f"{fault.device}: has no worker now; `spantrain testbed restart` starts one"
+        self._make(fault)
+        return ""
 
     def _make(self, fault: Fault) -> None:
         workers = self._session.workers

@@ -11,7 +11,7 @@ from typing import Any
 
 import typer
 
-from spantrain.cli.commands import outer, schedule, testbed
+from spantrain.cli.commands import faults, outer, schedule
 from spantrain.cli.commands.basic import demo, drain, export, groups, import_, profile, worker
 from spantrain.cli.commands.explain import explain, validate
 from spantrain.cli.commands.machines import doctor, init
@@ -46,7 +46,7 @@ COMMANDS = (
 )  # fmt: skip
 for command in COMMANDS:
     app.command(command.__name__.rstrip("_"))(command)
-for group in (outer, schedule, testbed):
+for group in (outer, schedule, faults):  # the last adds to the group `testbed`
     app.add_typer(group.app, name=group.app.info.name)
 
 

@@ -16,7 +16,7 @@ from spantrain.config.files.yaml_fields import Field, parse_yaml
 from spantrain.config.kinds import DeviceRow, load_kinds, read_devices, read_kind
 from spantrain.core.cluster import MAX_DEVICES, MAX_SITES, Cluster, Device, DeviceKind, Host, Link, Site
 from spantrain.core.names import is_name
-from spantrain.core.quantities import parse_bandwidth, parse_seconds
+from spantrain.core.quantities import parse_bandwidth, parse_bytes, parse_seconds
 from spantrain.errors import ConfigError
 
 _Pair = tuple[str, str]
@@ -237,12 +237,13 @@ def _read_hosts(section: Field, site: str, kinds: Mapping[str, DeviceKind], draf
         section.problem("a site needs at least one host")
     names: list[str] = []
     for item in items:
-        row = item.table(required=("name", "devices"), optional=("count", "address", "backend"))
+        row = item.table(required=("name", "devices"), optional=("count", "address", "backend", "memory"))
         base = row["name"].name() if "name" in row else ""
         count = row["count"].count() if "count" in row else None
         if "address" in row and count is not None and count > 1:
             row["address"].problem(f"{count} hosts cannot share one address; list the hosts one by one")
         address = row["address"].text() if "address" in row else None
+        memory_bytes = int(row["memory"].quantity(parse_bytes)) if "memory" in row else None
         devices = read_devices(row, kinds)
         for name in [base] if count is None or not base else [f"{base}-{index}" for index in range(count)]:
             if name and not is_name(name):
@@ -250,8 +251,10 @@ def _read_hosts(section: Field, site: str, kinds: Mapping[str, DeviceKind], draf
                 break
             draft.claim("host", name, item)
             names.append(name)
-            if name and not _place(Host(name=name, site=site, devices=(), address=address), devices, item, draft):
-                return tuple(names)
+            if name:
+                host = Host(name=name, site=site, devices=(), address=address, memory_bytes=memory_bytes)
+                if not _place(host, devices, item, draft):
+                    return tuple(names)
     return tuple(names)
 
 

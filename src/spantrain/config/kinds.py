@@ -18,7 +18,7 @@ _KEYS = ("peak_fp16", "peak_fp32", "memory", "memory_bandwidth", "power", "sourc
 
 def read_kind(name: str, field: Field) -> DeviceKind:
     """Read one entry of a `kinds` section; what is wrong becomes a problem of the field."""
-    row = field.table(required=_KEYS)
+    row = field.table(required=_KEYS, optional=("unified_memory",))
     source = row["source"].text() if "source" in row else None
 
     def value(key: str, parse: Callable[[str], float]) -> float:
@@ -32,6 +32,7 @@ def read_kind(name: str, field: Field) -> DeviceKind:
         memory_bandwidth_bytes_per_s=value("memory_bandwidth", parse_bandwidth),
         power_w=value("power", parse_power),
         source=source or "",
+        unified_memory=row["unified_memory"].flag() if "unified_memory" in row else False,
     )
 
 

@@ -27,6 +27,8 @@ class DeviceKind:
     power_w: float
     source: str
     """Where the figures come from."""
+    unified_memory: bool = False
+    """Whether its memory is the processor's, too."""
 
     def __post_init__(self) -> None:
         if not self.name.isprintable() or not 1 <= len(self.name) <= _MAX_KIND:
@@ -68,9 +70,13 @@ class Host:
     devices: tuple[str, ...]
     address: str | None = None
     """Where its workers can be reached, if that is known before they join."""
+    memory_bytes: int | None = None
+    """Of the processor; None: as far as it is not a device's, it is not known."""
 
     def __post_init__(self) -> None:
         check_name("host", self.name)
+        if self.memory_bytes is not None and self.memory_bytes <= 0:
+            raise ValueError(f"host {self.name}: memory_bytes must be positive, or None, got {self.memory_bytes}")
 
 
 @dataclass(frozen=True, kw_only=True)

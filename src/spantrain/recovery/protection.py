@@ -11,8 +11,12 @@ from dataclasses import replace
 
 from spantrain.core.plan import Plan, Stage
 
+_OWN: Mapping[str, str] = {}
 
-def protected(plan: Plan, losses: int, kept_bytes: Sequence[int], room: Mapping[str, int]) -> Plan:
+
+def protected(
+    plan: Plan, losses: int, kept_bytes: Sequence[int], room: Mapping[str, float], memory_of: Mapping[str, str] = _OWN
+) -> Plan:
     """Return a plan with as many keepers as it takes for so many losses at once, as far as there is room.
 
     Stages whose tensors are divided have none: no device holds one whole.
@@ -21,7 +25,8 @@ def protected(plan: Plan, losses: int, kept_bytes: Sequence[int], room: Mapping[
         plan: keepers that it has are forgotten.
         losses: of devices, that shall cost no more than the step under way.
         kept_bytes: what a copy of each stage's state takes.
-        room: bytes that each device has left.
+        room: bytes that each memory has left.
+        memory_of: the memory in which a device keeps copies, where it is not its own and so of the device's name.
     """
     left, kept = dict(room), Counter[str]()
     stages = []
@@ -31,13 +36,15 @@ def protected(plan: Plan, losses: int, kept_bytes: Sequence[int], room: Mapping[
             able = [
                 name
                 for name in leaders(plan)
-                if name not in stage.devices and name not in keepers and left[name] >= kept_bytes[index]
+                if name not in stage.devices
+                and name not in keepers
+                and left[memory_of.get(name, name)] >= kept_bytes[index]
             ]
             if not able:
                 break
             chosen = min(able, key=lambda name: _distance(plan, index, keepers, name, kept))
             keepers.append(chosen)
-            left[chosen] -= kept_bytes[index]
+            left[memory_of.get(chosen, chosen)] -= kept_bytes[index]
             kept[chosen] += 1
         stages.append(replace(stage, keepers=tuple(keepers)))
     return replace(plan, stages=tuple(stages))

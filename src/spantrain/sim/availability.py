@@ -14,8 +14,12 @@ from spantrain.cost.moving import moved
 from spantrain.recovery.detection import HEARTBEAT_S, LossDetector
 from spantrain.recovery.policy import holds_all, is_worth
 
-PLAN_S = 0.3
-"""Seconds until a light change of plan is known and taken over: an assumption, not a measurement."""
+PREPARED_S = 0.01
+"""Seconds until a light change that was worked out beforehand is taken over (`app.training.recovery.prepared`)."""
+_PLAN_S = 0.3
+"""Seconds that a plan takes to be worked out: an assumption, not a measurement."""
+_RESTS = 2
+"""Beforehand, it takes so many times as long: the thread that does it rests as long as it works."""
 _BEATS, _LOOKS = 20, 3
 
 
@@ -94,6 +98,8 @@ class AvailabilityRun:
         self._step_s, self._free_s, self._now_s = plans.step_s(plan) + plans.wait_s(plan), 0.0, 0.0
         self._next: tuple[float, Plan] | None = None
         """A plan with devices that came, and when it is known."""
+        self._ready_s = self._prepares_s(plan)
+        """When the light change for each loss is known."""
         self._possible, self.steps, self.steps_lost, self.moved_bytes = 0.0, 0, 0, 0
         self.pause_s = {"detect": 0.0, "plan": 0.0, "move": 0.0, "none": 0.0}
         self.present_s: dict[str, float] = dict.fromkeys(self._present, 0.0)
@@ -108,6 +114,12 @@ class AvailabilityRun:
         self._advance(until_s)
         self._interrupt(until_s)
         return self._possible
+
+    @property
+    def progress(self) -> float:
+        """Steps that stay, with the part of the one under way."""
+        under_way_s = self._now_s - self._free_s if self._plan is not None else 0.0
+        return self.steps + max(0.0, under_way_s) / self._step_s
 
     def _advance(self, to_s: float) -> None:
         """Commit the steps that end by then, and take over a plan that is ready."""
@@ -146,6 +158,11 @@ class AvailabilityRun:
         self.moved_bytes += size
         self._plan, self._step_s, self._next = plan, self._plans.step_s(plan) + self._plans.wait_s(plan), None
         self._free_s = from_s + sum(pauses.values()) + move_s
+        self._ready_s = self._free_s + self._prepares_s(plan)
+
+    @staticmethod
+    def _prepares_s(plan: Plan) -> float:
+        return _RESTS * _PLAN_S * len(plan.devices)
 
     def _interrupt(self, at_s: float) -> None:
         """Take back what was reckoned of a pause that ends early."""
@@ -166,7 +183,7 @@ class AvailabilityRun:
         silent_s = detect_s(alone=not self._present)
         lost = f"{device} lost (no heartbeat for {silent_s:.1f} s)"
         self.steps_lost += at_s > self._free_s
-        self._go_on(at_s, lost, {"detect": silent_s, "plan": PLAN_S})
+        self._go_on(at_s, lost, {"detect": silent_s, "plan": PREPARED_S if at_s >= self._ready_s else _PLAN_S})
 
     def _go_on(self, at_s: float, what: str, pauses: dict[str, float]) -> None:
         """Take the light change, from memory or from the newest checkpoint; or wait for devices."""
@@ -189,7 +206,7 @@ class AvailabilityRun:
     def _come(self, at_s: float, device: str) -> None:
         self._present |= {device}
         if self._plan is None:
-            self._go_on(at_s, f"{device} joined", {"plan": PLAN_S})
+            self._go_on(at_s, f"{device} joined", {"plan": _PLAN_S})
             return
         how = self._consider(self._plan, max(at_s, self._free_s))
         stands_by = " joined, and stands by: steps would be no shorter with it"
@@ -200,7 +217,7 @@ class AvailabilityRun:
         found = self._plans.full(plan, self._present)
         if found is None or not is_worth(self._plans.step_s(plan), self._plans.step_s(found[0])):
             return ""
-        self._next = (from_s + PLAN_S, found[0])
+        self._next = (from_s + _PLAN_S, found[0])
         return found[1]
 
     def _tell(self, at_s: float, text: str) -> None:

@@ -153,6 +153,8 @@ class ShapedLinkStatus(_CarrierStatus):
     loss_ratio: float
     packets_lost: int
     """By `loss_ratio`."""
+    is_cut: bool
+    """Whether nothing passes now (`spantrain testbed partition`)."""
 
 
 @dataclass(frozen=True, kw_only=True)

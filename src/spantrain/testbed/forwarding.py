@@ -41,6 +41,8 @@ class ShapedNetwork:
         self._pair_of: dict[ShapedLink, Pair] = {}
         self._busy: tuple[set[ShapedLink], set[ShapedLink], set[ShapedLink]] = (set(), set(), set())
         """Uplinks, links and downlinks with packets."""
+        self.cut: set[Pair] = set()
+        """Ways by which nothing passes."""
         self._changes: list[tuple[float, int, ShapedLink, float]] = []
         """Changes of speed to come: when, by number, of what, to what."""
         for rank, link in enumerate(links):
@@ -93,6 +95,9 @@ class ShapedNetwork:
         link = self._link_to(site, packet)
         if link is None:
             return False
+        if self._pair_of[link] in self.cut:
+            link.counters.packets_dropped += packet.packets
+            return True
         uplink = self.lines.get((site, "up"))
         first = uplink or link
         first.push(now_s, packet)

@@ -102,6 +102,7 @@ class PacketRouter:
             "shape": self._shape,
             "shape_line": self._shape_line,
             "follow": self._follow,
+            "cut": self._cut,
             "stop": self._stop,
         }
         operation = operations.get(request.pop("operation"))
@@ -125,6 +126,12 @@ class PacketRouter:
         self._forwarder.reshape((source, target), replace(link.shape, **changes))
         return {}
 
+    def _cut(self, *, ways: list[list[str]], is_cut: bool) -> Answer:
+        network = self._forwarder.network
+        pairs = {(source, target) for source, target in ways} & (network.links.keys() if is_cut else network.cut)
+        network.cut = network.cut | pairs if is_cut else network.cut - pairs
+        return {"ways": sorted(pairs)}
+
     def _shape_line(self, *, site: str, way: str, bandwidth_bytes_per_s: float) -> Answer:
         self._forwarder.reshape_line((site, way), bandwidth_bytes_per_s)
         return {}
@@ -142,7 +149,7 @@ class PacketRouter:
             for (site, way), line in network.lines.items()
         ]
         return {
-            "links": [_figures(link) for link in network.links.values()],
+            "links": [_figures(link) | {"is_cut": pair in network.cut} for pair, link in network.links.items()],
             "lines": lines,
             "packets_refused": self._forwarder.packets_refused,
             "up_s": time.monotonic() - self._started_s,

@@ -165,6 +165,26 @@ class Testbed:
         for way, rate in rates.items():
             ask(self._state.file("sock"), "shape_line", site=site, way=way, bandwidth_bytes_per_s=rate)
 
+    def cut(self, *sites: str, is_cut: bool = True) -> tuple[tuple[str, str], ...]:
+        """Let nothing pass between two sites, one and all others, or all (none named); or again what did before.
+
+        What was under way still arrives. Returns the ways by source and target that are cut, or were.
+
+        Raises:
+            TestbedError: No such site, twice the same, or nothing between them; or the testbed is gone.
+        """
+        known = sorted(set(self._state.site_of.values()))
+        for site in sites:
+            _known("site", site, known)
+        if len(set(sites)) < len(sites) or len(sites) > 2:
+            raise TestbedError(f"{' and '.join(sites)}: name two sites, or one that is cut off from all others")
+        ends = set(sites)
+        ways = [(a, b) for a in known for b in known if a != b and ends <= {a, b}]
+        found = ask(self._state.file("sock"), "cut", ways=ways, is_cut=is_cut)["ways"]
+        if is_cut and not found:
+            raise TestbedError(f"no link between {' and '.join(sites) or 'sites'} to cut")
+        return tuple((source, target) for source, target in found)
+
     def follow(self, traces: Mapping[str, SpeedTrace], *, start_s: float | None = None) -> float:
         """Let links and lines have other speeds over time, instead of any traces before; return when they begin.
 

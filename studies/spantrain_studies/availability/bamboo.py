@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from spantrain.core.action import Op
 from spantrain.cost.memory import MemoryCost
-from spantrain.sim.availability import PLAN_S
+from spantrain.sim.availability import PREPARED_S
 from spantrain_studies.availability.chains import Chain, Chains
 from spantrain_studies.availability.layouts import Laid
 from spantrain_studies.availability.plans import write_s
@@ -79,7 +79,7 @@ class Bamboo:
             return Turn(work=work, pause_s=self._again_s(neighbour, stage), loses_step=False, settle=True)
         if (work := self._of(kept)) is not None:
             self._lines, self._work = kept, work
-            return Turn(work=work, pause_s=PLAN_S, settle=True)
+            return Turn(work=work, pause_s=PREPARED_S, settle=True)
         self._lines = self._filled((), present)
         self._work = self._of(self._lines)
         if self._work is None:
@@ -102,7 +102,7 @@ class Bamboo:
             return None
         held = self._held() if before is not None else {}
         self._lines, self._work = lines, best
-        return Turn(work=best, pause_s=(PLAN_S if held else self._restart_s) + self._copy_s(held))
+        return Turn(work=best, pause_s=(PREPARED_S if held else self._restart_s) + self._copy_s(held))
 
     def _filled(self, lines: tuple[Line, ...], present: frozenset[str]) -> tuple[Line, ...]:
         """Return pipelines with the fastest of all others in lost places, and new ones of what is left."""

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from spantrain.core.span import apportion
-from spantrain.sim.availability import PLAN_S
+from spantrain.sim.availability import PREPARED_S
 from spantrain_studies.availability.chains import Chain, Chains
 from spantrain_studies.availability.plans import write_s
 from spantrain_studies.availability.run import Turn, Work
@@ -49,7 +49,7 @@ class Oobleck:
         if self._work is None:
             return Turn(work=None, back=True)
         copy_s = self._chains.copy_s(held if whole else {}, _stages(row))
-        return Turn(work=self._work, pause_s=copy_s + (PLAN_S if whole else self._restart_s), back=not whole)
+        return Turn(work=self._work, pause_s=copy_s + (PREPARED_S if whole else self._restart_s), back=not whole)
 
     def changed(self, present: frozenset[str]) -> Turn | None:
         """Choose pipelines anew, if steps get short enough."""
@@ -58,7 +58,7 @@ class Oobleck:
         if work is None or (self._work is not None and work.step_s > self._worth * self._work.step_s):
             return None
         held = _stages(self.row) if self._work is not None else {}
-        pause_s = (PLAN_S if held else self._restart_s) + self._chains.copy_s(held, _stages(row))
+        pause_s = (PREPARED_S if held else self._restart_s) + self._chains.copy_s(held, _stages(row))
         self.row, self._work = row, work
         return Turn(work=work, pause_s=pause_s)
 

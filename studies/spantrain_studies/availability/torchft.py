@@ -19,7 +19,7 @@ from spantrain.cost.compute import SPLIT_OPS
 from spantrain.cost.moving import moved
 from spantrain.cost.network import NetworkCost
 from spantrain.planner.engine.predict import predict
-from spantrain.sim.availability import PLAN_S, AvailabilityEvent
+from spantrain.sim.availability import PREPARED_S, AvailabilityEvent
 from spantrain_studies.availability.layouts import Layouts
 from spantrain_studies.availability.plans import OwnPlans, write_s
 from spantrain_studies.availability.run import Turn, Work
@@ -123,7 +123,7 @@ class TorchFt:
     def lost(self, device: str, present: frozenset[str]) -> Turn:  # noqa: ARG002
         """Go on without the group, or wait."""
         self._work = self._of(present)
-        return Turn(work=self._work, pause_s=PLAN_S, back=self._work is None)
+        return Turn(work=self._work, pause_s=PREPARED_S, back=self._work is None)
 
     def changed(self, present: frozenset[str]) -> Turn | None:
         """Take in groups that are whole again."""

@@ -1,8 +1,12 @@
 """Random places of four devices in a pipeline of five units."""
 
-from itertools import pairwise
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import pairwise, permutations
 from random import Random
 
+from spantrain.core.cluster import Host, Link, Site
+from spantrain.core.plan import Plan
 from spantrain.core.span import Span
 
 BATCH = 6
@@ -23,3 +27,23 @@ def random_places(random: Random):
         cuts = [0, *[at for at in range(1, len(members)) if random.random() < 0.5], len(members)]
         stages.append([members[lo:hi] for lo, hi in pairwise(cuts)])
     return edges, stages, random.choice([THIRDS, HALVES, UNEVEN]), random.choice(["gpipe", "critical-path", "zb"])
+
+
+def in_sites(plan: Plan, site_of: Mapping[str, str]) -> Plan:
+    """A plan whose devices are each on a host of their own, in these sites, all of them joined by fast links."""
+    names = sorted(set(site_of.values()))
+    sites = tuple(
+        Site(
+            name=site,
+            hosts=tuple(name for name in site_of if site_of[name] == site),
+            bandwidth_bytes_per_s=1e9,
+            latency_s=0.0,
+        )
+        for site in names
+    )
+    links = tuple(
+        Link(source=a, target=b, bandwidth_bytes_per_s=1e8, latency_s=0.001) for a, b in permutations(names, 2)
+    )
+    devices = tuple(replace(one, host=one.name, site=site_of[one.name]) for one in plan.cluster.devices)
+    hosts = tuple(Host(name=name, site=site, devices=(name,)) for name, site in site_of.items())
+    return replace(plan, cluster=replace(plan.cluster, sites=sites, hosts=hosts, devices=devices, links=links))

@@ -1,8 +1,11 @@
 """What a loss may cost: keepers for what only one device holds (`recovery.protection`), and what is said of them."""
 
+import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
+from spantrain.core.cluster import Cluster
 from spantrain.core.plan import Plan, Stage
 from spantrain.core.profile import Profile
 from spantrain.core.quantities import format_bytes, format_seconds
@@ -40,15 +43,37 @@ def with_keepers(plan: Plan, profile: Profile, optimizer: str, losses: int | Non
     if losses == 0 or len(plan.stages) == 1:
         return plan
     memory = MemoryCost(profile, optimizer, plan.dtype)
-    place, peaks = profile.cluster.device_by_name, memory.plan_peak_bytes(plan)
-    room = {name: place[name].memory_bytes - peak for name, peak in peaks.items()}
     kept_bytes = [memory.state_bytes(stage.units) for stage in plan.stages]
-    found = protected(plan, 1 if losses is None else losses, kept_bytes, room)
+    room, memory_of = _room(plan, profile, memory)
+    found = protected(plan, 1 if losses is None else losses, kept_bytes, room, memory_of)
     if losses is not None or found == plan:
         return found
     most_s = _CALM * predict(plan, profile).step_s
     cheap = (stage if _wait_s(profile, stage) <= most_s else replace(stage, keepers=()) for stage in found.stages)
     return replace(found, stages=tuple(cheap))
+
+
+def _room(plan: Plan, profile: Profile, memory: MemoryCost) -> tuple[dict[str, float], dict[str, str]]:
+    """Return the bytes that are left for copies in each memory, and in whose each device would have them.
+
+    Copies lie in host memory: in the device's own if that is the processor's, else in the host's, as the cluster file
+    says it; where it says nothing there is no limit.
+    """
+    cluster, room, memory_of = profile.cluster, dict[str, float](), dict[str, str]()
+    for name, peak in memory.plan_peak_bytes(plan).items():
+        device = cluster.device_by_name[name]
+        host_bytes = cluster.host_by_name[device.host].memory_bytes
+        if _is_in_host_memory(cluster, name):
+            room[name] = device.memory_bytes - peak
+        else:
+            memory_of[name] = f"host {device.host}"
+            room[memory_of[name]] = math.inf if host_bytes is None else host_bytes
+    return room, memory_of
+
+
+def _is_in_host_memory(cluster: Cluster, name: str) -> bool:
+    device = cluster.device_by_name[name]
+    return device.backend == "cpu" or cluster.kind_by_name[device.kind].unified_memory
 
 
 def keepers_wait_s(plan: Plan, profile: Profile) -> float:
@@ -65,6 +90,7 @@ def about_keepers(plan: Plan, profile: Profile, optimizer: str, losses: int | No
         return
     if any(stage.keepers for stage in plan.stages):
         yield f"Kept twice: {_kept(plan, profile)}"
+        yield from _about_room(plan, profile, optimizer)
     wished = with_keepers(plan, profile, optimizer, losses or 1)
     for index, (stage, able) in enumerate(zip(plan.stages, wished.stages, strict=True)):
         if survived(stage) >= (losses or 1):
@@ -75,6 +101,23 @@ def about_keepers(plan: Plan, profile: Profile, optimizer: str, losses: int | No
         yield (
             f"Stage {index} ({', '.join(stage.devices)}) survives {survived(stage)} of {losses or 1} losses at once: "
             f"{why}; beyond, all go back to the newest checkpoint"
+        )
+
+
+def _about_room(plan: Plan, profile: Profile, optimizer: str) -> Iterator[str]:
+    """Say whose memory is taken to have room for copies, as nothing is known of it."""
+    memory = MemoryCost(profile, optimizer, plan.dtype)
+    room, memory_of = _room(plan, profile, memory)
+    kept_bytes = Counter[str]()
+    for stage in plan.stages:
+        for keeper in stage.keepers:
+            kept_bytes[memory_of.get(keeper, keeper)] += memory.state_bytes(stage.units)
+    unknown = {where: size for where, size in kept_bytes.items() if room[where] == math.inf}
+    if unknown:
+        yield (
+            f"Copies take {format_bytes(max(unknown.values()))} of host memory at most on "
+            f"{', '.join(where.removeprefix('host ') for where in unknown)}, which is taken to be there; `memory` of "
+            "a host in the cluster file says how much there is"
         )
 
 

@@ -30,7 +30,7 @@ from spantrain.runtime.control.orders import (
     LinkOrder,
     LinkResult,
 )
-from spantrain.runtime.coordinator.coordinator import OrderAbandonedError
+from spantrain.runtime.coordinator.roster import OrderAbandonedError
 from spantrain.transport.connection.peers import PeerAddress
 from spantrain.version import VERSION
 

@@ -5,12 +5,13 @@ import io
 import json
 import math
 import random
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from spantrain.app.planning.protection import keepers_wait_s, with_keepers
 from spantrain.config.files.text_files import read_text
-from spantrain.core.cluster import Cluster
+from spantrain.core.cluster import Cluster, Device
 from spantrain.core.plan import Plan
 from spantrain.core.profile import Profile
 from spantrain.cost.money import load_prices
@@ -73,20 +74,36 @@ def _number(where: str, value: object) -> float:
     return found
 
 
+def hours_of(option: str, pairs: Mapping[str, str], cluster: Cluster, known: Collection[str]) -> dict[str, float]:
+    """Return hours by kind of device, site, or one of some known names.
+
+    Raises:
+        ConfigError: there is no such name, or a value is no number over 0.
+    """
+    allowed = {*known} | {part for one in cluster.devices for part in (one.kind, one.site)}
+    found = {}
+    for name, value in pairs.items():
+        if name not in allowed:
+            raise ConfigError(f"{option}, field {name}: unknown; give one of {', '.join(sorted(allowed))}")
+        found[name] = _number(f"{option}, field {name}", value)
+        if not found[name]:
+            raise ConfigError(f"{option}, field {name}: must be more than nothing")
+    return found
+
+
+def mtbf_of(device: Device, hours: Mapping[str, float]) -> float:
+    """Return the mean hours between two losses of a device; infinite if nothing is said of it."""
+    return hours.get(device.kind, hours.get(device.site, hours.get("mtbf", math.inf)))
+
+
 def _drawn(text: str, cluster: Cluster, until_s: float) -> list[AvailabilityEvent]:
     """Return losses and repairs with exponentially distributed times, by device."""
-    values = {"repair": math.inf, "seed": 0.0}
-    allowed = {"mtbf", "repair", "seed"} | {part for one in cluster.devices for part in (one.kind, one.site)}
-    for part in text.split(","):
-        name, _, value = part.partition(":")
-        if name not in allowed:
-            raise ConfigError(f"--availability, field {name}: unknown; give one of {', '.join(sorted(allowed))}")
-        values[name] = _number(f"--availability, field {name}", value)
-        if name != "seed" and not values[name]:
-            raise ConfigError(f"--availability, field {name}: must be more than nothing")
-    draw, events = random.Random(round(values["seed"])), []
+    pairs = dict(part.partition(":")[::2] for part in text.split(","))
+    seed = _number("--availability, field seed", pairs.pop("seed", "0"))
+    values = {"repair": math.inf} | hours_of("--availability", pairs, cluster, ("mtbf", "repair"))
+    draw, events = random.Random(round(seed)), []
     for one in cluster.devices:
-        mtbf_h, at_s = values.get(one.kind, values.get(one.site, values["mtbf"])), 0.0
+        mtbf_h, at_s = mtbf_of(one, values), 0.0
         comes = False
         while True:
             mean_h = values["repair"] if comes else mtbf_h
@@ -98,12 +115,13 @@ def _drawn(text: str, cluster: Cluster, until_s: float) -> list[AvailabilityEven
     return events
 
 
-class _Planned:
+class LivePlans:
     """The plans of live runs, each question asked once."""
 
     def __init__(self, profile: Profile, optimizer: str, losses: int | None) -> None:
         self._profile, self._optimizer, self._losses = profile, optimizer, losses
         self._found: dict[object, tuple[Plan, str] | None] = {}
+        self._steps_s: dict[object, float] = {}
 
     def _once(self, make: Any, plan: Plan, present: frozenset[str]) -> tuple[Plan, str] | None:
         key = (make, plan.stages, present)
@@ -116,18 +134,26 @@ class _Planned:
         return self._found[key]
 
     def light(self, plan: Plan, present: frozenset[str]) -> tuple[Plan, str] | None:
+        """Return the light change."""
         return self._once(light_plan, plan, present)
 
     def full(self, plan: Plan, present: frozenset[str]) -> tuple[Plan, str] | None:
+        """Return the planner's answer."""
         return self._once(full_plan, plan, present)
 
     def protected(self, plan: Plan) -> Plan:
+        """Return a plan with its keepers."""
         return with_keepers(plan, self._profile, self._optimizer, self._losses)
 
     def step_s(self, plan: Plan) -> float:
-        return predict(plan, self._profile, optimizer=self._optimizer).step_s
+        """Return the predicted seconds of a step."""
+        key = plan.stages, plan.schedule, plan.hints
+        if key not in self._steps_s:
+            self._steps_s[key] = predict(plan, self._profile, optimizer=self._optimizer).step_s
+        return self._steps_s[key]
 
     def wait_s(self, plan: Plan) -> float:
+        """Return the seconds that a step waits besides, for keepers of state."""
         return keepers_wait_s(plan, self._profile)
 
 
@@ -136,7 +162,7 @@ def run_availability(
     checkpoint_every: int | None = None, losses: int | None = 0,
 ) -> Goodput:  # fmt: skip
     """Return what comes of a run of `until_s` seconds; nothing is measured, so the same input gives the same answer."""
-    plans = _Planned(profile, optimizer, losses)
+    plans = LivePlans(profile, optimizer, losses)
     run = AvailabilityRun(plans.protected(plan), profile, plans, optimizer, checkpoint_every)
     possible = run.run(events, until_s)
     rented, place = load_prices().rented_by_kind, profile.cluster.device_by_name

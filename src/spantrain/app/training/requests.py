@@ -10,9 +10,11 @@ from spantrain.app.planning.protection import about_keepers, with_keepers
 from spantrain.app.training.metrics import BestCheckpoint, EvaluationMetrics
 from spantrain.app.training.resume import Resume
 from spantrain.app.weight_folder import FirstWeights, first_weights
+from spantrain.app.weights import write_weights
 from spantrain.config.artefacts import profile_at, profile_path_of, read_plan_report, read_profile
 from spantrain.config.files.problems import shortened
 from spantrain.config.traces.network_traces import NetworkTrace
+from spantrain.core.checkpoint import SampleLedger
 from spantrain.core.job import TrainJob
 from spantrain.core.outer.stages import OuterCluster
 from spantrain.core.plan import Plan, PlanReport
@@ -115,6 +117,17 @@ class TrainRequest:
     @property
     def _losses(self) -> int | None:
         return self.options.protect if self._keeps_state else 0
+
+    def with_first_weights(self) -> "TrainRequest":
+        """Return the request that goes on from its first weights, where it has some: a checkpoint at step 0."""
+        if self.weights.found is None:
+            return self
+        manifest = Manifest(
+            step=0, model=self.plan.model, plan=self.plan, report=self.report, job=self.job, profile=self.profile_path,
+            losses=(), ledger=SampleLedger(),
+        )  # fmt: skip
+        folder = write_weights(self.weights.found, self.out, manifest)
+        return replace(self, resume=Resume.of(folder, read_manifest(folder, check_files=False)))
 
     def finished(self, plan: Plan) -> Plan:
         """Return another plan for this run as it can take over.

@@ -26,17 +26,16 @@ from spantrain.app.training.outcome import (
     with_reasons,
 )
 from spantrain.app.training.recovery.carry_on import Leg, Loss, about_pause, leg_after_loss, orders_of
-from spantrain.app.training.recovery.joining import Membership, wishes_heard
+from spantrain.app.training.recovery.joining import Membership
 from spantrain.app.training.recovery.journal import BegunLeg, Journal, first_leg, with_what_is_held
 from spantrain.app.training.recovery.prepared import PreparedChanges
+from spantrain.app.training.recovery.wishes import wishes_heard
 from spantrain.app.training.requests import TrainRequest
 from spantrain.app.training.resume import Resume, newest
 from spantrain.app.training.run_folder import TRACE_FILE, RunContent, RunRecord, measured, write_run
 from spantrain.app.training.stop import StopRequest
 from spantrain.app.training.traced_run import RunNetwork
 from spantrain.app.watching.run_watch import RunWatch
-from spantrain.app.weight_folder import FoundWeights
-from spantrain.app.weights import write_weights
 from spantrain.core.checkpoint import SampleLedger
 from spantrain.core.plan import PlanReport
 from spantrain.core.trace import Trace
@@ -51,8 +50,8 @@ from spantrain.runtime.control.requests import SavedFile
 from spantrain.runtime.coordinator.advice import Advice, Adviser, Advising
 from spantrain.runtime.coordinator.barrier import StepBarrier, StepOutcome, SwitchFigures
 from spantrain.runtime.coordinator.batches import EXTERNAL
-from spantrain.runtime.coordinator.coordinator import DeviceLostError
 from spantrain.runtime.coordinator.records import StepRecords
+from spantrain.runtime.coordinator.roster import DeviceLostError
 
 _LAST_WORDS_S = 2.0
 """How long a run that fails waits for what its devices had done in the step under way."""
@@ -84,25 +83,7 @@ def train(session: Session, request: TrainRequest, stop: StopRequest, reporter: 
         generation=session.generations.following(request.plan.generation, goes_on=request.resume is not None),
     )
     request = replace(request, plan=plan)
-    if request.weights.found is not None:
-        request = replace(request, resume=_begun_with(request.weights.found, request))
-    return _RunOnSession(session, request, stop, reporter).run()
-
-
-def _begun_with(weights: FoundWeights, request: TrainRequest) -> Resume:
-    """Write weights as this run's checkpoint at step 0."""
-    manifest = Manifest(
-        step=0,
-        model=request.plan.model,
-        plan=request.plan,
-        report=request.report,
-        job=request.job,
-        profile=request.profile_path,
-        losses=(),
-        ledger=SampleLedger(),
-    )
-    folder = write_weights(weights, request.out, manifest)
-    return Resume.of(folder, read_manifest(folder, check_files=False))
+    return _RunOnSession(session, request.with_first_weights(), stop, reporter).run()
 
 
 class _RunOnSession:
@@ -129,7 +110,7 @@ class _RunOnSession:
         self._checkpoint = ""
         self._journal = Journal(session, request)
         self._log = RunLog(request, self._ledger, self._watch)
-        self._faults = FaultInjector(request.options.faults, session)
+        self._faults = FaultInjector(request.options.faults, session, request.out)
         self._network = RunNetwork(request.options.network_trace, session.testbed, request.plan, request.profile)
         self._plans = PlanChanges(request.plan, first_step=self._first_step, folder=request.out, tell=self._watch.note)
 
@@ -156,6 +137,7 @@ class _RunOnSession:
             stack.enter_context(self._prepared)
             names = tuple(plan.cluster.device_by_name) if self._hears_members else ()
             stack.enter_context(wishes_heard(request.out, names))
+            stack.enter_context(self._faults.hearing())
             stack.enter_context(self._journal)
             self._journal.begin(self._manifest(self._first_step))
             results = None
@@ -185,9 +167,10 @@ class _RunOnSession:
                     orders_of(leg, self._session, self._request, self._ledger.samples_before(leg.first_step)),
                     barrier,
                     self._on_saved,
-                    lambda: self._stop.at_once,
+                    self._looks_up,
                     self._request.batches,
                     self._on_begin,
+                    self._reporter.note,
                 )
                 if not barrier.paused:
                     return results
@@ -205,6 +188,11 @@ class _RunOnSession:
                 loss = Loss(error=error, known_s=known_s, committed=barrier.committed, survivors=survivors)
                 self._go_on(leg_after_loss(leg, loss, self._session, self._request, self._prepared, self._newest))
         return None
+
+    def _looks_up(self) -> bool:
+        """Make faults that are wished for; return whether to end at once."""
+        self._faults.look()
+        return self._stop.at_once
 
     def _go_on(self, leg: Leg) -> None:
         """Begin another leg."""

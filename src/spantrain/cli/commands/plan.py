@@ -1,7 +1,7 @@
 """`spantrain plan`: decide what runs where, on a profile or on a cluster that nobody measured."""
 
 import re
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -92,6 +92,12 @@ class PlanArguments(ModelOptions):
     restrict: Annotated[
         Restriction, typer.Option(help="megatron: only plans that Megatron-like frameworks run; for `auto`.")
     ] = Restriction.NONE
+    mtbf: Annotated[
+        str | None,
+        typer.Option(
+            help="Mean hours between two losses of a device, HOURS and/or KIND=HOURS with commas: what is lost counts."
+        ),
+    ] = None
     json_: Json = False
 
     def job(self) -> JobSpec:
@@ -189,6 +195,10 @@ def plan(asked: PlanArguments, _: typer.Context) -> None:
         check_not_of_a_run(out, "--out")
     job, options = asked.job(), asked.options()
     profile = asked.profile()
+    if asked.mtbf is not None:
+        from spantrain.app.simulation.liveput import preferring
+
+        options = replace(options, prefer=preferring(asked.mtbf, profile, job.optimizer))
     outcome = make_plan(profile, job, options)
     try:
         if out is not None:

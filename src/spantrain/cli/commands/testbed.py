@@ -258,7 +258,7 @@ def _show(found: "TestbedStatus", as_json: bool) -> None:
     for link in found.links:
         links.add_row(
             f"{link.source} -> {link.target}",
-            _rate(link.bandwidth_bytes_per_s, link.speed),
+            "cut" if link.is_cut else _rate(link.bandwidth_bytes_per_s, link.speed),
             format_seconds(link.latency_s),
             format_seconds(link.jitter_s) if link.jitter_s else "",
             f"{link.loss_ratio:.2%}" if link.loss_ratio else "",

@@ -175,6 +175,13 @@ class Field:
             return 1
         return value
 
+    def flag(self) -> bool:
+        """Return true or false; false if it is neither."""
+        text = self.text()
+        if text not in (None, "true", "false"):
+            self.problem(f"{shortened(text)!r} must be true or false")
+        return text == "true"
+
     def _below(self, key: str) -> str:
         return f"{self.path}.{key}" if self.path else key
 

@@ -11,7 +11,7 @@ from spantrain.errors import InfeasiblePlanError, PlanError, ScheduleError
 from spantrain.planner.assembly.recompute import proposals_of, recomputing_all
 from spantrain.planner.assembly.tuning import check_sequence, slicing
 from spantrain.planner.engine.evaluate import Evaluator, check_kinds
-from spantrain.planner.engine.outcome import PlanOptions, PlanOutcome, StrategyFigures, only_to_compare
+from spantrain.planner.engine.outcome import PlanOptions, PlanOutcome, Prefer, StrategyFigures, only_to_compare
 from spantrain.planner.engine.outer import LocalPlans, join_groups, local_plans, pair_rates, slow_boundaries
 from spantrain.planner.engine.predict import over_time, with_best_spans
 from spantrain.planner.engine.reasons import (
@@ -24,7 +24,7 @@ from spantrain.planner.engine.reasons import (
 )
 from spantrain.planner.request import Evaluation, JobSpec, Objective, PlanRequest, Proposal, Restriction
 from spantrain.planner.strategies.registry import DEFAULT_STRATEGY, strategies, strategies_named
-from spantrain.schedule.at_once import check_samples_at_once
+from spantrain.schedule.at_once import check_samples_at_once, samples_at_once
 from spantrain.schedule.registry import schedule_names
 from spantrain.sim.search.search import SearchEffort
 
@@ -43,6 +43,8 @@ _EFFORT = SearchEffort(max_runs=60, max_actions=60_000)
 """What an order of work is searched with: with more, plans came out the same (`benchmarks/planner_speed.py`)."""
 _MORE_ORDERED, _ORDER_OFTEN_GAINS = 1, 1.04
 """How many more plans of the default strategy have their orders searched, and by how much they may be over its best."""
+_PREFERRED_UP_TO, _PREFERRED_OF = 1.5, 200
+"""How much a plan may be over the best, and how many there may be, of those that `prefer` chooses from."""
 _EFFORT_MORE = SearchEffort(max_runs=12, max_actions=12_000)
 """What the orders of these are searched with."""
 
@@ -102,8 +104,28 @@ class _Planning:
         answers = self._with_orders(answers)
         free = not self._options.strategies and self._options.restriction is Restriction.NONE
         competing = answers if free else {name: answers[name] for name in asked}
-        chosen = self._best(competing)
-        return self._outcome(chosen, answers, tuple(competing))
+        chosen, said = self._best(competing), tuple[str, ...]()
+        if self._options.prefer is not None:
+            answers[chosen], said = self._preferred(answers[chosen], self._options.prefer)
+        return self._outcome(chosen, answers, tuple(competing), said)
+
+    def _preferred(self, best: _Answer, prefer: Prefer) -> tuple[_Answer, tuple[str, ...]]:
+        """Let another plan than the best by the objective be chosen, of those that are not far behind it."""
+        started_s, first = time.perf_counter(), best.ranked[0]
+        most = _PREFERRED_UP_TO * self._value(first[1])[0]
+        rows = [
+            entry
+            for plan, evaluation in self._evaluator.seen()
+            if evaluation.fits and self._value(evaluation)[0] <= most and plan.stages != first[0].plan.stages
+            if samples_at_once(plan, range(len(self._profile.graph.units)))[0] >= self._job.fewest_samples
+            if self._rank(entry := (Proposal(plan=plan, own_estimate_s=None), evaluation))[:2] == self._rank(first)[:2]
+        ]
+        near = [first, *sorted(rows, key=self._rank)[:_PREFERRED_OF]]
+        index, said = prefer([(proposal.plan, evaluation) for proposal, evaluation in near])
+        if index == 0:
+            return best, said
+        ranked = (self._ordered(*near[index], _EFFORT), *best.ranked)
+        return _Answer(figures=self._figures(ranked, best.figures.plans, started_s), ranked=ranked), said
 
     def _answer(self, name: str) -> _Answer:
         started_s = time.perf_counter()
@@ -252,7 +274,9 @@ class _Planning:
             raise InfeasiblePlanError(next(iter(answers.values())).figures.reason)
         raise InfeasiblePlanError("; ".join(misses))
 
-    def _outcome(self, chosen: str, answers: Mapping[str, _Answer], shown: Sequence[str]) -> PlanOutcome:
+    def _outcome(
+        self, chosen: str, answers: Mapping[str, _Answer], shown: Sequence[str], said: tuple[str, ...]
+    ) -> PlanOutcome:
         proposal, evaluation = answers[chosen].ranked[0]
         (site_plan, site), (device_plan, device) = (self._alternative(answers[name], name) for name in _COMPARED)
         local = self._local_plans()
@@ -276,7 +300,7 @@ class _Planning:
             plan, evaluation = max(taken.plans.values(), key=lambda entry: entry[0].global_batch)
             plan = replace(plan, strategy=chosen, outer=taken.outer)
         reasons += verdict(self._job.global_batch / samples_per_s, (site, device))
-        reasons += over_time(plan, self._profile, self._job.optimizer)
+        reasons += over_time(plan, self._profile, self._job.optimizer) + said
         return PlanOutcome(
             plan=plan,
             chosen=chosen,

@@ -1,13 +1,16 @@
 """What is wanted of a plan, what came of planning, and what of a plan training cannot do yet."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from spantrain.core.outer.groups import OuterPlan
 from spantrain.core.plan import Alternative, Plan, PlanReport, StateSharding
 from spantrain.errors import PlanError
 from spantrain.planner.engine.evaluate import LinkLoad
-from spantrain.planner.request import Constraints, Objective, Restriction
+from spantrain.planner.request import Constraints, Evaluation, Objective, Restriction
+
+Prefer = Callable[[Sequence[tuple[Plan, Evaluation]]], tuple[int, tuple[str, ...]]]
+"""Takes plans that may be chosen, the best by the objective first; returns which one is, and what is said of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +29,8 @@ class PlanOptions:
     """Inner steps between two outer ones."""
     restriction: Restriction = Restriction.NONE
     """Which plans are looked at; what is not free is for `auto` alone, and its plans compete with no others."""
+    prefer: Prefer | None = None
+    """Chooses among plans that keep the constraints, the best by the objective first, and says why; None: the first."""
 
     def __post_init__(self) -> None:
         others = [name for name in self.strategies if name != "auto"]

@@ -15,7 +15,7 @@ from spantrain.errors import PeerLostError, ProtocolError
 from spantrain.transport.control.protocol import RemoteRefusal
 
 if TYPE_CHECKING:
-    from spantrain.transport.control.client import ControlClient
+    from spantrain.transport.control.client import ControlClient, PendingCall
 
 HOLD_S = 10.0
 """How long the coordinator keeps a request that must wait for others; then it is asked again."""
@@ -77,6 +77,12 @@ class GrpcControlPlane:
         self._client = client
         self._check = check
         self._pause = pause
+        self._news = threading.Condition()
+
+    def wake(self) -> None:
+        """Have those who wait look at once whether the order is still wanted."""
+        with self._news:
+            self._news.notify_all()
 
     def ask(self, request: Request[A]) -> A:
         """Return the answer, once there is one."""
@@ -93,14 +99,20 @@ class GrpcControlPlane:
                 self._check()
 
     def _call(self, method: str, payload: dict[str, Any]) -> dict[str, Any]:
-        done = threading.Event()
-        call = self._client.begin(method, payload, timeout_s=_CALL_S, done=done.set)
+        call = self._client.begin(method, payload, timeout_s=_CALL_S, done=self.wake)
         try:
-            while not done.wait(_LOOK_S):
+            while not self._ended(call):
                 self._check()
         finally:
             call.cancel()
         return call.result()
+
+    def _ended(self, call: "PendingCall") -> bool:
+        """Wait a while for the end of a call, or for news; return whether it has ended."""
+        with self._news:
+            if not call.ended:
+                self._news.wait(_LOOK_S)
+            return call.ended
 
 
 def read_answer(question: Named[A], answer: object) -> A:

@@ -83,6 +83,8 @@ class Standing:
     """Why the coordinator must be taken for lost, as the worker itself has found."""
     comes_back: bool = False
     """Whether the worker waits for a coordinator that is lost."""
+    asks_reach: int = 0
+    """The number of the question which peers it cannot reach; 0: none."""
 
     def why_over(self, order_id: int | None) -> PeerLostError | Interrupted | None:
         """Return why an order is over (None: being without one), or None if it is not."""
@@ -382,8 +384,16 @@ class FetchRows(OrderRequest[BatchPiece], name="batch_rows"):
     """Of the first byte that is wanted."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Reach(OrderRequest[Done], name="reach"):
+    """Which devices of its order a worker cannot reach now, as the answer to the question of a number."""
+
+    number: int
+    unreached: tuple[str, ...]
+
+
 REQUESTS: tuple[type[Request[Any]], ...] = (
     Introduction, Goodbye, Heartbeat, ReadClock, AskForOrder, Progress, Ready, Begin, FindMeetingPoint, DeviceReport,
-    TellStep, SavedFile, OuterCall, AskNextStep, FetchRows,
+    TellStep, SavedFile, OuterCall, AskNextStep, FetchRows, Reach,
 )  # fmt: skip
 """All that a worker may ask."""

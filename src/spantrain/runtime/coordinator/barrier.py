@@ -143,6 +143,12 @@ class StepBarrier:
         with self._closed:
             return CommitPoint(step=self._step, verdict=self._verdict, plan=self._ran)
 
+    @property
+    def awaited(self) -> frozenset[str]:
+        """Who has not reported the step that is under way."""
+        with self._closed:
+            return self.members - self._reports.keys()
+
     def report(self, device: str, report: DeviceReport) -> StepVerdict | None:
         """Bring one device's report; wait for the others; return what all do next, or None if it takes longer.
 

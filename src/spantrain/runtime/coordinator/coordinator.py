@@ -13,7 +13,8 @@ from spantrain.runtime.control.plane import A, Order, read_answer
 from spantrain.runtime.control.requests import HeldState, OrderOutcome, SavedFile
 from spantrain.runtime.coordinator.barrier import StageMeetings, StepBarrier
 from spantrain.runtime.coordinator.batches import BatchQueue
-from spantrain.runtime.coordinator.roster import Roster, RosterEntry, error_of
+from spantrain.runtime.coordinator.roster import DeviceLostError, OrderAbandonedError, Roster, RosterEntry, error_of
+from spantrain.runtime.coordinator.standstills import StandstillWatch
 from spantrain.runtime.coordinator.worker_service import ProgressListener, TrainingRun, UnderWay, WorkerService
 from spantrain.transport.connection.peers import PeerAddress
 from spantrain.transport.control.credentials import Credentials
@@ -25,23 +26,6 @@ _LEAVE_AFTER_FAILURE_S = 2.0
 """Who does not leave by then is left to end by itself: its heartbeats told it to."""
 _STOP_S = 0.2
 """For calls that are just being answered."""
-
-
-class _DeviceError(PeerLostError):
-    """Names a device; made of a text alone, too, as whoever adds to the text of an error makes it anew."""
-
-    def __init__(self, text: str, *, device: str = "", why: str = "") -> None:  # the text alone: `cli` adds to it
-        super().__init__(text)
-        self.device = device
-        self.why = why
-
-
-class OrderAbandonedError(_DeviceError):
-    """A device gave up an order and lays it on another one, which may not have noticed."""
-
-
-class DeviceLostError(_DeviceError):
-    """A device that takes part in an order has gone."""
 
 
 class Coordinator:
@@ -213,11 +197,12 @@ class Coordinator:
         should_abort: Callable[[], bool],
         batches: BatchQueue | None = None,
         on_begin: Callable[[float], None] = lambda _begun_s: None,
+        on_standstill: Callable[[str], None] = lambda _text: None,
     ) -> dict[str, TrainResult]:
         """Carry out train orders that meet at a barrier, on batches that a user's loop gives if there is a queue.
 
         `on_saved` hears of every device's part of a checkpoint, in the thread of that device's call, and returns the
-        steps whose checkpoints are not kept any longer. `on_begin` as of `perform`.
+        steps whose checkpoints are not kept any longer. `on_begin` as of `perform`. `on_standstill`: who waits.
 
         Raises:
             DeviceLostError: a device was lost; all others have been told to stop, and keep what they hold.
@@ -225,7 +210,8 @@ class Coordinator:
         """
         trained = {name: order for name, order in orders.items() if isinstance(order, TrainOrder)}
         meetings = StageMeetings(barrier.members) if any(order.outer for order in trained.values()) else None
-        run = TrainingRun(barrier=barrier, on_saved=on_saved, batches=batches, meetings=meetings)
+        watch = StandstillWatch(barrier, self._roster.patience_s, on_standstill, own_loop=batches is not None)
+        run = TrainingRun(barrier=barrier, on_saved=on_saved, batches=batches, meetings=meetings, standstill=watch)
         under_way = UnderWay.of(orders, run=run, on_begin=on_begin)
         outcomes = self._perform(under_way, tuple(orders), should_abort)
         return self._results(trained, {name: outcomes[name] for name in trained})
@@ -291,8 +277,6 @@ class Coordinator:
         self._deferred.put(call)
         with self._changed:
             self._changed.notify_all()
-
-    # What the one thread does.
 
     def _perform(
         self, under_way: UnderWay, awaited: Sequence[str], should_abort: Callable[[], bool]
@@ -364,10 +348,21 @@ class Coordinator:
             if not waits:
                 return
             self._watch()
+            self._look_at_steps(entries)
             lost = {name: why for name, why in self._gone().items() if name in entries and entries[name].is_busy}
             _decide(recovery, [DeviceLost(name, self._loss(name, why)) for name, why in lost.items()])
             if should_abort():
                 raise KeyboardInterrupt
+
+    def _look_at_steps(self, entries: Mapping[str, RosterEntry]) -> None:
+        """Have devices asked whom they cannot reach when a step stands still, and give up who is cut off."""
+        run = self._service.under_way.run
+        asks, cut_off = run.standstill.look() if run and run.standstill else (False, {})
+        if asks:
+            self._server.nudge([entry.peer for entry in entries.values() if entry.is_busy])
+        for name, why in cut_off.items():
+            with self._changed:
+                self._roster.lose(name, why)
 
     def _failures(self, entries: Mapping[str, RosterEntry], told: set[str]) -> list[RecoveryEvent]:
         """Return the devices that have failed and are not among those told; from now on they are."""
@@ -386,6 +381,7 @@ class Coordinator:
                 assert entry.order is not None
                 entry.ended_orders, entry.reason = entry.order[0], reason
             self._changed.notify_all()
+        self._server.nudge([entry.peer for entry in entries.values() if entry.is_busy])
 
 
 def _decide(recovery: EndOnLoss, events: Sequence[RecoveryEvent]) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from spantrain.errors import InternalError, SpanTrainError, UsageError, WorkerError
+from spantrain.errors import InternalError, PeerLostError, SpanTrainError, UsageError, WorkerError
 from spantrain.recovery.detection import LONGEST_SILENCE_S, LossDetector
 from spantrain.runtime.control.plane import Order
 from spantrain.runtime.control.requests import HeldState, Introduction, OrderFailure, OrderOutcome
@@ -16,6 +16,23 @@ RANK_PREFIX = "rank-"
 _REPLACED_PART = 1 / 3
 """Of the silence that makes a worker lost: after that, another one of its name may take its place."""
 _MAX_TEXT = 2000
+
+
+class _DeviceError(PeerLostError):
+    """Names a device; made of a text alone, too, as whoever adds to the text of an error makes it anew."""
+
+    def __init__(self, text: str, *, device: str = "", why: str = "") -> None:  # the text alone: `cli` adds to it
+        super().__init__(text)
+        self.device = device
+        self.why = why
+
+
+class OrderAbandonedError(_DeviceError):
+    """A device gave up an order and lays it on another one, which may not have noticed."""
+
+
+class DeviceLostError(_DeviceError):
+    """A device that takes part in an order has gone."""
 
 
 @dataclass

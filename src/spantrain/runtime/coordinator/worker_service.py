@@ -30,6 +30,7 @@ from spantrain.runtime.control.requests import (
     NextOrder,
     OuterCall,
     Progress,
+    Reach,
     ReadClock,
     Ready,
     SavedFile,
@@ -40,6 +41,7 @@ from spantrain.runtime.control.requests import (
 from spantrain.runtime.coordinator.barrier import StageMeetings, StepBarrier
 from spantrain.runtime.coordinator.batches import BatchQueue
 from spantrain.runtime.coordinator.roster import Roster, RosterEntry, printable
+from spantrain.runtime.coordinator.standstills import StandstillWatch
 from spantrain.transport.control.protocol import RemoteRefusal
 
 ProgressListener = Callable[[str, int, int, str], None]
@@ -102,6 +104,8 @@ class TrainingRun:
     """There is one if a user's loop gives the batches."""
     meetings: StageMeetings | None = None
     """There is a place for them if the run takes part in an outer optimizer."""
+    standstill: StandstillWatch | None = None
+    """What finds out why a step does not end, if anything does."""
 
     def answer(self, device: str, request: OrderRequest[Any]) -> object | None:
         """Answer what a device asks of the run, None: it shall ask again.
@@ -117,6 +121,10 @@ class TrainingRun:
                 return self._note_saved(device, request)
             case TellStep(told=told):
                 self.barrier.recorded(device, told)
+                return Done()
+            case Reach():
+                if self.standstill is not None:
+                    self.standstill.answer(device, request)
                 return Done()
             case OuterCall():
                 if self.meetings is None:
@@ -160,6 +168,14 @@ class UnderWay:
     """Devices that have admitted all others."""
     to_begin: set[str] = field(default_factory=set)
     """Devices that are ready for their first step."""
+
+    _bodies: dict[int, Any] = field(init=False, default_factory=dict)
+
+    def body(self, order: Order[Any]) -> Any:
+        """Return one of its orders as it travels; most devices have the same, which is written once."""
+        if id(order) not in self._bodies:
+            self._bodies[id(order)] = to_json(order)
+        return self._bodies[id(order)]
 
     @property
     def beginners(self) -> frozenset[str]:
@@ -275,7 +291,13 @@ class WorkerService:
         return Done()
 
     def _standing(self, entry: RosterEntry) -> Standing:
-        return Standing(ended_orders=entry.ended_orders, reason=entry.reason, leave=self.closing or entry.dismissed)
+        run = self.under_way.run if entry.is_busy else None
+        return Standing(
+            ended_orders=entry.ended_orders,
+            reason=entry.reason,
+            leave=self.closing or entry.dismissed,
+            asks_reach=run.standstill.round if run and run.standstill else 0,
+        )
 
     def _next_order(self, peer: str, request: AskForOrder) -> NextOrder | None:
         """Take what became of an order; return the next one, once there is one behind the last that it knows."""
@@ -288,7 +310,8 @@ class WorkerService:
             while not (self.closing or entry.dismissed):
                 if entry.order is not None and entry.is_busy and entry.order[0] != request.after:
                     order_id, order = entry.order
-                    return NextOrder(order=GivenOrder(order_id=order_id, name=order.wire_name, body=to_json(order)))
+                    body = self.under_way.body(order)
+                    return NextOrder(order=GivenOrder(order_id=order_id, name=order.wire_name, body=body))
                 if time.monotonic() >= deadline_s:
                     return None
                 self.changed.wait(max(0.0, deadline_s - time.monotonic()))

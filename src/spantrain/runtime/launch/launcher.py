@@ -101,6 +101,12 @@ class LocalWorkers:
             self._server.stdin.write(json.dumps(request).encode() + b"\n")
         self._server.stdin.flush()
 
+    @property
+    def running(self) -> frozenset[str]:
+        """Devices whose workers were started and have not ended."""
+        with self._changed:
+            return frozenset(self._running)
+
     def signal(self, device: str, number: int) -> None:
         """Send a signal to a device's worker, if it has one."""
         assert self._server.stdin is not None

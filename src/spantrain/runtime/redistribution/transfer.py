@@ -2,7 +2,8 @@
 
 All devices of a group do it at the same time, in four rounds:
 
-    have   to everybody: the names of the files (or whatever holds tensors) that are readable here
+    have   to everybody: the names of the files (or whatever holds tensors) that are readable here; left out where each
+           file is one device's memory, and so with its device
     want   to everybody: the blocks that this device takes from there, perhaps none
     give   what was asked for, in messages of a few MiB
     take   what this device asked for
@@ -115,14 +116,18 @@ class TensorExchange:
     """One device's part in an exchange."""
 
     def __init__(
-        self, group: ExchangeGroup, files: Mapping[str, Described], source: TensorSource, post: ExchangeChannel | None
-    ) -> None:
-        """Take part; `post` may be None where there are no peers."""
+        self, group: ExchangeGroup, files: Mapping[str, Described], source: TensorSource, post: ExchangeChannel | None,
+        *, in_memory: bool = False, lanes: str = "",
+    ) -> None:  # fmt: skip
+        """Take part; `post` may be None where there are no peers. `in_memory`: files have the names of who has them;
+        `lanes`: what distinguishes its messages from those of another exchange of the same step.
+        """
         assert post is not None or not group.peers, "peers need a way to be reached"
         self._group = group
         self._files = files
         self._source = source
         self._post = post
+        self._in_memory, self._lanes = in_memory, lanes
         self._stored: dict[str, StoredTensor] = {
             name: stored for file in files.values() for name, stored in file.tensors.items()
         }
@@ -160,6 +165,8 @@ class TensorExchange:
     def _tell_what_is_here(self) -> dict[str, tuple[str, ...]]:
         """Tell the others; return who has what, the nearest first and this device before all."""
         own = self._source.present()
+        if self._in_memory:
+            return {self._group.own: own} | {name: (name,) for name in self._group.by_nearness() if name in self._files}
         for peer in self._group.peers:
             self._send(peer, f"{_HAVE}:{self._group.own}", _encode(list(own)))
         have = {self._group.own: own}
@@ -247,11 +254,11 @@ class TensorExchange:
 
     def _send(self, peer: str, lane: str, tensor: torch.Tensor) -> None:
         assert self._post is not None
-        self._post.send(peer, lane, tensor)
+        self._post.send(peer, self._lanes + lane, tensor)
 
     def _receive(self, lane: str) -> torch.Tensor:
         assert self._post is not None
-        return self._post.receive(lane)
+        return self._post.receive(self._lanes + lane)
 
 
 def dtype_of(stored: StoredTensor, name: str) -> torch.dtype:

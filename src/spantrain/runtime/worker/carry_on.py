@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from spantrain.errors import WorkerError
+from spantrain.recovery.protection import is_whole
 from spantrain.runtime.checkpoint.holding import PARAMETER
 from spantrain.runtime.control.orders import GiveOrder, TrainOrder
 from spantrain.runtime.redistribution.transfer import ExchangeChannel, TensorExchange, group_of
@@ -47,7 +48,7 @@ def carry_on(
         ProtocolError: another device sends something else than it should.
     """
     before = left.part if left else None
-    source = LocalTensorSource(here.name, left.held if left else (), left.scalars if left else {})
+    source = LocalTensorSource.of(here.name, left.held if left else (), left.scalars if left else {})
     post = after.post(here, order.first_step)
     devices = (*after.plan.devices, *order.givers)
     others = [name for name in devices if name != here.name]
@@ -57,7 +58,9 @@ def carry_on(
     if lacking:
         raise WorkerError(f"{here.name}: {lacking[0]} (and {len(lacking) - 1} more) is held by no device any more")
     group = group_of(after.plan.cluster, here.name, devices)
-    received_bytes = fill(before, after, group, files, source, post)
+    stage = after.plan.stages[after.member.stage_index]
+    alike = [replica.devices[0] for replica in stage.replicas] if is_whole(stage) else []
+    received_bytes = fill(before, after, group, files, source, post, alike)
     scalars = next((dict(file.scalars) for _, file in sorted(files.items()) if file.tensors), {})
     return received_bytes, scalars
 
@@ -68,10 +71,10 @@ def give(name: str, left: LeftState | None, order: GiveOrder, post: ExchangeChan
     Raises:
         PeerLostError, Interrupted, ProtocolError: as `carry_on`.
     """
-    source = LocalTensorSource(name, left.held if left else (), left.scalars if left else {})
+    source = LocalTensorSource.of(name, left.held if left else (), left.scalars if left else {})
     group = group_of(order.plan.cluster, name, tuple(peer.name for peer in order.peers))
     files = describe(source.held, takers=group.peers, givers=group.peers, post=post)
-    TensorExchange(group, files, source, post).run({})
+    TensorExchange(group, files, source, post, in_memory=True).run({})
 
 
 @torch.no_grad()

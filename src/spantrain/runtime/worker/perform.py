@@ -96,7 +96,8 @@ class OrderRunner:
         while self._groups:
             self._groups.pop().abort()
         if self._before is not None:
-            cut(self._before)
+            endpoints = (self._mailbox.endpoint, *(peer.endpoint for peer in self._mailbox.peers))
+            cut(self._before, {endpoint.removeprefix("tcp://") for endpoint in endpoints})
 
     def _with_own_functions(self, order: object) -> object:
         own = self._settings.functions

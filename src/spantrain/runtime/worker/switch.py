@@ -30,6 +30,7 @@ from spantrain.models.units import UnitModule, tie_parameters
 from spantrain.runtime.checkpoint.holding import Holding, held_tensors, put_back, wanted_of
 from spantrain.runtime.gradients.optimizer import build_optimizer
 from spantrain.runtime.redistribution.exchange import TensorBlock, place_of
+from spantrain.runtime.redistribution.sharing import takers_of
 from spantrain.runtime.redistribution.transfer import (
     ExchangeChannel,
     ExchangeGroup,
@@ -108,7 +109,7 @@ def _layout(stage: Stage) -> tuple[tuple[tuple[str, ...], tuple[float, ...]], ..
     return tuple((replica.devices, replica.tp_shares) for replica in stage.replicas)
 
 
-_LANE = "switch-held:"
+_LANE, _SHARED = "switch-held:", "shared-"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,13 +137,12 @@ class Held(Protocol):
 class LocalTensorSource:
     """What this device holds, as a source of an exchange."""
 
-    def __init__(self, device: str, held: Iterable[Held], scalars: Mapping[str, float] | None = None) -> None:
-        """`held`: its own part of a plan, and what it keeps for others; the first one that has a tensor gives it."""
-        self._tensors: dict[str, torch.Tensor] = {}
-        self._parts: dict[str, TensorPart] = {}
-        for one in held:
-            tensors, parts = held_tensors(one.holding, one.optimizer, one.holding.parts)
-            self._tensors, self._parts = tensors | self._tensors, parts | self._parts
+    def __init__(
+        self, device: str, tensors: Mapping[str, torch.Tensor], parts: Mapping[str, TensorPart],
+        scalars: Mapping[str, float] | None = None,
+    ) -> None:  # fmt: skip
+        """`parts`: of the unsplit model's tensors, at least of those that are here."""
+        self._tensors, self._parts = tensors, parts
         self.held = HeldTensors(
             device=device,
             scalars=scalars or {},
@@ -151,6 +151,16 @@ class LocalTensorSource:
                 for name, tensor in self._tensors.items()
             },
         )
+
+    @classmethod
+    def of(cls, device: str, held: Iterable[Held], scalars: Mapping[str, float] | None = None) -> "LocalTensorSource":
+        """`held`: its own part of a plan, and what it keeps for others; the first one that has a tensor gives it."""
+        tensors: dict[str, torch.Tensor] = {}
+        parts: dict[str, TensorPart] = {}
+        for one in held:
+            own, own_parts = held_tensors(one.holding, one.optimizer, one.holding.parts)
+            tensors, parts = own | tensors, own_parts | parts
+        return cls(device, tensors, parts, scalars)
 
     def present(self) -> tuple[str, ...]:
         """Return its own name: all that it holds is one file."""
@@ -242,7 +252,7 @@ def _bring(here: WorkerContext, before: PlanPart, after: PlanPart, step: int) ->
     """Fill what is new here, and give others what they lack; return the bytes that came from them."""
     if after.optimizer is before.optimizer:
         return 0  # who keeps its stage holds nothing that others lack: each unit is in one stage
-    source, post = LocalTensorSource(here.name, (before,)), after.post(here, step)
+    source, post = LocalTensorSource.of(here.name, (before,)), after.post(here, step)
     takers = [taker for taker in after.plan.devices if here.name in givers_of(before.plan, after.plan, taker)]
     givers = givers_of(before.plan, after.plan, here.name)
     files = describe(source.held, takers=takers, givers=givers, post=post)
@@ -252,7 +262,7 @@ def _bring(here: WorkerContext, before: PlanPart, after: PlanPart, step: int) ->
 
 def fill(
     before: PlanPart | None, after: PlanPart, group: ExchangeGroup, files: Mapping[str, HeldTensors],
-    source: LocalTensorSource, post: ExchangeChannel,
+    source: LocalTensorSource, post: ExchangeChannel, alike: Sequence[str] = (),
 ) -> int:  # fmt: skip
     """Take what of a part is new here from those that hold it, and keep the rest; return the bytes that came.
 
@@ -263,9 +273,11 @@ def fill(
         files: what each of them holds, by name.
         source: what this device holds.
         post: to the others.
+        alike: devices that are to hold the same as this one, where each of the group knows what all hold: those of one
+            place take what they lack from afar once, and give it to each other.
     """
-    own = {id(tensor) for tensor in before.holding.tensors.values()} if before else set()
-    fresh = {name for name, tensor in after.holding.tensors.items() if id(tensor) not in own}
+    known = {id(tensor) for tensor in before.holding.tensors.values()} if before else set()
+    fresh = {name for name, tensor in after.holding.tensors.items() if id(tensor) not in known}
     arriving = after.holding.of(fresh)
     state = before.optimizer.state if before else {}
     kept = {
@@ -273,9 +285,22 @@ def fill(
         for name, parameter in after.holding.parameters.items()
         if name not in fresh and parameter in state
     }
-    exchange = TensorExchange(group, files, source, post)
-    put_back(arriving, after.optimizer, exchange.run(wanted_of(arriving, files)), kept)
-    return exchange.taken_bytes
+    wanted, own = wanted_of(arriving, files), group.own
+    several, takers = takers_of(group, alike, wanted_of(after.holding, files), files)
+    exchange = TensorExchange(group, files, source, post, in_memory=True)
+    taken = exchange.run({name: part for name, part in wanted.items() if takers.get(name, own) == own})
+    received_bytes = exchange.taken_bytes
+    if takers:
+        near = replace(group, peers=tuple(name for name in several if name != own))
+        stored = {name: tensor for file in files.values() for name, tensor in file.tensors.items()}
+        shares = {one: {name: stored[name] for name in takers if takers[name] == one} for one in several}
+        there = {one: HeldTensors(device=one, tensors=tensors) for one, tensors in shares.items()}
+        here = LocalTensorSource(own, taken, wanted)
+        exchange = TensorExchange(near, there, here, post, in_memory=True, lanes=_SHARED)
+        taken |= exchange.run({name: part for name, part in wanted.items() if takers.get(name, own) != own})
+        received_bytes += exchange.taken_bytes
+    put_back(arriving, after.optimizer, taken, kept)
+    return received_bytes
 
 
 def describe(

@@ -15,7 +15,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
@@ -147,15 +147,18 @@ def connections() -> frozenset[tuple[int, str]]:
     return frozenset(found)
 
 
-def cut(before: frozenset[tuple[int, str]]) -> None:
+def cut(before: frozenset[tuple[int, str]], spare: Collection[str] = ()) -> None:
     """End the TCP connections that were opened since; whoever waits on one gets an error.
 
-    Of another library's connections that were opened meanwhile, gRPC's and ZeroMQ's are made again by themselves.
+    Of another library's connections that were opened meanwhile, gRPC's and ZeroMQ's are made again by themselves; but
+    that takes round trips, so those with an end at one of the addresses (HOST:PORT) to `spare` stay.
     """
     for number, _ in connections() - before:
         # One that fails was closed meanwhile, or is not connected.
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(number)) as copy:
             is_tcp = copy.family in (socket.AF_INET, socket.AF_INET6) and copy.type == socket.SOCK_STREAM
             # A listener stays: Gloo's thread ends the process if it cannot accept.
-            if is_tcp and not copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            if not is_tcp or copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                continue
+            if not any(f"{host}:{port}" in spare for host, port, *_ in (copy.getsockname(), copy.getpeername())):
                 copy.shutdown(socket.SHUT_RDWR)

@@ -27,11 +27,13 @@ from spantrain.runtime.control.requests import (
     NextOrder,
     OrderFailure,
     OrderOutcome,
+    Reach,
     Standing,
     WorkerWelcome,
 )
 from spantrain.runtime.worker.added_orders import order_kind
 from spantrain.runtime.worker.perform import OrderRunner
+from spantrain.runtime.worker.reach import unreached
 from spantrain.runtime.worker.settings import WorkerSettings
 from spantrain.runtime.worker.watch import Watch, standing_of
 from spantrain.transport.control.client import ControlClient
@@ -93,6 +95,7 @@ class Worker:
         self._to_stop = threading.Event()
         self._leaving = ""  # why it is to leave behind a step
         self._is_watched = False
+        self._asked_reach = 0  # the last question of that
         torch.set_num_threads(1)
 
     @property
@@ -279,7 +282,17 @@ class Worker:
     def _hear(self) -> None:
         """Pass on what a heartbeat has brought; called in the thread of heartbeats."""
         self._mailbox.wake()
+        self._control.wake()
         self._watch.look_again()
+        asked = self._standing().asks_reach
+        if asked > self._asked_reach:
+            threading.Thread(target=self._tell_reach, args=(asked,), name="reach", daemon=True).start()
+        self._asked_reach = asked
+
+    def _tell_reach(self, number: int) -> None:
+        """Tell the coordinator which peers cannot be reached."""
+        with contextlib.suppress(SpanTrainError):  # the order may be over by then
+            self._control.ask(Reach(number=number, unreached=unreached(self._mailbox.peers)))
 
     def _cannot_go_on(self, fault: str) -> None:
         """Have the process end, with the order under way if that notices, and else all the same."""

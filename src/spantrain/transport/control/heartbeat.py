@@ -115,7 +115,8 @@ class HeartbeatThread:
     """Call `heartbeat` again and again, keep the last answer, and notice when the coordinator is gone.
 
     Beats have a connection of their own, and a new one as soon as the one before does not answer. On the client's, a
-    call is held that ends with it: so the coordinator hears at once when this process has ended.
+    call is held that ends with it: so the coordinator hears at once when this process has ended. It is answered when
+    there is news, which the beat that is then sent at once brings.
     """
 
     def __init__(
@@ -145,7 +146,7 @@ class HeartbeatThread:
         self._news = threading.Event()
         """Something that this thread waits for has happened."""
         self._hurry = threading.Event()
-        """The next beat is to be sent at once, on another connection than the one that has ended."""
+        """The next beat is to be sent at once: the connection that shows presence has ended, or there is news."""
         self._gone = threading.Event()
         self._lock = threading.Lock()
         self._answer: dict[str, Any] = {}

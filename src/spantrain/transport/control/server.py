@@ -8,7 +8,7 @@ import functools
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import cast
@@ -257,6 +257,10 @@ class ControlServer:
     def release(self, name: str) -> None:
         """Free a name for another worker; calls of the one that held it are refused from now on."""
         self._members.release(name)
+
+    def nudge(self, names: Collection[str]) -> None:
+        """Have some members' next heartbeats come at once: there is news for them."""
+        self._calls.nudge(names)
 
     def _methods(self) -> dict[str, Method]:
         calls = {name: functools.partial(self._answer_call, name) for name in self._calls.methods}

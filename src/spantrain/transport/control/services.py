@@ -3,7 +3,7 @@
 import itertools
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -111,8 +111,11 @@ class CallDispatcher:
         self._refusals = refusals
         self._on_line = on_line
         self._lines = itertools.count()
-        self._held: set[threading.Event] | None = set()
-        """Ends of calls that show that workers are there; None: none is held any more."""
+        self._held: dict[threading.Event, tuple[str, int]] | None = {}
+        """Ends of calls that show that workers are there, of whom, and their connections' numbers; None: none is held
+        any more."""
+        self._nudged: dict[str, list[int]] = {}
+        """Connections of peers whose calls were answered for news; they are taken for open until the next call."""
         self._running: Counter[str] = Counter()
         self._changed = threading.Condition()
 
@@ -145,21 +148,32 @@ class CallDispatcher:
                 line, held = next(self._lines), self._held
                 if held is None:
                     return wrap_answer({})
-                held.add(ended)
+                held[ended] = name, line
+                before = self._nudged.pop(name, [])
             self._on_line(name, line, True)
+            for old in before:
+                self._on_line(name, old, False)
             while not ended.wait(_LOOK_S) and self._name_of(certificate_der) == name:
                 pass
             with self._changed:
-                held.discard(ended)
-                is_told = self._held is not None
+                is_told = held.pop(ended, None) is not None and self._held is not None
             if is_told:
                 self._on_line(name, line, False)
         return wrap_answer({})
 
+    def nudge(self, names: Collection[str]) -> None:
+        """Answer the calls by which some peers show that they are there: they call again, and ask for news, at once."""
+        with self._changed:
+            for ended, (name, line) in list((self._held or {}).items()):
+                if name in names and self._held is not None:
+                    del self._held[ended]
+                    self._nudged.setdefault(name, []).append(line)
+                    ended.set()
+
     def let_go(self) -> None:
         """Answer those that show that they are there, and tell of nobody's end any more."""
         with self._changed:
-            held, self._held = self._held or set(), None
+            held, self._held = self._held or {}, None
             for ended in held:
                 ended.set()
 

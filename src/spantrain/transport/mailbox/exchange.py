@@ -87,6 +87,12 @@ class Exchange:
         self._intervals: deque[SentInterval] = deque(maxlen=_MAX_INTERVALS)
         self._woken = False
 
+    @property
+    def addresses(self) -> tuple[PeerAddress, ...]:
+        """Of all peers."""
+        with self.condition:
+            return tuple(known.peer for known in self.peers.values())
+
     def set_peers(self, generation: int, peers: Iterable[PeerAddress], *, dial: bool) -> None:
         """Replace the peers; those that are as before keep their queues and connections."""
         wanted = {peer.name: peer for peer in peers}

@@ -60,6 +60,11 @@ class MailboxLike(ABC):
         """The generation of the last `set_peers`; messages of it are delivered."""
         return self._exchange.generation
 
+    @property
+    def peers(self) -> tuple[PeerAddress, ...]:
+        """The peers of the last `set_peers`, without this side."""
+        return self._exchange.addresses
+
     def set_peers(self, generation: int, peers: Iterable[PeerAddress], *, dial: bool = True) -> None:
         """Replace the set of peers; nobody else may connect or send.
 

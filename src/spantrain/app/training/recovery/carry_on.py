@@ -21,7 +21,7 @@ from spantrain.planner.present import NewPlan
 from spantrain.recovery.policy import holds_all
 from spantrain.runtime.control.orders import GiveOrder, KeptState, TrainOrder
 from spantrain.runtime.coordinator.barrier import CommitPoint
-from spantrain.runtime.coordinator.coordinator import DeviceLostError
+from spantrain.runtime.coordinator.roster import DeviceLostError
 
 
 @dataclass(frozen=True, kw_only=True)

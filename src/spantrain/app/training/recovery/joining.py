@@ -7,45 +7,26 @@ to memory where devices change what they hold. A device that joins is taken in b
 that leaves goes when others have what it held.
 """
 
-import shutil
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from spantrain.app.reporter import Reporter
 from spantrain.app.session import Session
 from spantrain.app.training.recovery.carry_on import Leg, givers_of
+from spantrain.app.training.recovery.wishes import DRAIN, taken, wish
 from spantrain.app.training.requests import TrainRequest
 from spantrain.app.training.stop import StopRequest
 from spantrain.core.plan import Plan
 from spantrain.core.quantities import format_seconds
 from spantrain.cost.moving import moved
-from spantrain.errors import ConfigError, SpanTrainError
+from spantrain.errors import SpanTrainError
 from spantrain.planner.engine.predict import predict
 from spantrain.planner.present import NewPlan, full_plan, light_plan
 from spantrain.recovery.policy import is_worth
 from spantrain.runtime.control.orders import KeptState
 from spantrain.runtime.coordinator.barrier import CommitPoint
-
-DRAIN = "drain"
-"""The folder in a run's folder with a file for each device that is to leave it, by its name."""
-_NAMES = ".devices"
-"""A file there, with the names of all devices of the cluster."""
-
-
-@contextmanager
-def wishes_heard(run: Path, names: Collection[str]) -> Iterator[None]:
-    """Have a run's folder take wishes of some devices to leave while it is under way; older ones are forgotten."""
-    shutil.rmtree(run / DRAIN, ignore_errors=True)
-    if names:
-        (run / DRAIN).mkdir(parents=True)
-        (run / DRAIN / _NAMES).write_text("\n".join(names))
-    try:
-        yield
-    finally:
-        shutil.rmtree(run / DRAIN, ignore_errors=True)
 
 
 def ask_to_drain(run: Path, device: str) -> None:
@@ -54,18 +35,11 @@ def ask_to_drain(run: Path, device: str) -> None:
     Raises:
         ConfigError: there is no such run, or it has no such device; or its folder cannot be read or written to.
     """
-    if not (run / DRAIN).is_dir():
-        raise ConfigError(
-            f"{run}: no run that devices may leave is under way there; give the folder that --out named (with "
-            "--on-loss end, --staleness 1 or an outer optimizer devices stay)"
-        )
-    try:
-        names = (run / DRAIN / _NAMES).read_text().splitlines()
-        if device not in names:
-            raise ConfigError(f"DEVICE {device!r} is no device of this run; give one of {', '.join(names)}")
-        (run / DRAIN / device).touch()
-    except OSError as error:
-        raise ConfigError(f"{error.filename}: cannot be read or written: {error.strerror}") from None
+    nowhere = (
+        "no run that devices may leave is under way there; give the folder that --out named (with --on-loss end, "
+        "--staleness 1 or an outer optimizer devices stay)"
+    )
+    wish(run, device, DRAIN, "", nowhere=nowhere)
 
 
 class Membership:
@@ -121,12 +95,9 @@ class Membership:
 
     def _take_wishes(self) -> None:
         """Hear who is to leave from files in the run's folder."""
-        folder = self._request.out / DRAIN
-        asked = {file.name: file for file in folder.iterdir()} if folder.is_dir() else {}
-        for file in (asked[name] for name in sorted(asked.keys() - {_NAMES})):
-            file.unlink()
-            if not self._session.coordinator.ask_to_leave(file.name, "asked to by spantrain drain"):
-                self._tell(f"spantrain drain: there is no device {file.name} in this run now")
+        for device in taken(self._request.out, DRAIN):
+            if not self._session.coordinator.ask_to_leave(device, "asked to by spantrain drain"):
+                self._tell(f"spantrain drain: there is no device {device} in this run now")
 
     def _plan_in_background(self, work: Callable[..., None], *arguments: object) -> None:
         self._thread = threading.Thread(target=work, args=arguments, name="planner", daemon=True)
