@@ -14,6 +14,7 @@ import typer
 from spantrain.cli.commands import outer, schedule, testbed
 from spantrain.cli.commands.basic import demo, drain, export, groups, import_, profile, worker
 from spantrain.cli.commands.explain import explain, validate
+from spantrain.cli.commands.launch import launch
 from spantrain.cli.commands.machines import doctor, init
 from spantrain.cli.commands.plan import plan
 from spantrain.cli.commands.simulate import simulate
@@ -40,7 +41,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 COMMANDS = (
-    demo, init, doctor, profile, groups, plan, explain, simulate, train, export, import_, validate, worker, drain,
+    demo, init, doctor, profile, groups, plan, explain, simulate, train, launch, export, import_, validate, worker,
+    drain,
 )  # fmt: skip
 for command in COMMANDS:
     app.command(command.__name__.rstrip("_"))(command)

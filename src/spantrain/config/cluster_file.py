@@ -237,12 +237,13 @@ def _read_hosts(section: Field, site: str, kinds: Mapping[str, DeviceKind], draf
         section.problem("a site needs at least one host")
     names: list[str] = []
     for item in items:
-        row = item.table(required=("name", "devices"), optional=("count", "address", "backend"))
+        row = item.table(required=("name", "devices"), optional=("count", "address", "ssh", "backend"))
         base = row["name"].name() if "name" in row else ""
         count = row["count"].count() if "count" in row else None
-        if "address" in row and count is not None and count > 1:
-            row["address"].problem(f"{count} hosts cannot share one address; list the hosts one by one")
-        address = row["address"].text() if "address" in row else None
+        reached = {key: row[key].text() for key in ("address", "ssh") if key in row}
+        if count is not None and count > 1:
+            for key in reached:
+                row[key].problem(f"{count} hosts cannot share one address; list the hosts one by one")
         devices = read_devices(row, kinds)
         for name in [base] if count is None or not base else [f"{base}-{index}" for index in range(count)]:
             if name and not is_name(name):
@@ -250,7 +251,7 @@ def _read_hosts(section: Field, site: str, kinds: Mapping[str, DeviceKind], draf
                 break
             draft.claim("host", name, item)
             names.append(name)
-            if name and not _place(Host(name=name, site=site, devices=(), address=address), devices, item, draft):
+            if name and not _place(Host(name=name, site=site, devices=(), **reached), devices, item, draft):
                 return tuple(names)
     return tuple(names)
 

@@ -66,6 +66,8 @@ def _host(host: Host, cluster: Cluster) -> Iterator[str]:
     yield f"      - name: {_text(host.name)}"
     if host.address is not None:
         yield f"        address: {_text(host.address)}"
+    if host.ssh is not None:
+        yield f"        ssh: {_text(host.ssh)}"
     yield "        devices:"
     devices = [cluster.device_by_name[name] for name in host.devices]
     for index, device in enumerate(devices):

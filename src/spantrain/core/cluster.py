@@ -68,6 +68,8 @@ class Host:
     devices: tuple[str, ...]
     address: str | None = None
     """Where its workers can be reached, if that is known before they join."""
+    ssh: str | None = None
+    """What ssh calls it, [USER@]HOST; None: its address, or its name."""
 
     def __post_init__(self) -> None:
         check_name("host", self.name)

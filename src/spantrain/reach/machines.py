@@ -30,7 +30,7 @@ _LEAVE_S = 2.0
 _SSH = ("-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=15")
 """No terminal and no questions: keys, agents, users and jumps are those of the user's own ssh configuration."""
 _SRUN = ("--overlap", "--unbuffered", "--nodes=1", "--ntasks=1")
-_BOOTSTRAP = (
+BOOTSTRAP = (
     "import sys;exec(compile(sys.stdin.buffer.read(int(sys.stdin.buffer.readline())).decode(),'<spantrain>','exec'))"
 )
 """Reads a program of a known length and runs it; what comes behind it on standard input is the program's own."""
@@ -69,6 +69,15 @@ class Machine:
             case "kubernetes":
                 return ["kubectl", *self.options, "exec", "-i", self.target, "--", *words]
 
+    def failure(self, status: int, said: str) -> str:
+        """Return why a program could not run there, or how it ended, with what it said last and the remedy."""
+        if self.way == "ssh" and status == 255:  # ssh's own
+            words = shlex.join(["ssh", *self.options, self.target, "true"])
+            return f"cannot be reached{said}; make `{words}` work without a question (keys, agent, ~/.ssh/config)"
+        if status in (126, 127) or "executable file not found" in said:
+            return f"has no {self.python}{said}; install Python 3, or name its interpreter with --python"
+        return f"the program ended with {status}{said}"
+
     def __str__(self) -> str:
         return self.name if self.way == "local" else f"{self.name} (by {self.way}, {self.target})"
 
@@ -88,6 +97,12 @@ class Machine:
 def this_machine(name: str) -> Machine:
     """Return the machine of this process, with its interpreter."""
     return Machine(name=name, way="local", python=sys.executable)
+
+
+def last_line(errors: bytes) -> str:
+    """Return the last line that a program has said on standard error, as the end of a message."""
+    lines = [line for line in errors.decode(errors="replace").splitlines() if line.strip()]
+    return f": {lines[-1].strip()[:300]}" if lines else ""
 
 
 def run_python(machine: Machine, source: str, *args: str, timeout_s: float) -> str:
@@ -118,7 +133,7 @@ class RemoteProgram:
             UsageError: this machine lacks the program that the way needs.
         """
         self.machine = machine
-        words = machine.command([machine.python, "-c", _BOOTSTRAP, *args])
+        words = machine.command([machine.python, "-c", BOOTSTRAP, *args])
         pipe = subprocess.PIPE
         try:
             self._process = subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0)
@@ -211,7 +226,7 @@ class RemoteProgram:
         except subprocess.TimeoutExpired:
             return  # its output is whole; it is ended with the block
         if status != 0:
-            raise PeerLostError(f"{self.machine}: {self._reason(status)}")
+            raise PeerLostError(f"{self.machine}: {self.machine.failure(status, self._said())}")
 
     def _want_input(self) -> None:
         if self._stdin.closed or self._stdin in self._selector.get_map():
@@ -259,15 +274,4 @@ class RemoteProgram:
             raise ProtocolError(f"{self.machine}: printed what is no UTF-8: {line[:60]!r}") from None
 
     def _said(self) -> str:
-        """Return the last line of its standard error, for a message."""
-        lines = [line for line in self._errors.decode(errors="replace").splitlines() if line.strip()]
-        return f": {lines[-1].strip()[:300]}" if lines else ""
-
-    def _reason(self, status: int) -> str:
-        way, said = self.machine.way, self._said()
-        if way == "ssh" and status == 255:  # ssh's own, whatever went wrong
-            words = shlex.join(["ssh", *self.machine.options, self.machine.target, "true"])
-            return f"cannot be reached{said}; make `{words}` work without a question (keys, agent, ~/.ssh/config)"
-        if status in (126, 127) or "executable file not found" in said:
-            return f"has no {self.machine.python}{said}; install Python 3, or name its interpreter with --python"
-        return f"the program ended with {status}{said}"
+        return last_line(self._errors)

@@ -67,6 +67,7 @@ class ClusterDraft:
                     site=sites[one.machine.name],
                     devices=tuple(device.name for device in devices if device.host == one.machine.name),
                     address=self._address(one),
+                    ssh=one.machine.target if one.machine.way == "ssh" else None,
                 )
                 for site in names for one in self.machines if sites[one.machine.name] == site
             ),
