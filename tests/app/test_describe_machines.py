@@ -30,7 +30,9 @@ def test_every_preset_is_written_and_read_back(name):
 
 def test_gpus_with_their_kinds_memory_and_numbers():
     found = [machine("lab", gpu("NVIDIA GeForce RTX 4090"), gpu("Tesla T4", memory_gib=15.5)), machine("cpu-box")]
-    cluster = read_back(described_cluster(found, name="c", measure=False, reporter=SilentReporter()).cluster)
+    outcome = described_cluster(found, name="c", measure=False, reporter=SilentReporter())
+    cluster = read_back(outcome.cluster, outcome.notes)
+    assert any("CUDA_DEVICE_ORDER=PCI_BUS_ID" in note for note in outcome.notes)
     assert [(one.name, one.kind, one.backend, one.memory_bytes / GIB) for one in cluster.devices] == [
         ("lab-gpu0", "rtx-4090", "cuda:0", 24),
         ("lab-gpu1", "t4", "cuda:1", 15.5),

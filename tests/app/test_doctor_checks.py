@@ -26,7 +26,7 @@ def line_of(found, check):
 
 
 def test_a_good_machine_is_good():
-    seen = TorchView(gpus=1, made_for="12.6", error="")
+    seen = TorchView(gpus=("NVIDIA L4",), made_for="12.6", error="")
     one = machine("a", gpu("NVIDIA L4", free_bytes=23.0 * GIB), torch=seen, curve_bytes_per_s=4e8, **GOOD)
     found = lines(one, deep=True, testbed=True)
     assert {line.verdict for line in found} == {"ok"}
@@ -41,7 +41,7 @@ def test_a_good_machine_is_good():
         ({"packages": {"spantrain": "0.0.1"}}, "spantrain", "fail", "version 0.0.1"),
         ({"packages": {"spantrain": VERSION}}, "torch", "fail", "is not installed"),
         (
-            {"torch": TorchView(gpus=0, made_for=None, error="libcudart.so.12: cannot open")},
+            {"torch": TorchView(gpus=(), made_for=None, error="libcudart.so.12: cannot open")},
             "torch",
             "fail",
             "libcudart",
@@ -65,12 +65,18 @@ def test_what_would_stop_a_run_is_told_with_a_remedy(more, check, verdict, text)
 def test_gpus_that_are_slowed_or_in_use_or_hidden_from_torch():
     hot = gpu("NVIDIA L4", slowed=("too hot (hardware)",), driver="470.1")
     used = gpu("NVIDIA L4", free_bytes=2.0 * GIB)
-    seen = TorchView(gpus=0, made_for="12.6", error="")
+    seen = TorchView(gpus=(), made_for="12.6", error="")
     found = lines(machine("a", hot, used, torch=seen, **GOOD), deep=True)
     slowed, busy = (line for line in found if line.check == "gpu")
     assert (slowed.where, slowed.verdict, slowed.text) == ("a/0", "warn", "NVIDIA L4 is slowed: too hot (hardware)")
     assert (busy.verdict, busy.text) == ("warn", "NVIDIA L4, driver not known, 2 GiB of 24 GiB free")
     assert line_of(found, "driver").text == "torch can use 0 of 2 GPUs; it is made for 12.6, the driver is 470.1"
+
+
+def test_gpus_that_torch_numbers_otherwise():
+    seen = TorchView(gpus=("NVIDIA L4", "Tesla T4"), made_for="12.6", error="")
+    found = lines(machine("a", gpu("Tesla T4"), gpu("NVIDIA L4"), torch=seen, **GOOD), deep=True)
+    assert "CUDA_DEVICE_ORDER=PCI_BUS_ID" in line_of(found, "driver").remedy
 
 
 def test_a_cluster_file_that_says_more_than_is_there():

@@ -6,9 +6,12 @@ import re
 import pytest
 from typer.testing import CliRunner
 
+from spantrain.app.machines.init import found_cluster
+from spantrain.app.reporter import SilentReporter
 from spantrain.cli.main import app, main
 from spantrain.config.cluster_file import load_cluster
-from testing.machines import tool
+from spantrain.reach.machines import Machine
+from testing.machines import interpreter, tool
 
 RUN = CliRunner()
 
@@ -41,6 +44,27 @@ def test_init_writes_what_doctor_checks(tmp_path, monkeypatch):
     assert {"check", "where", "verdict", "text", "remedy"} == set(report["lines"][0])
     assert any(line["check"] == "gpu" and "NVIDIA L4" in line["text"] for line in report["lines"])
     assert any(line["check"] == "data" and line["verdict"] == "ok" for line in report["lines"])
+
+
+def test_a_gpu_of_an_unknown_kind_is_measured_by_the_torch_that_is_there(tmp_path, monkeypatch):
+    tool(tmp_path, "nvidia-smi", 'case "$*" in *memory.total*) echo "0, NVIDIA Odd 7, 8192, 8000, 600.1, 99.00";; esac')
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    python = interpreter(tmp_path)
+    (tmp_path / "python-here-site" / "torch.py").write_text(
+        "from types import SimpleNamespace as Has\n"
+        "float16 = float32 = None\n"
+        "randn = randn_like = empty = empty_like = lambda *_, **__: Has(copy_=lambda _: None)\n"
+        "mm = lambda *_, **__: None\n"
+        "cuda = Has(set_device=lambda _: None, synchronize=lambda: None)\n"
+    )
+    machine = Machine(name="odd", way="local", python=python)
+    (kind,) = found_cluster([machine], name="c", measure=True, reporter=SilentReporter()).cluster.kinds
+    assert (kind.name, kind.power_w, kind.memory_bytes) == ("odd-7", 99, 8 * 2**30)
+    assert kind.source.startswith("measured by spantrain init on odd, ")
+    assert kind.peak_fp16_flop_per_s > 1e12
+    (tmp_path / "python-here-site" / "torch.py").write_text("raise OSError('libcudart.so.12: cannot open')")
+    (kind,) = found_cluster([machine], name="c", measure=True, reporter=SilentReporter()).cluster.kinds
+    assert kind.source.startswith("a guess, since torch cannot use it (libcudart.so.12: cannot open)")
 
 
 def test_a_failure_is_exit_code_1_and_shown_with_what_to_do(tmp_path):

@@ -25,7 +25,7 @@ _FACTS = {
     "interfaces": [{"name": "eth0", "mtu": 1500.0, "addresses": ["10.0.0.5/24", "fd00::5/64"]}],
     "accelerators": [_GPU, {**_GPU, "name": "Odd GPU 7"}], "packages": {"torch": "2.8.0"},
     "digests": {"spantrain": "aa"}, "testbed": {"tun": ""}, "curve_bytes_per_s": 4e8,
-    "torch": {"gpus": 1, "made_for": "12.6", "error": ""},
+    "torch": {"gpus": ["NVIDIA L4"], "made_for": "12.6", "error": ""},
 }  # fmt: skip
 _WAY = {
     "errors": {}, "address": "10.0.0.5", "local_address": "10.0.0.6", "seen_address": "10.0.0.6", "round_trip_s": 0.02,

@@ -1,6 +1,7 @@
 """Who the machines are, as people and schedulers name them."""
 
 import json
+import sys
 
 import pytest
 from hypothesis import given
@@ -68,6 +69,8 @@ def test_a_job_must_be_there_and_of_a_size():
 def test_machines_are_named_after_their_hosts():
     names = named_machines(["me@lab1.example.org", "lab1", "10.0.0.7", "ssh://root@x:2222", "a_b"], "ssh", python="p")
     assert [one.name for one in names] == ["lab1", "lab1-2", "10.0.0.7", "x", "a_b"]
+    here, lab = named_machines(["localhost", "lab1"], "ssh", python="p")
+    assert (here.way, here.python, lab.way) == ("local", sys.executable, "ssh")
     with pytest.raises(UsageError, match="0 machines"):
         named_machines([" "], "ssh", python="p")
     with pytest.raises(UsageError, match="cannot be reached by ssh"):

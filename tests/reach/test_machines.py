@@ -1,13 +1,14 @@
 """A program gets to a machine and its answer back, within bounds, and every failure says what to do."""
 
 import sys
+import threading
 import time
 
 import pytest
 
 from spantrain.errors import PeerLostError, ProtocolError, UsageError
-from spantrain.reach.machines import Machine, RemoteProgram, run_python, this_machine
-from testing.machines import by_ssh, interpreter, ssh_config
+from spantrain.reach.machines import Machine, RemoteProgram, at_once, run_python, this_machine
+from testing.machines import by_ssh, interpreter, ssh_config, tool
 from testing.patience import PATIENCE_S
 
 HERE = this_machine("here")
@@ -70,6 +71,34 @@ def test_a_way_whose_program_is_missing_is_the_users_to_mend(monkeypatch, tmp_pa
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UsageError, match="srun cannot be started"):
         run_python(Machine(name="n", way="slurm", target="n1"), "", timeout_s=PATIENCE_S)
+
+
+@pytest.mark.parametrize(
+    ("way", "skip"),
+    [
+        ("slurm", "while [ $1 != there ]; do shift; done; shift"),
+        ("kubernetes", "while [ $1 != -- ]; do shift; done; shift"),
+    ],
+)
+def test_srun_and_kubectl_run_it(way, skip, tmp_path, monkeypatch):
+    name = {"slurm": "srun", "kubernetes": "kubectl"}[way]
+    tool(tmp_path, name, f'echo {name} "$@" >&2; {skip}; exec "$@"')
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    options = ("there",) if way == "slurm" else ()
+    machine = Machine(name="n", way=way, target="n1", python=sys.executable, options=options)
+    assert run_python(machine, "import sys\nprint(sys.argv[1:])", "a b", timeout_s=PATIENCE_S) == "['a b']\n"
+
+
+def test_an_interrupt_waits_for_no_machine():
+    def interrupted(number):
+        if number == 0:
+            raise KeyboardInterrupt
+        run_python(HERE, "import time; time.sleep(1000)", timeout_s=1000, stop=stop)
+
+    stop = threading.Event()
+    with pytest.raises(KeyboardInterrupt):
+        at_once(interrupted, range(3), stop)
+    assert stop.is_set()
 
 
 def test_a_real_ssh_server_runs_it(tmp_path):

@@ -8,9 +8,10 @@ import pytest
 
 import spantrain.reach.programs
 from spantrain.errors import ProtocolError
-from spantrain.reach.facts import MachineFacts, probe, read_facts
-from spantrain.reach.machines import this_machine
+from spantrain.reach.facts import MachineFacts, probe, program, read_facts
+from spantrain.reach.machines import run_python, this_machine
 from testing.machines import tool
+from testing.patience import PATIENCE_S
 
 HERE = this_machine("here")
 NVIDIA = """case "$*" in
@@ -84,6 +85,52 @@ def test_rocm_smi_of_all_years(tools):
     assert {one.driver for one in found} == {"6.3.6"}
     assert found[1].memory_bytes == 68702699520
     assert found[2].memory_bytes is None
+
+
+def on_files(root, files):
+    """What the probe finds on a machine that has these files of the kernel's, and no tools."""
+    for path, text in files.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(text)
+    source = program("probe").replace('"/proc/', f'"{root}/proc/').replace('"/sys/', f'"{root}/sys/')
+    return read_facts(run_python(HERE, source, timeout_s=PATIENCE_S), "here")
+
+
+def test_a_jetson_by_its_model_file_shares_the_machines_memory(tools, tmp_path):
+    model = "NVIDIA Jetson AGX Orin Developer Kit\0"
+    memory = "MemTotal:       32161000 kB\nMemFree: 1 kB\nMemAvailable:   29000000 kB\n"
+    tools("nvidia-smi", 'case "$*" in *memory.total*) echo "0, Orin (nvgpu), [N/A], [N/A], N/A, [N/A]";; esac')
+    facts = on_files(tmp_path, {"proc/device-tree/model": model, "proc/meminfo": memory})
+    (one,) = facts.accelerators
+    assert (one.name, one.vendor) == ("NVIDIA Jetson AGX Orin Developer Kit", "jetson")
+    assert one.memory_bytes == facts.memory_bytes == 32161000 * 1024
+    assert one.free_bytes == 29000000 * 1024
+
+
+def test_gpus_without_their_tools_are_found_by_the_kernels_files(tools, tmp_path):
+    folder = "proc/driver/nvidia"
+    information = "Model: \t\t NVIDIA GeForce RTX 3090\nIRQ:   \t\t 66\n"
+    version = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.183.01  Sun May 12\nGCC version: 12\n"
+    amd, arc = "sys/class/drm/card1/device", "sys/class/drm/card0/device"
+    files = {
+        f"{folder}/version": version, f"{folder}/gpus/0000:01:00.0/information": information,
+        f"{amd}/vendor": "0x1002\n", f"{amd}/device": "0x74a1\n", f"{amd}/mem_info_vram_total": "206141652992\n",
+        f"{amd}/mem_info_vram_used": "1000\n", f"{arc}/vendor": "0x8086\n", f"{arc}/device": "0x56a0\n",
+        "sys/class/drm/card2/device/vendor": "0x1a03\n", "sys/class/drm/card0-DP-1/status": "connected\n",
+    }  # fmt: skip
+    found = on_files(tmp_path, files).accelerators
+    assert [(one.name, one.vendor) for one in found] == [
+        ("NVIDIA GeForce RTX 3090", "nvidia"), ("AMD Instinct MI300X", "amd"), ("Intel Arc A770", "intel")
+    ]  # fmt: skip
+    assert found[0].driver == "535.183.01"
+    assert found[1].free_bytes == 206141652992 - 1000
+
+
+def test_a_container_has_the_memory_that_it_may_have(tools, tmp_path):
+    memory = "MemTotal:       32161000 kB\nMemAvailable:   29000000 kB\n"
+    limits = {"sys/fs/cgroup/memory.max": "4294967296\n", "sys/fs/cgroup/memory.current": "1073741824\n"}
+    facts = on_files(tmp_path, {"proc/meminfo": memory, **limits})
+    assert (facts.memory_bytes, facts.free_bytes) == (4 * 2**30, 3 * 2**30)
 
 
 GOOD = {

@@ -25,7 +25,8 @@ _NODES = re.compile(r"([^\[\],\s]*)\[([\d,-]+)\]|([^\[\],\s]+)")
 
 
 def named_machines(names: Iterable[str], way: Way, *, python: str, options: Sequence[str] = ()) -> tuple[Machine, ...]:
-    """Return machines by what their way calls them: each is named after its host, without user, domain and port.
+    """Return machines by what their way calls them: each is named after its host, without user, domain and port;
+    `localhost` of ssh is this machine, without ssh.
 
     Raises:
         UsageError: a name is none, or there are too many.
@@ -35,11 +36,15 @@ def named_machines(names: Iterable[str], way: Way, *, python: str, options: Sequ
         raise UsageError(f"{len(targets)} machines are named; give 1 to {MAX_MACHINES}")
     machines: list[Machine] = []
     for target in targets:
-        host = target.removeprefix("ssh://").rpartition("@")[2]
+        is_here = way == "ssh" and target == "localhost"
+        host = socket.gethostname() if is_here else target.removeprefix("ssh://").rpartition("@")[2]
         stem = host if re.fullmatch(r"[\d.]+", host) else host.partition(":")[0].partition(".")[0]
         stem = _NO_NAME.sub("-", stem).strip("-._")[:60] or "host"
         names_left = (stem if number == 1 else f"{stem}-{number}" for number in itertools.count(1))
         name = next(one for one in names_left if all(one != machine.name for machine in machines))
+        if is_here:
+            machines.append(this_machine(name))
+            continue
         try:
             machines.append(Machine(name=name, way=way, target=target, python=python, options=tuple(options)))
         except ValueError as error:
@@ -59,11 +64,13 @@ def inventory_machines(path: Path, *, python: str, options: Sequence[str] = ()) 
     rows = []
     for item in root.items():
         row = item.table(required=("ssh",), optional=("name", "site", "python")) if item.is_table else {"ssh": item}
-        rows.append({key: value.name() if key in ("name", "site") else value.text() for key, value in row.items()})
+        rows.append(
+            {key: value.name() if key in ("name", "site") else value.text() or "" for key, value in row.items()}
+        )
     problems.check()
-    found = named_machines((str(row["ssh"]) for row in rows), "ssh", python=python, options=options)
+    found = named_machines((row["ssh"] for row in rows), "ssh", python=python, options=options)
     return tuple(
-        replace(one, **{key: value for key, value in row.items() if key != "ssh"})
+        replace(one, name=row.get("name", one.name), site=row.get("site"), python=row.get("python", one.python))
         for one, row in zip(found, rows, strict=True)
     )
 

@@ -1,7 +1,7 @@
 """What a probe tells of its machine, read within bounds; and several machines asked at once."""
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, fields
 from importlib import resources
 from ipaddress import IPv4Interface, IPv6Interface, ip_interface
@@ -9,14 +9,13 @@ from typing import TypeVar
 
 from spantrain.config.files.json_codec import from_json
 from spantrain.config.files.parsing import parse_json
-from spantrain.errors import ProtocolError, SpanTrainError, UsageError
-from spantrain.reach.machines import Machine, run_python
+from spantrain.errors import Interrupted, ProtocolError, SpanTrainError, UsageError
+from spantrain.reach.machines import Machine, at_once, run_python
 
 T = TypeVar("T")
 
 _PROBE_S, _DEEP_PROBE_S = 60.0, 240.0
 """Loading torch from a slow disk takes minutes."""
-_AT_ONCE = 32
 _LONGEST_TEXT, _MOST_ENTRIES = 400, 64
 _LARGEST = 2.0**62
 
@@ -81,7 +80,8 @@ class FoundAccelerator(CheckedAnswer):
 class TorchView(CheckedAnswer):
     """What torch says of the GPUs once it is loaded."""
 
-    gpus: int
+    gpus: tuple[str, ...]
+    """Their names, by torch's numbers."""
     made_for: str | None
     """The version of CUDA or ROCm that it was built for."""
     error: str
@@ -143,11 +143,14 @@ def read_answer(kind: type[T], line: str, source: str) -> T:
     return from_json(kind, data, source, error=ProtocolError, wire=True)
 
 
-def probe(machine: Machine, *, deep: bool = False, paths: Sequence[str] = ()) -> MachineFacts:
+def probe(
+    machine: Machine, stop: threading.Event | None = None, *, deep: bool = False, paths: Sequence[str] = ()
+) -> MachineFacts:
     """Ask a machine what it is.
 
     Args:
         machine: which.
+        stop: ends the wait when it is set.
         deep: load torch there and time encryption, too.
         paths: files and folders there whose digests are wanted.
 
@@ -156,7 +159,8 @@ def probe(machine: Machine, *, deep: bool = False, paths: Sequence[str] = ()) ->
         ProtocolError: what it prints is no answer.
     """
     words = (*(["--deep"] if deep else []), *paths)
-    said = run_python(machine, program("probe"), *words, timeout_s=_DEEP_PROBE_S if deep else _PROBE_S)
+    limit_s = _DEEP_PROBE_S if deep else _PROBE_S
+    said = run_python(machine, program("probe"), *words, timeout_s=limit_s, stop=stop)
     return read_facts(said, f"answer of {machine}")
 
 
@@ -165,16 +169,16 @@ def program(name: str) -> str:
     return (resources.files("spantrain.reach.programs") / f"{name}.py").read_text(encoding="utf-8")
 
 
-def ask_all(machines: Sequence[Machine], ask: Callable[[Machine], T]) -> list[T | SpanTrainError]:
+def ask_all(machines: Sequence[Machine], ask: Callable[[Machine, threading.Event], T]) -> list[T | SpanTrainError]:
     """Ask machines at once; return the answers in their order, and errors in place of those that failed."""
 
     def asked(machine: Machine) -> T | SpanTrainError:
         try:
-            return ask(machine)
+            return ask(machine, stop)
         except SpanTrainError as error:
-            if isinstance(error, UsageError):
+            if isinstance(error, UsageError | Interrupted):
                 raise
             return error
 
-    with ThreadPoolExecutor(min(_AT_ONCE, max(1, len(machines)))) as pool:
-        return list(pool.map(asked, machines))
+    stop = threading.Event()
+    return at_once(asked, machines, stop)

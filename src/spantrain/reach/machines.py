@@ -10,15 +10,19 @@ import selectors
 import shlex
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Literal
+from typing import Literal, TypeVar
 
 from spantrain.core.names import check_name
-from spantrain.errors import PeerLostError, ProtocolError, UsageError
+from spantrain.errors import Interrupted, PeerLostError, ProtocolError, UsageError
 
+A = TypeVar("A")
+B = TypeVar("B")
 Way = Literal["local", "ssh", "slurm", "kubernetes"]
 
 MAX_ANSWER_BYTES = 2**20
@@ -27,6 +31,8 @@ _KEPT_BYTES = 4096
 """The end of what it says on standard error, for messages."""
 _CHUNK_BYTES = 65536
 _LEAVE_S = 2.0
+_LOOK_S = 0.2
+_AT_ONCE = 64
 _SSH = ("-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=15")
 """No terminal and no questions: keys, agents, users and jumps are those of the user's own ssh configuration."""
 _SRUN = ("--overlap", "--unbuffered", "--nodes=1", "--ntasks=1")
@@ -99,21 +105,33 @@ def this_machine(name: str) -> Machine:
     return Machine(name=name, way="local", python=sys.executable)
 
 
+def at_once(work: Callable[[A], B], entries: Sequence[A], stop: threading.Event) -> list[B]:
+    """Do some work for many machines in threads; where it is broken off, `stop` is set and ends their programs."""
+    with ThreadPoolExecutor(min(_AT_ONCE, max(1, len(entries)))) as pool:
+        try:
+            return list(pool.map(work, entries))
+        except BaseException:
+            stop.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
 def last_line(errors: bytes) -> str:
     """Return the last line that a program has said on standard error, as the end of a message."""
     lines = [line for line in errors.decode(errors="replace").splitlines() if line.strip()]
     return f": {lines[-1].strip()[:300]}" if lines else ""
 
 
-def run_python(machine: Machine, source: str, *args: str, timeout_s: float) -> str:
+def run_python(machine: Machine, source: str, *args: str, timeout_s: float, stop: threading.Event | None = None) -> str:
     """Run a Python program on a machine and return what it printed, as text.
 
     Raises:
+        Interrupted: `stop` was set by another thread.
         PeerLostError: it cannot be reached, the program failed there, or it took longer; the message has the remedy.
         ProtocolError: it printed more than a MiB, or no UTF-8.
         UsageError: this machine lacks the program that the way needs.
     """
-    with RemoteProgram(machine, source, *args) as program:
+    with RemoteProgram(machine, source, *args, stop=stop) as program:
         program.end_input()
         lines = list(program.lines(time.monotonic() + timeout_s))
         program.check_ended()
@@ -126,13 +144,14 @@ class RemoteProgram:
     It ends with the block, whatever it does; its standard input closes first, by which a program notices.
     """
 
-    def __init__(self, machine: Machine, source: str, *args: str) -> None:
-        """Start it.
+    def __init__(self, machine: Machine, source: str, *args: str, stop: threading.Event | None = None) -> None:
+        """Start it; whoever waits for it is interrupted when `stop` is set.
 
         Raises:
             UsageError: this machine lacks the program that the way needs.
         """
         self.machine = machine
+        self._stop = stop or threading.Event()
         words = machine.command([machine.python, "-c", BOOTSTRAP, *args])
         pipe = subprocess.PIPE
         try:
@@ -235,8 +254,10 @@ class RemoteProgram:
 
     def _move(self, deadline_s: float) -> None:
         """Read and write what can be, once."""
-        ready = self._selector.select(max(0.0, deadline_s - time.monotonic()))
-        if not ready:
+        ready = self._selector.select(min(_LOOK_S, max(0.0, deadline_s - time.monotonic())))
+        if self._stop.is_set():
+            raise Interrupted(f"{self.machine}: is not waited for any more")
+        if not ready and time.monotonic() >= deadline_s:
             raise PeerLostError(f"{self.machine}: no answer in time{self._said()}; see whether it is overloaded")
         for key, _ in ready:
             if key.fileobj is self._stdin:

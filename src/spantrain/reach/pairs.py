@@ -2,9 +2,9 @@
 
 import json
 import secrets
+import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import combinations
@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from spantrain.errors import PeerLostError, ProtocolError
 from spantrain.reach.facts import CheckedAnswer, MachineFacts, program, read_answer
-from spantrain.reach.machines import Machine, RemoteProgram
+from spantrain.reach.machines import Machine, RemoteProgram, at_once
 
 LOAD_S = 1.0
 """Of a load, before what a long way takes more."""
@@ -72,6 +72,8 @@ class PairPrograms:
 
     def __init__(self, machines: Sequence[Machine]) -> None:
         self._machines = machines
+        self.stop = threading.Event()
+        """Ends all waits for the programs when it is set."""
         self._secret = secrets.token_hex(16)
         self._stack = ExitStack()
         self._programs: dict[str, RemoteProgram] = {}
@@ -84,11 +86,10 @@ class PairPrograms:
             PeerLostError, ProtocolError: one does not start, or does not listen.
         """
         try:
+            source = program("pair")
             for machine in self._machines:
-                self._programs[machine.name] = self._stack.enter_context(RemoteProgram(machine, program("pair")))
-            with ThreadPoolExecutor(len(self._machines)) as pool:
-                ports = pool.map(self._begin, self._machines)
-                self._ports = dict(zip(self._programs, ports, strict=True))
+                self._programs[machine.name] = self._stack.enter_context(RemoteProgram(machine, source, stop=self.stop))
+            self._ports = dict(zip(self._programs, at_once(self._begin, self._machines, self.stop), strict=True))
         except BaseException:
             self._stack.close()
             raise
@@ -145,18 +146,14 @@ def addresses_of(machine: Machine, facts: MachineFacts, *, given: str | None = N
     return tuple(found) or ("127.0.0.1",)
 
 
-def try_ways(
-    programs: PairPrograms, addresses: Mapping[str, Sequence[str]], *, told: Callable[[str], None] = lambda _text: None
-) -> dict[Pair, PairReport]:
+def try_ways(programs: PairPrograms, addresses: Mapping[str, Sequence[str]]) -> dict[Pair, PairReport]:
     """Have every machine dial every other; each dials one after the other, all of them at once."""
     names = list(addresses)
 
     def from_one(source: str) -> dict[Pair, PairReport]:
-        told(source)
         return {(source, to): programs.dial(source, to, addresses[to]) for to in names if to != source}
 
-    with ThreadPoolExecutor(max(1, len(names))) as pool:
-        return {pair: found for rows in pool.map(from_one, names) for pair, found in rows.items()}
+    return {pair: found for rows in at_once(from_one, names, programs.stop) for pair, found in rows.items()}
 
 
 def load_ways(

@@ -5,7 +5,6 @@ import os
 import shlex
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,11 +16,9 @@ from spantrain.core.names import few
 from spantrain.errors import ConfigError
 from spantrain.reach.allocations import host_machines
 from spantrain.reach.kept import KeptMachine
-from spantrain.reach.machines import Machine
+from spantrain.reach.machines import Machine, at_once
 
 T = TypeVar("T")
-_AT_ONCE = 32
-"""Machines that are reached at the same time."""
 _NEEDED = ("spantrain", "torch")
 _MAX_LOG_BYTES = 2**30
 
@@ -146,9 +143,8 @@ class SshWorkers(StartedWorkers):
 
     def _on_all(self, work: Callable[[str, KeptMachine], T]) -> dict[str, T]:
         """Do something on all machines at once; raise what was raised for the first of them."""
-        with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="launch") as pool:
-            under_way = {host: pool.submit(work, host, machine) for host, machine in self._machines.items()}
-            return {host: future.result() for host, future in under_way.items()}
+        done = at_once(lambda entry: work(*entry), list(self._machines.items()), threading.Event())
+        return dict(zip(self._machines, done, strict=True))
 
     def _heard_end(self, device: str, how: str) -> None:
         last = self._logs.last_line(device)

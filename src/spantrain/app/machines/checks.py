@@ -96,13 +96,17 @@ def _packages(facts: MachineFacts, where: str) -> Iterator[CheckLine]:
 
 def _gpus(facts: MachineFacts, where: str, deep: bool) -> Iterator[CheckLine]:
     cuda = [one for one in facts.accelerators if (backend := usable_backend(one)) and backend.torch_type == "cuda"]
-    seen = facts.torch.gpus if facts.torch else 0
-    if deep and facts.torch is not None and not facts.torch.error and seen < len(cuda):
+    seen = facts.torch.gpus if facts.torch else ()
+    if deep and facts.torch is not None and not facts.torch.error and len(seen) < len(cuda):
         driver, made_for = cuda[0].driver or "not known", facts.torch.made_for
         why = f"it is made for {made_for}" if made_for else "it is made for processors alone"
-        text = f"torch can use {seen} of {len(cuda)} GPUs; {why}, the driver is {driver}"
+        text = f"torch can use {len(seen)} of {len(cuda)} GPUs; {why}, the driver is {driver}"
         remedy = "install a torch that fits the driver (https://pytorch.org/get-started), and see CUDA_VISIBLE_DEVICES"
         yield CheckLine(check="driver", where=where, verdict="fail", text=text, remedy=remedy)
+    elif sorted(seen) == sorted(one.name for one in cuda) and list(seen) != [one.name for one in cuda]:
+        text = f"torch numbers the GPUs otherwise than the driver does: {', '.join(seen)}"
+        remedy = "set CUDA_DEVICE_ORDER=PCI_BUS_ID for its workers, or change the numbers in the cluster file"
+        yield CheckLine(check="driver", where=where, verdict="warn", text=text, remedy=remedy)
     for number, one in enumerate(facts.accelerators):
         yield _gpu(one, f"{where}/{number}")
 
@@ -191,9 +195,7 @@ def _testbed(facts: MachineFacts, where: str) -> Iterator[CheckLine]:
 def common_lines(machines: Sequence[FoundMachine], paths: Sequence[str]) -> Iterator[CheckLine]:
     """Yield what should be alike on all machines and is not: code, data, versions."""
     for what in ("spantrain", *paths):
-        digests = {one.machine.name: one.facts.digests.get(what, "missing") for one in machines}
-        if what == "spantrain":
-            digests = {name: digest for name, digest in digests.items() if digest != "missing"}
+        digests = {one.machine.name: one.facts.digests[what] for one in machines if what in one.facts.digests}
         yield from _alike("code" if what == "spantrain" else "data", what, digests)
     for package in ("torch", "transformers"):
         versions = {one.machine.name: one.facts.packages.get(package, "") for one in machines}

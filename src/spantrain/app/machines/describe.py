@@ -77,7 +77,8 @@ class ClusterDraft:
 
     def _devices(self, one: FoundMachine, site: str) -> list[Device]:
         """Return the accelerators that SpanTrain can use, or else the processor."""
-        host, found = one.machine.name, []
+        host = one.machine.name
+        found: list[Device] = []
         for accelerator in one.facts.accelerators:
             backend = usable_backend(accelerator)
             if backend is None:
@@ -88,6 +89,10 @@ class ClusterDraft:
             number = sum(entry.backend.startswith(backend.name) for entry in found)
             named = f"{backend.name}:{number}" if backend.numbered else backend.name
             found.append(self._device(one, site, self._kind(accelerator), named, accelerator))
+        if len({device.kind for device in found}) > 1:
+            self.notes.append(
+                f"{host}: its GPUs are numbered as the driver does: set CUDA_DEVICE_ORDER=PCI_BUS_ID there"
+            )
         if not found:
             found = [self._device(one, site, "cpu", "cpu", None)]
         if len(found) == 1:

@@ -2,9 +2,9 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from spantrain.app.machines.checks import CheckLine, common_lines, machine_lines
+from spantrain.app.machines.checks import CheckLine, Verdict, common_lines, machine_lines
 from spantrain.app.machines.describe import FoundMachine
 from spantrain.app.machines.ways import way_lines
 from spantrain.app.reporter import Reporter
@@ -54,7 +54,7 @@ def examine(machines: Sequence[Machine], options: DoctorOptions, reporter: Repor
 def _lines(machines: Sequence[Machine], options: DoctorOptions, reporter: Reporter) -> Iterator[CheckLine]:
     deep = not options.quick
     reporter.phase(f"Asking {len(machines)} machine{'s' * (len(machines) != 1)}" + (", with torch" if deep else ""))
-    answers = ask_all(machines, lambda machine: probe(machine, deep=deep, paths=options.paths))
+    answers = ask_all(machines, lambda machine, stop: probe(machine, stop, deep=deep, paths=options.paths))
     found = []
     for machine, facts in zip(machines, answers, strict=True):
         if isinstance(facts, MachineFacts):
@@ -82,11 +82,13 @@ def _unreachable(machine: Machine, error: SpanTrainError) -> CheckLine:
 
 
 def _here(machines: Sequence[Machine], paths: Sequence[str]) -> list[FoundMachine]:
-    """Return this machine, whose code and data the others' should be like, unless it is one of them."""
+    """Return this machine, whose code, and data if it has it, the others' should be like; not if it is one of them."""
     if any(machine.way == "local" for machine in machines):
         return []
     machine = this_machine(_HERE)
-    return [FoundMachine(machine=machine, facts=probe(machine, paths=paths))]
+    facts = probe(machine, paths=paths)
+    there = {what: digest for what, digest in facts.digests.items() if digest != "missing"}
+    return [FoundMachine(machine=machine, facts=replace(facts, digests=there))]
 
 
 def _between(found: Sequence[FoundMachine], options: DoctorOptions, reporter: Reporter) -> Iterator[CheckLine]:
@@ -135,5 +137,5 @@ def _coordinator(found: Sequence[FoundMachine], listen: Address) -> Iterator[Che
         tried = "; ".join(f"{address}: {why}" for address, why in way.errors.items())
         text = f"reaches {listen.host}:{port}" if way.is_open else f"cannot connect to {listen.host}:{port} ({tried})"
         remedy = "" if way.is_open else f"let this machine's firewall pass TCP to ports {ports[0]} and {ports[1]}"
-        verdict = "ok" if way.is_open else "fail"
+        verdict: Verdict = "ok" if way.is_open else "fail"
         yield CheckLine(check="coordinator", where=f"{name}->here", verdict=verdict, text=text, remedy=remedy)

@@ -9,6 +9,7 @@ import errno
 import hmac
 import json
 import os
+import queue
 import select
 import socket
 import statistics
@@ -16,7 +17,6 @@ import struct
 import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -139,24 +139,29 @@ class Ends:
             raise
 
     def connect(self, name: str, addresses: "list[str]", port: int, seconds: float) -> "dict[str, Any]":
-        """Try all addresses of another listener at once, and go on with the first that leads there."""
+        """Try all addresses of another listener at once, and go on with the first that has led there."""
+        came = queue.Queue()  # type: queue.Queue[tuple[str, Any]]
 
-        def tried(address: str) -> "Any":
+        def tried(address: str) -> None:
             try:
-                return self.dial(name, address, port)
+                came.put((address, self.dial(name, address, port)))
             except OSError as error:
-                return error
+                came.put((address, error))
 
-        with ThreadPoolExecutor(len(addresses)) as pool:
-            found = list(pool.map(tried, addresses))
-        open_ = [place for place, one in enumerate(found) if isinstance(one, socket.socket)]
-        for place in open_[1:]:
-            found[place].close()
-        if not open_:
-            pairs = zip(addresses, found)  # noqa: B905 - older Pythons have no strict
-            return {"errors": {address: reason(error) for address, error in pairs}}
-        with found[open_[0]] as connection:
-            return self.measure(connection, name, addresses[open_[0]], port, seconds)
+        for address in addresses:
+            start(tried, address)
+        errors = dict.fromkeys(addresses, "no answer")  # as of names that nobody resolves in time
+        until = time.monotonic() + CONNECT_S + 1
+        for _ in addresses:
+            try:
+                address, found = came.get(timeout=max(0.0, until - time.monotonic()))
+            except queue.Empty:
+                break
+            if isinstance(found, socket.socket):
+                with found:
+                    return self.measure(found, name, address, port, seconds)
+            errors[address] = reason(found)
+        return {"errors": errors}
 
     def measure(
         self, connection: "socket.socket", name: str, address: str, port: int, seconds: float
@@ -284,14 +289,14 @@ def reason(error: OSError) -> str:
 
 def main() -> None:
     """Answer line by line."""
-    ends = None
+    first = json.loads(sys.stdin.buffer.readline().decode())
+    ends = Ends(first["name"], bytes.fromhex(first["secret"]))
+    print("{}", flush=True)  # noqa: T201 - to whoever sent it
     for line in sys.stdin.buffer:
         asked = json.loads(line.decode())
         try:
-            if ends is None:
-                ends, said = Ends(asked["name"], bytes.fromhex(asked["secret"])), {}  # type: tuple[Ends, dict[str, Any]]
-            elif "listen" in asked:
-                said = {"port": ends.listen(asked["listen"])}
+            if "listen" in asked:
+                said = {"port": ends.listen(asked["listen"])}  # type: dict[str, Any]
             else:
                 said = ends.connect(**asked["connect"])
         except (OSError, EOFError) as error:

@@ -80,7 +80,7 @@ def nvidia() -> "list[dict[str, Any]]":
         rows = [[cell.strip() for cell in line.split(",")] for line in said.splitlines()]
         return [row for row in rows if len(row) == fields.count(",") + 1]
 
-    found = {}
+    found = {}  # type: dict[str, dict[str, Any]]
     rows = ask("index,name,memory.total,memory.free,driver_version,power.limit")
     for index, name, total, free, driver, power in rows:
         found[index] = {
@@ -101,11 +101,11 @@ def nvidia() -> "list[dict[str, Any]]":
             break
     if found:
         return list(found.values())
-    driver = re.search(r"Kernel Module(?: for \w+)?\s+([\d.]+)", read("/proc/driver/nvidia/version"))
+    module = re.search(r"Kernel Module(?: for \w+)?\s+([\d.]+)", read("/proc/driver/nvidia/version"))
     folder = "/proc/driver/nvidia/gpus"
     models = [read(os.path.join(folder, bus, "information")) for bus in sorted(listed(folder))]
     matches = [re.search(r"Model:\s+(.+)", model) for model in models]
-    version = driver.group(1) if driver else None
+    version = module.group(1) if module else None
     return [{"name": one.group(1), "vendor": "nvidia", "driver": version} for one in matches if one]
 
 
@@ -186,7 +186,7 @@ def memory() -> "dict[str, Any]":
 
 
 def interfaces() -> "list[dict[str, Any]]":
-    """Return the network interfaces that are up, with their addresses but for loopback and link-local ones."""
+    """Return the network interfaces with addresses for others: not loopback, nor the bridges of containers."""
     if sys.platform == "darwin":
         return list(of_ifconfig(answer("ifconfig")))
     import fcntl
@@ -194,6 +194,8 @@ def interfaces() -> "list[dict[str, Any]]":
     found = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
         for _, name in socket.if_nameindex():
+            if re.match("(docker|br-|virbr|veth|cni|podman)", name):
+                continue
             addresses = []
             request = struct.pack("256s", name.encode()[:15])
             try:
@@ -290,7 +292,7 @@ def testbed() -> "dict[str, str]":
 
 
 def torch_sees() -> "dict[str, Any] | None":
-    """Load torch and say how many GPUs it can use, and why not."""
+    """Load torch and say which GPUs it can use, and why not."""
     if find_spec("torch") is None:
         return None
     try:
@@ -300,9 +302,10 @@ def torch_sees() -> "dict[str, Any] | None":
         if usable:
             torch.zeros(1, device="cuda").item()
         made_for = torch.version.cuda or getattr(torch.version, "hip", None)
-        return {"gpus": torch.cuda.device_count() if usable else 0, "made_for": made_for, "error": ""}
+        names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count() if usable else 0)]
+        return {"gpus": names, "made_for": made_for, "error": ""}
     except Exception as error:  # noqa: BLE001 - whatever a broken installation raises is the answer
-        return {"gpus": 0, "made_for": None, "error": str(error)[:300]}
+        return {"gpus": [], "made_for": None, "error": " ".join(str(error).split())[:300] or type(error).__name__}
 
 
 def curve_rate() -> "float | None":

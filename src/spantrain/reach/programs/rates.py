@@ -20,7 +20,8 @@ def best_s(torch: "Any", work: "Any") -> float:
     """Return the least seconds of a piece of work among repeats."""
     work()
     torch.cuda.synchronize()
-    took, end = [], time.monotonic() + LONG_ENOUGH_S
+    took = []  # type: list[float]
+    end = time.monotonic() + LONG_ENOUGH_S
     while len(took) < 3 or time.monotonic() < end:
         begin = time.monotonic()
         work()
@@ -45,7 +46,7 @@ def rates(number: str) -> "dict[str, Any]":
         found["memory"] = 2 * 4 * 2**26 / best_s(torch, lambda: other.copy_(whole))
         return dict(found, error="")
     except Exception as error:  # noqa: BLE001 - whatever a broken installation raises is the answer
-        return {"error": str(error)[:300] or type(error).__name__}
+        return {"error": " ".join(str(error).split())[:300] or type(error).__name__}
 
 
 if __name__ == "__main__":
