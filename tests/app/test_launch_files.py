@@ -1,5 +1,6 @@
 """What `spantrain launch` writes for Slurm, Kubernetes and SkyPilot, and what it asks their programs to do."""
 
+import json
 import os
 import shutil
 import stat
@@ -21,6 +22,7 @@ from spantrain.app.reporter import SilentReporter
 from spantrain.config.cluster_file import parse_cluster
 from spantrain.errors import ConfigError, PeerLostError
 from spantrain.reach.code import PackedCode
+from testing.machines import interpreter, tool
 from testing.patience import PATIENCE_S
 
 CLUSTER = """
@@ -185,6 +187,16 @@ def test_kubectl_builds_what_was_written(wanted, options, written, tmp_path):
     assert parts["ConfigMap"]["binaryData"].keys() == {"code.tar.gz"}
 
 
+def test_a_job_set_is_one_by_its_published_schema(wanted, options, written, tmp_path):
+    """The models that Kubeflow generates from JobSet's own definitions: all fields are known, and of their types."""
+    models = pytest.importorskip("kubeflow_trainer_api.models", reason="needs kubeflow-trainer-api")
+    written(KubernetesWay(options=options, only_writes=True))
+    for site in ("lab", "Field.2"):
+        document = yaml.safe_load((tmp_path / "run" / "launch" / site / "jobset.yaml").read_text())
+        read = models.JobsetV1alpha2JobSet.from_dict(document)
+        assert json.loads(read.to_json()) == document, "nothing was left out as unknown"
+
+
 def test_a_site_of_like_hosts_is_a_task_of_skypilot(wanted, options, written, tmp_path):
     with pytest.raises(ConfigError, match="site lab: its hosts are unlike"):
         written(SkypilotWay(options=options, only_writes=True))
@@ -254,6 +266,57 @@ def test_data_that_a_node_lacks_is_named_in_its_log(wanted, options, tools, tmp_
         _until(lambda: log.exists() and log.read_text())
         assert log.read_text().startswith("data /data/text with space is not on ")
     assert (tools / "cancelled").exists()
+
+
+def test_job_sets_are_applied_looked_after_and_deleted_with_their_logs_fetched(wanted, options, tmp_path, monkeypatch):
+    folder = tmp_path / "tools"
+    job = {"metadata": {"labels": {"jobset.sigs.k8s.io/replicatedjob-name": "w3"}}, "status": {"failed": 1}}
+    none = json.dumps({"items": []})
+    failed = json.dumps({"items": [job]})
+    tool(
+        folder, "kubectl",
+        f"""echo "$*" >> {folder}/said
+case "$*" in *"get jobs"*field-2*) echo '{failed}';; *"get jobs"*) echo '{none}';; *" logs "*) echo "log of $*";;
+esac""",
+    )  # fmt: skip
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    way = KubernetesWay(options=replace(options, words={"lab": ("--context", "lab")}))
+    with way.prepare(wanted, Told()) as workers:
+        workers.start(JOIN, TOKEN)
+        ends: dict[str, str] = {}
+        _until(lambda: ends.update(workers.ended()) or ends)
+        assert ends == {"box": "its pod has failed"}
+    said = (folder / "said").read_text().splitlines()
+    launch = tmp_path / "run" / "launch"
+    assert said[:2] == [f"--context lab apply -k {launch}/lab", f"apply -k {launch}/Field.2"]
+    assert [line for line in said if "delete" in line] == [
+        f"--context lab delete --ignore-not-found --wait=false -k {launch}/lab",
+        f"delete --ignore-not-found --wait=false -k {launch}/Field.2",
+    ]
+    assert workers.log_of("big-gpu1").read_text() == "log of --context lab logs job/spantrain-lab-w1-0\n"
+    assert not (launch / "lab" / "token.env").exists()
+
+
+def test_a_container_on_each_host_keeps_its_workers(wanted, options, tmp_path, monkeypatch):
+    """Docker is told of the network, the GPUs, data and the image; what runs inside is what runs without."""
+    folder, data = tmp_path / "tools", tmp_path / "data"
+    data.touch()
+    script = f"""echo "$*" >> {folder}/said
+while [ "$1" != registry/spantrain:1 ]; do shift; done; shift; exec "$@" """
+    tool(folder, "docker", script)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    way = SshWay(options=LaunchOptions(image="registry/spantrain:1", python={"": interpreter(tmp_path)}))
+    wanted = replace(on_this_machine(wanted), data=(str(data),), devices=("big-gpu0",))
+    with way.prepare(wanted, Told()) as workers:
+        workers.start("127.0.0.1:1", "no-token")
+        ends: dict[str, str] = {}
+        _until(lambda: ends.update(workers.ended()) or ends)
+    assert ends["big-gpu0"].startswith(
+        "its worker ended with status 2 (Error: environment: SPANTRAIN_TOKEN: the join token"
+    )
+    mounts = f"--mount type=bind,readonly,source={data},target={data} --mount type=volume,source=spantrain-code,"
+    run = f"run --rm --interactive --init --network=host --ipc=host --gpus=all {mounts}"
+    assert all(line.startswith(run) for line in (folder / "said").read_text().splitlines())
 
 
 def _until(holds: Callable[[], object]) -> None:

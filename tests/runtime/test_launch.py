@@ -10,8 +10,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from spantrain.app.training.recovery.journal import credentials_in
+from spantrain.cli.main import main
 from spantrain.config.cluster_file import parse_cluster
 from spantrain.core.span import Span
+from spantrain.transport.control.credentials import Credentials
 from testing.machines import interpreter, ssh_config, tool
 from testing.patience import PATIENCE_S
 from testing.programs import nothing_is_left, programs, written
@@ -45,6 +48,20 @@ def plan_path(tmp_path, make_plan, spec_of, law_profile) -> Path:
     plan = make_plan(spec_of("gpt2"), [0, 2, 5], [[1], [1, 1]], [[Span(0, 2), Span(2, 4)]] * 2, "critical-path")
     plan = replace(plan, cluster=parse_cluster(CLUSTER, source="this test"))
     return written(plan, law_profile, tmp_path)
+
+
+def test_a_dry_run_writes_what_joins_the_run_that_follows(plan_path, tmp_path, capfd):
+    """The token that was written is that of the coordinator which is started later in the same folder."""
+    out = tmp_path / "run"
+    words = ("--slurm", "--dry-run", "--", "train", plan_path, "--out", out, "--listen", "127.0.0.1:7000")
+    with pytest.raises(SystemExit) as ended:
+        main(["launch", *map(str, words)])
+    assert ended.value.code == 0
+    said = capfd.readouterr()
+    assert said.out.endswith(f"spantrain train {plan_path} --out {out} --listen 127.0.0.1:7000\n")
+    assert f"start it with: sbatch --parsable {out}/launch/lab.sbatch" in said.err
+    token = Credentials.kept_in(credentials_in(out)).token.text
+    assert (out / "launch" / "token.env").read_text() == f"SPANTRAIN_JOIN=127.0.0.1:7000\nSPANTRAIN_TOKEN={token}\n"
 
 
 def workers(cache: Path) -> dict[str, psutil.Process]:
