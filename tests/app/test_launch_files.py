@@ -5,6 +5,7 @@ import os
 import shutil
 import stat
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,7 +23,7 @@ from spantrain.app.reporter import SilentReporter
 from spantrain.config.cluster_file import parse_cluster
 from spantrain.errors import ConfigError, PeerLostError
 from spantrain.reach.code import PackedCode
-from testing.machines import interpreter, tool
+from testing.machines import tool
 from testing.patience import PATIENCE_S
 
 CLUSTER = """
@@ -305,15 +306,19 @@ def test_a_container_on_each_host_keeps_its_workers(wanted, options, tmp_path, m
 while [ "$1" != registry/spantrain:1 ]; do shift; done; shift; exec "$@" """
     tool(folder, "docker", script)
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
-    way = SshWay(options=LaunchOptions(image="registry/spantrain:1", python={"": interpreter(tmp_path)}))
+    for module in ("spantrain", "torch"):
+        (tmp_path / "inside" / module).mkdir(parents=True)
+        (tmp_path / "inside" / module / "__init__.py").touch()
+    says = "import os, sys; sys.exit(os.environ['SPANTRAIN_TOKEN'])"
+    (tmp_path / "inside" / "spantrain" / "__main__.py").write_text(says)
+    python = tool(tmp_path, "python-inside", f'PYTHONPATH={tmp_path}/inside exec {sys.executable} "$@"')
+    way = SshWay(options=LaunchOptions(image="registry/spantrain:1", python={"": str(python)}))
     wanted = replace(on_this_machine(wanted), data=(str(data),), devices=("big-gpu0",))
     with way.prepare(wanted, Told()) as workers:
-        workers.start("127.0.0.1:1", "no-token")
+        workers.start(JOIN, TOKEN)
         ends: dict[str, str] = {}
         _until(lambda: ends.update(workers.ended()) or ends)
-    assert ends["big-gpu0"].startswith(
-        "its worker ended with status 2 (Error: environment: SPANTRAIN_TOKEN: the join token"
-    )
+    assert ends == {"big-gpu0": f"its worker ended with status 1 ({TOKEN})"}
     mounts = f"--mount type=bind,readonly,source={data},target={data} --mount type=volume,source=spantrain-code,"
     run = f"run --rm --interactive --init --network=host --ipc=host --gpus=all {mounts}"
     assert all(line.startswith(run) for line in (folder / "said").read_text().splitlines())

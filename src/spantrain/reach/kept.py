@@ -8,11 +8,12 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from spantrain.errors import PeerLostError, ProtocolError, UsageError
 from spantrain.reach.code import PackedCode
-from spantrain.reach.facts import program
+from spantrain.reach.facts import program, read_answer
 from spantrain.reach.machines import BOOTSTRAP, Machine, last_line
 
 _ANSWER_S = 60.0
@@ -23,6 +24,29 @@ _MAX_NOISE = 1000
 """Lines that are not the keeper's: what a login prints of itself."""
 _LEAVE_S = 8.0
 """More than the keeper gives its workers to say goodbye."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeeperAnswer:
+    """What a keeper answers to a request; each has some of it."""
+
+    problem: str = ""
+    found: bool = False
+    pid: int = 0
+    python: str = ""
+    lacks: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeeperLine:
+    """A line of a keeper's: an answer, or what is to be told of a worker."""
+
+    answer: KeeperAnswer | None = None
+    worker: str = ""
+    line: str = ""
+    ended: int | None = None
+    left_out: int = 0
 
 
 class KeptMachine:
@@ -50,7 +74,7 @@ class KeptMachine:
         self.machine = machine
         self._heard, self._ended = heard, ended
         self._running: set[str] = set()
-        self._answers: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[KeeperAnswer | None] = queue.SimpleQueue()
         self._errors = b""
         words = machine.command([*within, machine.python, "-c", BOOTSTRAP])
         pipe = subprocess.PIPE
@@ -70,7 +94,7 @@ class KeptMachine:
         Raises:
             PeerLostError: it cannot be had there.
         """
-        if self._ask({"do": "find_code", "digest": code.digest})["found"]:
+        if self._ask({"do": "find_code", "digest": code.digest}).found:
             return False
         request = {"do": "take_code", "digest": code.digest, "size": len(code.packed)}
         self._ask(request, behind=code.packed, within_s=_TAKE_CODE_S)
@@ -87,7 +111,7 @@ class KeptMachine:
             PeerLostError: there is no answer.
         """
         answer = self._ask({"do": "look", "modules": list(modules), "paths": list(paths), "python_path": python_path})
-        return tuple(map(str, answer["lacks"])), tuple(map(str, answer["missing"]))
+        return answer.lacks, answer.missing
 
     def start(self, name: str, words: Sequence[str], environment: Mapping[str, str]) -> None:
         """Start a worker: the words behind the interpreter's, in the code's folder.
@@ -121,7 +145,7 @@ class KeptMachine:
             self._process.stdin.write(data)
             self._process.stdin.flush()
 
-    def _ask(self, request: Mapping[str, Any], *, behind: bytes = b"", within_s: float = _ANSWER_S) -> dict[str, Any]:
+    def _ask(self, request: Mapping[str, Any], *, behind: bytes = b"", within_s: float = _ANSWER_S) -> KeeperAnswer:
         self._send(json.dumps(request).encode() + b"\n" + behind)
         try:
             answer = self._answers.get(timeout=within_s)
@@ -132,8 +156,8 @@ class KeptMachine:
         if answer is None:
             self._answers.put(None)  # for whoever asks next
             raise PeerLostError(f"{self.machine}: {self._why_gone()}")
-        if "problem" in answer:
-            raise PeerLostError(f"{self.machine}: {answer['problem']}")
+        if answer.problem:
+            raise PeerLostError(f"{self.machine}: {answer.problem}")
         return answer
 
     # Threads.
@@ -143,8 +167,8 @@ class KeptMachine:
         assert self._process.stdout is not None
         while line := self._process.stdout.readline(_MAX_LINE_BYTES):
             try:
-                self._take(line)
-            except (ValueError, KeyError, TypeError, ProtocolError):
+                self._take(read_answer(KeeperLine, line.decode(errors="replace"), f"a line of {self.machine}"))
+            except ProtocolError:
                 noise += 1
                 if noise > _MAX_NOISE:
                     self._process.kill()
@@ -153,29 +177,20 @@ class KeptMachine:
         for name in sorted(self._running):
             self._ended(name, f"its machine {self.machine} is cut off: {self._why_gone()}")
 
-    def _take(self, line: bytes) -> None:
-        """Take what the keeper says.
-
-        Raises:
-            ValueError, KeyError, TypeError: the keeper has not said that.
-        """
-        said = json.loads(line)
-        if "answer" in said:
-            self._answers.put(dict(said["answer"]))
-        elif "line" in said:
-            self._heard(self._known(said["worker"]), str(said["line"]))
+    def _take(self, said: KeeperLine) -> None:
+        name = said.worker
+        if said.answer is not None:
+            self._answers.put(said.answer)
+        elif name not in self._running:
+            raise ProtocolError(f"{self.machine} tells of {name[:80]!r}, which was not started there")
+        elif said.ended is None:
+            self._heard(name, said.line)
         else:
-            name, status = self._known(said["worker"]), int(said["ended"])
-            if said["left_out"]:
-                self._heard(name, f"({said['left_out']} lines of this machine's workers were left out: too many)")
-            how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
+            if said.left_out:
+                self._heard(name, f"({said.left_out} lines of this machine's workers were left out: too many)")
+            how = f"was killed by signal {-said.ended}" if said.ended < 0 else f"ended with status {said.ended}"
             self._running.discard(name)
             self._ended(name, f"its worker {how}")
-
-    def _known(self, name: str) -> str:
-        if name not in self._running:
-            raise KeyError(name)
-        return name
 
     def _read_errors(self) -> None:
         assert self._process.stderr is not None

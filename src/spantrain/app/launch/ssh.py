@@ -5,7 +5,7 @@ import os
 import shlex
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, TypeVar
@@ -175,8 +175,9 @@ class _Logs:
         self._lock = threading.Lock()
 
     def write(self, device: str, line: str) -> None:
-        """Write a line; what is more than a log may have is left."""
-        with self._lock:
+        """Write a line; what is more than a log may have is left, and a full disk here ends no worker there."""
+        with self._lock, suppress(OSError):
+            self._last[device] = line.strip()[:300] or self._last.get(device, "")
             if device not in self._files:
                 self._files[device] = os.open(self._path_of(device), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
                 self._stack.callback(os.close, self._files[device])
@@ -184,7 +185,6 @@ class _Logs:
             self._bytes[device] = self._bytes.get(device, 0) + len(data)
             if self._bytes[device] <= _MAX_LOG_BYTES:
                 os.write(self._files[device], data)
-            self._last[device] = line.strip()[:300] or self._last.get(device, "")
 
     def last_line(self, device: str) -> str:
         """Return the last line that is not empty."""
