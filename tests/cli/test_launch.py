@@ -13,6 +13,7 @@ TRAIN = ("--", "train", "plan.json")
         (("--ssh", "--slurm", *TRAIN), ("2 are given",)),
         (("--kubernetes", *TRAIN), ("--kubernetes: give --image IMAGE",)),
         (("--slurm", "--image", "x", *TRAIN), ("--image: --slurm uses no container",)),
+        (("--slurm", "--restarts", "2", *TRAIN), ("--restarts: goes with --ssh and --docker",)),
         (("--ssh", "--dry-run", *TRAIN), ("--dry-run: --ssh writes no files",)),
         (("--slurm", "--dry-run", "--", "profile", "--out", "x"), ("--dry-run: goes with `train`",)),
         (("--ssh", "--env", "A", *TRAIN), ("--env A: write NAME=VALUE, or HOST:NAME=VALUE",)),

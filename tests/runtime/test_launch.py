@@ -3,7 +3,8 @@
 import contextlib
 import re
 import signal
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -64,6 +65,13 @@ def test_a_dry_run_writes_what_joins_the_run_that_follows(plan_path, tmp_path, c
     assert (out / "launch" / "token.env").read_text() == f"SPANTRAIN_JOIN=127.0.0.1:7000\nSPANTRAIN_TOKEN={token}\n"
 
 
+def until(holds: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < deadline_s, "it never came true"
+        time.sleep(0.01)
+
+
 def workers(cache: Path) -> dict[str, psutil.Process]:
     """Processes that run in code of this cache, by device."""
     found = {}
@@ -76,7 +84,7 @@ def workers(cache: Path) -> dict[str, psutil.Process]:
 
 
 def test_workers_run_where_ssh_leads_and_all_is_taken_down(start, plan_path, tmp_path, plain_processes):
-    """One dies, is named with its log, and the run goes on; Ctrl-C ends everything on all machines."""
+    """One dies, is named with its log and started again, the run goes on; Ctrl-C ends everything on all machines."""
     cache, out, code = tmp_path / "cache", tmp_path / "run", tmp_path / "code"
     code.mkdir()
     (code / "own.py").write_text("x = 1\n")
@@ -84,7 +92,7 @@ def test_workers_run_where_ssh_leads_and_all_is_taken_down(start, plan_path, tmp
     python = tool(tmp_path, "python", f'XDG_CACHE_HOME={cache} exec {interpreter(tmp_path)} "$@"')
     program = start(
         "launch", "--ssh", "--option", f"-F {config}", "--python", python, "--code", code,
-        "--env", "GLOO_SOCKET_IFNAME=lo", "--",
+        "--env", "GLOO_SOCKET_IFNAME=lo", "--restarts", "1", "--",
         "train", plan_path, "--steps", "1000000", "--out", out, "--listen", "127.0.0.1:0",
     )  # fmt: skip
     program.wait_to_hear("step 1/")
@@ -92,6 +100,8 @@ def test_workers_run_where_ssh_leads_and_all_is_taken_down(start, plan_path, tmp
     assert found.keys() == {"s0r0", "s1r0", "s1r1"}
     found["s1r0"].kill()
     program.wait_to_hear(f"Device s1r0: its worker was killed by signal 9; its log: {out}/logs/s1r0.log")
+    log = out / "logs" / "s1r0.log"
+    until(lambda: log.read_text().count(" spantrain worker --name s1r0 ") == 2)  # started again
     program.process.send_signal(signal.SIGINT)
     code_of_end, said = program.end()
     assert code_of_end == 130, said

@@ -4,6 +4,7 @@ import datetime
 import os
 import shlex
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
@@ -12,8 +13,9 @@ from typing import ClassVar, TypeVar
 
 from spantrain.app.launch.way import LaunchWay, StartedWorkers, WantedWorkers
 from spantrain.app.reporter import Reporter
+from spantrain.core.cluster import Device
 from spantrain.core.names import few
-from spantrain.errors import ConfigError
+from spantrain.errors import ConfigError, PeerLostError
 from spantrain.reach.allocations import host_machines
 from spantrain.reach.kept import KeptMachine
 from spantrain.reach.machines import Machine, at_once
@@ -21,6 +23,8 @@ from spantrain.reach.machines import Machine, at_once
 T = TypeVar("T")
 _NEEDED = ("spantrain", "torch")
 _MAX_LOG_BYTES = 2**30
+_RESTART_S = 1.0
+"""Behind a worker's end: the coordinator has taken note of it then."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +32,8 @@ class SshWay(LaunchWay):
     """Each host by ssh, as the cluster file calls it; those that are this machine without."""
 
     name: ClassVar[str] = "ssh"
+    restarts: int = 0
+    """How often a device's worker that has failed is started again."""
 
     def prepare(self, wanted: WantedWorkers, reporter: Reporter) -> "SshWorkers":
         """Reach all machines, copy code to those that have not got it, and look whether they have what is needed."""
@@ -82,6 +88,8 @@ class SshWorkers(StartedWorkers):
         self._words = words
         self._machines: dict[str, KeptMachine] = {}
         self._logs = _Logs(self.log_of)
+        self._told: dict[str, str] = {}
+        self._starts: Counter[str] = Counter()
 
     def reach(self) -> None:
         """Reach all machines at once, and have code there.
@@ -122,16 +130,11 @@ class SshWorkers(StartedWorkers):
 
     def start(self, join: str, token: str) -> None:
         """Start all workers; each says itself that it joins."""
+        self._told = {"SPANTRAIN_JOIN": join, "SPANTRAIN_TOKEN": token, "PYTHONUNBUFFERED": "1"}
 
         def on_host(host: str, machine: KeptMachine) -> None:
             for device in self.wanted.by_host[host]:
-                own = self._way.options.environment_at((host, device.site))
-                told = {"SPANTRAIN_JOIN": join, "SPANTRAIN_TOKEN": token, "PYTHONUNBUFFERED": "1"}
-                words = self._words[device.name]
-                self._logs.write(
-                    device.name, f"{_now()} on {machine.machine}: {machine.machine.python} {shlex.join(words)}"
-                )
-                machine.start(device.name, words, {**own, **told})
+                self._start(device, machine)
 
         self.wanted.log_folder.mkdir(parents=True, exist_ok=True)
         self._on_all(on_host)
@@ -146,10 +149,26 @@ class SshWorkers(StartedWorkers):
         done = at_once(lambda entry: work(*entry), list(self._machines.items()), threading.Event())
         return dict(zip(self._machines, done, strict=True))
 
+    def _start(self, device: Device, machine: KeptMachine) -> None:
+        words, own = self._words[device.name], self._way.options.environment_at((device.host, device.site))
+        self._logs.write(device.name, f"{_now()} on {machine.machine}: {machine.machine.python} {shlex.join(words)}")
+        machine.start(device.name, words, {**own, **self._told})
+
     def _heard_end(self, device: str, how: str) -> None:
         last = self._logs.last_line(device)
         self._logs.write(device, f"{_now()} {how}")
         self.note_end(device, f"{how} ({last})" if "status" in how else how)
+        self._starts[device] += 1
+        if self._starts[device] <= self._way.restarts and not how.endswith("status 0"):
+            # In a thread of its own: this one is to hear the machine's answer.
+            again = threading.Timer(_RESTART_S, self._start_again, (self.wanted.cluster.device_by_name[device],))
+            again.daemon = True
+            again.start()
+
+    def _start_again(self, device: Device) -> None:
+        with suppress(PeerLostError):  # its machine has gone, too: that is told of all its workers
+            if not self._closing:
+                self._start(device, self._machines[device.host])
 
 
 def _now() -> str:

@@ -54,6 +54,9 @@ class LaunchArguments:
         typer.Option(help="[HOST or SITE=]WORD for ssh, sbatch, kubectl, e.g. lab=--partition=gpu; repeatable."),
     ] = None
     image: Annotated[str | None, typer.Option(help="Of a container that has SpanTrain.")] = None
+    restarts: Annotated[
+        int, typer.Option(help="How often a worker that fails is started again, with --ssh or --docker.", min=0)
+    ] = 0
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Write what would be submitted into the run's folder, and no more.")
     ] = False
@@ -97,6 +100,8 @@ def _way(asked: LaunchArguments, command: tuple[str, ...]) -> "LaunchWay":
         raise ConfigError(f"--{name}: give --image IMAGE, a container that has SpanTrain")
     if asked.image is not None and name in ("ssh", "slurm"):
         raise ConfigError(f"--image: --{name} uses no container; leave it out, or give --docker or --kubernetes")
+    if asked.restarts and name not in ("ssh", "docker"):
+        raise ConfigError(f"--restarts: goes with --ssh and --docker, not with --{name}")
     if asked.dry_run and name in ("ssh", "docker"):
         raise ConfigError(f"--dry-run: --{name} writes no files; leave it out")
     options = _options(asked)
@@ -107,7 +112,7 @@ def _way(asked: LaunchArguments, command: tuple[str, ...]) -> "LaunchWay":
             return KubernetesWay(options=options, command=command, only_writes=asked.dry_run)
         case "skypilot":
             return SkypilotWay(options=options, command=command, only_writes=True)
-    return SshWay(options=options, command=command)
+    return SshWay(options=options, command=command, restarts=asked.restarts)
 
 
 def _options(asked: LaunchArguments) -> "LaunchOptions":
