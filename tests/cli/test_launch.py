@@ -9,11 +9,11 @@ TRAIN = ("--", "train", "plan.json")
     ("words", "says"),
     [
         (("--ssh", "--", "plan", "x"), ("give `-- train ...` or `-- profile ...`", "['plan']")),
-        (TRAIN, ("give one of --ssh, --docker, --slurm, --kubernetes, --skypilot; 0 are given",)),
+        (TRAIN, ("give one of --ssh, --docker, --slurm, --kubernetes, --ray, --skypilot; 0 are given",)),
         (("--ssh", "--slurm", *TRAIN), ("2 are given",)),
         (("--kubernetes", *TRAIN), ("--kubernetes: give --image IMAGE",)),
         (("--slurm", "--image", "x", *TRAIN), ("--image: --slurm uses no container",)),
-        (("--slurm", "--restarts", "2", *TRAIN), ("--restarts: goes with --ssh and --docker",)),
+        (("--slurm", "--restarts", "2", *TRAIN), ("--restarts: goes with --ssh, --docker and --ray",)),
         (("--ssh", "--dry-run", *TRAIN), ("--dry-run: --ssh writes no files",)),
         (("--slurm", "--dry-run", "--", "profile", "--out", "x"), ("--dry-run: goes with `train`",)),
         (("--ssh", "--env", "A", *TRAIN), ("--env A: write NAME=VALUE, or HOST:NAME=VALUE",)),

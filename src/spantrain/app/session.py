@@ -149,8 +149,9 @@ def _remote(
     workers = stack.enter_context(launch.prepare(wanted, reporter) if launch else StartedByHand(wanted, reporter))
     # Workers that end with this process have no use for one that is started again.
     kept = options.credentials if launch is None or launch.only_writes else None
-    credentials = _credentials(kept)
+    credentials = Credentials.kept_in(kept) if kept and kept.exists() else Credentials.create()
     if launch and launch.only_writes:
+        _keep(credentials, kept)
         workers.start(listen, credentials.token.text)
         raise OnlyWrittenError
     coordinator = Coordinator(
@@ -164,6 +165,7 @@ def _remote(
     )
     coordinator.start()
     stack.callback(coordinator.stop)
+    _keep(credentials, kept)
     stack.callback(workers.expect_ends)  # before that
     workers.start(coordinator.join_address, coordinator.token)
     coordinator.wait_for(
@@ -183,13 +185,11 @@ def _remote(
     )
 
 
-def _credentials(kept: Path | None) -> Credentials:
-    """Return what workers know a coordinator by: those that were kept there, or new ones, which are kept then."""
-    found = Credentials.kept_in(kept) if kept and kept.exists() else Credentials.create()
-    if kept is not None:
-        make_private_folder(kept.parent)
-        found.keep(kept)
-    return found
+def _keep(credentials: Credentials, path: Path | None) -> None:
+    """Keep what workers know a coordinator by, if it is to be kept."""
+    if path is not None:
+        make_private_folder(path.parent)
+        credentials.keep(path)
 
 
 def _local(

@@ -89,8 +89,7 @@ class KubernetesWay(LaunchWay):
     def _container(self, wanted: WantedWorkers, device: Device) -> dict[str, Any]:
         place = (device.host, device.site)
         gpu = device.backend.startswith("cuda")
-        # A pod sees the one GPU that it is given, as the first.
-        worker = self.options.worker_words(wanted, device, backend="cuda:0" if gpu else None)
+        worker = self.options.worker_words(wanted, device, sees_one_gpu=True)
         unpack = ["sh", "-c", _UNPACK, f"/spantrain/{_CODE_FILE}"] if self.options.code else []
         own = self.options.environment_at(place)
         return {

@@ -38,10 +38,7 @@ class SshWay(LaunchWay):
     def prepare(self, wanted: WantedWorkers, reporter: Reporter) -> "SshWorkers":
         """Reach all machines, copy code to those that have not got it, and look whether they have what is needed."""
         self.options.check_names(wanted.cluster)
-        words = {
-            device: self.options.worker_words(wanted, wanted.cluster.device_by_name[device])
-            for device in wanted.devices
-        }
+        words = self.words_of(wanted)
         reporter.phase(f"Reaching {len(wanted.by_host)} machines")
         started = SshWorkers(wanted, self, words, reporter)
         try:

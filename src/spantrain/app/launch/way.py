@@ -88,13 +88,16 @@ class LaunchOptions:
         """Return the further words for some hosts and sites, those for all first."""
         return tuple(word for name in ("", *reversed(place)) for word in self.words.get(name, ()))
 
-    def worker_words(self, wanted: WantedWorkers, device: Device, *, backend: str | None = None) -> list[str]:
+    def worker_words(self, wanted: WantedWorkers, device: Device, *, sees_one_gpu: bool = False) -> list[str]:
         """Return the words behind the interpreter's that run a device's worker; address and token are not among them.
+
+        `sees_one_gpu`: it is given its GPU alone, which is then the first.
 
         Raises:
             ConfigError: it calls a function that is not in the code that is copied.
         """
-        words = ["-m", "spantrain", "worker", "--name", device.name, "--backend", backend or device.backend]
+        backend = "cuda:0" if sees_one_gpu and device.backend.startswith("cuda") else device.backend
+        words = ["-m", "spantrain", "worker", "--name", device.name, "--backend", backend]
         words += ["--keep", "0"]  # it ends with whoever started it
         if (address := wanted.cluster.host_by_name[device.host].address) is not None:
             words += ["--data-address", address]
@@ -206,6 +209,17 @@ class LaunchWay(ABC):
     """The words of `spantrain launch`, for messages about how to go on."""
     only_writes: bool = False
     """Write what would start them, and no more."""
+
+    def words_of(self, wanted: WantedWorkers, *, sees_one_gpu: bool = False) -> dict[str, list[str]]:
+        """Return the words of all workers, by device.
+
+        Raises:
+            ConfigError: as `LaunchOptions.worker_words`.
+        """
+        devices = wanted.cluster.device_by_name
+        return {
+            name: self.options.worker_words(wanted, devices[name], sees_one_gpu=sees_one_gpu) for name in wanted.devices
+        }
 
     @abstractmethod
     def prepare(self, wanted: WantedWorkers, reporter: Reporter) -> StartedWorkers:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from spantrain.app.launch.way import LaunchOptions, LaunchWay
 
 _COMMANDS = ("train", "profile")
-_WAYS = ("ssh", "docker", "slurm", "kubernetes", "skypilot")
+_WAYS = ("ssh", "docker", "slurm", "kubernetes", "ray", "skypilot")
 _PORT = 7000
 """Where workers join that are started before, or without, the coordinator: it must be known to them."""
 _ANYWHERE = "192.0.2.1:9"
@@ -37,6 +37,9 @@ class LaunchArguments:
     kubernetes: Annotated[
         bool, typer.Option("--kubernetes", help="A JobSet for each site, of pods with --image; hosts are its nodes.")
     ] = False
+    ray: Annotated[
+        bool, typer.Option("--ray", help="An actor for each worker, on the Ray cluster that RAY_ADDRESS names.")
+    ] = False
     skypilot: Annotated[
         bool, typer.Option("--skypilot", help="Write a task for each site; `sky launch` starts it.")
     ] = False
@@ -55,7 +58,7 @@ class LaunchArguments:
     ] = None
     image: Annotated[str | None, typer.Option(help="Of a container that has SpanTrain.")] = None
     restarts: Annotated[
-        int, typer.Option(help="How often a worker that fails is started again, with --ssh or --docker.", min=0)
+        int, typer.Option(help="How often a worker that fails is started again, with --ssh, --docker or --ray.", min=0)
     ] = 0
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Write what would be submitted into the run's folder, and no more.")
@@ -74,7 +77,7 @@ def launch(asked: LaunchArguments, context: typer.Context) -> None:
     if way.only_writes and (words[0] != "train" or "--overwrite" in words):
         raise ConfigError("--dry-run: goes with `train`, and without --overwrite: what is written is of one new run")
     if not any(word.partition("=")[0] == "--listen" for word in words):
-        words += ["--listen", f"{_own_address()}:{0 if asked.ssh or asked.docker else _PORT}"]
+        words += ["--listen", f"{_own_address()}:{0 if asked.ssh or asked.docker or asked.ray else _PORT}"]
     try:
         context.find_root().command.main(words, prog_name="spantrain", obj=way)
     except OnlyWrittenError:
@@ -88,6 +91,7 @@ def _way(asked: LaunchArguments, command: tuple[str, ...]) -> "LaunchWay":
         ConfigError: options do not go together.
     """
     from spantrain.app.launch.kubernetes import KubernetesWay
+    from spantrain.app.launch.ray import RayWay
     from spantrain.app.launch.skypilot import SkypilotWay
     from spantrain.app.launch.slurm import SlurmWay
     from spantrain.app.launch.ssh import SshWay
@@ -98,11 +102,11 @@ def _way(asked: LaunchArguments, command: tuple[str, ...]) -> "LaunchWay":
     (name,) = chosen
     if asked.image is None and name in ("docker", "kubernetes"):
         raise ConfigError(f"--{name}: give --image IMAGE, a container that has SpanTrain")
-    if asked.image is not None and name in ("ssh", "slurm"):
+    if asked.image is not None and name in ("ssh", "slurm", "ray"):
         raise ConfigError(f"--image: --{name} uses no container; leave it out, or give --docker or --kubernetes")
-    if asked.restarts and name not in ("ssh", "docker"):
-        raise ConfigError(f"--restarts: goes with --ssh and --docker, not with --{name}")
-    if asked.dry_run and name in ("ssh", "docker"):
+    if asked.restarts and name not in ("ssh", "docker", "ray"):
+        raise ConfigError(f"--restarts: goes with --ssh, --docker and --ray, not with --{name}")
+    if asked.dry_run and name in ("ssh", "docker", "ray"):
         raise ConfigError(f"--dry-run: --{name} writes no files; leave it out")
     options = _options(asked)
     match name:
@@ -110,6 +114,8 @@ def _way(asked: LaunchArguments, command: tuple[str, ...]) -> "LaunchWay":
             return SlurmWay(options=options, command=command, only_writes=asked.dry_run)
         case "kubernetes":
             return KubernetesWay(options=options, command=command, only_writes=asked.dry_run)
+        case "ray":
+            return RayWay(options=options, command=command, restarts=asked.restarts)
         case "skypilot":
             return SkypilotWay(options=options, command=command, only_writes=True)
     return SshWay(options=options, command=command, restarts=asked.restarts)

@@ -144,7 +144,7 @@ class Keeper:
             env=own,
             cwd=self._code or Path.home(),
             start_new_session=True,
-            preexec_fn=_end_with_parent if _LIBC else None,
+            preexec_fn=end_with_parent,
         )
         self._workers.append(worker)
         threading.Thread(target=self._follow, args=(name, worker), daemon=True).start()
@@ -168,9 +168,10 @@ class Keeper:
             sys.stdout.flush()
 
 
-def _end_with_parent() -> None:
-    assert _LIBC is not None
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+def end_with_parent() -> None:
+    """Have the kernel end this process with the one that has started it, on Linux."""
+    if _LIBC is not None:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _leave(*_: object) -> None:
