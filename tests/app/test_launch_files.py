@@ -144,7 +144,10 @@ def test_a_site_is_a_slurm_job_of_all_its_nodes(wanted, options, written, tmp_pa
         "--nodes=1", "--nodelist=small", *parts, "--gpus-per-node=1", "--partition=gpu",
     ]  # fmt: skip
     steps = [line for line in script.splitlines() if line.startswith("worker ")]
-    assert [line.split()[1:3] for line in steps] == [["--het-group=0", "big"]] * 2 + [["--het-group=1", "small"]]
+    assert [line.split()[1:4] for line in steps] == [
+        *[["--het-group=0", "--gpus-per-node=2", "big"]] * 2,
+        ["--het-group=1", "--gpus-per-node=1", "small"],
+    ]
     assert "--backend cuda:1" in steps[1]
     assert "--partition" not in (folder / "Field.2.sbatch").read_text()
     check_token(folder)

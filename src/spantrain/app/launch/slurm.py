@@ -16,9 +16,9 @@ from spantrain.reach.programs.keeper import code_folder, place_code
 
 _Hosts = Mapping[str, tuple[Device, ...]]
 _WORKER = """\
-worker() {  # GROUP NODE LOG WORD...
-  srun "$1" --overlap --nodes=1 --ntasks=1 --nodelist="$2" --cpu-bind=none --kill-on-bad-exit=0 \\
-    --output="$3" --open-mode=append "${@:4}" &
+worker() {  # PART GPUS NODE LOG WORD...
+  srun "$1" "$2" --overlap --nodes=1 --ntasks=1 --nodelist="$3" --cpu-bind=none --kill-on-bad-exit=0 \\
+    --output="$4" --open-mode=append "${@:5}" &
 }
 """
 
@@ -69,15 +69,27 @@ class SlurmWay(LaunchWay):
             yield f"cd {shlex.quote(str(folder))}"
         yield f"check={shlex.quote(self._check(wanted.data))}"
         yield _WORKER
-        for number, (_, names) in enumerate(groups.items()):
+        for number, (gpus, names) in enumerate(groups.items()):
             for host in names:
                 for device in wanted.by_host[host]:
                     place = (host, site)
-                    group = f"--het-group={number}" if len(groups) > 1 else "--quiet"
+                    part = f"--het-group={number}" if len(groups) > 1 else "--quiet"
                     own = (f"{name}={value}" for name, value in self.options.environment_at(place).items())
                     log = str(jobs.log_of(device.name).resolve()).replace("%", "%%")
                     words = [self.options.python_at(place), *self.options.worker_words(wanted, device)]
-                    begin = shlex.join(["worker", group, host, log, "env", *own, "bash", "-c"])
+                    begin = shlex.join(
+                        [
+                            "worker",
+                            part,
+                            f"--gpus-per-node={gpus}" if gpus else "--quiet",
+                            host,
+                            log,
+                            "env",
+                            *own,
+                            "bash",
+                            "-c",
+                        ]
+                    )
                     yield f'{begin} "$check" worker {shlex.join(words)}'
 
     def _check(self, data: Sequence[str]) -> str:
