@@ -141,7 +141,7 @@ class KeptMachine:
 
     def _send(self, data: bytes) -> None:
         assert self._process.stdin is not None
-        with contextlib.suppress(OSError):  # it has gone; its end says why
+        with contextlib.suppress(OSError, ValueError):  # it has gone, or is closed; its end says why
             self._process.stdin.write(data)
             self._process.stdin.flush()
 

@@ -193,7 +193,8 @@ class _Logs:
     def write(self, device: str, line: str) -> None:
         """Write a line; what is more than a log may have is left, and a full disk here ends no worker there."""
         with self._lock, suppress(OSError):
-            self._last[device] = line.strip()[:300] or self._last.get(device, "")
+            shown = "".join(one for one in line if one.isprintable()).strip()[:300]
+            self._last[device] = shown or self._last.get(device, "")
             if device not in self._files:
                 self._files[device] = os.open(self._path_of(device), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
                 self._stack.callback(os.close, self._files[device])
@@ -203,7 +204,7 @@ class _Logs:
                 os.write(self._files[device], data)
 
     def last_line(self, device: str) -> str:
-        """Return the last line that is not empty."""
+        """Return the last line that is not empty, without what could steer a terminal."""
         return self._last.get(device, "")
 
     def close(self) -> None:
