@@ -15,6 +15,7 @@ from spantrain.config.cluster_file import parse_cluster
 from spantrain.config.cluster_text import cluster_text
 from spantrain.errors import ProtocolError
 from spantrain.reach.facts import read_answer, read_facts
+from spantrain.reach.kept import KeeperLine
 from spantrain.reach.machines import Machine
 from spantrain.reach.pairs import PairReport
 
@@ -31,6 +32,11 @@ _WAY = {
     "errors": {}, "address": "10.0.0.5", "local_address": "10.0.0.6", "seen_address": "10.0.0.6", "round_trip_s": 0.02,
     "usual_round_trip_s": 0.03, "clock_offset_s": -1.0, "interface_mtu": 1500, "path_mtu": 1400, "up_bytes_per_s": 1e7,
     "down_bytes_per_s": 1e6,
+}  # fmt: skip
+
+_KEPT = {
+    "answer": {"found": True, "lacks": ["torch"], "missing": ["/data"], "pid": 7},
+    "worker": "a", "line": "x", "ended": -9, "left_out": 3,
 }  # fmt: skip
 
 
@@ -59,4 +65,12 @@ def _target(name: str, value: object, run: object) -> Target:
     return Target(name=name, make=lambda chance: _spoiled(chance, value), run=on_text, refusals=(ProtocolError,))
 
 
-MACHINE_TARGETS = (_target("machine-facts", _FACTS, _describe), _target("machine-ways", _WAY, _try))
+def _hear(text: str) -> None:
+    read_answer(KeeperLine, text, "lab1")
+
+
+MACHINE_TARGETS = (
+    _target("machine-facts", _FACTS, _describe),
+    _target("machine-ways", _WAY, _try),
+    _target("kept-workers", _KEPT, _hear),
+)

@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from spantrain.app.launch.way import LaunchWay, OnlyWrittenError, StartedByHand, WantedWorkers
 from spantrain.app.reporter import Reporter
 from spantrain.core.cluster import Cluster
 from spantrain.errors import ConfigError, TestbedError, UsageError
@@ -28,12 +29,16 @@ class SessionOptions:
 
     listen: str | None = None
     """HOST:PORT to wait on for workers of other machines; None: start all workers here."""
+    launch: LaunchWay | None = None
+    """What starts the workers of other machines; None: people do."""
     network: bool = True
     """Emulate the links between sites; False: all on loopback, unshaped."""
     encrypted: bool = True
     """Encrypt and authenticate the data between workers."""
     functions: tuple[str, ...] = ()
-    """Users' functions for model, data and loss that workers started here may call."""
+    """Users' functions for model, data and loss that workers started here, or by `launch`, may call."""
+    data: tuple[str, ...] = ()
+    """Files and folders that workers read, for `launch` to look whether they are there."""
     join_timeout_s: float = 600.0
     """How long to wait for workers of other machines."""
     heartbeat_timeout_s: float | None = None
@@ -48,6 +53,17 @@ class SessionOptions:
             is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
             if value is not None and not (is_number and 0 < value < math.inf):
                 raise ConfigError(f"SessionOptions: {name} must be a finite number of seconds over 0, got {value!r}")
+
+    def wanted(self, cluster: Cluster, devices: Sequence[str], log_folder: Path) -> WantedWorkers:
+        """Return what workers of other machines are to be."""
+        return WantedWorkers(
+            cluster=cluster,
+            devices=tuple(devices),
+            log_folder=log_folder,
+            functions=self.functions,
+            data=self.data,
+            encrypted=self.encrypted,
+        )
 
 
 class Generations:
@@ -113,37 +129,48 @@ def open_session(
     """
     with ExitStack() as stack:
         if options.listen is not None:
-            session = _remote(cluster, devices, options, options.listen, reporter, stack)
+            session = _remote(cluster, devices, options, options.listen, log_folder, reporter, stack)
         else:
             session = _local(cluster, devices, options, log_folder, reporter, stack)
         yield session
 
 
 def _remote(
-    cluster: Cluster, devices: Sequence[str], options: SessionOptions, listen: str, reporter: Reporter, stack: ExitStack
+    cluster: Cluster,
+    devices: Sequence[str],
+    options: SessionOptions,
+    listen: str,
+    log_folder: Path,
+    reporter: Reporter,
+    stack: ExitStack,
 ) -> Session:
-    known = options.credentials is not None and options.credentials.exists()
-    credentials = Credentials.kept_in(options.credentials) if options.credentials and known else Credentials.create()
+    launch = options.launch
+    wanted = options.wanted(cluster, devices, log_folder)
+    workers = stack.enter_context(launch.prepare(wanted, reporter) if launch else StartedByHand(wanted, reporter))
+    # Workers that end with this process have no use for one that is started again.
+    kept = options.credentials if launch is None or launch.only_writes else None
+    credentials = Credentials.kept_in(kept) if kept and kept.exists() else Credentials.create()
+    if launch and launch.only_writes:
+        _keep(credentials, kept)
+        workers.start(listen, credentials.token.text)
+        raise OnlyWrittenError
     coordinator = Coordinator(
         bind=listen,
         devices=devices,
         spare=cluster.device_by_name,
+        gone=workers.ended,
+        where_is_log=workers.where_is_log,
         heartbeat_timeout_s=options.heartbeat_timeout_s,
         credentials=credentials,
     )
     coordinator.start()
     stack.callback(coordinator.stop)
-    if options.credentials is not None:
-        make_private_folder(options.credentials.parent)
-        credentials.keep(options.credentials)
-    reporter.note(
-        f"Waiting for {len(devices)} workers; on each machine run:\n"
-        f"  {coordinator.join_command('DEVICE')}\n"
-        f"  with DEVICE one of {', '.join(devices)}"
-    )
+    _keep(credentials, kept)
+    stack.callback(workers.expect_ends)  # before that
+    workers.start(coordinator.join_address, coordinator.token)
     coordinator.wait_for(
         devices,
-        options.join_timeout_s,
+        launch.patience_s if launch else options.join_timeout_s,
         lambda joined: reporter.progress(joined, len(devices), "workers joined"),
         reporter.note,
     )
@@ -154,8 +181,15 @@ def _remote(
         network="real",
         testbed=None,
         workers=None,
-        outlived=options.credentials is not None,
+        outlived=kept is not None,
     )
+
+
+def _keep(credentials: Credentials, path: Path | None) -> None:
+    """Keep what workers know a coordinator by, if it is to be kept."""
+    if path is not None:
+        make_private_folder(path.parent)
+        credentials.keep(path)
 
 
 def _local(

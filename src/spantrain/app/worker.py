@@ -64,7 +64,7 @@ def prepared_worker(
         token=_token(token_file, environment),
         name=name,
         backend=backend,
-        data_address=data_address or _address_towards(join),
+        data_address=data_address or address_towards(join),
         encrypted=encrypted,
         functions=tuple(functions),
         keep_s=keep_s,
@@ -81,7 +81,7 @@ def _token(file: Path | None, environment: Environment) -> str:
     return environment.join_token
 
 
-def _address_towards(join: str) -> str:
+def address_towards(join: str) -> str:
     """Return this machine's address on the way to the coordinator; nothing is sent."""
     host, _, port = join.rpartition(":")
     if join.startswith("unix:") or not port.isdecimal():

@@ -14,6 +14,7 @@ import typer
 from spantrain.cli.commands import faults, outer, schedule
 from spantrain.cli.commands.basic import demo, drain, export, groups, import_, profile, worker
 from spantrain.cli.commands.explain import explain, validate
+from spantrain.cli.commands.launch import launch
 from spantrain.cli.commands.machines import doctor, init
 from spantrain.cli.commands.plan import plan
 from spantrain.cli.commands.simulate import simulate
@@ -41,7 +42,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 COMMANDS = (
-    demo, init, doctor, profile, groups, plan, explain, simulate, train, page, why, export, import_,
+    demo, init, doctor, profile, groups, plan, explain, simulate, train, launch, page, why, export, import_,
     validate, worker, drain,
 )  # fmt: skip
 for command in COMMANDS:

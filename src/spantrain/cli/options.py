@@ -25,6 +25,7 @@ PAGE_LISTEN = "127.0.0.1:0"
 _MIN_PATIENCE_S = 2.0
 
 if TYPE_CHECKING:
+    from spantrain.app.launch.way import LaunchWay
     from spantrain.app.session import SessionOptions
     from spantrain.core.units import ChatForm, ModelSpec
 
@@ -121,6 +122,12 @@ def given_options(context: typer.Context) -> dict[str, str]:
     named = {str(one.name): one.opts[0] for one in context.command.params}
     sources = {name: context.get_parameter_source(name) for name in named}
     return {name: named[name] for name, source in sources.items() if source and source.name == "COMMANDLINE"}
+
+
+def launch_way(context: typer.Context) -> "LaunchWay | None":
+    """Return what starts the workers of a command that stands behind `spantrain launch`."""
+    found: LaunchWay | None = context.find_root().obj
+    return found
 
 
 def at_speed(cluster: Cluster, emulated_speed: float | None) -> Cluster:
@@ -249,6 +256,7 @@ def session_options(
     *,
     no_network: bool = False,
     listen: str | None = None,
+    launch: "LaunchWay | None" = None,
     insecure: bool = False,
     lost_after: str | None = None,
     model: "ModelSpec | None" = None,
@@ -259,10 +267,16 @@ def session_options(
         ConfigError: `lost_after` is no time, or too short.
     """
     from spantrain.app.session import SessionOptions
-    from spantrain.models.data.choice import user_functions
+    from spantrain.models.data.choice import data_paths, user_functions
 
-    functions = user_functions(model) if model else ()
-    found = SessionOptions(listen=listen, network=not no_network, encrypted=not insecure, functions=functions)
+    found = SessionOptions(
+        listen=listen,
+        launch=launch,
+        network=not no_network,
+        encrypted=not insecure,
+        functions=user_functions(model) if model else (),
+        data=data_paths(model) if model else (),
+    )
     if lost_after is None:
         return found
     patience_s = quantity("--lost-after", lost_after, parse_seconds)

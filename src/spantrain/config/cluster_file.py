@@ -237,12 +237,13 @@ def _read_hosts(section: Field, site: str, kinds: Mapping[str, DeviceKind], draf
         section.problem("a site needs at least one host")
     names: list[str] = []
     for item in items:
-        row = item.table(required=("name", "devices"), optional=("count", "address", "backend", "memory"))
+        row = item.table(required=("name", "devices"), optional=("count", "address", "ssh", "backend", "memory"))
         base = row["name"].name() if "name" in row else ""
         count = row["count"].count() if "count" in row else None
-        if "address" in row and count is not None and count > 1:
-            row["address"].problem(f"{count} hosts cannot share one address; list the hosts one by one")
-        address = row["address"].text() if "address" in row else None
+        reached = {key: row[key].text() for key in ("address", "ssh") if key in row}
+        if count is not None and count > 1:
+            for key in reached:
+                row[key].problem(f"{count} hosts cannot share one address; list the hosts one by one")
         memory_bytes = int(row["memory"].quantity(parse_bytes)) if "memory" in row else None
         devices = read_devices(row, kinds)
         for name in [base] if count is None or not base else [f"{base}-{index}" for index in range(count)]:
@@ -252,7 +253,7 @@ def _read_hosts(section: Field, site: str, kinds: Mapping[str, DeviceKind], draf
             draft.claim("host", name, item)
             names.append(name)
             if name:
-                host = Host(name=name, site=site, devices=(), address=address, memory_bytes=memory_bytes)
+                host = Host(name=name, site=site, devices=(), memory_bytes=memory_bytes, **reached)
                 if not _place(host, devices, item, draft):
                     return tuple(names)
     return tuple(names)

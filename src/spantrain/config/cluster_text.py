@@ -48,6 +48,8 @@ def _kind(kind: DeviceKind) -> Iterator[str]:
     yield f"    memory_bandwidth: {_exact(kind.memory_bandwidth_bytes_per_s, _giga, parse_bandwidth, 'B/s')}"
     yield f"    power: {kind.power_w!r} W"
     yield f"    source: {_text(kind.source or 'not known')}"
+    if kind.unified_memory:
+        yield "    unified_memory: true"
 
 
 def _site(site: Site, cluster: Cluster) -> Iterator[str]:
@@ -66,6 +68,10 @@ def _host(host: Host, cluster: Cluster) -> Iterator[str]:
     yield f"      - name: {_text(host.name)}"
     if host.address is not None:
         yield f"        address: {_text(host.address)}"
+    if host.ssh is not None:
+        yield f"        ssh: {_text(host.ssh)}"
+    if host.memory_bytes is not None:
+        yield f"        memory: {_memory(host.memory_bytes)}"
     yield "        devices:"
     devices = [cluster.device_by_name[name] for name in host.devices]
     for index, device in enumerate(devices):

@@ -72,6 +72,8 @@ class Host:
     """Where its workers can be reached, if that is known before they join."""
     memory_bytes: int | None = None
     """Of the processor; None: as far as it is not a device's, it is not known."""
+    ssh: str | None = None
+    """What ssh calls it, [USER@]HOST; None: its address, or its name."""
 
     def __post_init__(self) -> None:
         check_name("host", self.name)

@@ -76,15 +76,15 @@ def inventory_machines(path: Path, *, python: str, options: Sequence[str] = ()) 
 
 
 def host_machines(hosts: Iterable[Host], *, python: str, options: Sequence[str] = ()) -> tuple[Machine, ...]:
-    """Return the hosts of a cluster: by ssh at their address, or else their name; those here without.
+    """Return the hosts of a cluster: by ssh as it calls them, or else their address or name; those here without.
 
     Raises:
         UsageError: an address is none.
     """
     found = []
     for host in hosts:
-        if host.address is None or not _is_own(host.address):
-            (machine,) = named_machines([host.address or host.name], "ssh", python=python, options=options)
+        if host.ssh is not None or host.address is None or not _is_own(host.address):
+            (machine,) = named_machines([host.ssh or host.address or host.name], "ssh", python=python, options=options)
             found.append(replace(machine, name=host.name, site=host.site))
         else:
             found.append(replace(this_machine(host.name), site=host.site))

@@ -67,6 +67,8 @@ class ClusterDraft:
                     site=sites[one.machine.name],
                     devices=tuple(device.name for device in devices if device.host == one.machine.name),
                     address=self._address(one),
+                    ssh=one.machine.target if one.machine.way == "ssh" else None,
+                    memory_bytes=_beside_devices(one),
                 )
                 for site in names for one in self.machines if sites[one.machine.name] == site
             ),
@@ -195,6 +197,12 @@ def guessed_kind(accelerator: FoundAccelerator, *, why: str) -> DeviceKind:
     """Return figures for a GPU that nothing is known of, to start from; its source says so."""
     source = f"a guess, since {why}; spantrain profile measures"
     return own_kind(accelerator, fp16=0, fp32=0, memory_rate=0, source=source)
+
+
+def _beside_devices(one: FoundMachine) -> int | None:
+    """Return the processor's memory where devices have one of their own; None: there is none, or it is not known."""
+    own = [found for found in one.facts.accelerators if found.vendor not in _SHARED_MEMORY]
+    return int(one.facts.free_bytes or 0) // _MIB * _MIB or None if own else None
 
 
 def own_kind(accelerator: FoundAccelerator, *, fp16: float, fp32: float, memory_rate: float, source: str) -> DeviceKind:

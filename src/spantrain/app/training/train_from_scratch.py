@@ -28,7 +28,7 @@ from spantrain.core.units import ModelSpec
 from spantrain.errors import UsageError
 from spantrain.models.build import unit_names
 from spantrain.models.data.chat import ChatSamples
-from spantrain.models.data.choice import user_functions
+from spantrain.models.data.choice import data_paths, user_functions
 from spantrain.models.data.dataset import open_dataset
 from spantrain.planner.engine.engine import make_plan
 from spantrain.planner.engine.outcome import PlanOptions
@@ -100,7 +100,12 @@ def train_from_scratch(
         remove_old_run(request.out)
     listener.note(f"The run's folder: {request.out}")
     request.out.mkdir(parents=True, exist_ok=True)
-    options = replace(options, functions=user_functions(request.model), credentials=credentials_in(request.out))
+    options = replace(
+        options,
+        functions=user_functions(request.model),
+        data=data_paths(request.model),
+        credentials=credentials_in(request.out),
+    )
     with open_session(request.cluster, names, options, request.out / "logs", listener) as session:
         run = prepare(session, request, listener)
         return train(session, run, stop, listener), run

@@ -28,6 +28,7 @@ from spantrain.cli.options import (
     check_dtype,
     chosen_cluster,
     chosen_functions,
+    launch_way,
     print_json,
     session_options,
     with_options,
@@ -86,7 +87,7 @@ class ProfileArguments(ModelOptions):
 
 
 @with_options(ProfileArguments)
-def profile(asked: ProfileArguments, _: typer.Context) -> None:
+def profile(asked: ProfileArguments, context: typer.Context) -> None:
     """Measure the compute of every device and the network between all of them."""
     from spantrain.app.training.run_folder import check_not_of_a_run
 
@@ -105,7 +106,13 @@ def profile(asked: ProfileArguments, _: typer.Context) -> None:
     options = ProfileOptions(
         dtype=asked.dtype, max_samples=asked.max_samples, network_rounds=asked.rounds, use_cache=not asked.fresh
     )
-    where = session_options(no_network=asked.no_network, listen=asked.listen, insecure=asked.insecure, model=model)
+    where = session_options(
+        no_network=asked.no_network,
+        listen=asked.listen,
+        launch=launch_way(context),
+        insecure=asked.insecure,
+        model=model,
+    )
     unit_names(model)  # a model that cannot be had or cut is refused before anything is written or started
     names = tuple(device.name for device in cluster.devices)
     with (

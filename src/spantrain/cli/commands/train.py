@@ -21,6 +21,7 @@ from spantrain.cli.options import (
     chosen_functions,
     chosen_trace,
     given_options,
+    launch_way,
     print_json,
     session_options,
     with_options,
@@ -29,10 +30,11 @@ from spantrain.config.files.json_codec import to_json
 from spantrain.config.files.text_files import check_can_make, is_file
 from spantrain.core.job import TrainJob
 from spantrain.errors import ConfigError, Interrupted, PeerLostError, PlanError, WorkerError
-from spantrain.models.data.choice import user_functions
+from spantrain.models.data.choice import data_paths, user_functions
 from spantrain.schedule.registry import check_schedule
 
 if TYPE_CHECKING:
+    from spantrain.app.launch.way import LaunchWay
     from spantrain.app.reporter import Reporter
     from spantrain.app.session import SessionOptions
     from spantrain.app.training.outcome import TrainOutcome
@@ -59,20 +61,25 @@ _WHERE_OPTIONS = (
 @with_options(TrainArguments)
 def train(asked: TrainArguments, context: typer.Context) -> None:
     """Train what a plan says, or go on where an earlier run stopped; under `spantrain outer run` as a cluster of it."""
-    _Command(asked, given_options(context)).run()
+    _Command(asked, given_options(context), launch_way(context)).run()
 
 
 class _Command:
-    def __init__(self, asked: TrainArguments, given: Mapping[str, str]) -> None:
+    def __init__(self, asked: TrainArguments, given: Mapping[str, str], launch: "LaunchWay | None") -> None:
         """Take the options, and those that stand on the command line: the word of each, by name."""
         self._asked = asked
         self._given = given
+        self._launch = launch
 
     def run(self) -> None:
         asked = self._asked
         self._check_words()
         where = session_options(
-            no_network=asked.no_network, listen=asked.listen, insecure=asked.insecure, lost_after=asked.lost_after
+            no_network=asked.no_network,
+            listen=asked.listen,
+            launch=self._launch,
+            insecure=asked.insecure,
+            lost_after=asked.lost_after,
         )
         options = self._run_options()
         if asked.model is not None:
@@ -204,7 +211,12 @@ class _Command:
         plan = request.plan
         if self._asked.overwrite:
             remove_old_run(request.out, keep=self._asked.plan_path)
-        where = replace(where, functions=user_functions(plan.model), credentials=credentials_in(request.out))
+        where = replace(
+            where,
+            functions=user_functions(plan.model),
+            data=data_paths(plan.model),
+            credentials=credentials_in(request.out),
+        )
         with self._going_on(request.out) as stop, TerminalReporter(tables=not self._asked.json_) as reporter:
             logs, served = request.out / "logs", self._page(request.out, reporter)
             with served, open_session(plan.cluster, plan.devices, where, logs, reporter) as session:
@@ -271,7 +283,8 @@ class _Command:
         from spantrain.runtime.checkpoint.manifest import read_manifest
 
         folder = checkpoint.parent.parent
-        words = ["spantrain", "train", "--resume", str(folder), *more, "--steps", str(self._asked.steps)]
+        words = [*self._launch.command, "--"] if self._launch else ["spantrain"]
+        words += ["train", "--resume", str(folder), *more, "--steps", str(self._asked.steps)]
         for name in user_functions(read_manifest(checkpoint, check_files=False).model):
             words += ["--function", name]
         for name, option in self._given.items():

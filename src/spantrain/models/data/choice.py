@@ -149,6 +149,14 @@ def user_functions(spec: ModelSpec) -> tuple[str, ...]:
     return (spec.source, *((loss,) if isinstance(loss, str) else ()), *data)
 
 
+def data_paths(spec: ModelSpec) -> tuple[str, ...]:
+    """Return the files and folders that a worker reads: of the data, of the tokenizer, of the form of conversations."""
+    kind, _, rest = spec.dataset.partition(":")
+    template = spec.chat.template if spec.chat else ""
+    own = template if template not in CHAT_TEMPLATES else ""
+    return tuple(path for path in (rest if kind in _KINDS else "", spec.tokenizer, own) if path)
+
+
 def tokenizer_file(path: Path) -> Path:
     """Return the tokenizer.json of a path: itself, or in the folder.
 

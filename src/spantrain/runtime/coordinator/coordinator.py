@@ -26,6 +26,13 @@ _LEAVE_AFTER_FAILURE_S = 2.0
 """Who does not leave by then is left to end by itself: its heartbeats told it to."""
 _STOP_S = 0.2
 """For calls that are just being answered."""
+LOG_ELSEWHERE = "what its worker has printed, on its own machine"
+"""Where the log is of a worker that people have started."""
+
+
+def join_command(join: str, token: str, device: str) -> str:
+    """Return what to run on a device's machine; the token is not among its options, which others there can see."""
+    return f"SPANTRAIN_TOKEN={token} spantrain worker --join {join} --name {device}"
 
 
 class Coordinator:
@@ -39,7 +46,7 @@ class Coordinator:
         spare: Collection[str] = (),
         watch: Callable[[], None] = lambda: None,
         gone: Callable[[], Mapping[str, str]] = dict,
-        where_is_log: Callable[[str], str] = lambda _name: "what its worker has printed, on its own machine",
+        where_is_log: Callable[[str], str] = lambda _name: LOG_ELSEWHERE,
         heartbeat_timeout_s: float | None = None,
         credentials: Credentials | None = None,
     ) -> None:
@@ -77,8 +84,8 @@ class Coordinator:
         return self._server.token
 
     def join_command(self, device: str) -> str:
-        """Return what to run on a device's machine; the token is not among its options, which others there can see."""
-        return f"SPANTRAIN_TOKEN={self.token} spantrain worker --join {self.join_address} --name {device}"
+        """Return what to run on a device's machine."""
+        return join_command(self.join_address, self.token, device)
 
     def start(self) -> None:
         """Listen."""

@@ -1,0 +1,139 @@
+"""Workers that another program starts when it has room: what it is told, and what it is asked again and again."""
+
+import contextlib
+import shlex
+import subprocess
+import threading
+import time
+from abc import abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+
+from spantrain.app.launch.way import LaunchWay, StartedWorkers, WantedWorkers
+from spantrain.app.reporter import Reporter
+from spantrain.config.files.text_files import write_atomically
+from spantrain.errors import UsageError, WorkerError
+from spantrain.transport.control.private_file import make_private_folder
+
+_TOOL_S = 120.0
+_LOOK_S, _LEAVE_S = 3.0, 3.0
+_MAX_SAID = 2**22
+TOKEN_FILE = "token.env"
+"""Where and with what workers join, as variables; for its owner's eyes alone."""
+
+
+def run_tool(words: Sequence[str]) -> str:
+    """Run a program of the user's for starting work elsewhere; return what it printed.
+
+    Raises:
+        UsageError: it is not installed.
+        WorkerError: it failed, or took too long; with what it said.
+    """
+    try:
+        ended = subprocess.run(words, capture_output=True, timeout=_TOOL_S, check=False, stdin=subprocess.DEVNULL)
+    except OSError as error:
+        raise UsageError(f"{words[0]}: cannot be started: {error.strerror}; install it, or give --dry-run") from None
+    except subprocess.TimeoutExpired:
+        raise WorkerError(f"`{shlex.join(words)}` took more than {_TOOL_S:.0f} s") from None
+    if ended.returncode != 0:
+        said = ended.stderr[-2000:].decode(errors="replace").strip()
+        raise WorkerError(f"`{shlex.join(words)}` ended with status {ended.returncode}: {said}")
+    return ended.stdout[:_MAX_SAID].decode(errors="replace")
+
+
+class BatchWorkers(StartedWorkers):
+    """Workers of jobs, one for each site."""
+
+    def __init__(self, wanted: WantedWorkers, way: LaunchWay, reporter: Reporter) -> None:
+        super().__init__(wanted, reporter)
+        self.way = way
+        self.folder = wanted.log_folder.parent.resolve() / "launch"
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def start(self, join: str, token: str) -> None:
+        """Write where to join, submit all jobs, and look after them; only write it, if that is wanted."""
+        self.wanted.log_folder.mkdir(parents=True, exist_ok=True)
+        told = f"SPANTRAIN_JOIN={join}\nSPANTRAIN_TOKEN={token}\n"
+        for folder in self.token_folders():
+            make_private_folder(folder)
+            write_atomically(folder / TOKEN_FILE, told, private=True)
+        if self.way.only_writes:
+            for site in self.wanted.by_site:
+                self.reporter.note(f"Wrote {self.written(site)}; start it with: {shlex.join(self.submit_words(site))}")
+            return
+        for site in self.wanted.by_site:
+            self.submit(site)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Take back all jobs; where to join is of no more use."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join(2 * _TOOL_S)
+        if self.way.only_writes:
+            return
+        deadline_s = time.monotonic() + _LEAVE_S
+        while time.monotonic() < deadline_s and any(self.is_under_way(site) for site in self.wanted.by_site):
+            time.sleep(_LEAVE_S / 10)
+        for site in self.wanted.by_site:
+            try:
+                self.take_back(site)
+            except (UsageError, WorkerError) as error:
+                self.reporter.note(f"{site}: {error}")
+        for folder in self.token_folders():
+            (folder / TOKEN_FILE).unlink(missing_ok=True)
+
+    def _watch(self) -> None:
+        while not self._stop.is_set():
+            for site in self.wanted.by_site:
+                with contextlib.suppress(WorkerError):  # asked again
+                    self.look(site)
+            self._stop.wait(_LOOK_S)
+
+    def note_site(self, site: str, how: str) -> None:
+        """Take it that all workers of a site have ended."""
+        for devices in self.wanted.by_site[site].values():
+            for device in devices:
+                self.note_end(device.name, how)
+
+    @abstractmethod
+    def token_folders(self) -> Sequence[Path]:
+        """Return where jobs look for the file with the token."""
+
+    @abstractmethod
+    def written(self, site: str) -> Path:
+        """Return what was written for a site."""
+
+    @abstractmethod
+    def submit_words(self, site: str) -> list[str]:
+        """Return the command that starts a site's job."""
+
+    @abstractmethod
+    def submit(self, site: str) -> None:
+        """Start a site's job.
+
+        Raises:
+            UsageError, WorkerError: as `run_tool`.
+        """
+
+    @abstractmethod
+    def look(self, site: str) -> None:
+        """Tell of what has become of a site's job.
+
+        Raises:
+            WorkerError: it cannot be asked.
+        """
+
+    def is_under_way(self, site: str) -> bool:
+        """Whether a site's job will end by itself soon: the coordinator has told its workers to leave."""
+        del site
+        return False
+
+    @abstractmethod
+    def take_back(self, site: str) -> None:
+        """End a site's job.
+
+        Raises:
+            UsageError, WorkerError: as `run_tool`.
+        """

@@ -1,0 +1,221 @@
+"""A JobSet for each site, which is a cluster of Kubernetes: a folder for `kubectl apply -k`, with nothing to fill in.
+
+As of https://jobset.sigs.k8s.io (jobset.x-k8s.io/v1alpha2). A worker is a pod on the node that its host is named after,
+in that node's own network, so that workers of other clusters reach it.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import yaml
+
+from spantrain.app.launch.batch import TOKEN_FILE, BatchWorkers, run_tool
+from spantrain.app.launch.way import LaunchWay, WantedWorkers
+from spantrain.app.reporter import Reporter
+from spantrain.config.files.text_files import write_atomically
+from spantrain.core.cluster import Device
+from spantrain.errors import ConfigError, WorkerError
+
+_CODE_FILE = "code.tar.gz"
+_MOST_CODE_BYTES = 900_000
+"""A ConfigMap holds 1 MiB."""
+_UNPACK = 'mkdir -p /tmp/code && tar -xzf "$0" -C /tmp/code && cd /tmp/code && export PYTHONPATH=/tmp/code && exec "$@"'
+_JOBSET = "jobset.sigs.k8s.io"
+_SHARED_MEMORY = "8Gi"
+
+
+@dataclass(frozen=True, kw_only=True)
+class KubernetesWay(LaunchWay):
+    """`kubectl apply -k` for each site; the names of hosts are those of nodes, and `--option` names the context."""
+
+    name: ClassVar[str] = "kubernetes"
+    patience_s: ClassVar[float] = 7 * 86_400.0
+
+    def prepare(self, wanted: WantedWorkers, reporter: Reporter) -> "KubernetesWorkers":
+        """Write a folder for each site."""
+        self.options.check_names(wanted.cluster)
+        code = self.options.code
+        if code is not None and len(code.packed) > _MOST_CODE_BYTES:
+            raise ConfigError(
+                f"--code {code.root}: packed it has {len(code.packed)} bytes, a ConfigMap holds {_MOST_CODE_BYTES}; "
+                "put it into the image instead"
+            )
+        jobs = KubernetesWorkers(wanted, self, reporter)
+        for site in wanted.by_site:
+            folder = jobs.written(site)
+            write_atomically(folder / "jobset.yaml", _yaml(self.job_set(wanted, jobs, site)))
+            write_atomically(folder / "kustomization.yaml", _yaml(self._kustomization(site)))
+            if code is not None:
+                write_atomically(folder / _CODE_FILE, code.packed)
+        return jobs
+
+    def job_set(self, wanted: WantedWorkers, jobs: "KubernetesWorkers", site: str) -> dict[str, Any]:
+        """Return the JobSet of a site: a job of one pod for each worker."""
+        return {
+            "apiVersion": "jobset.x-k8s.io/v1alpha2",
+            "kind": "JobSet",
+            "metadata": {"name": set_name(site), "labels": {"app.kubernetes.io/name": "spantrain"}},
+            "spec": {
+                "failurePolicy": {"maxRestarts": 0},
+                "replicatedJobs": [
+                    {
+                        "name": jobs.job_names[device.name],
+                        "replicas": 1,
+                        "template": {"spec": self._job(wanted, device)},
+                    }
+                    for devices in wanted.by_site[site].values()
+                    for device in devices
+                ],
+            },
+        }
+
+    def _job(self, wanted: WantedWorkers, device: Device) -> dict[str, Any]:
+        pod = {
+            "restartPolicy": "Never",
+            "automountServiceAccountToken": False,
+            "hostNetwork": True,
+            "dnsPolicy": "ClusterFirstWithHostNet",
+            "nodeSelector": {"kubernetes.io/hostname": device.host},
+            "terminationGracePeriodSeconds": 30,
+            "containers": [self._container(wanted, device)],
+            "volumes": list(self._volumes(wanted, device.site)),
+        }
+        return {"parallelism": 1, "completions": 1, "backoffLimit": 0, "template": {"spec": pod}}
+
+    def _container(self, wanted: WantedWorkers, device: Device) -> dict[str, Any]:
+        place = (device.host, device.site)
+        gpu = device.backend.startswith("cuda")
+        worker = self.options.worker_words(wanted, device, sees_one_gpu=True)
+        unpack = ["sh", "-c", _UNPACK, f"/spantrain/{_CODE_FILE}"] if self.options.code else []
+        own = self.options.environment_at(place)
+        return {
+            "name": "worker",
+            "image": self.options.image,
+            "command": [*unpack, self.options.python_at(place), *worker],
+            "env": [{"name": name, "value": value} for name, value in own.items()],
+            "envFrom": [{"secretRef": {"name": _token_name(device.site)}}],
+            "resources": {"limits": {"nvidia.com/gpu": 1}} if gpu else {},
+            "securityContext": {"allowPrivilegeEscalation": False},
+            "volumeMounts": [
+                {"name": volume["name"], "mountPath": path, **({} if path == "/dev/shm" else {"readOnly": True})}
+                for volume, path in zip(self._volumes(wanted, device.site), self._mounts(wanted), strict=True)
+            ],
+        }
+
+    def _volumes(self, wanted: WantedWorkers, site: str) -> Iterator[dict[str, Any]]:
+        yield {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": _SHARED_MEMORY}}
+        if self.options.code is not None:
+            yield {"name": "code", "configMap": {"name": _code_name(site)}}
+        for number, path in enumerate(wanted.data):
+            yield {"name": f"data-{number}", "hostPath": {"path": path, "type": _path_type(path)}}
+
+    def _mounts(self, wanted: WantedWorkers) -> Iterator[str]:
+        yield "/dev/shm"
+        if self.options.code is not None:
+            yield "/spantrain"
+        yield from wanted.data
+
+    def _kustomization(self, site: str) -> dict[str, Any]:
+        generated: dict[str, Any] = {"secretGenerator": [{"name": _token_name(site), "envs": [TOKEN_FILE]}]}
+        if self.options.code is not None:
+            generated["configMapGenerator"] = [{"name": _code_name(site), "files": [_CODE_FILE]}]
+        return {
+            "apiVersion": "kustomize.config.k8s.io/v1beta1",
+            "kind": "Kustomization",
+            "resources": ["jobset.yaml"],
+            "generatorOptions": {"disableNameSuffixHash": True},
+            **generated,
+        }
+
+
+class KubernetesWorkers(BatchWorkers):
+    """JobSets that were applied."""
+
+    def __init__(self, wanted: WantedWorkers, way: KubernetesWay, reporter: Reporter) -> None:
+        super().__init__(wanted, way, reporter)
+        # Names of jobs are labels of DNS and may be short; those of devices need be neither.
+        self.job_names = {device: f"w{number}" for number, device in enumerate(wanted.devices)}
+        self._applied: set[str] = set()
+        self._told: set[str] = set()
+
+    def token_folders(self) -> Sequence[Path]:
+        """Return the folder of each site: files outside of it are not read."""
+        return [self.written(site) for site in self.wanted.by_site]
+
+    def written(self, site: str) -> Path:
+        """Return a site's folder."""
+        return self.folder / site
+
+    def submit_words(self, site: str) -> list[str]:
+        """Return what applies it."""
+        return self._kubectl(site, "apply", "-k", str(self.written(site)))
+
+    def submit(self, site: str) -> None:
+        """Apply it."""
+        self._applied.add(site)
+        run_tool(self.submit_words(site))
+        self.reporter.note(f"Applied JobSet {set_name(site)} for {site}")
+
+    def look(self, site: str) -> None:
+        """Tell of workers whose job has failed."""
+        chosen = f"--selector={_JOBSET}/jobset-name={set_name(site)}"
+        answer = json.loads(run_tool(self._kubectl(site, "get", "jobs", chosen, "--output=json")))
+        failed = {
+            job["metadata"]["labels"][f"{_JOBSET}/replicatedjob-name"]
+            for job in answer["items"]
+            if job.get("status", {}).get("failed")
+        }
+        for device, name in self.job_names.items():
+            if name in failed and device not in self._told and self.wanted.cluster.device_by_name[device].site == site:
+                self._told.add(device)
+                self._fetch_log(site, device)
+                self.note_end(device, "its pod has failed")
+
+    def take_back(self, site: str) -> None:
+        """Fetch the logs, and delete all that was applied."""
+        if site not in self._applied:
+            return
+        for devices in self.wanted.by_site[site].values():
+            for device in devices:
+                try:
+                    self._fetch_log(site, device.name)
+                except WorkerError as error:
+                    self.reporter.note(f"{device.name}: no log: {error}")
+        run_tool(self._kubectl(site, "delete", "--ignore-not-found", "--wait=false", "-k", str(self.written(site))))
+
+    def _fetch_log(self, site: str, device: str) -> None:
+        said = run_tool(self._kubectl(site, "logs", f"job/{set_name(site)}-{self.job_names[device]}-0"))
+        self.log_of(device).write_text(said, encoding="utf-8")
+
+    def _kubectl(self, site: str, *words: str) -> list[str]:
+        return ["kubectl", *self.way.options.words_at((site,)), *words]
+
+
+def set_name(site: str) -> str:
+    """Return what a site's JobSet is called: a label of DNS.
+
+    >>> set_name("Lab_1.north")
+    'spantrain-lab-1-north'
+    """
+    return f"spantrain-{re.sub('[^a-z0-9]+', '-', site.lower()).strip('-')[:20]}"
+
+
+def _token_name(site: str) -> str:
+    return f"{set_name(site)}-token"
+
+
+def _code_name(site: str) -> str:
+    return f"{set_name(site)}-code"
+
+
+def _path_type(path: str) -> str:
+    """Return what a node refuses a pod for, where it has not got it: a file or a folder, as it is here."""
+    return "File" if Path(path).is_file() else "Directory" if Path(path).is_dir() else ""
+
+
+def _yaml(document: object) -> str:
+    return yaml.safe_dump(document, sort_keys=False, width=120)

@@ -1,0 +1,115 @@
+"""A SkyPilot task for each site, for `sky launch`: the join token is a secret of it.
+
+As of https://docs.skypilot.co/en/latest/reference/yaml-spec.html; a task's node of rank N is the site's Nth host.
+"""
+
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import yaml
+
+from spantrain.app.launch.batch import TOKEN_FILE, BatchWorkers
+from spantrain.app.launch.way import LaunchWay, WantedWorkers
+from spantrain.app.reporter import Reporter
+from spantrain.config.files.text_files import write_atomically
+from spantrain.core.cluster import Device
+from spantrain.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class SkypilotWay(LaunchWay):
+    """Tasks are written; whoever has a cloud's credentials starts them."""
+
+    name: ClassVar[str] = "skypilot"
+
+    def prepare(self, wanted: WantedWorkers, reporter: Reporter) -> "SkypilotTasks":
+        """Write a task for each site."""
+        self.options.check_names(wanted.cluster)
+        if self.options.code is not None and not self.options.code.root.is_dir():
+            raise ConfigError(f"--code {self.options.code.root}: SkyPilot copies folders; unpack the wheel into one")
+        tasks = SkypilotTasks(wanted, self, reporter)
+        for site in wanted.by_site:
+            write_atomically(tasks.written(site), yaml.safe_dump(self.task(wanted, site), sort_keys=False, width=120))
+        return tasks
+
+    def task(self, wanted: WantedWorkers, site: str) -> dict[str, Any]:
+        """Return a site's task.
+
+        Raises:
+            ConfigError: its hosts have unlike GPUs, which nodes of one task have not.
+        """
+        hosts = wanted.by_site[site]
+        kinds = {tuple(sorted(device.kind for device in devices)) for devices in hosts.values()}
+        if len(kinds) > 1:
+            raise ConfigError(
+                f"site {site}: its hosts are unlike, and nodes of a SkyPilot task are alike; make them two sites"
+            )
+        devices = next(iter(hosts.values()))
+        gpus = [device for device in devices if device.backend.startswith("cuda")]
+        code = self.options.code
+        return {
+            "name": f"spantrain-{site}",
+            "num_nodes": len(hosts),
+            "resources": {
+                **({"accelerators": {_accelerator(gpus[0].kind): len(gpus)}} if gpus else {}),
+                **({"image_id": f"docker:{self.options.image}"} if self.options.image else {}),
+            },
+            **({"workdir": str(code.root)} if code else {}),
+            "secrets": {"SPANTRAIN_JOIN": None, "SPANTRAIN_TOKEN": None},
+            "run": "\n".join(self._run(wanted, site)) + "\n",
+        }
+
+    def _run(self, wanted: WantedWorkers, site: str) -> Iterator[str]:
+        yield 'export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"'
+        yield 'case "$SKYPILOT_NODE_RANK" in'
+        for rank, (host, devices) in enumerate(wanted.by_site[site].items()):
+            yield f"{rank})"
+            yield from (f"  {self._line(wanted, host, device)} &" for device in devices)
+            yield "  ;;"
+        yield "esac"
+        yield "wait"
+
+    def _line(self, wanted: WantedWorkers, host: str, device: Device) -> str:
+        place = (host, device.site)
+        own = [f"{name}={value}" for name, value in self.options.environment_at(place).items()]
+        words = [self.options.python_at(place), *self.options.worker_words(wanted, device)]
+        return shlex.join([*(["env", *own] if own else []), *words])
+
+
+class SkypilotTasks(BatchWorkers):
+    """Tasks that were written."""
+
+    def token_folders(self) -> Sequence[Path]:
+        """Return the folder of the tasks."""
+        return [self.folder]
+
+    def written(self, site: str) -> Path:
+        """Return a site's task."""
+        return self.folder / f"{site}.sky.yaml"
+
+    def submit_words(self, site: str) -> list[str]:
+        """Return what starts it."""
+        words = ["sky", "launch", "--cluster", f"spantrain-{site}", "--detach-run"]
+        secret = ["--secret-file", str(self.folder / TOKEN_FILE)]
+        return [*words, *secret, *self.way.options.words_at((site,)), str(self.written(site))]
+
+    def submit(self, site: str) -> None:
+        """Nothing: they are only written."""
+
+    def look(self, site: str) -> None:
+        """Nothing."""
+
+    def take_back(self, site: str) -> None:
+        """Nothing."""
+
+
+def _accelerator(kind: str) -> str:
+    """Return what SkyPilot calls a kind of GPU.
+
+    >>> _accelerator("rtx-4090"), _accelerator("h100")
+    ('RTX4090', 'H100')
+    """
+    return kind.upper().replace("RTX-", "RTX")

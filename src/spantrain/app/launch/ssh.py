@@ -1,0 +1,214 @@
+"""Start workers on hosts that are reached by ssh, or on this machine; in containers, if there is an image."""
+
+import datetime
+import os
+import shlex
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar, TypeVar
+
+from spantrain.app.launch.way import LaunchWay, StartedWorkers, WantedWorkers
+from spantrain.app.reporter import Reporter
+from spantrain.core.cluster import Device
+from spantrain.core.names import few
+from spantrain.errors import ConfigError, PeerLostError
+from spantrain.reach.allocations import host_machines
+from spantrain.reach.kept import KeptMachine
+from spantrain.reach.machines import Machine, at_once
+
+T = TypeVar("T")
+_NEEDED = ("spantrain", "torch")
+_MAX_LOG_BYTES = 2**30
+_RESTART_S = 1.0
+"""Behind a worker's end: the coordinator has taken note of it then."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SshWay(LaunchWay):
+    """Each host by ssh, as the cluster file calls it; those that are this machine without."""
+
+    name: ClassVar[str] = "ssh"
+    restarts: int = 0
+    """How often a device's worker that has failed is started again."""
+
+    def prepare(self, wanted: WantedWorkers, reporter: Reporter) -> "SshWorkers":
+        """Reach all machines, copy code to those that have not got it, and look whether they have what is needed."""
+        self.options.check_names(wanted.cluster)
+        words = self.words_of(wanted)
+        reporter.phase(f"Reaching {len(wanted.by_host)} machines")
+        started = SshWorkers(wanted, self, words, reporter)
+        try:
+            started.reach()
+        except BaseException:
+            started.close()
+            raise
+        return started
+
+    def machine(self, host: str, wanted: WantedWorkers) -> Machine:
+        """Return a host of the cluster as it is reached."""
+        entry = wanted.cluster.host_by_name[host]
+        place = (host, entry.site)
+        (found,) = host_machines([entry], python="python3", options=self.options.words_at(place))
+        # In a container it is the container's own, if nothing is said.
+        return replace(found, python=self.options.python_at(place, "python3" if self.options.image else found.python))
+
+    def within(self, wanted: WantedWorkers) -> list[str]:
+        """Return the words that run a command in a container; none without an image.
+
+        It has the host's network and accelerators, data where the host has them, and the cache that code is kept in.
+        """
+        if self.options.image is None:
+            return []
+        words = ["docker", "run", "--rm", "--interactive", "--init", "--network=host", "--ipc=host"]
+        if any(wanted.cluster.device_by_name[device].backend.startswith("cuda") for device in wanted.devices):
+            words += ["--gpus=all"]
+        for path in wanted.data:
+            words += ["--mount", f"type=bind,readonly,source={path},target={path}"]
+        return [
+            *words,
+            "--mount",
+            "type=volume,source=spantrain-code,target=/root/.cache/spantrain",
+            self.options.image,
+        ]
+
+
+class SshWorkers(StartedWorkers):
+    """Machines that were reached, and the workers on them."""
+
+    def __init__(self, wanted: WantedWorkers, way: SshWay, words: dict[str, list[str]], reporter: Reporter) -> None:
+        super().__init__(wanted, reporter)
+        self._way = way
+        self._words = words
+        self._machines: dict[str, KeptMachine] = {}
+        self._logs = _Logs(self.log_of)
+        self._told: dict[str, str] = {}
+        self._starts: Counter[str] = Counter()
+
+    def reach(self) -> None:
+        """Reach all machines at once, and have code there.
+
+        Raises:
+            PeerLostError: some cannot be reached.
+            ConfigError: some lack something that workers need.
+        """
+        within = self._way.within(self.wanted)
+        for host in self.wanted.by_host:
+            self._machines[host] = KeptMachine(
+                self._way.machine(host, self.wanted), within=within, heard=self._logs.write, ended=self._heard_end
+            )
+        code = self._way.options.code
+        if code is not None:
+            sent = self._on_all(lambda _host, machine: machine.place(code))
+            hosts = [host for host, was in sent.items() if was]
+            where = f"copied to {few(hosts)}" if hosts else "is on all machines already"
+            self.reporter.note(f"Code {code.root} ({len(code.packed) / 1e6:.1f} MB, {code.digest[:12]}): {where}")
+        looks = self._on_all(self._look)
+        problems = [_lacking(self._machines[host].machine, lacks) for host, (lacks, _) in looks.items() if lacks]
+        missing: dict[str, list[str]] = {}
+        for host, (_, paths) in looks.items():
+            for path in paths:
+                missing.setdefault(path, []).append(host)
+        problems += [
+            f"data {path} is not on {', '.join(hosts)}; copy it there: code is copied, data are not"
+            for path, hosts in missing.items()
+        ]
+        if problems:
+            raise ConfigError(
+                "; ".join(problems) if len(problems) == 1 else "\n  ".join(["machines lack what is needed:", *problems])
+            )
+
+    def _look(self, host: str, machine: KeptMachine) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        own = self._way.options.environment_at((host, self.wanted.cluster.host_by_name[host].site))
+        return machine.look(_NEEDED, self.wanted.data, python_path=own.get("PYTHONPATH", ""))
+
+    def start(self, join: str, token: str) -> None:
+        """Start all workers; each says itself that it joins."""
+        self._told = {"SPANTRAIN_JOIN": join, "SPANTRAIN_TOKEN": token, "PYTHONUNBUFFERED": "1"}
+
+        def on_host(host: str, machine: KeptMachine) -> None:
+            for device in self.wanted.by_host[host]:
+                self._start(device, machine)
+
+        self.wanted.log_folder.mkdir(parents=True, exist_ok=True)
+        self._on_all(on_host)
+
+    def close(self) -> None:
+        """End all workers, and what keeps them on their machines."""
+        self._on_all(lambda _host, machine: machine.close())
+        self._logs.close()
+
+    def _on_all(self, work: Callable[[str, KeptMachine], T]) -> dict[str, T]:
+        """Do something on all machines at once; raise what was raised for the first of them."""
+        done = at_once(lambda entry: work(*entry), list(self._machines.items()), threading.Event())
+        return dict(zip(self._machines, done, strict=True))
+
+    def _start(self, device: Device, machine: KeptMachine) -> None:
+        words, own = self._words[device.name], self._way.options.environment_at((device.host, device.site))
+        self._logs.write(device.name, f"{_now()} on {machine.machine}: {machine.machine.python} {shlex.join(words)}")
+        machine.start(device.name, words, {**own, **self._told})
+
+    def _heard_end(self, device: str, how: str) -> None:
+        last = self._logs.last_line(device)
+        self._logs.write(device, f"{_now()} {how}")
+        self.note_end(device, f"{how} ({last})" if "status" in how else how)
+        self._starts[device] += 1
+        if self._starts[device] <= self._way.restarts and not how.endswith("status 0"):
+            # In a thread of its own: this one is to hear the machine's answer.
+            again = threading.Timer(_RESTART_S, self._start_again, (self.wanted.cluster.device_by_name[device],))
+            again.daemon = True
+            again.start()
+
+    def _start_again(self, device: Device) -> None:
+        with suppress(PeerLostError):  # its machine has gone, too: that is told of all its workers
+            if not self._closing:
+                self._start(device, self._machines[device.host])
+
+
+def _now() -> str:
+    return datetime.datetime.now().isoformat(sep=" ", timespec="seconds")
+
+
+def _lacking(machine: Machine, modules: Sequence[str]) -> str:
+    return (
+        f"{machine}: {machine.python} cannot import {' and '.join(modules)}; install it there (pip install spantrain), "
+        f"or name the interpreter that has it: --python {machine.name}=PATH"
+    )
+
+
+class _Logs:
+    """Files of this machine that lines of workers come to."""
+
+    def __init__(self, path_of: Callable[[str], Path]) -> None:
+        self._path_of = path_of
+        self._stack = ExitStack()
+        self._files: dict[str, int] = {}
+        self._bytes: dict[str, int] = {}
+        self._last: dict[str, str] = {}
+        self._lock = threading.Lock()
+
+    def write(self, device: str, line: str) -> None:
+        """Write a line; what is more than a log may have is left, and a full disk here ends no worker there."""
+        with self._lock, suppress(OSError):
+            shown = "".join(one for one in line if one.isprintable()).strip()[:300]
+            self._last[device] = shown or self._last.get(device, "")
+            if device not in self._files:
+                self._files[device] = os.open(self._path_of(device), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+                self._stack.callback(os.close, self._files[device])
+            data = line.encode(errors="replace") + b"\n"
+            self._bytes[device] = self._bytes.get(device, 0) + len(data)
+            if self._bytes[device] <= _MAX_LOG_BYTES:
+                os.write(self._files[device], data)
+
+    def last_line(self, device: str) -> str:
+        """Return the last line that is not empty, without what could steer a terminal."""
+        return self._last.get(device, "")
+
+    def close(self) -> None:
+        """Close all files."""
+        with self._lock:
+            self._stack.close()
+            self._files.clear()

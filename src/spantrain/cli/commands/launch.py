@@ -1,0 +1,181 @@
+"""`spantrain launch`: another command of SpanTrain, with its workers started on the machines that it needs."""
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from spantrain.cli.options import given_options, with_options
+from spantrain.core.names import is_name
+from spantrain.errors import ConfigError
+
+if TYPE_CHECKING:
+    from spantrain.app.launch.way import LaunchOptions, LaunchWay
+
+_COMMANDS = ("train", "profile")
+_WAYS = ("ssh", "docker", "slurm", "kubernetes", "ray", "skypilot")
+_PORT = 7000
+"""Where workers join that are started before, or without, the coordinator: it must be known to them."""
+_ANYWHERE = "192.0.2.1:9"
+"""An address that no machine has (RFC 5737), behind the way to all others."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchArguments:
+    """The options of `spantrain launch`."""
+
+    command: Annotated[
+        list[str],
+        typer.Argument(metavar="-- COMMAND...", help="train or profile, as without `launch`, with its options."),
+    ]
+    ssh: Annotated[bool, typer.Option("--ssh", help="Reach each host of the cluster by ssh.")] = False
+    docker: Annotated[bool, typer.Option("--docker", help="As --ssh, in a container of --image on each host.")] = False
+    slurm: Annotated[bool, typer.Option("--slurm", help="Submit a job for each site; hosts are its nodes.")] = False
+    kubernetes: Annotated[
+        bool, typer.Option("--kubernetes", help="A JobSet for each site, of pods with --image; hosts are its nodes.")
+    ] = False
+    ray: Annotated[
+        bool, typer.Option("--ray", help="An actor for each worker, on the Ray cluster that RAY_ADDRESS names.")
+    ] = False
+    skypilot: Annotated[
+        bool, typer.Option("--skypilot", help="Write a task for each site; `sky launch` starts it.")
+    ] = False
+    code: Annotated[
+        Path | None, typer.Option(help="Folder or wheel of yours that workers import from; copied once, by its hash.")
+    ] = None
+    python: Annotated[
+        list[str] | None, typer.Option(help="[HOST=]PATH of the interpreter that has SpanTrain; repeatable.")
+    ] = None
+    env: Annotated[
+        list[str] | None, typer.Option(help="[HOST:]NAME=VALUE in the environment of workers; repeatable.")
+    ] = None
+    option: Annotated[
+        list[str] | None,
+        typer.Option(help="[HOST or SITE=]WORD for ssh, sbatch, kubectl, e.g. lab=--partition=gpu; repeatable."),
+    ] = None
+    image: Annotated[str | None, typer.Option(help="Of a container that has SpanTrain.")] = None
+    restarts: Annotated[
+        int, typer.Option(help="How often a worker that fails is started again, with --ssh, --docker or --ray.", min=0)
+    ] = 0
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Write what would be submitted into the run's folder, and no more.")
+    ] = False
+
+
+@with_options(LaunchArguments)
+def launch(asked: LaunchArguments, context: typer.Context) -> None:
+    """Start the workers of a command on all machines, with your code, and take them down at its end."""
+    from spantrain.app.launch.way import OnlyWrittenError
+
+    words = asked.command[1:] if asked.command[0] == "spantrain" else list(asked.command)
+    if not words or words[0] not in _COMMANDS:
+        raise ConfigError(f"launch: give `-- train ...` or `-- profile ...` behind its options, got {words[:1]}")
+    way = _way(asked, _own_words(asked, given_options(context)))
+    if way.only_writes and (words[0] != "train" or "--overwrite" in words):
+        raise ConfigError("--dry-run: goes with `train`, and without --overwrite: what is written is of one new run")
+    if not any(word.partition("=")[0] == "--listen" for word in words):
+        words += ["--listen", f"{_own_address()}:{0 if asked.ssh or asked.docker or asked.ray else _PORT}"]
+    try:
+        context.find_root().command.main(words, prog_name="spantrain", obj=way)
+    except OnlyWrittenError:
+        typer.echo(f"Then start the coordinator that the workers join: {shlex.join(['spantrain', *words])}")
+
+
+def _way(asked: LaunchArguments, command: tuple[str, ...]) -> "LaunchWay":
+    """Return how workers are started.
+
+    Raises:
+        ConfigError: options do not go together.
+    """
+    from spantrain.app.launch.kubernetes import KubernetesWay
+    from spantrain.app.launch.ray import RayWay
+    from spantrain.app.launch.skypilot import SkypilotWay
+    from spantrain.app.launch.slurm import SlurmWay
+    from spantrain.app.launch.ssh import SshWay
+
+    chosen = [name for name in _WAYS if getattr(asked, name)]
+    if len(chosen) != 1:
+        raise ConfigError(f"launch: give one of {', '.join(f'--{name}' for name in _WAYS)}; {len(chosen)} are given")
+    (name,) = chosen
+    if asked.image is None and name in ("docker", "kubernetes"):
+        raise ConfigError(f"--{name}: give --image IMAGE, a container that has SpanTrain")
+    if asked.image is not None and name in ("ssh", "slurm", "ray"):
+        raise ConfigError(f"--image: --{name} uses no container; leave it out, or give --docker or --kubernetes")
+    if asked.restarts and name not in ("ssh", "docker", "ray"):
+        raise ConfigError(f"--restarts: goes with --ssh, --docker and --ray, not with --{name}")
+    if asked.dry_run and name in ("ssh", "docker", "ray"):
+        raise ConfigError(f"--dry-run: --{name} writes no files; leave it out")
+    options = _options(asked)
+    match name:
+        case "slurm":
+            return SlurmWay(options=options, command=command, only_writes=asked.dry_run)
+        case "kubernetes":
+            return KubernetesWay(options=options, command=command, only_writes=asked.dry_run)
+        case "ray":
+            return RayWay(options=options, command=command, restarts=asked.restarts)
+        case "skypilot":
+            return SkypilotWay(options=options, command=command, only_writes=True)
+    return SshWay(options=options, command=command, restarts=asked.restarts)
+
+
+def _options(asked: LaunchArguments) -> "LaunchOptions":
+    from spantrain.app.launch.way import LaunchOptions
+    from spantrain.reach.code import PackedCode
+
+    environment: dict[str, dict[str, str]] = {}
+    for text in asked.env or ():
+        left, given, value = text.partition("=")
+        place, _, variable = left.rpartition(":")
+        if not given or not variable.isidentifier():
+            raise ConfigError(f"--env {text}: write NAME=VALUE, or HOST:NAME=VALUE")
+        environment.setdefault(place, {})[variable] = value
+    words: dict[str, tuple[str, ...]] = {}
+    for place, text in map(_placed, asked.option or ()):
+        try:
+            words[place] = (*words.get(place, ()), *shlex.split(text))
+        except ValueError as error:
+            raise ConfigError(f"--option {text}: {error}") from None
+    return LaunchOptions(
+        code=PackedCode.of(asked.code) if asked.code else None,
+        python=dict(map(_placed, asked.python or ())),
+        environment=environment,
+        words=words,
+        image=asked.image,
+    )
+
+
+def _placed(text: str) -> tuple[str, str]:
+    """Return the host or site that something is said of, and what is said.
+
+    >>> _placed("lab=--partition=gpu"), _placed("--partition=gpu")
+    (('lab', '--partition=gpu'), ('', '--partition=gpu'))
+    """
+    place, given, value = text.partition("=")
+    return (place, value) if given and is_name(place) else ("", text)
+
+
+def _own_words(asked: LaunchArguments, given: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the words of `spantrain launch` itself, as they were given."""
+    words = ["spantrain", "launch"]
+    for name, option in given.items():
+        value = getattr(asked, name)
+        for one in () if name == "command" else value if isinstance(value, list) else [value]:
+            words += [option] if one is True else [option, str(one)]
+    return tuple(words)
+
+
+def _own_address() -> str:
+    """Return this machine's address on the way to all others.
+
+    Raises:
+        ConfigError: there is no such way.
+    """
+    from spantrain.app.worker import address_towards
+
+    try:
+        return address_towards(_ANYWHERE)
+    except ConfigError:
+        raise ConfigError("this machine has no way to others; say where workers reach it: --listen HOST:PORT") from None

@@ -1,0 +1,114 @@
+"""`spantrain launch --ssh`: a real run on hosts that are reached by ssh, and what is left of it."""
+
+import contextlib
+import re
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from spantrain.app.training.recovery.journal import credentials_in
+from spantrain.cli.main import main
+from spantrain.config.cluster_file import parse_cluster
+from spantrain.core.span import Span
+from spantrain.transport.control.credentials import Credentials
+from testing.machines import interpreter, ssh_config, tool
+from testing.patience import PATIENCE_S
+from testing.programs import nothing_is_left, programs, written
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+CLUSTER = """
+name: by-ssh
+kinds:
+  test-kind:
+    {peak_fp16: 1 TFLOP/s, peak_fp32: 1 TFLOP/s, memory: 16 GiB, memory_bandwidth: 100 GB/s, power: 10 W, source: test}
+sites:
+  - name: lab
+    network: {bandwidth: 1 Gbit/s, latency: 0.1 ms}
+    hosts:
+      - {name: s0r0, backend: cpu, devices: {test-kind: 1}}
+      - {name: s1r0, ssh: other-name, backend: cpu, devices: {test-kind: 1}}
+      - {name: s1r1, address: 127.0.0.1, backend: cpu, devices: {test-kind: 1}}
+"""
+
+
+@pytest.fixture
+def start(tmp_path_factory) -> Iterator[object]:
+    with programs(tmp_path_factory.mktemp) as run:
+        yield run
+
+
+@pytest.fixture
+def plan_path(tmp_path, make_plan, spec_of, law_profile) -> Path:
+    """Two stages, of which the second has two replicas."""
+    plan = make_plan(spec_of("gpt2"), [0, 2, 5], [[1], [1, 1]], [[Span(0, 2), Span(2, 4)]] * 2, "critical-path")
+    plan = replace(plan, cluster=parse_cluster(CLUSTER, source="this test"))
+    return written(plan, law_profile, tmp_path)
+
+
+def test_a_dry_run_writes_what_joins_the_run_that_follows(plan_path, tmp_path, capfd):
+    """The token that was written is that of the coordinator which is started later in the same folder."""
+    out = tmp_path / "run"
+    words = ("--slurm", "--dry-run", "--", "train", plan_path, "--out", out, "--listen", "127.0.0.1:7000")
+    with pytest.raises(SystemExit) as ended:
+        main(["launch", *map(str, words)])
+    assert ended.value.code == 0
+    said = capfd.readouterr()
+    assert said.out.endswith(f"spantrain train {plan_path} --out {out} --listen 127.0.0.1:7000\n")
+    assert f"start it with: sbatch --parsable {out}/launch/lab.sbatch" in said.err
+    token = Credentials.kept_in(credentials_in(out)).token.text
+    assert (out / "launch" / "token.env").read_text() == f"SPANTRAIN_JOIN=127.0.0.1:7000\nSPANTRAIN_TOKEN={token}\n"
+
+
+def until(holds: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < deadline_s, "it never came true"
+        time.sleep(0.01)
+
+
+def workers(cache: Path) -> dict[str, psutil.Process]:
+    """Processes that run in code of this cache, by device."""
+    found = {}
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, ValueError):
+            if process.cwd().startswith(str(cache)) and process.status() != psutil.STATUS_ZOMBIE:
+                words = process.cmdline()
+                found[words[words.index("--name") + 1]] = process
+    return found
+
+
+def test_workers_run_where_ssh_leads_and_all_is_taken_down(start, plan_path, tmp_path, plain_processes):
+    """One dies, is named with its log and started again, the run goes on; Ctrl-C ends everything on all machines."""
+    cache, out, code = tmp_path / "cache", tmp_path / "run", tmp_path / "code"
+    code.mkdir()
+    (code / "own.py").write_text("x = 1\n")
+    config = ssh_config(tmp_path, {"s0r0": [], "other-name": []})
+    python = tool(tmp_path, "python", f'XDG_CACHE_HOME={cache} exec {interpreter(tmp_path)} "$@"')
+    program = start(
+        "launch", "--ssh", "--option", f"-F {config}", "--python", python, "--code", code,
+        "--env", "GLOO_SOCKET_IFNAME=lo", "--restarts", "1", "--",
+        "train", plan_path, "--steps", "1000000", "--out", out, "--listen", "127.0.0.1:0",
+    )  # fmt: skip
+    program.wait_to_hear("step 1/")
+    found = workers(cache)
+    assert found.keys() == {"s0r0", "s1r0", "s1r1"}
+    found["s1r0"].kill()
+    program.wait_to_hear(f"Device s1r0: its worker was killed by signal 9; its log: {out}/logs/s1r0.log")
+    log = out / "logs" / "s1r0.log"
+    until(lambda: log.read_text().count(" spantrain worker --name s1r0 ") == 2)  # started again
+    program.process.send_signal(signal.SIGINT)
+    code_of_end, said = program.end()
+    assert code_of_end == 130, said
+    assert str(out / "logs" / "s1r0.log") in said
+    assert {path.name for path in (out / "logs").iterdir()} == {"s0r0.log", "s1r0.log", "s1r1.log"}
+    assert " spantrain worker --name s0r0 " in (out / "logs" / "s0r0.log").read_text()
+    assert re.search(r"go on with: spantrain launch --ssh .* -- train --resume", said)
+    assert workers(cache) == {}
+    nothing_is_left(program)
+    psutil.wait_procs(list(found.values()), PATIENCE_S)
