@@ -14,10 +14,10 @@ from typer.testing import CliRunner
 from spantrain.app.faults import Fault, FaultInjector, FaultKind, read_faults, wish_fault
 from spantrain.app.reporter import SilentReporter
 from spantrain.app.session import Session, SessionOptions, open_session
-from spantrain.app.training.recovery.wishes import FAULTS, wishes_heard
 from spantrain.app.training.requests import RunOptions, TrainRequest
 from spantrain.app.training.stop import StopRequest
 from spantrain.app.training.train import train
+from spantrain.app.wishes import FAULTS, wishes_heard
 from spantrain.cli.commands.faults import app
 from spantrain.core.job import TrainJob
 from spantrain.core.span import Span

@@ -13,7 +13,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from spantrain.app.session import Session
-from spantrain.app.training.recovery.wishes import FAULTS, answer, answered, taken, wish, wishes_heard
+from spantrain.app.wishes import FAULTS, answer, answered, taken, wish, wishes_heard
 from spantrain.config.files.json_codec import from_json, to_json
 from spantrain.config.files.parsing import parse_json
 from spantrain.config.files.text_files import read_text

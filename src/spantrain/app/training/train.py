@@ -29,13 +29,13 @@ from spantrain.app.training.recovery.carry_on import Leg, Loss, about_pause, leg
 from spantrain.app.training.recovery.joining import Membership
 from spantrain.app.training.recovery.journal import BegunLeg, Journal, first_leg, with_what_is_held
 from spantrain.app.training.recovery.prepared import PreparedChanges
-from spantrain.app.training.recovery.wishes import wishes_heard
 from spantrain.app.training.requests import TrainRequest
 from spantrain.app.training.resume import Resume, newest
 from spantrain.app.training.run_folder import TRACE_FILE, RunContent, RunRecord, measured, write_run
 from spantrain.app.training.stop import StopRequest
 from spantrain.app.training.traced_run import RunNetwork
 from spantrain.app.watching.run_watch import RunWatch
+from spantrain.app.wishes import wishes_heard
 from spantrain.core.checkpoint import SampleLedger
 from spantrain.core.plan import PlanReport
 from spantrain.core.trace import Trace
