@@ -272,7 +272,10 @@ def _memory_table(outcomes: "list[ScheduleOutcome]") -> "Table":
 
 def _remarks(outcomes: "list[ScheduleOutcome]") -> list[str]:
     """Return what one must know to read the figures."""
-    lines = ["Money is by the list prices in cost/prices.yaml; energy by the kinds' power figures (docs/simulator.md)."]
+    lines = [
+        "Money is by the sites' prices, else by list prices (docs/prices.md); energy by the kinds' power figures "
+        "(docs/simulator.md)."
+    ]
     for device in sorted({device for outcome in outcomes for device in outcome.over_limit}):
         over = (outcome for outcome in outcomes if device in outcome.over_limit)
         worst = max(over, key=lambda entry: entry.peak_bytes[device])

@@ -1,0 +1,5 @@
+"""What to rent: offers in, machines with a plan, hours and dollars out.
+
+`candidates` says what machines there could be, `search` plans for the promising ones, `preemption` what spot machines
+lose, `choice` which is taken and what is shown, `picture` draws time against money.
+"""
