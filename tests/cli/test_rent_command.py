@@ -39,7 +39,12 @@ def test_what_to_rent_is_shown_and_written_so_that_plan_understands_it(spantrain
     again = spantrain("plan", "--cluster", cluster, *MODEL, "--objective", "cost", "--json")
     assert again.code == 0, again.err
     assert json.loads(again.out)["strategies"]["auto"]["money_per_step"] > 0
-    assert spantrain("simulate", out, "--json").code == 0
+    (tmp_path / "free.yaml").write_text("rented: {a100: 0, t4: 0}")
+    for words in ((), ("--prices", tmp_path / "free.yaml")):
+        ended = spantrain("simulate", out, *words, "--json")
+        assert ended.code == 0, ended.err
+        (figures,) = json.loads(ended.out)["schedules"].values()
+        assert figures["money_per_step"] > 0  # a site's own price goes before any file's
 
 
 def test_json_has_the_choice_one_node_and_the_frontier(spantrain, offers):

@@ -111,7 +111,7 @@ def test_a_cluster_file_has_regions_prices_egress_quotas_and_what_is_inside_host
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
-        ("quotas: {t4: 3}", "quotas: {t4: 5}", "quotas.t4: 5 are more than the site has (4)"),
+        ("quotas: {t4: 3}", "quotas: {t4: 5}", "quotas: 5 t4 are more than the site has (4)"),
         ("p4: 0.5}", "p5: 0.5}", "prices.p5: unknown device kind 'p5'"),
         (
             "{spot: 0.2, p",

@@ -3,9 +3,9 @@
 `links` between sites are symmetric or directed, with a default for all other pairs.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from importlib import resources
 from itertools import permutations
 from pathlib import Path
@@ -226,7 +226,7 @@ def _read_sites(section: Field, kinds: Mapping[str, DeviceKind], draft: _Draft) 
                     region=(row["region"].text() or "") if "region" in row else "",
                     prices=_of_kinds(row.get("prices"), kinds, read_kind_price),
                     egress=read_egress(row["egress"]) if "egress" in row else None,
-                    quotas=_of_kinds(row.get("quotas"), kinds, partial(_read_quota, site=name, draft=draft)),
+                    quotas=_read_quotas(row.get("quotas"), name, kinds, draft),
                 )
             )
 
@@ -241,12 +241,15 @@ def _of_kinds(at: Field | None, kinds: Mapping[str, DeviceKind], read: Callable[
     return found
 
 
-def _read_quota(at: Field, *, site: str, draft: "_Draft") -> int:
-    kind, count = at.path.rpartition(".")[2], at.count(most=MAX_DEVICES)
-    have = sum(device.site == site and device.kind == kind for device in draft.devices)
-    if count > have:
-        at.problem(f"{count} are more than the site has ({have}); give a smaller number, or leave the quota out")
-    return count
+def _read_quotas(at: Field | None, site: str, kinds: Mapping[str, DeviceKind], draft: _Draft) -> dict[str, int]:
+    found = _of_kinds(at, kinds, lambda value: value.count(most=MAX_DEVICES))
+    have = Counter(device.kind for device in draft.devices if device.site == site)
+    for kind, count in found.items():
+        if at is not None and kind in kinds and count > have[kind]:
+            at.problem(
+                f"{count} {kind} are more than the site has ({have[kind]}); give a smaller number, or leave it out"
+            )
+    return found
 
 
 def _read_line(at: Field | None, key: str, *, alone: bool) -> float | None:

@@ -1,7 +1,7 @@
 """`spantrain plan`: decide what runs where, on a profile or on a cluster that nobody measured."""
 
 import re
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,12 +18,12 @@ from spantrain.cli.options import (
     check_dtype,
     chosen_cluster,
     planned_state,
+    priced,
     print_json,
     with_options,
 )
 from spantrain.config.files.json_codec import to_json
 from spantrain.config.files.text_files import check_can_write
-from spantrain.config.prices import read_prices, with_prices
 from spantrain.errors import ConfigError, PlanError, UsageError
 from spantrain.formats.registry import WireFormat
 from spantrain.planner.request import Constraints, JobSpec, Objective, Quota, Restriction
@@ -168,13 +168,7 @@ class PlanArguments(RentOptions, ModelOptions):
                 )
         from spantrain.config.artefacts import read_profile
 
-        return self._priced(read_profile(self.profile_path))
-
-    def _priced(self, profile: "Profile") -> "Profile":
-        """Return the profile with the prices of --prices."""
-        if self.prices is None:
-            return profile
-        return replace(profile, cluster=with_prices(profile.cluster, read_prices(self.prices).table))
+        return priced(read_profile(self.profile_path), self.prices)
 
     def _described(self) -> "Profile":
         if self.preset is None and self.cluster is None:
@@ -187,7 +181,7 @@ class PlanArguments(RentOptions, ModelOptions):
 
         spec = self.chosen_model(self.model)
         cluster = chosen_cluster(self.preset, self.cluster)
-        return self._priced(described_profile(cluster, spec, dtype=self.dtype or "float32"))
+        return priced(described_profile(cluster, spec, dtype=self.dtype or "float32"), self.prices)
 
 
 @with_options(PlanArguments)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from spantrain.cli.options import check_dtype, given_options, positive, print_json
+from spantrain.cli.options import PricesFile, check_dtype, given_options, positive, print_json
 from spantrain.config.files.text_files import check_can_write, write_atomically
 from spantrain.config.prices import PriceFile, read_prices, shipped_prices
 from spantrain.core.quantities import parse_seconds
@@ -32,9 +32,7 @@ _GO_WITH = frozenset({
 class RentOptions:
     """What is asked of offers."""
 
-    prices: Annotated[
-        Path | None, typer.Option(help="A file of prices in the place of the shipped ones (docs/prices.md).")
-    ] = None
+    prices: PricesFile = None
     offers: Annotated[
         str | None, typer.Option(help="What to rent? `today` (the shipped list), or a file of offers; with --model.")
     ] = None
@@ -106,6 +104,7 @@ def rent_command(asked: "PlanArguments") -> None:
             model=model, job=job, prices=prices, goal=goal, dtype=dtype, constraints=options.constraints,
             progress=reporter.progress,
         )  # fmt: skip
+        reporter.phase(f"Planning for what is on offer ({asked.offers}): up to a minute")
         outcome = rent(request)
         reporter.phase(f"Planning in full for {outcome.chosen.candidate.what}")
     profile = described_profile(parse_cluster(outcome.cluster_text, source="offers"), model, dtype=dtype)

@@ -10,6 +10,7 @@ from spantrain.core.profile import Profile
 from spantrain.errors import InfeasiblePlanError, PlanError, ScheduleError
 from spantrain.planner.assembly.recompute import proposals_of, recomputing_all
 from spantrain.planner.assembly.tuning import check_sequence, slicing
+from spantrain.planner.engine.cheaper import with_cheaper
 from spantrain.planner.engine.evaluate import Evaluator, check_kinds, check_prices
 from spantrain.planner.engine.outcome import PlanOptions, PlanOutcome, StrategyFigures, only_to_compare
 from spantrain.planner.engine.outer import LocalPlans, join_groups, local_plans, pair_rates, slow_boundaries
@@ -112,6 +113,8 @@ class _Planning:
         started_s = time.perf_counter()
         try:
             propose = strategies()[name].propose
+            if name == DEFAULT_STRATEGY:
+                propose = with_cheaper(propose)
             if self._options.constraints.sequence_parallel:
                 propose = slicing(propose)
             if self._options.constraints.recompute_all:
