@@ -199,12 +199,33 @@ def test_quotas_and_what_is_left_out_are_kept():
         rent(asked(constraints=Constraints(leave_out=("fast", "cheap", "spare"))))
 
 
+BOARDS = """
+egress: {lab: 0.1, home: 0.3}
+lines: {zone: {bandwidth: 1 Gbit/s, latency: 1 ms}, region: {bandwidth: 1 Gbit/s, latency: 1 ms},
+  internet: {bandwidth: 1 Gbit/s, latency: 1 ms}}
+offers:
+  - {provider: lab, region: a, kind: jetson-nano, per_host: 1, most: 1, on_demand: 0.1, network: 1 Gbit/s}
+  - {provider: home, region: b, kind: jetson-nano, per_host: 1, most: 1, on_demand: 0.1, network: 1 Gbit/s}
+"""
+
+
+def test_two_places_hold_what_neither_holds_alone_and_pay_for_their_traffic():
+    found = rent(replace(asked(BOARDS), model=resolve_model("gpt2-medium"), job=JobSpec(global_batch=8)))
+    assert {part.offer.place for part in found.chosen.candidate.parts} == {"lab-a", "home-b"}
+    assert found.one_node is None
+    assert found.reasons()[0] == "No single machine on offer can hold the model."
+    assert found.chosen.egress_usd > 0
+    cluster = parse_cluster(found.cluster_text, source="rented")
+    sent = Evaluator(described_profile(cluster, resolve_model("gpt2-medium")), JobSpec(global_batch=8))
+    sizes = {name: load.size_bytes for name, load in sent.link_loads(found.chosen.plan).items()}
+    per_step = (0.1 * sizes["lab-a->home-b"] + 0.3 * sizes["home-b->lab-a"]) / 1e9
+    assert found.chosen.egress_usd == pytest.approx(per_step * found.goal.samples / 8)
+
+
 def test_a_model_that_nothing_holds_is_refused_with_its_bytes():
-    large = replace(asked(), model=resolve_model("gpt2-medium"))
-    tiny = OFFERS.replace("kind: h100", "kind: jetson-nano").replace("kind: t4", "kind: jetson-nano")
-    tiny = tiny.replace("kind: p100", "kind: jetson-nano").replace("per_host: 4, most: 8", "per_host: 1, most: 1")
-    with pytest.raises(InfeasiblePlanError, match=r"nothing on offer can train gpt2-medium: its state takes .* GiB"):
-        rent(replace(large, prices=prices(tiny.replace("most: 4", "most: 1"))))
+    large = replace(asked(BOARDS), model=resolve_model("gpt2-large"))
+    with pytest.raises(InfeasiblePlanError, match=r"nothing on offer can train gpt2-large: its state takes .* GiB"):
+        rent(large)
 
 
 def test_the_picture_is_svg_and_png(cheapest, tmp_path):

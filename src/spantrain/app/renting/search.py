@@ -30,6 +30,8 @@ from spantrain.planner.strategies.registry import DEFAULT_STRATEGY, strategies
 
 _EFFORT = 36.0
 """What may be planned for, in plans of few devices; see `_effort`."""
+_ONE_BY_ONE = 32
+"""Devices up to which `auto` looks at each of them, or at each host."""
 _PAIRED = 5
 """Choices of the frontier that are tried together with each other."""
 _MOST_LOST = 0.8
@@ -84,31 +86,33 @@ class _Search:
             for offer in request.prices.table.offers
             if not {offer.place, offer.provider, offer.kind} & out
         )
-        self._singles = list(single_offers(list(offers), self._quotas))
-        if not self._singles:
+        self._all = list(single_offers(list(offers), self._quotas))
+        if not self._all:
             raise PlanError(
                 "nothing is on offer: the file has no offers, or --leave-out and --quota leave none of them"
             )
         self._constraints = replace(request.constraints, leave_out=(), quotas=())
         self._graph: UnitGraph | None = None
-        first = self._described(self._singles[0])
+        first = self._described(self._all[0])
         self._graph = first.graph
         self._bounds = LeastCosts(first.graph, request.dtype, request.prices)
-        state = MemoryCost(first, request.job.optimizer, request.dtype).state_bytes(range(len(first.graph.units)))
-        self._singles = [found for found in self._singles if self._memory_bytes(found) > state]
+        memory = MemoryCost(first, request.job.optimizer, request.dtype)
+        self._state_bytes = memory.state_bytes(range(len(first.graph.units)))
         self._planned: dict[Shape, _PlannedShape | None] = {}
         self._losses: dict[tuple[Shape, int], float] = {}
         self._spent, self._looked_at = 0.0, 0
         self.rows: dict[Candidate, RentRow] = {}
-        self.refusal = f"its state takes {format_bytes(state)}, which no machines of one offer have"
+        self.refusal = f"its state takes {format_bytes(self._state_bytes)}, which no machines of two offers have"
 
     def run(self) -> RentOutcome:
         """Go through what there is."""
-        nodes = [found for found in self._singles if found.is_one_node]
-        self._try(nodes, _EFFORT / 3)
-        self._try(self._singles, _EFFORT * 0.8)
+        self._try([found for found in self._all if found.is_one_node], _EFFORT / 3)
+        self._try(self._all, _EFFORT * 0.8)
         near = [row.candidate for row in frontier(list(self.rows.values()))]
         near += [row.candidate for row in sorted(self.rows.values(), key=self._goal.rank)]
+        # Where no offer alone holds the model, two may: the most that can be had of each.
+        largest = {candidate.parts[0].offer: candidate for candidate in self._all}
+        near += self._by_layers([] if near else list(largest.values()))
         self._try(list(paired(list(dict.fromkeys(near))[:_PAIRED], self._quotas)), _EFFORT)
         if not self.rows:
             raise InfeasiblePlanError(f"nothing on offer can train {self._request.model.name}: {self.refusal}")
@@ -128,7 +132,8 @@ class _Search:
     def _try(self, candidates: Sequence[Candidate], effort: float) -> None:
         """Plan for candidates, the most promising first, as far as the effort goes."""
         self._looked_at += sum(found not in self.rows for found in candidates)
-        for done, candidate in enumerate(ranked := self._by_layers(candidates)):
+        able = [found for found in candidates if self._memory_bytes(found) > self._state_bytes]
+        for done, candidate in enumerate(ranked := self._by_layers(able)):
             if candidate in self.rows or self._is_beaten(candidate):
                 continue
             if candidate.shape not in self._planned and self._spent + _effort(candidate) > effort:
@@ -252,5 +257,9 @@ class _Search:
 
 
 def _effort(candidate: Candidate) -> float:
-    """Return about what planning for a candidate takes, in plans for few devices."""
-    return 1 + candidate.devices / 16
+    """Return about what planning for a candidate takes, in plans for few devices: hosts are what it is slow in.
+
+    Of more devices only counts are searched over.
+    """
+    hosts = sum(part.hosts for part in candidate.parts)
+    return 1 + (hosts**2 / 20 if candidate.devices <= _ONE_BY_ONE else 3)
