@@ -179,7 +179,7 @@ class _Search:
         return analytic_profile(cluster, model, self._graph, dtype=dtype)
 
     def _plan(self, candidate: Candidate) -> _PlannedShape | None:
-        """Return the best plan for the machines; None where the model does not fit on them."""
+        """Return the best plan for the machines; None where the model does not fit on them, or some stand idle."""
         self._spent += _effort(candidate)
         profile = self._described(candidate)
         evaluator = Evaluator(profile, self._request.job)
@@ -193,6 +193,8 @@ class _Search:
         if not found:
             return None
         step_s, plan = min(found, key=lambda entry: entry[0])
+        if len({profile.cluster.device_by_name[name].host for name in plan.devices}) < len(profile.cluster.hosts):
+            return None  # fewer machines do as much
         plan = evaluator.bucketed(plan)
         sent = {
             tuple(name.split("->")): load.size_bytes
