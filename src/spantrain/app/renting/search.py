@@ -28,7 +28,7 @@ from spantrain.planner.engine.evaluate import Evaluator
 from spantrain.planner.request import Constraints, JobSpec, PlanRequest
 from spantrain.planner.strategies.registry import DEFAULT_STRATEGY, strategies
 
-_EFFORT = 36.0
+_EFFORT = 48.0
 """What may be planned for, in plans of few devices; see `_effort`."""
 _ONE_BY_ONE = 32
 """Devices up to which `auto` looks at each of them, or at each host."""
@@ -130,10 +130,11 @@ class _Search:
         )
 
     def _try(self, candidates: Sequence[Candidate], effort: float) -> None:
-        """Plan for candidates, the most promising first, as far as the effort goes."""
+        """Plan for candidates as far as the effort goes: the most promising first, those that take long last."""
         self._looked_at += sum(found not in self.rows for found in candidates)
         able = [found for found in candidates if self._memory_bytes(found) > self._state_bytes]
-        for done, candidate in enumerate(ranked := self._by_layers(able)):
+        ranked = sorted(self._by_layers(able), key=lambda found: _effort(found) > _EFFORT / 4)
+        for done, candidate in enumerate(ranked):
             if candidate in self.rows or self._is_beaten(candidate):
                 continue
             if candidate.shape not in self._planned and self._spent + _effort(candidate) > effort:
