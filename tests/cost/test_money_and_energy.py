@@ -6,16 +6,10 @@ from types import MappingProxyType
 import pytest
 
 from spantrain.config.kinds import load_kinds
-from spantrain.cost.money import (
-    IDLE_POWER_RATIO,
-    NETWORK_J_PER_BYTE,
-    Price,
-    PriceTable,
-    between_sites,
-    energy_of_step,
-    load_prices,
-    money_of_step,
-)
+from spantrain.config.prices import load_prices
+from spantrain.core.money.offers import Price, PriceTable
+from spantrain.core.money.prices import Egress, EgressTier, KindPrice
+from spantrain.cost.money import IDLE_POWER_RATIO, NETWORK_J_PER_BYTE, between_sites, energy_of_step, money_of_step
 
 SENT = {("a0", "a1"): 5_000, ("a0", "b0"): 2_000_000_000, ("b0", "a0"): 1_000_000_000}
 
@@ -51,6 +45,28 @@ def test_what_has_no_price_says_so(cost_cluster, table) -> None:
     assert money.rent_usd > 0
 
 
+def test_sites_say_their_own_prices_and_how_far_apart_they_are(cost_cluster, table) -> None:
+    """Two zones of one region, at the price between zones; a spot price beside the table's."""
+    steps = (EgressTier(usd_per_gb=0.5, up_to_bytes=1e9), EgressTier(usd_per_gb=0.25))
+    own = Egress(zone=(EgressTier(usd_per_gb=0.01),), region=(EgressTier(usd_per_gb=0.02),), internet=steps)
+    near, far = cost_cluster.sites
+
+    def at(region: str) -> float:
+        sites = (
+            replace(near, region="aws/east", egress=own, prices={"fast": KindPrice(usd_per_hour=3.6)}),
+            replace(far, region=region),
+        )
+        money = money_of_step(
+            replace(cost_cluster, sites=sites), 1.0, joules_by_device={"a0": 0.0}, sent_bytes=SENT, prices=table
+        )
+        assert money.rent_usd == pytest.approx(0.001)
+        return money.egress_usd
+
+    assert at("aws/east") == pytest.approx(2 * 0.01)
+    assert at("aws/west") == pytest.approx(2 * 0.02)
+    assert at("gcp/east") == at("") == pytest.approx(2 * 0.5)
+
+
 def test_a_place_whose_devices_are_not_used_pays_nothing(cost_cluster, table) -> None:
     money = money_of_step(cost_cluster, 1.0, joules_by_device={"b0": 0.0}, sent_bytes=SENT, prices=table)
     assert money.total_usd == 0
@@ -58,6 +74,7 @@ def test_a_place_whose_devices_are_not_used_pays_nothing(cost_cluster, table) ->
 
 def test_every_shipped_price_is_dated_and_every_shipped_kind_has_one() -> None:
     prices = load_prices()
+    assert prices.electricity is not None
     for price in (*prices.rented_by_kind.values(), prices.electricity, prices.egress):
         assert price.usd > 0
         year, month = map(int, price.date.split("-"))

@@ -10,19 +10,21 @@ from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
 
-from fuzz.files import CLUSTER, OUTER, plan, profile, run_files, spoiled, spoiled_text
+from fuzz.files import CLUSTER, OUTER, PRICES, plan, profile, run_files, spoiled, spoiled_text
 from fuzz.mutation import corrupted
 from fuzz.target import Target
 from spantrain.app.outer.join import place_outer
 from spantrain.app.planning.explain import explain_plan
 from spantrain.app.planning.plan_files import open_plan
+from spantrain.app.renting.candidates import cluster_text, single_offers
 from spantrain.app.simulation.schedule import check_order_file, show_plan
 from spantrain.app.simulation.simulate import SimulateRequest, run_simulation
 from spantrain.app.training.requests import new_run, resumed_run
 from spantrain.app.validate_run import validate_run
 from spantrain.config.artefacts import read_profile
-from spantrain.config.cluster_file import load_cluster
+from spantrain.config.cluster_file import load_cluster, parse_cluster
 from spantrain.config.files.json_codec import render_json, to_json
+from spantrain.config.prices import read_prices
 from spantrain.config.traces.network_traces import Changes, changes_text, network_links, network_trace, read_changes
 from spantrain.core.job import TrainJob
 from spantrain.core.outer.layers import Layer, ParameterSpec, divide
@@ -109,6 +111,12 @@ def run_cluster(folder: Path) -> None:
         found = analytic_profile(cluster, profile().model, profile().graph, most_samples=8)
         group_devices(found)
         make_plan(found, JobSpec(global_batch=8), PlanOptions(strategies=("single-device",)))
+
+
+def run_prices(folder: Path) -> None:
+    found = read_prices(folder / "p.yaml")
+    for candidate in single_offers(found.table.offers, {}):
+        parse_cluster(cluster_text(candidate, found), source="rented")
 
 
 def run_changes(folder: Path) -> None:
@@ -369,6 +377,7 @@ def run_testbeds(folder: Path) -> None:
 
 TARGETS: tuple[Target, ...] = (
     file_target("cluster-file", lambda chance: {"c.yaml": spoiled_yaml(chance, CLUSTER)}, run_cluster),
+    file_target("prices-file", lambda chance: {"p.yaml": spoiled_yaml(chance, PRICES)}, run_prices),
     file_target("changes-file", changes_case, run_changes),
     file_target("network-trace-name", trace_name, run_trace_name),
     file_target("outer-file", lambda chance: {"outer.yaml": spoiled_yaml(chance, OUTER)}, run_outer),

@@ -48,8 +48,12 @@ sites:
   - name: a
     network: {bandwidth: 1 Gbit/s, latency: 0.1 ms}
     uplink: 80 Mbit/s
+    region: aws/east
+    prices: {tx2: {spot: 0.1, preemptions_per_hour: 0.05}}
+    egress: {zone: 0.01, region: 0.02, internet: [{up_to: 1 TB, usd_per_gb: 0.1}, {usd_per_gb: 0.05}]}
+    quotas: {tx2: 2}
     hosts:
-      - {name: a, count: 2, devices: {tx2: 1}}
+      - {name: a, count: 2, inside: pcie, devices: {tx2: 1}}
   - name: b
     network: {bandwidth: 1 Gbit/s, latency: 0.1 ms}
     hosts:
@@ -58,6 +62,18 @@ sites:
 links:
   - {between: all, bandwidth: 50 Mbit/s, latency: 5 ms}
   - {from: a, to: b, bandwidth: 20 Mbit/s, latency: 8 ms, jitter: 1 ms, loss: 1 %}
+"""
+PRICES = """\
+rented: {t4: 0.5, a10: {usd_per_hour: 0.9, date: 2026-11, source: me}}
+owned: [tx2]
+electricity: 0.2
+egress: {default: 0.1, mine: {zone: 0.01, region: 0.02, internet: [{up_to: 1 TB, usd_per_gb: 0.1}, {usd_per_gb: 0.05}]}}
+kinds:
+  big: {peak_fp16: 1 TFLOP/s, peak_fp32: 0.5 TFLOP/s, memory: 4 GB, memory_bandwidth: 50 GB/s, power: 15 W, source: me}
+offers:
+  - {provider: mine, region: east, zone: a, kind: t4, per_host: 2, most: 4, on_demand: 1, spot: 0.3,
+     preemptions_per_hour: 0.1, inside: pcie, network: 10 Gbit/s, latency: 1 ms, date: 2026-11, source: me}
+  - {provider: lab, region: cellar, kind: big, per_host: 1, most: 1, owned: 0.3, network: 1 Gbit/s}
 """
 OUTER = """\
 name: here

@@ -15,8 +15,8 @@ _SCALE = 2
 """Dots for each point of the SVG picture."""
 
 
-def check_png() -> None:
-    """Refuse if pictures cannot be drawn, before any work is done for them.
+def check_png(option: str = "--png") -> None:
+    """Refuse if pictures cannot be drawn, before any work is done for them; `option` asked for one.
 
     Raises:
         ConfigError: Pillow is not installed.
@@ -24,7 +24,7 @@ def check_png() -> None:
     try:
         import PIL.ImageDraw  # noqa: F401
     except ImportError as error:
-        raise ConfigError("--png needs Pillow; run: pip install 'spantrain[plot]', or write --svg") from error
+        raise ConfigError(f"{option} needs Pillow; run: pip install 'spantrain[plot]', or write an SVG") from error
 
 
 def write_png(svg: str, path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 import typer
 
 from spantrain.config.cluster_file import PRESET_NAMES, load_cluster, load_preset
+from spantrain.config.prices import read_prices, with_prices
 from spantrain.config.traces.network_traces import NetworkTrace, network_trace
 from spantrain.core.cluster import Cluster
 from spantrain.core.precision import DTYPES
@@ -27,11 +28,15 @@ _MIN_PATIENCE_S = 2.0
 if TYPE_CHECKING:
     from spantrain.app.launch.way import LaunchWay
     from spantrain.app.session import SessionOptions
+    from spantrain.core.profile import Profile
     from spantrain.core.units import ChatForm, ModelSpec
 
 Preset = Annotated[str | None, typer.Option("--preset", help=f"A ready cluster: {', '.join(PRESET_NAMES)}.")]
 ClusterFile = Annotated[Path | None, typer.Option("--cluster", help="A cluster file (docs/cluster.md).")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output; the rest to stderr.")]
+PricesFile = Annotated[
+    Path | None, typer.Option("--prices", help="A file of prices in the place of the shipped ones (docs/prices.md).")
+]
 NoNetwork = Annotated[
     bool, typer.Option("--no-network", help="Do not emulate links: all workers on loopback, unshaped.")
 ]
@@ -154,6 +159,17 @@ def chosen_cluster(preset: str | None, cluster_file: Path | None) -> Cluster:
         return load_preset(preset)
     assert cluster_file is not None
     return load_cluster(cluster_file)
+
+
+def priced(profile: "Profile", prices: Path | None) -> "Profile":
+    """Return a profile whose cluster has the prices of a file, if one is given, wherever it has none of its own.
+
+    Raises:
+        ConfigError: the file is missing or wrong, or lacks the price of a kind that is there.
+    """
+    if prices is None:
+        return profile
+    return replace(profile, cluster=with_prices(profile.cluster, read_prices(prices).table))
 
 
 def check_dtype(dtype: str) -> None:

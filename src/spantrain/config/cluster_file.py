@@ -3,22 +3,26 @@
 `links` between sites are symmetric or directed, with a default for all other pairs.
 """
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import resources
 from itertools import permutations
 from pathlib import Path
+from typing import TypeVar
 
 from spantrain.config.consistency import missing_links
 from spantrain.config.files.problems import Problems, did_you_mean
 from spantrain.config.files.text_files import read_text
 from spantrain.config.files.yaml_fields import Field, parse_yaml
 from spantrain.config.kinds import DeviceRow, load_kinds, read_devices, read_kind
+from spantrain.config.prices import inside_rate, read_egress, read_inside, read_kind_price
 from spantrain.core.cluster import MAX_DEVICES, MAX_SITES, Cluster, Device, DeviceKind, Host, Link, Site
 from spantrain.core.names import is_name
 from spantrain.core.quantities import parse_bandwidth, parse_bytes, parse_seconds
 from spantrain.errors import ConfigError
 
+T = TypeVar("T")
 _Pair = tuple[str, str]
 
 
@@ -197,14 +201,17 @@ def _read_sites(section: Field, kinds: Mapping[str, DeviceKind], draft: _Draft) 
     if len(items) > MAX_SITES:
         section.problem(f"{len(items)} sites are more than {MAX_SITES}; put what is close together into one")
     for item in items[:MAX_SITES]:
-        row = item.table(required=("name", "network", "hosts"), optional=("uplink", "downlink"))
+        row = item.table(
+            required=("name", "network", "hosts"),
+            optional=("uplink", "downlink", "region", "prices", "egress", "quotas"),
+        )
         name = row["name"].name() if "name" in row else ""
         draft.claim("site", name, item)
         network = row["network"].table(required=("bandwidth", "latency")) if "network" in row else {}
         bandwidth, latency = network.get("bandwidth"), network.get("latency")
-        hosts = _read_hosts(row["hosts"], name, kinds, draft) if "hosts" in row else ()
-        lines = {key: _read_line(row.get(key), key, alone=len(items) == 1) for key in ("uplink", "downlink")}
         rate = bandwidth.quantity(parse_bandwidth) if bandwidth else 1.0
+        hosts = _read_hosts(row["hosts"], name, kinds, rate, draft) if "hosts" in row else ()
+        lines = {key: _read_line(row.get(key), key, alone=len(items) == 1) for key in ("uplink", "downlink")}
         delay_s = latency.quantity(parse_seconds, zero_allowed=True) if latency else 0.0
         draft.site_names.append(name)
         if name:
@@ -216,8 +223,33 @@ def _read_sites(section: Field, kinds: Mapping[str, DeviceKind], draft: _Draft) 
                     latency_s=delay_s,
                     uplink_bandwidth_bytes_per_s=lines["uplink"],
                     downlink_bandwidth_bytes_per_s=lines["downlink"],
+                    region=(row["region"].text() or "") if "region" in row else "",
+                    prices=_of_kinds(row.get("prices"), kinds, read_kind_price),
+                    egress=read_egress(row["egress"]) if "egress" in row else None,
+                    quotas=_read_quotas(row.get("quotas"), name, kinds, draft),
                 )
             )
+
+
+def _of_kinds(at: Field | None, kinds: Mapping[str, DeviceKind], read: Callable[[Field], T]) -> dict[str, T]:
+    """Return what a table says of kinds."""
+    found = {}
+    for kind, value in (at.entries() if at else {}).items():
+        if kind not in kinds:
+            value.problem(value.problems.unknown("device kind", kind, kinds))
+        found[kind] = read(value)
+    return found
+
+
+def _read_quotas(at: Field | None, site: str, kinds: Mapping[str, DeviceKind], draft: _Draft) -> dict[str, int]:
+    found = _of_kinds(at, kinds, lambda value: value.count(most=MAX_DEVICES))
+    have = Counter(device.kind for device in draft.devices if device.site == site)
+    for kind, count in found.items():
+        if at is not None and kind in kinds and count > have[kind]:
+            at.problem(
+                f"{count} {kind} are more than the site has ({have[kind]}); give a smaller number, or leave it out"
+            )
+    return found
 
 
 def _read_line(at: Field | None, key: str, *, alone: bool) -> float | None:
@@ -230,14 +262,18 @@ def _read_line(at: Field | None, key: str, *, alone: bool) -> float | None:
     return at.quantity(parse_bandwidth)
 
 
-def _read_hosts(section: Field, site: str, kinds: Mapping[str, DeviceKind], draft: _Draft) -> tuple[str, ...]:
+def _read_hosts(
+    section: Field, site: str, kinds: Mapping[str, DeviceKind], port_bytes_per_s: float, draft: _Draft
+) -> tuple[str, ...]:
     """Read the hosts of a site into the draft; return their names."""
     items = section.items()
     if not items and section.is_list_or_empty:
         section.problem("a site needs at least one host")
     names: list[str] = []
     for item in items:
-        row = item.table(required=("name", "devices"), optional=("count", "address", "ssh", "backend", "memory"))
+        row = item.table(
+            required=("name", "devices"), optional=("count", "address", "ssh", "backend", "memory", "inside")
+        )
         base = row["name"].name() if "name" in row else ""
         count = row["count"].count() if "count" in row else None
         reached = {key: row[key].text() for key in ("address", "ssh") if key in row}
@@ -246,6 +282,7 @@ def _read_hosts(section: Field, site: str, kinds: Mapping[str, DeviceKind], draf
                 row[key].problem(f"{count} hosts cannot share one address; list the hosts one by one")
         memory_bytes = int(row["memory"].quantity(parse_bytes)) if "memory" in row else None
         devices = read_devices(row, kinds)
+        inside = inside_rate(read_inside(row["inside"]), port_bytes_per_s) if "inside" in row else None
         for name in [base] if count is None or not base else [f"{base}-{index}" for index in range(count)]:
             if name and not is_name(name):
                 item.problem(f"its hosts would be named {name!r}, which is too long; give it a shorter name")
@@ -253,7 +290,10 @@ def _read_hosts(section: Field, site: str, kinds: Mapping[str, DeviceKind], draf
             draft.claim("host", name, item)
             names.append(name)
             if name:
-                host = Host(name=name, site=site, devices=(), memory_bytes=memory_bytes, **reached)
+                host = Host(
+                    name=name, site=site, devices=(), memory_bytes=memory_bytes, inside_bandwidth_bytes_per_s=inside,
+                    **reached,
+                )  # fmt: skip
                 if not _place(host, devices, item, draft):
                     return tuple(names)
     return tuple(names)

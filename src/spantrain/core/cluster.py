@@ -3,14 +3,17 @@
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from spantrain.core.money.prices import Egress, KindPrice
 from spantrain.core.names import check_name
 
 MAX_DEVICES = 16_384
 MAX_SITES = 256
 """Each pair of them has a link."""
+INSIDE_BYTES_PER_S = 10e9
+"""Between devices of one host of which nobody says what joins them: about what copies through its memory reach."""
 _MAX_KIND = 63
 """Characters of a kind's name."""
 
@@ -75,10 +78,15 @@ class Host:
     ssh: str | None = None
     """What ssh calls it, [USER@]HOST; None: its address, or its name."""
 
+    inside_bandwidth_bytes_per_s: float | None = None
+    """Between two of its devices; None: nobody says, and `INSIDE_BYTES_PER_S` is taken."""
+
     def __post_init__(self) -> None:
         check_name("host", self.name)
         if self.memory_bytes is not None and self.memory_bytes <= 0:
             raise ValueError(f"host {self.name}: memory_bytes must be positive, or None, got {self.memory_bytes}")
+        if not 0 < (self.inside_bandwidth_bytes_per_s or 1.0) < math.inf:
+            raise ValueError(f"host {self.name}: its inside bandwidth must be positive")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +103,14 @@ class Site:
     """What all that leaves the site for other sites shares; None: nothing but the links themselves."""
     downlink_bandwidth_bytes_per_s: float | None = None
     """The same of what comes from other sites."""
+    region: str = ""
+    """`provider/region`, for the prices of what leaves it; empty: nobody says."""
+    prices: Mapping[str, KindPrice] = field(default_factory=dict)
+    """By kind, where this site has prices of its own."""
+    egress: Egress | None = None
+    """Prices of what leaves it; None: those of a price table."""
+    quotas: Mapping[str, int] = field(default_factory=dict)
+    """By kind: the most of its devices that may be used."""
 
     def __post_init__(self) -> None:
         check_name("site", self.name)
@@ -193,12 +209,13 @@ class Cluster:
     def link(self, source: str, target: str) -> Link:
         """Return the path from one device to another, as the description (not a measurement) has it.
 
-        Devices of one host are joined by a path of its own memory's speed, given here as 10 GB/s. Between sites it has
-        the rate that one transfer gets: of the link, the uplink behind it and the downlink before it, the narrowest.
+        Between sites it has the rate that one transfer gets: of the link, the uplink behind it and the downlink before
+        it, the narrowest.
         """
         a, b = self.device_by_name[source], self.device_by_name[target]
         if a.host == b.host:
-            return Link(source=source, target=target, bandwidth_bytes_per_s=10e9, latency_s=0.0)
+            rate = self.host_by_name[a.host].inside_bandwidth_bytes_per_s or INSIDE_BYTES_PER_S
+            return Link(source=source, target=target, bandwidth_bytes_per_s=rate, latency_s=0.0)
         if a.site == b.site:
             site = self.site_by_name[a.site]
             rate, latency_s = site.bandwidth_bytes_per_s, site.latency_s

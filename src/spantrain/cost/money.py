@@ -1,63 +1,55 @@
 """Money and energy of a step.
 
-Money is for hours of rented devices, electricity of owned ones, and bytes that leave rented places. The prices are list
-prices with a date and a source each, and where they were found, in `prices.yaml` beside this file.
+Money is for hours of rented devices, electricity of owned ones, and bytes that leave rented places: by the prices of
+the cluster's sites, else by a table (`config.prices` reads the one that ships). A step's bytes are at the first tier's
+price; what a whole run sends is not known here.
 
 Energy is of devices that work and that wait, and of the network between sites.
 """
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
-from importlib import resources
-from types import MappingProxyType
 
-import yaml
-
-from spantrain.core.cluster import Cluster
+from spantrain.core.cluster import Cluster, Device
+from spantrain.core.money.offers import PriceTable
+from spantrain.core.money.prices import Distance, Egress, KindPrice, distance
 
 _JOULES_PER_KWH = 3.6e6
-_BYTES_PER_GB = 1e9
 
 
-@dataclass(frozen=True, kw_only=True)
-class Price:
-    """A list price."""
+class Prices:
+    """What a cluster's devices and bytes cost: as its sites say, else as a table has it."""
 
-    usd: float
-    date: str
-    """Year and month in which it was the list price."""
-    source: str
-    """What it is the price of, and whose."""
-    found: str = ""
-    """Where it was read; that says how far to trust it."""
+    def __init__(self, cluster: Cluster, table: PriceTable) -> None:
+        self._cluster, self._table = cluster, table
 
-    def __post_init__(self) -> None:
-        if self.usd < 0 or not self.date or not self.source:
-            raise ValueError(f"a price must not be negative and needs a date and a source, got {self}")
+    def of(self, device: Device) -> KindPrice | None:
+        """Return the price of a device; None if it has none."""
+        return self._cluster.site_by_name[device.site].prices.get(device.kind) or self._table.of(device.kind)
 
+    def egress(self, source: str, target: str) -> tuple[Egress, Distance]:
+        """Return the prices of what leaves one site for another, and how far that is."""
+        region, other = (self._cluster.site_by_name[site].region for site in (source, target))
+        return self._cluster.site_by_name[source].egress or self._table.egress_of(region), distance(region, other)
 
-@dataclass(frozen=True, kw_only=True)
-class PriceTable:
-    """What things cost."""
+    def usd_per_byte(self, source: str, target: str) -> float:
+        """Return the price of the first bytes from one site to another."""
+        egress, far = self.egress(source, target)
+        return egress.usd_per_byte(far)
 
-    rented_by_kind: Mapping[str, Price]
-    """Prices of an hour of a device."""
-    owned_kinds: frozenset[str]
-    """Kinds that cost their electricity only."""
-    electricity: Price
-    """Price of a kilowatt-hour."""
-    egress: Price
-    """Price of a gigabyte (1e9 bytes) that leaves a site with rented devices."""
-
-    def has(self, kind: str) -> bool:
-        """Whether a kind has a price."""
-        return kind in self.rented_by_kind or kind in self.owned_kinds
+    def lacking(self, devices: Iterable[Device]) -> tuple[str, ...]:
+        """Return which of these have no price, and the field of the cluster file that would give it one."""
+        rows = Counter((device.kind, device.site) for device in devices if self.of(device) is None)
+        return tuple(
+            f"{count} {kind} at {site} (the site's `prices: {{{kind}: USD an hour}}`)"
+            for (kind, site), count in rows.items()
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Money:
-    """What a step costs, in US dollars by the list prices."""
+    """What a step costs, in US dollars."""
 
     rent_usd: float
     electricity_usd: float
@@ -72,21 +64,11 @@ class Money:
         return None if self.without_price else self.rent_usd + self.electricity_usd + self.egress_usd
 
 
-@cache
-def load_prices() -> PriceTable:
-    """Return the list prices that ship with the program."""
-    text = (resources.files("spantrain.cost") / "prices.yaml").read_text(encoding="utf-8")
-    rows = yaml.safe_load(text)
-    return PriceTable(
-        rented_by_kind=MappingProxyType({kind: _price(row, "usd_per_hour") for kind, row in rows["rented"].items()}),
-        owned_kinds=frozenset(rows["owned"]),
-        electricity=_price(rows["electricity"], "usd_per_kwh"),
-        egress=_price(rows["egress"], "usd_per_gb"),
-    )
-
-
-def _price(row: Mapping[str, object], unit: str) -> Price:
-    return Price(usd=float(str(row[unit])), date=str(row["date"]), source=str(row["source"]), found=str(row["found"]))
+def usd_per_second(price: KindPrice, power_w: float) -> tuple[float, float]:
+    """Return what a second costs of a device that waits, and how much more of one that works."""
+    usd_per_j = price.usd_per_kwh / _JOULES_PER_KWH
+    idle_w = IDLE_POWER_RATIO * power_w
+    return price.usd_per_hour / 3600 + idle_w * usd_per_j, (power_w - idle_w) * usd_per_j
 
 
 def money_of_step(
@@ -95,23 +77,27 @@ def money_of_step(
     *,
     joules_by_device: Mapping[str, float],
     sent_bytes: Mapping[tuple[str, str], int],
-    prices: PriceTable | None = None,
+    prices: PriceTable,
 ) -> Money:
     """Return what a step costs on the devices of `joules_by_device`, which are in use for all of it.
 
     `sent_bytes` is by sender and receiver. A site with a rented device in use pays for what leaves it.
     """
-    table = load_prices() if prices is None else prices
-    devices = [cluster.device_by_name[name] for name in joules_by_device]
-    rented_sites = {device.site for device in devices if device.kind in table.rented_by_kind}
-    kwh = sum(joules_by_device[device.name] for device in devices if device.kind in table.owned_kinds) / _JOULES_PER_KWH
-    rent = sum(table.rented_by_kind[device.kind].usd for device in devices if device.kind in table.rented_by_kind)
-    left = sum(size for (source, _), size in between_sites(cluster, sent_bytes) if source in rented_sites)
+    known = Prices(cluster, prices)
+    found = {name: known.of(cluster.device_by_name[name]) for name in joules_by_device}
+    priced = {name: price for name, price in found.items() if price is not None}
+    paying = {cluster.device_by_name[name].site for name, price in priced.items() if price.is_rented}
+    egress = sum(
+        size * known.usd_per_byte(source, target)
+        for (source, target), size in between_sites(cluster, sent_bytes)
+        if source in paying
+    )
     return Money(
-        rent_usd=rent * step_s / 3600,
-        electricity_usd=kwh * table.electricity.usd,
-        egress_usd=left / _BYTES_PER_GB * table.egress.usd,
-        without_price=tuple(device.name for device in devices if not table.has(device.kind)),
+        rent_usd=sum(price.usd_per_hour for price in priced.values()) * step_s / 3600,
+        electricity_usd=sum(joules_by_device[name] * price.usd_per_kwh for name, price in priced.items())
+        / _JOULES_PER_KWH,
+        egress_usd=egress,
+        without_price=tuple(name for name, price in found.items() if price is None),
     )
 
 

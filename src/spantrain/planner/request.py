@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from spantrain.core.cluster import Cluster, Device
@@ -154,6 +154,17 @@ class Constraints:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise PlanError(f"{name} must be positive, got {value}")
+
+    def with_quotas_of(self, cluster: Cluster) -> "Constraints":
+        """Return these with the quotas of a cluster's sites, where none was asked for that site and kind."""
+        asked = {(quota.site, quota.kind) for quota in self.quotas}
+        more = tuple(
+            Quota(kind=kind, count=count, site=site.name)
+            for site in cluster.sites
+            for kind, count in site.quotas.items()
+            if (site.name, kind) not in asked
+        )
+        return replace(self, quotas=self.quotas + more) if more else self
 
     def slowest_step_s(self, global_batch: int) -> float:
         """Return the seconds of the longest step that keeps the limits on time; infinite where there are none."""

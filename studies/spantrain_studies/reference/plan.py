@@ -77,8 +77,11 @@ class ReferencePlanner:
         """
         started_s = time.perf_counter()
         goal = Goal.of(objective, constraints or Constraints(), self._batch)
-        ranked = PoolSearch(self._costs, goal).ranked()
-        rows = [self.figures(entry.plan) for entry in ranked[:_SIMULATED]]
+        ranked = PoolSearch(self._costs, goal).ranked()[:_SIMULATED]
+        if goal.counts_money and not goal.cheapest:
+            # All that is expected just under a limit may be over it when it is simulated.
+            ranked += PoolSearch(self._costs, Goal(cheapest=True)).ranked()[:_SIMULATED]
+        rows = [self.figures(plan) for plan in dict.fromkeys(entry.plan for entry in ranked)]
         kept = [row for row in rows if row.valid and goal.score(row.step_s, row.usd_per_step / row.step_s)[0] == 0]
         if not kept:
             why = "nothing fits into memory" if not any(row.valid for row in rows) else "no plan keeps the constraints"

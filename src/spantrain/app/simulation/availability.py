@@ -11,10 +11,11 @@ from typing import Any
 
 from spantrain.app.planning.protection import keepers_wait_s, with_keepers
 from spantrain.config.files.text_files import read_text
+from spantrain.config.prices import load_prices
 from spantrain.core.cluster import Cluster, Device
 from spantrain.core.plan import Plan
 from spantrain.core.profile import Profile
-from spantrain.cost.money import load_prices
+from spantrain.cost.money import Prices
 from spantrain.errors import ConfigError, PlanError
 from spantrain.planner.engine.predict import predict
 from spantrain.planner.present import full_plan, light_plan
@@ -165,13 +166,14 @@ def run_availability(
     plans = LivePlans(profile, optimizer, losses)
     run = AvailabilityRun(plans.protected(plan), profile, plans, optimizer, checkpoint_every)
     possible = run.run(events, until_s)
-    rented, place = load_prices().rented_by_kind, profile.cluster.device_by_name
-    priced = all(one.kind in rented for one in profile.cluster.devices)
-    hours = {name: seconds / 3600 for name, seconds in run.present_s.items()}
+    prices = Prices(profile.cluster, load_prices())
+    found = {one.name: prices.of(one) for one in profile.cluster.devices}
+    rents = {name: price.usd_per_hour for name, price in found.items() if price is not None and price.is_rented}
     return Goodput(
         samples_per_s=run.steps * plan.global_batch / until_s,
         share=run.steps / possible if possible else 0.0,
         steps=run.steps, steps_lost=run.steps_lost, moved_bytes=run.moved_bytes, pause_s=run.pause_s,
-        rent_usd=sum(rented[place[name].kind].usd * own_h for name, own_h in hours.items()) if priced else None,
+        rent_usd=sum(rents[name] * seconds / 3600 for name, seconds in run.present_s.items())
+        if len(rents) == len(found) else None,
         lines=tuple(run.lines),
     )  # fmt: skip

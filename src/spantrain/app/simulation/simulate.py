@@ -9,6 +9,7 @@ from pathlib import Path
 
 from spantrain.app.planning.plan_files import check_fits_profile, under_schedule, with_room_for_two
 from spantrain.config.files.text_files import write_atomically
+from spantrain.config.prices import load_prices
 from spantrain.config.traces.network_traces import Changes, NetworkTrace
 from spantrain.core.plan import Plan, Stage
 from spantrain.core.profile import Profile
@@ -187,7 +188,9 @@ class _Case:
         busy_s = {device: ratio * result.step_s for device, ratio in result.utilisation.items()}
         cluster = self._request.profile.cluster
         energy = energy_of_step(cluster, result.step_s, busy_s=busy_s, sent_bytes=sent)
-        money = money_of_step(cluster, result.step_s, joules_by_device=energy.by_device, sent_bytes=sent)
+        money = money_of_step(
+            cluster, result.step_s, joules_by_device=energy.by_device, sent_bytes=sent, prices=load_prices()
+        )
         return ScheduleOutcome(
             schedule=schedule,
             step_s=result.step_s,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from spantrain.cli.commands.rent import RentOptions, check_rent_options, rent_command
 from spantrain.cli.options import (
     MAX_SAMPLES,
     ClusterFile,
@@ -17,6 +18,7 @@ from spantrain.cli.options import (
     check_dtype,
     chosen_cluster,
     planned_state,
+    priced,
     print_json,
     with_options,
 )
@@ -39,10 +41,13 @@ _ANY = "auto"
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanArguments(ModelOptions):
+class PlanArguments(RentOptions, ModelOptions):
     """The options of `spantrain plan`."""
 
-    global_batch: Annotated[int, typer.Option(help="Samples per optimizer step.", min=1, max=MAX_SAMPLES)]
+    global_batch: Annotated[
+        int | None,
+        typer.Option(help="Samples per optimizer step; only with --offers may it be left out.", min=1, max=MAX_SAMPLES),
+    ] = None
     profile_path: Annotated[
         Path | None, typer.Argument(help="What `spantrain profile` wrote; else --preset or --cluster with --model.")
     ] = None
@@ -100,14 +105,16 @@ class PlanArguments(ModelOptions):
     ] = None
     json_: Json = False
 
-    def job(self) -> JobSpec:
+    def job(self, global_batch: int | None) -> JobSpec:
         """Return what is to be planned for.
 
         Raises:
-            UsageError: a value is not one of those that there are.
+            UsageError: a value is not one of those that there are, or there is no batch.
         """
+        if global_batch is None:
+            raise ConfigError("--global-batch N: say how many samples an optimizer step has")
         return JobSpec(
-            global_batch=self.global_batch,
+            global_batch=global_batch,
             optimizer=planned_state(self.optimizer),
             dtype=self.dtype,
             schedule="critical-path" if self.schedule == _ANY else check_schedule(self.schedule),
@@ -167,7 +174,7 @@ class PlanArguments(ModelOptions):
                 )
         from spantrain.config.artefacts import read_profile
 
-        return read_profile(self.profile_path)
+        return priced(read_profile(self.profile_path), self.prices)
 
     def _described(self) -> "Profile":
         if self.preset is None and self.cluster is None:
@@ -179,12 +186,17 @@ class PlanArguments(ModelOptions):
         from spantrain.app.profiling.describe import described_profile
 
         spec = self.chosen_model(self.model)
-        return described_profile(chosen_cluster(self.preset, self.cluster), spec, dtype=self.dtype or "float32")
+        cluster = chosen_cluster(self.preset, self.cluster)
+        return priced(described_profile(cluster, spec, dtype=self.dtype or "float32"), self.prices)
 
 
 @with_options(PlanArguments)
-def plan(asked: PlanArguments, _: typer.Context) -> None:
-    """Decide what runs where, predict it, and compare strategies, one device and one site."""
+def plan(asked: PlanArguments, context: typer.Context) -> None:
+    """Decide what runs where, predict it, and compare strategies, one device and one site; or what to rent."""
+    check_rent_options(asked, context)
+    if asked.offers is not None:
+        rent_command(asked)
+        return
     from spantrain.app.planning.plan_files import write_plans
     from spantrain.app.training.run_folder import check_not_of_a_run
     from spantrain.planner.engine.engine import make_plan
@@ -193,7 +205,7 @@ def plan(asked: PlanArguments, _: typer.Context) -> None:
     if out is not None:
         check_can_write(out, "--out")
         check_not_of_a_run(out, "--out")
-    job, options = asked.job(), asked.options()
+    job, options = asked.job(asked.global_batch), asked.options()
     profile = asked.profile()
     if asked.mtbf is not None:
         from spantrain.app.simulation.liveput import preferring

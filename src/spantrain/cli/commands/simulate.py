@@ -11,9 +11,11 @@ from spantrain.cli.options import (
     Json,
     NetworkTraceName,
     Optimizer,
+    PricesFile,
     chosen_trace,
     planned_state,
     positive,
+    priced,
     print_json,
     with_options,
 )
@@ -73,6 +75,7 @@ class SimulateArguments:
     optimizer: Optimizer = "adamw"
     staleness: Annotated[int, typer.Option(help="1: steps that overlap (docs/staleness.md).", min=0, max=1)] = 0
     trace: Annotated[Path | None, typer.Option(help="Write the simulated run, for Perfetto.")] = None
+    prices: PricesFile = None
     json_: Json = False
 
     def check(self) -> None:
@@ -127,6 +130,7 @@ def simulate(asked: SimulateArguments, _: typer.Context) -> None:
     asked.check()
     limit_bytes, state = positive("--memory-limit", asked.memory_limit, parse_bytes), planned_state(asked.optimizer)
     plan, profile = open_plan(asked.plan_path)
+    profile = priced(profile, asked.prices)
     traced = chosen_trace(asked.network_trace, emulated=True)
     if asked.adapter is not None and traced is not None:
         _run_adapter(asked, plan, profile, traced, state)
@@ -272,7 +276,10 @@ def _memory_table(outcomes: "list[ScheduleOutcome]") -> "Table":
 
 def _remarks(outcomes: "list[ScheduleOutcome]") -> list[str]:
     """Return what one must know to read the figures."""
-    lines = ["Money is by the list prices in cost/prices.yaml; energy by the kinds' power figures (docs/simulator.md)."]
+    lines = [
+        "Money is by the sites' prices, else by list prices (docs/prices.md); energy by the kinds' power figures "
+        "(docs/simulator.md)."
+    ]
     for device in sorted({device for outcome in outcomes for device in outcome.over_limit}):
         over = (outcome for outcome in outcomes if device in outcome.over_limit)
         worst = max(over, key=lambda entry: entry.peak_bytes[device])

@@ -10,7 +10,8 @@ from spantrain.core.profile import Profile
 from spantrain.errors import InfeasiblePlanError, PlanError, ScheduleError
 from spantrain.planner.assembly.recompute import proposals_of, recomputing_all
 from spantrain.planner.assembly.tuning import check_sequence, slicing
-from spantrain.planner.engine.evaluate import Evaluator, check_kinds
+from spantrain.planner.engine.cheaper import with_cheaper
+from spantrain.planner.engine.evaluate import Evaluator, check_kinds, check_prices
 from spantrain.planner.engine.outcome import PlanOptions, PlanOutcome, Prefer, StrategyFigures, only_to_compare
 from spantrain.planner.engine.outer import LocalPlans, join_groups, local_plans, pair_rates, slow_boundaries
 from spantrain.planner.engine.predict import over_time, with_best_spans
@@ -77,6 +78,7 @@ class _Answer:
 class _Planning:
     def __init__(self, profile: Profile, job: JobSpec, options: PlanOptions) -> None:
         self._started_s = time.perf_counter()
+        options = replace(options, constraints=options.constraints.with_quotas_of(profile.cluster))
         fewest = profile.graph.fewest_samples(range(len(profile.graph.units)))
         self._profile, self._options = profile, options
         self._job = job = replace(job, fewest_samples=fewest)
@@ -94,6 +96,8 @@ class _Planning:
     def run(self) -> PlanOutcome:
         asked = strategies_named(self._options.strategies or (DEFAULT_STRATEGY,))
         check_kinds(self._profile, self._request.devices, self._job)
+        if self._options.counts_money:
+            check_prices(self._profile.cluster, self._request.devices)
         if self._options.constraints.sequence_parallel:
             check_sequence(self._profile)
         small = len(self._request.devices) <= _COMPARED_UP_TO
@@ -131,6 +135,8 @@ class _Planning:
         started_s = time.perf_counter()
         try:
             propose = strategies()[name].propose
+            if name == DEFAULT_STRATEGY:
+                propose = with_cheaper(propose)
             if self._options.constraints.sequence_parallel:
                 propose = slicing(propose)
             if self._options.constraints.recompute_all:
@@ -235,7 +241,7 @@ class _Planning:
         broken = constraints.broken_by_devices(self._profile.cluster, plan.devices)
         broken += evaluation.broken(constraints)
         if evaluation.value(self._options.objective) == float("inf"):
-            broken.append("a device in it has no price (cost/prices.yaml)")
+            broken.append("a device in it has no price")
         return broken
 
     def _figures(self, ranked: Sequence[tuple[Proposal, Evaluation]], plans: int, started_s: float) -> StrategyFigures:

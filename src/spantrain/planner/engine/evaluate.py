@@ -5,13 +5,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 
+from spantrain.config.prices import load_prices
+from spantrain.core.cluster import Cluster
 from spantrain.core.plan import DispatchHints, Plan, Stage
 from spantrain.core.profile import Profile
 from spantrain.cost.memory import MemoryCost
-from spantrain.cost.money import energy_of_step, money_of_step
+from spantrain.cost.money import Prices, energy_of_step, money_of_step
 from spantrain.cost.network import NetworkCost
 from spantrain.cost.replicas import ReplicaCost
-from spantrain.errors import ProfileError
+from spantrain.errors import InfeasiblePlanError, ProfileError
 from spantrain.planner.assembly.tuning import with_best_sums
 from spantrain.planner.engine.predict import costs_of
 from spantrain.planner.request import Evaluation, JobSpec
@@ -77,7 +79,9 @@ class Evaluator:
         cluster = self._profile.cluster
         busy_s = {device: ratio * result.step_s for device, ratio in result.utilisation.items()}
         energy = energy_of_step(cluster, result.step_s, busy_s=busy_s, sent_bytes=sent)
-        money = money_of_step(cluster, result.step_s, joules_by_device=energy.by_device, sent_bytes=sent)
+        money = money_of_step(
+            cluster, result.step_s, joules_by_device=energy.by_device, sent_bytes=sent, prices=load_prices()
+        )
         return Evaluation(
             step_s=result.step_s,
             samples_per_s=result.samples_per_s,
@@ -169,4 +173,18 @@ def check_kinds(profile: Profile, devices: Sequence[str], job: JobSpec) -> None:
             f"the profile lacks {dtype} times of {profile.model.name} for {', '.join(lacking)}; measure them with "
             f"`spantrain profile --cluster FILE --model {profile.model.name} --dtype {dtype} --out DIR`, or leave "
             "these devices out with --leave-out"
+        )
+
+
+def check_prices(cluster: Cluster, devices: Sequence[str]) -> None:
+    """Refuse devices that may be used and of which nobody says what they cost.
+
+    Raises:
+        InfeasiblePlanError: it names them, and the fields that would say it.
+    """
+    lacking = Prices(cluster, load_prices()).lacking(cluster.device_by_name[name] for name in devices)
+    if lacking:
+        raise InfeasiblePlanError(
+            f"money is asked for, and what follows has no price: {', '.join(lacking)}; give it in the cluster file, "
+            "give `rented` or `owned` of the kind in a file for --prices, or leave these devices out with --leave-out"
         )

@@ -40,6 +40,12 @@ class PlanOptions:
         if self.outer_every < 1:
             raise PlanError(f"an outer step comes after at least 1 inner step, got {self.outer_every}")
 
+    @property
+    def counts_money(self) -> bool:
+        """Whether which plan is chosen depends on prices."""
+        limits = (self.constraints.max_usd_per_step, self.constraints.max_usd_per_hour)
+        return self.objective is Objective.COST or any(limit is not None for limit in limits)
+
 
 @dataclass(frozen=True, kw_only=True)
 class StrategyFigures:

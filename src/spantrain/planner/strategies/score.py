@@ -11,14 +11,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import permutations
 
+from spantrain.config.prices import load_prices
 from spantrain.core.cluster import Cluster, Device
 from spantrain.core.plan import Plan
-from spantrain.cost.money import IDLE_POWER_RATIO, NETWORK_J_PER_BYTE, PriceTable, load_prices
+from spantrain.cost.money import IDLE_POWER_RATIO, NETWORK_J_PER_BYTE, Prices, usd_per_second
 from spantrain.errors import PlanError, ScheduleError
 from spantrain.planner.request import Constraints, Evaluation, Objective, PlanRequest
-
-_JOULES_PER_KWH = 3.6e6
-_BYTES_PER_GB = 1e9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,21 +57,28 @@ class Weights:
 def weights_of(cluster: Cluster, objective: Objective, global_batch: int) -> Weights:
     """Return the weights of an objective; infinite where a device has no price."""
     second, busy = {}, {}
-    prices = load_prices() if objective is Objective.COST else None
+    prices = Prices(cluster, load_prices()) if objective is Objective.COST else None
     for device in cluster.devices:
         second[device.name], busy[device.name] = _of_device(cluster, device, prices, objective, global_batch)
-    by_site = {site.name: _of_byte(cluster, site.name, prices, objective, global_batch) for site in cluster.sites}
+    paying = _paying(cluster, prices)
     return Weights(
         second=1.0 if objective is Objective.THROUGHPUT else 0.0,
         second_by_device=second,
         busy_by_device=busy,
-        byte_by_pair={(source, target): by_site[source] for source, target in permutations(by_site, 2)},
+        byte_by_pair={
+            pair: NETWORK_J_PER_BYTE / global_batch
+            if objective is Objective.ENERGY
+            else prices.usd_per_byte(*pair)
+            if prices is not None and pair[0] in paying
+            else 0.0
+            for pair in permutations((site.name for site in cluster.sites), 2)
+        },
         site_by_device={device.name: device.site for device in cluster.devices},
     )
 
 
 def _of_device(
-    cluster: Cluster, device: Device, prices: PriceTable | None, objective: Objective, global_batch: int
+    cluster: Cluster, device: Device, prices: Prices | None, objective: Objective, global_batch: int
 ) -> tuple[float, float]:
     """Return the weights of a second in use and of a busy second."""
     power_w = cluster.kind_by_name[device.kind].power_w
@@ -82,27 +87,23 @@ def _of_device(
         return idle / global_batch, work / global_batch
     if prices is None:
         return 0.0, 0.0
-    if device.kind in prices.rented_by_kind:
-        return prices.rented_by_kind[device.kind].usd / 3600, 0.0
-    if device.kind in prices.owned_kinds:
-        usd_per_j = prices.electricity.usd / _JOULES_PER_KWH
-        return idle * usd_per_j, work * usd_per_j
-    return float("inf"), 0.0
+    price = prices.of(device)
+    return (float("inf"), 0.0) if price is None else usd_per_second(price, power_w)
 
 
-def _of_byte(
-    cluster: Cluster, source: str, prices: PriceTable | None, objective: Objective, global_batch: int
-) -> float:
-    """Return the weight of a byte that leaves a site; of money, only where everything there is rented.
+def _paying(cluster: Cluster, prices: Prices | None) -> set[str]:
+    """Return the sites that certainly pay for what leaves them: those where everything is rented.
 
-    A site pays egress once one of its rented devices is in use, which is certain only if it has no others.
+    Others do once one of their rented devices is in use.
     """
-    if objective is Objective.ENERGY:
-        return NETWORK_J_PER_BYTE / global_batch
     if prices is None:
-        return 0.0
-    rented = all(device.kind in prices.rented_by_kind for device in cluster.devices_at(source))
-    return prices.egress.usd / _BYTES_PER_GB if rented else 0.0
+        return set()
+    found = {site.name for site in cluster.sites}
+    for device in cluster.devices:
+        price = prices.of(device)
+        if price is None or not price.is_rented:
+            found.discard(device.site)
+    return found
 
 
 _WORTH = 1.01

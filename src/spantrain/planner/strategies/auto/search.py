@@ -234,7 +234,10 @@ class Searcher:
             entry = self.pool.entries[shape]
             if shape in self._done or (best is not None and not self._can_beat(entry.bound, best.score)):
                 continue
-            guess = Score(entry.expected.broken, entry.expected.value * self._expected_ratio(shape))
+            ratio = self._expected_ratio(shape)
+            # What takes longer than expected may break a limit that it was expected to keep.
+            broken = self.scorer.least_broken(shape.devices, entry.expected_s * ratio)
+            guess = Score(broken, entry.expected.value * ratio)
             if guess > expected:
                 self.pool.wait(guess, shape)
             elif best is None or guess <= Score(best.score.broken, self._far(shape) * best.score.value):

@@ -1,0 +1,268 @@
+"""Machines to rent: single ones first, then more of a kind, then two places over their egress; each is planned for.
+
+What a choice takes and costs at least is known from its operations alone (`candidates.LeastCosts`). Choices are gone
+through by how near to the frontier of these bounds they are; what a planned one beats in both time and money is left
+out. The number of plans is bounded by the devices in them, not by the clock: the same question has the same answer.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from spantrain.app.profiling.describe import described_profile
+from spantrain.app.renting.candidates import Candidate, LeastCosts, cluster_text, paired, single_offers
+from spantrain.app.renting.choice import RentGoal, RentOutcome, RentRow, frontier
+from spantrain.app.renting.preemption import loss_of_host
+from spantrain.config.cluster_file import parse_cluster
+from spantrain.config.prices import PriceFile
+from spantrain.core.money.offers import Market, Offer
+from spantrain.core.plan import Plan
+from spantrain.core.profile import Profile
+from spantrain.core.quantities import format_bytes
+from spantrain.core.units import ModelSpec, UnitGraph
+from spantrain.cost.analytic import analytic_profile
+from spantrain.cost.memory import MemoryCost
+from spantrain.cost.money import Prices
+from spantrain.errors import InfeasiblePlanError, PlanError
+from spantrain.planner.assembly.recompute import proposals_of
+from spantrain.planner.engine.evaluate import Evaluator
+from spantrain.planner.request import Constraints, JobSpec, PlanRequest
+from spantrain.planner.strategies.registry import DEFAULT_STRATEGY, strategies
+
+_EFFORT = 48.0
+"""What may be planned for, in plans of few devices; see `_effort`."""
+_ONE_BY_ONE = 32
+"""Devices up to which `auto` looks at each of them, or at each host."""
+_PAIRED = 5
+"""Choices of the frontier that are tried together with each other."""
+_MOST_LOST = 0.8
+"""A choice that loses more of its time is none."""
+
+Shape = tuple[tuple[Offer, int], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RentRequest:
+    """What is to be trained, and what there is to rent."""
+
+    model: ModelSpec
+    job: JobSpec
+    prices: PriceFile
+    goal: RentGoal
+    dtype: str
+    constraints: Constraints
+    """Quotas, devices or places to leave out, and what plans may do."""
+    progress: Callable[[int, int, str], None] = lambda _done, _total, _text: None
+
+
+def rent(request: RentRequest) -> RentOutcome:
+    """Find what to rent.
+
+    Raises:
+        InfeasiblePlanError: nothing on offer can hold the model, or nothing keeps the limit.
+        PlanError: nothing is on offer.
+    """
+    return _Search(request).run()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _PlannedShape:
+    """The plan for machines, however they are had."""
+
+    plan: Plan
+    profile: Profile
+    step_s: float
+    sent_bytes: Mapping[tuple[str, str], int]
+    """By pair of sites, in a step."""
+
+
+class _Search:
+    def __init__(self, request: RentRequest) -> None:
+        self._request, self._goal = request, request.goal
+        out, quotas = set(request.constraints.leave_out), request.constraints.quotas
+        self._quotas = {quota.kind: quota.count for quota in quotas if quota.site is None}
+        at_site = {(quota.site, quota.kind): quota.count for quota in quotas if quota.site is not None}
+        offers = (
+            replace(offer, most=min(offer.most, at_site.get((offer.place, offer.kind), offer.most)))
+            for offer in request.prices.table.offers
+            if not {offer.place, offer.provider, offer.kind} & out
+        )
+        self._all = list(single_offers(list(offers), self._quotas))
+        if not self._all:
+            raise PlanError(
+                "nothing is on offer: the file has no offers, or --leave-out and --quota leave none of them"
+            )
+        self._constraints = replace(request.constraints, leave_out=(), quotas=())
+        self._graph: UnitGraph | None = None
+        first = self._described(self._all[0])
+        self._graph = first.graph
+        self._bounds = LeastCosts(first.graph, request.dtype, request.prices)
+        memory = MemoryCost(first, request.job.optimizer, request.dtype)
+        self._state_bytes = memory.state_bytes(range(len(first.graph.units)))
+        self._planned: dict[Shape, _PlannedShape | None] = {}
+        self._losses: dict[tuple[Shape, int], float] = {}
+        self._spent, self._looked_at = 0.0, 0
+        self.rows: dict[Candidate, RentRow] = {}
+        self.refusal = f"its state takes {format_bytes(self._state_bytes)}, which no machines of two offers have"
+
+    def run(self) -> RentOutcome:
+        """Go through what there is."""
+        self._try([found for found in self._all if found.is_one_node], _EFFORT / 3)
+        self._try(self._all, _EFFORT * 0.8)
+        near = [row.candidate for row in frontier(list(self.rows.values()))]
+        near += [row.candidate for row in sorted(self.rows.values(), key=self._goal.rank)]
+        # Where no offer alone holds the model, two may: the most that can be had of each.
+        largest = {candidate.parts[0].offer: candidate for candidate in self._all}
+        near += self._by_layers([] if near else list(largest.values()))
+        self._try(list(paired(list(dict.fromkeys(near))[:_PAIRED], self._quotas)), _EFFORT)
+        if not self.rows:
+            raise InfeasiblePlanError(f"nothing on offer can train {self._request.model.name}: {self.refusal}")
+        rows = list(self.rows.values())
+        chosen = self._goal.best(rows)
+        single = [row for row in rows if row.candidate.is_one_node]
+        return RentOutcome(
+            goal=self._goal,
+            chosen=chosen,
+            one_node=min(single, key=self._goal.rank, default=None),
+            frontier=frontier(rows),
+            planned=sum(found is not None for found in self._planned.values()),
+            looked_at=self._looked_at,
+            cluster_text=cluster_text(chosen.candidate, self._request.prices),
+        )
+
+    def _try(self, candidates: Sequence[Candidate], effort: float) -> None:
+        """Plan for candidates as far as the effort goes: the most promising first, those that take long last."""
+        self._looked_at += sum(found not in self.rows for found in candidates)
+        able = [found for found in candidates if self._memory_bytes(found) > self._state_bytes]
+        ranked = sorted(self._by_layers(able), key=lambda found: _effort(found) > _EFFORT / 4)
+        for done, candidate in enumerate(ranked):
+            if candidate in self.rows or self._is_beaten(candidate):
+                continue
+            if candidate.shape not in self._planned and self._spent + _effort(candidate) > effort:
+                continue
+            self._request.progress(done, len(ranked), candidate.what)
+            row = self._row(candidate)
+            if row is not None:
+                self.rows[candidate] = row
+
+    def _by_layers(self, candidates: Sequence[Candidate]) -> list[Candidate]:
+        """Return candidates by how many frontiers of bounds lie before theirs, in each the cheapest first."""
+        left = sorted(candidates, key=lambda found: (self._bounds.sample_usd(found), self._bounds.sample_s(found)))
+        ranked: list[Candidate] = []
+        while left:
+            rest: list[Candidate] = []
+            least_s = float("inf")
+            for found in left:
+                seconds = self._bounds.sample_s(found)
+                (ranked if seconds < least_s else rest).append(found)
+                least_s = min(least_s, seconds)
+            left = rest
+        return ranked
+
+    def _is_beaten(self, candidate: Candidate) -> bool:
+        """Whether a choice that was planned for is better in time and money than this one can be."""
+        hours = self._bounds.sample_s(candidate) * self._goal.samples / 3600
+        usd = self._bounds.sample_usd(candidate) * self._goal.samples
+        rows = list(self.rows.values())
+        if candidate.is_one_node:
+            rows = [row for row in rows if row.candidate.is_one_node]
+        return any(row.hours <= hours and row.usd <= usd for row in rows)
+
+    def _memory_bytes(self, candidate: Candidate) -> int:
+        kinds = self._bounds.kinds
+        return sum(part.devices * kinds[part.offer.kind].memory_bytes for part in candidate.parts)
+
+    def _described(self, candidate: Candidate) -> Profile:
+        """Return what data sheets and the described network let one expect of the machines."""
+        cluster = parse_cluster(cluster_text(candidate, self._request.prices), source="what is on offer")
+        model, dtype = self._request.model, self._request.dtype
+        if self._graph is None:
+            return described_profile(cluster, model, dtype=dtype)
+        return analytic_profile(cluster, model, self._graph, dtype=dtype)
+
+    def _plan(self, candidate: Candidate) -> _PlannedShape | None:
+        """Return the best plan for the machines; None where the model does not fit on them, or some stand idle."""
+        self._spent += _effort(candidate)
+        profile = self._described(candidate)
+        evaluator = Evaluator(profile, self._request.job)
+        asked = PlanRequest(profile=profile, job=self._request.job, constraints=self._constraints, evaluate=evaluator)
+        try:
+            proposals = proposals_of(strategies()[DEFAULT_STRATEGY].propose, asked, improves=True)
+        except InfeasiblePlanError as error:
+            self.refusal = str(error)
+            return None
+        found = [(evaluator(one.plan).step_s, one.plan) for one in proposals if evaluator(one.plan).fits]
+        if not found:
+            return None
+        step_s, plan = min(found, key=lambda entry: entry[0])
+        if len({profile.cluster.device_by_name[name].host for name in plan.devices}) < len(profile.cluster.hosts):
+            return None  # fewer machines do as much
+        plan = evaluator.bucketed(plan)
+        sent = {
+            tuple(name.split("->")): load.size_bytes
+            for name, load in evaluator.link_loads(plan).items()
+            if "->" in name and set(name.split("->")) <= set(profile.cluster.site_by_name)
+        }
+        return _PlannedShape(plan=plan, profile=profile, step_s=step_s, sent_bytes=sent)  # type: ignore[arg-type]
+
+    def _row(self, candidate: Candidate) -> RentRow | None:
+        """Return what a choice comes to; None where nothing can be trained on it."""
+        shape = candidate.shape
+        if shape not in self._planned:
+            self._planned[shape] = self._plan(candidate)
+        planned = self._planned[shape]
+        lost = 1.0 if planned is None else self._lost_ratio(candidate, planned)
+        if planned is None or lost > _MOST_LOST:
+            return None
+        goal, batch = self._goal, self._request.job.global_batch
+        steps = goal.samples / batch
+        hours = steps * planned.step_s / (1 - lost) / 3600
+        rent_usd = hours * candidate.usd_per_hour(self._bounds.kinds)
+        egress_usd = self._egress_usd(planned, steps)
+        return RentRow(
+            candidate=candidate,
+            plan=planned.plan,
+            step_s=planned.step_s,
+            samples_per_s=batch / planned.step_s * (1 - lost),
+            lost_ratio=lost,
+            hours=hours,
+            rent_usd=rent_usd,
+            egress_usd=egress_usd,
+            usd_per_million=(rent_usd + egress_usd) / goal.shown_amount * 1e6,
+        )
+
+    def _lost_ratio(self, candidate: Candidate, planned: _PlannedShape) -> float:
+        """Return the part of the time that preemptions cost, at most all of it."""
+        per_s = 0.0
+        for index, part in enumerate(candidate.parts):
+            rate = part.price.preemptions_per_hour
+            if part.market is Market.SPOT and rate:
+                per_s += part.hosts * rate / 3600 * self._loss_s(candidate, index, planned)
+        return min(1.0, per_s / (1 + per_s))
+
+    def _loss_s(self, candidate: Candidate, index: int, planned: _PlannedShape) -> float:
+        """Return the seconds that the loss of a machine of a part costs."""
+        key = candidate.shape, index
+        if key not in self._losses:
+            offer = candidate.parts[index].offer
+            host = f"{offer.place}-{offer.kind}-0"
+            loss = loss_of_host(planned.plan, planned.profile, host, self._request.job.optimizer, planned.step_s)
+            self._losses[key] = loss.lost_s
+        return self._losses[key]
+
+    def _egress_usd(self, planned: _PlannedShape, steps: float) -> float:
+        """Return what a whole run's traffic between places costs, tier by tier."""
+        prices = Prices(planned.profile.cluster, self._request.prices.table)
+        total = 0.0
+        for (source, target), size_bytes in planned.sent_bytes.items():
+            egress, far = prices.egress(source, target)
+            total += egress.usd(far, size_bytes * steps)
+        return total
+
+
+def _effort(candidate: Candidate) -> float:
+    """Return about what planning for a candidate takes, in plans for few devices: hosts are what it is slow in.
+
+    Of more devices only counts are searched over.
+    """
+    hosts = sum(part.hosts for part in candidate.parts)
+    return 1 + (hosts**2 / 20 if candidate.devices <= _ONE_BY_ONE else 3)

@@ -1,0 +1,175 @@
+"""`spantrain plan --offers`: what to rent."""
+
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from spantrain.cli.options import PricesFile, check_dtype, given_options, positive, print_json
+from spantrain.config.files.text_files import check_can_write, write_atomically
+from spantrain.config.prices import PriceFile, read_prices, shipped_prices
+from spantrain.core.quantities import parse_seconds
+from spantrain.errors import ConfigError
+
+if TYPE_CHECKING:
+    from spantrain.app.renting.choice import RentGoal, RentOutcome
+    from spantrain.cli.commands.plan import PlanArguments
+    from spantrain.core.units import ModelSpec
+
+_TODAY = "today"
+_BATCH_TOKENS, _BATCH_SAMPLES = 2**19, 256
+"""Of a global batch that nobody named: what GPT-2 and the small GPT-3 were trained with; a usual one of images."""
+_GO_WITH = frozenset({
+    "model", "global_batch", "dtype", "optimizer", "schedule", "min_throughput", "quota", "leave_out", "allow_wire",
+    "allow_tensor_parallel", "recompute", "recompute_all", "sequence_parallel", "out", "json_", "prices", "data",
+    "tokenizer", "sequence_length", "lora", "dropout", "chat_template", "train_on", "packing",
+})  # fmt: skip
+"""Other options of `spantrain plan` that mean something here."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RentOptions:
+    """What is asked of offers."""
+
+    prices: PricesFile = None
+    offers: Annotated[
+        str | None, typer.Option(help="What to rent? `today` (the shipped list), or a file of offers; with --model.")
+    ] = None
+    tokens: Annotated[float | None, typer.Option(help="With --offers: how many are trained on, e.g. 1e9.")] = None
+    samples: Annotated[float | None, typer.Option(help="The same of a model of images.")] = None
+    budget: Annotated[float | None, typer.Option(help="With --offers: US dollars at most; the fastest is taken.")] = (
+        None
+    )
+    deadline: Annotated[str | None, typer.Option(help="With --offers: e.g. '24 h' at most; the cheapest is taken.")] = (
+        None
+    )
+    usd_per_million: Annotated[
+        float | None, typer.Option(help="With --offers: US dollars at most, for a million tokens (of images: samples).")
+    ] = None
+    out_plot: Annotated[
+        Path | None, typer.Option("--out-plot", help="With --offers: hours against dollars, as FILE.svg or FILE.png.")
+    ] = None
+
+
+_ONLY_HERE = frozenset(one.name for one in fields(RentOptions)) - {"prices"}
+
+
+def check_rent_options(asked: RentOptions, context: typer.Context) -> None:
+    """Refuse options that mean nothing without --offers, or with it.
+
+    Raises:
+        ConfigError: it names them.
+    """
+    given = given_options(context)
+    if asked.offers is None:
+        alone = [given[name] for name in given if name in _ONLY_HERE]
+        if alone:
+            raise ConfigError(f"{', '.join(alone)}: needs --offers today, or --offers FILE")
+        return
+    others = [given.get(name, name) for name in given if name not in _GO_WITH | _ONLY_HERE]
+    if others:
+        raise ConfigError(f"--offers {asked.offers}: does not go with {', '.join(others)}; leave that out")
+
+
+def rent_command(asked: "PlanArguments") -> None:
+    """Find what to rent, show it, and write the plan with its cluster file."""
+    from spantrain.app.planning.plan_files import write_plans
+    from spantrain.app.profiling.describe import described_profile
+    from spantrain.app.renting.picture import check_plot, write_plot
+    from spantrain.app.renting.search import RentRequest, rent
+    from spantrain.cli.render.render import TerminalReporter
+    from spantrain.cli.render.rent import show_rent
+    from spantrain.config.cluster_file import parse_cluster
+    from spantrain.planner.engine.engine import make_plan
+
+    out, cluster_path = asked.out, None
+    if out is not None:
+        cluster_path = out.with_name(f"{out.stem}.cluster.yaml")
+        for path in (out, cluster_path):
+            check_can_write(path, "--out")
+    if asked.out_plot is not None:
+        check_plot(asked.out_plot)
+    prices = _prices(asked)
+    if asked.model is None:
+        raise ConfigError("--offers needs --model NAME, e.g. --model gpt2-xl")
+    dtype = asked.dtype or "bfloat16"
+    check_dtype(dtype)
+    model = asked.chosen_model(asked.model)
+    goal = _goal(asked, model)
+    job = replace(asked.job(_batch(asked, model)), dtype=dtype)
+    options = asked.options()
+    with TerminalReporter(tables=not asked.json_) as reporter:
+        request = RentRequest(
+            model=model, job=job, prices=prices, goal=goal, dtype=dtype, constraints=options.constraints,
+            progress=reporter.progress,
+        )  # fmt: skip
+        reporter.phase(f"Planning for what is on offer ({asked.offers}): up to a minute")
+        outcome = rent(request)
+        reporter.phase(f"Planning in full for {outcome.chosen.candidate.what}")
+    profile = described_profile(parse_cluster(outcome.cluster_text, source="offers"), model, dtype=dtype)
+    own = replace(options.constraints, leave_out=(), quotas=(), min_samples_per_s=None)
+    planned = make_plan(profile, job, replace(options, constraints=own))
+    if out is not None and cluster_path is not None:
+        write_atomically(cluster_path, outcome.cluster_text.encode())
+        planned = write_plans(planned, profile, None, out)
+    if asked.out_plot is not None:
+        write_plot(outcome, asked.out_plot)
+    if asked.json_:
+        print_json(_document(outcome, job.global_batch))
+    else:
+        show_rent(outcome, planned, job.global_batch)
+    wrote = [str(path) for path in (out, cluster_path, asked.out_plot) if path is not None]
+    typer.echo(f"Wrote {', '.join(wrote)}" if wrote else "Not written (--out FILE keeps the plan)", err=True)
+
+
+def _prices(asked: RentOptions) -> PriceFile:
+    table = shipped_prices() if asked.prices is None else read_prices(asked.prices)
+    if asked.offers == _TODAY:
+        return table
+    found = read_prices(Path(asked.offers or ""))
+    if not found.table.offers:
+        raise ConfigError(f"{asked.offers}: has no `offers`; docs/prices.md shows how to write them")
+    return found
+
+
+def _goal(asked: "PlanArguments", model: "ModelSpec") -> "RentGoal":
+    from spantrain.app.renting.choice import RentGoal
+
+    unit = "samples" if model.sequence_length is None else "tokens"
+    wrong, right = ("tokens", "samples") if unit == "samples" else ("samples", "tokens")
+    if getattr(asked, wrong) is not None:
+        raise ConfigError(f"--{wrong}: {model.name} is trained on {right}; give --{right} N")
+    deadline_s = positive("--deadline", asked.deadline, parse_seconds)
+    return RentGoal(
+        unit=unit,
+        per_sample=model.sequence_length or 1,
+        amount=asked.samples if unit == "samples" else asked.tokens,
+        budget_usd=asked.budget,
+        deadline_h=None if deadline_s is None else deadline_s / 3600,
+        min_samples_per_s=asked.min_throughput,
+        usd_per_million=asked.usd_per_million,
+    )
+
+
+def _batch(asked: "PlanArguments", model: "ModelSpec") -> int:
+    if asked.global_batch is not None:
+        return asked.global_batch
+    return _BATCH_SAMPLES if model.sequence_length is None else max(1, _BATCH_TOKENS // model.sequence_length)
+
+
+def _document(outcome: "RentOutcome", global_batch: int) -> dict[str, object]:
+    one = outcome.one_node
+    return {
+        "model": outcome.chosen.plan.model.name,
+        "global_batch": global_batch,
+        "unit": outcome.goal.unit,
+        "amount": outcome.goal.shown_amount,
+        "chosen": outcome.chosen.document(),
+        "one_node": None if one is None else one.document(),
+        "frontier": [row.document() for row in outcome.frontier],
+        "planned": outcome.planned,
+        "looked_at": outcome.looked_at,
+        "reasons": outcome.reasons(),
+        "cluster": outcome.cluster_text,
+    }

@@ -1,0 +1,248 @@
+"""What to rent: what is chosen, what it is shown beside, what spot machines lose, what is refused."""
+
+import re
+from dataclasses import replace
+from xml.etree import ElementTree
+
+import pytest
+
+from spantrain.app.profiling.describe import described_profile
+from spantrain.app.renting.candidates import Candidate, LeastCosts, Rented, cluster_text, paired, single_offers
+from spantrain.app.renting.choice import RentGoal
+from spantrain.app.renting.picture import draw_frontier, write_plot
+from spantrain.app.renting.preemption import CHECKPOINT_S, REPLACED_S, loss_of_host
+from spantrain.app.renting.search import RentRequest, rent
+from spantrain.config.cluster_file import parse_cluster
+from spantrain.config.prices import load_prices, parse_prices, shipped_prices
+from spantrain.core.money.offers import Market
+from spantrain.errors import InfeasiblePlanError, PlanError
+from spantrain.models.catalog.catalog import resolve_model
+from spantrain.planner.engine.evaluate import Evaluator
+from spantrain.planner.request import Constraints, JobSpec, Quota
+from spantrain.planner.strategies.registry import strategies
+
+MODEL = resolve_model("gpt2-tiny")
+JOB = JobSpec(global_batch=64)
+OFFERS = """
+egress: {fast: 0.1, cheap: 0.1, spare: {zone: 0, region: 0, internet: 0.2}}
+offers:
+  - {provider: fast, region: east, kind: h100, per_host: 4, most: 8, on_demand: 8, inside: nvlink, network: 100 Gbit/s}
+  - {provider: cheap, region: east, kind: t4, per_host: 1, most: 4, on_demand: 0.4, spot: 0.1,
+     preemptions_per_hour: 0.2, network: 10 Gbit/s}
+  - {provider: spare, region: west, kind: p100, per_host: 1, most: 1, on_demand: 2, network: 10 Gbit/s}
+"""
+
+
+def prices(text=OFFERS):
+    return parse_prices(text, source="o.yaml", base=load_prices())
+
+
+def goal_of(**goal):
+    return RentGoal(**({"unit": "tokens", "per_sample": MODEL.sequence_length, "amount": 1e9} | goal))
+
+
+def asked(text=OFFERS, constraints=None, **goal):
+    return RentRequest(
+        model=MODEL, job=JOB, prices=prices(text), goal=goal_of(**goal), dtype="float32",
+        constraints=constraints or Constraints(),
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def cheapest():
+    return rent(asked())
+
+
+def test_the_frontier_falls_in_time_as_it_rises_in_money(cheapest):
+    rows = cheapest.frontier
+    assert len(rows) >= 2
+    assert [row.usd for row in rows] == sorted(row.usd for row in rows)
+    assert [row.hours for row in rows] == sorted((row.hours for row in rows), reverse=True)
+    assert cheapest.chosen == rows[0]
+    assert cheapest.one_node is not None
+    assert cheapest.one_node.candidate.is_one_node
+    assert cheapest.reasons()[0].startswith("One good node alone")
+
+
+def test_each_limit_is_kept_and_what_it_leaves_is_the_best(cheapest):
+    slow, fast = cheapest.frontier[0], cheapest.frontier[-1]
+    usd, hours = (slow.usd * fast.usd) ** 0.5, (slow.hours * fast.hours) ** 0.5
+    by_money, by_time = rent(asked(budget_usd=usd)).chosen, goal_of(deadline_h=hours).best(cheapest.frontier)
+    assert by_money.usd <= usd
+    assert by_money.hours <= 1.03 * min(row.hours for row in cheapest.frontier if row.usd <= usd)
+    assert by_time.hours <= hours
+    assert by_time.usd == min(row.usd for row in cheapest.frontier if row.hours <= hours)
+    speed = goal_of(amount=None, min_samples_per_s=by_time.samples_per_s).best(cheapest.frontier)
+    assert speed == by_time
+    price = goal_of(amount=None, usd_per_million=by_money.usd_per_million).best(cheapest.frontier)
+    assert price.usd_per_million <= by_money.usd_per_million
+    assert price.samples_per_s == pytest.approx(by_money.samples_per_s, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("goal", "says"),
+    [
+        ({"budget_usd": 1e-3}, r"within 0.001 USD; it would take --budget (\S+), or --tokens \S+\. The cheapest"),
+        ({"deadline_h": 1e-6}, r"it would take --deadline '(\S+) h'\. The fastest that was found: .* h100"),
+        ({"amount": None, "usd_per_million": 1e-9}, r"it would take --usd-per-million (\S+)\."),
+        ({"amount": None, "min_samples_per_s": 1e9}, r"it would take --min-throughput (\S+)\."),
+    ],
+)
+def test_a_limit_that_nothing_keeps_says_what_would_do(cheapest, goal, says):
+    with pytest.raises(InfeasiblePlanError) as caught:
+        goal_of(**goal).best(cheapest.frontier)
+    found = re.search(says, str(caught.value))
+    assert found is not None, str(caught.value)
+    (name,) = (name for name in goal if name != "amount")
+    loose = goal_of(**(goal | {name: float(found[1])}))
+    assert loose.keeps(loose.best(cheapest.frontier))
+
+
+@pytest.mark.parametrize(
+    ("goal", "says"),
+    [
+        ({"budget_usd": 1.0, "deadline_h": 2.0}, "--budget and --deadline are 2 limits; give one of"),
+        ({"amount": None}, "what is wanted? Give --tokens N"),
+        ({"amount": None, "budget_usd": 1.0}, "--budget needs --tokens N"),
+        ({"budget_usd": -1.0}, "--budget -1: give a number over 0"),
+    ],
+)
+def test_what_is_wanted_must_be_clear(goal, says):
+    with pytest.raises(PlanError, match=re.escape(says)):
+        goal_of(**goal)
+
+
+def test_the_cluster_to_rent_is_a_cluster_file_with_its_prices(cheapest):
+    cluster = parse_cluster(cheapest.cluster_text, source="rented")
+    assert len(cluster.devices) == cheapest.chosen.candidate.devices
+    part = cheapest.chosen.candidate.parts[0]
+    assert cluster.site_by_name[part.offer.place].prices == {part.offer.kind: part.price}
+    # What it comes to is what planning on that file says.
+    profile, row = described_profile(cluster, MODEL), cheapest.chosen
+    usd_per_step = Evaluator(profile, JOB)(row.plan).usd_per_step
+    assert usd_per_step * row.hours * 3600 * (1 - row.lost_ratio) / row.step_s == pytest.approx(
+        row.usd * (1 - row.lost_ratio), rel=1e-6
+    )
+
+
+def test_the_bounds_are_bounds_of_all_that_was_planned_for(cheapest):
+    graph = described_profile(parse_cluster(cheapest.cluster_text, source="rented"), MODEL).graph
+    bounds = LeastCosts(graph, "float32", prices())
+    samples = 1e9 / MODEL.sequence_length
+    for row in (*cheapest.frontier, cheapest.one_node):
+        assert bounds.sample_s(row.candidate) * samples <= row.hours * 3600
+        assert bounds.sample_usd(row.candidate) * samples <= row.usd * (1 + 1e-9)
+
+
+def test_two_places_pay_for_what_goes_between_them_tier_by_tier():
+    fast, cheap, spare = prices().table.offers
+    one, other = (Rented(offer=offer, hosts=1, market=Market.ON_DEMAND) for offer in (cheap, spare))
+    both = Candidate(parts=(one, other))
+    cluster = parse_cluster(cluster_text(both, prices()), source="rented")
+    assert {site.region for site in cluster.sites} == {"cheap/east", "spare/west"}
+    found = list(paired([Candidate(parts=(one,)), Candidate(parts=(other,))], {}))
+    assert found == [both]
+    assert list(paired([Candidate(parts=(one,)), Candidate(parts=(other,))], {"t4": 0})) == []
+    # One stage in each: what crosses is paid at both ends, each by its provider.
+    profile = described_profile(cluster, MODEL)
+    plan = strategies()["ddp"].propose(_request(profile, Evaluator(profile, JOB)))[0].plan
+    sent = Evaluator(profile, JOB)
+    sizes = {name: load.size_bytes for name, load in sent.link_loads(plan).items()}
+    usd = (0.1 * sizes["cheap-east->spare-west"] + 0.2 * sizes["spare-west->cheap-east"]) / 1e9
+    rent_usd = sent(plan).step_s * (0.4 + 2.0) / 3600
+    assert sent(plan).usd_per_step == pytest.approx(rent_usd + usd)
+    assert fast.place == "fast-east"
+
+
+def test_spot_machines_lose_time_and_more_so_the_oftener_they_are_taken():
+    calm = rent(asked(OFFERS.replace("preemptions_per_hour: 0.2", "preemptions_per_hour: 0.01")))
+    rough = rent(asked(OFFERS.replace("preemptions_per_hour: 0.2", "preemptions_per_hour: 5")))
+    spot = [row for row in calm.frontier if row.candidate.parts[0].market is Market.SPOT]
+    assert spot
+    assert all(0 < row.lost_ratio < 0.05 for row in spot)
+    same = {row.candidate.what: row for row in rough.frontier}
+    for row in spot:
+        if row.candidate.what in same:
+            assert same[row.candidate.what].lost_ratio > row.lost_ratio
+            assert same[row.candidate.what].hours > row.hours
+
+
+def test_a_single_machine_goes_back_to_its_checkpoint_and_one_of_several_does_not():
+    offer = prices().table.offers[1]
+
+    def loss(hosts):
+        candidate = Candidate(parts=(Rented(offer=offer, hosts=hosts, market=Market.SPOT),))
+        profile = described_profile(parse_cluster(cluster_text(candidate, prices()), source="rented"), MODEL)
+        evaluator = Evaluator(profile, JOB)
+        request = _request(profile, evaluator)
+        plan = strategies()["ddp"].propose(request)[0].plan
+        return loss_of_host(plan, profile, "cheap-east-t4-0", "adamw", evaluator(plan).step_s)
+
+    alone, among = loss(1), loss(4)
+    assert alone.goes_back
+    assert alone.lost_s > REPLACED_S + CHECKPOINT_S / 2
+    assert not among.goes_back
+    assert among.lost_s < REPLACED_S / 2
+
+
+def _request(profile, evaluator):
+    from spantrain.planner.request import PlanRequest
+
+    return PlanRequest(profile=profile, job=JOB, evaluate=evaluator)
+
+
+def test_quotas_and_what_is_left_out_are_kept():
+    only = rent(asked(constraints=Constraints(leave_out=("fast", "p100"), quotas=(Quota(kind="t4", count=2),))))
+    assert {part.offer.kind for row in only.frontier for part in row.candidate.parts} == {"t4"}
+    assert max(row.candidate.devices for row in only.frontier) <= 2
+    with pytest.raises(PlanError, match="nothing is on offer"):
+        rent(asked(constraints=Constraints(leave_out=("fast", "cheap", "spare"))))
+
+
+BOARDS = """
+egress: {lab: 0.1, home: 0.3}
+lines: {zone: {bandwidth: 1 Gbit/s, latency: 1 ms}, region: {bandwidth: 1 Gbit/s, latency: 1 ms},
+  internet: {bandwidth: 1 Gbit/s, latency: 1 ms}}
+offers:
+  - {provider: lab, region: a, kind: jetson-nano, per_host: 1, most: 1, on_demand: 0.1, network: 1 Gbit/s}
+  - {provider: home, region: b, kind: jetson-nano, per_host: 1, most: 1, on_demand: 0.1, network: 1 Gbit/s}
+"""
+
+
+def test_two_places_hold_what_neither_holds_alone_and_pay_for_their_traffic():
+    found = rent(replace(asked(BOARDS), model=resolve_model("gpt2-medium"), job=JobSpec(global_batch=8)))
+    assert {part.offer.place for part in found.chosen.candidate.parts} == {"lab-a", "home-b"}
+    assert found.one_node is None
+    assert found.reasons()[0] == "No single machine on offer can hold the model."
+    assert found.chosen.egress_usd > 0
+    cluster = parse_cluster(found.cluster_text, source="rented")
+    sent = Evaluator(described_profile(cluster, resolve_model("gpt2-medium")), JobSpec(global_batch=8))
+    sizes = {name: load.size_bytes for name, load in sent.link_loads(found.chosen.plan).items()}
+    per_step = (0.1 * sizes["lab-a->home-b"] + 0.3 * sizes["home-b->lab-a"]) / 1e9
+    assert found.chosen.egress_usd == pytest.approx(per_step * found.goal.samples / 8)
+
+
+def test_a_model_that_nothing_holds_is_refused_with_its_bytes():
+    large = replace(asked(BOARDS), model=resolve_model("gpt2-large"))
+    with pytest.raises(InfeasiblePlanError, match=r"nothing on offer can train gpt2-large: its state takes .* GiB"):
+        rent(large)
+
+
+def test_the_picture_is_svg_and_png(cheapest, tmp_path):
+    svg = draw_frontier(cheapest)
+    root = ElementTree.fromstring(svg)
+    squares = [one for one in root if one.tag.endswith("rect") and float(one.get("width", "0")) < 20]
+    assert len(squares) == len(cheapest.frontier) + 2
+    pytest.importorskip("PIL")
+    for name in ("p.svg", "p.png"):
+        write_plot(cheapest, tmp_path / name)
+    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "p.svg").read_text() == svg
+
+
+def test_all_shipped_offers_become_clusters():
+    shipped = shipped_prices()
+    for candidate in single_offers(shipped.table.offers, {}):
+        if candidate.is_one_node:
+            cluster = parse_cluster(cluster_text(candidate, shipped), source=candidate.what)
+            assert len(cluster.devices) == candidate.parts[0].offer.per_host
