@@ -5,30 +5,31 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from spantrain.core.outer.groups import OuterPlan
-from spantrain.core.plan import Alternative, Plan, PlanReport, Prediction, Stage
+from spantrain.core.plan import Alternative, Plan, PlanReport, Stage
 from spantrain.core.profile import Profile
 from spantrain.errors import InfeasiblePlanError, PlanError, ScheduleError
 from spantrain.planner.assembly.recompute import proposals_of, recomputing_all
 from spantrain.planner.assembly.tuning import check_sequence, slicing
+from spantrain.planner.engine import reasons as sentences
 from spantrain.planner.engine.evaluate import Evaluator, check_kinds
-from spantrain.planner.engine.outcome import PlanOptions, PlanOutcome, StrategyFigures, only_to_compare
+from spantrain.planner.engine.outcome import (
+    PlanOptions,
+    PlanOutcome,
+    StrategyFigures,
+    alternative_of,
+    is_plain,
+    only_to_compare,
+    prediction_of,
+)
 from spantrain.planner.engine.outer import LocalPlans, join_groups, local_plans, pair_rates, slow_boundaries
 from spantrain.planner.engine.predict import over_time, with_best_spans
-from spantrain.planner.engine.reasons import (
-    boundaries,
-    choices,
-    outer_groups,
-    sites_in_and_out,
-    sites_of,
-    verdict,
-)
+from spantrain.planner.relaxation import Relaxation
 from spantrain.planner.request import Evaluation, JobSpec, Objective, PlanRequest, Proposal, Restriction
 from spantrain.planner.strategies.registry import DEFAULT_STRATEGY, strategies, strategies_named
 from spantrain.schedule.at_once import check_samples_at_once
 from spantrain.schedule.registry import schedule_names
 from spantrain.sim.search.search import SearchEffort
 
-_METHOD = "event simulation of the plan's own schedule with the profile's times"
 _RESCHEDULED = 3
 """How many of a strategy's best are tried with other schedules, where that is asked for."""
 _COMPARED = ("single-site", "single-device")
@@ -41,6 +42,8 @@ _ORDERED_UP_TO = 96
 """Devices in use up to which an order is searched for: with more it takes longer than the rest of planning."""
 _EFFORT = SearchEffort(max_runs=60, max_actions=60_000)
 """What an order of work is searched with: with more, plans came out the same (`benchmarks/planner_speed.py`)."""
+_TOLD = 32
+"""Groups up to which the ways between all of them are told of."""
 _MORE_ORDERED, _ORDER_OFTEN_GAINS = 1, 1.04
 """How many more plans of the default strategy have their orders searched, and by how much they may be over its best."""
 _EFFORT_MORE = SearchEffort(max_runs=12, max_actions=12_000)
@@ -71,6 +74,12 @@ class _Answer:
     def plan(self) -> Plan | None:
         return self.ranked[0][0].plan if self.ranked else None
 
+    def alternative(self, name: str) -> tuple[Plan | None, Alternative]:
+        """Return the plan as one of that name, and how it is shown beside the one that is chosen."""
+        plan = None if self.plan is None else replace(self.plan, strategy=name)
+        said = self.figures.reason if plan is None else "; ".join(self.ranked[0][0].reasons)
+        return plan, alternative_of(name, plan, self.figures, said)
+
 
 class _Planning:
     def __init__(self, profile: Profile, job: JobSpec, options: PlanOptions) -> None:
@@ -99,11 +108,15 @@ class _Planning:
             name: self._answer(name) for name in dict.fromkeys((*asked, *(_COMPARED if small else _COMPARED[1:])))
         }
         answers[_COMPARED[0]] = self._best_in_one_site(answers.get(_COMPARED[0]))
-        answers = self._with_orders(answers)
+        local = self._local_plans()
         free = not self._options.strategies and self._options.restriction is Restriction.NONE
+        adopts = DEFAULT_STRATEGY in asked and self._options.restriction is Restriction.NONE
+        for step in (self._with_all_seen, self._with_orders, self._with_all_seen):
+            answers = step(answers) if adopts or step == self._with_orders else answers
+        answers[_COMPARED[0]] = self._best_in_one_site(answers[_COMPARED[0]])
         competing = answers if free else {name: answers[name] for name in asked}
         chosen = self._best(competing)
-        return self._outcome(chosen, answers, tuple(competing))
+        return self._outcome(chosen, answers, tuple(competing), local)
 
     def _answer(self, name: str) -> _Answer:
         started_s = time.perf_counter()
@@ -164,7 +177,7 @@ class _Planning:
         ranked = [
             (Proposal(plan=plan, own_estimate_s=None), evaluation)
             for plan, evaluation in self._evaluator.seen()
-            if evaluation.fits and len(sites_of(plan)) == 1
+            if evaluation.fits and len(sentences.sites_of(plan)) == 1
         ]
         if not ranked:
             reason = f"not searched: over {_COMPARED_UP_TO} devices; --strategy single-site,NAME does"
@@ -176,6 +189,23 @@ class _Planning:
         if known is not None:
             figures = replace(figures, search_s=known.figures.search_s)
         return _Answer(figures=figures, ranked=tuple(ranked))
+
+    def _with_all_seen(self, answers: Mapping[str, _Answer]) -> dict[str, _Answer]:
+        """Give the default strategy's answer the best plan that was simulated, whoever proposed it first."""
+        started_s, answer = time.perf_counter(), answers[DEFAULT_STRATEGY]
+        plain = (
+            (Proposal(plan=plan, own_estimate_s=None), found)
+            for plan, found in self._evaluator.seen()
+            if found.fits and is_plain(plan, self._job, self._options.constraints)
+        )
+        best = min(plain, key=self._rank, default=None)
+        if best is None or (answer.ranked and self._rank(answer.ranked[0]) <= self._rank(best)):
+            return dict(answers)
+        reasons = ("Found beside the search: all plans that were simulated compete, whoever proposed them.",)
+        ranked = ((replace(best[0], reasons=reasons), best[1]), *answer.ranked)
+        figures = self._figures(ranked, answer.figures.plans, started_s)
+        figures = replace(figures, search_s=answer.figures.search_s)
+        return {**answers, DEFAULT_STRATEGY: _Answer(figures=figures, ranked=ranked)}
 
     def _take(self, proposal: Proposal, ranked: list[tuple[Proposal, Evaluation]], refusals: list[str]) -> None:
         """Evaluate a proposal; add it to those that fit, or why it does not to the refusals."""
@@ -252,10 +282,11 @@ class _Planning:
             raise InfeasiblePlanError(next(iter(answers.values())).figures.reason)
         raise InfeasiblePlanError("; ".join(misses))
 
-    def _outcome(self, chosen: str, answers: Mapping[str, _Answer], shown: Sequence[str]) -> PlanOutcome:
+    def _outcome(
+        self, chosen: str, answers: Mapping[str, _Answer], shown: Sequence[str], local: Sequence[LocalPlans]
+    ) -> PlanOutcome:
         proposal, evaluation = answers[chosen].ranked[0]
-        (site_plan, site), (device_plan, device) = (self._alternative(answers[name], name) for name in _COMPARED)
-        local = self._local_plans()
+        (site_plan, site), (device_plan, device) = (answers[name].alternative(name) for name in _COMPARED)
         options, compared = self._options, self._only_to_compare(proposal.plan)
         joined = join_groups(
             self._profile,
@@ -275,7 +306,10 @@ class _Planning:
             # What is shown first is the plan of the group that does most samples in a step.
             plan, evaluation = max(taken.plans.values(), key=lambda entry: entry[0].global_batch)
             plan = replace(plan, strategy=chosen, outer=taken.outer)
-        reasons += verdict(self._job.global_batch / samples_per_s, (site, device))
+        bound = Relaxation(self._request).bound()
+        if taken is None:
+            reasons += (sentences.bounded(plan, evaluation, bound, len(self._request.devices)),)
+        reasons += sentences.verdict(self._job.global_batch / samples_per_s, (site, device))
         reasons += over_time(plan, self._profile, self._job.optimizer)
         return PlanOutcome(
             plan=plan,
@@ -284,16 +318,17 @@ class _Planning:
             search_s=time.perf_counter() - self._started_s,
             step_s_predicted=evaluation.step_s,
             samples_per_s_predicted=samples_per_s,
+            bound=bound,
             peak_bytes=evaluation.peak_bytes,
             links=self._evaluator.link_loads(plan),
             best_single_device=device,
             best_single_site=site,
-            report=PlanReport(prediction=_prediction(evaluation), alternatives=(device, site), reasons=reasons),
+            report=PlanReport(prediction=prediction_of(evaluation), alternatives=(device, site), reasons=reasons),
             outer=None if joined is None else joined.outer,
             single_site_plan=site_plan,
             single_device_plan=device_plan,
             outer_plans={
-                name: (local_plan, PlanReport(prediction=_prediction(figures)))
+                name: (local_plan, PlanReport(prediction=prediction_of(figures)))
                 for name, (local_plan, figures) in (taken.plans if taken is not None else {}).items()
             },
         )
@@ -311,19 +346,21 @@ class _Planning:
             if not self._broken(*entry) and not self._only_to_compare(entry[0])
         ]
         if outer is not None:
-            why = outer_groups(groups, outer, name, evaluation.samples_per_s)
+            why = sentences.outer_groups(groups, outer, name, evaluation.samples_per_s)
         else:
             why = (
-                *choices([(entry.plan, figures) for entry, figures in answer.ranked], objective),
+                *sentences.choices([(entry.plan, figures) for entry, figures in answer.ranked], objective),
                 *proposal.reasons,
-                *sites_in_and_out(proposal.plan, evaluation, seen, objective, proposal.reasons),
+                *sentences.sites_in_and_out(proposal.plan, evaluation, seen, objective, proposal.reasons),
             )
-        rates, ways = pair_rates(self._profile, self._job, local, every), slow_boundaries(self._profile, groups)
         group_of = {device: group.name for group in groups for device in group.devices}
+        used = {group_of[name] for name in proposal.plan.devices if name in group_of}
+        told = [entry.group for entry in local if entry.plans or entry.group.name in used or len(local) <= _TOLD]
+        rates, ways = pair_rates(self._profile, self._job, local, every), slow_boundaries(self._profile, told[:_TOLD])
         return (
             *([f"Left out as asked: {', '.join(constraints.leave_out)}."] if constraints.leave_out else []),
             *why,
-            *boundaries((proposal.plan, evaluation), seen, ways, group_of, rates, every, outer),
+            *sentences.boundaries((proposal.plan, evaluation), seen, ways, group_of, rates, every, outer),
         )
 
     def _local_plans(self) -> tuple[LocalPlans, ...]:
@@ -354,21 +391,6 @@ class _Planning:
         reason = f"Searching {recut}an order of work took {gain:.1f} % off the step."
         plan = replace(proposal.plan, stages=self._evaluator.bucketed(plan).stages, hints=plan.hints)
         return replace(proposal, plan=plan, reasons=(*proposal.reasons, reason)), searched
-
-    def _alternative(self, answer: _Answer, name: str) -> tuple[Plan | None, Alternative]:
-        plan = None if answer.plan is None else replace(answer.plan, strategy=name)
-        return plan, Alternative(
-            name=f"best {name.replace('-', ' ')}",
-            devices=() if plan is None else plan.devices,
-            step_s=answer.figures.step_s,
-            samples_per_s=answer.figures.samples_per_s,
-            reason=answer.figures.reason if plan is None else "; ".join(answer.ranked[0][0].reasons),
-        )
-
-
-def _prediction(evaluation: Evaluation) -> Prediction:
-    found = {name: getattr(evaluation, name) for name in ("step_s", "samples_per_s", "peak_bytes")}
-    return Prediction(**found, method=_METHOD)
 
 
 def _no_figures(reason: str, started_s: float) -> StrategyFigures:

@@ -9,7 +9,6 @@ are not negative. So whatever bounds the seconds from below bounds the value fro
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import permutations
 
 from spantrain.core.cluster import Cluster, Device
 from spantrain.core.plan import Plan
@@ -31,23 +30,24 @@ class Weights:
     """Weight of a second of the step for each device in use."""
     busy_by_device: Mapping[str, float]
     """Weight of a second in which the device computes."""
-    byte_by_pair: Mapping[tuple[str, str], float]
-    """Weight of a byte from one site to another."""
+    byte_by_site: Mapping[str, float]
+    """Weight of a byte that leaves a site for another one."""
     site_by_device: Mapping[str, str]
 
     @cached_property
     def counts_traffic(self) -> bool:
         """Whether bytes between sites count."""
-        return any(self.byte_by_pair.values())
+        return any(self.byte_by_site.values())
 
     @cached_property
     def counts_more(self) -> bool:
         """Whether anything but the seconds of the step counts."""
-        return any(any(own.values()) for own in (self.second_by_device, self.busy_by_device, self.byte_by_pair))
+        return any(any(own.values()) for own in (self.second_by_device, self.busy_by_device, self.byte_by_site))
 
     def per_byte(self, source: str, target: str) -> float:
         """Return the weight of a byte from a device to another."""
-        return self.byte_by_pair.get((self.site_by_device[source], self.site_by_device[target]), 0.0)
+        site = self.site_by_device[source]
+        return 0.0 if site == self.site_by_device[target] else self.byte_by_site[site]
 
     def per_second(self, devices: Iterable[str]) -> float:
         """Return the weight of a second of the step when these devices are used."""
@@ -62,12 +62,14 @@ def weights_of(cluster: Cluster, objective: Objective, global_batch: int) -> Wei
     prices = load_prices() if objective is Objective.COST else None
     for device in cluster.devices:
         second[device.name], busy[device.name] = _of_device(cluster, device, prices, objective, global_batch)
-    by_site = {site.name: _of_byte(cluster, site.name, prices, objective, global_batch) for site in cluster.sites}
     return Weights(
         second=1.0 if objective is Objective.THROUGHPUT else 0.0,
         second_by_device=second,
         busy_by_device=busy,
-        byte_by_pair={(source, target): by_site[source] for source, target in permutations(by_site, 2)},
+        byte_by_site={
+            site.name: _of_byte(cluster, site.name, prices, objective, global_batch) if len(cluster.sites) > 1 else 0.0
+            for site in cluster.sites
+        },
         site_by_device={device.name: device.site for device in cluster.devices},
     )
 

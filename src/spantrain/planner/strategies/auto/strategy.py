@@ -123,9 +123,9 @@ _MICRO_BATCHES_OF_MANY = 64
 _EVEN = 2
 _EXACT_UP_TO = 4
 _TAKEN_OVER = 2
-_ALIKE, _MAX_POOLS, _TOO_MANY = 16, 20, 512
+_ALIKE, _MAX_POOLS, _FEW, _TOO_MANY = 16, 20, 128, 512
 """Devices of a kind and site, on average, from which on only their counts are searched; how many such pools may be
-searched over beside blocks of devices; and devices that are too many for blocks."""
+searched over beside blocks of devices, or how few devices; and devices that are too many for blocks."""
 
 
 def auto(request: PlanRequest) -> tuple[Proposal, ...]:
@@ -141,8 +141,8 @@ def auto(request: PlanRequest) -> tuple[Proposal, ...]:
     if _may_count(request):
         pools, count = count_pools(request), len(request.devices)
         alone = count >= _ALIKE * pools or count > _TOO_MANY
-        by_counts = pool_proposals(request) if alone or pools <= _MAX_POOLS else ()
-        if by_counts and alone:
+        by_counts = _with_best_site(request, pool_proposals(request))
+        if by_counts and (alone or (pools > _MAX_POOLS and count > _FEW)):
             return by_counts
     try:
         proposals = _by_device(request)
@@ -152,8 +152,25 @@ def auto(request: PlanRequest) -> tuple[Proposal, ...]:
         return by_counts
     if not by_counts:
         return proposals
-    first, second = (request.evaluate(found[0].plan).value(request.objective) for found in (proposals, by_counts))
-    return (*proposals, *by_counts) if first <= second else (*by_counts, *proposals)
+    return _better_first(request, proposals, by_counts)
+
+
+def _with_best_site(request: PlanRequest, found: tuple[Proposal, ...]) -> tuple[Proposal, ...]:
+    """Add what is found on the best single site by itself, where that may be more than by counts: it is small."""
+    sites = [{request.profile.cluster.device_by_name[name].site for name in entry.plan.devices} for entry in found]
+    best = next((site for row in sites if len(row) == 1 for site in row), None)
+    others = tuple(site.name for site in request.profile.cluster.sites if site.name != best)
+    if best is None or len(request.profile.cluster.devices_at(best)) > _FEW or not others:
+        return found
+    limits = request.constraints
+    inside = replace(request, constraints=replace(limits, leave_out=tuple(dict.fromkeys((*limits.leave_out, *others)))))
+    return _better_first(request, found, auto(inside))
+
+
+def _better_first(request: PlanRequest, one: tuple[Proposal, ...], other: tuple[Proposal, ...]) -> tuple[Proposal, ...]:
+    """Return two lists of proposals as one, first the one whose own first is better."""
+    first, second = (request.evaluate(found[0].plan).value(request.objective) for found in (one, other))
+    return (*one, *other) if first <= second else (*other, *one)
 
 
 def _by_device(request: PlanRequest) -> tuple[Proposal, ...]:
