@@ -150,7 +150,7 @@ class Relaxation:
             counts[number] * max(0, memory - framework_bytes(backend))
             for (_, memory, backend), number in self._kinds.items()
         )
-        return room >= self._spans.memory.state_bytes(range(self._spans.units))
+        return bool(room >= self._spans.memory.state_bytes(range(self._spans.units)))
 
     def _line(self, kind: str) -> tuple[Array, Array]:
         """Return by unit the slope and the fixed seconds of a line under those of any number of samples."""

@@ -197,6 +197,10 @@ def _by_device(request: PlanRequest) -> tuple[Proposal, ...]:
         )
     if fewest_bytes(request.constraints.wire_formats) is not WireFormat.NATIVE:
         proposals += _rounded(request, search.scorer, best)
+    units = len(request.profile.graph.units)
+    if len(request.devices) <= _MANY and units < len(grid_of(units)):
+        # Its tables grow with the cube of the units (213 of them: over a minute).
+        proposals += [proposal for proposal in _of_spantrain(request) if not _divides(proposal.plan)]
     return tuple(proposals)
 
 
@@ -211,11 +215,15 @@ def _unlike(ranked: Sequence[SimulatedPlan]) -> list[SimulatedPlan]:
 
 def _divided_in_sites(request: PlanRequest) -> tuple[Proposal, ...]:
     """Return the plans of `spantrain` that divide tensors: over the hosts of a site, too, where the network is fast."""
+    return tuple(proposal for proposal in _of_spantrain(request) if _divides(proposal.plan))
+
+
+def _of_spantrain(request: PlanRequest) -> tuple[Proposal, ...]:
+    """Return the plans of `spantrain`, none where nothing fits: they compete, whatever the search found."""
     try:
-        found = spantrain(request)
+        return spantrain(request)
     except InfeasiblePlanError:
         return ()
-    return tuple(proposal for proposal in found if _divides(proposal.plan))
 
 
 def _divides(plan: Plan) -> bool:
