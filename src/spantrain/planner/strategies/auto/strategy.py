@@ -188,19 +188,22 @@ def _by_device(request: PlanRequest) -> tuple[Proposal, ...]:
         if more:
             return more
         raise infeasible(request.profile, request.job, request.devices)
-    proposals = list(more)
+    rows: list[tuple[Score, Proposal]] = []
     for found in _unlike(sorted(search.simulated, key=lambda found: found.score))[:_PROPOSED]:
         known = search.pool.entries.get(found.shape) if found.shape is not None else None
         reasons = _Reasons(request, search, found).lines() if found is best else ()
-        proposals.append(
-            Proposal(plan=found.plan, own_estimate_s=None if known is None else known.expected_s, reasons=reasons)
-        )
-    if fewest_bytes(request.constraints.wire_formats) is not WireFormat.NATIVE:
-        proposals += _rounded(request, search.scorer, best)
+        estimate_s = None if known is None else known.expected_s
+        rows.append((found.score, Proposal(plan=found.plan, own_estimate_s=estimate_s, reasons=reasons)))
     units = len(request.profile.graph.units)
     if len(request.devices) <= _MANY and units < len(grid_of(units)):
         # Its tables grow with the cube of the units (213 of them: over a minute).
-        proposals += [proposal for proposal in _of_spantrain(request) if not _divides(proposal.plan)]
+        whole = (proposal for proposal in _of_spantrain(request) if not _divides(proposal.plan))
+        scored = ((search.scorer.score(proposal.plan), proposal) for proposal in whole)
+        better = ((found[0], proposal) for found, proposal in scored if found is not None and found[1].fits)
+        rows = sorted((*rows, *better), key=lambda row: row[0])
+    proposals = [*more, *(proposal for _, proposal in rows)]
+    if fewest_bytes(request.constraints.wire_formats) is not WireFormat.NATIVE:
+        proposals += _rounded(request, search.scorer, best)
     return tuple(proposals)
 
 
