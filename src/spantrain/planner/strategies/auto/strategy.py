@@ -160,10 +160,12 @@ def _with_best_site(request: PlanRequest, found: tuple[Proposal, ...]) -> tuple[
     sites = [{request.profile.cluster.device_by_name[name].site for name in entry.plan.devices} for entry in found]
     best = next((site for row in sites if len(row) == 1 for site in row), None)
     others = tuple(site.name for site in request.profile.cluster.sites if site.name != best)
-    if best is None or len(request.profile.cluster.devices_at(best)) > _FEW or not others:
+    if best is None or not others or len(request.profile.cluster.devices_at(best)) > _FEW:
         return found
     limits = request.constraints
     inside = replace(request, constraints=replace(limits, leave_out=tuple(dict.fromkeys((*limits.leave_out, *others)))))
+    if len(inside.devices) > _MANY and len(inside.devices) >= _ALIKE * count_pools(inside):
+        return found
     return _better_first(request, found, auto(inside))
 
 
