@@ -185,7 +185,7 @@ def test_yaml_does_not_guess() -> None:
         ("{t4: 2, p4: 1}", "[{kind: cpu, backend: cuda}]", "kind cpu cannot have the backend cuda"),
         ("{t4: 2, p4: 1}", '[{kind: t4, backend: "cuda:1"}, {kind: t4, backend: cuda}]', "cuda:1 is used twice"),
         ("{t4: 2, p4: 1}", "[{kind: t4, memory: 1e999 GB}]", "devices[0].memory: "),
-        ("count: 2", "count: many", "'many' must be a whole number from 1 to 1024"),
+        ("count: 2", "count: many", "'many' must be a whole number from 1 to 131072"),
         ("count: 2", "count: 2, address: 10.0.0.1", "2 hosts cannot share one address"),
         ("[a, b]", "[a, bb]", "unknown site 'bb'; known: a, b"),
         ("[a, b]", "[a, a]", "a link joins different sites"),

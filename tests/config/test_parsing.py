@@ -137,8 +137,8 @@ SITE = """
 @pytest.mark.parametrize(
     ("sites", "host", "count", "each", "says"),
     [
-        (300, "h{n}", 1, 1, "300 sites are more than 256"),
-        (9, "h{n}", 1024, 64, "with this the cluster has more than 16384 devices"),
+        (1100, "h{n}", 1, 1, "1100 sites are more than 1024"),
+        (9, "h{n}", 1024, 64, "with this the cluster has more than 131072 devices"),
         (2, "x" * 60 + "{n}", 20, 2, "its device would be named"),
         (2, "x" * 62 + "{n}", 1024, 1, "its hosts would be named"),
         (2, "../../escaped{n}", 1, 1, "no name; use up to 63 letters"),

@@ -8,7 +8,8 @@ import pytest
 from spantrain.core.outer.groups import OuterGroup, OuterPlan
 from spantrain.core.profile import Profile
 from spantrain.cost.network import NetworkCost
-from spantrain.planner.engine.outer import best_join, clusters_of, exchange_of, slow_boundaries
+from spantrain.planner.engine.clusters import clusters_of
+from spantrain.planner.engine.outer import best_join, exchange_of, slow_boundaries
 from spantrain.planner.groups import group_devices
 
 MBIT = 125e3

@@ -17,7 +17,7 @@ from spantrain.config.files.text_files import read_text
 from spantrain.config.files.yaml_fields import Field, parse_yaml
 from spantrain.config.kinds import DeviceRow, load_kinds, read_devices, read_kind
 from spantrain.config.prices import inside_rate, read_egress, read_inside, read_kind_price
-from spantrain.core.cluster import MAX_DEVICES, MAX_SITES, Cluster, Device, DeviceKind, Host, Link, Site
+from spantrain.core.cluster import LISTED_SITES, MAX_DEVICES, MAX_SITES, Cluster, Device, DeviceKind, Host, Link, Site
 from spantrain.core.names import is_name
 from spantrain.core.quantities import parse_bandwidth, parse_bytes, parse_seconds
 from spantrain.errors import ConfigError
@@ -26,11 +26,15 @@ T = TypeVar("T")
 _Pair = tuple[str, str]
 
 
-def read_links(section: Field | None, root: Field, sites: Sequence[str]) -> tuple[Link, ...]:
-    """Return a link for each ordered pair of sites, in the sites' order; what is wrong becomes problems."""
+def read_links(section: Field | None, root: Field, sites: Sequence[str]) -> tuple[tuple[Link, ...], Link | None]:
+    """Return a link for each ordered pair of sites, in the sites' order; what is wrong becomes problems.
+
+    Of very many sites those that are named, and the default.
+    """
     given: dict[_Pair, Link] = {}
     lines: dict[_Pair, int] = {}
     default: Field | None = None
+    common: Link | None = None
     sound = True
     for item in section.items() if section else []:
         row = item.table(required=("bandwidth", "latency"), optional=("between", "from", "to", "jitter", "loss"))
@@ -38,6 +42,8 @@ def read_links(section: Field | None, root: Field, sites: Sequence[str]) -> tupl
         if "between" in row and not row["between"].is_list and row["between"].text() == "all":
             if default is not None:
                 item.problem(f"a second default (the first on line {default.line}); keep one `between: all`")
+            elif len(sites) > LISTED_SITES:
+                common = link
             else:
                 given.update({pair: _between(link, pair) for pair in permutations(sites, 2) if pair not in lines})
             default = item
@@ -52,10 +58,10 @@ def read_links(section: Field | None, root: Field, sites: Sequence[str]) -> tupl
         for pair in pairs:
             lines.setdefault(pair, item.line)
             given[pair] = _between(link, pair)
-    missing = missing_links(sites, given)
+    missing = "" if common else missing_links(sites, given)
     if missing and sound:
         (section or root).problem(missing)
-    return tuple(given[pair] for pair in permutations(sites, 2) if pair in given)
+    return tuple(given[pair] for pair in permutations(sites, 2) if pair in given), common
 
 
 def _pairs(row: Mapping[str, Field], item: Field, sites: Sequence[str]) -> list[_Pair]:
@@ -138,7 +144,7 @@ def parse_cluster(text: str, *, source: str) -> Cluster:
     kinds = _read_kinds(top.get("kinds"))
     if "sites" in top:
         _read_sites(top["sites"], kinds, draft)
-    links = read_links(top.get("links"), root, draft.site_names)
+    links, default_link = read_links(top.get("links"), root, draft.site_names)
     problems.check()
     used = {device.kind for device in draft.devices}
     return Cluster(
@@ -148,6 +154,7 @@ def parse_cluster(text: str, *, source: str) -> Cluster:
         hosts=tuple(draft.hosts),
         devices=tuple(draft.devices),
         links=links,
+        default_link=default_link,
         emulated_speed=emulated_speed,
         description=" ".join(description.split()),
     )
@@ -275,7 +282,7 @@ def _read_hosts(
             required=("name", "devices"), optional=("count", "address", "ssh", "backend", "memory", "inside")
         )
         base = row["name"].name() if "name" in row else ""
-        count = row["count"].count() if "count" in row else None
+        count = row["count"].count(most=MAX_DEVICES) if "count" in row else None
         reached = {key: row[key].text() for key in ("address", "ssh") if key in row}
         if count is not None and count > 1:
             for key in reached:

@@ -53,7 +53,8 @@ def check_cluster(cluster: Cluster, note: Note) -> None:
         check_known(host.devices, cluster.device_by_name, f"cluster.hosts.{host.name}.devices", note)
     for place in cluster.sites:
         check_known(place.hosts, cluster.host_by_name, f"cluster.sites.{place.name}.hosts", note)
-    missing = missing_links([site.name for site in cluster.sites], {(k.source, k.target) for k in cluster.links})
+    linked = {(link.source, link.target) for link in cluster.links}
+    missing = "" if cluster.default_link else missing_links([site.name for site in cluster.sites], linked)
     if missing:
         note("cluster.links", missing)
 

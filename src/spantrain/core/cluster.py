@@ -9,9 +9,10 @@ from functools import cached_property
 from spantrain.core.money.prices import Egress, KindPrice
 from spantrain.core.names import check_name
 
-MAX_DEVICES = 16_384
-MAX_SITES = 256
-"""Each pair of them has a link."""
+MAX_DEVICES = 131_072
+MAX_SITES = 1_024
+LISTED_SITES = 256
+"""Sites up to which the link of every pair of them is listed; with more, most of them may be one that is alike."""
 INSIDE_BYTES_PER_S = 10e9
 """Between devices of one host of which nobody says what joins them: about what copies through its memory reach."""
 _MAX_KIND = 63
@@ -57,6 +58,11 @@ class Device:
 
     def __post_init__(self) -> None:
         check_name("device", self.name)
+
+    @property
+    def make(self) -> tuple[str, int, str]:
+        """Kind, memory and backend without its number: devices of one make stand for each other where they are."""
+        return self.kind, self.memory_bytes, self.backend.partition(":")[0]
 
     @property
     def emulated(self) -> bool:
@@ -163,6 +169,8 @@ class Cluster:
     hosts: tuple[Host, ...]
     devices: tuple[Device, ...]
     links: tuple[Link, ...]
+    default_link: Link | None = None
+    """Of all pairs of sites that are not among `links`, with no ends of its own; None: all are among them."""
     emulated_speed: float = 1.0
     description: str = ""
 
@@ -202,9 +210,37 @@ class Cluster:
     def _link_by_pair(self) -> Mapping[tuple[str, str], Link]:
         return {(link.source, link.target): link for link in self.links}
 
+    @cached_property
+    def _devices_by_site(self) -> Mapping[str, tuple[Device, ...]]:
+        found: dict[str, list[Device]] = {}
+        for device in self.devices:
+            found.setdefault(device.site, []).append(device)
+        return {site: tuple(devices) for site, devices in found.items()}
+
     def devices_at(self, site: str) -> tuple[Device, ...]:
         """Return the devices of one site, in order."""
-        return tuple(device for device in self.devices if device.site == site)
+        return self._devices_by_site.get(site, ())
+
+    @cached_property
+    def fastest_line_by_site(self) -> Mapping[str, float]:
+        """The largest bandwidth of a link to or from a site, by site; none for a site without links."""
+        found: dict[str, float] = {}
+        for link in self.links:
+            for site in (link.source, link.target):
+                found[site] = max(found.get(site, 0.0), link.bandwidth_bytes_per_s)
+        if self.default_link is not None:
+            rate = self.default_link.bandwidth_bytes_per_s
+            found = {site.name: max(found.get(site.name, 0.0), rate) for site in self.sites}
+        return found
+
+    def link_between(self, source: str, target: str) -> Link:
+        """Return the path from one site to another as it is described, whatever lines lie before and behind it."""
+        found = self._link_by_pair.get((source, target))
+        if found is not None:
+            return found
+        if self.default_link is None:
+            raise KeyError(f"{self.name} has no link {source} -> {target}")
+        return replace(self.default_link, source=source, target=target)
 
     def link(self, source: str, target: str) -> Link:
         """Return the path from one device to another, as the description (not a measurement) has it.
@@ -220,7 +256,7 @@ class Cluster:
             site = self.site_by_name[a.site]
             rate, latency_s = site.bandwidth_bytes_per_s, site.latency_s
             return Link(source=source, target=target, bandwidth_bytes_per_s=rate, latency_s=latency_s)
-        return self._between(self._link_by_pair[a.site, b.site])
+        return self._between(self.link_between(a.site, b.site))
 
     def _between(self, link: Link) -> Link:
         lines = (

@@ -137,6 +137,9 @@ def split_by_shares(span: Span, shares: Sequence[float]) -> tuple[Span | None, .
     >>> [str(part) for part in split_by_shares(Span(8, 16), [3, 1])]
     ['[8:14]', '[14:16]']
     """
+    each, rest = divmod(span.size, len(shares))
+    if not rest and len(set(shares)) == 1:
+        return tuple(Span(lo, lo + each) for lo in range(span.lo, span.hi, each))
     parts: list[Span | None] = []
     lo = span.lo
     for size in apportion(span.size, shares):

@@ -15,7 +15,7 @@ turn of its slowest hop with what the others leave of the links.
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 
 from spantrain.core.cluster import Device
 from spantrain.core.profile import LinkMeasurement, Profile
@@ -68,6 +68,9 @@ def part_alone(uses: Uses, capacity: Mapping[str, float]) -> float:
 
 SAME_RATIO = 0.95
 """A pair that was measured at more than this part of a link fills it: two measurements of one link differ as much."""
+
+_KEPT = 64
+"""Sets of pairs of which is kept how they share links: a sum is asked for with many sizes."""
 
 _ROUNDING = 1e-9
 """What sums of parts of a link may be wrong by."""
@@ -126,6 +129,7 @@ class NetworkCost:
         measured through them if that is more.
         """
         self._line, self._described_port = cache(self._find_line), cache(self._find_port)
+        self._parts = lru_cache(_KEPT)(self._parts_of)
         self.collectives = Collectives(self)
         """Sums over devices, over these links."""
 
@@ -199,8 +203,8 @@ class NetworkCost:
 
     def _find_port(self, site: str) -> float:
         """Return what a host's port carries by the description: its site's rate, or what a line to elsewhere does."""
-        lines = (link.bandwidth_bytes_per_s for link in self._cluster.links if site in (link.source, link.target))
-        return max(self._cluster.site_by_name[site].bandwidth_bytes_per_s, *lines, 0.0)
+        fastest = self._cluster.fastest_line_by_site.get(site, 0.0)
+        return max(self._cluster.site_by_name[site].bandwidth_bytes_per_s, fastest)
 
     def _way_carries(self, a: Device, b: Device, way: LinkMeasurement) -> float:
         """Return the bytes per second of the way between the places of two devices."""
@@ -215,9 +219,7 @@ class NetworkCost:
         lines = self._lines_between(source, target)
         if not any(fastest > SAME_RATIO * line.bandwidth_bytes_per_s for line in lines):
             return 0.0
-        return max(
-            link.bandwidth_bytes_per_s for link in self._cluster.links if (link.source, link.target) == (source, target)
-        )
+        return self._cluster.link_between(source, target).bandwidth_bytes_per_s
 
     def _port_carries(self, device: Device, *, out: bool) -> float:
         """Return the bytes per second of the port of a device's host, in one direction."""
@@ -253,6 +255,9 @@ class NetworkCost:
 
     def parts_together(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
         """Return the part of its own bandwidth that each pair gets when all of them send at once, max-min fair."""
+        return self._parts(tuple(pairs))
+
+    def _parts_of(self, pairs: tuple[tuple[str, str], ...]) -> list[float]:
         load: dict[str, float] = {}
         demands: list[Demand] = []
         for pair in pairs:

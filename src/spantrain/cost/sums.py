@@ -49,16 +49,13 @@ from enum import Enum
 from itertools import accumulate, count, takewhile
 from typing import Protocol
 
-import numpy as np
-
 from spantrain.core.cluster import Device
 from spantrain.core.plan import DEFAULT_BUCKET_BYTES, OWN_SUMS, GradientSums, SumModel
+from spantrain.cost.rings import turns_s, waiting_s, without_repeats
 from spantrain.devices.registry import find_backend
 
 _SEGMENT_BYTES = 2**20
 """Most that Gloo sends at once (`kMaxSegmentSize`)."""
-_TURNS_ROUND = 16
-"""Turns of a ring's length after which segments come in a steady rhythm, which goes on."""
 
 Pair = tuple[str, str]
 Place = tuple[str, str]
@@ -158,9 +155,10 @@ class Collectives:
         piece = size_bytes / len(devices)
         segments = max(2, math.ceil(piece / _SEGMENT_BYTES)) if options.waits_for_receiver else 1
         busy_s = [options.at_once * seconds for seconds in self._wires.busy_together_s(pairs, piece / segments, beside)]
+        hops = without_repeats(latency_s, busy_s)
         if options.waits_for_receiver:
-            return halves * _waiting_s(latency_s, busy_s, segments * (len(devices) - 1))
-        return _ring_turns_s(latency_s, busy_s, halves * (len(devices) - 1))
+            return halves * waiting_s(*hops, segments * (len(devices) - 1))
+        return turns_s(*hops, halves * (len(devices) - 1))
 
     def _level_s(self, pairs: Sequence[Pair], size_bytes: float, beside: Sequence[Pair]) -> float:
         """Return the seconds of one turn of a tree."""
@@ -199,62 +197,6 @@ def _tree_levels(devices: Sequence[str]) -> Iterator[list[Pair]]:
     while step < len(devices):
         yield [(devices[r + step], devices[r]) for r in range(0, len(devices) - step, 2 * step)]
         step *= 2
-
-
-def _ring_turns_s(latency_s: Sequence[float], busy_s: Sequence[float], turns: int) -> float:
-    """Return the end of the last turn, each device sending on what came in the turn before.
-
-    Neighbours need not be alike: a piece passes slow ones only when its way leads there, so a ring that crosses sites
-    twice does not pay their latency in every turn.
-    """
-    if len(set(latency_s)) == len(set(busy_s)) == 1:
-        return turns * (latency_s[0] + busy_s[0])
-    latency, busy = np.array(latency_s), np.array(busy_s)
-    ready = free = np.zeros(len(busy))
-    for _ in range(turns):
-        free = np.maximum(ready, free) + busy
-        ready = np.roll(free + latency, 1)
-    return float(ready.max())
-
-
-def _waiting_s(latency_s: Sequence[float], busy_s: Sequence[float], count: int) -> float:
-    """Return the end of half a ring of Gloo, in which each device sends so many segments.
-
-    A device makes room for a segment, and sends one of its own, when the last but one that it awaits has come. What it
-    sends leaves when the word of that room is there and the link is free. Two devices send each other data and words
-    over one connection, so that a word goes behind the data before it.
-
-    >>> _waiting_s([1.0, 1.0], [10.0, 10.0], 2), _waiting_s([1.0, 1.001], [10.0, 10.0], 2)
-    (22.0, 22.002)
-    """
-    if len(set(latency_s)) == len(set(busy_s)) == 1:
-        way, busy = latency_s[0], busy_s[0]
-        if len(busy_s) == 2 and busy >= way:
-            return count * (way + busy)
-        first_s = way if count % 2 else way + busy
-        return first_s + (count - 1) // 2 * max(2 * busy, 2 * way + busy) + busy + way
-    around, most = 2 * len(busy_s), _TURNS_ROUND * len(busy_s)
-    ends_s = _segments_s(latency_s, busy_s, min(count, most))
-    if count <= most:
-        return ends_s[-1]
-    times, place = divmod(count - 1 - (most - around), around)
-    return ends_s[most - around + place] + times * (ends_s[most - 1] - ends_s[most - 1 - around])
-
-
-def _segments_s(latency_s: Sequence[float], busy_s: Sequence[float], count: int) -> list[float]:
-    """Return by when all of the first segments are there, for each number of them up to `count`."""
-    latency, busy = np.array(latency_s), np.array(busy_s)
-    posted = free = before_last = last = np.zeros(len(busy))
-    starts = np.full(len(busy), np.inf)
-    ends_s: list[float] = []
-    for _ in range(count):
-        posted = np.maximum(posted, before_last)
-        word = np.where(starts <= posted, np.maximum(posted, free), posted) if len(busy) == 2 else posted
-        starts = np.maximum(np.maximum(posted, np.roll(word, -1) + latency), free)
-        free = starts + busy
-        before_last, last = last, np.roll(free + latency, 1)
-        ends_s.append(max(float(last.max()), ends_s[-1] if ends_s else 0.0))
-    return ends_s
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,8 +14,10 @@ from spantrain.core.quantities import format_bytes, format_seconds
 _T = TypeVar("_T")
 _ALL_ORDERS_UP_TO = 3
 _SAME = 1e-12
-_MESSAGE_BYTES = 2**20
-_NETWORK_RATIO, _COMPUTE_RATIO = 1.25, 1.2
+MESSAGE_BYTES = 2**20
+"""Of the message by whose seconds networks are compared."""
+NETWORK_RATIO, _COMPUTE_RATIO = 1.25, 1.2
+"""How much slower the way between two groups may be than what they are used to; how much their devices may differ."""
 _WAN_LATENCY_S = 2e-3
 
 
@@ -61,7 +63,7 @@ def group_devices(profile: Profile, *, devices: Sequence[str] | None = None) -> 
     """Group devices by network, and inside each group by compute score and memory.
 
     First level: every device begins alone; the pair of groups with the shortest mean message time is taken from
-    a heap and merged if that time is at most `_NETWORK_RATIO` times what the slower-connected of the two is used
+    a heap and merged if that time is at most `NETWORK_RATIO` times what the slower-connected of the two is used
     to: the mean time between hosts inside a group, or a lone device's nearest path. Means are updated on merging
     and only the top is kept. A lone device whose nearest path has a latency of `_WAN_LATENCY_S` or more is held to
     the fastest path between hosts of the whole cluster, so that two remote devices are not taken for neighbours.
@@ -75,7 +77,7 @@ def group_devices(profile: Profile, *, devices: Sequence[str] | None = None) -> 
     names = tuple(devices) if devices is not None else tuple(d.name for d in profile.cluster.devices)
     first = _merge(names, *_network_rules(profile, names))
     groups = tuple(map(partial(_with_subgroups, profile), _names_of(profile, first), first))
-    return DeviceGroups(first_level=groups, message_bytes=_MESSAGE_BYTES)
+    return DeviceGroups(first_level=groups, message_bytes=MESSAGE_BYTES)
 
 
 Members = tuple[str, ...]
@@ -104,7 +106,7 @@ def _merge(names: Members, distance: Distance, may_merge: MayMerge) -> list[Memb
 
 
 def _network_rules(profile: Profile, names: Members) -> tuple[Distance, MayMerge]:
-    metric = message_seconds(profile, _MESSAGE_BYTES, names)
+    metric = message_seconds(profile, MESSAGE_BYTES, names)
     used_to = _lone_references(profile, names, metric)
     host = {device.name: device.host for device in profile.cluster.devices}
 
@@ -116,7 +118,7 @@ def _network_rules(profile: Profile, names: Members) -> tuple[Distance, MayMerge
         return _mean(inner) if inner else max(used_to[name] for name in members)
 
     def may_merge(a: Members, b: Members, value: float) -> bool:
-        return value <= _NETWORK_RATIO * max(reference(a), reference(b)) + _SAME
+        return value <= NETWORK_RATIO * max(reference(a), reference(b)) + _SAME
 
     return distance, may_merge
 

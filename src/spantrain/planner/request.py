@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import cached_property
 
 from spantrain.core.cluster import Cluster, Device
 from spantrain.core.plan import Plan, Stage
@@ -345,12 +346,12 @@ class PlanRequest:
         if refusal and self.constraints.tensor_parallel:
             raise PlanError(f"{refusal}; leave out --allow-tensor-parallel, or take another optimizer")
 
-    @property
+    @cached_property
     def devices(self) -> tuple[str, ...]:
         """The devices that may be used, in the cluster's order."""
         return self.constraints.allowed_devices(self.profile.cluster)
 
-    @property
+    @cached_property
     def devices_within_quotas(self) -> tuple[str, ...]:
         """As many of them as the quotas leave, for strategies that do not choose among them."""
         return self.constraints.devices_within_quotas(self.profile.cluster)

@@ -5,12 +5,13 @@ neighbours: the plan is so many pipelines, which meet in the gradient sums. Pipe
 links that are as fast and as full, do the same at the same time, so one of each sort is run. That is exact where
 pipelines share no link that is too narrow for them. Where they do, all of a sort are taken to send at the same time:
 the one that is run has the part of the link that each of them would get. What the end of a step takes is the whole
-plan's, as always.
+plan's, as always. In large plans micro-batches need not divide evenly: then each pipeline is taken to have as many
+samples of each as the one that has most, which is what the end of the step waits for.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from spantrain.core.action import Direction
 from spantrain.core.plan import Plan, Stage
@@ -20,6 +21,8 @@ from spantrain.sim.engine import SimulationOptions, SimulationResult, simulate
 from spantrain.sim.transfers import TransferCost
 
 _DIGITS = 9
+_EVEN_UP_TO = 4_000
+"""Micro-batches of replicas up to which only pipelines are folded that have as many samples of each."""
 _FOLDED_FROM = 2
 """Pipelines of a sort, on average, from which on folding is worth its while."""
 
@@ -88,36 +91,50 @@ def fold(plan: Plan, costs: ProfileCosts) -> _Fold | None:
     if width < _FOLDED_FROM or plan.hints is not None or not all(_even(stage, plan) for stage in plan.stages):
         return None
     flows = _flows(plan, costs)
-    sorts: dict[tuple[object, ...], list[int]] = {}
+    alike: dict[tuple[object, ...], list[int]] = {}
     for number in range(width):
-        sorts.setdefault(_looks(plan, flows, number), []).append(number)
+        alike.setdefault(_looks(plan, flows, number), []).append(number)
+    sorts: dict[tuple[object, ...], list[int]] = {}
+    loads_of: dict[int, list[tuple[float, ...]]] = {}
+    for looks, row in alike.items():
+        for number, loads in zip(row, _loads(row, flows), strict=True):
+            loads_of[number] = loads
+            rounded = tuple(tuple(round(load, _DIGITS) for load in own) for own in loads)
+            sorts.setdefault((looks, rounded), []).append(number)
     if len(sorts) * _FOLDED_FROM > width:
         return None
-    loads: dict[tuple[str, str], tuple[float, ...]] = {}
-    for row in sorts.values():
-        for by_number in flows:
-            full: dict[str, float] = {}
-            for number in row:
-                for name, part in by_number[number][1].uses:
-                    full[name] = full.get(name, 0.0) + part
-            pair, transfer = by_number[row[0]]
-            loads[pair] = tuple(full[name] for name, _ in transfer.uses)
     first = [row[0] for row in sorts.values()]
     return _Fold(
         plan=_narrowed(plan, first, width),
-        costs=_FoldedCosts(costs, loads),
+        costs=_FoldedCosts(
+            costs, {row[n][0]: loads for n in first for row, loads in zip(flows, loads_of[n], strict=True)}
+        ),
         alike=tuple(map(tuple, sorts.values())),
     )
+
+
+def _loads(numbers: Sequence[int], flows: list[list["_Flow"]]) -> list[list[tuple[float, ...]]]:
+    """Return, for each of some pipelines and each flow, how full its links are if all of these send at once."""
+    found: list[list[tuple[float, ...]]] = [[] for _ in numbers]
+    for row in flows:
+        full: dict[str, float] = {}
+        for number in numbers:
+            for name, part in row[number][1].uses:
+                full[name] = full.get(name, 0.0) + part
+        for own, number in zip(found, numbers, strict=True):
+            own.append(tuple(full[name] for name, _ in row[number][1].uses))
+    return found
 
 
 def _even(stage: Stage, plan: Plan) -> bool:
     """Whether a stage's replicas have as many samples of each micro-batch, the same ones as in the first stage."""
     width = len(plan.stages[0].replicas)
+    large = width * len(stage.micro_batches) * len(plan.stages) > _EVEN_UP_TO
     return (
         len(stage.replicas) == width
         and stage.micro_batches == plan.stages[0].micro_batches
         and len({replica.sample_share for replica in stage.replicas}) == 1
-        and all(span.size % width == 0 for span in stage.micro_batches)
+        and (large or all(span.size % width == 0 for span in stage.micro_batches))
     )
 
 
@@ -139,11 +156,11 @@ def _flows(plan: Plan, costs: ProfileCosts) -> list[list[_Flow]]:
 
 
 def _looks(plan: Plan, flows: list[list[_Flow]], number: int) -> tuple[object, ...]:
-    """Return what tells a pipeline from others, but for the names of devices and links."""
-    devices = plan.cluster.device_by_name
+    """Return what tells a pipeline from others, but for the names of devices, sites and links."""
+    devices, sites = plan.cluster.device_by_name, dict[str, int]()
     stages = tuple(
         (
-            tuple((devices[name].kind, devices[name].site) for name in replica.devices),
+            tuple((devices[name].kind, sites.setdefault(devices[name].site, len(sites))) for name in replica.devices),
             replica.tp_shares,
             replica.in_flight_limit,
         )
@@ -162,19 +179,13 @@ def _looks(plan: Plan, flows: list[list[_Flow]], number: int) -> tuple[object, .
 
 def _narrowed(plan: Plan, numbers: list[int], width: int) -> Plan:
     """Return the plan with these replicas only, each with the samples that it had."""
-
-    def span(whole: Span) -> Span:
-        return Span(whole.lo // width * len(numbers), whole.hi // width * len(numbers))
-
+    ends = [0, *accumulate(-(-span.size // width) * len(numbers) for span in plan.stages[0].micro_batches)]
+    spans = tuple(Span(*pair) for pair in pairwise(ends))
     return replace(
         plan,
-        global_batch=plan.global_batch // width * len(numbers),
+        global_batch=ends[-1],
         stages=tuple(
-            replace(
-                stage,
-                replicas=tuple(stage.replicas[number] for number in numbers),
-                micro_batches=tuple(map(span, stage.micro_batches)),
-            )
+            replace(stage, replicas=tuple(stage.replicas[number] for number in numbers), micro_batches=spans)
             for stage in plan.stages
         ),
     )

@@ -5,31 +5,33 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from spantrain.core.outer.groups import OuterPlan
-from spantrain.core.plan import Alternative, Plan, PlanReport, Prediction, Stage
+from spantrain.core.plan import Alternative, Plan, PlanReport, Stage
 from spantrain.core.profile import Profile
 from spantrain.errors import InfeasiblePlanError, PlanError, ScheduleError
 from spantrain.planner.assembly.recompute import proposals_of, recomputing_all
 from spantrain.planner.assembly.tuning import check_sequence, slicing
+from spantrain.planner.engine import reasons as sentences
 from spantrain.planner.engine.cheaper import with_cheaper
 from spantrain.planner.engine.evaluate import Evaluator, check_kinds, check_prices
-from spantrain.planner.engine.outcome import PlanOptions, PlanOutcome, Prefer, StrategyFigures, only_to_compare
+from spantrain.planner.engine.outcome import (
+    PlanOptions,
+    PlanOutcome,
+    Prefer,
+    StrategyFigures,
+    alternative_of,
+    is_plain,
+    prediction_of,
+)
 from spantrain.planner.engine.outer import LocalPlans, join_groups, local_plans, pair_rates, slow_boundaries
 from spantrain.planner.engine.predict import over_time, with_best_spans
-from spantrain.planner.engine.reasons import (
-    boundaries,
-    choices,
-    outer_groups,
-    sites_in_and_out,
-    sites_of,
-    verdict,
-)
+from spantrain.planner.engine.ranking import Ranking, no_figures
 from spantrain.planner.request import Evaluation, JobSpec, Objective, PlanRequest, Proposal, Restriction
 from spantrain.planner.strategies.registry import DEFAULT_STRATEGY, strategies, strategies_named
+from spantrain.planner.strategies.relaxation import Relaxation
 from spantrain.schedule.at_once import check_samples_at_once, samples_at_once
 from spantrain.schedule.registry import schedule_names
 from spantrain.sim.search.search import SearchEffort
 
-_METHOD = "event simulation of the plan's own schedule with the profile's times"
 _RESCHEDULED = 3
 """How many of a strategy's best are tried with other schedules, where that is asked for."""
 _COMPARED = ("single-site", "single-device")
@@ -42,6 +44,8 @@ _ORDERED_UP_TO = 96
 """Devices in use up to which an order is searched for: with more it takes longer than the rest of planning."""
 _EFFORT = SearchEffort(max_runs=60, max_actions=60_000)
 """What an order of work is searched with: with more, plans came out the same (`benchmarks/planner_speed.py`)."""
+_TOLD = 32
+"""Groups up to which the ways between all of them are told of."""
 _MORE_ORDERED, _ORDER_OFTEN_GAINS = 1, 1.04
 """How many more plans of the default strategy have their orders searched, and by how much they may be over its best."""
 _PREFERRED_UP_TO, _PREFERRED_OF = 1.5, 200
@@ -74,6 +78,12 @@ class _Answer:
     def plan(self) -> Plan | None:
         return self.ranked[0][0].plan if self.ranked else None
 
+    def alternative(self, name: str) -> tuple[Plan | None, Alternative]:
+        """Return the plan as one of that name, and how it is shown beside the one that is chosen."""
+        plan = None if self.plan is None else replace(self.plan, strategy=name)
+        said = self.figures.reason if plan is None else "; ".join(self.ranked[0][0].reasons)
+        return plan, alternative_of(name, plan, self.figures, said)
+
 
 class _Planning:
     def __init__(self, profile: Profile, job: JobSpec, options: PlanOptions) -> None:
@@ -83,6 +93,7 @@ class _Planning:
         self._profile, self._options = profile, options
         self._job = job = replace(job, fewest_samples=fewest)
         self._evaluator = Evaluator(profile, job)
+        self._ranking = Ranking(profile.cluster, options)
         self._orders: dict[tuple[tuple[Stage, ...], str], Plan] = {}
         self._request = PlanRequest(
             profile=profile,
@@ -105,31 +116,36 @@ class _Planning:
             name: self._answer(name) for name in dict.fromkeys((*asked, *(_COMPARED if small else _COMPARED[1:])))
         }
         answers[_COMPARED[0]] = self._best_in_one_site(answers.get(_COMPARED[0]))
-        answers = self._with_orders(answers)
+        local = self._local_plans()
         free = not self._options.strategies and self._options.restriction is Restriction.NONE
+        adopts = DEFAULT_STRATEGY in asked and self._options.restriction is Restriction.NONE
+        for step in (self._with_all_seen, self._with_orders, self._with_all_seen):
+            answers = step(answers) if adopts or step == self._with_orders else answers
+        answers[_COMPARED[0]] = self._best_in_one_site(answers[_COMPARED[0]])
         competing = answers if free else {name: answers[name] for name in asked}
         chosen, said = self._best(competing), tuple[str, ...]()
         if self._options.prefer is not None:
             answers[chosen], said = self._preferred(answers[chosen], self._options.prefer)
-        return self._outcome(chosen, answers, tuple(competing), said)
+        return self._outcome(chosen, answers, tuple(competing), local, said)
 
     def _preferred(self, best: _Answer, prefer: Prefer) -> tuple[_Answer, tuple[str, ...]]:
         """Let another plan than the best by the objective be chosen, of those that are not far behind it."""
         started_s, first = time.perf_counter(), best.ranked[0]
-        most = _PREFERRED_UP_TO * self._value(first[1])[0]
+        most = _PREFERRED_UP_TO * self._ranking.value(first[1])[0]
         rows = [
             entry
             for plan, evaluation in self._evaluator.seen()
-            if evaluation.fits and self._value(evaluation)[0] <= most and plan.stages != first[0].plan.stages
+            if evaluation.fits and self._ranking.value(evaluation)[0] <= most and plan.stages != first[0].plan.stages
             if samples_at_once(plan, range(len(self._profile.graph.units)))[0] >= self._job.fewest_samples
-            if self._rank(entry := (Proposal(plan=plan, own_estimate_s=None), evaluation))[:2] == self._rank(first)[:2]
+            if self._ranking.rank(entry := (Proposal(plan=plan, own_estimate_s=None), evaluation))[:2]
+            == self._ranking.rank(first)[:2]
         ]
-        near = [first, *sorted(rows, key=self._rank)[:_PREFERRED_OF]]
+        near = [first, *sorted(rows, key=self._ranking.rank)[:_PREFERRED_OF]]
         index, said = prefer([(proposal.plan, evaluation) for proposal, evaluation in near])
         if index == 0:
             return best, said
         ranked = (self._ordered(*near[index], _EFFORT), *best.ranked)
-        return _Answer(figures=self._figures(ranked, best.figures.plans, started_s), ranked=ranked), said
+        return _Answer(figures=self._ranking.figures(ranked, best.figures.plans, started_s), ranked=ranked), said
 
     def _answer(self, name: str) -> _Answer:
         started_s = time.perf_counter()
@@ -144,24 +160,24 @@ class _Planning:
             else:
                 proposals = proposals_of(propose, self._request, improves=name == DEFAULT_STRATEGY)
         except InfeasiblePlanError as error:
-            return _Answer(figures=_no_figures(str(error), started_s))
+            return _Answer(figures=no_figures(str(error), started_s))
         ranked: list[tuple[Proposal, Evaluation]] = []
         refusals: list[str] = []
         for proposal in proposals:
             self._take(proposal, ranked, refusals)
         if not ranked:
-            return _Answer(figures=_no_figures("; ".join(dict.fromkeys(refusals)), started_s))
-        ranked.sort(key=self._rank)
+            return _Answer(figures=no_figures("; ".join(dict.fromkeys(refusals)), started_s))
+        ranked.sort(key=self._ranking.rank)
         if self._options.any_schedule:
             for proposal, _ in ranked[:_RESCHEDULED]:
                 for other in self._other_schedules(proposal):
                     self._take(other, ranked, refusals)
-            ranked.sort(key=self._rank)
-        return _Answer(figures=self._figures(ranked, len(proposals), started_s), ranked=tuple(ranked))
+            ranked.sort(key=self._ranking.rank)
+        return _Answer(figures=self._ranking.figures(ranked, len(proposals), started_s), ranked=tuple(ranked))
 
     def _with_orders(self, answers: Mapping[str, _Answer]) -> dict[str, _Answer]:
         """Search the order of work of answers that it may make the best: those that are near it."""
-        firsts = {name: self._rank(answer.ranked[0]) for name, answer in answers.items() if answer.ranked}
+        firsts = {name: self._ranking.rank(answer.ranked[0]) for name, answer in answers.items() if answer.ranked}
         least = min(firsts.values(), default=(False, False, 0.0, 0.0))
         found = dict(answers)
         for name, (broken, _, value, _) in firsts.items():
@@ -169,7 +185,7 @@ class _Planning:
                 started_s, figures = time.perf_counter(), answers[name].figures
                 ranked = self._reordered(answers[name].ranked, 1 + _MORE_ORDERED * (name == DEFAULT_STRATEGY))
                 seconds = figures.search_s + time.perf_counter() - started_s
-                figures = replace(self._figures(ranked, figures.plans, started_s), search_s=seconds)
+                figures = replace(self._ranking.figures(ranked, figures.plans, started_s), search_s=seconds)
                 found[name] = _Answer(figures=figures, ranked=ranked)
         return found
 
@@ -177,14 +193,14 @@ class _Planning:
         self, ranked: Sequence[tuple[Proposal, Evaluation]], most: int
     ) -> tuple[tuple[Proposal, Evaluation], ...]:
         """Search the order of work of the first of several proposals, and of a few others that are near it."""
-        near = _ORDER_OFTEN_GAINS * self._value(ranked[0][1])[0]
+        near = _ORDER_OFTEN_GAINS * self._ranking.value(ranked[0][1])[0]
         rows, tried = list(ranked), 0
         for index, (proposal, evaluation) in enumerate(ranked):
             few = len(proposal.plan.devices) <= _ORDERED_UP_TO
-            if tried < most and few and (index == 0 or self._value(evaluation)[0] <= near):
+            if tried < most and few and (index == 0 or self._ranking.value(evaluation)[0] <= near):
                 rows[index] = self._ordered(proposal, evaluation, _EFFORT if index == 0 else _EFFORT_MORE)
                 tried += 1
-        return tuple(sorted(rows, key=self._rank))
+        return tuple(sorted(rows, key=self._ranking.rank))
 
     def _best_in_one_site(self, known: _Answer | None) -> _Answer:
         """Return the best plan inside one site, of the search for it (if there was one) and of all simulated ones."""
@@ -192,18 +208,35 @@ class _Planning:
         ranked = [
             (Proposal(plan=plan, own_estimate_s=None), evaluation)
             for plan, evaluation in self._evaluator.seen()
-            if evaluation.fits and len(sites_of(plan)) == 1
+            if evaluation.fits and len(sentences.sites_of(plan)) == 1
         ]
         if not ranked:
             reason = f"not searched: over {_COMPARED_UP_TO} devices; --strategy single-site,NAME does"
-            return _Answer(figures=_no_figures(reason, started_s)) if known is None else known
-        ranked.sort(key=self._rank)
-        if known is not None and known.ranked and self._rank(known.ranked[0]) <= self._rank(ranked[0]):
+            return _Answer(figures=no_figures(reason, started_s)) if known is None else known
+        ranked.sort(key=self._ranking.rank)
+        if known is not None and known.ranked and self._ranking.rank(known.ranked[0]) <= self._ranking.rank(ranked[0]):
             return known
-        figures = self._figures(ranked, len(ranked), started_s)
+        figures = self._ranking.figures(ranked, len(ranked), started_s)
         if known is not None:
             figures = replace(figures, search_s=known.figures.search_s)
         return _Answer(figures=figures, ranked=tuple(ranked))
+
+    def _with_all_seen(self, answers: Mapping[str, _Answer]) -> dict[str, _Answer]:
+        """Give the default strategy's answer the best plan that was simulated, whoever proposed it first."""
+        started_s, answer = time.perf_counter(), answers[DEFAULT_STRATEGY]
+        plain = (
+            (Proposal(plan=plan, own_estimate_s=None), found)
+            for plan, found in self._evaluator.seen()
+            if found.fits and is_plain(plan, self._job, self._options.constraints)
+        )
+        best = min(plain, key=self._ranking.rank, default=None)
+        if best is None or (answer.ranked and self._ranking.rank(answer.ranked[0]) <= self._ranking.rank(best)):
+            return dict(answers)
+        reasons = ("Found beside the search: all plans that were simulated compete, whoever proposed them.",)
+        ranked = ((replace(best[0], reasons=reasons), best[1]), *answer.ranked)
+        figures = self._ranking.figures(ranked, answer.figures.plans, started_s)
+        figures = replace(figures, search_s=answer.figures.search_s)
+        return {**answers, DEFAULT_STRATEGY: _Answer(figures=figures, ranked=ranked)}
 
     def _take(self, proposal: Proposal, ranked: list[tuple[Proposal, Evaluation]], refusals: list[str]) -> None:
         """Evaluate a proposal; add it to those that fit, or why it does not to the refusals."""
@@ -225,50 +258,11 @@ class _Planning:
                 if name != self._job.schedule:
                     yield replace(proposal, plan=replace(proposal.plan, schedule=name))
 
-    def _rank(self, entry: tuple[Proposal, Evaluation]) -> tuple[bool, bool, float, float]:
-        plan, evaluation = entry[0].plan, entry[1]
-        return bool(self._broken(plan, evaluation)), bool(self._only_to_compare(plan)), *self._value(evaluation)
-
-    def _only_to_compare(self, plan: Plan) -> str:
-        return only_to_compare(plan, self._options.constraints)
-
-    def _value(self, evaluation: Evaluation) -> tuple[float, float]:
-        return evaluation.value(self._options.objective), evaluation.step_s
-
-    def _broken(self, plan: Plan, evaluation: Evaluation) -> list[str]:
-        """Return what keeps a plan that fits from being chosen."""
-        constraints = self._options.constraints
-        broken = constraints.broken_by_devices(self._profile.cluster, plan.devices)
-        broken += evaluation.broken(constraints)
-        if evaluation.value(self._options.objective) == float("inf"):
-            broken.append("a device in it has no price")
-        return broken
-
-    def _figures(self, ranked: Sequence[tuple[Proposal, Evaluation]], plans: int, started_s: float) -> StrategyFigures:
-        proposal, evaluation = ranked[0]
-        own = self._profile.cluster.device_by_name
-        return StrategyFigures(
-            fits=True,
-            reason="; ".join(self._broken(proposal.plan, evaluation)),
-            only_to_compare=self._only_to_compare(proposal.plan),
-            step_s=evaluation.step_s,
-            own_estimate_s=proposal.own_estimate_s,
-            samples_per_s=evaluation.samples_per_s,
-            money_per_step=evaluation.usd_per_step,
-            joules_per_sample=evaluation.joules_per_sample,
-            bubble_ratio=evaluation.bubble_ratio,
-            peak_bytes=evaluation.peak_bytes,
-            peak_memory_share=max(size / own[name].memory_bytes for name, size in evaluation.peak_bytes.items()),
-            search_s=time.perf_counter() - started_s,
-            devices_used=len(proposal.plan.devices),
-            plans=plans,
-        )
-
     def _best(self, answers: Mapping[str, _Answer]) -> str:
         """Return the name of the best answer that may be chosen."""
         possible = [name for name, answer in answers.items() if answer.ranked and not answer.figures.reason]
         if possible:
-            return min(possible, key=lambda name: self._rank(answers[name].ranked[0]))
+            return min(possible, key=lambda name: self._ranking.rank(answers[name].ranked[0]))
         misses = dict.fromkeys(f"{name}: {answer.figures.reason}" for name, answer in answers.items())
         if any(answer.ranked for answer in answers.values()):
             raise InfeasiblePlanError(
@@ -281,12 +275,12 @@ class _Planning:
         raise InfeasiblePlanError("; ".join(misses))
 
     def _outcome(
-        self, chosen: str, answers: Mapping[str, _Answer], shown: Sequence[str], said: tuple[str, ...]
-    ) -> PlanOutcome:
+        self, chosen: str, answers: Mapping[str, _Answer], shown: Sequence[str], local: Sequence[LocalPlans],
+        said: tuple[str, ...],
+    ) -> PlanOutcome:  # fmt: skip
         proposal, evaluation = answers[chosen].ranked[0]
-        (site_plan, site), (device_plan, device) = (self._alternative(answers[name], name) for name in _COMPARED)
-        local = self._local_plans()
-        options, compared = self._options, self._only_to_compare(proposal.plan)
+        (site_plan, site), (device_plan, device) = (answers[name].alternative(name) for name in _COMPARED)
+        options, compared = self._options, self._ranking.only_to_compare(proposal.plan)
         joined = join_groups(
             self._profile,
             self._job,
@@ -305,7 +299,9 @@ class _Planning:
             # What is shown first is the plan of the group that does most samples in a step.
             plan, evaluation = max(taken.plans.values(), key=lambda entry: entry[0].global_batch)
             plan = replace(plan, strategy=chosen, outer=taken.outer)
-        reasons += verdict(self._job.global_batch / samples_per_s, (site, device))
+        bound = Relaxation(self._request).bound()
+        reasons += () if taken else (sentences.bounded(plan, evaluation, bound, len(self._request.devices)),)
+        reasons += sentences.verdict(self._job.global_batch / samples_per_s, (site, device))
         reasons += over_time(plan, self._profile, self._job.optimizer) + said
         return PlanOutcome(
             plan=plan,
@@ -314,16 +310,17 @@ class _Planning:
             search_s=time.perf_counter() - self._started_s,
             step_s_predicted=evaluation.step_s,
             samples_per_s_predicted=samples_per_s,
+            bound=bound,
             peak_bytes=evaluation.peak_bytes,
             links=self._evaluator.link_loads(plan),
             best_single_device=device,
             best_single_site=site,
-            report=PlanReport(prediction=_prediction(evaluation), alternatives=(device, site), reasons=reasons),
+            report=PlanReport(prediction=prediction_of(evaluation), alternatives=(device, site), reasons=reasons),
             outer=None if joined is None else joined.outer,
             single_site_plan=site_plan,
             single_device_plan=device_plan,
             outer_plans={
-                name: (local_plan, PlanReport(prediction=_prediction(figures)))
+                name: (local_plan, PlanReport(prediction=prediction_of(figures)))
                 for name, (local_plan, figures) in (taken.plans if taken is not None else {}).items()
             },
         )
@@ -338,27 +335,29 @@ class _Planning:
         seen = [
             entry
             for entry in self._evaluator.seen()
-            if not self._broken(*entry) and not self._only_to_compare(entry[0])
+            if not self._ranking.broken(*entry) and not self._ranking.only_to_compare(entry[0])
         ]
         if outer is not None:
-            why = outer_groups(groups, outer, name, evaluation.samples_per_s)
+            why = sentences.outer_groups(groups, outer, name, evaluation.samples_per_s)
         else:
             why = (
-                *choices([(entry.plan, figures) for entry, figures in answer.ranked], objective),
+                *sentences.choices([(entry.plan, figures) for entry, figures in answer.ranked], objective),
                 *proposal.reasons,
-                *sites_in_and_out(proposal.plan, evaluation, seen, objective, proposal.reasons),
+                *sentences.sites_in_and_out(proposal.plan, evaluation, seen, objective, proposal.reasons),
             )
-        rates, ways = pair_rates(self._profile, self._job, local, every), slow_boundaries(self._profile, groups)
         group_of = {device: group.name for group in groups for device in group.devices}
+        used = {group_of[name] for name in proposal.plan.devices if name in group_of}
+        told = [entry.group for entry in local if entry.plans or entry.group.name in used or len(local) <= _TOLD]
+        rates, ways = pair_rates(self._profile, self._job, local, every), slow_boundaries(self._profile, told[:_TOLD])
         return (
             *([f"Left out as asked: {', '.join(constraints.leave_out)}."] if constraints.leave_out else []),
             *why,
-            *boundaries((proposal.plan, evaluation), seen, ways, group_of, rates, every, outer),
+            *sentences.boundaries((proposal.plan, evaluation), seen, ways, group_of, rates, every, outer),
         )
 
     def _local_plans(self) -> tuple[LocalPlans, ...]:
         """Return the groups that could train by themselves: the third way over slow boundaries."""
-        seen = [entry for entry in self._evaluator.seen() if not self._only_to_compare(entry[0])]
+        seen = [entry for entry in self._evaluator.seen() if not self._ranking.only_to_compare(entry[0])]
         return local_plans(self._profile, self._job, self._options.constraints, seen, self._evaluator)
 
     def _is_better(self, outer: OuterPlan, evaluation: Evaluation) -> bool:
@@ -377,29 +376,14 @@ class _Planning:
         if (plan.stages, plan.hints) == (proposal.plan.stages, proposal.plan.hints):
             return proposal, evaluation
         searched = self._evaluator(plan)
-        if not searched.fits or self._broken(plan, searched) or self._value(searched) >= self._value(evaluation):
+        if (
+            not searched.fits
+            or self._ranking.broken(plan, searched)
+            or self._ranking.value(searched) >= self._ranking.value(evaluation)
+        ):
             return proposal, evaluation
         gain = 100 * (1 - searched.step_s / evaluation.step_s)
         recut = "" if plan.stages == proposal.plan.stages else "other micro-batches and "
         reason = f"Searching {recut}an order of work took {gain:.1f} % off the step."
         plan = replace(proposal.plan, stages=self._evaluator.bucketed(plan).stages, hints=plan.hints)
         return replace(proposal, plan=plan, reasons=(*proposal.reasons, reason)), searched
-
-    def _alternative(self, answer: _Answer, name: str) -> tuple[Plan | None, Alternative]:
-        plan = None if answer.plan is None else replace(answer.plan, strategy=name)
-        return plan, Alternative(
-            name=f"best {name.replace('-', ' ')}",
-            devices=() if plan is None else plan.devices,
-            step_s=answer.figures.step_s,
-            samples_per_s=answer.figures.samples_per_s,
-            reason=answer.figures.reason if plan is None else "; ".join(answer.ranked[0][0].reasons),
-        )
-
-
-def _prediction(evaluation: Evaluation) -> Prediction:
-    found = {name: getattr(evaluation, name) for name in ("step_s", "samples_per_s", "peak_bytes")}
-    return Prediction(**found, method=_METHOD)
-
-
-def _no_figures(reason: str, started_s: float) -> StrategyFigures:
-    return StrategyFigures(fits=False, reason=reason, search_s=time.perf_counter() - started_s)

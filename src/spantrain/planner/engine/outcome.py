@@ -4,10 +4,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from spantrain.core.outer.groups import OuterPlan
-from spantrain.core.plan import Alternative, Plan, PlanReport, StateSharding
+from spantrain.core.plan import Alternative, Plan, PlanReport, Prediction, StateSharding
 from spantrain.errors import PlanError
+from spantrain.formats.registry import WireFormat
 from spantrain.planner.engine.evaluate import LinkLoad
-from spantrain.planner.request import Constraints, Evaluation, Objective, Restriction
+from spantrain.planner.request import Constraints, Evaluation, JobSpec, Objective, Restriction
+from spantrain.planner.strategies.relaxation import StepBound
 
 Prefer = Callable[[Sequence[tuple[Plan, Evaluation]]], tuple[int, tuple[str, ...]]]
 """Takes plans that may be chosen, the best by the objective first; returns which one is, and what is said of it."""
@@ -87,6 +89,8 @@ class PlanOutcome:
     search_s: float
     step_s_predicted: float
     samples_per_s_predicted: float
+    bound: StepBound
+    """What no plan can be under."""
     peak_bytes: Mapping[str, int]
     links: Mapping[str, LinkLoad]
     """What a step sends over each link between places."""
@@ -116,3 +120,41 @@ def only_to_compare(plan: Plan, constraints: Constraints) -> str:
     if not_trained_yet(plan) and not constraints.sharded_state:
         return "it divides state among replicas, which training cannot do yet (--allow-sharded-state lets it be chosen)"
     return ""
+
+
+def is_plain(plan: Plan, job: JobSpec, constraints: Constraints) -> bool:
+    """Whether nothing in a plan had to be asked for or to earn its place, which is for strategies to decide on."""
+    whole = not (constraints.recompute_all or constraints.sequence_parallel)
+    return (
+        whole
+        and plan.global_batch == job.global_batch
+        and job.schedule in (plan.schedule, JobSpec.schedule)
+        and all(
+            stage.wire_format is WireFormat.NATIVE
+            and stage.state_sharding is StateSharding.NONE
+            and (constraints.recompute or not stage.recompute)
+            and all(len(replica.devices) == 1 for replica in stage.replicas)
+            for stage in plan.stages
+        )
+    )
+
+
+def prediction_of(evaluation: Evaluation) -> Prediction:
+    """Return what is written of a simulated plan."""
+    return Prediction(
+        step_s=evaluation.step_s,
+        samples_per_s=evaluation.samples_per_s,
+        peak_bytes=evaluation.peak_bytes,
+        method="event simulation of the plan's own schedule with the profile's times",
+    )
+
+
+def alternative_of(name: str, plan: Plan | None, figures: StrategyFigures, reason: str) -> Alternative:
+    """Return how the answer of a strategy is shown beside another one's."""
+    return Alternative(
+        name=f"best {name.replace('-', ' ')}",
+        devices=() if plan is None else plan.devices,
+        step_s=figures.step_s,
+        samples_per_s=figures.samples_per_s,
+        reason=reason,
+    )

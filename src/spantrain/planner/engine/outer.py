@@ -14,25 +14,21 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
-from spantrain.core.cluster import Device
 from spantrain.core.outer.groups import OuterGroup, OuterPlan
 from spantrain.core.plan import Plan, Stage
 from spantrain.core.profile import Profile
 from spantrain.core.span import apportion, equal_spans
 from spantrain.cost.network import NetworkCost
 from spantrain.errors import InfeasiblePlanError, PlanError, ScheduleError
+from spantrain.planner.engine.clusters import clusters_of, looks_of
 from spantrain.planner.engine.evaluate import Evaluator
-from spantrain.planner.groups import DeviceGroup, group_devices
+from spantrain.planner.groups import DeviceGroup
 from spantrain.planner.request import Constraints, Evaluated, JobSpec
 from spantrain.planner.strategies.spantrain_dp.strategy import candidates
 
 _BOUNDARIES = 6
 """The most slow boundaries that are told of, the slowest first."""
 _ALL_SETS_UP_TO = 8
-_ALL_PAIRS_UP_TO = 64
-"""Devices of a described cluster, up to which the network between all of them is compared."""
-_OF_SITE, _OF_HOST = 2, 2
-"""How many hosts of a site, and devices of a host, stand for the others: their links are alike."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,51 +56,6 @@ class Joined:
     """By group."""
     samples_per_s: float
     """If a group's speed were the same for its part as for the whole global batch."""
-
-
-def clusters_of(profile: Profile, devices: Sequence[str]) -> tuple[DeviceGroup, ...]:
-    """Return the first-level groups of some devices: what an outer optimizer takes for clusters.
-
-    Of many devices of a described cluster a few stand for their sites. A site that falls apart falls into its hosts.
-    """
-    described = profile.links_described and not profile.links
-    if not described or len(devices) <= _ALL_PAIRS_UP_TO:
-        return group_devices(profile, devices=devices).first_level
-    by_host: dict[tuple[str, str], list[Device]] = {}
-    for device in (profile.cluster.device_by_name[name] for name in devices):
-        by_host.setdefault((device.site, device.host), []).append(device)
-    grouped = group_devices(profile, devices=_standing_for_all(by_host)).first_level
-    found = [_whole(group, by_host, profile) for group in grouped]
-    seen = {name for group in found for name in group.devices}
-    alone = [[device.name for device in host if device.name not in seen] for host in by_host.values()]
-    return (*found, *(DeviceGroup(name=names[0], devices=tuple(names)) for names in alone if names))
-
-
-def _standing_for_all(by_host: Mapping[tuple[str, str], Sequence[Device]]) -> tuple[str, ...]:
-    """Return the first devices of the first hosts of each site."""
-    hosts: dict[str, int] = {}
-    found: list[str] = []
-    for (site, _), devices in by_host.items():
-        hosts[site] = hosts.get(site, 0) + 1
-        if hosts[site] <= _OF_SITE:
-            found += [device.name for device in devices[:_OF_HOST]]
-    return tuple(found)
-
-
-def _whole(group: DeviceGroup, by_host: Mapping[tuple[str, str], Sequence[Device]], profile: Profile) -> DeviceGroup:
-    """Return a group of devices that stand for others with those: all of a site, or only of the hosts in it."""
-    own = {profile.cluster.device_by_name[name].host for name in group.devices}
-    standing: dict[str, set[str]] = {}
-    for site, host in by_host:
-        if len(standing.setdefault(site, set())) < _OF_SITE:
-            standing[site].add(host)
-    devices = [
-        device.name
-        for (site, host), found in by_host.items()
-        if host in own or standing[site] <= own
-        for device in found
-    ]
-    return DeviceGroup(name=group.name, devices=tuple(devices))
 
 
 def exchange_of(network: NetworkCost, leaders: Sequence[str], parameter_bytes: int) -> OuterExchange:
@@ -162,6 +113,8 @@ _TRIED = 2
 """How many of the fastest plans inside a group are tried with the group's part of the batch."""
 _SEARCHED = 4
 """Plans that a group's own search proposes: where nothing inside it was simulated, or it may be chosen."""
+_MOST_ABLE = 16
+"""Groups with plans of their own beyond which no more are searched."""
 _SEARCHED_UP_TO = 32
 """Devices of a group, up to which it is searched."""
 _NOT_ALLOWED = "only with --allow-outer: it does not compute what one device would"
@@ -194,16 +147,38 @@ def local_plans(
     within = set(constraints.devices_within_quotas(profile.cluster))
     groups = clusters_of(profile, constraints.allowed_devices(profile.cluster))
     inside = _inside(groups, seen)
+    able = sum(bool(plans) for plans in inside.values())
+    known: dict[object, tuple[tuple[str, ...], list[Plan]]] = {}
     found = []
     for group in groups:
         few = len(group.devices) <= _SEARCHED_UP_TO
         devices = tuple(name for name in group.devices if name in within) if few else ()
         plans = inside[group.name]
-        if not plans and devices and len(groups) > 1:
-            plans = _fitting(_proposed(profile, job, devices), evaluate)
+        if not plans and devices and len(groups) > 1 and able < _MOST_ABLE:
+            looks = looks_of(profile.cluster, devices)
+            if looks not in known:
+                known[looks] = (devices, _proposed(profile, job, devices))
+            alike, proposed = known[looks]
+            names = dict(zip(alike, devices, strict=True))
+            plans = _fitting((_elsewhere(plan, names) for plan in proposed), evaluate)
+            able += bool(plans)
         ranked = tuple(sorted(plans, key=lambda entry: entry[1].step_s))
         found.append(LocalPlans(group=group, searched=devices, plans=ranked))
     return tuple(found)
+
+
+def _elsewhere(plan: Plan, names: Mapping[str, str]) -> Plan:
+    """Return the same plan on other devices, by the names of its own."""
+    stages = (
+        replace(
+            stage,
+            replicas=tuple(
+                replace(replica, devices=tuple(names[name] for name in replica.devices)) for replica in stage.replicas
+            ),
+        )
+        for stage in plan.stages
+    )
+    return replace(plan, stages=tuple(stages))
 
 
 def join_groups(

@@ -8,8 +8,11 @@ from spantrain.core.quantities import format_bandwidth, format_seconds, format_s
 from spantrain.planner.engine.outer import Boundary
 from spantrain.planner.groups import DeviceGroup
 from spantrain.planner.request import Evaluated, Evaluation, Objective
+from spantrain.planner.strategies.relaxation import StepBound
 
 _MANY_TIMES = 3.0
+_SITES_APART = 12
+"""Sites up to which there is a sentence for each."""
 _NAMED = 8
 """Devices, up to which all of them are named."""
 
@@ -33,31 +36,45 @@ def sites_in_and_out(
 
     Sites of which the strategy has `said` it already are left to it: it may know bounds of plans not simulated.
     """
-    lines = []
+    lines: list[str] = []
+    found_of: dict[tuple[bool, str], list[str]] = {}
     used = sites_of(plan)
     if len(plan.cluster.sites) < 2:
         return ()
+    fitting = [(found.value(objective), other, sites_of(other)) for other, found in seen if found.fits]
     for site in plan.cluster.sites:
         if any(text.startswith((f"{site.name} is in", f"{site.name} is out")) for text in said):
             continue
         inside = site.name in used
-        others = [
-            (found.value(objective), other)
-            for other, found in seen
-            if found.fits and (site.name in sites_of(other)) != inside
-        ]
-        text = f"Site {site.name} is {'in' if inside else 'out'}: "
+        others = [(value, other) for value, other, sites in fitting if (site.name in sites) != inside]
         if not others:
-            text += f"no plan {'without' if inside else 'with'} it that fits and keeps the limits was simulated."
+            text = f"no plan {'without' if inside else 'with'} it that fits and keeps the limits was simulated."
         else:
             value, other = min(others, key=lambda entry: entry[0])
             ratio = value / result.value(objective)
-            text += (
+            text = (
                 f"the best plan {'without' if inside else 'with'} it of {len(others)} simulated ({_order(other)}) "
                 f"{_compared(ratio, objective)}."
             )
-        lines.append(text)
+        found_of.setdefault((inside, text), []).append(site.name)
+    few = len(plan.cluster.sites) <= _SITES_APART
+    for (inside, text), names in found_of.items():
+        for row in [[name] for name in names] if few else [names]:
+            sites, are = ("Site", "is") if len(row) == 1 else ("Sites", "are")
+            lines.append(f"{sites} {_names(row)} {are} {'in' if inside else 'out'}: {text}")
     return tuple(lines)
+
+
+def bounded(plan: Plan, result: Evaluation, bound: StepBound, devices: int) -> str:
+    """Say how far a plan's step is over what no plan can be under, and what the rest is."""
+    over = 100 * (result.step_s / bound.step_s - 1)
+    apart = "" if bound.alone_s == bound.compute_s else f", {format_seconds(bound.alone_s)} inside one site"
+    return (
+        f"No plan can be under {format_seconds(bound.step_s)} a step: all devices in one place would compute for "
+        f"{format_seconds(bound.compute_s)}{apart}. This one is {over:.1f} % over it; its devices wait for "
+        f"{100 * result.bubble_ratio:.1f} % of the step (filling the pipeline, messages, sums), and it uses "
+        f"{len(plan.devices)} of {devices} devices."
+    )
 
 
 def outer_groups(groups: Sequence[DeviceGroup], outer: OuterPlan, other: str, samples_per_s: float) -> tuple[str, ...]:

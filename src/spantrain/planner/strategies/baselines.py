@@ -117,7 +117,7 @@ def single_device(request: PlanRequest) -> tuple[Proposal, ...]:
     alike: dict[tuple[str, int, str], str] = {}
     for name in request.devices_within_quotas:
         device = request.profile.cluster.device_by_name[name]
-        alike.setdefault((device.kind, device.memory_bytes, device.backend), name)
+        alike.setdefault(device.make, name)
     return _best_inside(request, ((name,) for name in alike.values()), _PER_DEVICE)
 
 

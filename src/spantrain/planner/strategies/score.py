@@ -6,10 +6,9 @@ Time, money and energy (`cost.money`) are all of this form for a given set of de
 are not negative. So whatever bounds the seconds from below bounds the value from below.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import permutations
+from functools import cache, cached_property
 
 from spantrain.config.prices import load_prices
 from spantrain.core.cluster import Cluster, Device
@@ -29,23 +28,30 @@ class Weights:
     """Weight of a second of the step for each device in use."""
     busy_by_device: Mapping[str, float]
     """Weight of a second in which the device computes."""
-    byte_by_pair: Mapping[tuple[str, str], float]
-    """Weight of a byte from one site to another."""
+    byte: float
+    """Weight of a byte that leaves a site for another one."""
+    usd_per_byte: Callable[[str, str], float]
+    """What it costs besides, from a site to another."""
+    paying: frozenset[str]
+    """The sites that certainly pay that."""
     site_by_device: Mapping[str, str]
 
     @cached_property
     def counts_traffic(self) -> bool:
         """Whether bytes between sites count."""
-        return any(self.byte_by_pair.values())
+        return self.byte > 0 or bool(self.paying)
 
     @cached_property
     def counts_more(self) -> bool:
         """Whether anything but the seconds of the step counts."""
-        return any(any(own.values()) for own in (self.second_by_device, self.busy_by_device, self.byte_by_pair))
+        return self.counts_traffic or any(any(own.values()) for own in (self.second_by_device, self.busy_by_device))
 
     def per_byte(self, source: str, target: str) -> float:
         """Return the weight of a byte from a device to another."""
-        return self.byte_by_pair.get((self.site_by_device[source], self.site_by_device[target]), 0.0)
+        here, there = self.site_by_device[source], self.site_by_device[target]
+        if here == there:
+            return 0.0
+        return self.byte + (self.usd_per_byte(here, there) if here in self.paying else 0.0)
 
     def per_second(self, devices: Iterable[str]) -> float:
         """Return the weight of a second of the step when these devices are used."""
@@ -60,19 +66,14 @@ def weights_of(cluster: Cluster, objective: Objective, global_batch: int) -> Wei
     prices = Prices(cluster, load_prices()) if objective is Objective.COST else None
     for device in cluster.devices:
         second[device.name], busy[device.name] = _of_device(cluster, device, prices, objective, global_batch)
-    paying = _paying(cluster, prices)
+    several = len(cluster.sites) > 1
     return Weights(
         second=1.0 if objective is Objective.THROUGHPUT else 0.0,
         second_by_device=second,
         busy_by_device=busy,
-        byte_by_pair={
-            pair: NETWORK_J_PER_BYTE / global_batch
-            if objective is Objective.ENERGY
-            else prices.usd_per_byte(*pair)
-            if prices is not None and pair[0] in paying
-            else 0.0
-            for pair in permutations((site.name for site in cluster.sites), 2)
-        },
+        byte=NETWORK_J_PER_BYTE / global_batch if several and objective is Objective.ENERGY else 0.0,
+        usd_per_byte=cache(prices.usd_per_byte) if prices is not None else lambda _here, _there: 0.0,
+        paying=_paying(cluster, prices) if several else frozenset(),
         site_by_device={device.name: device.site for device in cluster.devices},
     )
 
@@ -91,19 +92,15 @@ def _of_device(
     return (float("inf"), 0.0) if price is None else usd_per_second(price, power_w)
 
 
-def _paying(cluster: Cluster, prices: Prices | None) -> set[str]:
+def _paying(cluster: Cluster, prices: Prices | None) -> frozenset[str]:
     """Return the sites that certainly pay for what leaves them: those where everything is rented.
 
     Others do once one of their rented devices is in use.
     """
     if prices is None:
-        return set()
-    found = {site.name for site in cluster.sites}
-    for device in cluster.devices:
-        price = prices.of(device)
-        if price is None or not price.is_rented:
-            found.discard(device.site)
-    return found
+        return frozenset()
+    owned = {device.site for device in cluster.devices if (price := prices.of(device)) is None or not price.is_rented}
+    return frozenset(site.name for site in cluster.sites) - owned
 
 
 _WORTH = 1.01

@@ -182,7 +182,7 @@ class NamedMoves(Moves):
 
     def __init__(self, costs: PartCosts, devices: Sequence[str], sizes: Sequence[int]) -> None:
         own = [costs.devices[name] for name in devices]
-        classes = [(device.kind, device.memory_bytes, device.backend, device.site) for device in own]
+        classes = [(*device.make, device.site) for device in own]
         super().__init__(costs, [(name,) for name in devices], classes, sizes)
 
     def _canonical(self, sets: Sequence[frozenset[int]]) -> Sets:
@@ -253,7 +253,7 @@ def blocks_of(profile: Profile, devices: tuple[str, ...], costs: PartCosts) -> B
         device = table[name]
         shared = len(profile.cluster.host_by_name[device.host].devices) > 1
         host = device.host if shared and len(devices) <= _BY_HOST_UP_TO else ""
-        members.setdefault((device.site, device.kind, device.memory_bytes, device.backend, host), []).append(name)
+        members.setdefault((device.site, *device.make, host), []).append(name)
     blocks: list[Block] = []
     classes: list[object] = []
     # Powers of two: hosts mostly hold as many, and stages of such widths hand over without many small pieces.
@@ -293,6 +293,6 @@ def site_distances(profile: Profile, blocks: Blocks) -> dict[tuple[str, str], fl
     first = {site: block[0] for site, block in reversed(list(zip(blocks.sites, blocks.blocks, strict=True)))}
     found = {}
     for a, b in permutations(first, 2):
-        link = profile.link_by_pair.get((first[a], first[b]))
+        link = profile.link(first[a], first[b])
         found[a, b] = float("inf") if link is None else link.latency_s + link.busy_seconds(2**20)
     return found

@@ -134,7 +134,7 @@ class PartCosts:
             for name, count in zip(devices, samples, strict=True):
                 device = self.devices[name]
                 host = hosts.setdefault((device.site, device.host), len(hosts))
-                found.append((device.kind, device.memory_bytes, device.backend, device.site, host, count))
+                found.append((*device.make, device.site, host, count))
             found.append(None)
         return tuple(found)
 

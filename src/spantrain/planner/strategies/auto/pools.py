@@ -7,15 +7,19 @@ tensor-parallel groups only where they are allowed. `Restriction.MEGATRON` is wh
 inside hosts.
 """
 
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
 from spantrain.errors import InfeasiblePlanError
 from spantrain.planner.assembly.assemble import infeasible
 from spantrain.planner.request import PlanRequest, Proposal, Restriction
 from spantrain.planner.strategies.pools.costs import Goal, PoolPlan
 from spantrain.planner.strategies.pools.profile_costs import ProfilePools
-from spantrain.planner.strategies.pools.search import PoolSearch
+from spantrain.planner.strategies.pools.search import PoolSearch, RankedPlan
 from spantrain.planner.strategies.score import Score, Scorer
 
-_SIMULATED = 8
+_SIMULATED, _ACTIONS = 8, 50_000
+"""Plans that are simulated at most, and actions in them, one pipeline of each sort; a device costs as much as one."""
 _PROPOSED = 4
 _MAX_DEGREE = 8
 _INSIDE_UP_TO = 64
@@ -24,7 +28,10 @@ _INSIDE_UP_TO = 64
 
 def count_pools(request: PlanRequest) -> int:
     """Return how many pools of alike devices there are."""
-    return len(ProfilePools(request, most_degree=1).pools)
+    own = request.profile.cluster.device_by_name
+    devices = [own[name] for name in request.devices_within_quotas]
+    hosts = Counter((device.site, device.host, *device.make) for device in devices)
+    return len({(site, *rest, size) for (site, _, *rest), size in hosts.items()})
 
 
 def restricted_proposals(request: PlanRequest) -> tuple[Proposal, ...]:
@@ -55,15 +62,34 @@ def pool_proposals(request: PlanRequest) -> tuple[Proposal, ...]:
         costs = ProfilePools(request, most_degree=_MAX_DEGREE if divides_tensors else 1, inside_hosts=inside)
         if inside and (len(request.devices) > _INSIDE_UP_TO or max(pool.host_size for pool in costs.pools) == 1):
             break
-        ranked = PoolSearch(costs, goal, divides=True, deep=not restricted).ranked()
-        for entry in ranked[:_SIMULATED]:
+        ranked = PoolSearch(costs, goal, divides=restricted, deep=not restricted).ranked()
+        for entry in _to_simulate(ranked, costs):
             plan = costs.plan(entry.plan)
             scored = scorer.score(plan)
             if scored is not None and scored[1].fits:
                 reasons = (_reason(entry.plan, len(ranked), restricted=restricted),)
                 rows.append((scored[0], Proposal(plan=plan, own_estimate_s=entry.plan.estimate_s, reasons=reasons)))
     rows.sort(key=lambda row: row[0])
-    return tuple(proposal for _, proposal in rows[:_PROPOSED])
+    proposals = [proposal for _, proposal in rows]
+    site = request.profile.cluster.device_by_name
+    alone = [one for one in proposals if len({site[name].site for name in one.plan.devices}) == 1]
+    return (
+        *proposals[:_PROPOSED],
+        *(one for one in alone[:1] if all(one is not other for other in proposals[:_PROPOSED])),
+    )
+
+
+def _to_simulate(ranked: Sequence[RankedPlan], costs: ProfilePools) -> Iterator[RankedPlan]:
+    """Yield the best plans as far as their actions go, the first one and the best inside one site in any case."""
+    inside, left = False, _ACTIONS
+    for number, entry in enumerate(ranked):
+        plan = entry.plan
+        pipelines = plan.pipelines()
+        alone = len({costs.pools[member.pool].site for members in pipelines for member in members}) == 1
+        needed = 3 * len(plan.stages) * plan.micro_batches * len(pipelines) + sum(plan.devices_by_pool.values())
+        if not number or (alone and not inside) or (number < _SIMULATED and needed <= left):
+            inside, left = inside or alone, left - needed
+            yield entry
 
 
 def _reason(plan: PoolPlan, count: int, *, restricted: bool) -> str:

@@ -123,9 +123,9 @@ _MICRO_BATCHES_OF_MANY = 64
 _EVEN = 2
 _EXACT_UP_TO = 4
 _TAKEN_OVER = 2
-_ALIKE, _MAX_POOLS, _TOO_MANY = 16, 20, 512
+_ALIKE, _MAX_POOLS, _FEW, _TOO_MANY = 16, 20, 128, 512
 """Devices of a kind and site, on average, from which on only their counts are searched; how many such pools may be
-searched over beside blocks of devices; and devices that are too many for blocks."""
+searched over beside blocks of devices, or how few devices; and devices that are too many for blocks."""
 
 
 def auto(request: PlanRequest) -> tuple[Proposal, ...]:
@@ -141,8 +141,8 @@ def auto(request: PlanRequest) -> tuple[Proposal, ...]:
     if _may_count(request):
         pools, count = count_pools(request), len(request.devices)
         alone = count >= _ALIKE * pools or count > _TOO_MANY
-        by_counts = pool_proposals(request) if alone or pools <= _MAX_POOLS else ()
-        if by_counts and alone:
+        by_counts = _with_best_site(request, pool_proposals(request))
+        if by_counts and (alone or (pools > _MAX_POOLS and count > _FEW)):
             return by_counts
     try:
         proposals = _by_device(request)
@@ -152,8 +152,27 @@ def auto(request: PlanRequest) -> tuple[Proposal, ...]:
         return by_counts
     if not by_counts:
         return proposals
-    first, second = (request.evaluate(found[0].plan).value(request.objective) for found in (proposals, by_counts))
-    return (*proposals, *by_counts) if first <= second else (*by_counts, *proposals)
+    return _better_first(request, proposals, by_counts)
+
+
+def _with_best_site(request: PlanRequest, found: tuple[Proposal, ...]) -> tuple[Proposal, ...]:
+    """Add what is found on the best single site by itself, where that may be more than by counts: it is small."""
+    sites = [{request.profile.cluster.device_by_name[name].site for name in entry.plan.devices} for entry in found]
+    best = next((site for row in sites if len(row) == 1 for site in row), None)
+    others = tuple(site.name for site in request.profile.cluster.sites if site.name != best)
+    if best is None or not others or len(request.profile.cluster.devices_at(best)) > _FEW:
+        return found
+    limits = request.constraints
+    inside = replace(request, constraints=replace(limits, leave_out=tuple(dict.fromkeys((*limits.leave_out, *others)))))
+    if len(inside.devices) > _MANY and len(inside.devices) >= _ALIKE * count_pools(inside):
+        return found
+    return _better_first(request, found, auto(inside))
+
+
+def _better_first(request: PlanRequest, one: tuple[Proposal, ...], other: tuple[Proposal, ...]) -> tuple[Proposal, ...]:
+    """Return two lists of proposals as one, first the one whose own first is better."""
+    first, second = (request.evaluate(found[0].plan).value(request.objective) for found in (one, other))
+    return (*one, *other) if first <= second else (*other, *one)
 
 
 def _by_device(request: PlanRequest) -> tuple[Proposal, ...]:
@@ -171,13 +190,20 @@ def _by_device(request: PlanRequest) -> tuple[Proposal, ...]:
         if more:
             return more
         raise infeasible(request.profile, request.job, request.devices)
-    proposals = list(more)
+    rows: list[tuple[Score, Proposal]] = []
     for found in _unlike(sorted(search.simulated, key=lambda found: found.score))[:_PROPOSED]:
         known = search.pool.entries.get(found.shape) if found.shape is not None else None
         reasons = _Reasons(request, search, found).lines() if found is best else ()
-        proposals.append(
-            Proposal(plan=found.plan, own_estimate_s=None if known is None else known.expected_s, reasons=reasons)
-        )
+        estimate_s = None if known is None else known.expected_s
+        rows.append((found.score, Proposal(plan=found.plan, own_estimate_s=estimate_s, reasons=reasons)))
+    units = len(request.profile.graph.units)
+    if len(request.devices) <= _MANY and units < len(grid_of(units)):
+        # Its tables grow with the cube of the units (213 of them: over a minute).
+        whole = (proposal for proposal in _of_spantrain(request) if not _divides(proposal.plan))
+        scored = ((search.scorer.score(proposal.plan), proposal) for proposal in whole)
+        better = ((found[0], proposal) for found, proposal in scored if found is not None and found[1].fits)
+        rows = sorted((*rows, *better), key=lambda row: row[0])
+    proposals = [*more, *(proposal for _, proposal in rows)]
     if fewest_bytes(request.constraints.wire_formats) is not WireFormat.NATIVE:
         proposals += _rounded(request, search.scorer, best)
     return tuple(proposals)
@@ -194,11 +220,15 @@ def _unlike(ranked: Sequence[SimulatedPlan]) -> list[SimulatedPlan]:
 
 def _divided_in_sites(request: PlanRequest) -> tuple[Proposal, ...]:
     """Return the plans of `spantrain` that divide tensors: over the hosts of a site, too, where the network is fast."""
+    return tuple(proposal for proposal in _of_spantrain(request) if _divides(proposal.plan))
+
+
+def _of_spantrain(request: PlanRequest) -> tuple[Proposal, ...]:
+    """Return the plans of `spantrain`, none where nothing fits: they compete, whatever the search found."""
     try:
-        found = spantrain(request)
+        return spantrain(request)
     except InfeasiblePlanError:
         return ()
-    return tuple(proposal for proposal in found if _divides(proposal.plan))
 
 
 def _divides(plan: Plan) -> bool:

@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -141,8 +142,14 @@ class PoolCosts(Protocol):
     def site_distance_s(self, a: int, b: int) -> float:
         """Return the seconds of a message of a mebibyte from one host of a pool to one of another, or to the next."""
 
+    def least_step_s(self, sites: Sequence[str]) -> float:
+        """Return what no step is under that devices of several of these sites do, or of the only one."""
+
     def gradient_sums_s(self, plan: PoolPlan) -> list[float]:
         """Return by stage the seconds of the sum of its gradients over its replicas."""
+
+    def sums_across_s(self, a: int, b: int, width: int, stages: Array) -> Array:
+        """Return what sums over so many replicas take, by the number of stages, if all cross these pools' sites."""
 
     def update_s(self, stage: PoolStage, size: int) -> float:
         """Return the seconds of the slowest member's update."""

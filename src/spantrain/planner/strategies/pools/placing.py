@@ -5,6 +5,7 @@ The seconds of one pipeline under 1F1B (Narayanan et al., PipeDream, SOSP 2019),
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from spantrain.planner.strategies.pools.costs import PoolCosts, PoolPlan, PoolReplica, PoolStage
@@ -113,7 +114,9 @@ class Placer:
         ends = [0.0] * len(plan.stages)
         for pipeline in plan.pipelines():
             found = one_f_one_b_ends_s(self._seconds(plan, pipeline), plan.micro_batches, deep=self._deep)
-            ends = list(map(max, ends, found))
+            # What messages wait for each other is no delay that other work hides.
+            carried_s = plan.micro_batches * self._slowest_link_s(plan, pipeline)
+            ends = [max(*pair, carried_s) for pair in zip(ends, found, strict=True)]
         sums = self._costs.gradient_sums_s(plan)
         update_s = max(self._costs.update_s(stage, plan.micro_batch) for stage in plan.stages)
         step_s = max(end + seconds for end, seconds in zip(ends, sums, strict=True)) + update_s
@@ -174,6 +177,12 @@ class Placer:
         if len(columns) < guess.candidate.width:
             return None
         return tuple(tuple(PoolReplica(column[m.pool], m.tp_degree) for column in columns) for m in chain)
+
+    def _slowest_link_s(self, plan: PoolPlan, pipeline: Sequence[PoolReplica]) -> float:
+        """Return for how long the messages of a micro-batch keep the busiest link between two stages."""
+        hops = (self._chains.hop(*pair, plan.micro_batch, plan.width) for pair in pairwise(pipeline))
+        cuts = (stage.units.start for stage in plan.stages[1:])
+        return max((float(hop.link_s[cut]) for hop, cut in zip(hops, cuts, strict=True)), default=0.0)
 
     def _seconds(self, plan: PoolPlan, pipeline: Sequence[PoolReplica]) -> list[StageSeconds]:
         size, count = plan.micro_batch, len(pipeline)

@@ -5,6 +5,7 @@ stand for all. What is left out, against the simulator: replicas of one host tha
 that share a link, and that a link is not always asked by all pipelines at the same time.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import cache
 from itertools import groupby, pairwise
@@ -17,9 +18,11 @@ from spantrain.core.shares import even_share
 from spantrain.core.span import equal_spans
 from spantrain.cost.memory import Division
 from spantrain.cost.span_tables import Array, SpanTables
+from spantrain.cost.sums import nccl_between
 from spantrain.planner.assembly.assemble import draft_stage
 from spantrain.planner.request import Objective, PlanRequest, Restriction
 from spantrain.planner.strategies.pools.costs import DevicePool, HopSeconds, PoolPlan, PoolReplica, PoolStage
+from spantrain.planner.strategies.relaxation import Relaxation
 from spantrain.planner.strategies.score import weights_of
 from spantrain.schedule.registry import splits_backward
 
@@ -54,10 +57,11 @@ class ProfilePools:
         self._network, self._memory = self._spans.network, self._spans.memory
         self._objective = Objective.COST if request.objective is Objective.THROUGHPUT else request.objective
         self._weights = weights_of(request.profile.cluster, self._objective, self.global_batch)
+        self._relaxation = Relaxation(request)
         self._devices: list[tuple[str, ...]] = []
         self.pools = tuple(self._find_pools(request.devices_within_quotas))
         self._sums = cache(self._gradient_sums)
-        self._hop_s = cache(self._hop_of)
+        self._hop_s, self._streams = cache(self._hop_of), cache(self._streams_of)
         runtime = request.profile.runtime
         self._message_s = runtime.message_s if runtime else 0.0
 
@@ -113,9 +117,25 @@ class ProfilePools:
         """Return the seconds of a message of a mebibyte."""
         return self._network.transfer_seconds(*self._apart(a, b), _MEBIBYTE)
 
+    def least_step_s(self, sites: Sequence[str]) -> float:
+        """Return what compute, memory and links let one expect at best."""
+        return self._relaxation.joined_s(sites) if len(sites) > 1 else self._relaxation.alone_s(sites[0])
+
     def gradient_sums_s(self, plan: PoolPlan) -> list[float]:
-        """Return about what rings take: the slowest hop decides."""
-        return [self._ring_s(stage.members, stage.units) for stage in plan.stages]
+        """Return about what rings take: the slowest hop decides; those of several stages that cross sites share it."""
+        crossing = [len({self.pools[member.pool].site for member in set(stage.members)}) > 1 for stage in plan.stages]
+        return [
+            self._ring_s(stage.members, stage.units, beside=sum(crossing) if crosses else 1)
+            for stage, crosses in zip(plan.stages, crossing, strict=True)
+        ]
+
+    def sums_across_s(self, a: int, b: int, width: int, stages: Array) -> Array:
+        """Return about what sums take beside each other of so many stages, whose rings go through two sites."""
+        latency_s, s_per_byte = self._hop_s(PoolReplica(a, 1), PoolReplica(b, 1))
+        size_bytes = self._trained_bytes(range(self.units))
+        if self._streams((a, b)):
+            return np.full(stages.shape, 4 * latency_s + 2 * (width - 1) / width * size_bytes * s_per_byte)
+        return _waiting_s(size_bytes / stages, width, latency_s, s_per_byte, stages)
 
     def update_s(self, stage: PoolStage, size: int) -> float:  # noqa: ARG002 - nobody measured it by stage
         """Return nothing: updates are part of the runtime's own seconds."""
@@ -154,7 +174,8 @@ class ProfilePools:
         stages = []
         for index, (stage, groups) in enumerate(zip(plan.stages, rows, strict=True)):
             draft = draft_stage(stage.units, spans, ((group, 1.0, (1.0,) * len(group)) for group in groups))
-            stages.append(draft.with_limits(self._limit(plan, index, group) for group in groups))
+            limits = {member: self._limit(plan, index, member) for member in dict.fromkeys(stage.members)}
+            stages.append(draft.with_limits(limits[member] for member in stage.members))
         return self._job.plan_of(self._profile, stages, schedule=self.schedule)
 
     def _find_pools(self, devices: Iterable[str]) -> Iterable[DevicePool]:
@@ -162,9 +183,7 @@ class ProfilePools:
         by_host: dict[tuple[str, str, str, int, str], list[str]] = {}
         for name in devices:
             device = cluster.device_by_name[name]
-            by_host.setdefault((device.site, device.host, device.kind, device.memory_bytes, device.backend), []).append(
-                name
-            )
+            by_host.setdefault((device.site, device.host, *device.make), []).append(name)
         rows = sorted(
             ((site, kind, memory, backend, len(names)), host, names)
             for (site, host, kind, memory, backend), names in by_host.items()
@@ -220,11 +239,11 @@ class ProfilePools:
         """Return running sums of the bytes of parameters that one member of a group trains."""
         return np.asarray(self._spans.trained(even_share(tp_degree))[0])
 
-    def _ring_s(self, members: Sequence[PoolReplica], units: range) -> float:
+    def _ring_s(self, members: Sequence[PoolReplica], units: range, beside: int = 1) -> float:
         width = len(members)
         if width < 2:
             return 0.0
-        hops = set(zip(members, (*members[1:], members[0]), strict=True))
+        hops = Counter(zip(members, (*members[1:], members[0]), strict=True))
         degree = min(member.tp_degree for member in members)
         size_bytes = self._trained_bytes(units, degree)
         at_home = len(hops) == 1 and not self.inside_hosts
@@ -232,7 +251,16 @@ class ProfilePools:
             two = self._beside(members[0].pool)
             return 2 * (width - 1) / width * self._network.collectives.seconds(two, size_bytes)
         latency_s, s_per_byte = map(max, zip(*(self._hop_s(a, b) for a, b in hops), strict=True))
-        return 2.0 * (width - 1) * float(latency_s + size_bytes / width * s_per_byte)
+        if len(hops) > 1 and not self._streams(tuple(dict.fromkeys(member.pool for member in members))):
+            return float(_waiting_s(np.array(size_bytes), width, latency_s, s_per_byte, np.array(float(beside))))
+        around_s = sum(count * self._hop_s(a, b)[0] for (a, b), count in hops.items()) if len(hops) > 1 else 0.0
+        turn_s = beside * size_bytes / width * s_per_byte + (latency_s if len(hops) == 1 else around_s / width)
+        return 2.0 * (width - 1) * float(turn_s)
+
+    def _streams_of(self, pools: tuple[int, ...]) -> bool:
+        """Whether sums over devices of these pools stream: NCCL's do, those of Gloo wait for their receivers."""
+        device = self._profile.cluster.device_by_name
+        return nccl_between([device[self._devices[pool][0]] for pool in pools])
 
     def _hop_of(self, a: PoolReplica, b: PoolReplica) -> tuple[float, float]:
         """Return the latency of a hop of the rings of all members of two groups, and the seconds of a byte of each."""
@@ -269,14 +297,34 @@ class ProfilePools:
             taken[member.pool] += member.tp_degree
         return rows
 
-    def _limit(self, plan: PoolPlan, index: int, group: tuple[str, ...]) -> int:
+    def _limit(self, plan: PoolPlan, index: int, member: PoolReplica) -> int:
         held = min(len(plan.stages) - index, plan.micro_batches) * plan.micro_batch
         if self.schedule == "1f1b":
             return held
-        return self._memory.in_flight_limit_for(
-            plan.stages[index].units,
-            group[0],
-            plan.micro_batches * plan.micro_batch,
-            plan.micro_batch,
-            division=Division(tp_share=even_share(len(group)), splits=self._spans.splits),
-        )
+        units = plan.stages[index].units
+        # Large buckets of sums, which links of much latency need, are to have room, unless that holds up the pipeline.
+        copies = self._trained_bytes(units, member.tp_degree) if plan.width > 1 else 0.0
+        limits = [
+            self._memory.in_flight_limit_for(
+                units,
+                self._devices[member.pool][0],
+                plan.micro_batches * plan.micro_batch,
+                plan.micro_batch,
+                limit_bytes=self.memory_bytes(member.pool) - int(spared),
+                division=Division(tp_share=even_share(member.tp_degree), splits=self._spans.splits),
+            )
+            for spared in (copies, 0.0)
+        ]
+        return limits[0] if limits[0] >= min(2 * held, limits[1]) else limits[1]
+
+
+def _waiting_s(size_bytes: Array, width: int, latency_s: float, s_per_byte: float, beside: Array) -> Array:
+    """Return about what sums by Gloo take, of which so many share the slowest hop: two buckets beside each other.
+
+    Of each, two segments are under way at once; the word that lets the next ones go comes back over that hop.
+    """
+    turn_s = size_bytes / 2 / width * s_per_byte
+    segments = 2 * np.maximum(2.0, np.ceil(size_bytes / 2 / width / _MEBIBYTE))
+    busy_s = 2 * turn_s / segments
+    alone_s = segments * (width - 1) * (busy_s + np.maximum(busy_s, latency_s))
+    return np.asarray(alone_s * (latency_s + beside * turn_s) / (latency_s + turn_s))

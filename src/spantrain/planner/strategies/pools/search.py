@@ -1,23 +1,27 @@
 """The search over counts of alike devices: guessed on a grid, cut, varied, placed, then reckoned to the micro-batch.
 
 Kinds of one device memory and host size are families; devices of a family stand for each other inside a site. For each
-set of sites (`_territories`) every family's stages are counted out on a grid with perfect cuts (`sketches`), the best
-are cut by a dynamic programme under memory (`recipes`) and varied stage by stage (`moves`). The best of all sets of
-sites are placed on sites and hosts (`placing`), and their cuts moved as long as that helps. What comes out is ranked by
-1F1B gone through action by action; whoever asks has a simulator to choose among the first few.
+set of sites (`territories`), unless nothing in it can be as good as what is known, every family's stages are counted
+out on a grid with perfect cuts (`sketches`), the best are cut by a dynamic programme under memory (`recipes`), varied
+stage by stage. The best of all sets of sites are placed on sites and hosts (`placing`), and their cuts moved as long as
+that helps. What comes out is ranked by 1F1B gone through action by action; whoever asks has a simulator to choose among
+the first few.
 
 Small changes of a candidate: a stage dropped, added, made up otherwise or exchanged with the next; another width.
 """
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+
+import numpy as np
 
 from spantrain.planner.strategies.pools.costs import Goal, PoolCosts, PoolPlan, PoolReplica, PoolStage
 from spantrain.planner.strategies.pools.placing import Placer
 from spantrain.planner.strategies.pools.recipes import ChainCosts, Guess, Recipe, StageChain
 from spantrain.planner.strategies.pools.sketches import PoolFamily, Sketcher
+from spantrain.planner.strategies.pools.territories import Territories, Territory
 
 _MAX_MIXED = 12
 """Sorts of replicas up to which stages of two sorts are tried."""
@@ -93,7 +97,8 @@ _PLACED, _POLISHED = 20, 6
 _OF_A_SHAPE = 2
 _WIDTHS = 2
 """Widths to both sides that are tried."""
-_MAX_TERRITORIES = 12
+_NEAR = 1.05
+"""Sets of sites that cannot be under so many times the best known, which is a guess, are not searched."""
 
 Score = tuple[float, float, float]
 
@@ -105,15 +110,6 @@ class RankedPlan:
     plan: PoolPlan
     score: Score
     """Limits broken, value, seconds: compared in this order."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Territory:
-    """Sites in the order in which they are filled, as pools by family."""
-
-    members: dict[int, tuple[int, ...]]
-    """Pools by the first of them, which stands for the family."""
-    available: dict[int, int]
 
 
 class PoolSearch:
@@ -132,43 +128,66 @@ class PoolSearch:
         """Return the best plans found, best first; none where nothing fits."""
         found: dict[PoolPlan, RankedPlan] = {}
         best: RankedPlan | None = None
-        territories = _territories(self._costs)
-        varied = _VARIED if len(territories) <= _FEW_TERRITORIES else _VARIED_OF_MANY
-        for territory in territories:
+        searched = 0
+        for territory in Territories(self._costs):
+            if best is not None and self._is_hopeless(territory, best):
+                continue
+            searched += 1
+            varied = _VARIED if searched <= _FEW_TERRITORIES else _VARIED_OF_MANY
             placer = Placer(self._chains, territory.members, counts_money=self._goal.counts_money, deep=self._deep)
-            for guess in _varied(self._guesses(territory, best, varied), _OF_A_SHAPE, _PLACED):
-                for plan in placer.plans(guess):
-                    if plan not in found:
-                        found[plan] = self._reckoned(placer, plan)
+            for across in (None, territory.ends) if territory.ends else (None,):
+                for guess in _varied(self._guesses(territory, best, varied, across), _OF_A_SHAPE, _PLACED):
+                    for plan in placer.plans(guess):
+                        if plan not in found:
+                            found[plan] = self._reckoned(placer, plan)
             best = min(found.values(), key=lambda entry: entry.score, default=None)
         rows = sorted(found.values(), key=lambda entry: entry.score)
         polished = [self._polished(entry) for entry in rows[:_POLISHED]]
         unique = {(entry.plan.micro_batch, entry.plan.stages): entry for entry in (*polished, *rows)}
         return sorted(unique.values(), key=lambda entry: entry.score)
 
-    def _guesses(self, territory: _Territory, best: RankedPlan | None, varied: int) -> list[tuple[Score, Guess]]:
-        """Return the best cut and varied candidates of a set of sites, those that could beat the best plan known."""
+    def _is_hopeless(self, territory: Territory, best: RankedPlan) -> bool:
+        """Whether no plan on all of a set of sites can be as good as the best known, which keeps the limits."""
+        if self._goal.cheapest or best.score[0] > 0:
+            return False
+        return self._costs.least_step_s(territory.sites) > _NEAR * best.score[2]
+
+    def _guesses(
+        self, territory: Territory, best: RankedPlan | None, varied: int, across: tuple[int, int] | None
+    ) -> list[tuple[Score, Guess]]:
+        """Return the best cut and varied candidates of a set of sites, those that could beat the best plan known.
+
+        `across`: pools of two sites if sums are to cross sites, and messages not; else nothing is counted for sites.
+        """
         families = [PoolFamily(pool=pool, count=count) for pool, count in territory.available.items()]
-        sketcher = Sketcher(self._chains, families, self._goal, divides=self._divides)
+        sketcher = Sketcher(self._chains, families, self._goal, divides=self._divides, across=across)
         known: dict[StageChain, tuple[Score, Guess] | None] = {}
         most_s, known_value = math.inf, (math.inf, math.inf)
         if best is not None and best.score[0] == 0:
             most_s = self._goal.most_step_to_look_at_s(best.score[2])
             known_value = (best.score[2], best.score[1] if self._goal.cheapest else math.inf)
         for candidate in sketcher.best(_CUT, known_value):
-            row = self._known(candidate, known, most_s)
+            row = self._known(candidate, known, most_s, across)
             if row is not None and row[0][0] == 0:
                 most_s = min(most_s, self._goal.most_step_to_look_at_s(row[0][2]))
         rows = sorted((row for row in known.values() if row is not None), key=lambda row: row[0])
         for start in _varied(rows, _OF_A_SHAPE, varied):
-            self._vary(start.candidate, territory, known, list(sketcher.widths(start.candidate.size)))
+            self._vary(start.candidate, territory, known, list(sketcher.widths(start.candidate.size)), across)
         return sorted((row for row in known.values() if row is not None), key=lambda row: row[0])
 
     def _known(
-        self, candidate: StageChain, known: dict[StageChain, tuple[Score, Guess] | None], most_s: float
+        self,
+        candidate: StageChain,
+        known: dict[StageChain, tuple[Score, Guess] | None],
+        most_s: float,
+        across: tuple[int, int] | None,
     ) -> tuple[Score, Guess] | None:
         if candidate not in known:
             guess = self._chains.guess(candidate, most_s)
+            if guess is not None and across is not None and candidate.width > 1:
+                stages = np.array(float(len(candidate.recipes)))
+                more_s = float(self._costs.sums_across_s(*across, candidate.width, stages))
+                guess = guess._replace(step_s=guess.step_s + more_s)
             known[candidate] = None if guess is None else (self._score(guess), guess)
         return known[candidate]
 
@@ -180,9 +199,10 @@ class PoolSearch:
     def _vary(
         self,
         start: StageChain,
-        territory: _Territory,
+        territory: Territory,
         known: dict[StageChain, tuple[Score, Guess] | None],
         widths: Sequence[tuple[int, int]],
+        across: tuple[int, int] | None,
     ) -> None:
         """Go to the best neighbour as long as it is better."""
         degrees = {pool: self._costs.degrees(pool, start.size) for pool in territory.available}
@@ -197,7 +217,7 @@ class PoolSearch:
                 *neighbours(candidate, territory.available, degrees, self._costs.units),
                 *other_widths(candidate, territory.available, widths[max(0, at - _WIDTHS) : at + _WIDTHS + 1]),
             )
-            rows = [row for row in (self._known(near, known, most_s) for near in around) if row is not None]
+            rows = [row for row in (self._known(near, known, most_s, across) for near in around) if row is not None]
             best = min(rows, key=lambda row: row[0], default=here)
             if best[0] >= here[0]:
                 return
@@ -254,68 +274,3 @@ def _varied(rows: Sequence[tuple[Score, Guess]], of_a_shape: int, most: int) -> 
 def _candidate_of(plan: PoolPlan) -> StageChain:
     recipes = tuple(tuple((member, 1) for member in dict.fromkeys(stage.members)) for stage in plan.stages)
     return StageChain(size=plan.micro_batch, width=plan.width, micro_batches=plan.micro_batches, recipes=recipes)
-
-
-def _territories(costs: PoolCosts) -> list[_Territory]:
-    """Return sets of sites: every site alone, and from each of the largest the ones nearest to it, one after the other.
-
-    Sets with as many devices of each kind are taken for alike as far as the ways inside them are as fast.
-    """
-    sites: dict[str, list[int]] = {}
-    for index, pool in enumerate(costs.pools):
-        sites.setdefault(pool.site, []).append(index)
-    sizes = {site: sum(costs.pools[index].count for index in indices) for site, indices in sites.items()}
-    found: dict[tuple[object, ...], _Territory] = {}
-    largest = sorted(sites, key=lambda site: -sizes[site])[:_MAX_TERRITORIES]
-    distance_s = {(a, b): costs.site_distance_s(sites[a][0], sites[b][0]) for a in sites for b in sites}
-    rows = [_chain_from(first, sites, distance_s) for first in largest]
-    for length in range(len(sites), 0, -1):
-        for row in rows:
-            looks = _looks(row[:length], sites, costs, distance_s)
-            if looks not in found and len(found) < _MAX_TERRITORIES:
-                found[looks] = _territory(row[:length], sites, costs)
-    return list(found.values())
-
-
-def _chain_from(first: str, sites: Iterable[str], distance_s: Mapping[tuple[str, str], float]) -> list[str]:
-    """Return the sites in an order in which each next one is the nearest to any before."""
-    row, nearest = [first], {site: distance_s[site, first] for site in sites if site != first}
-    while nearest:
-        site = min(nearest, key=lambda name: nearest[name])
-        del nearest[site]
-        row.append(site)
-        for other in nearest:
-            nearest[other] = min(nearest[other], distance_s[other, site])
-    return row
-
-
-def _looks(
-    row: Sequence[str],
-    sites: Mapping[str, Sequence[int]],
-    costs: PoolCosts,
-    distance_s: Mapping[tuple[str, str], float],
-) -> tuple[object, ...]:
-    counts = sorted(
-        sorted((costs.pools[i].kind, costs.pools[i].host_size, _roughly(costs.pools[i].count)) for i in sites[site])
-        for site in row
-    )
-    farthest = max((distance_s[a, b] for a in row for b in row if a != b), default=0.0)
-    inside = tuple(sorted(float(f"{distance_s[site, site]:.2g}") for site in row))
-    return (*(tuple(count) for count in counts), float(f"{farthest:.2g}"), inside)
-
-
-def _roughly(count: int) -> int:
-    """Return a number that is the same for counts within a factor of about 1.4."""
-    return round(2 * math.log2(count))
-
-
-def _territory(row: Sequence[str], sites: dict[str, list[int]], costs: PoolCosts) -> _Territory:
-    families: dict[tuple[str, int, int], list[int]] = {}
-    for site in row:
-        for index in sites[site]:
-            pool = costs.pools[index]
-            families.setdefault((pool.kind, pool.host_size, costs.memory_bytes(index)), []).append(index)
-    return _Territory(
-        members={pools[0]: tuple(pools) for pools in families.values()},
-        available={pools[0]: sum(costs.pools[index].count for index in pools) for pools in families.values()},
-    )

@@ -24,6 +24,8 @@ _DEEP = 12
 _MAX_OPTIONS = {1: 10_000, 2: 64, 3: 14}
 _MAX_COMBINATIONS, _MAX_SORTS = 4000, 11
 """Counts of more sorts than three, each with two options at least, and the most sorts, of which the fastest stay."""
+_EVERY_WIDTH_UP_TO, _FEW_WIDTHS, _WIDER = 4096, 33, 1.08
+"""Micro-batches in all up to which every width is tried, and which of them where there are more."""
 _MAX_DEGREES = 100
 """Combinations of tensor-parallel degrees; where there are more, all kinds have about the same."""
 
@@ -78,7 +80,17 @@ class _StageCounts:
 class Sketcher:
     """Guesses for families, sizes, widths, degrees and counts of stages, the best of each grid of counts."""
 
-    def __init__(self, chains: ChainCosts, families: Sequence[PoolFamily], goal: Goal, *, divides: bool) -> None:
+    def __init__(
+        self,
+        chains: ChainCosts,
+        families: Sequence[PoolFamily],
+        goal: Goal,
+        *,
+        divides: bool,
+        across: tuple[int, int] | None = None,
+    ) -> None:
+        """Keep what is counted; `across`: pools of two sites that all sums cross."""
+        self._across = across
         self._chains, self._families, self._goal, self._divides = chains, tuple(families), goal, divides
         self._costs = chains.costs
 
@@ -112,13 +124,28 @@ class Sketcher:
         most = sum(family.count for family in self._families)
         whole = -(-self._costs.global_batch // size)
         last = 0
-        for micro_batches in range(whole, 0, -1):
+        for micro_batches in self._micro_batches(whole, most):
             width = -(-whole // micro_batches)
             uneven = self._costs.global_batch % (size * width) != 0
             if width > most or width == last or (self._divides and uneven):
                 continue
             last = width
             yield width, -(-self._costs.global_batch // (size * width))
+
+    def _micro_batches(self, whole: int, most: int) -> Iterable[int]:
+        """Return, falling, in how many micro-batches so many in all may be done, beside each other by `most` at most.
+
+        Of very many: few ones, those that go evenly, those that leave no device out, and steps of a few per cent.
+        """
+        if whole <= _EVERY_WIDTH_UP_TO:
+            return range(whole, 0, -1)
+        widths = {*range(1, _FEW_WIDTHS), *(max(1, most // stages) for stages in range(1, self._costs.units + 1))}
+        steps = math.ceil(math.log(whole) / math.log(_WIDER))
+        widths |= {round(_WIDER**power) for power in range(steps)}
+        found = {-(-whole // width) for width in widths} | set(range(1, _FEW_WIDTHS))
+        small = (part for part in range(1, math.isqrt(whole) + 1) if whole % part == 0)
+        found |= {one for part in small for one in (part, whole // part)}
+        return sorted(found, reverse=True)
 
     def _sketches(self, best: tuple[float, float]) -> Iterator[_StageCounts]:
         for size in reversed(self._costs.sizes()):
@@ -228,6 +255,8 @@ class Sketcher:
         uneven = 1 + _ROUNDED * (stages - 1) / self._costs.units
         slowest_s = uneven * (1 + messages * (stages - 1) / stages) / speed
         found: Array = (micro_batches - 1 + stages) * slowest_s + sums / stages
+        if self._across is not None and width > 1:
+            found = found + self._costs.sums_across_s(*self._across, width, stages)
         return found
 
     def _lines(self, sorts: Sequence[_Sort], size: int, width: int, micro_batches: int) -> Iterator[_StageCounts]:

@@ -59,7 +59,7 @@ def _stage(tables: WayTables, slot: Slot, units: range, size: int, *, whole: ran
     return with_limits(draft, tables.memory, tables.job.splits_backward)
 
 
-_PROPOSED = 6
+_PROPOSED, _OF_EACH_LEVEL = 6, 3
 _PER_SIZE = 2
 """Arrangements of one micro-batch size among them."""
 _MAX_DEVICES = 128
@@ -84,24 +84,40 @@ def spantrain(request: PlanRequest, *, second_level: bool = True) -> tuple[Propo
         raise InfeasiblePlanError(f"groups devices by pairs, {_MAX_DEVICES} devices at most, got {len(devices)}")
     tables = WayTables(request.profile, request.job)
     groups = group_devices(request.profile, devices=devices).first_level
-    space = _GroupSpace(tables, groups, frozenset(request.constraints.keep), second_level=second_level)
-    sizes = request.job.micro_batch_sizes()
-    first = dict.fromkeys((sizes[0], sizes[len(sizes) // 2], sizes[-1]))
-    ranked = [found for size in first for found in space.best(size)]
-    space.narrow()
-    ranked += [found for size in sizes if size not in first for found in space.best(size)]
-    ranked.sort(key=lambda found: found.value_s)
+    keep = frozenset(request.constraints.keep)
+    # Whole groups as one stage are among the ways with the second level, but its search may end elsewhere.
+    spaces = [_GroupSpace(tables, groups, keep, second_level=level) for level in dict.fromkeys((second_level, False))]
+    rows = [_ranked(space, request.job.micro_batch_sizes()) for space in spaces]
+    ranked = [
+        found
+        for part in (slice(_OF_EACH_LEVEL), slice(_OF_EACH_LEVEL, None))
+        for found in sorted((found for row in rows for found in row[part]), key=_seconds)
+    ]
+    least_with_s = [min(values) for values in zip(*(space.least_with_s for space in spaces), strict=True)]
     proposals: list[Proposal] = []
     for found in ranked:
         plan = build_plan(tables, found.slots, found.cuts, found.size)
         if plan is not None:
-            reasons = tuple(_reasons(plan, found, groups, space.least_with_s))
+            reasons = tuple(_reasons(plan, found, groups, least_with_s))
             proposals.append(Proposal(plan=plan, own_estimate_s=found.value_s, reasons=reasons))
         if len(proposals) == _PROPOSED:
             break
     if not proposals:
         raise infeasible(request.profile, request.job, devices)
     return tuple(proposals)
+
+
+def _ranked(space: "_GroupSpace", sizes: Sequence[int]) -> list["_SolvedArrangement"]:
+    """Return the best arrangements of all micro-batch sizes, best first."""
+    first = dict.fromkeys((sizes[0], sizes[len(sizes) // 2], sizes[-1]))
+    ranked = [found for size in first for found in space.best(size)]
+    space.narrow()
+    ranked += [found for size in sizes if size not in first for found in space.best(size)]
+    return sorted(ranked, key=_seconds)
+
+
+def _seconds(found: "_SolvedArrangement") -> float:
+    return found.value_s
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,8 +11,8 @@ members of t devices. Between second-level groups there are the paper's three:
   capacities of 1:2:2:4 on a 2 x 2 grid give 1:2 in both directions.
 
 All of these of the whole group, without its slowest second-level groups, with one device of the slowest that is left,
-and of one host: where links are slow, fewer devices may be faster, and the paper's planner, which uses all, is given
-that choice.
+of one host and of some hosts: where links are slow, fewer devices may be faster, and the paper's planner, which uses
+all, is given that choice.
 
 `Beam` is algorithm 1 (the same section), over orders of first-level groups and their cuts.
 """
@@ -134,9 +134,10 @@ def _device_sets(group: DeviceGroup, profile: Profile) -> Iterator[tuple[Devices
         yield parts[:count]
         yield (*parts[: count - 1], parts[count - 1][:1])
     host = {name: profile.cluster.device_by_name[name].host for name in group.devices}
-    seen = set()
-    for name in dict.fromkeys(host.values()):
-        own = tuple(tuple(device for device in part if host[device] == name) for part in parts)
+    hosts, seen = list(dict.fromkeys(host.values())), set()
+    some = [set(hosts[:count]) for count in (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96) if count < len(hosts)]
+    for names in (*({name} for name in hosts), *some):
+        own = tuple(tuple(device for device in part if host[device] in names) for part in parts)
         signature = tuple(map(len, own))
         if sum(signature) > 1 and signature not in seen:
             seen.add(signature)

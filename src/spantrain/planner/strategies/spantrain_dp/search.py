@@ -120,7 +120,7 @@ def _signature(layout: Layout, profile: Profile) -> object:
         for name in slot:
             device = profile.cluster.device_by_name[name]
             number = hosts.setdefault(device.host, len(hosts))
-            members.append((device.kind, device.memory_bytes, device.backend, device.site, number))
+            members.append((*device.make, device.site, number))
         slots.append(tuple(sorted(members)))
     return tuple(slots)
 

@@ -1,0 +1,178 @@
+"""More is never worse: `benchmarks/planner_monotone.py [--pools 2000] [--from SEED] [--most-sites N] [--save]`.
+
+Random pools of devices (1 to 200 sites, 1 to 4,096 devices of one to three kinds, links of 50 Mbit/s to 50 Gbit/s), a
+random model and global batch. Each is planned, changed in one way, and planned again: a device more, a site more, twice
+the bandwidth between sites, twice the memory, twice the samples, int8 allowed between sites, a strategy asked beside
+`auto`; or only the order of the sites in the cluster is another. Samples per second may not fall by more than half of a
+per cent, and not change by more where only the order is another.
+
+Profiles are made from data sheets and described networks (`cost.analytic`); nothing is emulated, all times come from
+the simulator. A pool is its seed: the same number always gives the same pool and change.
+"""
+
+import argparse
+import random
+import statistics
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+
+from planner_pools import Pool, cluster_of, random_pool
+from results import save
+from spantrain.app.profiling.describe import described_profile
+from spantrain.errors import InfeasiblePlanError
+from spantrain.formats.registry import WireFormat
+from spantrain.models.catalog.catalog import resolve_model
+from spantrain.planner.engine.engine import make_plan
+from spantrain.planner.engine.outcome import PlanOptions
+from spantrain.planner.request import Constraints, JobSpec
+from worker_pool import workers
+
+LEAST = 0.995
+"""Samples per second afterwards over those before."""
+MODELS = ("gpt2-small", "gpt2-medium", "resnet-101")
+BESIDE = ("spantrain", "spantrain-dp", "eddl", "ddp", "1f1b")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """What is planned."""
+
+    pool: Pool
+    model: str
+    global_batch: int
+    options: PlanOptions = field(default_factory=PlanOptions)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compared:
+    """What came of a pool before and after its change; 0 samples per second: nothing fits."""
+
+    seed: int
+    change: str
+    devices: int
+    sites: int
+    model: str
+    global_batch: int
+    before_per_s: float
+    after_per_s: float
+    took_s: float
+
+    @property
+    def ratio(self) -> float:
+        """Samples per second afterwards over those before."""
+        return self.after_per_s / self.before_per_s if self.before_per_s else 1.0
+
+    @property
+    def holds(self) -> bool:
+        """Whether it is no worse, or the same where only an order is another."""
+        return self.ratio >= LEAST and (self.change != "order" or self.ratio <= 1 / LEAST)
+
+
+def question_of(seed: int, most_sites: int) -> Question:
+    """Return the question of a seed."""
+    rng = random.Random(seed + 1)
+    return Question(
+        pool=random_pool(seed, most_sites), model=rng.choice(MODELS), global_batch=rng.choice((32, 128, 512, 1000))
+    )
+
+
+def changes(question: Question, seed: int) -> Mapping[str, Question]:
+    """Return the same with more, by what it has more of; and in another order."""
+    rng, pool = random.Random(seed + 2), question.pool
+    number = rng.randrange(len(pool.places))
+    place = pool.places[number]
+    kind = rng.choice(sorted(place.counts))
+    grown = replace(place, counts={**place.counts, kind: place.counts[kind] + 1})
+    order = tuple(rng.sample(range(len(pool.places)), len(pool.places)))
+    int8 = Constraints(wire_formats=(WireFormat.NATIVE, WireFormat.INT8))
+    pools = {
+        "device": pool.with_place(number, grown),
+        "site": replace(pool, places=(*pool.places, place)),
+        "bandwidth": replace(pool, bandwidth_bytes_per_s=2 * pool.bandwidth_bytes_per_s),
+        "memory": replace(pool, memory_ratio=2.0),
+        "order": replace(pool, order=order),
+    }
+    return {name: replace(question, pool=other) for name, other in pools.items()} | {
+        "samples": replace(question, global_batch=2 * question.global_batch),
+        "format": replace(question, options=PlanOptions(constraints=int8)),
+        "strategy": replace(question, options=PlanOptions(strategies=("auto", rng.choice(BESIDE)))),
+    }
+
+
+def samples_per_s(question: Question) -> float:
+    """Return what the chosen plan does; 0 where nothing fits."""
+    profile = described_profile(cluster_of(question.pool), resolve_model(question.model))
+    try:
+        outcome = make_plan(profile, JobSpec(global_batch=question.global_batch), question.options)
+    except InfeasiblePlanError:
+        return 0.0
+    return outcome.samples_per_s_predicted
+
+
+def compared(seed: int, most_sites: int) -> Compared:
+    """Plan a pool before and after one change, which the seed chooses."""
+    began_s = time.perf_counter()
+    question = question_of(seed, most_sites)
+    others = changes(question, seed)
+    change = sorted(others)[seed % len(others)]
+    before = samples_per_s(question)
+    after = samples_per_s(others[change])
+    return Compared(
+        seed=seed,
+        change=change,
+        devices=question.pool.devices,
+        sites=len(question.pool.places),
+        model=question.model,
+        global_batch=question.global_batch,
+        before_per_s=before,
+        after_per_s=after,
+        took_s=time.perf_counter() - began_s,
+    )
+
+
+def table(found: Sequence[Compared]) -> list[str]:
+    """Return the lines by change, then the pools that do not hold."""
+    lines = [f"{'more of':10} {'pools':>6} {'worse':>6} {'least ratio':>11} {'mean ratio':>11} {'mean s':>7}"]
+    for name in sorted({one.change for one in found}):
+        rows = [one for one in found if one.change == name]
+        lines.append(
+            f"{name:10} {len(rows):6} {sum(not one.holds for one in rows):6} {min(one.ratio for one in rows):11.4f} "
+            f"{statistics.fmean(one.ratio for one in rows):11.4f} {statistics.fmean(one.took_s for one in rows):7.1f}"
+        )
+    lines += [
+        f"pool {one.seed}, {one.change}: {one.before_per_s:.4g} samples/s, then {one.after_per_s:.4g} "
+        f"({one.ratio:.4f}); {one.devices} devices in {one.sites} sites, {one.model}, {one.global_batch} samples"
+        for one in found
+        if not one.holds
+    ]
+    return lines
+
+
+def main() -> int:
+    """Run it."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--pools", type=int, default=2000)
+    parser.add_argument("--from", type=int, default=0, dest="first", metavar="SEED")
+    parser.add_argument("--most-sites", type=int, default=200, metavar="N")
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--save", action="store_true", help="write benchmarks/results/planner_monotone.*")
+    options = parser.parse_args()
+    found: list[Compared] = []
+    with workers(options.processes) as pool:
+        jobs = [pool.submit(compared, options.first + n, options.most_sites) for n in range(options.pools)]
+        for job in jobs:
+            found.append(job.result())
+            if not found[-1].holds:
+                print(table(found[-1:])[-1], flush=True)
+    lines = table(found)
+    verdict = "more is never worse" if all(one.holds for one in found) else "MISSED"
+    print("\n".join([*lines, verdict]))
+    if options.save:
+        save("planner_monotone", [*lines, verdict], {"pools": [asdict(one) for one in found]})
+    return 0 if verdict != "MISSED" else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,210 @@
+"""Many sites and many devices: more of them is never worse, names and their order play no part, the bound holds."""
+
+from dataclasses import replace
+from itertools import permutations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spantrain.app.profiling.describe import described_profile
+from spantrain.config.artefacts import read_profile, write_profile
+from spantrain.config.cluster_file import load_preset, parse_cluster
+from spantrain.config.kinds import load_kinds
+from spantrain.core.cluster import LISTED_SITES, Cluster, Device, Host, Link, Site
+from spantrain.cost.rings import turns_s, waiting_s, without_repeats
+from spantrain.models.catalog.catalog import resolve_model
+from spantrain.planner.engine.clusters import clusters_of
+from spantrain.planner.engine.engine import make_plan
+from spantrain.planner.engine.evaluate import Evaluator
+from spantrain.planner.engine.outcome import PlanOptions
+from spantrain.planner.engine.predict import costs_of
+from spantrain.planner.request import JobSpec, Objective, PlanRequest
+from spantrain.planner.strategies.pools.costs import PoolPlan, PoolReplica, PoolStage
+from spantrain.planner.strategies.pools.profile_costs import ProfilePools
+from spantrain.planner.strategies.pools.territories import Territories
+from spantrain.planner.strategies.registry import strategies
+from spantrain.planner.strategies.relaxation import Relaxation
+from spantrain.sim.engine import SimulationOptions, simulate
+from spantrain.sim.fold import fold, simulate_whole
+
+MBIT = 125e3
+SAME = 1.005
+
+
+def sites_of(*counts, rate=5_000 * MBIT, latency_s=0.02, order=None, memory=1.0):
+    """Sites by the devices of each kind that they have, in hosts of eight."""
+    kinds = load_kinds()
+    sites, hosts, devices = [], [], []
+    for number in order or range(len(counts)):
+        first = len(hosts)
+        for kind, count in counts[number].items():
+            for begin in range(0, count, 8):
+                host = f"s{number}-{kind}-{begin}"
+                names = tuple(f"{host}-{index}" for index in range(min(8, count - begin)))
+                hosts.append(Host(name=host, site=f"s{number}", devices=names))
+                size = int(kinds[kind].memory_bytes * memory)
+                devices += [
+                    Device(name=n, kind=kind, host=host, site=f"s{number}", backend="emulated", memory_bytes=size)
+                    for n in names
+                ]
+        own = tuple(host.name for host in hosts[first:])
+        sites.append(Site(name=f"s{number}", hosts=own, bandwidth_bytes_per_s=12.5e9, latency_s=5e-5))
+    return Cluster(
+        name="many",
+        kinds=tuple(kinds[kind] for kind in dict.fromkeys(device.kind for device in devices)),
+        sites=tuple(sites),
+        hosts=tuple(hosts),
+        devices=tuple(devices),
+        links=tuple(
+            Link(source=a.name, target=b.name, bandwidth_bytes_per_s=rate, latency_s=latency_s)
+            for a, b in permutations(sites, 2)
+        ),
+    )
+
+
+def planned(cluster, batch=96, model="gpt2-tiny", **options):
+    profile = described_profile(cluster, resolve_model(model))
+    return make_plan(profile, JobSpec(global_batch=batch), PlanOptions(**options))
+
+
+def request_of(cluster, batch=128, model="gpt2-small"):
+    profile, job = described_profile(cluster, resolve_model(model)), JobSpec(global_batch=batch)
+    return PlanRequest(profile=profile, job=job, evaluate=Evaluator(profile, job))
+
+
+def test_fourteen_sites_are_no_worse_than_one():
+    one, many = (planned(sites_of(*({"a100": 16},) * count)) for count in (1, 14))
+    assert many.step_s_predicted <= SAME * one.step_s_predicted
+    assert many.best_single_site.step_s == pytest.approx(one.step_s_predicted, rel=1 - 1 / SAME)
+    assert one.bound.step_s <= one.step_s_predicted
+
+
+LITTLE = ({"a100": 136}, {"t4": 32}, {"v100": 40})
+MORE = {
+    "device": sites_of({"a100": 137}, *LITTLE[1:]),
+    "site": sites_of(*LITTLE, {"a100": 8}),
+    "bandwidth": sites_of(*LITTLE, rate=20_000 * MBIT),
+    "memory": sites_of(*LITTLE, memory=2.0),
+}
+
+
+def test_more_is_never_worse():
+    before = planned(sites_of(*LITTLE))
+    for what, cluster in MORE.items():
+        assert planned(cluster).step_s_predicted <= SAME * before.step_s_predicted, what
+    twice = planned(sites_of(*LITTLE), batch=192)
+    assert twice.samples_per_s_predicted * SAME >= before.samples_per_s_predicted
+
+
+def test_the_order_of_a_file_plays_no_part():
+    rows = ({"a100": 136}, {"t4": 48}, {"a100": 136}, {"v100": 24})
+    steps = [planned(sites_of(*rows, order=order)).step_s_predicted for order in ((0, 1, 2, 3), (3, 2, 0, 1))]
+    assert steps[0] == pytest.approx(steps[1], rel=1e-9)
+
+
+def test_no_strategy_beats_the_default_one():
+    profile = described_profile(load_preset("asteroid-c-100"), resolve_model("resnet-101"))
+    asked = ("auto", "spantrain", "1f1b")
+    found = make_plan(profile, JobSpec(global_batch=64), PlanOptions(strategies=asked)).strategies
+    assert all(found["auto"].step_s <= SAME * other.step_s for other in found.values() if other.step_s)
+
+
+def test_sites_that_look_alike_are_searched_once_single_ones_first():
+    request = request_of(sites_of(*({"a100": 8},) * 6, {"a100": 16}, {"t4": 8}))
+    found = list(Territories(ProfilePools(request, most_degree=1)))
+    singles = [territory.sites for territory in found if len(territory.sites) == 1]
+    assert singles == [("s6",), ("s7",)], "eight of a kind stand behind sixteen"
+    assert [len(territory.sites) for territory in found][:2] == [1, 1]
+    assert {sum(territory.available.values()) for territory in found if len(territory.sites) == 8} == {72}
+
+
+@pytest.mark.parametrize("objective", [Objective.THROUGHPUT, Objective.ENERGY])
+@pytest.mark.parametrize("preset", ["laptop", "asteroid-b-100", "spantrain-setting-1"])
+def test_no_plan_of_any_strategy_is_under_the_bound(preset, objective):
+    request = replace(request_of(load_preset(preset), batch=24, model="resnet-101"), objective=objective)
+    bound = Relaxation(request).bound()
+    for name in ("auto", "single-site", "single-device", "spantrain-dp"):
+        for proposal in strategies()[name].propose(request):
+            found = request.evaluate(proposal.plan)
+            assert found.step_s >= bound.step_s
+            assert found.value(objective) >= bound.value
+
+
+def test_the_bound_falls_with_more_and_joining_costs_what_links_let_through():
+    slow, fast = (Relaxation(request_of(sites_of({"a100": 8}, {"a100": 8}, rate=rate))) for rate in (10 * MBIT, 1e12))
+    assert slow.alone_s("s0") == fast.alone_s("s0")
+    assert fast.joined_s(("s0", "s1")) == pytest.approx(fast.bound().compute_s, rel=0.01)
+    assert slow.joined_s(("s0", "s1")) > 1.8 * fast.joined_s(("s0", "s1"))
+
+
+HOPS = st.tuples(st.sampled_from([0.0, 0.5, 3.0]), st.sampled_from([1.0, 2.0, 2.5]))
+
+
+@settings(max_examples=60, deadline=None)
+@given(hops=st.lists(HOPS, min_size=65, max_size=90), turns=st.integers(1, 180))
+def test_a_long_ring_takes_as_long_as_turn_by_turn(hops, turns):
+    latency, busy = np.array(hops).T
+    ready = free = np.zeros(len(hops))
+    for _ in range(turns):
+        free = np.maximum(ready, free) + busy
+        ready = np.roll(free + latency, 1)
+    assert turns_s(latency.tolist(), busy.tolist(), turns) == pytest.approx(float(ready.max()))
+
+
+@settings(max_examples=40, deadline=None)
+@given(hops=st.lists(HOPS, min_size=3, max_size=8), count=st.integers(1, 200))
+def test_a_ring_of_repeated_hops_does_what_the_shortest_does(hops, count):
+    latency, busy = (list(row) for row in zip(*hops * 24, strict=True))
+    short = without_repeats(latency, busy)
+    assert len(short[1]) <= len(hops)
+    if len(short[1]) > 2:
+        assert waiting_s(*short, count) == pytest.approx(waiting_s(latency, busy, count), rel=0.01)
+    assert turns_s(*short, count) == pytest.approx(turns_s(latency, busy, count))
+
+
+def test_many_pipelines_that_do_not_divide_evenly_are_simulated_as_one():
+    request = request_of(sites_of({"a100": 80}), batch=4750, model="gpt2-tiny")
+    costs = ProfilePools(request, most_degree=1)
+    members = (PoolReplica(0, 1),) * 40
+    stages = tuple(PoolStage(units=units, members=members) for units in (range(7), range(7, costs.units)))
+    plan = costs.plan(PoolPlan(micro_batch=2, micro_batches=60, stages=stages))
+    assert plan.stages[0].micro_batches[-1].size == 30
+    price = costs_of(plan, request.profile)
+    whole = simulate(plan, price, steps=1, options=SimulationOptions(trace=False))
+    assert fold(plan, price) is not None
+    assert simulate_whole(plan, price).step_s == pytest.approx(whole.step_s, rel=0.02)
+
+
+def test_sites_in_a_hundred_places_are_groups_of_their_own():
+    cluster = sites_of(*({"t4": 2},) * 100)
+    profile = described_profile(cluster, resolve_model("gpt2-small"))
+    groups = clusters_of(profile, tuple(device.name for device in cluster.devices))
+    assert [group.devices for group in groups[:2]] == [("s0-t4-0-0", "s0-t4-0-1"), ("s1-t4-0-0", "s1-t4-0-1")]
+    assert len(groups) == 100
+    near = sites_of(*({"t4": 2},) * 20, rate=12.5e9, latency_s=5e-5)
+    profile = described_profile(near, resolve_model("gpt2-small"))
+    assert len(clusters_of(profile, tuple(device.name for device in near.devices))) == 1
+
+
+SITE = """
+  - name: s{n}
+    network: {{bandwidth: 1 Gbit/s, latency: 0.1 ms}}
+    hosts: [{{name: h{n}, devices: {{t4: 1}}}}]"""
+LINKS = """
+links:
+  - {between: all, bandwidth: 1 Gbit/s, latency: 5 ms}
+  - {between: [s1, s2], bandwidth: 2 Gbit/s, latency: 5 ms}
+"""
+
+
+def test_very_many_sites_need_one_line_for_their_links(tmp_path):
+    rows = "".join(SITE.format(n=n) for n in range(LISTED_SITES + 1))
+    cluster = parse_cluster(f"name: many\nsites:{rows}{LINKS}", source="c.yaml")
+    assert len(cluster.links) == 2
+    assert cluster.link("h1", "h2").bandwidth_bytes_per_s == 250e6
+    assert cluster.link("h1", "h3").bandwidth_bytes_per_s == 125e6
+    path = tmp_path / "profile.json"
+    write_profile(described_profile(cluster, resolve_model("gpt2-tiny")), path)
+    assert read_profile(path).cluster == cluster
