@@ -112,7 +112,8 @@ class Placer:
     def timing(self, plan: PoolPlan) -> Timing:
         """Return what a plan takes: the slowest of its pipelines, and each stage's gradients when all of it is done."""
         ends = [0.0] * len(plan.stages)
-        for pipeline in plan.pipelines():
+        # Pipelines of the same kinds of devices over ways that are as fast take as long, wherever they are.
+        for pipeline in {self._looks(pipeline): pipeline for pipeline in plan.pipelines()}.values():
             found = one_f_one_b_ends_s(self._seconds(plan, pipeline), plan.micro_batches, deep=self._deep)
             # What messages wait for each other is no delay that other work hides.
             carried_s = plan.micro_batches * self._slowest_link_s(plan, pipeline)
@@ -123,6 +124,12 @@ class Placer:
         if not self._counts_money:
             return step_s, 0.0
         return step_s, self._costs.usd_of_traffic(plan.stages, plan.micro_batch, plan.micro_batches)
+
+    def _looks(self, pipeline: Sequence[PoolReplica]) -> tuple[object, ...]:
+        pools = [self._costs.pools[member.pool] for member in pipeline]
+        members = ((pool.kind, pool.host_size, member.tp_degree) for pool, member in zip(pools, pipeline, strict=True))
+        memory = (self._chains.memory_bytes(member.pool) for member in pipeline)
+        return (*members, *memory, *(self._chains.distance_s(a.pool, b.pool) for a, b in pairwise(pipeline)))
 
     def usd_per_s(self, plan: PoolPlan) -> float:
         """Return what its devices cost."""

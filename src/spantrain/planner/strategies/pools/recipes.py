@@ -92,6 +92,7 @@ class ChainCosts:
         self._nothing = np.where(below, math.inf, 0.0)
         self._tables: dict[tuple[object, ...], Array] = {}
         self._hops, self.forward_s, self.backward_s = cache(costs.hop), cache(costs.forward_s), cache(costs.backward_s)
+        self.distance_s, self.memory_bytes = cache(costs.site_distance_s), cache(costs.memory_bytes)
         self.work_s = cache(self._work_s)
         """Seconds of forward and backward of units i to j-1, as [i, j], by (member, size)."""
         self._over = cache(self._over_of)
