@@ -2,7 +2,7 @@
 
 Three parts. A curve: gpt2-medium with 64 A100 a site, 5 Gbit/s and 20 ms between all sites, from 1 to 200 sites; more
 sites are never worse. Sites of unlike kinds and sizes, over links that differ. And size: up to 102,400 devices. Of
-each, the seconds of a step, the least that any plan could take (`planner.relaxation`: compute, memory, links), the
+each, the seconds of a step, the least that any plan could take (compute, memory, links), the
 devices and sites in use, and what planning took: processor seconds from files on disk (profile.json) to a plan on disk,
 comparisons and reasons included, and memory, each case in a process of its own.
 

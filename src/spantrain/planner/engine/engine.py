@@ -23,9 +23,9 @@ from spantrain.planner.engine.outcome import (
 )
 from spantrain.planner.engine.outer import LocalPlans, join_groups, local_plans, pair_rates, slow_boundaries
 from spantrain.planner.engine.predict import over_time, with_best_spans
-from spantrain.planner.relaxation import Relaxation
 from spantrain.planner.request import Evaluation, JobSpec, Objective, PlanRequest, Proposal, Restriction
 from spantrain.planner.strategies.registry import DEFAULT_STRATEGY, strategies, strategies_named
+from spantrain.planner.strategies.relaxation import Relaxation
 from spantrain.schedule.at_once import check_samples_at_once
 from spantrain.schedule.registry import schedule_names
 from spantrain.sim.search.search import SearchEffort

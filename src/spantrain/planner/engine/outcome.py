@@ -8,8 +8,8 @@ from spantrain.core.plan import Alternative, Plan, PlanReport, Prediction, State
 from spantrain.errors import PlanError
 from spantrain.formats.registry import WireFormat
 from spantrain.planner.engine.evaluate import LinkLoad
-from spantrain.planner.relaxation import StepBound
 from spantrain.planner.request import Constraints, Evaluation, JobSpec, Objective, Restriction
+from spantrain.planner.strategies.relaxation import StepBound
 
 
 @dataclass(frozen=True, kw_only=True)

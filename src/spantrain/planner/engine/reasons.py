@@ -7,8 +7,8 @@ from spantrain.core.plan import Alternative, Plan
 from spantrain.core.quantities import format_bandwidth, format_seconds, format_speed
 from spantrain.planner.engine.outer import Boundary
 from spantrain.planner.groups import DeviceGroup
-from spantrain.planner.relaxation import StepBound
 from spantrain.planner.request import Evaluated, Evaluation, Objective
+from spantrain.planner.strategies.relaxation import StepBound
 
 _MANY_TIMES = 3.0
 _SITES_APART = 12

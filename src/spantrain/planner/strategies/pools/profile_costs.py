@@ -20,9 +20,9 @@ from spantrain.cost.memory import Division
 from spantrain.cost.span_tables import Array, SpanTables
 from spantrain.cost.sums import nccl_between
 from spantrain.planner.assembly.assemble import draft_stage
-from spantrain.planner.relaxation import Relaxation
 from spantrain.planner.request import Objective, PlanRequest, Restriction
 from spantrain.planner.strategies.pools.costs import DevicePool, HopSeconds, PoolPlan, PoolReplica, PoolStage
+from spantrain.planner.strategies.relaxation import Relaxation
 from spantrain.planner.strategies.score import weights_of
 from spantrain.schedule.registry import splits_backward
 
