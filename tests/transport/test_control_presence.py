@@ -90,7 +90,8 @@ def test_who_is_nudged_is_answered_at_once_and_not_taken_for_gone(watched: Watch
     assert held.result() == {}
     assert watched.lines.empty()
     assert not stays.ended
-    client.begin(PRESENCE, {}, timeout_s=PATIENCE_S)
+    again = client.begin(PRESENCE, {}, timeout_s=PATIENCE_S)
     assert [watched.heard(), watched.heard()] == [("edge-1", 2, True), ("edge-1", 0, False)]
+    assert not again.ended
     client.close()
     assert watched.heard() == ("edge-1", 2, False)

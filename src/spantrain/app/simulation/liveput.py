@@ -143,7 +143,8 @@ def _reasons(
     own, fastest = found[chosen], found[0]
     calm, stays = format_speed(fastest.calm_samples_per_s), format_speed(fastest.samples_per_s)
     named = {name: f"{value:g} h" for name, value in hours.items() if name not in ("repair", "checkpoint")}
-    named["others" if len(named) > 1 else ""] = named.pop("mtbf", "never")
+    others = named.pop("mtbf", "never")
+    named["others" if named else ""] = others
     said = ", ".join(f"{name} {own_h}".strip() for name, own_h in named.items())
     beside = "it is the fastest one, too" if chosen == 0 else f"the fastest plan does {calm} and keeps {stays}"
     dear = sorted(own.lost_s, key=lambda name: -own.lost_s[name] * reckoner.rate(name))[:_SHOWN]

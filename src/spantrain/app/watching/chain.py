@@ -119,7 +119,7 @@ class StepTrace:
     @property
     def start_s(self) -> float:
         """When its first work began."""
-        return min((work[0].start_s for work in self._work.values()), default=0.0)
+        return min((one.start_s for one in self.work()), default=0.0)
 
     def work(self) -> Iterable[StepWork]:
         """All pieces of work."""

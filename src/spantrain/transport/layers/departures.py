@@ -48,6 +48,7 @@ def specs_of(tensors: Mapping[str, Tensor]) -> tuple[ParameterSpec, ...]:
 def pieces(tensors: Sequence[Tensor], most_bytes: int) -> Iterator["memoryview | bytes"]:
     """Yield the bytes of tensors, one after the other; only of small ones is a copy made.
 
+    >>> import torch
     >>> [len(piece) for piece in pieces([torch.zeros(3), torch.zeros(5), torch.zeros(50_000)], 131072)]
     [32, 131072, 68928]
     """
