@@ -102,7 +102,8 @@ def profiles() -> st.SearchStrategy[Profile]:
                 forward_s=seconds,
                 backward_input_s=seconds,
                 backward_weight_s=seconds,
-            )
+            ),
+            one_of_each=lambda timing: (timing.unit_class, timing.kind, timing.samples),
         ),
         links=_tuples(
             st.builds(
@@ -196,8 +197,8 @@ def reports(draw: st.DrawFn) -> PlanReport:
     )
 
 
-def _tuples(entries):  # type: ignore[no-untyped-def]
-    return st.lists(entries, max_size=3).map(tuple)
+def _tuples(entries, one_of_each=None):  # type: ignore[no-untyped-def]
+    return st.lists(entries, max_size=3, unique_by=one_of_each).map(tuple)
 
 
 @settings(deadline=None, max_examples=25)
