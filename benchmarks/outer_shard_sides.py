@@ -32,7 +32,7 @@ from spantrain.outer.shard.server import ShardServer
 from spantrain.outer.shard.snapshots import FolderSnapshots
 from spantrain.transport.connection.peers import KeyPair, PeerAddress
 from spantrain.transport.layers.interface import LayerKey, LayerLimits
-from spantrain.transport.layers.transport import LayerWire
+from spantrain.transport.layers.transport import LayerTransport
 
 _SAY = threading.Lock()
 
@@ -121,7 +121,7 @@ class Worker:
 
     def __init__(self, name: str, encrypted: bool, limits: LayerLimits) -> None:
         self.keys = KeyPair.generate() if encrypted else None
-        self.wire = LayerWire(name=name, bind="", keypair=self.keys, listener=self, limits=limits)
+        self.wire = LayerTransport(name=name, bind="", keypair=self.keys, listener=self, limits=limits)
         self.moves: dict[LayerKey, LayerTransfer] = {}
         self.layout: ShardLayout | None = None
         self.tensors: dict[int, dict[str, torch.Tensor]] = {}

@@ -44,7 +44,7 @@ class _Evil:
         return next(self._told, torch.zeros(0, dtype=torch.uint8))
 
 
-class _Shelf:
+class _HeldTensors:
     def present(self) -> tuple[str, ...]:
         return ("ours",)
 
@@ -71,7 +71,7 @@ def _exchange_words(chance: Random) -> list[torch.Tensor]:
 
 def _exchange(case: list[torch.Tensor], _folder: Path) -> Mapping[str, torch.Tensor]:
     group = ExchangeGroup(own="a", peers=("evil",), nearness=lambda _peer: 0)
-    exchange = TensorExchange(group, {"theirs": _FILE, "ours": _FILE}, _Shelf(), _Evil(case))
+    exchange = TensorExchange(group, {"theirs": _FILE, "ours": _FILE}, _HeldTensors(), _Evil(case))
     return exchange.run({"w": _PART})
 
 

@@ -16,7 +16,7 @@ from fuzz.target import Target
 from spantrain.transport.connection import bounds
 from spantrain.transport.connection.peers import PeerAddress
 from spantrain.transport.layers import format as layers
-from spantrain.transport.layers.transport import LayerWire
+from spantrain.transport.layers.transport import LayerTransport
 from spantrain.transport.mailbox import wire
 from spantrain.transport.mailbox.mailbox import Mailbox
 
@@ -147,7 +147,7 @@ def _greeting(connection: int) -> wire.Greeting:
 @cache
 def _layer_wire() -> _Side:
     listener = _Listener()
-    made = LayerWire(name="here", bind="tcp://127.0.0.1:0", keypair=None, listener=listener)
+    made = LayerTransport(name="here", bind="tcp://127.0.0.1:0", keypair=None, listener=listener)
     atexit.register(made.close)
     made.set_peers([PeerAddress(name="a", endpoint="", public_key="")])
     hellos = [

@@ -12,7 +12,7 @@ from spantrain.planner.request import JobSpec
 from spantrain.sim.availability import PREPARED_S, AvailabilityEvent, detect_s
 from spantrain_studies.availability.bamboo import Bamboo, designs
 from spantrain_studies.availability.chains import Chains
-from spantrain_studies.availability.likeness import Likeness
+from spantrain_studies.availability.likeness import HostSymmetry
 from spantrain_studies.availability.oobleck import Oobleck
 from spantrain_studies.availability.plans import OwnPlans
 from spantrain_studies.availability.restart import Restart
@@ -107,7 +107,7 @@ def test_a_pause_that_the_end_cuts_short_is_not_reckoned_whole():
 
 
 def test_like_devices_are_asked_for_once():
-    likeness = Likeness(load_preset("laptop"))
+    likeness = HostSymmetry(load_preset("laptop"))
     marks = dict.fromkeys(("lab-0", "lab-1", "office-nx", "office-tx2", "home-tx2", "home-nano"), (0,))
     one, other = (likeness.renamed({**marks, gone: (1,)}) for gone in ("lab-0", "lab-1"))
     assert one["lab-0"] == other["lab-1"] == "lab-1"

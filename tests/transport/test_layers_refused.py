@@ -15,7 +15,7 @@ from spantrain.core.outer.layers import ParameterSpec
 from spantrain.transport.connection.bounds import RESET
 from spantrain.transport.connection.peers import KeyPair, PeerAddress
 from spantrain.transport.layers.format import DATA, REFUSED, decode_refused, encode_pair
-from spantrain.transport.layers.transport import LayerWire
+from spantrain.transport.layers.transport import LayerTransport
 from testing.outer.layer_wires import (
     KIB,
     WORDS,
@@ -183,8 +183,8 @@ sys.path[:0] = {path!r}
 from testing.outer.layer_wires import Heard, a_key, a_layer
 from spantrain.transport.connection.peers import PeerAddress
 from spantrain.transport.connection.peers import KeyPair
-from spantrain.transport.layers.transport import LayerLimits, LayerWire
-wire = LayerWire(name="b", bind="", keypair=None, listener=Heard(), limits=LayerLimits())
+from spantrain.transport.layers.transport import LayerLimits, LayerTransport
+wire = LayerTransport(name="b", bind="", keypair=None, listener=Heard(), limits=LayerLimits())
 wire.set_peers([PeerAddress(name="s", endpoint={endpoint!r}, public_key="")])
 wire.send("s", a_key(1), {{"w": torch.ones(3)}})
 wire.send("s", a_key(0), {{"w": torch.ones(30_000_000)}})
@@ -237,7 +237,7 @@ def test_an_address_that_is_taken_is_named():
     with Wires() as wires:
         (shard,) = wires.met()
         with pytest.raises(OSError, match=r"cannot listen on tcp://127\.0"):
-            LayerWire(name="t", bind=shard.endpoint, keypair=None, listener=wires.heard["s"])
+            LayerTransport(name="t", bind=shard.endpoint, keypair=None, listener=wires.heard["s"])
 
 
 @pytest.mark.parametrize("encrypted", [True, False], ids=["curve", "plain"])

@@ -17,7 +17,7 @@ from spantrain.cost.network import NetworkCost
 from spantrain.planner.engine.predict import predict
 from spantrain.planner.request import JobSpec
 from spantrain_studies.availability.layouts import Layouts
-from spantrain_studies.availability.likeness import Likeness
+from spantrain_studies.availability.likeness import HostSymmetry
 
 Place = tuple[str, str, bool]
 """Site and kind of a device, and whether it shares the host of the one before it: all that counts in a pipeline."""
@@ -55,7 +55,7 @@ class Chains:
         self.profile, self.job, self.network = profile, job, NetworkCost(profile)
         self.whole = Layouts(profile, job)
         """Of the whole batch; cuts, speeds and orders of devices are asked of it."""
-        self.likeness = Likeness(profile.cluster)
+        self.likeness = HostSymmetry(profile.cluster)
         self.rows: dict[frozenset[str], tuple[Chain, ...]] = {}
         """Pipelines that were chosen for devices."""
         self._times: dict[object, ChainTime | None] = {}

@@ -10,7 +10,7 @@ from spantrain.core.plan import Plan
 Mark = tuple[int, ...]
 
 
-class Likeness:
+class HostSymmetry:
     """Renames devices by exchanges of like hosts, and of like devices of a host.
 
     Hosts are alike if they lie in one site and have the same devices; links must be those of sites, as presets' are.

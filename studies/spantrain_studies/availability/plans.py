@@ -12,7 +12,7 @@ from spantrain.planner.engine.outcome import PlanOptions
 from spantrain.planner.engine.predict import predict
 from spantrain.planner.present import light_plan
 from spantrain.planner.request import Constraints, JobSpec
-from spantrain_studies.availability.likeness import Likeness, with_names
+from spantrain_studies.availability.likeness import HostSymmetry, with_names
 
 DISK_BYTES_PER_S = 1e9
 """At which every device writes its part of a checkpoint, all of them side by side: an assumption."""
@@ -33,7 +33,7 @@ class OwnPlans:
     """
 
     def __init__(self, profile: Profile, job: JobSpec) -> None:
-        self.profile, self.job, self.likeness = profile, job, Likeness(profile.cluster)
+        self.profile, self.job, self.likeness = profile, job, HostSymmetry(profile.cluster)
         self.checkpoint_every: int | None = None
         """Steps from one checkpoint to the next; None: none is written."""
         self.losses: int | None = 1

@@ -10,13 +10,13 @@ and the sharing of a stage's checkpoint among replicas.
 
 from spantrain.core.plan import Plan
 from spantrain_studies.availability.layouts import Laid, Layouts
-from spantrain_studies.availability.likeness import Likeness, with_names
+from spantrain_studies.availability.likeness import HostSymmetry, with_names
 from spantrain_studies.availability.restart import Planner
 
 
 def grid_planner(layouts: Layouts) -> Planner:
     """Return the planner of equal grids; asked once for all devices that are alike."""
-    likeness, names = Likeness(layouts.profile.cluster), layouts.profile.cluster.device_by_name
+    likeness, names = HostSymmetry(layouts.profile.cluster), layouts.profile.cluster.device_by_name
     known: dict[frozenset[str], Laid | None] = {}
 
     def planned(present: frozenset[str]) -> tuple[Plan, float] | None:

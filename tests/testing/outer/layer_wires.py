@@ -15,7 +15,7 @@ from spantrain.transport.connection.links import PeerLink
 from spantrain.transport.connection.peers import KeyPair, PeerAddress
 from spantrain.transport.layers.format import WELCOME, LayerHello, Opening, encode_hello, encode_opening
 from spantrain.transport.layers.interface import LayerKey, LayerLimits, LayerTerms
-from spantrain.transport.layers.transport import LayerWire
+from spantrain.transport.layers.transport import LayerTransport
 from testing.patience import PATIENCE_S
 
 KIB = 1024
@@ -81,12 +81,12 @@ class Wires(contextlib.ExitStack):
         self.heard: dict[str, Heard] = {}
         self.listeners: dict[str, type[Heard]] = {}
         """Of those that hear otherwise."""
-        self.wires: dict[str, LayerWire] = {}
+        self.wires: dict[str, LayerTransport] = {}
 
-    def open(self, name: str, *, bind: str = "", limits: LayerLimits | None = None) -> LayerWire:
+    def open(self, name: str, *, bind: str = "", limits: LayerLimits | None = None) -> LayerTransport:
         keys = self.keys.setdefault(name, KeyPair.generate())
         self.heard[name] = self.listeners.get(name, Heard)()
-        wire = LayerWire(
+        wire = LayerTransport(
             name=name, bind=bind, keypair=keys if self.encrypted else None, listener=self.heard[name],
             limits=limits or self.limits,
         )  # fmt: skip
@@ -98,7 +98,7 @@ class Wires(contextlib.ExitStack):
         wire = self.wires[name]
         return PeerAddress(name=name, endpoint=wire.endpoint, public_key=wire.public_key)
 
-    def met(self, *workers: str, limits: LayerLimits | None = None) -> tuple[LayerWire, ...]:
+    def met(self, *workers: str, limits: LayerLimits | None = None) -> tuple[LayerTransport, ...]:
         """Open a shard and workers that know each other."""
         shard = self.open("s", bind="tcp://127.0.0.1:0", limits=limits)
         opened = [self.open(name, limits=limits) for name in workers]
@@ -138,7 +138,7 @@ def same(got: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor]) ->
     )
 
 
-def has_refused(wire: LayerWire, wanted: Mapping[str, int]) -> None:
+def has_refused(wire: LayerTransport, wanted: Mapping[str, int]) -> None:
     """Wait until a wire has counted this: whoever is refused hears of it before, and so does the owner."""
     deadline_s = time.monotonic() + PATIENCE_S
     while (counted := wire.counters().refused) != wanted and time.monotonic() < deadline_s:

@@ -24,7 +24,7 @@ from spantrain.outer.shard.server import ShardServer
 from spantrain.outer.shard.snapshots import FolderSnapshots, SnapshotStore
 from spantrain.transport.connection.peers import KeyPair, PeerAddress
 from spantrain.transport.layers.interface import LayerKey
-from spantrain.transport.layers.transport import LayerWire
+from spantrain.transport.layers.transport import LayerTransport
 from testing.outer.layer_wires import patient
 from testing.outer.rounds import layers_of, random_tensors
 from testing.patience import PATIENCE_S
@@ -61,7 +61,7 @@ class FakeCluster:
         layers = tuple(range(len(supervisor.layout.layers)))
         self.client = OuterClient(name, {name: layers})
         self.keys = KeyPair.generate() if supervisor.encrypted else None
-        self.wire = LayerWire(name=name, bind="", keypair=self.keys, listener=self, limits=supervisor.limits)
+        self.wire = LayerTransport(name=name, bind="", keypair=self.keys, listener=self, limits=supervisor.limits)
         self.moves: dict[LayerKey, LayerTransfer] = {}
         self.pushed: Tensors = {}
         self.came: dict[str, torch.Tensor] = {}

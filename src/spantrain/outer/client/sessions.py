@@ -23,7 +23,7 @@ from spantrain.transport.control.address import Address
 from spantrain.transport.control.credentials import JoinToken
 from spantrain.transport.control.members import check_name
 from spantrain.transport.layers.interface import LayerKey, WireListener
-from spantrain.transport.layers.transport import LayerWire
+from spantrain.transport.layers.transport import LayerTransport
 
 _LOG = logging.getLogger(__name__)
 
@@ -177,7 +177,7 @@ class NetworkConnector:
         JoinToken.parse(self.token)
         check_name(cluster)
         keypair = KeyPair.generate() if self.encrypted else None
-        wire = LayerWire(name=cluster, bind="", keypair=keypair, listener=session)
+        wire = LayerTransport(name=cluster, bind="", keypair=keypair, listener=session)
         facts = MemberFacts(kind="cluster" if layers else "worker", public_key=wire.public_key, layers=layers)
         self._link = MasterLink(address=self.master, token=self.token, member=cluster, facts=facts, listener=session)
         return self._link, wire

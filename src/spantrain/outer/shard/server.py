@@ -30,7 +30,7 @@ from spantrain.transport.connection.peers import KeyPair, PeerAddress
 from spantrain.transport.connection.threads import ReliedOnThread
 from spantrain.transport.layers.copiers import BufferPool
 from spantrain.transport.layers.interface import LayerCounters, LayerKey, LayerLimits
-from spantrain.transport.layers.transport import LayerWire
+from spantrain.transport.layers.transport import LayerTransport
 
 _LOG = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ class ShardServer:
         self._pool = BufferPool()
         self._orders: SimpleQueue[tuple[int, do.Move | ShardCommand] | None] = SimpleQueue()
         """Commands, with the number of the connection that each came by."""
-        self._wire = LayerWire(
+        self._wire = LayerTransport(
             name=name, bind=bind, keypair=KeyPair.generate() if encrypted else None, listener=self, limits=limits,
             pool=self._pool,
         )  # fmt: skip

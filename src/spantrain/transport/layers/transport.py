@@ -26,7 +26,7 @@ from spantrain.transport.layers.loop import LayerLoop
 _CLOSE_S = 30.0
 
 
-class LayerWire:
+class LayerTransport:
     """One side's end of the data plane: any number of layers in flight, to and from any number of peers."""
 
     def __init__(
