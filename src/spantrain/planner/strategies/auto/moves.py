@@ -254,8 +254,8 @@ def blocks_of(profile: Profile, devices: tuple[str, ...], costs: PartCosts) -> B
         shared = len(profile.cluster.host_by_name[device.host].devices) > 1
         host = device.host if shared and len(devices) <= _BY_HOST_UP_TO else ""
         # Where each is a block of its own, two numbers do not stand for each other: more changes are looked at.
-        number = device.backend if len(devices) <= _MAX_BLOCKS else ""
-        members.setdefault((device.site, *device.make, number, host), []).append(name)
+        backend = device.backend if len(devices) <= _MAX_BLOCKS else ""
+        members.setdefault((device.site, *device.make, backend, host), []).append(name)
     blocks: list[Block] = []
     classes: list[object] = []
     # Powers of two: hosts mostly hold as many, and stages of such widths hand over without many small pieces.
