@@ -10,7 +10,7 @@ from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
 
-from fuzz.files import CLUSTER, OUTER, PRICES, plan, profile, run_files, spoiled, spoiled_text
+from fuzz.files import CLUSTER, OUTER, PRICES, plan, profile, run_files, spoiled, spoiled_yaml
 from fuzz.mutation import corrupted
 from fuzz.target import Target
 from spantrain.app.outer.join import place_outer
@@ -81,26 +81,6 @@ def file_target(
 
 
 # Clusters, networks, the outer optimizer: YAML
-
-
-def spoiled_yaml(chance: Random, text: str) -> bytes:
-    """Change words of a text, its bytes, or put in what no value has."""
-    kind = chance.random()
-    if kind < 0.15:
-        return corrupted(chance, text.encode())
-    if kind < 0.35:
-        return spoiled_text(chance, text)
-    words = (
-        "0", "-1", "1e400 Gbit/s", "0 s", "1e-70 s", "99999999999999999999", "1024", "../../x", "{}", "[]", "a", "b0",
-        "tx2", "null", "~", "'", "1e308 GB", "1 %", "100 %", "cuda:1", "x" * 100, "&y [1]", "*y", "all", "name",
-    )  # fmt: skip
-    for _ in range(chance.choice((1, 1, 1, 2, 5))):
-        begins = [index for index in range(1, len(text)) if text[index].isalnum() and not text[index - 1].isalnum()]
-        begin = chance.choice(begins or [0])
-        end = next((i for i in range(begin, len(text)) if text[i] in ",}]\n:"), len(text))
-        other = chance.choice(words) if chance.random() < 0.7 else text[chance.choice(begins or [0]) :][: end - begin]
-        text = text[:begin] + other + text[end:]
-    return text.encode("utf-8", "surrogatepass")
 
 
 def run_cluster(folder: Path) -> None:

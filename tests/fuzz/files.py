@@ -340,3 +340,23 @@ def spoiled_text(chance: Random, text: str) -> bytes:
         return (text[:place] + chance.choice(_STRANGE_NUMBERS) + text[place + 1 :]).encode()
     strange = ("\0", "&a [*a]", "*x", "<<: *x", "!!python/name:os.system", "\t", "{", "]", "\u2028")
     return (text[:at] + chance.choice(strange) + text[at:]).encode()
+
+
+def spoiled_yaml(chance: Random, text: str) -> bytes:
+    """Change words of a text, its bytes, or put in what no value has."""
+    kind = chance.random()
+    if kind < 0.15:
+        return corrupted(chance, text.encode())
+    if kind < 0.35:
+        return spoiled_text(chance, text)
+    words = (
+        "0", "-1", "1e400 Gbit/s", "0 s", "1e-70 s", "99999999999999999999", "1024", "../../x", "{}", "[]", "a", "b0",
+        "tx2", "null", "~", "'", "1e308 GB", "1 %", "100 %", "cuda:1", "x" * 100, "&y [1]", "*y", "all", "name",
+    )  # fmt: skip
+    for _ in range(chance.choice((1, 1, 1, 2, 5))):
+        begins = [index for index in range(1, len(text)) if text[index].isalnum() and not text[index - 1].isalnum()]
+        begin = chance.choice(begins or [0])
+        end = next((i for i in range(begin, len(text)) if text[i] in ",}]\n:"), len(text))
+        other = chance.choice(words) if chance.random() < 0.7 else text[chance.choice(begins or [0]) :][: end - begin]
+        text = text[:begin] + other + text[end:]
+    return text.encode("utf-8", "surrogatepass")
