@@ -38,8 +38,9 @@ def test_init_writes_what_doctor_checks(tmp_path, monkeypatch):
     cluster = load_cluster(tmp_path / "cluster.yaml")
     assert [(one.kind, one.backend) for one in cluster.devices] == [("l4", "cuda:0")]
     assert json.loads(done.stdout)["cluster"]["name"] == "mine"
-    checked = RUN.invoke(app, ["doctor", "--quick", "--json", "--data", str(tmp_path)])
+    checked = RUN.invoke(app, ["doctor", "--quick", "--json", "--data", str(tmp_path), "--cluster", "cluster.yaml"])
     report = json.loads(checked.stdout)
+    assert {line["verdict"] for line in report["lines"] if line["check"] == "reach"} == {"ok"}
     assert checked.exit_code == (1 if report["fail"] else 0)
     assert {"check", "where", "verdict", "text", "remedy"} == set(report["lines"][0])
     assert any(line["check"] == "gpu" and "NVIDIA L4" in line["text"] for line in report["lines"])

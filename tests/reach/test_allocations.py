@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -113,3 +114,11 @@ def test_hosts_of_a_cluster_are_reached_at_their_addresses():
     assert (far.name, far.way, far.target) == ("far", "ssh", "192.0.2.250")
     assert near.way == "local"
     assert (unnamed.way, unnamed.target) == ("ssh", "n")
+
+
+def test_a_host_of_this_machines_name_is_here_unless_ssh_is_said(monkeypatch):
+    monkeypatch.setattr("socket.gethostname", lambda: "desk-that-no-table-knows.example")
+    host = Host(name="desk-that-no-table-knows", site="s", devices=())
+    (here,) = host_machines([host], python="p")
+    (by_ssh,) = host_machines([replace(host, ssh="me@desk")], python="p")
+    assert (here.way, by_ssh.way, by_ssh.target) == ("local", "ssh", "me@desk")

@@ -13,6 +13,7 @@ from spantrain.config.files.problems import Problems
 from spantrain.config.files.text_files import read_text
 from spantrain.config.files.yaml_fields import parse_yaml
 from spantrain.core.cluster import Host
+from spantrain.core.names import is_name
 from spantrain.errors import UsageError
 from spantrain.reach.machines import Machine, Way, this_machine
 
@@ -83,12 +84,20 @@ def host_machines(hosts: Iterable[Host], *, python: str, options: Sequence[str] 
     """
     found = []
     for host in hosts:
-        if host.ssh is not None or host.address is None or not _is_own(host.address):
+        # Without an address, a host of this machine's name is this machine: `init` writes it so.
+        is_here = host.ssh is None and (_is_own(host.address) if host.address else host.name == own_name())
+        if not is_here:
             (machine,) = named_machines([host.ssh or host.address or host.name], "ssh", python=python, options=options)
             found.append(replace(machine, name=host.name, site=host.site))
         else:
             found.append(replace(this_machine(host.name), site=host.site))
     return tuple(found)
+
+
+def own_name() -> str:
+    """Return what this machine is called in a cluster file: its name without the domain."""
+    name = socket.gethostname().partition(".")[0]
+    return name if is_name(name) else "here"
 
 
 def _is_own(address: str) -> bool:

@@ -1,7 +1,6 @@
 """`spantrain init` and `spantrain doctor`: machines as they are, before anything runs on them."""
 
 import os
-import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -73,6 +72,7 @@ class MachineOptions:
             inventory_machines,
             kubernetes_machines,
             named_machines,
+            own_name,
             slurm_machines,
         )
         from spantrain.reach.machines import this_machine
@@ -88,12 +88,7 @@ class MachineOptions:
             case ["--kubernetes"]:
                 return kubernetes_machines(self.kubernetes or "", self.selector, python=self.python)
             case _:
-                return (this_machine(_own_name()),)
-
-
-def _own_name() -> str:
-    name = socket.gethostname().partition(".")[0]
-    return name if is_name(name) else "here"
+                return (this_machine(own_name()),)
 
 
 @dataclass(frozen=True, kw_only=True)
