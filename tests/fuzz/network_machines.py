@@ -30,7 +30,7 @@ _FACTS = {
 }  # fmt: skip
 _WAY = {
     "errors": {}, "address": "10.0.0.5", "local_address": "10.0.0.6", "seen_address": "10.0.0.6", "round_trip_s": 0.02,
-    "usual_round_trip_s": 0.03, "clock_offset_s": -1.0, "interface_mtu": 1500, "path_mtu": 1400, "up_bytes_per_s": 1e7,
+    "clock_offset_s": -1.0, "interface_mtu": 1500, "path_mtu": 1400, "up_bytes_per_s": 1e7,
     "down_bytes_per_s": 1e6,
 }  # fmt: skip
 

@@ -39,7 +39,6 @@ class PairReport(CheckedAnswer):
     """What the other side takes this one's address for."""
     round_trip_s: float = 0.0
     """The least of some."""
-    usual_round_trip_s: float = 0.0
     clock_offset_s: float = 0.0
     """The other clock less this one, by the quickest exchange of some."""
     interface_mtu: int | None = None

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from spantrain.planner.engine.outcome import PlanOptions, PlanOutcome
 
 _EITHER = "give either a profile, or --preset NAME or --cluster FILE together with --model"
-_NOT_IN_JSON = ("single_site_plan", "single_device_plan", "outer_plans")
+_NOT_IN_JSON = ("single_site_plan", "outer_plans")
 _QUOTA = re.compile(r"(?:(?P<site>[^/=]+)/)?(?P<kind>[^/=]+)=(?P<count>\d+)")
 _ANY = "auto"
 """As a schedule: all are tried."""

@@ -279,7 +279,7 @@ class _Planning:
         said: tuple[str, ...],
     ) -> PlanOutcome:  # fmt: skip
         proposal, evaluation = answers[chosen].ranked[0]
-        (site_plan, site), (device_plan, device) = (answers[name].alternative(name) for name in _COMPARED)
+        (site_plan, site), (_, device) = (answers[name].alternative(name) for name in _COMPARED)
         options, compared = self._options, self._ranking.only_to_compare(proposal.plan)
         joined = join_groups(
             self._profile,
@@ -318,7 +318,6 @@ class _Planning:
             report=PlanReport(prediction=prediction_of(evaluation), alternatives=(device, site), reasons=reasons),
             outer=None if joined is None else joined.outer,
             single_site_plan=site_plan,
-            single_device_plan=device_plan,
             outer_plans={
                 name: (local_plan, PlanReport(prediction=prediction_of(figures)))
                 for name, (local_plan, figures) in (taken.plans if taken is not None else {}).items()

@@ -101,7 +101,6 @@ class PlanOutcome:
     outer: OuterPlan | None
     """Site-local plans joined by an outer optimizer; None where no two sites can train the model by themselves."""
     single_site_plan: Plan | None
-    single_device_plan: Plan | None
     outer_plans: Mapping[str, tuple[Plan, PlanReport]]
     """By site, where the outer optimizer was chosen, with what is said of each."""
 

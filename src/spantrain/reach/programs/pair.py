@@ -12,7 +12,6 @@ import os
 import queue
 import select
 import socket
-import statistics
 import struct
 import sys
 import threading
@@ -183,7 +182,6 @@ class Ends:
             "local_address": local,
             "seen_address": exactly(connection, 64).decode().strip(),
             "round_trip_s": best,
-            "usual_round_trip_s": statistics.median(took),
             "clock_offset_s": offsets[took.index(best)],
         }
         v6 = connection.family == socket.AF_INET6
