@@ -110,6 +110,12 @@ def test_no_strategy_beats_the_default_one():
     assert all(found["auto"].step_s <= SAME * other.step_s for other in found.values() if other.step_s)
 
 
+def test_a_best_site_of_mixed_kinds_is_asked_for_its_own_plan_once():
+    pool = sites_of({"h100": 33, "xavier-nx": 1}, {"rtx-4090": 2}, rate=400 * MBIT)
+    found = planned(pool, batch=48)
+    assert found.step_s_predicted <= SAME * found.best_single_site.step_s
+
+
 def test_sites_that_look_alike_are_searched_once_single_ones_first():
     request = request_of(sites_of(*({"a100": 8},) * 6, {"a100": 16}, {"t4": 8}))
     found = list(Territories(ProfilePools(request, most_degree=1)))

@@ -157,13 +157,14 @@ def auto(request: PlanRequest) -> tuple[Proposal, ...]:
 
 def _with_best_site(request: PlanRequest, found: tuple[Proposal, ...]) -> tuple[Proposal, ...]:
     """Add what is found on the best single site by itself, where that may be more than by counts: it is small."""
-    sites = [{request.profile.cluster.device_by_name[name].site for name in entry.plan.devices} for entry in found]
+    own = request.profile.cluster.device_by_name
+    sites = [{own[name].site for name in entry.plan.devices} for entry in found]
     best = next((site for row in sites if len(row) == 1 for site in row), None)
-    others = tuple(site.name for site in request.profile.cluster.sites if site.name != best)
+    others = {own[name].site for name in request.devices} - {best}
     if best is None or not others or len(request.profile.cluster.devices_at(best)) > _FEW:
         return found
     limits = request.constraints
-    inside = replace(request, constraints=replace(limits, leave_out=tuple(dict.fromkeys((*limits.leave_out, *others)))))
+    inside = replace(request, constraints=replace(limits, leave_out=(*limits.leave_out, *sorted(others))))
     if len(inside.devices) > _MANY and len(inside.devices) >= _ALIKE * count_pools(inside):
         return found
     return _better_first(request, found, auto(inside))
