@@ -42,10 +42,7 @@ def _translation(one: str, other: str, there: PairReport, back: PairReport) -> I
     for source, target, way in ((one, other, there), (other, one, back)):
         if way.is_open and way.seen_address != way.local_address:
             text = f"{target} sees {source} as {way.seen_address}, which is {way.local_address} at home"
-            remedy = (
-                f"an address is translated on the way: start {source}'s workers with --data-address ADDRESS, by which"
-            )
-            remedy += f" {target} reaches it"
+            remedy = f"give {source}'s workers --data-address ADDRESS, by which {target} reaches it"
             yield CheckLine(check="nat", where=f"{source}->{target}", verdict="warn", text=text, remedy=remedy)
 
 
@@ -89,7 +86,5 @@ def _rate(one: str, other: str, way: PairReport, *, swapped: bool) -> CheckLine:
     text += f", {format_bandwidth(there)} there, {format_bandwidth(back)} back, over one connection"
     if min(there, back) >= _SLOW_BYTES_PER_S:
         return CheckLine(check="rate", where=where, verdict="ok", text=text)
-    remedy = (
-        "a plan over it seldom pays: see `spantrain plan` and `spantrain outer`; or look for what else uses the line"
-    )
+    remedy = "a plan over it seldom pays: see `spantrain plan` and `spantrain outer`, or what else uses the line"
     return CheckLine(check="rate", where=where, verdict="warn", text=text, remedy=remedy)

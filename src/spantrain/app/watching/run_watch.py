@@ -102,7 +102,7 @@ class RunWatch(Reporter):
         self._outcome: StepOutcome | None = None
         self._sent_before: Mapping[str, Mapping[str, int]] = {}
         self._metrics: StepMetrics | None = None
-        self._rates: dict[tuple[str, str], float] = {}
+        self._rates: defaultdict[tuple[str, str], deque[float]] = defaultdict(lambda: deque(maxlen=_HISTORY))
         self._peaks: dict[str, int] = {}
         self._timeline: Timeline | None = None
         self._unfinished: Timeline | None = None
@@ -153,7 +153,7 @@ class RunWatch(Reporter):
         for source, reports in outcome.links.items():
             for report in reports:
                 if report.bytes_per_s is not None:
-                    self._rates[source, report.peer] = report.bytes_per_s
+                    self._rates[source, report.peer].append(report.bytes_per_s)
         self._write()
 
     def evaluated(self, metrics: "EvaluationMetrics") -> None:
@@ -304,13 +304,14 @@ class RunWatch(Reporter):
     def _links(self, plan: Plan) -> Iterable[SeenLink]:
         # Of devices that have gone there may still be news.
         site_of = defaultdict(str, {device.name: device.site for device in plan.cluster.devices})
-        rates: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
-        planned: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
+        lists: list[defaultdict[tuple[str, str], list[float]]] = [defaultdict(list) for _ in range(3)]
+        rates, usual, planned = lists
         used: defaultdict[tuple[str, str], float] = defaultdict(float)
         for one in self._profile.links:
             planned[site_of[one.source], site_of[one.target]].append(one.bandwidth_bytes_per_s)
-        for (source, target), rate in self._rates.items():
-            rates[site_of[source], site_of[target]].append(rate)
+        for (source, target), known in self._rates.items():
+            rates[site_of[source], site_of[target]].append(known[-1])
+            usual[site_of[source], site_of[target]].append(median(known))
         for source, sent in (self._outcome.sent_bytes if self._outcome else {}).items():
             for target, size in sent.items():
                 before = self._sent_before.get(source, {}).get(target, 0)
@@ -324,6 +325,7 @@ class RunWatch(Reporter):
                 latency_s=link.latency_s,
                 planned_bytes_per_s=median(planned[pair] or [link.bandwidth_bytes_per_s]),
                 bytes_per_s=median(rates[pair]) if rates[pair] else None,
+                usual_bytes_per_s=median(usual[pair]) if usual[pair] else None,
                 used_bytes_per_s=used[pair] / duration_s,
             )
 

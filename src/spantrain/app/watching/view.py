@@ -47,7 +47,9 @@ class SeenLink:
     planned_bytes_per_s: float
     """What one transfer gets, as the plan was made for."""
     bytes_per_s: float | None
-    """What the newest messages got, as their senders measure it; None where none was large enough to tell."""
+    """What the newest messages got, as senders measure it who share the link; None: none was large enough."""
+    usual_bytes_per_s: float | None
+    """The same in the middle of the run so far: where it is now far less, the link has become slow."""
     used_bytes_per_s: float
     """What went over it in the last step, over the step's duration; sums of gradients are not counted."""
 
