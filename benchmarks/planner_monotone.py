@@ -166,6 +166,8 @@ def main() -> int:
             found.append(job.result())
             if not found[-1].holds:
                 print(table(found[-1:])[-1], flush=True)
+            elif len(found) % 20 == 0:
+                print(f"{len(found)} of {options.pools} pools, {sum(one.took_s for one in found):.0f} s", flush=True)
     lines = table(found)
     verdict = "more is never worse" if all(one.holds for one in found) else "MISSED"
     print("\n".join([*lines, verdict]))

@@ -14,13 +14,14 @@ from spantrain.config.cluster_file import load_preset, parse_cluster
 from spantrain.config.kinds import load_kinds
 from spantrain.core.cluster import LISTED_SITES, Cluster, Device, Host, Link, Site
 from spantrain.cost.rings import turns_s, waiting_s, without_repeats
+from spantrain.formats.registry import WireFormat
 from spantrain.models.catalog.catalog import resolve_model
 from spantrain.planner.engine.clusters import clusters_of
 from spantrain.planner.engine.engine import make_plan
 from spantrain.planner.engine.evaluate import Evaluator
 from spantrain.planner.engine.outcome import PlanOptions
 from spantrain.planner.engine.predict import costs_of
-from spantrain.planner.request import JobSpec, Objective, PlanRequest
+from spantrain.planner.request import Constraints, JobSpec, Objective, PlanRequest
 from spantrain.planner.strategies.pools.costs import PoolPlan, PoolReplica, PoolStage
 from spantrain.planner.strategies.pools.profile_costs import ProfilePools
 from spantrain.planner.strategies.pools.territories import Territories
@@ -114,6 +115,15 @@ def test_a_best_site_of_mixed_kinds_is_asked_for_its_own_plan_once():
     pool = sites_of({"h100": 33, "xavier-nx": 1}, {"rtx-4090": 2}, rate=400 * MBIT)
     found = planned(pool, batch=48)
     assert found.step_s_predicted <= SAME * found.best_single_site.step_s
+
+
+def test_twenty_small_sites_have_a_plan_whatever_is_asked():
+    cluster = sites_of(*({"a100": 2},) * 20)
+    kept = planned(cluster, constraints=Constraints(keep=("s7",))).plan
+    assert any(cluster.device_by_name[name].site == "s7" for name in kept.devices)
+    assert planned(cluster, objective=Objective.ENERGY).plan.devices
+    rounded = planned(cluster, constraints=Constraints(wire_formats=(WireFormat.NATIVE, WireFormat.INT8)))
+    assert rounded.step_s_predicted <= SAME * planned(cluster).step_s_predicted
 
 
 def test_sites_that_look_alike_are_searched_once_single_ones_first():

@@ -10,7 +10,7 @@ allowed is taken; then each cut goes back to the most exact format that costs li
 must earn its place on every cut that keeps it, and so must each step to fewer bits.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
@@ -21,7 +21,6 @@ from spantrain.errors import InfeasiblePlanError
 from spantrain.formats.registry import WireFormat
 from spantrain.planner.assembly.assemble import with_limits
 from spantrain.planner.request import Objective, PlanRequest, Proposal
-from spantrain.planner.strategies.auto.search import SimulatedPlan
 from spantrain.planner.strategies.baselines import data_parallel
 from spantrain.planner.strategies.score import Score, Scorer
 from spantrain.schedule.registry import splits_backward
@@ -104,13 +103,36 @@ def fewest_bytes(allowed: Iterable[WireFormat]) -> WireFormat:
     return max(allowed, key=order.index, default=WireFormat.NATIVE)
 
 
+def rounded_where_cut(request: PlanRequest, found: Sequence[Proposal]) -> list[Proposal]:
+    """Return the best of some plans with the cuts between sites rounded, if that is allowed and worth it."""
+    allowed, scorer = request.constraints.wire_formats, Scorer(request)
+    form, own = fewest_bytes(allowed), request.profile.cluster.device_by_name
+    if form is WireFormat.NATIVE or not found:
+        return []
+    native, rounded = list[tuple[Score, Plan]](), list[tuple[Score, Plan]]()
+    for proposal in found:
+        plan = proposal.plan
+        for index, (lower, upper) in enumerate(pairwise(plan.stages)):
+            if len({own[name].site for name in (*lower.devices, *upper.devices)}) > 1:
+                plan = _with_cut(plan, index, form)
+        for rows, one in ((native, proposal.plan), (rounded, plan)):
+            if (scored := scorer.score(one)) is not None:
+                rows.append((scored[0], one))
+    if not rounded or not native:
+        return []
+    (least, _), best = (min(rows, key=lambda row: row[0]) for rows in (native, rounded))
+    chosen = rounded_proposal(scorer, least, best, request.objective, allowed)
+    return [] if chosen is None else [chosen]
+
+
 def rounded_proposal(
-    scorer: Scorer, native: SimulatedPlan, rounded: SimulatedPlan, objective: Objective, allowed: Iterable[WireFormat]
+    scorer: Scorer, native: Score, rounded: tuple[Score, Plan], objective: Objective, allowed: Iterable[WireFormat]
 ) -> Proposal | None:
     """Return the best plan with rounded cuts, each of which is worth it; None if the native plan is nearly as good."""
-    if not rounded.score.is_clearly_under(native.score):
+    score, plan = rounded
+    if not score.is_clearly_under(native):
         return None
-    plan, score, lines = rounded.plan, rounded.score, list[str]()
+    lines = list[str]()
     forms = [form for form in WireFormat if form is WireFormat.NATIVE or form in set(allowed)]
     for index in range(len(plan.stages) - 1):
         native_value = None
@@ -124,10 +146,10 @@ def rounded_proposal(
                 break
         if native_value is not None and plan.stages[index].wire_format is not WireFormat.NATIVE:
             lines.append(_gain(plan, index, native_value / score.value))
-    if not lines or not score.is_clearly_under(native.score):
+    if not lines or not score.is_clearly_under(native):
         return None
     what = {Objective.THROUGHPUT: "time", Objective.COST: "money", Objective.ENERGY: "energy"}[objective]
-    more = 100 * (native.score.value / score.value - 1)
+    more = 100 * (native.value / score.value - 1)
     lines.append(f"The best plan with nothing rounded takes {more:.1f} % more {what}.")
     return Proposal(plan=plan, own_estimate_s=None, reasons=tuple(lines))
 

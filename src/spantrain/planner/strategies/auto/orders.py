@@ -23,6 +23,9 @@ Chain = tuple[int, ...]
 _ALL_GROUPS_UP_TO, _ALL_SITES_UP_TO = 4, 4
 _MIXED_UP_TO = 8
 """In chains of more blocks no stage of a start has two sites."""
+_LONGEST, _MANY_SITES = 32, 16
+"""Blocks of a chain that its programme looks at, for it takes by their square; and sites from which on chains begin at
+so many, the fastest, only, and go on over 2, 4, 8, ... or all."""
 _INPUT_SHARE = 0.5
 
 
@@ -36,9 +39,8 @@ def chains(
     """Return chains over every ordered subset of few groups; of more, those along few orders of sites.
 
     Groups are by falling speed. Of many groups, each site has all of them, fastest first or last, or the fastest
-    (alone, every order of every few); the
-    orders of sites are all of few, of more those that go on to the nearest site (`near`: how far), from each, cut at
-    any length. On many devices each set of sites comes in one order only.
+    (alone, every order of every few); the orders of sites are all of few, of more those that go on to the nearest site
+    (`near`: how far), from each, cut at any length. On many devices each set of sites comes in one order only.
     """
     if len(groups) <= _ALL_GROUPS_UP_TO and not many_devices:
         orders = [order for count in range(1, len(groups) + 1) for order in permutations(range(len(groups)), count)]
@@ -47,6 +49,9 @@ def chains(
     places = list(orders_to_try(sites, lambda a, b: near[a, b], all_up_to=_ALL_SITES_UP_TO))
     if many_devices:
         places = list({frozenset(order): order for order in reversed(places)}.values())[::-1]
+    if many_devices and len(sites) > _MANY_SITES:
+        firsts = set(sites[:_MANY_SITES])
+        places = [way for way in places if way[0] in firsts and (len(way).bit_count() == 1 or len(way) == len(sites))]
     found: dict[Chain, None] = {}
     for order in places:
         for sign, fastest_only in ((1, False), (1, True)) if many_devices else ((1, False), (-1, False), (1, True)):
@@ -71,7 +76,7 @@ def _inside(groups: Sequence[Sequence[int]], site_by_group: Sequence[str]) -> It
 def divided(costs: PartCosts, moves: Moves, rows: Sequence[Chain], size: int) -> list[Parts]:
     """Return the best pipeline along each chain for a micro-batch size, as far as there is one."""
     by_length: dict[int, list[Chain]] = {}
-    for chain in rows:
+    for chain in dict.fromkeys(row[:_LONGEST] for row in rows):
         by_length.setdefault(len(chain), []).append(chain)
     found = []
     for alike in by_length.values():

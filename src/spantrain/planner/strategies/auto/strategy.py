@@ -30,7 +30,13 @@ from spantrain.errors import InfeasiblePlanError
 from spantrain.formats.registry import WireFormat
 from spantrain.planner.assembly.assemble import infeasible
 from spantrain.planner.request import Objective, PlanRequest, Proposal, Restriction
-from spantrain.planner.strategies.auto.allowed import DIVISIONS, fewest_bytes, rounded_proposal, sharded_proposals
+from spantrain.planner.strategies.auto.allowed import (
+    DIVISIONS,
+    fewest_bytes,
+    rounded_proposal,
+    rounded_where_cut,
+    sharded_proposals,
+)
 from spantrain.planner.strategies.auto.cuts import Cutter
 from spantrain.planner.strategies.auto.moves import Moves, blocks_of, grid_of, site_distances
 from spantrain.planner.strategies.auto.orders import chains, divided, evened, separate, undivided
@@ -142,6 +148,7 @@ def auto(request: PlanRequest) -> tuple[Proposal, ...]:
         pools, count = count_pools(request), len(request.devices)
         alone = count >= _ALIKE * pools or count > _TOO_MANY
         by_counts = _with_best_site(request, pool_proposals(request))
+        by_counts += tuple(rounded_where_cut(request, by_counts))
         if by_counts and (alone or (pools > _MAX_POOLS and count > _FEW)):
             return by_counts
     try:
@@ -239,7 +246,7 @@ def _divides(plan: Plan) -> bool:
 def _may_count(request: PlanRequest) -> bool:
     """Whether to search over counts of devices: with many of them, and nothing asked for that it does not know."""
     limits, job = request.constraints, request.job
-    others = job.micro_batches or job.fewest_samples or limits.keep or set(limits.wire_formats) - {WireFormat.NATIVE}
+    others = job.micro_batches or job.fewest_samples or limits.keep
     return len(request.devices) > _MANY and not others and request.objective is not Objective.ENERGY
 
 
@@ -249,7 +256,8 @@ def _rounded(request: PlanRequest, scorer: Scorer, best: SimulatedPlan) -> list[
     search = _searcher(request, fewest_bytes(allowed))
     if search.best is None:
         return []
-    found = rounded_proposal(scorer, best, search.best, request.objective, allowed)
+    rounded = search.best.score, search.best.plan
+    found = rounded_proposal(scorer, best.score, rounded, request.objective, allowed)
     if found is None:
         return []
     return [replace(found, reasons=(*found.reasons, *_Reasons(request, search, search.best).lines()))]
