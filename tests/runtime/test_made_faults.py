@@ -49,6 +49,8 @@ def test_a_file_of_faults(file):
         Fault(after_step=2, what=FaultKind.KILL, device="s0r1"),
         Fault(after_step=2, what=FaultKind.PAUSE, device="s0r1", seconds=0.5),
     )
+    cut = {"after_step": 3, "what": "partition", "sites": ["a", "b"]}
+    assert read_faults(file([cut])) == (Fault(after_step=3, what=FaultKind.PARTITION, sites=("a", "b")),)
 
 
 @pytest.mark.parametrize(
@@ -60,6 +62,10 @@ def test_a_file_of_faults(file):
         ([fault(), fault(after_step=-1)], r"\[1\].*after_step"),
         ([fault(seconds=0)], r"\[0\].*seconds"),
         ([{"what": "kill", "device": "a"}], r"\[0\].*after_step"),
+        ([{"what": "kill", "after_step": 1}], r'\[0\].*kill takes a "device"'),
+        ([fault(sites=["a"])], r'\[0\].*kill takes a "device", and no sites'),
+        ([{"what": "heal", "after_step": 1}], r'\[0\].*heal takes no device, but "sites"'),
+        ([{"what": "partition", "after_step": 1, "sites": ["a", "a"]}], r"\[0\].*two that differ"),
     ],
 )
 def test_a_file_that_says_nothing_that_can_be_done_is_refused(file, content, says):
@@ -76,6 +82,11 @@ def test_devices_of_other_machines_and_unknown_ones_are_refused(plan, tmp_path):
         FaultInjector(faults, session, tmp_path)
     with pytest.raises(ConfigError, match="--faults: there is no device x; this run has s0r0, s0r1"):
         FaultInjector((replace(faults[0], device="x"),), replace(session, workers=object()), tmp_path)
+    cut = (Fault(after_step=1, what=FaultKind.PARTITION, sites=("x",)),)
+    with pytest.raises(ConfigError, match="--faults: only a testbed's links can be cut"):
+        FaultInjector(cut, replace(session, workers=object()), tmp_path)
+    with pytest.raises(ConfigError, match="--faults: there is no site x; this run has "):
+        FaultInjector(cut, replace(session, workers=object(), testbed=object()), tmp_path)
 
 
 def run(*words: object):

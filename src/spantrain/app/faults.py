@@ -1,4 +1,4 @@
-"""Faults on purpose: workers that this machine has started are killed, stopped or started again while they train.
+"""Faults on purpose: workers that this machine has started are killed, stopped or started again; sites are cut off.
 
 By a file when steps have ended (`--faults`), or at any moment by `spantrain testbed kill` and its like.
 """
@@ -25,7 +25,7 @@ _REMEDY = 'write [{"after_step": 4, "what": "kill", "device": "lab-1"}, {"after_
 
 
 class FaultKind(StrEnum):
-    """What is done to a device's worker."""
+    """What is done to a device's worker, or to the testbed's links between sites."""
 
     KILL = "kill"
     PAUSE = "pause"
@@ -33,6 +33,12 @@ class FaultKind(StrEnum):
     RESTART = "restart"
     """It was killed, and is started again."""
     DRAIN = "drain"
+    PARTITION = "partition"
+    """Nothing passes between two sites, or one and all others, until they are healed."""
+    HEAL = "heal"
+
+
+_OF_LINKS = (FaultKind.PARTITION, FaultKind.HEAL)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,13 +48,21 @@ class Fault:
     after_step: int
     """Steps done before it."""
     what: FaultKind
-    device: str
+    device: str = ""
+    """Whose worker is meant; none for links."""
     seconds: float = 3.0
     """How long it stands still, if it does."""
+    sites: tuple[str, ...] = ()
+    """Two sites whose links are meant, or one whose links to all others are."""
 
     def __post_init__(self) -> None:
         if self.after_step < 0 or not 0 < self.seconds <= LONGEST_PAUSE_S:
             raise ValueError(f"after_step is 0 or more, and seconds are over 0 and at most {LONGEST_PAUSE_S:g}")
+        if self.what in _OF_LINKS:
+            if self.device or len(set(self.sites)) != len(self.sites) or len(self.sites) not in (1, 2):
+                raise ValueError(f'{self.what} takes no device, but "sites": one, or two that differ')
+        elif self.sites or not self.device:
+            raise ValueError(f'{self.what} takes a "device", and no sites')
 
 
 def read_faults(path: Path) -> tuple[Fault, ...]:
@@ -90,8 +104,13 @@ class FaultInjector:
         self._left, self._session, self._run = list(faults), session, run
         if faults and session.workers is None:
             raise ConfigError("--faults: only workers that this machine has started can be killed; leave out --listen")
-        for name in sorted({fault.device for fault in faults} - set(session.cluster.device_by_name)):
+        if session.testbed is None and any(fault.what in _OF_LINKS for fault in faults):
+            raise ConfigError("--faults: only a testbed's links can be cut; leave out --no-network, and run as root")
+        sites = [site.name for site in session.cluster.sites]
+        for name in sorted({fault.device for fault in faults} - {*session.cluster.device_by_name, ""}):
             raise ConfigError(f"--faults: there is no device {name}; this run has {', '.join(session.devices)}")
+        for name in sorted({name for fault in faults for name in fault.sites} - set(sites)):
+            raise ConfigError(f"--faults: there is no site {name}; this run has {', '.join(sites)}")
 
     @contextmanager
     def hearing(self) -> Iterator[None]:
@@ -143,3 +162,6 @@ class FaultInjector:
                 self._session.start_again(fault.device)
             case FaultKind.DRAIN:
                 self._session.coordinator.ask_to_leave(fault.device, "asked to by --faults")
+            case FaultKind.PARTITION | FaultKind.HEAL:
+                assert self._session.testbed is not None, "it was checked"
+                self._session.testbed.cut(*fault.sites, is_cut=fault.what is FaultKind.PARTITION)
