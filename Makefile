@@ -9,7 +9,7 @@ BACKEND ?= cuda:0
 ON_ANY_BACKEND := $(addprefix tests/runtime/test_,processes.py losses.py tensor_processes.py switch_processes.py \
 	resume_processes.py stale_processes.py scaling.py checkpoint_drivers.py)
 
-.PHONY: setup demo lint check-fast check test gpu clean
+.PHONY: setup demo lint docs check-fast check test gpu clean
 
 setup: .setup-stamp
 
@@ -27,10 +27,14 @@ lint: setup
 	$(BIN)/lint-imports
 	$(BIN)/python scripts/structure.py
 
+# The site, in build/docs; a link that leads nowhere fails.
+docs: setup
+	$(BIN)/python -m sphinx -q -W --keep-going -b html docs build/docs
+
 check-fast: lint
 	$(BIN)/pytest -n 2 --dist loadfile -m "not slow" $(PURE)
 
-check: lint
+check: lint docs
 	$(BIN)/python benchmarks/paper_tables.py --check
 
 test: check
