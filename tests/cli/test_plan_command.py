@@ -206,3 +206,25 @@ def test_names_may_leave_their_hyphens_out(spantrain):
     ended = spantrain("plan", "--preset", "spantrain-setting1", "--model", "resnettiny", "--global-batch", 8,
                       "--strategy", "ddp,eddl", "--json")  # fmt: skip
     assert json.loads(ended.out)["plan"]["model"]["name"] == "resnet-tiny"
+
+
+def test_a_range_of_batches_is_planned_for_and_the_smallest_that_is_nearly_the_best_taken(spantrain):
+    asked = ("plan", "--preset", "laptop", "--model", "gpt2-tiny", "--strategy", "ddp", "--json")
+    ended = spantrain(*asked, "--global-batch", "24..96")
+    assert ended.code == 0, ended.err
+    found = json.loads(ended.out)
+    rates = {row["global_batch"]: row["samples_per_s"] for row in found["batches"]}
+    assert list(rates) == [24, 48, 96]
+    chosen = found["plan"]["global_batch"]
+    assert chosen == min(size for size, rate in rates.items() if rate >= max(rates.values()) / 1.01)
+    assert found["samples_per_s_predicted"] == rates[chosen]
+    assert any("A learning rate that was good for 24 samples" in reason for reason in found["reasons"])
+    assert ended.err.splitlines()[0] == f"24: {rates[24]:.3g} samples/s"
+    assert "batches" not in json.loads(spantrain(*asked, "--global-batch", 24).out)
+
+
+@pytest.mark.parametrize("batch", ["0", "96..24", "24..", "many", "1..99999999"])
+def test_a_batch_that_is_none_is_refused(spantrain, batch):
+    ended = spantrain("plan", "--preset", "laptop", "--model", "gpt2-tiny", "--global-batch", batch)
+    assert ended.code == 2
+    assert f"--global-batch {batch}: give samples, 1 to " in ended.err

@@ -30,6 +30,7 @@ from spantrain.planner.request import Constraints, JobSpec, Objective, Quota, Re
 from spantrain.schedule.registry import check_schedule
 
 if TYPE_CHECKING:
+    from spantrain.app.planning.batches import BatchRow
     from spantrain.core.profile import Profile
     from spantrain.planner.engine.outcome import PlanOptions, PlanOutcome
 
@@ -45,8 +46,11 @@ class PlanArguments(RentOptions, ModelOptions):
     """The options of `spantrain plan`."""
 
     global_batch: Annotated[
-        int | None,
-        typer.Option(help="Samples per optimizer step; only with --offers may it be left out.", min=1, max=MAX_SAMPLES),
+        str | None,
+        typer.Option(
+            metavar="N|LEAST..MOST",
+            help="Samples per optimizer step, or a range in which learning allows any; may be left out with --offers.",
+        ),
     ] = None
     profile_path: Annotated[
         Path | None, typer.Argument(help="What `spantrain profile` wrote; else --preset or --cluster with --model.")
@@ -105,14 +109,24 @@ class PlanArguments(RentOptions, ModelOptions):
     ] = None
     json_: Json = False
 
-    def job(self, global_batch: int | None) -> JobSpec:
+    def batches(self) -> tuple[int, ...]:
+        """Return the global batches that may be.
+
+        Raises:
+            ConfigError: there is none, or no number.
+        """
+        from spantrain.app.planning.batches import batches_of
+
+        if self.global_batch is None:
+            raise ConfigError("--global-batch N: say how many samples an optimizer step has")
+        return batches_of(self.global_batch, MAX_SAMPLES)
+
+    def job(self, global_batch: int) -> JobSpec:
         """Return what is to be planned for.
 
         Raises:
-            UsageError: a value is not one of those that there are, or there is no batch.
+            UsageError: a value is not one of those that there are.
         """
-        if global_batch is None:
-            raise ConfigError("--global-batch N: say how many samples an optimizer step has")
         return JobSpec(
             global_batch=global_batch,
             optimizer=planned_state(self.optimizer),
@@ -197,6 +211,7 @@ def plan(asked: PlanArguments, context: typer.Context) -> None:
     if asked.offers is not None:
         rent_command(asked)
         return
+    from spantrain.app.planning.batches import plan_for_any
     from spantrain.app.planning.plan_files import write_plans
     from spantrain.app.training.run_folder import check_not_of_a_run
     from spantrain.planner.engine.engine import make_plan
@@ -205,23 +220,30 @@ def plan(asked: PlanArguments, context: typer.Context) -> None:
     if out is not None:
         check_can_write(out, "--out")
         check_not_of_a_run(out, "--out")
-    job, options = asked.job(asked.global_batch), asked.options()
+    batches = asked.batches()
+    job, options = asked.job(batches[0]), asked.options()
     profile = asked.profile()
     if asked.mtbf is not None:
         from spantrain.app.simulation.liveput import preferring
 
         options = replace(options, prefer=preferring(asked.mtbf, profile, job.optimizer))
-    outcome = make_plan(profile, job, options)
+    rows: tuple[BatchRow, ...] = ()
+    if len(batches) == 1:
+        outcome = make_plan(profile, job, options)
+    else:
+        outcome, rows = plan_for_any(profile, job, options, batches, lambda row: typer.echo(row, err=True))
     try:
         if out is not None:
             outcome = write_plans(outcome, profile, asked.profile_path, out)
     except UsageError:
-        _show(outcome, profile, None, json_=asked.json_)  # what was found is not lost with the place to write it
+        _show(outcome, profile, None, rows, json_=asked.json_)  # what was found is not lost with the place to write it
         raise
-    _show(outcome, profile, out, json_=asked.json_)
+    _show(outcome, profile, out, rows, json_=asked.json_)
 
 
-def _show(outcome: "PlanOutcome", profile: "Profile", out: Path | None, *, json_: bool) -> None:
+def _show(
+    outcome: "PlanOutcome", profile: "Profile", out: Path | None, rows: tuple["BatchRow", ...], *, json_: bool
+) -> None:
     from spantrain.cli.render.plan import show_plan
     from spantrain.models.data.choice import user_functions
 
@@ -232,6 +254,8 @@ def _show(outcome: "PlanOutcome", profile: "Profile", out: Path | None, *, json_
         report = document.pop("report")
         document["plan"] |= report
         document["reasons"] = report["reasons"]
+        if rows:
+            document["batches"] = to_json(rows)
         print_json(document)
     else:
         show_plan(outcome, profile)

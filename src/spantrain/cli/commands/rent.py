@@ -154,7 +154,10 @@ def _goal(asked: "PlanArguments", model: "ModelSpec") -> "RentGoal":
 
 def _batch(asked: "PlanArguments", model: "ModelSpec") -> int:
     if asked.global_batch is not None:
-        return asked.global_batch
+        batch, *more = asked.batches()
+        if more:
+            raise ConfigError(f"--global-batch {asked.global_batch}: with --offers give one number of samples")
+        return batch
     return _BATCH_SAMPLES if model.sequence_length is None else max(1, _BATCH_TOKENS // model.sequence_length)
 
 

@@ -55,7 +55,9 @@ class OuterOptions:
 
 
 class OuterOptimizer:
-    """Takes part in the training of several clusters; every process of this cluster makes one and calls the same::
+    """Takes part in the training of several clusters; every process of this cluster makes one and calls the same.
+
+    It is used as::
 
         with OuterOptimizer(model.named_parameters(), master="10.0.0.1:7070", token=token, cluster="a") as outer:
             for batch in batches:
