@@ -19,7 +19,7 @@ from functools import cache, lru_cache
 
 from spantrain.core.cluster import Device
 from spantrain.core.profile import LinkMeasurement, Profile
-from spantrain.cost.sums import Collectives
+from spantrain.cost.sums import Collectives, around
 from spantrain.errors import ProfileError
 
 Uses = tuple[tuple[str, float], ...]
@@ -371,11 +371,7 @@ class StageRings:
     @property
     def hops(self) -> list[tuple[Pair, float]]:
         """Return who sends whom in a turn, and how many bytes."""
-        return [
-            (pair, self.bucket_bytes / len(ring))
-            for ring in self.rings
-            for pair in zip(ring, (*ring[1:], ring[0]), strict=True)
-        ]
+        return [(pair, self.bucket_bytes / len(ring)) for ring in self.rings for pair in around(ring)]
 
 
 def sum_slowdowns(network: NetworkCost, sums: Mapping[int, StageRings], at_once: Collection[int]) -> dict[int, float]:

@@ -197,13 +197,16 @@ def orders_to_try(
     return tuple(found)
 
 
-def few_orders(items: Sequence[_T]) -> Iterable[tuple[_T, ...]]:
-    """Return all orders of up to three; of more, as they come and reversed.
+def few_orders(items: Sequence[_T], by: Callable[[_T], float] | None = None) -> Iterable[tuple[_T, ...]]:
+    """Return all orders of up to three; of more, as they come, or by a figure of each, and reversed.
 
     >>> list(few_orders("ab")), list(few_orders("abcd"))
     ([('a', 'b'), ('b', 'a')], [('a', 'b', 'c', 'd'), ('d', 'c', 'b', 'a')])
     """
-    return permutations(items) if len(items) <= _ALL_ORDERS_UP_TO else (tuple(items), tuple(reversed(items)))
+    if len(items) <= _ALL_ORDERS_UP_TO:
+        return permutations(items)
+    order = tuple(items if by is None else sorted(items, key=by))
+    return order, order[::-1]
 
 
 def tree_lines(groups: DeviceGroups, profile: Profile) -> list[str]:

@@ -4,12 +4,12 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import permutations, product
+from itertools import product
 
 import numpy as np
 
 from spantrain.cost.span_tables import Array
+from spantrain.planner.groups import few_orders
 from spantrain.planner.strategies.pools.costs import Goal, PoolReplica
 from spantrain.planner.strategies.pools.recipes import ChainCosts, Recipe, StageChain
 
@@ -94,10 +94,6 @@ class Sketcher:
         self._chains, self._families, self._goal, self._divides = chains, tuple(families), goal, divides
         self._costs = chains.costs
 
-    @cached_property
-    def _memory(self) -> dict[int, int]:
-        return {family.pool: self._costs.memory_bytes(family.pool) for family in self._families}
-
     def best(self, limit: int, known: tuple[float, float] = (math.inf, math.inf)) -> Iterator[StageChain]:
         """Yield the candidates with the best values, best first, each in the orders worth trying.
 
@@ -114,9 +110,10 @@ class Sketcher:
             if taken[key] > _OF_A_WIDTH or chosen[row.tier] >= most:
                 continue
             chosen[row.tier] += 1
-            for order in orders([sort.member.pool for sort, _ in row.runs], self._memory):
-                runs = [row.runs[index] for index in order]
-                recipes = _in_line(runs, row.width, row.in_line) if row.in_line else _whole(runs, row.width)
+            for runs in few_orders(row.runs, by=lambda run: self._chains.memory_bytes(run[0].member.pool)):
+                recipes: tuple[Recipe, ...] = tuple(((s.member, row.width),) for s, n in runs for _ in range(n))
+                if row.in_line:
+                    recipes = _in_line(runs, row.width, row.in_line)
                 yield StageChain(size=row.size, width=row.width, micro_batches=row.micro_batches, recipes=recipes)
 
     def widths(self, size: int) -> Iterator[tuple[int, int]]:
@@ -210,7 +207,8 @@ class Sketcher:
     def _grid(self, sorts: Sequence[_Sort], size: int, width: int, micro_batches: int) -> Iterator[_StageCounts]:
         units = self._costs.units
         most = _MAX_OPTIONS.get(len(sorts)) or max(2, int(_MAX_COMBINATIONS ** (1 / len(sorts))))
-        counts = _counts([sort.options(width, units, most) for sort in sorts])
+        options = [sort.options(width, units, most) for sort in sorts]
+        counts: list[Array] = [grid.ravel() for grid in np.meshgrid(*options, indexing="ij")]
         stages: Array = sum(counts[1:], counts[0])
         holds = sum((s.fitting[k.astype(int)] for s, k in zip(sorts, counts, strict=True)), np.zeros(1))
         possible = (stages >= 1) & (stages <= units) & (holds >= units)
@@ -279,30 +277,6 @@ class Sketcher:
                 runs=tuple((sort, sort.replicas) for sort in sorts),
                 in_line=stages,
             )
-
-
-def _counts(options: Sequence[Array]) -> list[Array]:
-    """Return all combinations, as one flat array for each."""
-    if len(options) == 1:
-        return [options[0]]
-    return [grid.ravel() for grid in np.meshgrid(*options, indexing="ij")]
-
-
-def orders(pools: Sequence[int], memory: dict[int, int]) -> list[tuple[int, ...]]:
-    """Return orders of runs of stages to try, as indices: by memory both ways, and all of up to three.
-
-    >>> orders([7, 9], {7: 16, 9: 40})
-    [(0, 1), (1, 0)]
-    """
-    if len(pools) <= 3:
-        return list(permutations(range(len(pools))))
-    rising = tuple(sorted(range(len(pools)), key=lambda index: memory[pools[index]]))
-    return [rising, rising[::-1]]
-
-
-def _whole(runs: Sequence[tuple[_Sort, int]], width: int) -> tuple[Recipe, ...]:
-    """Return so many stages of each sort."""
-    return tuple(((sort.member, width),) for sort, count in runs for _ in range(count))
 
 
 def _in_line(runs: Sequence[tuple[_Sort, int]], width: int, stages: int) -> tuple[Recipe, ...]:
