@@ -63,7 +63,9 @@ class Network:
         """Put a message on its links."""
         sending.start_s = sending.since_s = self._clock.now_s
         uses = sending.transfer.uses
-        alone = not self._speeds
+        if len(uses) > 1 or uses[0][1] < 1.0:
+            self._partly.update(sending.transfer.links)
+        alone = not self._speeds and uses[0][0] not in self._partly
         for link, part in uses:
             on = self._on.get(link)
             if on is None:
@@ -72,10 +74,9 @@ class Network:
             alone = alone and len(on) == 1
             if link in self._speeds:
                 self._watch(link)
-        if len(uses) > 1 or uses[0][1] < 1.0:
-            self._partly.update(sending.transfer.links)
         if alone:
             self._go_on(sending, 1.0)
+            self._arrive_at(sending.since_s + sending.left_s + sending.transfer.latency_s, sending)
         else:
             self._share_soon([sending])
 
@@ -163,12 +164,17 @@ class Network:
             del on[sending]
             if was_crowded:
                 freed.update(dict.fromkeys(on))
-        self._clock.at(now_s + sending.transfer.latency_s, sending.arrived, sending.start_s, now_s)
+        if sending.arrives != version:
+            self._arrive_at(now_s + sending.transfer.latency_s, sending)
         if freed:
             self._share_soon(freed)
         sending.lane.popleft()
         if sending.lane:
             self._begin(sending.lane[0])
+
+    def _arrive_at(self, time_s: float, sending: Sending) -> None:
+        sending.arrives = sending.version
+        self._clock.at(time_s, sending.arrive, sending.version)
 
     def _speed_of(self, link: str) -> float:
         trace = self._speeds.get(link)

@@ -46,7 +46,7 @@ class TransferCost:
 class Sending:
     """A message that is on its links, or waits for those before it on its connection."""
 
-    __slots__ = ("arrived", "end_s", "lane", "left_s", "part", "since_s", "start_s", "transfer", "version")
+    __slots__ = ("arrived", "arrives", "end_s", "lane", "left_s", "part", "since_s", "start_s", "transfer", "version")
 
     def __init__(self, transfer: TransferCost, arrived: Arrived, lane: "deque[Sending]") -> None:
         self.transfer = transfer
@@ -64,6 +64,14 @@ class Sending:
         """Up to when work has been taken off `left_s`."""
         self.version = 0
         """Counts changes of its speed; what was planned before a change is void."""
+        self.arrives = 0
+        """After which change it was planned when it is there."""
+
+    def arrive(self, version: int) -> None:
+        """Be there, unless the plan for it has changed."""
+        if version == self.version:
+            assert self.end_s is not None
+            self.arrived(self.start_s, self.end_s)
 
 
 class VirtualClock:
