@@ -156,7 +156,8 @@ def _with_subgroups(profile: Profile, name: str, members: Members) -> DeviceGrou
     memory = {device.name: float(device.memory_bytes) for device in profile.cluster.devices}
 
     def distance(a: Members, b: Members) -> float:
-        return max(_ratio(_mean([table[x] for x in a]), _mean([table[x] for x in b])) for table in (score, memory))
+        means = ((_mean([table[x] for x in a]), _mean([table[x] for x in b])) for table in (score, memory))
+        return max(max(pair) / max(min(pair), 1e-30) for pair in means)
 
     score = {device: profile.score_by_device.get(device, 1.0) for device in members}
     subgroups = _merge(members, distance, lambda _a, _b, value: value <= _COMPUTE_RATIO + _SAME)
@@ -170,10 +171,6 @@ def _with_subgroups(profile: Profile, name: str, members: Members) -> DeviceGrou
 
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
-
-
-def _ratio(a: float, b: float) -> float:
-    return max(a, b) / max(min(a, b), 1e-30)
 
 
 def orders_to_try(

@@ -20,7 +20,7 @@ import numpy as np
 from spantrain.planner.strategies.pools.costs import Goal, PoolCosts, PoolPlan, PoolReplica, PoolStage
 from spantrain.planner.strategies.pools.placing import Placer
 from spantrain.planner.strategies.pools.recipes import ChainCosts, Guess, Recipe, StageChain
-from spantrain.planner.strategies.pools.sketches import PoolFamily, Sketcher
+from spantrain.planner.strategies.pools.sketches import Sketcher
 from spantrain.planner.strategies.pools.territories import Territories, Territory
 
 _MAX_MIXED = 12
@@ -130,7 +130,9 @@ class PoolSearch:
         best: RankedPlan | None = None
         searched = 0
         for territory in Territories(self._costs):
-            if best is not None and self._is_hopeless(territory, best):
+            # Where no plan on all of these sites can be as good as the best known, which keeps the limits.
+            known_s = math.inf if best is None or self._goal.cheapest or best.score[0] > 0 else best.score[2]
+            if known_s < math.inf and self._costs.least_step_s(territory.sites) > _NEAR * known_s:
                 continue
             searched += 1
             varied = _VARIED if searched <= _FEW_TERRITORIES else _VARIED_OF_MANY
@@ -146,12 +148,6 @@ class PoolSearch:
         unique = {(entry.plan.micro_batch, entry.plan.stages): entry for entry in (*polished, *rows)}
         return sorted(unique.values(), key=lambda entry: entry.score)
 
-    def _is_hopeless(self, territory: Territory, best: RankedPlan) -> bool:
-        """Whether no plan on all of a set of sites can be as good as the best known, which keeps the limits."""
-        if self._goal.cheapest or best.score[0] > 0:
-            return False
-        return self._costs.least_step_s(territory.sites) > _NEAR * best.score[2]
-
     def _guesses(
         self, territory: Territory, best: RankedPlan | None, varied: int, across: tuple[int, int] | None
     ) -> list[tuple[Score, Guess]]:
@@ -159,8 +155,7 @@ class PoolSearch:
 
         `across`: pools of two sites if sums are to cross sites, and messages not; else nothing is counted for sites.
         """
-        families = [PoolFamily(pool=pool, count=count) for pool, count in territory.available.items()]
-        sketcher = Sketcher(self._chains, families, self._goal, divides=self._divides, across=across)
+        sketcher = Sketcher(self._chains, territory.available, self._goal, divides=self._divides, across=across)
         known: dict[StageChain, tuple[Score, Guess] | None] = {}
         most_s, known_value = math.inf, (math.inf, math.inf)
         if best is not None and best.score[0] == 0:
@@ -243,10 +238,12 @@ class PoolSearch:
 
     def _other_cuts(self, plan: PoolPlan) -> Iterator[PoolPlan]:
         begins = [stage.units.start for stage in plan.stages]
+        recipes = tuple(tuple((member, 1) for member in dict.fromkeys(stage.members)) for stage in plan.stages)
+        chain = StageChain(size=plan.micro_batch, width=plan.width, micro_batches=plan.micro_batches, recipes=recipes)
         for at in range(1, len(begins)):
             for step in (-1, 1):
                 moved = [*begins[:at], begins[at] + step, *begins[at + 1 :]]
-                if self._chains.fits(_candidate_of(plan), moved):
+                if self._chains.fits(chain, moved):
                     ends = (*moved[1:], self._costs.units)
                     yield replace(
                         plan,
@@ -269,8 +266,3 @@ def _varied(rows: Sequence[tuple[Score, Guess]], of_a_shape: int, most: int) -> 
         if len(found) == most:
             break
     return found
-
-
-def _candidate_of(plan: PoolPlan) -> StageChain:
-    recipes = tuple(tuple((member, 1) for member in dict.fromkeys(stage.members)) for stage in plan.stages)
-    return StageChain(size=plan.micro_batch, width=plan.width, micro_batches=plan.micro_batches, recipes=recipes)

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -28,15 +28,6 @@ _EVERY_WIDTH_UP_TO, _FEW_WIDTHS, _WIDER = 4096, 33, 1.08
 """Micro-batches in all up to which every width is tried, and which of them where there are more."""
 _MAX_DEGREES = 100
 """Combinations of tensor-parallel degrees; where there are more, all kinds have about the same."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PoolFamily:
-    """All devices of one kind that may be used, wherever they are."""
-
-    pool: int
-    """Which stands for them."""
-    count: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,15 +74,19 @@ class Sketcher:
     def __init__(
         self,
         chains: ChainCosts,
-        families: Sequence[PoolFamily],
+        available: Mapping[int, int],
         goal: Goal,
         *,
         divides: bool,
-        across: tuple[int, int] | None = None,
+        across: tuple[int, int] | None,
     ) -> None:
-        """Keep what is counted; `across`: pools of two sites that all sums cross."""
+        """Keep what is counted.
+
+        `available`: by the pool that stands for a family, how many devices of it may be used, wherever they are;
+        `across`: pools of two sites that all sums cross.
+        """
         self._across = across
-        self._chains, self._families, self._goal, self._divides = chains, tuple(families), goal, divides
+        self._chains, self._available, self._goal, self._divides = chains, available, goal, divides
         self._costs = chains.costs
 
     def best(self, limit: int, known: tuple[float, float] = (math.inf, math.inf)) -> Iterator[StageChain]:
@@ -118,7 +113,7 @@ class Sketcher:
 
     def widths(self, size: int) -> Iterator[tuple[int, int]]:
         """Yield widths with the micro-batches of each replica; of widths with as many only the smallest."""
-        most = sum(family.count for family in self._families)
+        most = sum(self._available.values())
         whole = -(-self._costs.global_batch // size)
         last = 0
         for micro_batches in self._micro_batches(whole, most):
@@ -147,8 +142,8 @@ class Sketcher:
     def _sketches(self, best: tuple[float, float]) -> Iterator[_StageCounts]:
         for size in reversed(self._costs.sizes()):
             rows = [
-                [self._sort(family, degree, size) for degree in self._costs.degrees(family.pool, size)]
-                for family in self._families
+                [self._sort(pool, degree, size) for degree in self._costs.degrees(pool, size)]
+                for pool in self._available
             ]
             for width, micro_batches in self.widths(size):
                 for sorts in self._combinations([self._worth(row, width) for row in rows]):
@@ -189,19 +184,19 @@ class Sketcher:
         parts: list[_Sort | None] = [sort for sort in sorts if 0 < sort.replicas < width]
         return [*whole, *parts] or [None]
 
-    def _sort(self, family: PoolFamily, degree: int, size: int) -> _Sort:
-        member, units = PoolReplica(family.pool, degree), self._costs.units
+    def _sort(self, pool: int, degree: int, size: int) -> _Sort:
+        member, units = PoolReplica(pool, degree), self._costs.units
         hop = self._chains.hop(member, member, size, 1)
         parts = (hop.lower_forward_s, hop.upper_forward_s, hop.upper_backward_s, hop.lower_backward_s)
         fitting = [self._chains.most_units(member, size, left, units) for left in range(1, min(units, _DEEP) + 1)]
         fitting += fitting[-1:] * (units - len(fitting))
         return _Sort(
             member=member,
-            replicas=family.count // degree,
+            replicas=self._available[pool] // degree,
             work_s=float(self._chains.work_s(member, size)[0, units]),
             messages_s=sum(float(part[units // 2]) for part in parts),
             fitting=np.cumsum([0.0, *fitting]),
-            usd_per_s=degree * self._costs.usd_per_s(family.pool),
+            usd_per_s=degree * self._costs.usd_per_s(pool),
         )
 
     def _grid(self, sorts: Sequence[_Sort], size: int, width: int, micro_batches: int) -> Iterator[_StageCounts]:
