@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import pairwise, permutations, product
@@ -74,11 +74,12 @@ class StepCosts(ABC):
         return 0.0
 
 
-class WrappedCosts(StepCosts):
-    """Other costs as they are; for subclasses that change some of them."""
+class ChangedTransfers(StepCosts):
+    """Other costs, with transfers that take something else; all else is as it was."""
 
-    def __init__(self, costs: StepCosts) -> None:
-        self._costs = costs
+    def __init__(self, costs: StepCosts, change: Callable[[str, str, TransferCost], TransferCost]) -> None:
+        """Keep costs, and what makes another transfer of one from a device to another."""
+        self._costs, self._change = costs, change
         self.action_overhead_s, self.commit_s = costs.action_overhead_s, costs.commit_s
 
     def action_s(self, device: str, action: Action) -> float:
@@ -87,7 +88,7 @@ class WrappedCosts(StepCosts):
 
     def transfer(self, source: str, target: str, direction: Direction, stage: int, span: Span) -> TransferCost:
         """Return what it takes to send a span."""
-        return self._costs.transfer(source, target, direction, stage, span)
+        return self._change(source, target, self._costs.transfer(source, target, direction, stage, span))
 
     def gradient_bucket_s(self, stage: int) -> tuple[float, ...]:
         """Return the seconds of each bucket of a stage's gradient sum."""

@@ -11,7 +11,7 @@ from spantrain.planner.request import Evaluation
 from spantrain.planner.strategies.auto.cuts import Bounded, Cutter, Parts
 from spantrain.planner.strategies.auto.moves import Moves
 from spantrain.planner.strategies.auto.shape import PlanShape, ShapeBuilder
-from spantrain.planner.strategies.score import Score, Scorer
+from spantrain.planner.strategies.score import Score, Scorer, few_of_each
 
 _SAME = 1 - 1e-9
 _PATIENCE = 50
@@ -252,16 +252,7 @@ class Searcher:
 
 def lowest(rows: Sequence[tuple[Score, PlanShape]], count: int) -> list[PlanShape]:
     """Return the first shapes with different sets of devices in their stages."""
-    seen: set[tuple[tuple[str, ...], ...]] = set()
-    found = []
-    for _, shape in rows:
-        key = _structure(shape)
-        if key not in seen:
-            seen.add(key)
-            found.append(shape)
-        if len(found) == count:
-            break
-    return found
+    return few_of_each((shape for _, shape in rows), _structure, most=count)
 
 
 def _structure(shape: PlanShape) -> tuple[tuple[str, ...], ...]:

@@ -46,7 +46,7 @@ from spantrain.planner.strategies.auto.search import Searcher, SimulatedPlan, lo
 from spantrain.planner.strategies.auto.shape import PlanShape, ShapeBuilder, shape_of
 from spantrain.planner.strategies.auto.tensor import divided_proposals
 from spantrain.planner.strategies.pools.profile_costs import find_pools
-from spantrain.planner.strategies.score import Score, Scorer, weights_of
+from spantrain.planner.strategies.score import Score, Scorer, few_of_each, weights_of
 from spantrain.planner.strategies.spantrain.strategy import spantrain
 from spantrain.planner.strategies.spantrain_dp.strategy import candidates
 
@@ -222,10 +222,7 @@ def _by_device(request: PlanRequest) -> tuple[Proposal, ...]:
 
 def _unlike(ranked: Sequence[SimulatedPlan]) -> list[SimulatedPlan]:
     """Return the best plan of each structure, then of all others; what comes behind may gain more by another order."""
-    firsts: dict[object, SimulatedPlan] = {}
-    for found in ranked:
-        firsts.setdefault(tuple(stage.devices for stage in found.plan.stages), found)
-    chosen = sorted(list(firsts.values())[:_PROPOSED], key=lambda found: found.score)
+    chosen = few_of_each(ranked, lambda found: tuple(stage.devices for stage in found.plan.stages), most=_PROPOSED)
     return chosen if len(chosen) == _PROPOSED else list(ranked)
 
 

@@ -22,6 +22,7 @@ from spantrain.planner.strategies.pools.placing import Placer
 from spantrain.planner.strategies.pools.recipes import ChainCosts, Guess, Recipe, StageChain
 from spantrain.planner.strategies.pools.sketches import Sketcher
 from spantrain.planner.strategies.pools.territories import Territories, Territory
+from spantrain.planner.strategies.score import few_of_each
 
 _MAX_MIXED = 12
 """Sorts of replicas up to which stages of two sorts are tried."""
@@ -138,7 +139,7 @@ class PoolSearch:
             varied = _VARIED if searched <= _FEW_TERRITORIES else _VARIED_OF_MANY
             placer = Placer(self._chains, territory.members, counts_money=self._goal.counts_money, deep=self._deep)
             for across in (None, territory.ends) if territory.ends else (None,):
-                for guess in _varied(self._guesses(territory, best, varied, across), _OF_A_SHAPE, _PLACED):
+                for guess in _varied(self._guesses(territory, best, varied, across), _PLACED):
                     for plan in placer.plans(guess):
                         if plan not in found:
                             found[plan] = self._reckoned(placer, plan)
@@ -166,7 +167,7 @@ class PoolSearch:
             if row is not None and row[0][0] == 0:
                 most_s = min(most_s, self._goal.most_step_to_look_at_s(row[0][2]))
         rows = sorted((row for row in known.values() if row is not None), key=lambda row: row[0])
-        for start in _varied(rows, _OF_A_SHAPE, varied):
+        for start in _varied(rows, varied):
             self._vary(start.candidate, territory, known, list(sketcher.widths(start.candidate.size)), across)
         return sorted((row for row in known.values() if row is not None), key=lambda row: row[0])
 
@@ -254,15 +255,10 @@ class PoolSearch:
                     )
 
 
-def _varied(rows: Sequence[tuple[Score, Guess]], of_a_shape: int, most: int) -> list[Guess]:
+def _varied(rows: Sequence[tuple[Score, Guess]], most: int) -> list[Guess]:
     """Return the first guesses, few of one micro-batch size, width and number of stages."""
-    taken: Counter[tuple[int, int, int]] = Counter()
-    found = []
-    for _, guess in rows:
-        key = (guess.candidate.size, guess.candidate.width, len(guess.begins))
-        taken[key] += 1
-        if taken[key] <= of_a_shape:
-            found.append(guess)
-        if len(found) == most:
-            break
-    return found
+
+    def shape(guess: Guess) -> tuple[int, int, int]:
+        return guess.candidate.size, guess.candidate.width, len(guess.begins)
+
+    return few_of_each((guess for _, guess in rows), shape, each=_OF_A_SHAPE, most=most)
