@@ -19,7 +19,7 @@ from spantrain.core.span import Span, equal_spans
 from spantrain.formats.registry import WireFormat
 from spantrain.models.catalog.catalog import resolve_model
 from spantrain.planner.engine.predict import costs_of
-from spantrain.sim.adaptive import SlowedCosts
+from spantrain.sim.adaptive import slowed_costs
 from spantrain.sim.bounds import step_bound_s
 from spantrain.sim.costs import StepCosts
 from spantrain.sim.engine import simulate
@@ -119,7 +119,7 @@ class Case:
     def _costs(self, left: float) -> StepCosts:
         costs = costs_of(self._paper, self.profile)
         names = self._paper.devices
-        return SlowedCosts(costs, LinkState(speeds=dict.fromkeys(permutations(names, 2), left)))
+        return slowed_costs(costs, LinkState(speeds=dict.fromkeys(permutations(names, 2), left)))
 
     @property
     def ours(self) -> Plan:

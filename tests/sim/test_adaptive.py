@@ -13,7 +13,7 @@ from spantrain.adaptation.registry import make_boundary
 from spantrain.core.plan import Plan
 from spantrain.core.span import equal_spans
 from spantrain.core.speed import SpeedTrace
-from spantrain.sim.adaptive import AdaptedStep, SimulatedForecast, SlowedCosts, simulate_adapting
+from spantrain.sim.adaptive import AdaptedStep, SimulatedForecast, simulate_adapting, slowed_costs
 from spantrain.sim.bounds import step_bound_s
 from spantrain.sim.costs import TableCosts
 from spantrain.sim.engine import SimulationOptions, simulate
@@ -60,7 +60,7 @@ def test_auto_beats_off_and_the_papers_adapter_on_slower_links(case, left):
         )
     }
     speeds = {(f"s{a}r0", f"s{b}r0"): left for a, b in four_sites.PAIRS}
-    bound_s = step_bound_s(ours, SlowedCosts(costs, LinkState(speeds=speeds)))
+    bound_s = step_bound_s(ours, slowed_costs(costs, LinkState(speeds=speeds)))
     print(f"links at {left:.0%}:", {name: round(seconds, 3) for name, seconds in means.items()}, f"bound {bound_s:.3f}")
     assert means["ours, auto"] < 0.99 * means["ours, off"]
     assert means["the paper's pipeline"] > 1.3 * means["ours, auto"]
@@ -74,7 +74,7 @@ def test_a_run_with_auto_is_as_fast_as_with_the_best_choice_that_stays(case, lef
     calm_s = simulate(ours, costs, steps=1).step_s
     links = four_sites.all_links((3.05 * calm_s, left), (14 * calm_s, 1.0))
     speeds = {(f"s{a}r0", f"s{b}r0"): left for a, b in four_sites.PAIRS}
-    slow = SlowedCosts(costs, LinkState(speeds=speeds))
+    slow = slowed_costs(costs, LinkState(speeds=speeds))
     static = {f"micro-batches of {size}": with_size(compact, size) for size in (1, 2, 4, 8)}
     static |= {"ours for calm links": ours, "ours for slow links": taper(ours, slow, effort=LITTLE)}
     traced = SimulationOptions(trace=False, link_speed=links)

@@ -76,6 +76,13 @@ def test_fast_neighbours_share_a_port_evenly():
     assert [entry[0][1] for entry in found.values()] == [2.0, 2.0]
 
 
+def test_links_that_are_faster_for_a_while_are_not_given_twice():
+    twice = SpeedTrace(changes=((0.0, 2.0),))
+    sent = ((0.0, "b", message(100, 1.0, "port", "x")), (0.0, "c", message(100, 1.0, "port", "y")))
+    found = send_all(*sent, port=twice, x=twice, y=twice)
+    assert [entry[0][1] for entry in found.values()] == [1.0, 1.0]
+
+
 def test_a_message_under_way_goes_on_when_its_link_becomes_part_of_a_mesh():
     # b is alone for half a second, then shares its link with one that also needs a slow line.
     both = message(10, 1.0, "line", "port", usage=(1.0, 0.5))

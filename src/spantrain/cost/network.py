@@ -359,36 +359,20 @@ def scarce_links(network: NetworkCost, pairs: Collection[Pair]) -> Mapping[Pair,
     return found
 
 
-@dataclass(frozen=True, kw_only=True)
-class StageRings:
-    """What a stage sums over."""
-
-    rings: tuple[tuple[str, ...], ...]
-    """Devices of each ring in their order; all rings of a stage run at once."""
-    bucket_bytes: float
-    """Bytes that are summed at once on each ring."""
-
-    @property
-    def hops(self) -> list[tuple[Pair, float]]:
-        """Return who sends whom in a turn, and how many bytes."""
-        return [
-            (pair, self.bucket_bytes / len(ring))
-            for ring in self.rings
-            for pair in zip(ring, (*ring[1:], ring[0]), strict=True)
-        ]
+Hops = Sequence[tuple[Pair, float]]
+"""Who sends whom in one turn of all rings of a stage, and how many bytes."""
 
 
-def sum_slowdowns(network: NetworkCost, sums: Mapping[int, StageRings], at_once: Collection[int]) -> dict[int, float]:
+def sum_slowdowns(network: NetworkCost, own: Mapping[int, Hops]) -> dict[int, float]:
     """Return by stage how many times as long its sum takes while those of all these stages run; 1: undisturbed."""
 
-    def turn_s(hops: Sequence[tuple[Pair, float]], parts: Sequence[float]) -> float:
+    def turn_s(hops: Hops, parts: Sequence[float]) -> float:
         """Return the seconds of a turn in which each pair has a part of its full speed."""
         return max(
             network.latency_s(*pair) + network.occupancy_seconds(*pair, size_bytes) / part
             for (pair, size_bytes), part in zip(hops, parts, strict=True)
         )
 
-    own = {stage: sums[stage].hops for stage in sorted(at_once)}
     together = iter(network.parts_together([pair for hops in own.values() for pair, _ in hops]))
     found = {}
     for stage, hops in own.items():

@@ -37,7 +37,7 @@ from spantrain.core.precision import is_low
 from spantrain.core.profile import Profile
 from spantrain.core.shares import ALONE, MemberShare, shares_of
 from spantrain.cost.compute import GroupCost, normalised, operations_of
-from spantrain.cost.sums import Collectives, SumBucket, SumOptions, behind_s, fill_buckets, nccl_between
+from spantrain.cost.sums import Collectives, SumBucket, SumOptions, around, behind_s, fill_buckets, nccl_between
 
 _EndsKey = tuple[range, tuple[int, ...], tuple[str, ...], tuple[float, ...], Op, int]
 """Units, those computed again, kinds of a group's devices with their shares, operation, samples."""
@@ -285,9 +285,9 @@ class ReplicaCost:
     def _add_around(self, sent: Counter[tuple[str, str]], devices: tuple[str, ...], size_bytes: int) -> None:
         """Add what each device sends the next one in half a ring's turns."""
         each = (len(devices) - 1) * size_bytes // len(devices)
-        for source, target in zip(devices, (*devices[1:], devices[0]), strict=True):
+        for pair in around(devices):
             if each:
-                sent[source, target] += each
+                sent[pair] += each
 
 
 def _meet(stage: Stage, rings: tuple[Ring, ...]) -> bool:

@@ -71,13 +71,15 @@ class SpanTables:
         """Running sums of the seconds of one action, by (devices, tp_shares, op, samples)."""
         self.work = cache(self._work)
         """Running sums of the seconds of F, I and W together, by (devices, tp_shares, samples)."""
-        self.parameters = cache(self._parameters)
+        self.parameters = cache(partial(self._sums_of, profile.graph.held_parameter_bytes))
         """Bytes of the parameters that a tensor share holds: those that several units share once."""
-        self.trained = cache(self._trained)
+        self.trained = self.parameters
+        if any(unit.frozen_bytes for unit in profile.graph.units):
+            self.trained = cache(partial(self._sums_of, profile.graph.held_trained_bytes))
         """Bytes of those that are trained, which replicas sum gradients of."""
         self.state = cache(self._state)
         """Bytes of a tensor share's parameters, gradients and optimizer state."""
-        self.in_flight = cache(self._in_flight)
+        self.in_flight = cache(partial(in_flight_bytes, profile.graph, self.points, splits))
         """Bytes that one sample in flight holds on a tensor share."""
         self.buffers = cache(self._buffers)
         """Bytes for one sample of a micro-batch: its messages over both cuts, and what operations need for it."""
@@ -126,15 +128,7 @@ class SpanTables:
         forward, inputs, weights = (self.seconds(devices, tp_shares, op, samples) for op in SPLIT_OPS)
         return forward + inputs + weights
 
-    def _parameters(self, tp_share: MemberShare = ALONE) -> Array:
-        return self._sums_of(self.profile.graph.held_parameter_bytes, tp_share)
-
-    def _trained(self, tp_share: MemberShare = ALONE) -> Array:
-        if not any(unit.frozen_bytes for unit in self.profile.graph.units):
-            return self.parameters(tp_share)
-        return self._sums_of(self.profile.graph.held_trained_bytes, tp_share)
-
-    def _sums_of(self, held: Callable[[range, MemberShare], tuple[int, ...]], tp_share: MemberShare) -> Array:
+    def _sums_of(self, held: Callable[[range, MemberShare], tuple[int, ...]], tp_share: MemberShare = ALONE) -> Array:
         rows = np.zeros(self.above.shape)
         for row, first in zip(rows, self.points.tolist(), strict=True):
             row[:] = np.cumsum([0.0, *held(range(first, self.units), tp_share)])[np.maximum(self.points - first, 0)]
@@ -158,9 +152,6 @@ class SpanTables:
             most[row, row + 1 :] = np.maximum.accumulate(parts[row:])
         return most
 
-    def _in_flight(self, tp_share: MemberShare = ALONE) -> Array:
-        return in_flight_bytes(self.profile.graph, self.points, splits=self.splits, tp_share=tp_share)
-
     def _cut_bytes(self, wire_format: WireFormat = WireFormat.NATIVE) -> tuple[Array, Array]:
         before = self.profile.graph.units[:-1]
         rows = zip(
@@ -171,7 +162,7 @@ class SpanTables:
 
 
 def in_flight_bytes(
-    graph: UnitGraph, points: Sequence[int] | NDArray[np.int64], *, splits: bool, tp_share: MemberShare = ALONE
+    graph: UnitGraph, points: Sequence[int] | NDArray[np.int64], splits: bool, tp_share: MemberShare = ALONE
 ) -> Array:
     """Return what `MemoryCost.in_flight_bytes_per_sample` says of every span between points."""
     units, ends = len(graph.units), np.array(points)

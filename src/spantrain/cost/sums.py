@@ -47,7 +47,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import accumulate, count, takewhile
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from spantrain.core.cluster import Device
 from spantrain.core.plan import DEFAULT_BUCKET_BYTES, OWN_SUMS, GradientSums, SumModel
@@ -57,6 +57,7 @@ from spantrain.devices.registry import find_backend
 _SEGMENT_BYTES = 2**20
 """Most that Gloo sends at once (`kMaxSegmentSize`)."""
 
+T = TypeVar("T")
 Pair = tuple[str, str]
 Place = tuple[str, str]
 
@@ -125,7 +126,7 @@ class Collectives:
             case Algorithm.TREE:
                 up = list(_tree_levels(devices))
                 down = [[(b, a) for a, b in pairs] for pairs in up]
-                beside = [pair for other in chosen.beside for pair in _around(other)]
+                beside = [pair for other in chosen.beside for pair in around(other)]
                 return sum(self._level_s(pairs, size_bytes, beside) for pairs in (*up, *down))
             case Algorithm.HIERARCHICAL:
                 return self._hierarchical_s(devices, size_bytes, chosen)
@@ -149,8 +150,8 @@ class Collectives:
         return self._ring_s(devices, size_bytes, options or SumOptions(), halves=1) if len(devices) > 1 else 0.0
 
     def _ring_s(self, devices: Sequence[str], size_bytes: float, options: SumOptions, halves: int = 2) -> float:
-        pairs = list(_around(devices))
-        beside = [pair for other in options.beside for pair in _around(other)]
+        pairs = around(devices)
+        beside = [pair for other in options.beside for pair in around(other)]
         latency_s = [self._wires.latency_s(*pair) for pair in pairs]
         piece = size_bytes / len(devices)
         segments = max(2, math.ceil(piece / _SEGMENT_BYTES)) if options.waits_for_receiver else 1
@@ -181,10 +182,9 @@ class Collectives:
         return total_s
 
 
-def _around(devices: Sequence[str]) -> Iterator[Pair]:
-    """Yield each device with the next one, the last with the first; nothing for one alone."""
-    if len(devices) > 1:
-        yield from zip(devices, (*devices[1:], devices[0]), strict=True)
+def around(devices: Sequence[T]) -> list[tuple[T, T]]:
+    """Return each member of a ring with the next one, the last with the first; nothing for one alone."""
+    return list(zip(devices, (*devices[1:], devices[0]), strict=True)) if len(devices) > 1 else []
 
 
 def _tree_levels(devices: Sequence[str]) -> Iterator[list[Pair]]:

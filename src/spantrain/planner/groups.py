@@ -156,7 +156,8 @@ def _with_subgroups(profile: Profile, name: str, members: Members) -> DeviceGrou
     memory = {device.name: float(device.memory_bytes) for device in profile.cluster.devices}
 
     def distance(a: Members, b: Members) -> float:
-        return max(_ratio(_mean([table[x] for x in a]), _mean([table[x] for x in b])) for table in (score, memory))
+        means = ((_mean([table[x] for x in a]), _mean([table[x] for x in b])) for table in (score, memory))
+        return max(max(pair) / max(min(pair), 1e-30) for pair in means)
 
     score = {device: profile.score_by_device.get(device, 1.0) for device in members}
     subgroups = _merge(members, distance, lambda _a, _b, value: value <= _COMPUTE_RATIO + _SAME)
@@ -170,10 +171,6 @@ def _with_subgroups(profile: Profile, name: str, members: Members) -> DeviceGrou
 
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
-
-
-def _ratio(a: float, b: float) -> float:
-    return max(a, b) / max(min(a, b), 1e-30)
 
 
 def orders_to_try(
@@ -197,13 +194,16 @@ def orders_to_try(
     return tuple(found)
 
 
-def few_orders(items: Sequence[_T]) -> Iterable[tuple[_T, ...]]:
-    """Return all orders of up to three; of more, as they come and reversed.
+def few_orders(items: Sequence[_T], by: Callable[[_T], float] | None = None) -> Iterable[tuple[_T, ...]]:
+    """Return all orders of up to three; of more, as they come, or by a figure of each, and reversed.
 
     >>> list(few_orders("ab")), list(few_orders("abcd"))
     ([('a', 'b'), ('b', 'a')], [('a', 'b', 'c', 'd'), ('d', 'c', 'b', 'a')])
     """
-    return permutations(items) if len(items) <= _ALL_ORDERS_UP_TO else (tuple(items), tuple(reversed(items)))
+    if len(items) <= _ALL_ORDERS_UP_TO:
+        return permutations(items)
+    order = tuple(items if by is None else sorted(items, key=by))
+    return order, order[::-1]
 
 
 def tree_lines(groups: DeviceGroups, profile: Profile) -> list[str]:

@@ -26,7 +26,7 @@ from spantrain.planner.engine.evaluate import Evaluator
 from spantrain.planner.engine.outcome import PlanOptions
 from spantrain.planner.engine.predict import with_best_order, with_best_spans
 from spantrain.planner.request import Constraints, JobSpec, Objective, PlanRequest, Proposal
-from spantrain.planner.strategies.auto.allowed import fewest_bytes
+from spantrain.planner.strategies.auto.allowed import fewest_bytes, rounded_between_sites
 from spantrain.planner.strategies.auto.cuts import Cutter
 from spantrain.planner.strategies.auto.moves import KeptStages, NamedMoves, grid_of
 from spantrain.planner.strategies.auto.parts import PartCosts
@@ -234,18 +234,7 @@ class _LightChange:
         row = tuple(tuple(ReplicaDevices(one.devices, one.tp_shares) for one in own) for own in self._left)
         made = [found for size in request.job.micro_batch_sizes() if (found := search.plan(row, size)) is not None]
         for plan, _ in sorted(made, key=lambda entry: entry[1])[:_PROPOSED]:
-            yield Proposal(plan=_rounded(plan, form), own_estimate_s=None, reasons=(_CUT,))
-
-
-def _rounded(plan: Plan, form: WireFormat) -> Plan:
-    """Return a plan that sends what leaves a site in a wire format."""
-    place = plan.cluster.device_by_name
-    sites = [{place[name].site for name in stage.devices} for stage in plan.stages]
-    stages = (
-        replace(stage, wire_format=form) if len(own | after) > 1 else stage
-        for stage, own, after in zip(plan.stages, sites, sites[1:], strict=False)
-    )
-    return replace(plan, stages=(*stages, plan.stages[-1]))
+            yield Proposal(plan=rounded_between_sites(plan, form), own_estimate_s=None, reasons=(_CUT,))
 
 
 def _left_of(stage: Stage, present: Collection[str]) -> tuple[Replica, ...]:

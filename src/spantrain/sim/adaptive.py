@@ -19,27 +19,23 @@ from spantrain.core.plan import Plan
 from spantrain.core.span import Span
 from spantrain.core.speed import SpeedTrace
 from spantrain.errors import PlanError, ProfileError
-from spantrain.sim.costs import StepCosts, WrappedCosts
+from spantrain.sim.costs import ChangedTransfers, StepCosts
 from spantrain.sim.engine import SimulationOptions, simulate
 from spantrain.sim.search.search import SearchEffort, recuts, taper
 from spantrain.sim.transfers import TransferCost
 
 
-class SlowedCosts(WrappedCosts):
-    """Other costs, with messages between stages that take longer; all else is as it was.
+def slowed_costs(costs: StepCosts, state: LinkState) -> StepCosts:
+    """Return other costs, with messages between stages over links as they are now; all else is as it was.
 
     Sums inside a stage keep their seconds: monitors hear of messages between stages only.
     """
 
-    def __init__(self, costs: StepCosts, state: LinkState) -> None:
-        super().__init__(costs)
-        self._state = state
-
-    def transfer(self, source: str, target: str, direction: Direction, stage: int, span: Span) -> TransferCost:
-        """Return what it takes to send a span, over the link as it is now."""
-        transfer = super().transfer(source, target, direction, stage, span)
-        speed = self._state.speed(source, target)
+    def slowed(source: str, target: str, transfer: TransferCost) -> TransferCost:
+        speed = state.speed(source, target)
         return transfer if speed == 1 else replace(transfer, occupancy_s=transfer.occupancy_s / speed)
+
+    return costs if state.calm else ChangedTransfers(costs, slowed)
 
 
 CostsOf = Callable[[Plan], StepCosts]
@@ -106,8 +102,7 @@ class SimulatedForecast:
         return self._move_s(before, after, state)
 
     def _costs(self, plan: Plan, state: LinkState) -> StepCosts:
-        costs = self._costs_of(plan)
-        return costs if state.calm else SlowedCosts(costs, state)
+        return slowed_costs(self._costs_of(plan), state)
 
 
 @dataclass(frozen=True, kw_only=True)

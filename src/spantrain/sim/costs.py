@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import pairwise, permutations, product
@@ -11,8 +11,9 @@ from spantrain.core.action import Action, Direction, Op
 from spantrain.core.plan import Plan
 from spantrain.core.profile import Profile
 from spantrain.core.span import Span
-from spantrain.cost.network import StageRings, Uses, scarce_links, sum_slowdowns
+from spantrain.cost.network import Hops, Uses, scarce_links, sum_slowdowns
 from spantrain.cost.replicas import ReplicaCost, rings_of
+from spantrain.cost.sums import around
 from spantrain.schedule.layout import Router
 from spantrain.sim.transfers import TransferCost
 
@@ -73,11 +74,12 @@ class StepCosts(ABC):
         return 0.0
 
 
-class WrappedCosts(StepCosts):
-    """Other costs as they are; for subclasses that change some of them."""
+class ChangedTransfers(StepCosts):
+    """Other costs, with transfers that take something else; all else is as it was."""
 
-    def __init__(self, costs: StepCosts) -> None:
-        self._costs = costs
+    def __init__(self, costs: StepCosts, change: Callable[[str, str, TransferCost], TransferCost]) -> None:
+        """Keep costs, and what makes another transfer of one from a device to another."""
+        self._costs, self._change = costs, change
         self.action_overhead_s, self.commit_s = costs.action_overhead_s, costs.commit_s
 
     def action_s(self, device: str, action: Action) -> float:
@@ -86,7 +88,7 @@ class WrappedCosts(StepCosts):
 
     def transfer(self, source: str, target: str, direction: Direction, stage: int, span: Span) -> TransferCost:
         """Return what it takes to send a span."""
-        return self._costs.transfer(source, target, direction, stage, span)
+        return self._change(source, target, self._costs.transfer(source, target, direction, stage, span))
 
     def gradient_bucket_s(self, stage: int) -> tuple[float, ...]:
         """Return the seconds of each bucket of a stage's gradient sum."""
@@ -254,18 +256,18 @@ class ProfileCosts(StepCosts):
         return any(ratio > 1.0 for ratio in self._slowdowns(frozenset(range(len(self._plan.stages)))).values())
 
     def _slowdowns(self, stages: frozenset[int]) -> dict[int, float]:
-        known = self._rings.keys() & stages
-        return dict.fromkeys(stages, 1.0) | sum_slowdowns(self._network, self._rings, known)
+        hops = {stage: hops for stage, hops in self._hops.items() if stage in stages}
+        return dict.fromkeys(stages, 1.0) | sum_slowdowns(self._network, hops)
 
     @cached_property
-    def _rings(self) -> Mapping[int, StageRings]:
-        """What stages sum over, by stage; of those that sum anything."""
+    def _hops(self) -> Mapping[int, Hops]:
+        """Return by stage, of those that sum anything, what goes round its rings in a turn, all of them at once."""
         found = {}
         for index, stage in enumerate(self._plan.stages):
             rings = rings_of(stage)
             size = max((self._replicas.largest_bucket_bytes(stage, ring) for ring in rings), default=0.0)
             if size:
-                found[index] = StageRings(rings=tuple(ring.devices for ring in rings), bucket_bytes=size)
+                found[index] = [(pair, size / len(ring.devices)) for ring in rings for pair in around(ring.devices)]
         return found
 
     def tied_sums(self) -> tuple[TiedSum, ...]:

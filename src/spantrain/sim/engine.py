@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 
 from spantrain.adaptation.local import LocalAdapter
 from spantrain.core.action import Action, Direction, produces
@@ -106,7 +106,6 @@ _Pair = tuple[str, str]
 class _SampleMessage:
     """Samples on their way."""
 
-    simulation: "Simulation"
     direction: Direction
     stage: int
     step: int
@@ -116,10 +115,6 @@ class _SampleMessage:
     route: _Pair
     target: SimulatedReplica
     transfer: TransferCost
-
-    def arrived(self, start_s: float, sent_s: float) -> None:
-        """Be there."""
-        self.simulation.arrived(self, start_s, sent_s)
 
 
 class Simulation:
@@ -293,10 +288,10 @@ class Simulation:
                     known = self._transfers[key] = (transfer, self._by_leader[target], (source, target))
                 transfer, receiver, route = known
                 self._link_bytes[route] = self._link_bytes.get(route, 0) + transfer.size_bytes
-                message = _SampleMessage(self, direction, action.stage, step, span, made_s, route, receiver, transfer)
-                self._network.send(source, target, transfer, message.arrived)
+                message = _SampleMessage(direction, action.stage, step, span, made_s, route, receiver, transfer)
+                self._network.send(source, target, transfer, partial(self._arrived, message))
 
-    def arrived(self, message: _SampleMessage, start_s: float, sent_s: float) -> None:
+    def _arrived(self, message: _SampleMessage, start_s: float, sent_s: float) -> None:
         """Give a message to the replica that it is for."""
         if self._world.is_watched:
             self._note(message, start_s, sent_s)

@@ -9,14 +9,14 @@ plan's, as always. In large plans micro-batches need not divide evenly: then eac
 samples of each as the one that has most, which is what the end of the step waits for.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
 from spantrain.core.action import Direction
 from spantrain.core.plan import Plan, Stage
 from spantrain.core.span import Span
-from spantrain.sim.costs import ProfileCosts, WrappedCosts
+from spantrain.sim.costs import ChangedTransfers, ProfileCosts
 from spantrain.sim.engine import SimulationOptions, SimulationResult, simulate
 from spantrain.sim.transfers import TransferCost
 
@@ -32,27 +32,16 @@ class _Fold:
     """One pipeline of each sort, and who is like whom."""
 
     plan: Plan
-    costs: "_FoldedCosts"
+    costs: ChangedTransfers
+    """The whole plan's, with links as full as all pipelines of a sort make them."""
     alike: tuple[tuple[int, ...], ...]
     """Numbers of the pipelines of each sort; the first one is run."""
 
 
-class _FoldedCosts(WrappedCosts):
-    """The whole plan's costs, with links as full as all pipelines of a sort make them."""
-
-    def __init__(self, costs: ProfileCosts, loads: Mapping[tuple[str, str], tuple[float, ...]]) -> None:
-        super().__init__(costs)
-        self._loads = loads
-
-    def transfer(self, source: str, target: str, direction: Direction, stage: int, span: Span) -> TransferCost:
-        """Return what it takes to send a span when all pipelines of its sort do."""
-        alone = super().transfer(source, target, direction, stage, span)
-        loads = self._loads[source, target]
-        return replace(
-            alone,
-            occupancy_s=alone.occupancy_s * max(1.0, *loads),
-            usage=tuple(min(1.0, load) for load in loads),
-        )
+def _sent_by_all(transfer: TransferCost, loads: Sequence[float]) -> TransferCost:
+    """Return what a transfer takes when all pipelines of its sort send: their loads are those of its links."""
+    occupancy_s = transfer.occupancy_s * max(1.0, *loads)
+    return replace(transfer, occupancy_s=occupancy_s, usage=tuple(min(1.0, load) for load in loads))
 
 
 def simulate_whole(plan: Plan, costs: ProfileCosts) -> SimulationResult:
@@ -104,11 +93,10 @@ def fold(plan: Plan, costs: ProfileCosts) -> _Fold | None:
     if len(sorts) * _FOLDED_FROM > width:
         return None
     first = [row[0] for row in sorts.values()]
+    full = {row[n][0]: loads for n in first for row, loads in zip(flows, loads_of[n], strict=True)}
     return _Fold(
         plan=_narrowed(plan, first, width),
-        costs=_FoldedCosts(
-            costs, {row[n][0]: loads for n in first for row, loads in zip(flows, loads_of[n], strict=True)}
-        ),
+        costs=ChangedTransfers(costs, lambda source, target, alone: _sent_by_all(alone, full[source, target])),
         alike=tuple(map(tuple, sorts.values())),
     )
 

@@ -46,32 +46,32 @@ class TransferCost:
 class Sending:
     """A message that is on its links, or waits for those before it on its connection."""
 
-    __slots__ = ("arrived", "end_s", "left_s", "part", "since_s", "start_s", "transfer", "version")
+    __slots__ = ("arrived", "arrives", "end_s", "lane", "left_s", "part", "since_s", "start_s", "transfer", "version")
 
-    def __init__(self, transfer: TransferCost, arrived: Arrived) -> None:
+    def __init__(self, transfer: TransferCost, arrived: Arrived, lane: "deque[Sending]") -> None:
         self.transfer = transfer
         self.arrived = arrived
+        self.lane = lane
+        """What its sender has still to send to its receiver."""
         self.left_s = transfer.occupancy_s
         """Seconds of its work that are left, at full speed."""
         self.start_s = 0.0
         self.end_s: float | None = None
-        """When its last byte leaves, once that cannot change any more or as long as nothing comes between."""
-        self.part = 1.0
-        """The part of its full speed that it has."""
+        """When its last byte has left."""
+        self.part = -1.0
+        """The part of its full speed that it has; negative: it has not been found yet."""
         self.since_s = 0.0
         """Up to when work has been taken off `left_s`."""
         self.version = 0
         """Counts changes of its speed; what was planned before a change is void."""
+        self.arrives = 0
+        """After which change it was planned when it is there."""
 
     def arrive(self, version: int) -> None:
         """Be there, unless the plan for it has changed."""
         if version == self.version:
             assert self.end_s is not None
             self.arrived(self.start_s, self.end_s)
-
-
-Lane = deque[Sending]
-"""What one device has still to send another; the first one is on its links."""
 
 
 class VirtualClock:

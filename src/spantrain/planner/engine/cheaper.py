@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from spantrain.core.plan import Plan
 from spantrain.errors import InfeasiblePlanError
+from spantrain.planner.engine.evaluate import PlanKey, plan_key
 from spantrain.planner.request import Constraints, Evaluation, Objective, PlanRequest, Proposal, Strategy
 from spantrain.planner.strategies.score import Scorer
 
@@ -37,7 +38,7 @@ def with_cheaper(strategy: Strategy) -> Strategy:
 class _Ladder:
     def __init__(self, strategy: Strategy, request: PlanRequest) -> None:
         self._strategy, self._request = strategy, request
-        self._found: dict[object, Proposal] = {}
+        self._found: dict[PlanKey, Proposal] = {}
         self._refusal: InfeasiblePlanError | None = None
 
     def proposals(self) -> tuple[Proposal, ...]:
@@ -74,11 +75,11 @@ class _Ladder:
             self._refusal = self._refusal or error
             return None
         for proposal in found:
-            self._found[_key(proposal.plan)] = proposal
+            self._found[plan_key(proposal.plan)] = proposal
         return self._request.evaluate(found[0].plan) if found else None
 
     def _evaluate(self, plan: Plan) -> Evaluation:
-        self._found.setdefault(_key(plan), Proposal(plan=plan, own_estimate_s=None))
+        self._found.setdefault(plan_key(plan), Proposal(plan=plan, own_estimate_s=None))
         return self._request.evaluate(plan)
 
     def _rungs(self, free: Constraints, cheapest: Evaluation, fastest: Evaluation) -> Iterator[Constraints]:
@@ -105,7 +106,3 @@ def _between(low: float, high: float, count: int) -> list[float]:
     [2.0, 4.0, 8.0]
     """
     return [low * (high / low) ** (step / (count + 1)) for step in range(1, count + 1)] if 0 < low < high else []
-
-
-def _key(plan: Plan) -> object:
-    return plan.stages, plan.schedule, plan.hints

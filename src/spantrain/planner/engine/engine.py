@@ -18,7 +18,6 @@ from spantrain.planner.engine.outcome import (
     PlanOutcome,
     Prefer,
     StrategyFigures,
-    alternative_of,
     is_plain,
     prediction_of,
 )
@@ -81,8 +80,13 @@ class _Answer:
     def alternative(self, name: str) -> tuple[Plan | None, Alternative]:
         """Return the plan as one of that name, and how it is shown beside the one that is chosen."""
         plan = None if self.plan is None else replace(self.plan, strategy=name)
-        said = self.figures.reason if plan is None else "; ".join(self.ranked[0][0].reasons)
-        return plan, alternative_of(name, plan, self.figures, said)
+        return plan, Alternative(
+            name=f"best {name.replace('-', ' ')}",
+            devices=() if plan is None else plan.devices,
+            step_s=self.figures.step_s,
+            samples_per_s=self.figures.samples_per_s,
+            reason=self.figures.reason if plan is None else "; ".join(self.ranked[0][0].reasons),
+        )
 
 
 class _Planning:

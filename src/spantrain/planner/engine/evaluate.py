@@ -21,7 +21,7 @@ from spantrain.sim.costs import ProfileCosts
 from spantrain.sim.engine import SimulationResult
 from spantrain.sim.fold import simulate_whole
 
-_Key = tuple[tuple[Stage, ...], str, DispatchHints | None]
+PlanKey = tuple[tuple[Stage, ...], str, DispatchHints | None]
 _FEW = 64
 """Devices up to which every pair of them is asked for how long agreeing takes."""
 
@@ -41,8 +41,8 @@ class Evaluator:
         self._replicas = cache(partial(ReplicaCost, profile))
         """What replicas cost, by dtype."""
         self._own_bytes = {device.name: device.memory_bytes for device in profile.cluster.devices}
-        self._seen: dict[_Key, tuple[Plan, Evaluation]] = {}
-        self._sent: dict[_Key, dict[tuple[str, str], int]] = {}
+        self._seen: dict[PlanKey, tuple[Plan, Evaluation]] = {}
+        self._sent: dict[PlanKey, dict[tuple[str, str], int]] = {}
         """Bytes that devices send each other in a step, of the plans seen."""
 
     def __call__(self, plan: Plan) -> Evaluation:
@@ -54,7 +54,7 @@ class Evaluator:
         return replace(plan, stages=self._found(plan)[0].stages)
 
     def _found(self, plan: Plan) -> tuple[Plan, Evaluation]:
-        key = _key(plan)
+        key = plan_key(plan)
         found = self._seen.get(key)
         if found is None:
             peaks = self._memory.plan_peak_bytes(plan)
@@ -70,12 +70,12 @@ class Evaluator:
     def link_loads(self, plan: Plan) -> dict[str, "LinkLoad"]:
         """Return the load of a plan's links between places (`lab->office`) and lines of sites (`lab up`)."""
         bucketed, evaluation = self._found(plan)
-        return _loads(NetworkCost(self._profile), self._sent[_key(bucketed)], evaluation.step_s)
+        return _loads(NetworkCost(self._profile), self._sent[plan_key(bucketed)], evaluation.step_s)
 
     def _evaluate(self, plan: Plan, peaks: Mapping[str, int]) -> Evaluation:
         costs = _costs(plan, self._profile, self._replicas(plan.dtype))
         result = simulate_whole(plan, costs)
-        sent = self._sent[_key(plan)] = _sent_bytes(result, costs)
+        sent = self._sent[plan_key(plan)] = _sent_bytes(result, costs)
         cluster = self._profile.cluster
         busy_s = {device: ratio * result.step_s for device, ratio in result.utilisation.items()}
         energy = energy_of_step(cluster, result.step_s, busy_s=busy_s, sent_bytes=sent)
@@ -93,7 +93,8 @@ class Evaluator:
         )
 
 
-def _key(plan: Plan) -> _Key:
+def plan_key(plan: Plan) -> PlanKey:
+    """Return what a plan is evaluated by."""
     return plan.stages, plan.schedule, plan.hints
 
 

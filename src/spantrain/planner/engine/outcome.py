@@ -114,13 +114,6 @@ def not_trained_yet(plan: Plan) -> tuple[str, ...]:
     )
 
 
-def only_to_compare(plan: Plan, constraints: Constraints) -> str:
-    """Return why a plan gives way to those that can be trained; empty if it need not, or if that was allowed."""
-    if not_trained_yet(plan) and not constraints.sharded_state:
-        return "it divides state among replicas, which training cannot do yet (--allow-sharded-state lets it be chosen)"
-    return ""
-
-
 def is_plain(plan: Plan, job: JobSpec, constraints: Constraints) -> bool:
     """Whether nothing in a plan had to be asked for or to earn its place, which is for strategies to decide on."""
     whole = not (constraints.recompute_all or constraints.sequence_parallel)
@@ -145,15 +138,4 @@ def prediction_of(evaluation: Evaluation) -> Prediction:
         samples_per_s=evaluation.samples_per_s,
         peak_bytes=evaluation.peak_bytes,
         method="event simulation of the plan's own schedule with the profile's times",
-    )
-
-
-def alternative_of(name: str, plan: Plan | None, figures: StrategyFigures, reason: str) -> Alternative:
-    """Return how the answer of a strategy is shown beside another one's."""
-    return Alternative(
-        name=f"best {name.replace('-', ' ')}",
-        devices=() if plan is None else plan.devices,
-        step_s=figures.step_s,
-        samples_per_s=figures.samples_per_s,
-        reason=reason,
     )

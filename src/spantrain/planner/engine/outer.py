@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 
 from spantrain.core.outer.groups import OuterGroup, OuterPlan
-from spantrain.core.plan import Plan, Stage
+from spantrain.core.plan import Plan
 from spantrain.core.profile import Profile
 from spantrain.core.span import apportion, equal_spans
 from spantrain.cost.network import NetworkCost
@@ -315,7 +315,8 @@ def _described(
             devices=plan.devices,
             global_batch=plan.global_batch,
             step_s=evaluation.step_s,
-            stages=f"units {' | '.join(_in_short(stage) for stage in plan.stages)}",
+            stages="units "
+            + " | ".join(f"{s.first_unit}-{s.end_unit - 1} on {'+'.join(s.devices)}" for s in plan.stages),
         )
         for name, (plan, evaluation) in plans.items()
     )
@@ -328,10 +329,6 @@ def _described(
         allowed=False,
     )
     return replace(outer, samples_per_s=inner_steps * global_batch / outer.round_s)
-
-
-def _in_short(stage: Stage) -> str:
-    return f"{stage.first_unit}-{stage.end_unit - 1} on {'+'.join(stage.devices)}"
 
 
 def _not_to_be_chosen(profile: Profile, constraints: Constraints, outer: OuterPlan) -> str:

@@ -25,13 +25,7 @@ def costs_of(plan: Plan, profile: Profile, replicas: ReplicaCost | None = None) 
     return ProfileCosts(profile, plan, replicas=replicas)
 
 
-def predict(
-    plan: Plan,
-    profile: Profile,
-    *,
-    optimizer: str | None = None,
-    staleness: int = 0,
-) -> SimulationResult:
+def predict(plan: Plan, profile: Profile, *, optimizer: str | None = None, staleness: int = 0) -> SimulationResult:
     """Return what a plan should do; with an optimizer, bytes over time as well.
 
     With staleness, steps overlap (`sim.stale`).
@@ -40,11 +34,7 @@ def predict(
     if optimizer is not None:
         sizes = MemoryCost(profile, optimizer, plan.dtype, staleness=staleness).plan_held_sizes(plan)
     run = simulate_stale if staleness else simulate
-    return run(
-        plan,
-        costs_of(plan, profile),
-        options=SimulationOptions(held_sizes=sizes),
-    )
+    return run(plan, costs_of(plan, profile), options=SimulationOptions(held_sizes=sizes))
 
 
 def with_best_order(plan: Plan, profile: Profile, *, effort: SearchEffort | None = None) -> Plan:
@@ -59,10 +49,8 @@ def with_best_spans(plan: Plan, profile: Profile, *, effort: SearchEffort | None
 
     Where samples depend on each other, micro-batches stay: others would give other losses.
     """
-    if profile.graph.fewest_samples(range(len(profile.graph.units))):
+    if plan.schedule != "critical-path" or profile.graph.fewest_samples(range(len(profile.graph.units))):
         return with_best_order(plan, profile, effort=effort)
-    if plan.schedule != "critical-path":
-        return replace(plan, hints=None)
     return taper(plan, costs_of(plan, profile), effort=effort)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from spantrain.core.cluster import Cluster
 from spantrain.core.plan import Plan
-from spantrain.planner.engine.outcome import PlanOptions, StrategyFigures, only_to_compare
+from spantrain.planner.engine.outcome import PlanOptions, StrategyFigures, not_trained_yet
 from spantrain.planner.request import Evaluation, Proposal
 
 
@@ -21,8 +21,10 @@ class Ranking:
         return bool(self.broken(plan, evaluation)), bool(self.only_to_compare(plan)), *self.value(evaluation)
 
     def only_to_compare(self, plan: Plan) -> str:
-        """Return why a plan is shown and not trained; empty: it may be."""
-        return only_to_compare(plan, self._options.constraints)
+        """Return why a plan gives way to those that can be trained; empty if it need not, or if that was allowed."""
+        if self._options.constraints.sharded_state or not not_trained_yet(plan):
+            return ""
+        return "it divides state among replicas, which training cannot do yet (--allow-sharded-state lets it be chosen)"
 
     def value(self, evaluation: Evaluation) -> tuple[float, float]:
         """Return the objective, the less the better, and the step's seconds."""

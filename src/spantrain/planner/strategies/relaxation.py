@@ -174,8 +174,10 @@ class Relaxation:
         names = tuple(self._sites)
         found = []
         for row in rows:
-            ways = [sum(self._between(*pair) for pair in _pairs(names, row, rows, back=back)) for back in (False, True)]
-            found.append(min(min(map(float, ways)), *self._lines(names[row])))
+            here, others = names[row], [names[other] for other in rows if other != row]
+            out = sum((self._between(here, other) for other in others), 0.0)
+            into = sum((self._between(other, here) for other in others), 0.0)
+            found.append(min(out, into, *self._lines(here)))
         return np.array(found)
 
     @cached_property
@@ -204,8 +206,3 @@ class Relaxation:
         # What was measured through a line may be more than it is said to carry.
         up, down = (math.inf if rate is None or self._profile.links else rate for rate in lines)
         return up, down
-
-
-def _pairs(names: Sequence[str], row: int, rows: Sequence[int], *, back: bool) -> list[tuple[str, str]]:
-    pairs = [(names[row], names[other]) for other in rows if other != row]
-    return [(b, a) for a, b in pairs] if back else pairs

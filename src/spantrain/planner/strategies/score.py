@@ -6,9 +6,11 @@ Time, money and energy (`cost.money`) are all of this form for a given set of de
 are not negative. So whatever bounds the seconds from below bounds the value from below.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
+from typing import TypeVar
 
 from spantrain.config.prices import load_prices
 from spantrain.core.cluster import Cluster, Device
@@ -16,6 +18,25 @@ from spantrain.core.plan import Plan
 from spantrain.cost.money import IDLE_POWER_RATIO, NETWORK_J_PER_BYTE, Prices, usd_per_second
 from spantrain.errors import PlanError, ScheduleError
 from spantrain.planner.request import Constraints, Evaluation, Objective, PlanRequest
+
+T = TypeVar("T")
+
+
+def few_of_each(items: Iterable[T], sort: Callable[[T], object], *, each: int = 1, most: int) -> list[T]:
+    """Return the first items, so many of each sort and so many in all.
+
+    >>> few_of_each("aabac", str, each=2, most=3)
+    ['a', 'a', 'b']
+    """
+    taken: Counter[object] = Counter()
+    found: list[T] = []
+    for item in items:
+        taken[sort(item)] += 1
+        if taken[sort(item)] <= each:
+            found.append(item)
+        if len(found) >= most:
+            break
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,8 +15,8 @@ from spantrain.core.span import Span
 from spantrain.errors import ScheduleError
 
 
-def halved(spans: Sequence[Span], *, least: int = 1) -> tuple[Span, ...]:
-    """Return the spans with each cut in the middle that leaves parts of `least` samples or more.
+def halved(spans: Sequence[Span]) -> tuple[Span, ...]:
+    """Return the spans with each cut in the middle that has more than one sample.
 
     >>> " ".join(map(str, halved([Span(0, 5), Span(5, 6)])))
     '[0:2] [2:5] [5:6]'
@@ -24,8 +24,7 @@ def halved(spans: Sequence[Span], *, least: int = 1) -> tuple[Span, ...]:
     parts: list[Span] = []
     for span in spans:
         middle = span.lo + span.size // 2
-        cut = span.size // 2 >= least
-        parts += [Span(span.lo, middle), Span(middle, span.hi)] if cut else [span]
+        parts += [Span(span.lo, middle), Span(middle, span.hi)] if span.size > 1 else [span]
     return tuple(parts)
 
 

@@ -263,7 +263,8 @@ class _ModelRun:
             order, done = self._planned[device], len(self._out.orders[device])
             if done == len(order) or self._ready(device, order[done]):
                 return order[done] if done < len(order) else -1
-            if any(self._left(device, part) and self._ready(device, part) for part in range(len(self._begun[device]))):
+            count = len(self._model.sizes[device])
+            if any(begun < count and self._ready(device, part) for part, begun in enumerate(self._begun[device])):
                 self._out.waits.add((device, done))
             return -1
         assert self._ranks is not None
@@ -273,9 +274,6 @@ class _ModelRun:
             if index < len(ranks[part]) and ranks[part][index] < least and self._ready(device, part):
                 best, least = part, ranks[part][index]
         return best
-
-    def _left(self, device: int, part: int) -> bool:
-        return self._begun[device][part] < len(self._model.sizes[device])
 
     def _ready(self, device: int, part: int) -> bool:
         index = self._begun[device][part]

@@ -7,11 +7,13 @@ rules and schedules that it started from: those are simulated with the same memo
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 from spantrain.core.action import Action, Op
 from spantrain.core.plan import DispatchHints, Plan, PlannedOrder, PlannedWait
 from spantrain.core.span import Span, tapered_sizes
 from spantrain.errors import PlanError, ProfileError
+from spantrain.schedule.dispatch.recut import halved
 from spantrain.schedule.layout import CutLayout, check_limits
 from spantrain.schedule.registry import schedules, static_orders
 from spantrain.sim.bounds import pipeline_bound_s, step_bound_s
@@ -294,7 +296,7 @@ def _by_stage(plan: Plan, costs: StepCosts, effort: SearchEffort) -> Plan:
     while changed and turns < _TURNS:
         changed, turns = False, turns + 1
         for stage in range(len(plan.stages)):
-            for recut in (_halves, _pairs):
+            for recut in (halved, _pairs):
                 spans = recut(plan.stages[stage].micro_batches)
                 micro_batches = [spans if k == stage else other.micro_batches for k, other in enumerate(plan.stages)]
                 candidate = _recut(plan, micro_batches)
@@ -302,16 +304,6 @@ def _by_stage(plan: Plan, costs: StepCosts, effort: SearchEffort) -> Plan:
                 if found is not None and found[0] < best_s * (1 - _MIN_GAIN):
                     (best_s, plan), changed = found, True
     return plan
-
-
-def _halves(spans: tuple[Span, ...]) -> tuple[Span, ...]:
-    """Return each span cut in the middle."""
-    middles = [span.lo + span.size // 2 for span in spans]
-    return tuple(
-        part
-        for span, middle in zip(spans, middles, strict=True)
-        for part in ((Span(span.lo, middle), Span(middle, span.hi)) if span.size > 1 else (span,))
-    )
 
 
 def _pairs(spans: tuple[Span, ...]) -> tuple[Span, ...]:
@@ -355,9 +347,5 @@ def _cuts(plan: Plan) -> Iterator[tuple[Span, ...]]:
         inner = size * factor // denominator
         small = max(1, inner // 4)
         for first, last in ((False, False), (True, True), (True, False)) if inner > 1 else ((False, False),):
-            yield _spans(tapered_sizes(total, max(1, inner), small=small, first=first, last=last))
-
-
-def _spans(sizes: list[int]) -> tuple[Span, ...]:
-    ends = [sum(sizes[: number + 1]) for number in range(len(sizes))]
-    return tuple(Span(end - size, end) for end, size in zip(ends, sizes, strict=True))
+            sizes = tapered_sizes(total, max(1, inner), small=small, first=first, last=last)
+            yield tuple(Span(end - size, end) for end, size in zip(accumulate(sizes), sizes, strict=True))

@@ -103,19 +103,24 @@ def fewest_bytes(allowed: Iterable[WireFormat]) -> WireFormat:
     return max(allowed, key=order.index, default=WireFormat.NATIVE)
 
 
+def rounded_between_sites(plan: Plan, form: WireFormat) -> Plan:
+    """Return a plan that sends what leaves a site in a wire format."""
+    place = plan.cluster.device_by_name
+    for index, (lower, upper) in enumerate(pairwise(plan.stages)):
+        if len({place[name].site for name in (*lower.devices, *upper.devices)}) > 1:
+            plan = _with_cut(plan, index, form)
+    return plan
+
+
 def rounded_where_cut(request: PlanRequest, found: Sequence[Proposal]) -> list[Proposal]:
     """Return the best of some plans with the cuts between sites rounded, if that is allowed and worth it."""
     allowed, scorer = request.constraints.wire_formats, Scorer(request)
-    form, own = fewest_bytes(allowed), request.profile.cluster.device_by_name
+    form = fewest_bytes(allowed)
     if form is WireFormat.NATIVE or not found:
         return []
     native, rounded = list[tuple[Score, Plan]](), list[tuple[Score, Plan]]()
     for proposal in found:
-        plan = proposal.plan
-        for index, (lower, upper) in enumerate(pairwise(plan.stages)):
-            if len({own[name].site for name in (*lower.devices, *upper.devices)}) > 1:
-                plan = _with_cut(plan, index, form)
-        for rows, one in ((native, proposal.plan), (rounded, plan)):
+        for rows, one in ((native, proposal.plan), (rounded, rounded_between_sites(proposal.plan, form))):
             if (scored := scorer.score(one)) is not None:
                 rows.append((scored[0], one))
     if not rounded or not native:

@@ -122,7 +122,7 @@ class Cutter:
         self._end = len(costs.grid) - 1
         self._position = {unit: index for index, unit in enumerate(costs.grid)}
         self._barriers: dict[frozenset[str], float] = {}
-        self._tied, self._all_cuts = cache(costs.tied_s), cache(self._cuts_into)
+        self._tied_s, self._all_cuts = cache(costs.tied_s), cache(self._cuts_into)
         self._steps: dict[tuple[int, float], tuple[Array, _ProgrammeTables]] = {}
         """By identity of a part's fields, which are kept beside so that it stays theirs."""
 
@@ -245,7 +245,8 @@ class Cutter:
             at = zip(rows, cuts[:, k + 1], strict=True)
             hops.append(np.array([self._costs.hop(row[k], row[k + 1], batch)[:, j] for row, j in at]).T)
         devices = [[name for part in row for name in part.devices] for row in rows]
-        tied = np.array([self._tied_s(row) for row in rows])
+        ends = ((row[0].devices[0], row[-1].devices[0]) for row in rows)
+        tied = np.array([self._tied_s(*pair) if len(parts) > 1 else 0.0 for pair in ends])
         barrier = np.array([self._barrier_s(names) for names in devices])
         step_s, expected_s = (seconds + barrier for seconds in _steps_s(parts, hops, tied))
         per_second, more = np.array([weights.per_second(names) for names in devices]), weights.counts_more
@@ -257,9 +258,6 @@ class Cutter:
             for bound, bound_s, row, begins, likely, likely_s in columns
             if bound_s < float("inf")
         ]
-
-    def _tied_s(self, parts: Parts) -> float:
-        return self._tied(parts[0].devices[0], parts[-1].devices[0]) if len(parts) > 1 else 0.0
 
     def _barrier_s(self, devices: Sequence[str]) -> float:
         key = frozenset(devices)

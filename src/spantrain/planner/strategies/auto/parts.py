@@ -17,7 +17,7 @@ from spantrain.core.span import apportion
 from spantrain.cost.compute import SPLIT_OPS
 from spantrain.cost.memory import WHOLE, Division, framework_bytes
 from spantrain.cost.span_tables import Array
-from spantrain.cost.sums import own_sum_s
+from spantrain.cost.sums import around, own_sum_s
 from spantrain.formats.registry import WireFormat
 from spantrain.planner.request import PlanRequest
 from spantrain.planner.strategies.auto.hops import Batch, HopCosts, PipelinePart, ShardCosts, hidden
@@ -245,7 +245,7 @@ class PartCosts:
 
     def _least_of_sum(self, devices: tuple[str, ...]) -> Array:
         size, turns = self.spans.trained(), 2 * (len(devices) - 1)
-        pairs = list(zip(devices, (*devices[1:], devices[0]), strict=True))
+        pairs = around(devices)
         latency_s = [self.network.latency_s(*pair) for pair in pairs]
         piece = max(float(size.max()) / len(devices), 1.0)
         slowest_s = max(self.network.busy_together_s(pairs, piece)) / piece

@@ -7,7 +7,6 @@ tensor-parallel groups only where they are allowed. `Restriction.MEGATRON` is wh
 inside hosts.
 """
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from spantrain.errors import InfeasiblePlanError
@@ -24,14 +23,6 @@ _PROPOSED = 4
 _MAX_DEGREE = 8
 _INSIDE_UP_TO = 64
 """Devices up to which pipelines inside hosts are searched for, too; with more, stages fill hosts anyway."""
-
-
-def count_pools(request: PlanRequest) -> int:
-    """Return how many pools of alike devices there are."""
-    own = request.profile.cluster.device_by_name
-    devices = [own[name] for name in request.devices_within_quotas]
-    hosts = Counter((device.site, device.host, *device.make) for device in devices)
-    return len({(site, *rest, size) for (site, _, *rest), size in hosts.items()})
 
 
 def restricted_proposals(request: PlanRequest) -> tuple[Proposal, ...]:

@@ -11,7 +11,7 @@ from spantrain.planner.request import Evaluation
 from spantrain.planner.strategies.auto.cuts import Bounded, Cutter, Parts
 from spantrain.planner.strategies.auto.moves import Moves
 from spantrain.planner.strategies.auto.shape import PlanShape, ShapeBuilder
-from spantrain.planner.strategies.score import Score, Scorer
+from spantrain.planner.strategies.score import Score, Scorer, few_of_each
 
 _SAME = 1 - 1e-9
 _PATIENCE = 50
@@ -232,42 +232,27 @@ class Searcher:
         while self.pool.waiting:
             expected, _, shape = heapq.heappop(self.pool.waiting)
             entry = self.pool.entries[shape]
-            if shape in self._done or (best is not None and not self._can_beat(entry.bound, best.score)):
+            if shape in self._done:
                 continue
-            ratio = self._expected_ratio(shape)
+            if best is not None and entry.bound >= Score(best.score.broken, best.score.value * _SAME):
+                continue
+            ratio, tried = self._expected_ratio(shape), max(1, self._counts.get((shape.size, len(shape.parts)), 0))
             # What takes longer than expected may break a limit that it was expected to keep.
             broken = self.scorer.least_broken(shape.devices, entry.expected_s * ratio)
             guess = Score(broken, entry.expected.value * ratio)
             if guess > expected:
                 self.pool.wait(guess, shape)
-            elif best is None or guess <= Score(best.score.broken, self._far(shape) * best.score.value):
+            elif best is None or guess <= Score(best.score.broken, (1 + (_FAR - 1) / sqrt(tried)) * best.score.value):
                 return shape
             elif guess > Score(best.score.broken, _FAR * best.score.value):
                 self.pool.wait(guess, shape)
                 return None
         return None
 
-    def _far(self, shape: PlanShape) -> float:
-        """Return what over the best may be simulated: the less, the more such shapes were."""
-        count = self._counts.get((shape.size, len(shape.parts)), 0)
-        return 1 + (_FAR - 1) / sqrt(max(1, count))
-
-    def _can_beat(self, bound: Score, score: Score) -> bool:
-        return bound.broken < score.broken or (bound.broken == score.broken and bound.value < score.value * _SAME)
-
 
 def lowest(rows: Sequence[tuple[Score, PlanShape]], count: int) -> list[PlanShape]:
     """Return the first shapes with different sets of devices in their stages."""
-    seen: set[tuple[tuple[str, ...], ...]] = set()
-    found = []
-    for _, shape in rows:
-        key = _structure(shape)
-        if key not in seen:
-            seen.add(key)
-            found.append(shape)
-        if len(found) == count:
-            break
-    return found
+    return few_of_each((shape for _, shape in rows), _structure, most=count)
 
 
 def _structure(shape: PlanShape) -> tuple[tuple[str, ...], ...]:

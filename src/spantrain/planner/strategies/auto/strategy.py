@@ -41,11 +41,12 @@ from spantrain.planner.strategies.auto.cuts import Cutter
 from spantrain.planner.strategies.auto.moves import Moves, blocks_of, grid_of, site_distances
 from spantrain.planner.strategies.auto.orders import chains, divided, evened, separate, undivided
 from spantrain.planner.strategies.auto.parts import PartCosts
-from spantrain.planner.strategies.auto.pools import count_pools, pool_proposals, restricted_proposals
+from spantrain.planner.strategies.auto.pools import pool_proposals, restricted_proposals
 from spantrain.planner.strategies.auto.search import Searcher, SimulatedPlan, lowest
 from spantrain.planner.strategies.auto.shape import PlanShape, ShapeBuilder, shape_of
 from spantrain.planner.strategies.auto.tensor import divided_proposals
-from spantrain.planner.strategies.score import Score, Scorer, weights_of
+from spantrain.planner.strategies.pools.profile_costs import find_pools
+from spantrain.planner.strategies.score import Score, Scorer, few_of_each, weights_of
 from spantrain.planner.strategies.spantrain.strategy import spantrain
 from spantrain.planner.strategies.spantrain_dp.strategy import candidates
 
@@ -145,7 +146,7 @@ def auto(request: PlanRequest) -> tuple[Proposal, ...]:
         return restricted_proposals(request)
     by_counts: tuple[Proposal, ...] = ()
     if _may_count(request):
-        pools, count = count_pools(request), len(request.devices)
+        pools, count = len(list(find_pools(request))), len(request.devices)
         alone = count >= _ALIKE * pools or count > _TOO_MANY
         by_counts = _with_best_site(request, pool_proposals(request))
         by_counts += tuple(rounded_where_cut(request, by_counts))
@@ -172,7 +173,7 @@ def _with_best_site(request: PlanRequest, found: tuple[Proposal, ...]) -> tuple[
         return found
     limits = request.constraints
     inside = replace(request, constraints=replace(limits, leave_out=(*limits.leave_out, *sorted(others))))
-    if len(inside.devices) > _MANY and len(inside.devices) >= _ALIKE * count_pools(inside):
+    if len(inside.devices) > _MANY and len(inside.devices) >= _ALIKE * len(list(find_pools(inside))):
         return found
     return _better_first(request, found, auto(inside))
 
@@ -189,7 +190,9 @@ def _by_device(request: PlanRequest) -> tuple[Proposal, ...]:
     best = search.best
     more: tuple[Proposal, ...] = ()
     if request.constraints.tensor_parallel:
-        more = (*divided_proposals(request, None if best is None else best.score), *_divided_in_sites(request))
+        # Those of `spantrain` divide tensors over the hosts of a site, too, where the network is fast.
+        in_sites = (proposal for proposal in _of_spantrain(request) if _divides(proposal.plan))
+        more = (*divided_proposals(request, None if best is None else best.score), *in_sites)
     if request.constraints.sharded_state:
         others = [_searcher(request, state_sharding=sharding).best for sharding in DIVISIONS]
         plans = [found.plan for found in others if found is not None]
@@ -219,16 +222,8 @@ def _by_device(request: PlanRequest) -> tuple[Proposal, ...]:
 
 def _unlike(ranked: Sequence[SimulatedPlan]) -> list[SimulatedPlan]:
     """Return the best plan of each structure, then of all others; what comes behind may gain more by another order."""
-    firsts: dict[object, SimulatedPlan] = {}
-    for found in ranked:
-        firsts.setdefault(tuple(stage.devices for stage in found.plan.stages), found)
-    chosen = sorted(list(firsts.values())[:_PROPOSED], key=lambda found: found.score)
+    chosen = few_of_each(ranked, lambda found: tuple(stage.devices for stage in found.plan.stages), most=_PROPOSED)
     return chosen if len(chosen) == _PROPOSED else list(ranked)
-
-
-def _divided_in_sites(request: PlanRequest) -> tuple[Proposal, ...]:
-    """Return the plans of `spantrain` that divide tensors: over the hosts of a site, too, where the network is fast."""
-    return tuple(proposal for proposal in _of_spantrain(request) if _divides(proposal.plan))
 
 
 def _of_spantrain(request: PlanRequest) -> tuple[Proposal, ...]:

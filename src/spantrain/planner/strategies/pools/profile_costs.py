@@ -6,7 +6,7 @@ that share a link, and that a link is not always asked by all pipelines at the s
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import groupby, pairwise
 
@@ -18,7 +18,7 @@ from spantrain.core.shares import even_share
 from spantrain.core.span import equal_spans
 from spantrain.cost.memory import Division
 from spantrain.cost.span_tables import Array, SpanTables
-from spantrain.cost.sums import nccl_between
+from spantrain.cost.sums import around, nccl_between
 from spantrain.planner.assembly.assemble import draft_stage
 from spantrain.planner.request import Objective, PlanRequest, Restriction
 from spantrain.planner.strategies.pools.costs import DevicePool, HopSeconds, PoolPlan, PoolReplica, PoolStage
@@ -28,6 +28,22 @@ from spantrain.schedule.registry import splits_backward
 
 _MEBIBYTE = 2**20
 _SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+
+
+def find_pools(request: PlanRequest) -> Iterator[tuple[DevicePool, tuple[str, ...]]]:
+    """Yield the pools of the devices that may be used, with these."""
+    cluster = request.profile.cluster
+    by_host: dict[tuple[str, str, str, int, str], list[str]] = {}
+    for name in request.devices_within_quotas:
+        device = cluster.device_by_name[name]
+        by_host.setdefault((device.site, device.host, *device.make), []).append(name)
+    rows = sorted(
+        ((site, kind, memory, backend, len(names)), host, names)
+        for (site, host, kind, memory, backend), names in by_host.items()
+    )
+    for (site, kind, _, _, size), hosts in groupby(rows, key=lambda row: row[0]):
+        members = tuple(name for _, _, names in hosts for name in names)
+        yield DevicePool(kind=kind, site=site, count=len(members), host_size=size), members
 
 
 class ProfilePools:
@@ -58,8 +74,8 @@ class ProfilePools:
         self._objective = Objective.COST if request.objective is Objective.THROUGHPUT else request.objective
         self._weights = weights_of(request.profile.cluster, self._objective, self.global_batch)
         self._relaxation = Relaxation(request)
-        self._devices: list[tuple[str, ...]] = []
-        self.pools = tuple(self._find_pools(request.devices_within_quotas))
+        found = list(find_pools(request))
+        self.pools, self._devices = tuple(pool for pool, _ in found), [names for _, names in found]
         self._sums = cache(self._gradient_sums)
         self._hop_s, self._streams = cache(self._hop_of), cache(self._streams_of)
         runtime = request.profile.runtime
@@ -158,7 +174,7 @@ class ProfilePools:
         for stage in stages:
             width = len(stage.members)
             ring_bytes = 2 * (width - 1) / width * self._trained_bytes(stage.units)
-            total += ring_bytes * sum(map(self._per_byte, stage.members, (*stage.members[1:], stage.members[0])))
+            total += ring_bytes * sum(self._per_byte(*pair) for pair in around(stage.members))
         for lower, upper in pairwise(stages):
             unit = self._graph[lower.units.stop - 1]
             samples = size * micro_batches
@@ -177,21 +193,6 @@ class ProfilePools:
             limits = {member: self._limit(plan, index, member) for member in dict.fromkeys(stage.members)}
             stages.append(draft.with_limits(limits[member] for member in stage.members))
         return self._job.plan_of(self._profile, stages, schedule=self.schedule)
-
-    def _find_pools(self, devices: Iterable[str]) -> Iterable[DevicePool]:
-        cluster = self._profile.cluster
-        by_host: dict[tuple[str, str, str, int, str], list[str]] = {}
-        for name in devices:
-            device = cluster.device_by_name[name]
-            by_host.setdefault((device.site, device.host, *device.make), []).append(name)
-        rows = sorted(
-            ((site, kind, memory, backend, len(names)), host, names)
-            for (site, host, kind, memory, backend), names in by_host.items()
-        )
-        for (site, kind, _, _, size), hosts in groupby(rows, key=lambda row: row[0]):
-            members = [name for _, _, names in hosts for name in names]
-            self._devices.append(tuple(members))
-            yield DevicePool(kind=kind, site=site, count=len(members), host_size=size)
 
     def _group(self, member: PoolReplica, number: int = 0) -> tuple[str, ...]:
         return self._devices[member.pool][number : number + member.tp_degree]
@@ -243,7 +244,7 @@ class ProfilePools:
         width = len(members)
         if width < 2:
             return 0.0
-        hops = Counter(zip(members, (*members[1:], members[0]), strict=True))
+        hops = Counter(around(members))
         degree = min(member.tp_degree for member in members)
         size_bytes = self._trained_bytes(units, degree)
         at_home = len(hops) == 1 and not self.inside_hosts

@@ -93,7 +93,9 @@ class ChainCosts:
         self._tables: dict[tuple[object, ...], Array] = {}
         self._hops, self.forward_s, self.backward_s = cache(costs.hop), cache(costs.forward_s), cache(costs.backward_s)
         self.distance_s, self.memory_bytes = cache(costs.site_distance_s), cache(costs.memory_bytes)
-        self.work_s = cache(self._work_s)
+        self.work_s = cache(
+            lambda member, size: over_spans(self.forward_s(member, size) + self.backward_s(member, size))
+        )
         """Seconds of forward and backward of units i to j-1, as [i, j], by (member, size)."""
         self._over = cache(self._over_of)
 
@@ -142,9 +144,6 @@ class ChainCosts:
     def hop(self, lower: PoolReplica, upper: PoolReplica, size: int, width: int) -> HopSeconds:
         """Return what messages between two replicas take."""
         return self._hops(lower, upper, size, width if self.costs.width_matters else 1)
-
-    def _work_s(self, member: PoolReplica, size: int) -> Array:
-        return over_spans(self.forward_s(member, size) + self.backward_s(member, size))
 
     def most_units(self, member: PoolReplica, size: int, left: int, micro_batches: int) -> int:
         """Return the longest range of units that fits anywhere."""

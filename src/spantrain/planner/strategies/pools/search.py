@@ -20,8 +20,9 @@ import numpy as np
 from spantrain.planner.strategies.pools.costs import Goal, PoolCosts, PoolPlan, PoolReplica, PoolStage
 from spantrain.planner.strategies.pools.placing import Placer
 from spantrain.planner.strategies.pools.recipes import ChainCosts, Guess, Recipe, StageChain
-from spantrain.planner.strategies.pools.sketches import PoolFamily, Sketcher
+from spantrain.planner.strategies.pools.sketches import Sketcher
 from spantrain.planner.strategies.pools.territories import Territories, Territory
+from spantrain.planner.strategies.score import few_of_each
 
 _MAX_MIXED = 12
 """Sorts of replicas up to which stages of two sorts are tried."""
@@ -130,13 +131,15 @@ class PoolSearch:
         best: RankedPlan | None = None
         searched = 0
         for territory in Territories(self._costs):
-            if best is not None and self._is_hopeless(territory, best):
+            # Where no plan on all of these sites can be as good as the best known, which keeps the limits.
+            known_s = math.inf if best is None or self._goal.cheapest or best.score[0] > 0 else best.score[2]
+            if known_s < math.inf and self._costs.least_step_s(territory.sites) > _NEAR * known_s:
                 continue
             searched += 1
             varied = _VARIED if searched <= _FEW_TERRITORIES else _VARIED_OF_MANY
             placer = Placer(self._chains, territory.members, counts_money=self._goal.counts_money, deep=self._deep)
             for across in (None, territory.ends) if territory.ends else (None,):
-                for guess in _varied(self._guesses(territory, best, varied, across), _OF_A_SHAPE, _PLACED):
+                for guess in _varied(self._guesses(territory, best, varied, across), _PLACED):
                     for plan in placer.plans(guess):
                         if plan not in found:
                             found[plan] = self._reckoned(placer, plan)
@@ -146,12 +149,6 @@ class PoolSearch:
         unique = {(entry.plan.micro_batch, entry.plan.stages): entry for entry in (*polished, *rows)}
         return sorted(unique.values(), key=lambda entry: entry.score)
 
-    def _is_hopeless(self, territory: Territory, best: RankedPlan) -> bool:
-        """Whether no plan on all of a set of sites can be as good as the best known, which keeps the limits."""
-        if self._goal.cheapest or best.score[0] > 0:
-            return False
-        return self._costs.least_step_s(territory.sites) > _NEAR * best.score[2]
-
     def _guesses(
         self, territory: Territory, best: RankedPlan | None, varied: int, across: tuple[int, int] | None
     ) -> list[tuple[Score, Guess]]:
@@ -159,8 +156,7 @@ class PoolSearch:
 
         `across`: pools of two sites if sums are to cross sites, and messages not; else nothing is counted for sites.
         """
-        families = [PoolFamily(pool=pool, count=count) for pool, count in territory.available.items()]
-        sketcher = Sketcher(self._chains, families, self._goal, divides=self._divides, across=across)
+        sketcher = Sketcher(self._chains, territory.available, self._goal, divides=self._divides, across=across)
         known: dict[StageChain, tuple[Score, Guess] | None] = {}
         most_s, known_value = math.inf, (math.inf, math.inf)
         if best is not None and best.score[0] == 0:
@@ -171,7 +167,7 @@ class PoolSearch:
             if row is not None and row[0][0] == 0:
                 most_s = min(most_s, self._goal.most_step_to_look_at_s(row[0][2]))
         rows = sorted((row for row in known.values() if row is not None), key=lambda row: row[0])
-        for start in _varied(rows, _OF_A_SHAPE, varied):
+        for start in _varied(rows, varied):
             self._vary(start.candidate, territory, known, list(sketcher.widths(start.candidate.size)), across)
         return sorted((row for row in known.values() if row is not None), key=lambda row: row[0])
 
@@ -243,10 +239,12 @@ class PoolSearch:
 
     def _other_cuts(self, plan: PoolPlan) -> Iterator[PoolPlan]:
         begins = [stage.units.start for stage in plan.stages]
+        recipes = tuple(tuple((member, 1) for member in dict.fromkeys(stage.members)) for stage in plan.stages)
+        chain = StageChain(size=plan.micro_batch, width=plan.width, micro_batches=plan.micro_batches, recipes=recipes)
         for at in range(1, len(begins)):
             for step in (-1, 1):
                 moved = [*begins[:at], begins[at] + step, *begins[at + 1 :]]
-                if self._chains.fits(_candidate_of(plan), moved):
+                if self._chains.fits(chain, moved):
                     ends = (*moved[1:], self._costs.units)
                     yield replace(
                         plan,
@@ -257,20 +255,10 @@ class PoolSearch:
                     )
 
 
-def _varied(rows: Sequence[tuple[Score, Guess]], of_a_shape: int, most: int) -> list[Guess]:
+def _varied(rows: Sequence[tuple[Score, Guess]], most: int) -> list[Guess]:
     """Return the first guesses, few of one micro-batch size, width and number of stages."""
-    taken: Counter[tuple[int, int, int]] = Counter()
-    found = []
-    for _, guess in rows:
-        key = (guess.candidate.size, guess.candidate.width, len(guess.begins))
-        taken[key] += 1
-        if taken[key] <= of_a_shape:
-            found.append(guess)
-        if len(found) == most:
-            break
-    return found
 
+    def shape(guess: Guess) -> tuple[int, int, int]:
+        return guess.candidate.size, guess.candidate.width, len(guess.begins)
 
-def _candidate_of(plan: PoolPlan) -> StageChain:
-    recipes = tuple(tuple((member, 1) for member in dict.fromkeys(stage.members)) for stage in plan.stages)
-    return StageChain(size=plan.micro_batch, width=plan.width, micro_batches=plan.micro_batches, recipes=recipes)
+    return few_of_each((guess for _, guess in rows), shape, each=_OF_A_SHAPE, most=most)

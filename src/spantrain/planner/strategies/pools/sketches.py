@@ -2,14 +2,14 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import permutations, product
+from itertools import product
 
 import numpy as np
 
 from spantrain.cost.span_tables import Array
+from spantrain.planner.groups import few_orders
 from spantrain.planner.strategies.pools.costs import Goal, PoolReplica
 from spantrain.planner.strategies.pools.recipes import ChainCosts, Recipe, StageChain
 
@@ -28,15 +28,6 @@ _EVERY_WIDTH_UP_TO, _FEW_WIDTHS, _WIDER = 4096, 33, 1.08
 """Micro-batches in all up to which every width is tried, and which of them where there are more."""
 _MAX_DEGREES = 100
 """Combinations of tensor-parallel degrees; where there are more, all kinds have about the same."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PoolFamily:
-    """All devices of one kind that may be used, wherever they are."""
-
-    pool: int
-    """Which stands for them."""
-    count: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,20 +74,20 @@ class Sketcher:
     def __init__(
         self,
         chains: ChainCosts,
-        families: Sequence[PoolFamily],
+        available: Mapping[int, int],
         goal: Goal,
         *,
         divides: bool,
-        across: tuple[int, int] | None = None,
+        across: tuple[int, int] | None,
     ) -> None:
-        """Keep what is counted; `across`: pools of two sites that all sums cross."""
-        self._across = across
-        self._chains, self._families, self._goal, self._divides = chains, tuple(families), goal, divides
-        self._costs = chains.costs
+        """Keep what is counted.
 
-    @cached_property
-    def _memory(self) -> dict[int, int]:
-        return {family.pool: self._costs.memory_bytes(family.pool) for family in self._families}
+        `available`: by the pool that stands for a family, how many devices of it may be used, wherever they are;
+        `across`: pools of two sites that all sums cross.
+        """
+        self._across = across
+        self._chains, self._available, self._goal, self._divides = chains, available, goal, divides
+        self._costs = chains.costs
 
     def best(self, limit: int, known: tuple[float, float] = (math.inf, math.inf)) -> Iterator[StageChain]:
         """Yield the candidates with the best values, best first, each in the orders worth trying.
@@ -114,14 +105,15 @@ class Sketcher:
             if taken[key] > _OF_A_WIDTH or chosen[row.tier] >= most:
                 continue
             chosen[row.tier] += 1
-            for order in orders([sort.member.pool for sort, _ in row.runs], self._memory):
-                runs = [row.runs[index] for index in order]
-                recipes = _in_line(runs, row.width, row.in_line) if row.in_line else _whole(runs, row.width)
+            for runs in few_orders(row.runs, by=lambda run: self._chains.memory_bytes(run[0].member.pool)):
+                recipes: tuple[Recipe, ...] = tuple(((s.member, row.width),) for s, n in runs for _ in range(n))
+                if row.in_line:
+                    recipes = _in_line(runs, row.width, row.in_line)
                 yield StageChain(size=row.size, width=row.width, micro_batches=row.micro_batches, recipes=recipes)
 
     def widths(self, size: int) -> Iterator[tuple[int, int]]:
         """Yield widths with the micro-batches of each replica; of widths with as many only the smallest."""
-        most = sum(family.count for family in self._families)
+        most = sum(self._available.values())
         whole = -(-self._costs.global_batch // size)
         last = 0
         for micro_batches in self._micro_batches(whole, most):
@@ -150,8 +142,8 @@ class Sketcher:
     def _sketches(self, best: tuple[float, float]) -> Iterator[_StageCounts]:
         for size in reversed(self._costs.sizes()):
             rows = [
-                [self._sort(family, degree, size) for degree in self._costs.degrees(family.pool, size)]
-                for family in self._families
+                [self._sort(pool, degree, size) for degree in self._costs.degrees(pool, size)]
+                for pool in self._available
             ]
             for width, micro_batches in self.widths(size):
                 for sorts in self._combinations([self._worth(row, width) for row in rows]):
@@ -192,25 +184,26 @@ class Sketcher:
         parts: list[_Sort | None] = [sort for sort in sorts if 0 < sort.replicas < width]
         return [*whole, *parts] or [None]
 
-    def _sort(self, family: PoolFamily, degree: int, size: int) -> _Sort:
-        member, units = PoolReplica(family.pool, degree), self._costs.units
+    def _sort(self, pool: int, degree: int, size: int) -> _Sort:
+        member, units = PoolReplica(pool, degree), self._costs.units
         hop = self._chains.hop(member, member, size, 1)
         parts = (hop.lower_forward_s, hop.upper_forward_s, hop.upper_backward_s, hop.lower_backward_s)
         fitting = [self._chains.most_units(member, size, left, units) for left in range(1, min(units, _DEEP) + 1)]
         fitting += fitting[-1:] * (units - len(fitting))
         return _Sort(
             member=member,
-            replicas=family.count // degree,
+            replicas=self._available[pool] // degree,
             work_s=float(self._chains.work_s(member, size)[0, units]),
             messages_s=sum(float(part[units // 2]) for part in parts),
             fitting=np.cumsum([0.0, *fitting]),
-            usd_per_s=degree * self._costs.usd_per_s(family.pool),
+            usd_per_s=degree * self._costs.usd_per_s(pool),
         )
 
     def _grid(self, sorts: Sequence[_Sort], size: int, width: int, micro_batches: int) -> Iterator[_StageCounts]:
         units = self._costs.units
         most = _MAX_OPTIONS.get(len(sorts)) or max(2, int(_MAX_COMBINATIONS ** (1 / len(sorts))))
-        counts = _counts([sort.options(width, units, most) for sort in sorts])
+        options = [sort.options(width, units, most) for sort in sorts]
+        counts: list[Array] = [grid.ravel() for grid in np.meshgrid(*options, indexing="ij")]
         stages: Array = sum(counts[1:], counts[0])
         holds = sum((s.fitting[k.astype(int)] for s, k in zip(sorts, counts, strict=True)), np.zeros(1))
         possible = (stages >= 1) & (stages <= units) & (holds >= units)
@@ -279,30 +272,6 @@ class Sketcher:
                 runs=tuple((sort, sort.replicas) for sort in sorts),
                 in_line=stages,
             )
-
-
-def _counts(options: Sequence[Array]) -> list[Array]:
-    """Return all combinations, as one flat array for each."""
-    if len(options) == 1:
-        return [options[0]]
-    return [grid.ravel() for grid in np.meshgrid(*options, indexing="ij")]
-
-
-def orders(pools: Sequence[int], memory: dict[int, int]) -> list[tuple[int, ...]]:
-    """Return orders of runs of stages to try, as indices: by memory both ways, and all of up to three.
-
-    >>> orders([7, 9], {7: 16, 9: 40})
-    [(0, 1), (1, 0)]
-    """
-    if len(pools) <= 3:
-        return list(permutations(range(len(pools))))
-    rising = tuple(sorted(range(len(pools)), key=lambda index: memory[pools[index]]))
-    return [rising, rising[::-1]]
-
-
-def _whole(runs: Sequence[tuple[_Sort, int]], width: int) -> tuple[Recipe, ...]:
-    """Return so many stages of each sort."""
-    return tuple(((sort.member, width),) for sort, count in runs for _ in range(count))
 
 
 def _in_line(runs: Sequence[tuple[_Sort, int]], width: int, stages: int) -> tuple[Recipe, ...]:

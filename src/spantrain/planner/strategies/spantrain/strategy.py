@@ -233,7 +233,8 @@ class _SizeCosts:
         best_s = self._step_s(pieces, ways)
         for number, piece in enumerate(pieces):
             for way in self._ways[piece.group]:
-                if not self._nearly_best(way, piece):
+                at = (piece.first, piece.end)
+                if float(way.drained[at] + way.tail[at]) > _NEARLY * float(self._least[piece.group][at]):
                     continue
                 tried = [*ways[:number], way, *ways[number + 1 :]]
                 tried_s = self._step_s(pieces, tried)
@@ -259,10 +260,6 @@ class _SizeCosts:
             for piece in pieces:
                 found[piece.group] = min(found[piece.group], value_s)
         return found
-
-    def _nearly_best(self, way: WayArrays, piece: _Piece) -> bool:
-        at = (piece.first, piece.end)
-        return float(way.drained[at] + way.tail[at]) <= _NEARLY * float(self._least[piece.group][at])
 
     def _over(self, piece: _Piece) -> int:
         """Return how many of a group's units do not fit into it."""

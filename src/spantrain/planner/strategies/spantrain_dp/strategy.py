@@ -7,6 +7,7 @@ estimate. Quotas are kept by leaving devices out before the search begins.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 from spantrain.core.plan import Plan, Stage
 from spantrain.core.profile import Profile
@@ -17,6 +18,7 @@ from spantrain.errors import InfeasiblePlanError
 from spantrain.planner.assembly.assemble import draft_stage, infeasible, with_limits
 from spantrain.planner.groups import DeviceGroups, group_devices
 from spantrain.planner.request import JobSpec, PlanRequest, Proposal
+from spantrain.planner.strategies.score import few_of_each
 from spantrain.planner.strategies.spantrain_dp.search import DomainCandidate, SearchResult, search
 from spantrain.planner.strategies.spantrain_dp.tables import Slot, SlotTables
 
@@ -126,7 +128,8 @@ def _stage(tables: SlotTables, devices: Slot, units: range, size: int, *, whole:
 _PROPOSED = 12
 """How many are simulated."""
 _MAX_DEVICES = 128
-_BUILD = 96
+_BUILD, _SIZES = 96, 3
+"""Candidates that are made plans of, and micro-batch sizes of one set of slots among them."""
 
 
 def spantrain_dp(request: PlanRequest) -> tuple[Proposal, ...]:
@@ -150,7 +153,7 @@ def candidates(profile: Profile, job: JobSpec, devices: Sequence[str], limit: in
     """
     tables, groups = SlotTables(profile, job), group_devices(profile, devices=devices)
     found = search(tables, groups)
-    solved = _varied(found.solved, max(_BUILD, 3 * limit))
+    solved = few_of_each(found.solved, attrgetter("slots"), each=_SIZES, most=max(_BUILD, 3 * limit))
     built = [made for candidate in solved if (made := build_plan(tables, candidate)) is not None]
     if not built:
         raise infeasible(profile, job, devices)
@@ -164,16 +167,3 @@ def candidates(profile: Profile, job: JobSpec, devices: Sequence[str], limit: in
         Proposal(plan=entry.plan, own_estimate_s=entry.estimate.step_s, reasons=tuple(_reasons(groups, found, entry)))
         for entry in sorted(improved.values(), key=lambda entry: entry.estimate.step_s)
     )
-
-
-def _varied(solved: Sequence[DomainCandidate], limit: int) -> list[DomainCandidate]:
-    """Take the best, but of one set of slots at most three micro-batch sizes."""
-    taken: list[DomainCandidate] = []
-    sizes: dict[tuple[tuple[str, ...], ...], int] = {}
-    for candidate in solved:
-        if sizes.get(candidate.slots, 0) < 3:
-            sizes[candidate.slots] = sizes.get(candidate.slots, 0) + 1
-            taken.append(candidate)
-        if len(taken) >= limit:
-            break
-    return taken
