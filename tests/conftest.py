@@ -37,7 +37,6 @@ settings.load_profile("steady")
 
 preloaded.install()
 os.environ.pop("COLUMNS", None)  # xdist gives the width of its own terminal
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # small models: threads of several test workers only wait for each other
 gc.disable()  # what is collected stays: looking through it again and again would take a seventh of all time
 
 
