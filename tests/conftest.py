@@ -47,6 +47,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     backend.choose(config.getoption("--backend"))
     if getattr(config.option, "numprocesses", None):
+        gc.enable()  # this process collects no tests
         preloaded.start()  # one for all test workers
 
 
