@@ -7,6 +7,7 @@ Examples are the same in every run, so that a change is never refused for an exa
 `pytest --hypothesis-profile=search` looks for new ones.
 """
 
+import gc
 import os
 from collections.abc import Callable
 
@@ -36,6 +37,7 @@ settings.load_profile("steady")
 
 preloaded.install()
 os.environ.pop("COLUMNS", None)  # xdist gives the width of its own terminal
+gc.disable()  # what is collected stays: looking through it again and again would take a seventh of all time
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -45,7 +47,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     backend.choose(config.getoption("--backend"))
     if getattr(config.option, "numprocesses", None):
+        gc.enable()  # this process collects no tests
         preloaded.start()  # one for all test workers
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    gc.freeze()
+    gc.enable()
 
 
 SIZES = (1, 2, 4, 8, 16, 32)

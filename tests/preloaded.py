@@ -158,13 +158,14 @@ def _end(server: "subprocess.Popen[bytes]", folder: "tempfile.TemporaryDirectory
 
 def _serve(address: str) -> None:
     """Fork what is asked for until standard input ends; then end all of it."""
+    gc.disable()
     from spantrain.runtime.launch import fork_server
 
     fork_server.load()
     import spantrain.cli.main  # noqa: F401
 
-    gc.collect()
     gc.freeze()  # what is loaded stays, and its pages stay shared
+    gc.enable()
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listener.bind(address)
     listener.listen(64)

@@ -1,5 +1,6 @@
 """Run the program in this process, and files for it to read."""
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -69,6 +70,7 @@ def refused(spantrain, tmp_path, monkeypatch):
     folder.mkdir()
     monkeypatch.chdir(folder)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # Python itself writes beside what it imports
 
     def run(*words: object, says: tuple[str, ...]) -> str:
         before = sorted(folder.rglob("*"))
