@@ -63,7 +63,7 @@ class SshWay(LaunchWay):
         """
         if self.options.image is None:
             return []
-        words = ["docker", "run", "--rm", "--interactive", "--init", "--network=host", "--ipc=host"]
+        words = ["docker", "run", "--rm", "--interactive", "--init", "--network=host", "--ipc=host", "--entrypoint="]
         if any(wanted.cluster.device_by_name[device].backend.startswith("cuda") for device in wanted.devices):
             words += ["--gpus=all"]
         for path in wanted.data:
