@@ -219,7 +219,8 @@ def test_a_browser_shows_the_map_and_what_befalls_the_run(day):
 
 def test_why_says_who_waited_for_whom(day):
     assert "Who waited for whom" in day.why
-    assert re.search(r"(lab|home|office) -> (lab|home|office): (forward|backward)", day.why)
+    assert re.search(r"Step \d+ of run took .+; forecast ", day.why)
+    assert re.search(r" s to +[\d.]+ s  (lab|office)( -> \w+: forward|: \d)", day.why), day.why
 
 
 def test_one_is_killed_and_one_leaves_and_all_steps_are_trained_as_on_one_device(day):
