@@ -323,7 +323,7 @@ while [ "$1" != registry/spantrain:1 ]; do shift; done; shift; exec "$@" """
         _until(lambda: ends.update(workers.ended()) or ends)
     assert ends == {"big-gpu0": f"its worker ended with status 1 ({TOKEN})"}
     mounts = f"--mount type=bind,readonly,source={data},target={data} --mount type=volume,source=spantrain-code,"
-    run = f"run --rm --interactive --init --network=host --ipc=host --gpus=all {mounts}"
+    run = f"run --rm --interactive --init --network=host --ipc=host --entrypoint= --gpus=all {mounts}"
     assert all(line.startswith(run) for line in (folder / "said").read_text().splitlines())
 
 

@@ -9,8 +9,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 
 from spantrain.app import worker
-from spantrain.app.training.recovery.joining import ask_to_drain
-from spantrain.app.wishes import DRAIN, wishes_heard
+from spantrain.app.wishes import DRAIN, ask_to_drain, wishes_heard
 from spantrain.cli.failure import told_interrupt
 from spantrain.errors import ConfigError
 from testing.patience import PATIENCE_S

@@ -1,6 +1,7 @@
 """Errors that nobody foresaw: one message, the traceback in a file, exit code 70; and Ctrl-C wherever it comes."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 import typer
 
 from spantrain.cli.main import app
+from spantrain.version import VERSION
 from testing.patience import PATIENCE_S
 
 
@@ -112,3 +114,12 @@ def test_ctrl_c_while_the_program_is_loaded():
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S, check=False, env=os.environ
     )
     assert (ended.returncode, ended.stderr) == (130, "")
+
+
+def test_versions_for_a_report(spantrain):
+    ended = spantrain("--version")
+    first, python, torch, *_, libzmq = ended.out.splitlines()
+    assert first == f"spantrain {VERSION}"
+    assert python.startswith("Python 3.")
+    assert re.fullmatch(r"torch 2\.\S+, made for (cuda|hip|xpu|processors) .+", torch)
+    assert re.fullmatch(r"libzmq 4\.\S+, with CURVE", libzmq)

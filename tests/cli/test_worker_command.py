@@ -1,5 +1,6 @@
 """`spantrain worker`: what it takes from options, variables, torchrun and the way to the coordinator."""
 
+import os
 from collections.abc import Callable
 
 import pytest
@@ -31,6 +32,7 @@ def started(spantrain, monkeypatch) -> Callable[..., WorkerSettings]:
 
     monkeypatch.setattr(use_case, "Worker", Noted)
     monkeypatch.setenv("SPANTRAIN_TOKEN", TOKEN)
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "")
 
     def run(*words: object, **variables: str) -> WorkerSettings:
         for name, value in variables.items():
@@ -50,6 +52,14 @@ def test_address_and_token_may_be_in_variables(started):
 def test_others_reach_it_where_the_way_to_the_coordinator_begins_or_where_that_is_said(started):
     assert started(*JOIN, "--name", "a").data_address == "127.0.0.1"
     assert started(*JOIN, "--name", "a", "--data-address", "10.0.0.7").data_address == "10.0.0.7"
+
+
+def test_replicas_meet_at_that_address_or_on_the_interface_that_is_said(started):
+    for words in ((), ("--data-address", "127.0.0.1"), ("--data-address", "192.0.2.7")):  # the last is nobody's
+        started(*JOIN, "--name", "a", *words, GLOO_SOCKET_IFNAME="")
+        assert os.environ["GLOO_SOCKET_IFNAME"].startswith("lo")
+    started(*JOIN, "--name", "a", GLOO_SOCKET_IFNAME="eth7")
+    assert os.environ["GLOO_SOCKET_IFNAME"] == "eth7"
 
 
 def test_under_torchrun_it_has_the_rank_for_a_name_and_the_local_ranks_device(started, monkeypatch):

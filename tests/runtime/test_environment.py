@@ -41,7 +41,7 @@ def test_cuda_devices(text: str) -> None:
 
 
 def test_gloo_interfaces() -> None:
-    assert Environment.read({"GLOO_SOCKET_IFNAME": "eth0, eth1"}) == Environment()
+    assert Environment.read({"GLOO_SOCKET_IFNAME": "eth0, eth1"}) == Environment(gloo_interfaces="eth0, eth1")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """`spantrain launch --ssh`: a real run on hosts that are reached by ssh, and what is left of it."""
 
-import contextlib
 import re
 import signal
 import time
@@ -16,7 +15,7 @@ from spantrain.cli.main import main
 from spantrain.config.cluster_file import parse_cluster
 from spantrain.core.span import Span
 from spantrain.transport.control.credentials import Credentials
-from testing.machines import interpreter, ssh_config, tool
+from testing.machines import interpreter, ssh_config, tool, workers
 from testing.patience import PATIENCE_S
 from testing.programs import nothing_is_left, programs, written
 
@@ -70,17 +69,6 @@ def until(holds: Callable[[], bool]) -> None:
     while not holds():
         assert time.monotonic() < deadline_s, "it never came true"
         time.sleep(0.01)
-
-
-def workers(cache: Path) -> dict[str, psutil.Process]:
-    """Processes that run in code of this cache, by device."""
-    found = {}
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error, ValueError):
-            if process.cwd().startswith(str(cache)) and process.status() != psutil.STATUS_ZOMBIE:
-                words = process.cmdline()
-                found[words[words.index("--name") + 1]] = process
-    return found
 
 
 def test_workers_run_where_ssh_leads_and_all_is_taken_down(start, plan_path, tmp_path, plain_processes):

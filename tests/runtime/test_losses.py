@@ -12,10 +12,10 @@ from spantrain.app.reporter import SilentReporter
 from spantrain.app.session import Session, SessionOptions, open_session
 from spantrain.app.training.outcome import TrainOutcome
 from spantrain.app.training.recovery import prepared
-from spantrain.app.training.recovery.joining import ask_to_drain
 from spantrain.app.training.requests import RunOptions, TrainRequest
 from spantrain.app.training.stop import StopRequest
 from spantrain.app.training.train import train
+from spantrain.app.wishes import ask_to_drain
 from spantrain.config.artefacts import write_profile
 from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan

@@ -62,6 +62,15 @@ def test_a_device_that_another_ones_error_stopped_is_not_named():
     assert "device b" in str(commands[0].error)
 
 
+def test_one_that_blames_others_ends_the_run_when_none_of_them_was_lost():
+    policy = EndOnLoss(("a", "b"), 30.0)
+    assert policy.on_time(5.0) == ()
+    assert policy.on_event(10.0, DeviceFailed("a", PeerLostError("b cannot be reached"), caused_elsewhere=True)) == ()
+    assert policy.on_time(39.0) == ()
+    (command,) = policy.on_time(40.0)
+    assert "b cannot be reached" in str(command.error)
+
+
 def test_the_models_own_code_is_named_with_its_line():
     first, *_ = build_units(resolve_model(f"{brought_models.__file__}:recurrent"), seed=0)
     with pytest.raises(RuntimeError) as caught:

@@ -43,7 +43,8 @@ def test_a_package_says_what_is_in_it_and_how_to_add_to_it(name):
 def test_command_line_starts_without_torch():
     code = (
         "import sys, spantrain.cli.main as program\n"
-        "try:\n    program.main(['--help'])\nexcept SystemExit:\n    pass\n"
+        "for words in (['--help'], ['drain', '/none', 'a'], ['testbed', 'kill', '/none', 'a'], ['why', '/none']):\n"
+        "    try:\n        program.main(words)\n    except SystemExit:\n        pass\n"
         "heavy = {'torch', 'transformers', 'sklearn', 'grpc', 'zmq'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
     )

@@ -1,5 +1,6 @@
 """Machines for tests: tools that print what real ones have printed, and hosts that a real sshd makes of namespaces."""
 
+import contextlib
 import os
 import shlex
 import shutil
@@ -8,6 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import psutil
 import pytest
 
 import spantrain
@@ -39,10 +41,10 @@ def interpreter(folder: Path, name: str = "python-here", *, clock_ahead_s: float
     return str(tool(folder, name, f'PYTHONPATH={shlex.quote(paths)} exec {shlex.quote(sys.executable)} "$@"'))
 
 
-def ssh_config(folder: Path, hosts: Mapping[str, Sequence[str]]) -> Path:
+def ssh_config(folder: Path, hosts: Mapping[str, Sequence[str] | str]) -> Path:
     """Write what `ssh -F` needs to reach each host: an sshd for the one connection, started by these words.
 
-    Skips where there is no sshd.
+    Or the address at which an sshd listens (`sshd_words`). Skips where there is no sshd.
     """
     if not Path(SSHD).exists():
         pytest.skip("needs sshd (Debian's openssh-server)")
@@ -57,15 +59,34 @@ def ssh_config(folder: Path, hosts: Mapping[str, Sequence[str]]) -> Path:
     )
     (folder / "known_hosts").write_text(f"* {(folder / 'host-key.pub').read_text()}")
     text = f"IdentityFile {folder}/user-key\nIdentitiesOnly yes\nUserKnownHostsFile {folder}/known_hosts\n"
-    for name, words in hosts.items():
-        command = shlex.join([*words, SSHD, "-i", "-f", str(folder / "sshd_config")])
+    for name, way in hosts.items():
+        if isinstance(way, str):
+            text += f"Host {name}\n  HostName {way}\n"
+            continue
+        command = shlex.join([*way, *sshd_words(folder, "-i")])
         text += f"Host {name}\n  HostName {name}.test\n  ProxyCommand {command} 2>/dev/null\n"
     (folder / "ssh_config").write_text(text)
     return folder / "ssh_config"
 
 
+def sshd_words(folder: Path, how: str) -> list[str]:
+    """Return the words of the server that `ssh_config` here is for: `-i` for one connection, `-D` to listen."""
+    return [SSHD, how, "-f", str(folder / "sshd_config")]
+
+
 def by_ssh(name: str, config: Path, python: str) -> Machine:
     return Machine(name=name, way="ssh", target=name, python=python, options=("-F", str(config)))
+
+
+def workers(cache: Path) -> dict[str, psutil.Process]:
+    """Processes that run in code of this cache, by device."""
+    found = {}
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, ValueError):
+            if process.cwd().startswith(str(cache)) and process.status() != psutil.STATUS_ZOMBIE:
+                words = process.cmdline()
+                found[words[words.index("--name") + 1]] = process
+    return found
 
 
 def machine(name, *gpus, address="10.0.0.1/24", site=None, **more):

@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -77,13 +77,13 @@ class Program:
 
 @contextlib.contextmanager
 def programs(make_folder: Callable[[str], Path]) -> Iterator[Callable[..., Program]]:
-    """Give what starts `spantrain` with some words; whatever still runs at the end is killed."""
+    """Give what starts `spantrain` with some words, behind those of `before`; what still runs at the end is killed."""
     found = []
 
-    def run(*words: object, listening: bool = True, **variables: str) -> Program:
+    def run(*words: object, listening: bool = True, before: Sequence[str] = (), **variables: str) -> Program:
         temporary = make_folder("t")
         process = subprocess.Popen(
-            [sys.executable, "-m", "spantrain", *map(str, words)],
+            [*before, sys.executable, "-m", "spantrain", *map(str, words)],
             stdout=(temporary.parent / f"{temporary.name}.out").open("wb"),
             stderr=subprocess.PIPE,
             cwd=temporary,

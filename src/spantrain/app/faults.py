@@ -11,13 +11,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from spantrain.app.session import Session
 from spantrain.app.wishes import FAULTS, answer, answered, taken, wish, wishes_heard
 from spantrain.config.files.json_codec import from_json, to_json
 from spantrain.config.files.parsing import parse_json
 from spantrain.config.files.text_files import read_text
 from spantrain.errors import ConfigError, SpanTrainError
+
+if TYPE_CHECKING:
+    from spantrain.app.session import Session
 
 LONGEST_PAUSE_S = 3600.0
 _ANSWER_S = 10.0
@@ -95,7 +98,7 @@ def wish_fault(run: Path, fault: Fault) -> None:
 class FaultInjector:
     """Makes the faults of a run as its steps end, and those that are wished for meanwhile."""
 
-    def __init__(self, faults: tuple[Fault, ...], session: Session, run: Path) -> None:
+    def __init__(self, faults: tuple[Fault, ...], session: "Session", run: Path) -> None:
         """Take faults of a session on this machine; `run`: the folder where others are wished for.
 
         Raises:

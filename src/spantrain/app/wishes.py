@@ -86,3 +86,16 @@ def answered(run: Path, device: str, kind: str, within_s: float) -> str:
         with suppress(OSError):
             (path.parent / device).unlink(missing_ok=True)
     raise ConfigError(f"{run}: did not answer within {within_s:g} s, or has ended; is the run still under way there?")
+
+
+def ask_to_drain(run: Path, device: str) -> None:
+    """Have a device leave a run that is under way.
+
+    Raises:
+        ConfigError: there is no such run, or it has no such device; or its folder cannot be read or written to.
+    """
+    nowhere = (
+        "no run that devices may leave is under way there; give the folder that --out named (with --on-loss end, "
+        "--staleness 1 or an outer optimizer devices stay)"
+    )
+    wish(run, device, DRAIN, "", nowhere=nowhere)

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from http import HTTPStatus
 from pathlib import Path
 
+import psutil
+
 from spantrain.config.files.text_files import read_text
 from spantrain.devices.registry import default_backend
 from spantrain.errors import ConfigError
@@ -69,8 +71,25 @@ def prepared_worker(
         functions=tuple(functions),
         keep_s=keep_s,
     )
+    if environment.gloo_interfaces is None:
+        interface = interface_of(settings.data_address) or interface_of(address_towards(join))
+        if interface is not None:
+            os.environ["GLOO_SOCKET_IFNAME"] = interface
     load()
     return Worker(settings)
+
+
+def interface_of(address: str) -> str | None:
+    """Return the network interface of this machine that has an address, or one that a name is found under.
+
+    Gloo would take the address that the machine's own name has, which is a loopback one on many.
+    """
+    try:
+        found = {str(entry[4][0]) for entry in socket.getaddrinfo(address, None)}
+    except (OSError, UnicodeError):
+        return None
+    names = (name for name, rows in psutil.net_if_addrs().items() for row in rows if row.address in found)
+    return next(names, None)
 
 
 def _token(file: Path | None, environment: Environment) -> str:

@@ -3,11 +3,14 @@
 import datetime
 import os
 import platform
+import runpy
 import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
 
@@ -17,7 +20,7 @@ from spantrain.version import VERSION
 
 _SECRETS = frozenset({"--token"})
 """Options whose values are not written down."""
-_LIBRARIES = ("torch", "transformers", "numpy", "zmq", "grpc")
+_LIBRARIES = ("transformers", "numpy", "grpcio", "pyzmq")
 
 
 def tell_internal_error(error: BaseException, words: Sequence[str]) -> str:
@@ -41,13 +44,27 @@ def tell_internal_error(error: BaseException, words: Sequence[str]) -> str:
 
 
 def _head(words: Sequence[str]) -> Iterator[str]:
-    yield f"spantrain {VERSION}, Python {platform.python_version()}, {platform.platform()}\n"
-    for name in _LIBRARIES:
-        # Those that are loaded: an error is no time to load more.
-        version = getattr(sys.modules.get(name), "__version__", None)
-        if version is not None:
-            yield f"{name} {version}\n"
+    yield from (f"{line}\n" for line in software())
     yield f"{datetime.datetime.now().astimezone().isoformat(timespec='seconds')}\n{_command(words)}\n\n"
+
+
+def software() -> Iterator[str]:
+    """Yield lines that a report of an error should have: versions of this, Python, the system, libraries."""
+    yield f"spantrain {VERSION}"
+    yield f"Python {platform.python_version()}, {platform.platform()}"
+    with suppress(
+        AttributeError, ImportError, KeyError, OSError, TypeError
+    ):  # there may be none; loading takes seconds
+        torch = runpy.run_path(str(Path(find_spec("torch").origin).with_name("version.py")))  # type: ignore[union-attr, arg-type]
+        made_for = [f"{name} {torch[name]}" for name in ("cuda", "hip", "xpu") if torch.get(name)]
+        yield f"torch {torch['__version__']}, made for {', '.join(made_for) or 'processors alone'}"
+    for name in _LIBRARIES:
+        with suppress(PackageNotFoundError):
+            yield f"{name} {version(name)}"
+    with suppress(ImportError):
+        import zmq
+
+        yield f"libzmq {zmq.zmq_version()}, with{'' if zmq.has('curve') else 'out'} CURVE"
 
 
 def _command(words: Sequence[str]) -> str:

@@ -20,10 +20,9 @@ from spantrain.cli.commands.plan import plan
 from spantrain.cli.commands.simulate import simulate
 from spantrain.cli.commands.train import train
 from spantrain.cli.commands.watch import page, why
-from spantrain.cli.failure import tell_internal_error
+from spantrain.cli.failure import software, tell_internal_error
 from spantrain.errors import InternalError, SpanTrainError, UsageError
 from spantrain.plugins import with_plugins
-from spantrain.version import VERSION
 
 ENTRY_POINTS = "spantrain.commands"
 """The group of entry points of which each names a function as typer has them; `outer.x` is `spantrain outer x`."""
@@ -38,7 +37,6 @@ app = typer.Typer(
     name="spantrain",
     help="Train one PyTorch model on unlike GPUs in several places: measure, plan, train.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 COMMANDS = (
@@ -53,13 +51,15 @@ for group in (outer, schedule, faults):  # the last adds to the group `testbed`
 
 def _version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"spantrain {VERSION}")
+        typer.echo("\n".join(software()))
         raise typer.Exit
 
 
 @app.callback()
 def _options(
-    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
+    version: bool = typer.Option(
+        False, "--version", callback=_version, is_eager=True, help="Print versions, for reports of errors."
+    ),
     show: bool = typer.Option(False, _TRACEBACK, help="Show the traceback of an internal error here, too."),
 ) -> None:
     del version, show
@@ -122,7 +122,7 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         try:
             add_commands(app, words)
-            app(arguments)
+            app(arguments, prog_name="spantrain")  # by which shells ask how words go on, too
         finally:
             sys.stdout.flush()  # what is left is told here, not when Python ends
     except SpanTrainError as error:

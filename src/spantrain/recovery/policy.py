@@ -1,5 +1,6 @@
 """Policies for lost and failed devices: machines that are told what happened and answer what to do."""
 
+import math
 from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum
@@ -52,21 +53,31 @@ RecoveryCommand = EndRun
 class EndOnLoss:
     """The first loss or failure ends the run.
 
-    A device that fails because another did is not the one to name, unless all have failed so. Time is an argument.
+    A device that fails because another did is not the one to name, unless all have failed so, or nothing is heard of
+    another for longer than it takes to find a loss. Time is an argument.
     """
 
-    def __init__(self, members: Collection[str]) -> None:
-        """Decide over a run of these devices."""
+    def __init__(self, members: Collection[str], blame_s: float = math.inf) -> None:
+        """Decide over a run of these devices; `blame_s`: how long it takes at most to find who was lost."""
         self._left = set(members)
+        self._blame_s = blame_s
         self._blames_others: SpanTrainError | None = None
+        self._blamed_s = math.inf
 
-    def on_event(self, now_s: float, event: RecoveryEvent) -> tuple[RecoveryCommand, ...]:  # noqa: ARG002
+    def on_event(self, now_s: float, event: RecoveryEvent) -> tuple[RecoveryCommand, ...]:
         """Return that the run ends, once it is known for which error."""
         self._left.discard(event.device)
         if isinstance(event, DeviceLost) or not event.caused_elsewhere:
             return (EndRun(event.error),)
         self._blames_others = self._blames_others or event.error
+        self._blamed_s = min(self._blamed_s, now_s)
         return () if self._left else (EndRun(self._blames_others),)
+
+    def on_time(self, now_s: float) -> tuple[RecoveryCommand, ...]:
+        """Return that the run ends, where one has failed for another's sake and all others are there and wait."""
+        if self._blames_others is None or now_s < self._blamed_s + self._blame_s:
+            return ()
+        return (EndRun(self._blames_others),)
 
 
 def is_worth(before_s: float, after_s: float, *, move_s: float = 0.0, steps_left: int | None = None) -> bool:

@@ -63,7 +63,7 @@ class SshWay(LaunchWay):
         """
         if self.options.image is None:
             return []
-        words = ["docker", "run", "--rm", "--interactive", "--init", "--network=host", "--ipc=host"]
+        words = ["docker", "run", "--rm", "--interactive", "--init", "--network=host", "--ipc=host", "--entrypoint="]
         if any(wanted.cluster.device_by_name[device].backend.startswith("cuda") for device in wanted.devices):
             words += ["--gpus=all"]
         for path in wanted.data:
@@ -152,11 +152,11 @@ class SshWorkers(StartedWorkers):
         machine.start(device.name, words, {**own, **self._told})
 
     def _heard_end(self, device: str, how: str) -> None:
-        last = self._logs.last_line(device)
+        last, left = self._logs.last_line(device), how.endswith("status 0")
         self._logs.write(device, f"{_now()} {how}")
-        self.note_end(device, f"{how} ({last})" if "status" in how else how)
+        self.note_end(device, how if left or "status" not in how else f"{how} ({last})")
         self._starts[device] += 1
-        if self._starts[device] <= self._way.restarts and not how.endswith("status 0"):
+        if self._starts[device] <= self._way.restarts and not left:
             # In a thread of its own: this one is to hear the machine's answer.
             again = threading.Timer(_RESTART_S, self._start_again, (self.wanted.cluster.device_by_name[device],))
             again.daemon = True

@@ -133,8 +133,6 @@ class RunWatch(Reporter):
     def run_begins(self, plan: Plan, reason: str = "") -> None:
         """Take the plan that the steps to come belong to."""
         self._shown.run_begins(plan, reason)
-        if reason:
-            self._note(f"Plan {plan.generation} takes over: {reason}")
         self._plan, self._first_step = plan, self._done
         self._predicted = self._forecast = self._timeline = self._reason = self._outcome = None
         self._durations.clear()

@@ -23,6 +23,8 @@ from spantrain.transport.control.server import ControlServer
 _TICK_S = 0.1
 _LEAVE_S = 3.0
 _LEAVE_AFTER_FAILURE_S = 2.0
+_BLAME_S = 20.0
+"""And twice the patience with silence: then nobody was lost, whom a device that has failed could have meant."""
 """Who does not leave by then is left to end by itself: its heartbeats told it to."""
 _STOP_S = 0.2
 """For calls that are just being answered."""
@@ -290,11 +292,11 @@ class Coordinator:
     ) -> dict[str, OrderOutcome]:
         """Carry out orders; return what became of those that were awaited."""
         entries = self._give(under_way)
-        recovery = EndOnLoss(under_way.orders)
+        recovery = EndOnLoss(under_way.orders, _BLAME_S + 2 * self._roster.patience_s)
         try:
             self._wait_for_outcomes(awaited, entries, recovery, should_abort)
             self._end_orders(entries, "no longer needed")
-            self._wait_for_outcomes(tuple(entries), entries, recovery, should_abort)
+            self._wait_for_outcomes(tuple(entries), entries, EndOnLoss(under_way.orders), should_abort)
         except BaseException as error:
             self._leave_s = _LEAVE_AFTER_FAILURE_S
             reason = str(error) or "it was interrupted"
@@ -393,6 +395,6 @@ class Coordinator:
 
 def _decide(recovery: EndOnLoss, events: Sequence[RecoveryEvent]) -> None:
     """Have the policy decide on what has happened, and do what it wants."""
-    for event in events:
-        for command in recovery.on_event(time.monotonic(), event):
-            raise command.error
+    now_s = time.monotonic()
+    for command in (*(one for event in events for one in recovery.on_event(now_s, event)), *recovery.on_time(now_s)):
+        raise command.error

@@ -215,14 +215,14 @@ class TorchMembers:
 
 
 @contextmanager
-def _blaming_peers() -> Iterator[None]:
+def _blaming_peers(what: str = "another device of this stage went away") -> Iterator[None]:
     """A collective that fails does so because another member went away: it is that one that should be named."""
     try:
         yield
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:
-        raise PeerLostError(f"another device of this stage went away: {error}") from error
+        raise PeerLostError(f"{what}: {error}") from error
 
 
 def broadcast_bytes(group: MemberGroup, content: bytes, torch_device: torch.device, *, source: int = 0) -> bytes:
@@ -308,7 +308,7 @@ def open_groups(
         return StageGroups(world=SingleMember(), replica=SingleMember(), ring=SingleMember(), parts_meet=True)
     assert store is not None, "the devices of a stage need a store to meet at"
     timeout = datetime.timedelta(seconds=timeout_s)
-    with _blaming_peers(), ExitStack() as undo:
+    with _blaming_peers("another device of this stage cannot be reached"), ExitStack() as undo:
         undo.callback(_leave)
         carrier = carrier_between([plan.cluster.device_by_name[name] for name in stage.devices])
         dist.init_process_group(carrier, store=store, rank=rank, world_size=size, timeout=timeout)

@@ -40,6 +40,8 @@ class Environment:
     """From SPANTRAIN_TOKEN: unlike an option, other users of the machine cannot see it."""
     slurm_nodes: str | None = None
     """From SLURM_JOB_NODELIST, in Slurm's short form."""
+    gloo_interfaces: str | None = None
+    """From GLOO_SOCKET_IFNAME."""
     agent_has_store: bool = False
     """From TORCHELASTIC_USE_AGENT_STORE: whether torchrun's own process has the store at MASTER_ADDR."""
 
@@ -69,6 +71,7 @@ class Environment:
             launch=_launch_of(said) if is_launched else None,
             join_token=said.get("SPANTRAIN_TOKEN"),
             slurm_nodes=said.get("SLURM_JOB_NODELIST"),
+            gloo_interfaces=interfaces,
             agent_has_store=said.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
         )
 

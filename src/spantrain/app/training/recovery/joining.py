@@ -10,14 +10,13 @@ that leaves goes when others have what it held.
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import Path
 
 from spantrain.app.reporter import Reporter
 from spantrain.app.session import Session
 from spantrain.app.training.recovery.carry_on import Leg, givers_of
 from spantrain.app.training.requests import TrainRequest
 from spantrain.app.training.stop import StopRequest
-from spantrain.app.wishes import DRAIN, taken, wish
+from spantrain.app.wishes import DRAIN, taken
 from spantrain.core.plan import Plan
 from spantrain.core.quantities import format_seconds
 from spantrain.cost.moving import moved
@@ -27,19 +26,6 @@ from spantrain.planner.present import NewPlan, full_plan, light_plan
 from spantrain.recovery.policy import is_worth
 from spantrain.runtime.control.orders import KeptState
 from spantrain.runtime.coordinator.barrier import CommitPoint
-
-
-def ask_to_drain(run: Path, device: str) -> None:
-    """Have a device leave a run that is under way.
-
-    Raises:
-        ConfigError: there is no such run, or it has no such device; or its folder cannot be read or written to.
-    """
-    nowhere = (
-        "no run that devices may leave is under way there; give the folder that --out named (with --on-loss end, "
-        "--staleness 1 or an outer optimizer devices stay)"
-    )
-    wish(run, device, DRAIN, "", nowhere=nowhere)
 
 
 class Membership:
