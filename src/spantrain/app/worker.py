@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from http import HTTPStatus
 from pathlib import Path
 
+from spantrain.app.relay import relay_access
 from spantrain.config.files.text_files import read_text
 from spantrain.devices.registry import default_backend
 from spantrain.errors import ConfigError
@@ -33,6 +34,7 @@ def prepared_worker(
     name: str | None,
     backend: str | None,
     data_address: str | None,
+    relay: str | None = None,
     encrypted: bool,
     functions: Sequence[str] = (),
     keep_s: float = 0.0,
@@ -65,6 +67,7 @@ def prepared_worker(
         name=name,
         backend=backend,
         data_address=data_address or address_towards(join),
+        relay=relay_access(relay, encrypted=encrypted),
         encrypted=encrypted,
         functions=tuple(functions),
         keep_s=keep_s,

@@ -1,6 +1,6 @@
 """Who has joined as which device, who is lost and why: decisions, with the time as an argument and no lock."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -84,8 +84,15 @@ class Departure:
 class Roster:
     """The workers of a session, by the devices that they stand for. Not for several threads at once."""
 
-    def __init__(self, devices: Sequence[str], lost_after_s: float | None, spare: Collection[str] = ()) -> None:
-        """Await these devices, and let in `spare` ones; `lost_after_s` is what silence is a loss, None: as measured."""
+    def __init__(
+        self, devices: Sequence[str], lost_after_s: float | None, spare: Collection[str] = (),
+        site_of: Mapping[str, str] | None = None,
+    ) -> None:  # fmt: skip
+        """Await these devices, and let in `spare` ones; `lost_after_s` is what silence is a loss, None: as measured.
+
+        `site_of`: each device's site, so that those of one site need no relay between them.
+        """
+        self._site_of = site_of or {}
         self._devices = tuple(devices)
         self._spare = frozenset(spare) - frozenset(devices)
         self.patience_s = lost_after_s or LONGEST_SILENCE_S
@@ -146,7 +153,11 @@ class Roster:
         """
         member = self._joined(peer)
         try:
-            address = PeerAddress(name=member.name, endpoint=said.endpoint, public_key=said.public_key)
+            site = self._site_of.get(member.name, "")
+            address = PeerAddress(
+                name=member.name, endpoint=said.endpoint, public_key=said.public_key,
+                near=said.near if site else "", site=site,
+            )  # fmt: skip
         except ValueError as error:
             raise RemoteRefusal(str(error)) from None
         if member.address not in (None, address):

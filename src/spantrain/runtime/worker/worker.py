@@ -36,11 +36,13 @@ from spantrain.runtime.worker.perform import OrderRunner
 from spantrain.runtime.worker.reach import unreached
 from spantrain.runtime.worker.settings import WorkerSettings
 from spantrain.runtime.worker.watch import Watch, standing_of
+from spantrain.transport.control.address import Address
 from spantrain.transport.control.client import ControlClient
 from spantrain.transport.control.heartbeat import HeartbeatThread
 from spantrain.transport.control.protocol import RemoteRefusal
 from spantrain.transport.mailbox.interface import Counters
 from spantrain.transport.mailbox.mailbox import Mailbox
+from spantrain.transport.relay.tunnel import TunnelEnd, tunnel
 
 _MODEL = "spantrain/models/tracing/unit.py"
 """Where the model's own code is called."""
@@ -127,6 +129,7 @@ class Worker:
             bind = f"tcp://{settings.data_address}:0"
             self._mailbox = Mailbox(name=self._name, bind=bind, encrypted=settings.encrypted, died=self._cannot_go_on)
             stack.callback(self._mailbox.close)
+            self._through_relay = self._through(stack)
             self._orders = OrderRunner(
                 self._name, settings, control=self._control, mailbox=self._mailbox, check_abort=self._check
             )
@@ -154,14 +157,28 @@ class Worker:
             self._client, check=self._check, pause=lambda: self._heartbeats.await_loss(HEARTBEAT_S)
         )
 
+    def _through(self, stack: contextlib.ExitStack) -> str:
+        """Return where others reach the mailbox through a relay; empty where there is none."""
+        if self._settings.relay is None:
+            return ""
+        at = Address.parse(self._mailbox.endpoint.removeprefix("tcp://"))
+        try:
+            places = stack.enter_context(tunnel(self._settings.relay, [TunnelEnd(at=at)]))
+        except SpanTrainError as error:
+            self._say_goodbye(error)
+            raise
+        stack.callback(self._mailbox.close)  # before that: its goodbyes go through
+        return f"tcp://{places[0]}"
+
     def _take_part(self) -> bool:
         """Carry out orders until there are no more; return whether to go on, under a coordinator that has come back."""
         heartbeats = self._heartbeats
         heartbeats.start()
         try:
             held = self._orders.held
+            own, key, relayed = self._mailbox.endpoint, self._mailbox.public_key, self._through_relay
             self._control.ask(
-                Introduction(endpoint=self._mailbox.endpoint, public_key=self._mailbox.public_key, held=held)
+                Introduction(endpoint=relayed or own, public_key=key, near=own if relayed else "", held=held)
             )
             self._serve()
         except BaseException as error:
