@@ -80,10 +80,11 @@ def programs(make_folder: Callable[[str], Path]) -> Iterator[Callable[..., Progr
     """Give what starts `spantrain` with some words; whatever still runs at the end is killed."""
     found = []
 
-    def run(*words: object, listening: bool = True, **variables: str) -> Program:
+    def run(*words: object, listening: bool = True, inside: str = "", **variables: str) -> Program:
+        """`inside`: the network namespace."""
         temporary = make_folder("t")
         process = subprocess.Popen(
-            [sys.executable, "-m", "spantrain", *map(str, words)],
+            [*(("ip", "netns", "exec", inside) if inside else ()), sys.executable, "-m", "spantrain", *map(str, words)],
             stdout=(temporary.parent / f"{temporary.name}.out").open("wb"),
             stderr=subprocess.PIPE,
             cwd=temporary,

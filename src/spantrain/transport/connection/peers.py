@@ -53,6 +53,10 @@ class PeerAddress:
         """Return how another peer reaches it."""
         return replace(self, endpoint=self.near) if self.near and self.site == other.site else self
 
+    def is_relayed_to(self, other: "PeerAddress") -> bool:
+        """Whether another peer reaches it by a relay."""
+        return bool(self.near) and self.site != other.site
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hello:

@@ -139,8 +139,6 @@ class RelayServer:
                 self.refused[error.reason if isinstance(error, Refusal) else "too slow"] += 1
             writer.close()
             asyncio.get_running_loop().call_later(protocol.HANDSHAKE_S, writer.transport.abort)
-            if isinstance(error, asyncio.CancelledError):
-                raise
 
     @contextlib.asynccontextmanager
     async def _silent(

@@ -115,7 +115,7 @@ class _KeptTunnel:
             return error
         if waited_s < _PATIENCE_S and not isinstance(error, ProtocolError):
             return None
-        if isinstance(error, (EOFError, ProtocolError)):
+        if isinstance(error, (EOFError, ConnectionResetError, ProtocolError)):
             return UsageError(
                 f"what answers at {where} is no relay: give --relay the address that `spantrain relay` says"
             )
@@ -189,6 +189,7 @@ async def _dial(where: Address) -> Stream:
 
 
 def _told(error: Exception) -> str:
-    if isinstance(error, OSError) and (error.errno or 0) > 0:
-        return os.strerror(error.errno)
+    number = error.errno if isinstance(error, OSError) else None
+    if number and number > 0:  # names that are unknown have others
+        return os.strerror(number)
     return str(error) or type(error).__name__
