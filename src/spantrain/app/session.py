@@ -167,8 +167,7 @@ def _remote(
         bind=listen,
         reached_at=_through(options.relay, listen, stack) if options.relay else "",
         devices=devices,
-        spare=cluster.device_by_name,
-        site_of={device.name: cluster.host_by_name[device.host].site for device in cluster.devices},
+        sites={device.name: device.site for device in cluster.devices},
         gone=workers.ended,
         where_is_log=workers.where_is_log,
         heartbeat_timeout_s=options.heartbeat_timeout_s,
@@ -227,7 +226,7 @@ def _local(
     coordinator = Coordinator(
         bind=f"unix:{workers.socket_folder / 'coordinator'}",
         devices=devices,
-        spare=cluster.device_by_name,
+        sites={device.name: device.site for device in cluster.devices},
         watch=workers.check,
         gone=workers.ended,
         where_is_log=lambda name: str(workers.log_of(name)),

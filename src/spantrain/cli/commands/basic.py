@@ -171,6 +171,7 @@ def worker(
     name: Annotated[str | None, typer.Option(help="This device's name in the cluster file.")] = None,
     backend: Annotated[str | None, typer.Option(help="cpu, cuda:N or emulated; default: cuda if there is one.")] = None,
     data_address: Annotated[str | None, typer.Option(help="Where the others reach this machine.")] = None,
+    interface: Annotated[str | None, typer.Option(help="The same by a network interface, e.g. wg0.")] = None,
     relay: Relay = None,
     model: Annotated[
         str | None, typer.Option(help="FILE.py:FUNCTION of yours that makes the model, where runs may need it.")
@@ -198,16 +199,10 @@ def worker(
 
     with clean_interrupt("the worker"):
         serving = prepared_worker(
-            join=join,
-            token_file=token_file,
-            name=name,
-            backend=backend,
-            data_address=data_address,
-            relay=relay,
-            encrypted=not insecure,
-            functions=(*(function or ()), *([model] if model else ())),
-            keep_s=keep,
-        )
+            join=join, token_file=token_file, name=name, backend=backend, data_address=data_address,
+            interface=interface, relay=relay, encrypted=not insecure,
+            functions=(*(function or ()), *([model] if model else ())), keep_s=keep,
+        )  # fmt: skip
         ends = told_interrupt(serving.stop, lambda: serving.leave("its machine ends it"))
         served = metrics_at(metrics, metrics_token, lambda: worker_metrics(serving), typer.echo)
         with ends, served, noticing(notice, serving.leave):

@@ -4,6 +4,7 @@ import math
 import queue
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from types import MappingProxyType
 
 from spantrain.core.trace import DeviceStep
 from spantrain.errors import PeerLostError
@@ -44,24 +45,22 @@ class Coordinator:
         bind: str,
         reached_at: str = "",
         devices: Sequence[str],
-        spare: Collection[str] = (),
-        site_of: Mapping[str, str] | None = None,
+        sites: Mapping[str, str] = MappingProxyType({}),
         watch: Callable[[], None] = lambda: None,
         gone: Callable[[], Mapping[str, str]] = dict,
         where_is_log: Callable[[str], str] = lambda _name: LOG_ELSEWHERE,
         heartbeat_timeout_s: float | None = None,
         credentials: Credentials | None = None,
     ) -> None:
-        """`reached_at`: where workers join, if not at `bind`. `spare`: devices that may join besides; `site_of`: each
-        one's site. `watch` is called again and again, and raises what ends everything. `gone`: which devices' workers
-        are known to have ended since it was asked last, and how, by who started them and need not wait for silence.
-        `heartbeat_timeout_s`: after what silence a worker is lost; None: as measured, 6 s at most. `credentials`: what
-        workers know it by; None: new ones.
+        """`reached_at`: where workers join, if not at `bind`. `sites`: of all devices that may join. `watch` is called
+        again and again, and raises what ends everything. `gone`: which devices' workers are known to have ended since
+        it was asked last, and how, by who started them and need not wait for silence. `heartbeat_timeout_s`: after what
+        silence a worker is lost; None: as measured, 6 s at most. `credentials`: what workers know it by; None: new.
         """
         self._watch, self._reached_at = watch, reached_at
         self._ended = gone
         self._where_is_log = where_is_log
-        self._roster = Roster(devices, heartbeat_timeout_s, spare, site_of)
+        self._roster = Roster(devices, heartbeat_timeout_s, sites)
         self._service = WorkerService(self._roster, self.later)
         self._changed = self._service.changed
         self._deferred: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()

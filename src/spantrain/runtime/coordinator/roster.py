@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 from spantrain.errors import InternalError, PeerLostError, SpanTrainError, UsageError, WorkerError
@@ -85,16 +86,11 @@ class Roster:
     """The workers of a session, by the devices that they stand for. Not for several threads at once."""
 
     def __init__(
-        self, devices: Sequence[str], lost_after_s: float | None, spare: Collection[str] = (),
-        site_of: Mapping[str, str] | None = None,
-    ) -> None:  # fmt: skip
-        """Await these devices, and let in `spare` ones; `lost_after_s` is what silence is a loss, None: as measured.
-
-        `site_of`: each device's site, so that those of one site need no relay between them.
-        """
-        self._site_of = site_of or {}
+        self, devices: Sequence[str], lost_after_s: float | None, sites: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
+        """Await these devices, let in all with a site; `lost_after_s`: what silence is a loss, None: as measured."""
         self._devices = tuple(devices)
-        self._spare = frozenset(spare) - frozenset(devices)
+        self._sites, self._spare = sites, frozenset(sites) - frozenset(devices)
         self.patience_s = lost_after_s or LONGEST_SILENCE_S
         """The longest silence that is borne, on either side."""
         self._detector = LossDetector(lost_after_s)
@@ -153,7 +149,7 @@ class Roster:
         """
         member = self._joined(peer)
         try:
-            site = self._site_of.get(member.name, "")
+            site = self._sites.get(member.name, "")
             address = PeerAddress(
                 name=member.name, endpoint=said.endpoint, public_key=said.public_key,
                 near=said.near if site else "", site=site,
