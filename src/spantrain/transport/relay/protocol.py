@@ -14,7 +14,7 @@ import socket
 from dataclasses import dataclass, field
 
 from spantrain.errors import UsageError
-from spantrain.transport.connection.bounds import Refusal, array, packed, text, unpack, whole_number
+from spantrain.transport.connection.bounds import Refusal, array, packed, printable, text, unpack, whole_number
 from spantrain.transport.control.address import Address
 
 Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -97,7 +97,7 @@ class RelayFrame:
 
     def send(self, writer: asyncio.StreamWriter) -> None:
         """Hand it to a stream."""
-        data = packed([self.kind, self.said[:_MAX_TEXT], list(self.ports)])
+        data = self.encode()
         writer.write(len(data).to_bytes(2, "big") + data)
 
     @classmethod
@@ -108,10 +108,22 @@ class RelayFrame:
             Refusal: what comes is none.
             EOFError: the stream has ended.
         """
-        size = whole_number(int.from_bytes(await reader.readexactly(2), "big"), 1, _MAX_FRAME_BYTES)
-        data = await reader.readexactly(size)
+        size = int.from_bytes(await reader.readexactly(2), "big")
+        return cls.decode(await reader.readexactly(whole_number(size, 1, _MAX_FRAME_BYTES)))
+
+    def encode(self) -> bytes:
+        """Return its bytes."""
+        return packed([self.kind, self.said[:_MAX_TEXT], list(self.ports)])
+
+    @classmethod
+    def decode(cls, data: bytes) -> "RelayFrame":
+        """Return what some bytes are.
+
+        Raises:
+            Refusal: they are none.
+        """
         kind, said, ports = unpack(data, 3, max_text=_MAX_FRAME_BYTES, max_entries=_MAX_PORTS)
         if kind not in _KINDS:
             raise Refusal("malformed", "no frame of a relay is called so")
         numbers = tuple(whole_number(port, 0, 65536) for port in array(ports, 1, _MAX_PORTS))
-        return cls(kind=kind, said=text(said, _MAX_FRAME_BYTES), ports=numbers)
+        return cls(kind=kind, said=printable(text(said, _MAX_FRAME_BYTES)), ports=numbers)

@@ -224,7 +224,8 @@ class RelayServer:
             given = f"{self._ports[0]} to {self._ports[-1]}"
             raise Refusal("port not given", f"it gives ports {given}, and was asked for {wanted}")
         used = {port for one in self._tunnels for port in one.listeners}
-        for port in (wanted,) if wanted else (port for port in self._ports if port not in used):
+        # Those that are asked for by number are mostly the first.
+        for port in (wanted,) if wanted else (port for port in reversed(self._ports) if port not in used):
             with contextlib.suppress(OSError):
                 return port, await self._listener(port, partial(self._call, held, port))
         raise Refusal("port in use", f"{wanted or 'all of them'}")
