@@ -309,6 +309,10 @@ def test_ports_connections_and_waiting_are_limited_for_each_token(echo, monkeypa
             assert ended(dial(place, b"a"))
             assert ended(waits)
             assert relay.server.refused["too slow"] == 1
+            waits = dial(place, b"a")
+            until(lambda: relay.server._accounts[0].waiting == 1)
+        assert ended(waits)  # at once: its tunnel has gone
+        assert relay.server.refused["too slow"] == 1
 
 
 def test_a_rate_holds_back_what_goes_through():

@@ -79,9 +79,14 @@ class _HeldTunnel:
     session: str
     writer: asyncio.StreamWriter
     listeners: dict[int, asyncio.Server] = field(default_factory=dict)
+    awaited: dict[bytes, asyncio.Future[Stream]] = field(default_factory=dict)
+    """Connections back, by their numbers."""
 
-    def free_ports(self) -> None:
-        """Listen no more; what goes through already goes on."""
+    def let_go(self) -> None:
+        """Listen and wait no more; what goes through already goes on."""
+        for waits in self.awaited.values():
+            if not waits.done():
+                waits.set_exception(EOFError())
         for listener in self.listeners.values():
             listener.close()
         self.account.ports -= len(self.listeners)
@@ -99,7 +104,6 @@ class RelayServer:
         self._listen, self._ports, self._told = listen, ports, told
         self._accounts = [_Account(name, token, limits) for name, token in tokens.items()]
         self._tunnels: list[_HeldTunnel] = []
-        self._awaited: dict[bytes, asyncio.Future[Stream]] = {}
         self._greeting: dict[asyncio.StreamWriter, None] = {}
         self._calling: dict[asyncio.StreamWriter, None] = {}
         self.refused: Counter[str] = Counter()
@@ -162,7 +166,7 @@ class RelayServer:
         async with self._silent(writer, self._greeting):
             kind, word = await protocol.heard_greeting(reader)
             if kind == b"B":
-                awaited = self._awaited.pop(word, None)
+                awaited = next((one.awaited.pop(word) for one in self._tunnels if word in one.awaited), None)
                 if awaited is None or awaited.done():
                     raise Refusal("nobody waits", "its number was used, is too late or made up")
                 awaited.set_result(dialled)
@@ -172,7 +176,7 @@ class RelayServer:
         held = _HeldTunnel(account=account, session=asked.said, writer=writer)
         for old in self._tunnels:  # one that dials again takes over what it had
             if (old.account, old.session) == (account, held.session):
-                old.free_ports()
+                old.let_go()
                 old.writer.transport.abort()
         self._tunnels.append(held)
         try:
@@ -180,7 +184,7 @@ class RelayServer:
             await self._keep(held, reader)
         finally:
             self._tunnels.remove(held)
-            held.free_ports()
+            held.let_go()
 
     async def _keep(self, held: _HeldTunnel, reader: asyncio.StreamReader) -> None:
         ports = tuple(held.listeners)
@@ -260,7 +264,7 @@ class RelayServer:
     async def _met(self, held: _HeldTunnel, port: int) -> Stream:
         word = secrets.token_bytes(WORD_BYTES)
         waits: asyncio.Future[Stream] = asyncio.get_running_loop().create_future()
-        self._awaited[word] = waits
+        held.awaited[word] = waits
         held.account.waiting += 1
         try:
             RelayFrame(kind="open", said=word.hex(), ports=(port,)).send(held.writer)
@@ -269,4 +273,4 @@ class RelayServer:
                 return await waits
         finally:
             held.account.waiting -= 1
-            self._awaited.pop(word, None)
+            held.awaited.pop(word, None)
