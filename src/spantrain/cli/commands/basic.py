@@ -222,11 +222,7 @@ def relay(
     ] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
 ) -> None:
-    """Forward connections to workers and coordinators that can only dial out; what goes through stays encrypted.
-
-    It copies bytes between those that connect to its ports and those that have dialled it with a token. What they say
-    is encrypted between the two of them: a relay cannot read it, and forwards nothing else.
-    """
+    """Forward connections to workers and coordinators that can only dial out; it copies bytes, and can read nothing."""
     from spantrain.app.relay import serve_relay
     from spantrain.transport.control.address import Address
     from spantrain.transport.relay.server import RelayLimits, RelayNews

@@ -97,6 +97,7 @@ class Worker:
         self._to_stop = threading.Event()
         self._leaving = ""  # why it is to leave behind a step
         self._is_watched = False
+        self._relayed = ""  # where a relay has others reach it
         self._asked_reach = 0  # the last question of that
         torch.set_num_threads(1)
 
@@ -129,13 +130,12 @@ class Worker:
             bind = f"tcp://{settings.data_address}:0"
             self._mailbox = Mailbox(name=self._name, bind=bind, encrypted=settings.encrypted, died=self._cannot_go_on)
             stack.callback(self._mailbox.close)
-            self._through_relay = self._through(stack)
             self._orders = OrderRunner(
                 self._name, settings, control=self._control, mailbox=self._mailbox, check_abort=self._check
             )
             self._watch = stack.enter_context(Watch(self._standing, interrupt=self._orders.interrupt, give_up=_give_up))
             self._is_watched = True
-            while self._take_part():
+            while self._take_part(stack):
                 pass
 
     def _join(self, timeout_s: float) -> None:
@@ -157,29 +157,26 @@ class Worker:
             self._client, check=self._check, pause=lambda: self._heartbeats.await_loss(HEARTBEAT_S)
         )
 
-    def _through(self, stack: contextlib.ExitStack) -> str:
-        """Return where others reach the mailbox through a relay; empty where there is none."""
-        if self._settings.relay is None:
-            return ""
-        at = Address.parse(self._mailbox.endpoint.removeprefix("tcp://"))
-        try:
-            places = stack.enter_context(tunnel(self._settings.relay, [TunnelEnd(at=at)]))
-        except SpanTrainError as error:
-            self._say_goodbye(error)
-            raise
-        stack.callback(self._mailbox.close)  # before that: its goodbyes go through
-        return f"tcp://{places[0]}"
+    def _introduction(self, stack: contextlib.ExitStack) -> Introduction:
+        """Return how others reach the mailbox, through a tunnel as long as this process lasts if it needs one."""
+        near, relay = self._mailbox.endpoint, self._settings.relay
+        if relay is not None and not self._relayed:
+            ends = [TunnelEnd(at=Address.parse(near.removeprefix("tcp://")))]
+            self._relayed = f"tcp://{stack.enter_context(tunnel(relay, ends))[0]}"
+            stack.callback(self._mailbox.close)  # before the tunnel: its goodbyes go through
+        return Introduction(
+            endpoint=self._relayed or near,
+            public_key=self._mailbox.public_key,
+            near=near if self._relayed else "",
+            held=self._orders.held,
+        )
 
-    def _take_part(self) -> bool:
+    def _take_part(self, stack: contextlib.ExitStack) -> bool:
         """Carry out orders until there are no more; return whether to go on, under a coordinator that has come back."""
         heartbeats = self._heartbeats
         heartbeats.start()
         try:
-            held = self._orders.held
-            own, key, relayed = self._mailbox.endpoint, self._mailbox.public_key, self._through_relay
-            self._control.ask(
-                Introduction(endpoint=relayed or own, public_key=key, near=own if relayed else "", held=held)
-            )
+            self._control.ask(self._introduction(stack))
             self._serve()
         except BaseException as error:
             self._say_goodbye(error)

@@ -192,4 +192,4 @@ def _told(error: Exception) -> str:
     number = error.errno if isinstance(error, OSError) else None
     if number and number > 0:  # names that are unknown have others
         return os.strerror(number)
-    return "it has hung up" if isinstance(error, EOFError) else str(error) or type(error).__name__
+    return "it has hung up" if isinstance(error, EOFError) else str(error) or "no answer in time"
