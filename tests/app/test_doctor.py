@@ -1,7 +1,6 @@
 """The doctor on real ways: ssh into namespaces, closed ports, narrow packets, clocks that differ, a shaped link."""
 
 import shutil
-import subprocess
 from collections.abc import Iterator
 
 import pytest
@@ -16,40 +15,16 @@ from spantrain.reach.pairs import PairPrograms, addresses_of, load_ways, pairs_o
 from spantrain.testbed.testbed import Testbed, why_unavailable
 from spantrain.transport.control.address import Address
 from testing.machines import by_ssh, interpreter, ssh_config
+from testing.namespaces import quietly, three_places
 
 QUICK = DoctorOptions(quick=True)
-
-
-def quietly(*words: str) -> None:
-    subprocess.run(words, check=True, capture_output=True)
 
 
 @pytest.fixture
 def places(tmp_path) -> Iterator[list[str]]:
     """Three namespaces in a row, a - r - b; between r and b packets have 1,280 bytes at most."""
-    if why_unavailable() is not None or not shutil.which("ip"):
-        pytest.skip(why_unavailable() or "needs ip (Debian's iproute2)")
-    names = [f"spantrain-{tmp_path.name[-8:]}-{place}" for place in "arb"]
-    try:
-        for name in names:
-            quietly("ip", "netns", "add", name)
-        a, r, b = names
-        for left, right, network, mtu in ((a, r, "10.77.1", "1500"), (b, r, "10.77.2", "1280")):
-            port = f"to{network[-1]}"
-            pair = ("ip", "-n", left, "link", "add", "eth0", "type", "veth", "peer", "name", port, "netns", right)
-            quietly(*pair)
-            for place, device, address in ((left, "eth0", f"{network}.2/24"), (right, port, f"{network}.1/24")):
-                quietly("ip", "-n", place, "address", "add", address, "dev", device)
-                quietly("ip", "-n", place, "link", "set", device, "mtu", mtu, "up")
-                quietly("ip", "-n", place, "link", "set", "lo", "up")
-            quietly("ip", "-n", left, "route", "add", "default", "via", f"{network}.1")
-        quietly("ip", "netns", "exec", r, "sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward")
+    with three_places(tmp_path, forwards=True, far_mtu=1280) as names:
         yield names
-    except subprocess.CalledProcessError as error:
-        pytest.skip(f"cannot make namespaces: {error.stderr.decode()[-200:]}")
-    finally:
-        for name in names:
-            subprocess.run(["ip", "netns", "delete", name], check=False, capture_output=True)
 
 
 def machines_in(places, folder, **clocks):

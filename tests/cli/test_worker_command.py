@@ -62,6 +62,34 @@ def test_replicas_meet_at_that_address_or_on_the_interface_that_is_said(started)
     assert os.environ["GLOO_SOCKET_IFNAME"] == "eth7"
 
 
+def test_the_address_of_an_interface_is_listened_on(started, spantrain):
+    assert started("worker", "--join", "10.0.0.1:7000", "--name", "a", "--interface", "lo").data_address == "127.0.0.1"
+    ended = spantrain(*JOIN, "--name", "a", "--interface", "wg7")
+    assert ended.code == 2
+    assert "Error: --interface wg7: has no IPv4 address here; there are " in ended.err
+    assert "lo (127.0.0.1)" in ended.err
+
+
+def test_a_relay_has_its_token_in_a_variable(started, spantrain, monkeypatch):
+    relay = ("--name", "a", "--relay", "relay.example.org:9000")
+    found = started(*JOIN, *relay, SPANTRAIN_RELAY_TOKEN="r" * 32).relay
+    assert (str(found.address), found.token) == ("relay.example.org:9000", "r" * 32)
+    assert "rrr" not in repr(found)
+    for words, says in (
+        ((*relay, "--insecure"), "--relay: takes only what is encrypted; leave out --insecure"),
+        (("--name", "a", "--relay", "nowhere"), "--relay: 'nowhere' is not an address: write HOST:PORT"),
+        (("--name", "a", "--relay", "nowhere:0"), "--relay nowhere:0: give HOST:PORT, where `spantrain relay` listens"),
+    ):
+        ended = spantrain(*JOIN, *words)
+        assert ended.code == 2
+        assert says in ended.err
+    for token, says in (("short", "SPANTRAIN_RELAY_TOKEN is cut"), ("", "give the relay's token in SPANTRAIN_RELAY")):
+        monkeypatch.setenv("SPANTRAIN_RELAY_TOKEN", token)
+        ended = spantrain(*JOIN, *relay)
+        assert ended.code == 2
+        assert says in ended.err
+
+
 def test_under_torchrun_it_has_the_rank_for_a_name_and_the_local_ranks_device(started, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     settings = started(*JOIN, **TORCHRUN)

@@ -19,6 +19,7 @@ from spantrain.transport.connection.bounds import Refusal
 from spantrain.transport.layers import format as layers
 from spantrain.transport.layers.interface import LayerKey
 from spantrain.transport.mailbox import wire
+from spantrain.transport.relay.protocol import RelayFrame
 
 LIMIT_BYTES = 2**20
 KEY = MessageKey(generation=1, step=2, lane="forward", cut=3, span=Span(0, 8))
@@ -91,5 +92,6 @@ FRAME_TARGETS = (
         _corrupted_of(layers.encode_number(layers.DONE, 4), layers.encode_pair(layers.GRANT, 4, 5)),
         lambda data: (layers.decode_number(data), layers.decode_pair(data)),
     ),
+    _target("relay", _msgpack_after(RelayFrame(kind="open", said="0", ports=(7000,)).encode(), 0), RelayFrame.decode),
     _target("layer-refused", _corrupted_of(layers.encode_refused(3, "why: \x1b[2J")), layers.decode_refused),
 )  # fmt: skip

@@ -33,6 +33,21 @@ def test_who_has_joined_and_said_where_it_is_stands_for_its_device():
     assert found["b"].address == PeerAddress(name="b", endpoint=HERE.endpoint, public_key=HERE.public_key)
 
 
+def test_those_of_one_site_are_told_where_it_is_reached_there():
+    found = Roster(("a", "b"), PATIENCE_S, {"a": "lab", "b": "home", "c": "lab"})
+    relayed = replace(HERE, near="tcp://192.168.0.7:1")
+    for peer in "abc":
+        found.join(0.0, peer)
+        found.introduce(peer, relayed)
+    a, b, c = (found[name].address for name in "abc")
+    assert (a.site, b.site) == ("lab", "home")
+    assert a.seen_from(c).endpoint == "tcp://192.168.0.7:1"
+    assert a.seen_from(b).endpoint == HERE.endpoint
+    assert roster("a")["a"].address.near == "", "where sites are not known"
+    with pytest.raises(RemoteRefusal, match="an endpoint looks like"):
+        found.introduce("a", replace(HERE, near="rm -rf"))
+
+
 @pytest.mark.parametrize(
     ("peer", "says"),
     [("c", "no device c here; this run has a, b"), ("rank-2", "ranks 0 to 1"), ("rank-x", "ranks 0 to 1")],

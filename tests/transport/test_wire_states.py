@@ -70,6 +70,33 @@ def test_whose_name_sorts_first_dials_and_so_does_who_cannot_be_dialled() -> Non
     assert not hidden.peers["b"].dials
 
 
+@pytest.mark.parametrize(
+    ("sites", "relayed", "dials"),
+    [
+        ("xy", "ab", "a"),  # both are behind a relay: the first name
+        ("xy", "b", "b"),  # one is: it dials, and nothing goes through the relay
+        ("xy", "a", "a"),
+        ("xx", "b", "a"),  # they need none
+        ("xx", "ab", "a"),
+    ],
+)
+def test_who_is_behind_a_relay_dials_who_is_not(sites: str, relayed: str, dials: str) -> None:
+    a, b = (
+        PeerAddress(
+            name=name, endpoint=f"tcp://far-{name}:1", public_key="", site=site,
+            near=f"tcp://near-{name}:1" if name in relayed else "",
+        )
+        for name, site in zip("ab", sites, strict=True)
+    )  # fmt: skip
+    for own, other in ((a, b), (b, a)):
+        side = exchange_of(own.name)
+        side.set_peers(1, [own, other.seen_from(own)], dial=True)
+        known = side.peers[other.name]
+        assert known.dials == (own.name == dials)
+        near = sites == "xx" and other.name in relayed
+        assert known.peer.endpoint == f"tcp://{'near' if near else 'far'}-{other.name}:1"
+
+
 class Noted(PeerLink[MailboxPeer]):
     """Notes by which connection each frame leaves."""
 

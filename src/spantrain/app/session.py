@@ -15,8 +15,11 @@ from spantrain.runtime.coordinator.coordinator import Coordinator
 from spantrain.runtime.launch.launcher import LocalWorkers, WorkerPlacement
 from spantrain.runtime.worker.settings import WorkerSettings
 from spantrain.testbed.testbed import Testbed, why_unavailable
+from spantrain.transport.control.address import Address
 from spantrain.transport.control.credentials import Credentials
 from spantrain.transport.control.private_file import make_private_folder
+from spantrain.transport.relay.protocol import RelayAccess
+from spantrain.transport.relay.tunnel import TunnelEnd, tunnel
 
 _LOCAL_JOIN_TIMEOUT_S = 120.0
 _LOCAL_HEARTBEAT_TIMEOUT_S = 60.0
@@ -29,6 +32,8 @@ class SessionOptions:
 
     listen: str | None = None
     """HOST:PORT to wait on for workers of other machines; None: start all workers here."""
+    relay: RelayAccess | None = None
+    """Through which workers of other sites reach this machine, at the port of `listen` and the next."""
     launch: LaunchWay | None = None
     """What starts the workers of other machines; None: people do."""
     network: bool = True
@@ -53,6 +58,10 @@ class SessionOptions:
             is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
             if value is not None and not (is_number and 0 < value < math.inf):
                 raise ConfigError(f"SessionOptions: {name} must be a finite number of seconds over 0, got {value!r}")
+        if self.relay is not None and (self.listen is None or not Address.parse(self.listen).port):
+            raise ConfigError(
+                "--relay: goes with --listen HOST:PORT; PORT and the next must be of the relay's ports, too"
+            )
 
     def wanted(self, cluster: Cluster, devices: Sequence[str], log_folder: Path) -> WantedWorkers:
         """Return what workers of other machines are to be."""
@@ -156,8 +165,9 @@ def _remote(
         raise OnlyWrittenError
     coordinator = Coordinator(
         bind=listen,
+        reached_at=_through(options.relay, listen, stack) if options.relay else "",
         devices=devices,
-        spare=cluster.device_by_name,
+        sites={device.name: device.site for device in cluster.devices},
         gone=workers.ended,
         where_is_log=workers.where_is_log,
         heartbeat_timeout_s=options.heartbeat_timeout_s,
@@ -185,6 +195,13 @@ def _remote(
     )
 
 
+def _through(relay: RelayAccess, listen: str, stack: ExitStack) -> str:
+    """Have a coordinator that listens here, at a port and the next, reached through a relay; return where."""
+    at = Address.parse(listen)
+    ends = [TunnelEnd(at=one.from_here(), port=one.port) for one in (at, at.control_neighbour())]
+    return str(stack.enter_context(tunnel(relay, ends))[0])
+
+
 def _keep(credentials: Credentials, path: Path | None) -> None:
     """Keep what workers know a coordinator by, if it is to be kept."""
     if path is not None:
@@ -209,7 +226,7 @@ def _local(
     coordinator = Coordinator(
         bind=f"unix:{workers.socket_folder / 'coordinator'}",
         devices=devices,
-        spare=cluster.device_by_name,
+        sites={device.name: device.site for device in cluster.devices},
         watch=workers.check,
         gone=workers.ended,
         where_is_log=lambda name: str(workers.log_of(name)),

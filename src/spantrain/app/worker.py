@@ -15,6 +15,7 @@ from pathlib import Path
 
 import psutil
 
+from spantrain.app.relay import relay_access
 from spantrain.config.files.text_files import read_text
 from spantrain.devices.registry import default_backend
 from spantrain.errors import ConfigError
@@ -35,6 +36,8 @@ def prepared_worker(
     name: str | None,
     backend: str | None,
     data_address: str | None,
+    interface: str | None = None,
+    relay: str | None = None,
     encrypted: bool,
     functions: Sequence[str] = (),
     keep_s: float = 0.0,
@@ -46,7 +49,7 @@ def prepared_worker(
     users of the machine could see it.
 
     Raises:
-        ConfigError: there is no token, or no name.
+        ConfigError: there is no token, no name, or no such interface.
         UsageError: the token or the environment makes no sense.
     """
     environment = Environment.read(os.environ)
@@ -58,23 +61,21 @@ def prepared_worker(
             )
         # The coordinator puts the device of that number in its place.
         name = f"{RANK_PREFIX}{environment.launch.rank}"
-    if backend is None:
-        local_rank = (environment.launch.local_rank or 0) if environment.launch else 0
-        backend = default_backend(local_rank)
+    local_rank = (environment.launch.local_rank or 0) if environment.launch else 0
     settings = WorkerSettings(
         join=join,
         token=_token(token_file, environment),
         name=name,
-        backend=backend,
-        data_address=data_address or address_towards(join),
+        backend=default_backend(local_rank) if backend is None else backend,
+        data_address=address_of(interface) if interface else data_address or address_towards(join),
+        relay=relay_access(relay, encrypted=encrypted),
         encrypted=encrypted,
         functions=tuple(functions),
         keep_s=keep_s,
     )
-    if environment.gloo_interfaces is None:
-        interface = interface_of(settings.data_address) or interface_of(address_towards(join))
-        if interface is not None:
-            os.environ["GLOO_SOCKET_IFNAME"] = interface
+    found = interface_of(settings.data_address) or interface_of(address_towards(join))
+    if environment.gloo_interfaces is None and found is not None:
+        os.environ["GLOO_SOCKET_IFNAME"] = found
     load()
     return Worker(settings)
 
@@ -98,6 +99,24 @@ def _token(file: Path | None, environment: Environment) -> str:
     if environment.join_token is None:
         raise ConfigError("give the coordinator's token: in SPANTRAIN_TOKEN, or with --token-file FILE")
     return environment.join_token
+
+
+def address_of(interface: str) -> str:
+    """Return this machine's address on a network interface.
+
+    Raises:
+        ConfigError: it has none.
+    """
+    found = {
+        name: address.address
+        for name, addresses in psutil.net_if_addrs().items()
+        for address in addresses
+        if address.family == socket.AF_INET
+    }
+    if interface not in found:
+        there = ", ".join(f"{name} ({address})" for name, address in sorted(found.items()))
+        raise ConfigError(f"--interface {interface}: has no IPv4 address here; there are {there}")
+    return found[interface]
 
 
 def address_towards(join: str) -> str:

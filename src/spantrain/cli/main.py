@@ -12,7 +12,7 @@ from typing import Any
 import typer
 
 from spantrain.cli.commands import faults, outer, schedule
-from spantrain.cli.commands.basic import demo, drain, export, groups, import_, profile, worker
+from spantrain.cli.commands.basic import demo, drain, export, groups, import_, profile, relay, worker
 from spantrain.cli.commands.explain import explain, validate
 from spantrain.cli.commands.launch import launch
 from spantrain.cli.commands.machines import doctor, init
@@ -41,7 +41,7 @@ app = typer.Typer(
 )
 COMMANDS = (
     demo, init, doctor, profile, groups, plan, explain, simulate, train, launch, page, why, export, import_,
-    validate, worker, drain,
+    validate, worker, drain, relay,
 )  # fmt: skip
 for command in COMMANDS:
     app.command(command.__name__.rstrip("_"))(command)

@@ -51,6 +51,12 @@ Listen = Annotated[
     str | None,
     typer.Option(help="HOST:PORT on which to wait for workers of other machines, instead of starting them here."),
 ]
+Relay = Annotated[
+    str | None,
+    typer.Option(
+        help="HOST:PORT of a `spantrain relay` by which others reach this machine; its token: SPANTRAIN_RELAY_TOKEN."
+    ),
+]
 LostAfter = Annotated[
     str | None,
     typer.Option(
@@ -272,6 +278,7 @@ def session_options(
     *,
     no_network: bool = False,
     listen: str | None = None,
+    relay: str | None = None,
     launch: "LaunchWay | None" = None,
     insecure: bool = False,
     lost_after: str | None = None,
@@ -282,11 +289,13 @@ def session_options(
     Raises:
         ConfigError: `lost_after` is no time, or too short.
     """
+    from spantrain.app.relay import relay_access
     from spantrain.app.session import SessionOptions
     from spantrain.models.data.choice import data_paths, user_functions
 
     found = SessionOptions(
         listen=listen,
+        relay=relay_access(relay, encrypted=not insecure),
         launch=launch,
         network=not no_network,
         encrypted=not insecure,

@@ -1,5 +1,6 @@
 """The commands: parse, call the use case, show what came out. Nothing here imports torch until it is needed."""
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -22,6 +23,7 @@ from spantrain.cli.options import (
     NoNetwork,
     Out,
     Preset,
+    Relay,
     SequenceLength,
     Tokenizer,
     at_speed,
@@ -29,6 +31,7 @@ from spantrain.cli.options import (
     chosen_cluster,
     chosen_functions,
     launch_way,
+    positive,
     print_json,
     session_options,
     with_options,
@@ -36,6 +39,7 @@ from spantrain.cli.options import (
 from spantrain.config.files.json_codec import to_json
 from spantrain.config.files.text_files import check_can_make, write_atomically
 from spantrain.core.job import LARGEST_NUMBER
+from spantrain.core.quantities import parse_bandwidth
 from spantrain.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -83,6 +87,7 @@ class ProfileArguments(ModelOptions):
     json_: Json = False
     no_network: NoNetwork = False
     listen: Listen = None
+    relay: Relay = None
     insecure: Insecure = False
 
 
@@ -109,6 +114,7 @@ def profile(asked: ProfileArguments, context: typer.Context) -> None:
     where = session_options(
         no_network=asked.no_network,
         listen=asked.listen,
+        relay=asked.relay,
         launch=launch_way(context),
         insecure=asked.insecure,
         model=model,
@@ -165,6 +171,8 @@ def worker(
     name: Annotated[str | None, typer.Option(help="This device's name in the cluster file.")] = None,
     backend: Annotated[str | None, typer.Option(help="cpu, cuda:N or emulated; default: cuda if there is one.")] = None,
     data_address: Annotated[str | None, typer.Option(help="Where the others reach this machine.")] = None,
+    interface: Annotated[str | None, typer.Option(help="The same by a network interface, e.g. wg0.")] = None,
+    relay: Relay = None,
     model: Annotated[
         str | None, typer.Option(help="FILE.py:FUNCTION of yours that makes the model, where runs may need it.")
     ] = None,
@@ -191,19 +199,49 @@ def worker(
 
     with clean_interrupt("the worker"):
         serving = prepared_worker(
-            join=join,
-            token_file=token_file,
-            name=name,
-            backend=backend,
-            data_address=data_address,
-            encrypted=not insecure,
-            functions=(*(function or ()), *([model] if model else ())),
-            keep_s=keep,
-        )
+            join=join, token_file=token_file, name=name, backend=backend, data_address=data_address,
+            interface=interface, relay=relay, encrypted=not insecure,
+            functions=(*(function or ()), *([model] if model else ())), keep_s=keep,
+        )  # fmt: skip
         ends = told_interrupt(serving.stop, lambda: serving.leave("its machine ends it"))
         served = metrics_at(metrics, metrics_token, lambda: worker_metrics(serving), typer.echo)
         with ends, served, noticing(notice, serving.leave):
             serving.run()
+
+
+def relay(
+    listen: Annotated[str, typer.Option(help="HOST:PORT to which workers and coordinators dial out.")],
+    ports: Annotated[str, typer.Option(help="FIRST-LAST: the ports of this machine at which others reach them.")],
+    token_file: Annotated[
+        Path, typer.Option(help="Lines NAME TOKEN, for its owner alone; made, with one, where it is not there.")
+    ],
+    max_ports: Annotated[int, typer.Option(help="Of each token, at once.", min=1, max=65_535)] = 64,
+    max_connections: Annotated[int, typer.Option(help="Of each token, at once.", min=1, max=65_535)] = 512,
+    rate: Annotated[
+        str | None, typer.Option(help="What each token may send and receive together, e.g. '1 Gbit/s'; default: all.")
+    ] = None,
+    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
+) -> None:
+    """Forward connections to workers and coordinators that can only dial out; it copies bytes, and can read nothing."""
+    from spantrain.app.relay import serve_relay
+    from spantrain.transport.control.address import Address
+    from spantrain.transport.relay.server import RelayLimits, RelayNews
+
+    most = RelayLimits(
+        ports=max_ports, connections=max_connections, bytes_per_s=positive("--rate", rate, parse_bandwidth)
+    )
+
+    def ready(at: Address) -> None:
+        if json_:
+            typer.echo(json.dumps({"event": "ready", "listen": str(at), "ports": ports, "token_file": str(token_file)}))
+            return
+        typer.echo(f"Relay at {at}: forwards ports {ports} to those that dial out to it; tokens: {token_file}")
+
+    def told(news: RelayNews) -> None:
+        typer.echo(json.dumps(to_json(news)) if json_ else str(news))
+
+    with clean_interrupt("the relay"):
+        serve_relay(listen, ports, token_file, most, ready=ready, told=told)
 
 
 def drain(

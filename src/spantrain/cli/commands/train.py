@@ -52,8 +52,8 @@ _MODEL_OPTIONS = (
 )  # fmt: skip
 """Options that go with --model: a plan and a checkpoint say all this already."""
 _WHERE_OPTIONS = (
-    "other_plan", "keep_checkpoints", "report_to", "no_network", "network_trace", "listen", "lost_after", "on_loss",
-    "protect", "insecure", "page", "page_listen",
+    "other_plan", "keep_checkpoints", "report_to", "no_network", "network_trace", "listen", "relay", "lost_after",
+    "on_loss", "protect", "insecure", "page", "page_listen",
 )  # fmt: skip
 """Options that a run that goes on needs again: no checkpoint has them."""
 
@@ -77,6 +77,7 @@ class _Command:
         where = session_options(
             no_network=asked.no_network,
             listen=asked.listen,
+            relay=asked.relay,
             launch=self._launch,
             insecure=asked.insecure,
             lost_after=asked.lost_after,

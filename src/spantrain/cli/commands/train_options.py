@@ -23,6 +23,7 @@ from spantrain.cli.options import (
     NoNetwork,
     Optimizer,
     Preset,
+    Relay,
 )
 from spantrain.core.job import ADAPTERS, LARGEST_NUMBER, TrainJob
 from spantrain.core.update.optimizers import named_values, optimizer_fields
@@ -126,6 +127,7 @@ class TrainArguments(ModelOptions):
     no_network: NoNetwork = False
     network_trace: NetworkTraceName = None
     listen: Listen = None
+    relay: Relay = None
     lost_after: LostAfter = None
     on_loss: Annotated[
         OnLoss, typer.Option(help="A lost device: go-on with those that are left, or end (docs/recovery.md).")

@@ -59,6 +59,7 @@ class Introduction(Request[Done], name="introduce"):
 
     endpoint: str
     public_key: str
+    near: str = ""  # where those of its site reach it, if that is elsewhere
     held: HeldState | None = None
     """Of a run whose coordinator it has lost."""
 

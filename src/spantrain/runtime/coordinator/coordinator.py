@@ -23,9 +23,9 @@ from spantrain.transport.control.server import ControlServer
 _TICK_S = 0.1
 _LEAVE_S = 3.0
 _LEAVE_AFTER_FAILURE_S = 2.0
+"""Who does not leave by then is left to end by itself: its heartbeats told it to."""
 _BLAME_S = 20.0
 """And twice the patience with silence: then nobody was lost, whom a device that has failed could have meant."""
-"""Who does not leave by then is left to end by itself: its heartbeats told it to."""
 _STOP_S = 0.2
 """For calls that are just being answered."""
 LOG_ELSEWHERE = "what its worker has printed, on its own machine"
@@ -44,23 +44,23 @@ class Coordinator:
         self,
         *,
         bind: str,
+        reached_at: str = "",
         devices: Sequence[str],
-        spare: Collection[str] = (),
+        sites: Mapping[str, str] | None = None,
         watch: Callable[[], None] = lambda: None,
         gone: Callable[[], Mapping[str, str]] = dict,
         where_is_log: Callable[[str], str] = lambda _name: LOG_ELSEWHERE,
         heartbeat_timeout_s: float | None = None,
         credentials: Credentials | None = None,
     ) -> None:
-        """`spare`: devices that may join besides. `watch` is called again and again, and raises what ends everything.
-        `gone`: which devices' workers are known to have ended since it was asked last, and how, by who started them and
-        need not wait for silence. `heartbeat_timeout_s`: after what silence a worker is lost; None: as measured, six
-        seconds at most. `credentials`: what workers know it by, of one that went before it; None: new ones.
+        """`reached_at`: where workers join, if not at `bind`. `sites`: of all devices that may join. `watch` is called
+        again and again, and raises what ends everything. `gone`: which devices' workers are known to have ended since
+        it was asked last, and how, by who started them and need not wait for silence. `heartbeat_timeout_s`: after what
+        silence a worker is lost; None: as measured, 6 s at most. `credentials`: what workers know it by; None: new.
         """
-        self._watch = watch
-        self._ended = gone
-        self._where_is_log = where_is_log
-        self._roster = Roster(devices, heartbeat_timeout_s, spare)
+        self._watch, self._reached_at = watch, reached_at
+        self._ended, self._where_is_log = gone, where_is_log
+        self._roster = Roster(devices, heartbeat_timeout_s, sites or {})
         self._service = WorkerService(self._roster, self.later)
         self._changed = self._service.changed
         self._deferred: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -78,7 +78,7 @@ class Coordinator:
     @property
     def join_address(self) -> str:
         """Where workers join."""
-        return self._server.join_address
+        return self._reached_at or self._server.join_address
 
     @property
     def token(self) -> str:

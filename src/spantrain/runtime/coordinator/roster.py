@@ -1,7 +1,8 @@
 """Who has joined as which device, who is lost and why: decisions, with the time as an argument and no lock."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 from spantrain.errors import InternalError, PeerLostError, SpanTrainError, UsageError, WorkerError
@@ -84,10 +85,12 @@ class Departure:
 class Roster:
     """The workers of a session, by the devices that they stand for. Not for several threads at once."""
 
-    def __init__(self, devices: Sequence[str], lost_after_s: float | None, spare: Collection[str] = ()) -> None:
-        """Await these devices, and let in `spare` ones; `lost_after_s` is what silence is a loss, None: as measured."""
+    def __init__(
+        self, devices: Sequence[str], lost_after_s: float | None, sites: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
+        """Await these devices, let in all with a site; `lost_after_s`: what silence is a loss, None: as measured."""
         self._devices = tuple(devices)
-        self._spare = frozenset(spare) - frozenset(devices)
+        self._sites, self._spare = sites, frozenset(sites) - frozenset(devices)
         self.patience_s = lost_after_s or LONGEST_SILENCE_S
         """The longest silence that is borne, on either side."""
         self._detector = LossDetector(lost_after_s)
@@ -146,7 +149,11 @@ class Roster:
         """
         member = self._joined(peer)
         try:
-            address = PeerAddress(name=member.name, endpoint=said.endpoint, public_key=said.public_key)
+            site = self._sites.get(member.name, "")
+            address = PeerAddress(
+                name=member.name, endpoint=said.endpoint, public_key=said.public_key,
+                near=said.near if site else "", site=site,
+            )  # fmt: skip
         except ValueError as error:
             raise RemoteRefusal(str(error)) from None
         if member.address not in (None, address):

@@ -38,6 +38,8 @@ class Environment:
     """From RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT."""
     join_token: str | None = field(default=None, repr=False)
     """From SPANTRAIN_TOKEN: unlike an option, other users of the machine cannot see it."""
+    relay_token: str | None = field(default=None, repr=False)
+    """From SPANTRAIN_RELAY_TOKEN."""
     slurm_nodes: str | None = None
     """From SLURM_JOB_NODELIST, in Slurm's short form."""
     gloo_interfaces: str | None = None
@@ -70,6 +72,7 @@ class Environment:
         return cls(
             launch=_launch_of(said) if is_launched else None,
             join_token=said.get("SPANTRAIN_TOKEN"),
+            relay_token=said.get("SPANTRAIN_RELAY_TOKEN"),
             slurm_nodes=said.get("SLURM_JOB_NODELIST"),
             gloo_interfaces=interfaces,
             agent_has_store=said.get("TORCHELASTIC_USE_AGENT_STORE") == "True",

@@ -49,7 +49,8 @@ class WorkerContext(WorkerLinks):
 
 def admit(control: ControlPlane, mailbox: MailboxLike, generation: int, peers: Sequence[PeerAddress]) -> None:
     """Admit the peers of an order, and dial them when they have done the same."""
-    mailbox.set_peers(generation, peers, dial=False)
+    own = next((peer for peer in peers if peer.name == mailbox.name), mailbox.address)
+    mailbox.set_peers(generation, [peer.seen_from(own) for peer in peers], dial=False)
     control.ask(Ready())
     mailbox.dial()
 

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from spantrain.transport.relay.protocol import RelayAccess
+
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerSettings:
@@ -16,6 +18,8 @@ class WorkerSettings:
     """What computes (`devices.registry`)."""
     data_address: str = "127.0.0.1"
     """Address on which the others reach this worker's mailbox."""
+    relay: RelayAccess | None = None
+    """Through which those of other sites reach it, where they have no way to its address."""
     encrypted: bool = True
     functions: tuple[str, ...] = ()
     """The user's functions for model, data and loss that it may call, as `FILE.py:FUNCTION`."""

@@ -36,11 +36,13 @@ from spantrain.runtime.worker.perform import OrderRunner
 from spantrain.runtime.worker.reach import unreached
 from spantrain.runtime.worker.settings import WorkerSettings
 from spantrain.runtime.worker.watch import Watch, standing_of
+from spantrain.transport.control.address import Address
 from spantrain.transport.control.client import ControlClient
 from spantrain.transport.control.heartbeat import HeartbeatThread
 from spantrain.transport.control.protocol import RemoteRefusal
 from spantrain.transport.mailbox.interface import Counters
 from spantrain.transport.mailbox.mailbox import Mailbox
+from spantrain.transport.relay.tunnel import TunnelEnd, tunnel
 
 _MODEL = "spantrain/models/tracing/unit.py"
 """Where the model's own code is called."""
@@ -95,6 +97,7 @@ class Worker:
         self._to_stop = threading.Event()
         self._leaving = ""  # why it is to leave behind a step
         self._is_watched = False
+        self._relayed = ""  # where a relay has others reach it
         self._asked_reach = 0  # the last question of that
         torch.set_num_threads(1)
 
@@ -132,7 +135,7 @@ class Worker:
             )
             self._watch = stack.enter_context(Watch(self._standing, interrupt=self._orders.interrupt, give_up=_give_up))
             self._is_watched = True
-            while self._take_part():
+            while self._take_part(stack):
                 pass
 
     def _join(self, timeout_s: float) -> None:
@@ -154,15 +157,26 @@ class Worker:
             self._client, check=self._check, pause=lambda: self._heartbeats.await_loss(HEARTBEAT_S)
         )
 
-    def _take_part(self) -> bool:
+    def _introduction(self, stack: contextlib.ExitStack) -> Introduction:
+        """Return how others reach the mailbox, through a tunnel as long as this process lasts if it needs one."""
+        near, relay = self._mailbox.endpoint, self._settings.relay
+        if relay is not None and not self._relayed:
+            ends = [TunnelEnd(at=Address.parse(near.removeprefix("tcp://")))]
+            self._relayed = f"tcp://{stack.enter_context(tunnel(relay, ends))[0]}"
+            stack.callback(self._mailbox.close)  # before the tunnel: its goodbyes go through
+        return Introduction(
+            endpoint=self._relayed or near,
+            public_key=self._mailbox.public_key,
+            near=near if self._relayed else "",
+            held=self._orders.held,
+        )
+
+    def _take_part(self, stack: contextlib.ExitStack) -> bool:
         """Carry out orders until there are no more; return whether to go on, under a coordinator that has come back."""
         heartbeats = self._heartbeats
         heartbeats.start()
         try:
-            held = self._orders.held
-            self._control.ask(
-                Introduction(endpoint=self._mailbox.endpoint, public_key=self._mailbox.public_key, held=held)
-            )
+            self._control.ask(self._introduction(stack))
             self._serve()
         except BaseException as error:
             self._say_goodbye(error)

@@ -1,7 +1,7 @@
 """Who a peer is: its name, where it listens, the CURVE key that proves it, and what it says on each connection."""
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 _ENDPOINT = re.compile(
     r"tcp://(\[[0-9A-Fa-f:.]+(%[\w.-]+)?\]|[\w-]{1,63}(\.[\w-]{1,63})*):\d{1,5}|memory://\S+", re.ASCII
@@ -34,16 +34,28 @@ class PeerAddress:
     """`tcp://10.0.0.2:5000`, or empty if it cannot be dialled (then it dials)."""
     public_key: str
     """Z85; empty only when encryption is off."""
+    near: str = ""
+    """Where those of its own site reach it, if that is elsewhere."""
+    site: str = ""
 
     def __post_init__(self) -> None:
-        if self.endpoint and _ENDPOINT.fullmatch(self.endpoint) is None:
-            raise ValueError(
-                f"peer {self.name:.64}: an endpoint looks like tcp://10.0.0.2:5000, got {self.endpoint[:60]!r}"
-            )
+        for endpoint in (self.endpoint, self.near):
+            if endpoint and _ENDPOINT.fullmatch(endpoint) is None:
+                raise ValueError(
+                    f"peer {self.name:.64}: an endpoint looks like tcp://10.0.0.2:5000, got {endpoint[:60]!r}"
+                )
         if self.public_key and _PUBLIC_KEY.fullmatch(self.public_key) is None:
             raise ValueError(
                 f"peer {self.name:.64}: a public key has 40 characters of Z85, got {self.public_key[:60]!r}"
             )
+
+    def seen_from(self, other: "PeerAddress") -> "PeerAddress":
+        """Return how another peer reaches it."""
+        return replace(self, endpoint=self.near) if self.near and self.site == other.site else self
+
+    def is_relayed_to(self, other: "PeerAddress") -> bool:
+        """Whether another peer reaches it by a relay."""
+        return bool(self.near) and self.site != other.site
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -62,6 +62,10 @@ class Address:
         """Return what to tell others: where all addresses are listened on, the name of this machine."""
         return replace(self, host=socket.gethostname()) if self.host in _WILDCARDS else self
 
+    def from_here(self) -> "Address":
+        """Return what this machine dials: where all addresses are listened on, its loopback."""
+        return replace(self, host={"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host))
+
     def control_neighbour(self) -> "Address":
         """Return where the control port goes, for a join port here: the next port, or the next file.
 

@@ -84,6 +84,8 @@ class Exchange:
         self._arrived: list[tuple[MailboxPeer, Message, int]] = []
         self._held: list[tuple[MailboxPeer, Message, int]] = []
         self._refused: Counter[str] = Counter()
+        self._own: PeerAddress | None = None
+        """As others know this side."""
         self._intervals: deque[SentInterval] = deque(maxlen=_MAX_INTERVALS)
         self._woken = False
 
@@ -99,6 +101,7 @@ class Exchange:
         own = wanted.pop(self.name, None)
         dialable = self._dialable if own is None else bool(own.endpoint)
         with self.condition:
+            self._own = own
             if generation < self.generation:
                 raise ValueError(f"generation {generation} is older than {self.generation}, the current one")
             for name in [name for name, known in self.peers.items() if not self._stays(known, wanted, dialable)]:
@@ -129,7 +132,12 @@ class Exchange:
         return not known.dials or peer.endpoint == known.peer.endpoint
 
     def _dials(self, peer: PeerAddress, dialable: bool) -> bool:
-        return bool(peer.endpoint) and (not dialable or self.name < peer.name)
+        if not peer.endpoint or not dialable:
+            return bool(peer.endpoint)
+        ours = self._own or peer
+        if ours.is_relayed_to(peer) != peer.is_relayed_to(ours):
+            return ours.is_relayed_to(peer)  # then nothing goes through the relay
+        return self.name < peer.name
 
     def _introduce(self, peer: PeerAddress, dialable: bool) -> MailboxPeer:
         if not dialable and not peer.endpoint:

@@ -73,7 +73,7 @@ class MailboxLike(ABC):
         `dial=False` nobody new is dialled before `dial()`, so that all sides can admit each other first.
 
         An entry for this side itself tells whether others can dial it. If both sides of a link can be dialled, the one
-        whose name sorts first dials; a peer without endpoint dials.
+        whose name sorts first dials, or who is behind a relay; a peer without endpoint dials.
 
         Raises:
             ValueError: an older generation, a peer without a key, or neither side can be dialled.
