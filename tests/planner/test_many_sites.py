@@ -98,6 +98,17 @@ def test_more_is_never_worse():
     assert twice.samples_per_s_predicted * SAME >= before.samples_per_s_predicted
 
 
+@pytest.mark.parametrize("batch", [32, 128])
+def test_leaving_a_slow_kind_out_is_no_better_than_having_the_choice(batch):
+    cluster = sites_of({"t4": 1}, {"l4": 2, "t4": 2}, rate=100 * MBIT)
+    slow = tuple(device.name for device in cluster.devices if device.kind == "t4")
+    whole, without = (
+        planned(cluster, batch=batch, model="resnet-101", constraints=Constraints(leave_out=names))
+        for names in ((), slow)
+    )
+    assert whole.step_s_predicted <= SAME * without.step_s_predicted
+
+
 def test_the_order_of_a_file_plays_no_part():
     rows = ({"a100": 136}, {"t4": 48}, {"a100": 136}, {"v100": 24})
     steps = [planned(sites_of(*rows, order=order)).step_s_predicted for order in ((0, 1, 2, 3), (3, 2, 0, 1))]

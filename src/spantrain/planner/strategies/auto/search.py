@@ -21,6 +21,8 @@ _FAR = 1.25
 """What is expected to be so much over the best is not simulated; of n like plans before, so much less by sqrt(n)."""
 _EXPANSIONS = 15
 """Around so many plans that are at most that much over the best the search goes on; around a new best always."""
+_TO_POLISH = 4
+"""What part of the budget is there for moving cuts in the end, if no more is left."""
 _SET_UP = 200
 """What a simulation costs before its first action, in actions."""
 _BUILT = 20
@@ -90,7 +92,7 @@ class Searcher:
 
     def __init__(self, cutter: Cutter, moves: Moves, builder: ShapeBuilder, scorer: Scorer, budget: int) -> None:
         self._cutter, self._moves, self._builder = cutter, moves, builder
-        self._budget, self._expansions = budget, _EXPANSIONS
+        self._budget, self._polish_budget, self._expansions = budget, budget // _TO_POLISH, _EXPANSIONS
         self.scorer = scorer
         self.pool = BoundedShapes(scorer=scorer)
         self.simulated: list[SimulatedPlan] = []
@@ -136,6 +138,26 @@ class Searcher:
                 self._expansions -= near
                 if near:
                     self._around(shape)
+
+    def polish(self, count: int) -> None:
+        """From the best plans of so many structures, move cuts while simulation says that it helps."""
+        self._budget = max(self._budget, self._polish_budget)
+        firsts: dict[object, tuple[Score, PlanShape]] = {}
+        for found in sorted(self.simulated, key=lambda found: found.score):
+            if found.shape is not None:
+                firsts.setdefault(_structure(found.shape), (found.score, found.shape))
+        for first in list(firsts.values())[:count]:
+            here: tuple[Score, PlanShape] | None = first
+            while here is not None and self._budget > 0:
+                here = self._better_near(*here)
+
+    def _better_near(self, score: Score, here: PlanShape) -> tuple[Score, PlanShape] | None:
+        """Simulate those with other cuts that were not; return the best if it is better."""
+        first = len(self.simulated)
+        for shape in self._moves.cuts(here):
+            self.simulate(shape)
+        rows = [(found.score, found.shape) for found in self.simulated[first:] if found.shape and found.score < score]
+        return min(rows, key=lambda row: row[0], default=None)
 
     def _look_further(self) -> bool:
         """Look around the most promising shape of which that was not done, good as the best or not.

@@ -24,6 +24,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
+from spantrain.core.cluster import Cluster
 from spantrain.core.plan import Plan, StateSharding
 from spantrain.core.quantities import format_seconds
 from spantrain.errors import InfeasiblePlanError
@@ -125,7 +126,7 @@ _NEAR = 1.15
 _ROUNDS = 12
 _ACTIONS, _ACTIONS_BY_DEVICE, _ACTIONS_OF_MANY, _MANY = 20_000, 2_000, 8_000, 32
 """Actions that may be simulated: on up to `_MANY` devices so many and so many for each, on more so many."""
-_PROPOSED = 4
+_PROPOSED, _POLISHED = 8, 8
 _MICRO_BATCHES_OF_MANY = 64
 _EVEN = 2
 _EXACT_UP_TO = 4
@@ -303,6 +304,10 @@ def _searcher(
     for shape in _starts(solved, short=short, many=many):
         search.descend(shape, _ROUNDS)
     search.simulate_promising()
+    if not many:
+        for shape in _of_parts(profile.cluster, solved):
+            search.simulate(search.descend(shape, _ROUNDS))
+        search.polish(_POLISHED)
     return search
 
 
@@ -319,6 +324,18 @@ def _starts(solved: list[list[tuple[Score, PlanShape]]], *, short: bool, many: b
     of_sizes = [row for found in solved for row in found[: times * _STARTS_OF_A_SIZE]]
     near = [shape for score, shape in of_sizes if score.broken > 0 or score.value <= most]
     return list(dict.fromkeys([*lowest(rows, times * _STARTS), *near]))
+
+
+def _of_parts(cluster: Cluster, solved: list[list[tuple[Score, PlanShape]]]) -> list[PlanShape]:
+    """Return the best inside each site and without each kind: what is expected of them may be less by mistake."""
+    rows = sorted((row for found in solved for row in found), key=lambda row: row[0])
+    every, found = {device.kind for device in cluster.devices}, dict[tuple[str, ...], PlanShape]()
+    for _, shape in rows:
+        devices = [cluster.device_by_name[name] for name in shape.devices]
+        sites, absent = {device.site for device in devices}, every - {device.kind for device in devices}
+        for key in (*((site,) for site in sites if len(sites) == 1), *(("without", kind) for kind in absent)):
+            found.setdefault(key, shape)
+    return list(dict.fromkeys(found.values()))
 
 
 def _take_over(request: PlanRequest, search: Searcher, grid: frozenset[int], *, descend: bool) -> None:
