@@ -152,10 +152,11 @@ class Searcher:
                 here = self._better_near(*here)
 
     def _better_near(self, score: Score, here: PlanShape) -> tuple[Score, PlanShape] | None:
-        """Simulate those with other cuts that were not; return the best if it is better."""
+        """Simulate those with other cuts that could be the best of all; return the best if it is better."""
         first = len(self.simulated)
-        for shape in self._moves.cuts(here):
-            self.simulate(shape)
+        for _, shape in self.pool.add(self._cutter.bounded([*self._moves.cuts(here)])):
+            if not self._is_hopeless(shape, self.best):
+                self.simulate(shape)
         rows = [(found.score, found.shape) for found in self.simulated[first:] if found.shape and found.score < score]
         return min(rows, key=lambda row: row[0], default=None)
 
@@ -254,9 +255,7 @@ class Searcher:
         while self.pool.waiting:
             expected, _, shape = heapq.heappop(self.pool.waiting)
             entry = self.pool.entries[shape]
-            if shape in self._done:
-                continue
-            if best is not None and entry.bound >= Score(best.score.broken, best.score.value * _SAME):
+            if shape in self._done or self._is_hopeless(shape, best):
                 continue
             ratio, tried = self._expected_ratio(shape), max(1, self._counts.get((shape.size, len(shape.parts)), 0))
             # What takes longer than expected may break a limit that it was expected to keep.
@@ -270,6 +269,12 @@ class Searcher:
                 self.pool.wait(guess, shape)
                 return None
         return None
+
+    def _is_hopeless(self, shape: PlanShape, best: SimulatedPlan | None) -> bool:
+        """Whether a shape of the pool cannot be better than the best by its bound."""
+        if best is None:
+            return False
+        return self.pool.entries[shape].bound >= Score(best.score.broken, best.score.value * _SAME)
 
 
 def lowest(rows: Sequence[tuple[Score, PlanShape]], count: int) -> list[PlanShape]:
