@@ -12,8 +12,8 @@ from spantrain.core.job import TrainJob
 from spantrain.errors import PlanError
 from spantrain.models.catalog.catalog import resolve_model
 from spantrain.planner.engine.engine import make_plan
-from spantrain.planner.engine.outcome import PlanOptions, not_trained_yet, only_to_compare
-from spantrain.planner.request import Constraints, JobSpec
+from spantrain.planner.engine.outcome import PlanOptions, not_trained_yet
+from spantrain.planner.request import JobSpec
 
 JOB = JobSpec(global_batch=128)
 BOTH = ("spantrain", "spantrain-dp")
@@ -42,7 +42,7 @@ def test_a_strategy_asked_for_alone_is_chosen_and_says_so(profile):
     found = make_plan(profile, JOB, PlanOptions(strategies=("fsdp",)))
     assert found.chosen == "fsdp"
     assert any("for comparison" in reason and "state" in reason for reason in found.report.reasons)
-    assert "state" in only_to_compare(found.plan, Constraints())
+    assert "state" in found.strategies["fsdp"].only_to_compare
 
 
 def test_training_refuses_it_with_the_stages_named(profile, tmp_path):

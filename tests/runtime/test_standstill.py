@@ -1,5 +1,6 @@
 """Nothing passes between two sites of a run while all are heard: it is said, and the run goes on on one side."""
 
+import re
 import socket
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -86,5 +87,7 @@ def test_a_site_that_is_cut_off_is_told_of_and_given_up(make_plan, spec_of, law_
     assert "s2r0" not in outcome.devices
     (said,) = [note for note in told.notes if "wait for each other" in note]
     assert "s2r0 and s0r0, s1r0 wait for each other: nothing passes between them" in said
-    assert outcome.plan_changes[0].reason.startswith("s2r0 lost (nothing passes between it and s0r0, s1r0 for 4.")
+    # Of whom nothing came for so long at that moment: messages to the two are not of one moment.
+    reason = outcome.plan_changes[0].reason
+    assert re.match(r"s2r0 lost \(nothing passes between it and (s0r0, s1r0|s0r0|s1r0) for 4\.", reason)
     assert outcome.losses == pytest.approx(OneProcess(plan.model, job, 6).train(0, 6), abs=1e-4)

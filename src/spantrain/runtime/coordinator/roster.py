@@ -123,8 +123,9 @@ class Roster:
         return held is None or self._may_replace(now_s, held)
 
     def _may_replace(self, now_s: float, held: RosterEntry) -> bool:
-        """Who has work is not replaced before it is lost; who waits, when it is silent."""
-        return not held.is_busy and self._detector.silence_s(now_s, held.name) > self.patience_s * _REPLACED_PART
+        """Who has work is not replaced before it is lost; who waits, when it is silent or was told to leave."""
+        silent = self._detector.silence_s(now_s, held.name) > self.patience_s * _REPLACED_PART
+        return not held.is_busy and (held.dismissed or silent)
 
     def _device_of(self, peer: str) -> str:
         rank = peer.removeprefix(RANK_PREFIX)

@@ -8,7 +8,6 @@ its argument names. Neither gRPC nor ZeroMQ is loaded before the fork: both brea
 
 import ctypes
 import faulthandler
-import gc
 import json
 import logging
 import os
@@ -77,7 +76,6 @@ def load() -> None:
     import spantrain.schedule.dispatch.policies  # noqa: F401
 
     torch.set_num_threads(1)
-    gc.freeze()  # what is loaded stays: neither looked through in each worker, nor copied for it
 
 
 def _say(message: dict[str, Any]) -> None:
