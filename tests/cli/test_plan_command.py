@@ -223,6 +223,24 @@ def test_a_range_of_batches_is_planned_for_and_the_smallest_that_is_nearly_the_b
     assert "batches" not in json.loads(spantrain(*asked, "--global-batch", 24).out)
 
 
+@pytest.mark.parametrize(("optimizer", "times"), [("adamw", "2 times"), ("sgd", "4 times")])
+def test_a_larger_batch_comes_with_what_it_asks_of_the_learning_rate(spantrain, optimizer, times):
+    asked = (
+        "plan",
+        "--preset",
+        "laptop",
+        "--model",
+        "gpt2-tiny",
+        "--strategy",
+        "single-device",
+        "--optimizer",
+        optimizer,
+    )
+    found = json.loads(spantrain(*asked, "--global-batch", "1..4", "--json").out)
+    assert found["plan"]["global_batch"] == 4
+    assert any(f"wants about {times} as much" in reason for reason in found["reasons"])
+
+
 @pytest.mark.parametrize("batch", ["0", "96..24", "24..", "many", "1..99999999"])
 def test_a_batch_that_is_none_is_refused(spantrain, batch):
     ended = spantrain("plan", "--preset", "laptop", "--model", "gpt2-tiny", "--global-batch", batch)

@@ -102,9 +102,10 @@ def _lines(rows: Sequence[BatchRow], chosen: int, optimizer: str) -> tuple[str, 
     """Say what was compared, and what a larger batch asks of the learning rate."""
     least = rows[0].global_batch
     compared = (
-        f"Global batch {chosen}, of those allowed the smallest within 1 % of the best ({', '.join(map(str, rows))})."
+        f"Global batch {chosen}, of those allowed the smallest within {100 * (_NEARLY - 1):.0f} % of the best "
+        f"({', '.join(map(str, rows))})."
     )
-    linear = optimizer.startswith("sgd")
+    linear = optimizer in ("sgd", "momentum")
     times = chosen / least if linear else math.sqrt(chosen / least)
     rule = "in proportion, Goyal et al. 2017" if linear else "by the square root, Malladi et al. 2022"
     advice = (
