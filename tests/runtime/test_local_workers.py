@@ -30,8 +30,7 @@ def coordinator(workers, tmp_path) -> Iterator[Coordinator]:
     found = Coordinator(
         bind=f"unix:{tmp_path}/join",
         devices=("a", "b"),
-        gone=workers.ended,
-        where_is_log=lambda name: str(workers.log_of(name)),
+        starter=workers,
         heartbeat_timeout_s=PATIENCE_S,
     )
     found.start()

@@ -76,6 +76,19 @@ def test_one_that_is_silent_while_others_are_awaited_gives_its_place_to_who_come
     assert found.missing(("a",)) == []
 
 
+def test_one_that_was_told_to_leave_is_replaced_at_once_and_one_that_was_not_is_not():
+    found = roster("a", "b")
+    found["a"].dismissed = True
+    assert [found.may_replace(0.1, peer) for peer in "ab"] == [True, False]
+    assert found.join(0.1, "a") == "a"
+    with pytest.raises(RemoteRefusal, match="device b has joined already"):
+        found.join(0.1, "b")
+    assert not found["a"].dismissed
+    found["a"].order = (0, ORDER)
+    found["a"].dismissed = True
+    assert not found.may_replace(0.2, "a"), "it has work"
+
+
 def test_one_that_has_work_is_not_replaced_before_it_is_lost():
     found = roster("a")
     found["a"].order = 0, ORDER

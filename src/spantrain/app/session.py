@@ -168,8 +168,7 @@ def _remote(
         reached_at=_through(options.relay, listen, stack) if options.relay else "",
         devices=devices,
         sites={device.name: device.site for device in cluster.devices},
-        gone=workers.ended,
-        where_is_log=workers.where_is_log,
+        starter=workers,
         heartbeat_timeout_s=options.heartbeat_timeout_s,
         credentials=credentials,
     )
@@ -227,9 +226,7 @@ def _local(
         bind=f"unix:{workers.socket_folder / 'coordinator'}",
         devices=devices,
         sites={device.name: device.site for device in cluster.devices},
-        watch=workers.check,
-        gone=workers.ended,
-        where_is_log=lambda name: str(workers.log_of(name)),
+        starter=workers,
         heartbeat_timeout_s=options.heartbeat_timeout_s or _LOCAL_HEARTBEAT_TIMEOUT_S,
     )
     coordinator.start()

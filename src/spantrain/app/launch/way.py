@@ -13,7 +13,7 @@ from spantrain.core.cluster import Cluster, Device
 from spantrain.core.names import file_stem, unknown_name
 from spantrain.errors import ConfigError
 from spantrain.reach.code import PackedCode
-from spantrain.runtime.coordinator.coordinator import LOG_ELSEWHERE, join_command
+from spantrain.runtime.coordinator.starter import WorkerStarter, join_command
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +119,7 @@ class LaunchOptions:
         return f"{inside}:{name}"
 
 
-class StartedWorkers(ABC):
+class StartedWorkers(WorkerStarter, ABC):
     """Workers that were, or will be, started: what is known of them; a context that leaves none of them."""
 
     def __init__(self, wanted: WantedWorkers, reporter: Reporter) -> None:
@@ -191,10 +191,7 @@ class StartedByHand(StartedWorkers):
     def close(self) -> None:
         """Nothing: workers leave when the coordinator says so."""
 
-    def where_is_log(self, device: str) -> str:
-        """Return where people find it."""
-        del device
-        return LOG_ELSEWHERE
+    where_is_log = WorkerStarter.where_is_log
 
 
 @dataclass(frozen=True, kw_only=True)

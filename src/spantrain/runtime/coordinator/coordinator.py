@@ -15,6 +15,7 @@ from spantrain.runtime.coordinator.barrier import StageMeetings, StepBarrier
 from spantrain.runtime.coordinator.batches import BatchQueue
 from spantrain.runtime.coordinator.roster import DeviceLostError, OrderAbandonedError, Roster, RosterEntry, error_of
 from spantrain.runtime.coordinator.standstills import StandstillWatch
+from spantrain.runtime.coordinator.starter import WorkerStarter, join_command
 from spantrain.runtime.coordinator.worker_service import ProgressListener, TrainingRun, UnderWay, WorkerService
 from spantrain.transport.connection.peers import PeerAddress
 from spantrain.transport.control.credentials import Credentials
@@ -28,13 +29,6 @@ _BLAME_S = 20.0
 """And twice the patience with silence: then nobody was lost, whom a device that has failed could have meant."""
 _STOP_S = 0.2
 """For calls that are just being answered."""
-LOG_ELSEWHERE = "what its worker has printed, on its own machine"
-"""Where the log is of a worker that people have started."""
-
-
-def join_command(join: str, token: str, device: str) -> str:
-    """Return what to run on a device's machine; the token is not among its options, which others there can see."""
-    return f"SPANTRAIN_TOKEN={token} spantrain worker --join {join} --name {device}"
 
 
 class Coordinator:
@@ -47,19 +41,23 @@ class Coordinator:
         reached_at: str = "",
         devices: Sequence[str],
         sites: Mapping[str, str] | None = None,
-        watch: Callable[[], None] = lambda: None,
-        gone: Callable[[], Mapping[str, str]] = dict,
-        where_is_log: Callable[[str], str] = lambda _name: LOG_ELSEWHERE,
+        starter: WorkerStarter | None = None,
         heartbeat_timeout_s: float | None = None,
         credentials: Credentials | None = None,
     ) -> None:
-        """`reached_at`: where workers join, if not at `bind`. `sites`: of all devices that may join. `watch` is called
-        again and again, and raises what ends everything. `gone`: which devices' workers are known to have ended since
-        it was asked last, and how, by who started them and need not wait for silence. `heartbeat_timeout_s`: after what
-        silence a worker is lost; None: as measured, 6 s at most. `credentials`: what workers know it by; None: new.
+        """Take where to listen, and whom to await.
+
+        Args:
+            bind: HOST:PORT, or `unix:PATH`.
+            reached_at: Where workers join, if that is elsewhere.
+            devices: Those that are awaited.
+            sites: Of all devices that may join, by name; None: no others may.
+            starter: Who has started the workers; None: people.
+            heartbeat_timeout_s: After what silence a worker is lost; None: as measured, 6 s at most.
+            credentials: What workers know it by, of one that went before it; None: new ones.
         """
-        self._watch, self._reached_at = watch, reached_at
-        self._ended, self._where_is_log = gone, where_is_log
+        self._reached_at = reached_at
+        self._starter = starter or WorkerStarter()
         self._roster = Roster(devices, heartbeat_timeout_s, sites or {})
         self._service = WorkerService(self._roster, self.later)
         self._changed = self._service.changed
@@ -137,7 +135,7 @@ class Coordinator:
                 if device not in missing:
                     on_news(f"Device {device} has joined, {len(names) - len(missing)} of {len(names)}")
             on_tick(len(names) - len(missing))
-            self._watch()
+            self._starter.check()
             if missing and time.monotonic() > deadline_s:
                 raise PeerLostError(
                     f"{', '.join(missing)} did not join within {timeout_s:.0f} s; start there: "
@@ -152,7 +150,7 @@ class Coordinator:
 
     def _note_ended(self) -> Mapping[str, str]:
         """Take the workers that are known to have ended for gone; return which they are, and how they ended."""
-        ended = self._ended()
+        ended = self._starter.ended()
         with self._changed:
             for device, how in ended.items():
                 self._roster.lose(device, how)
@@ -277,7 +275,7 @@ class Coordinator:
                 if not any(self._roster[name].is_busy for name in present) or time.monotonic() > deadline_s:
                     break
                 self._changed.wait(_TICK_S)
-            self._watch()
+            self._starter.check()
         self._make_deferred_calls()
         return tuple(present)
 
@@ -330,7 +328,7 @@ class Coordinator:
             return self._service.give(under_way)
 
     def _loss(self, device: str, reason: str) -> DeviceLostError:
-        text = f"device {device} was lost: {reason}; its log: {self._where_is_log(device)}"
+        text = f"device {device} was lost: {reason}; its log: {self._starter.where_is_log(device)}"
         return DeviceLostError(text, device=device, why=reason)
 
     def _make_deferred_calls(self) -> None:
@@ -356,7 +354,7 @@ class Coordinator:
             _decide(recovery, events)
             if not waits:
                 return
-            self._watch()
+            self._starter.check()
             self._look_at_steps(entries)
             lost = {name: why for name, why in self._gone().items() if name in entries and entries[name].is_busy}
             _decide(recovery, [DeviceLost(name, self._loss(name, why)) for name, why in lost.items()])
@@ -380,7 +378,7 @@ class Coordinator:
             failure = entry.outcome.failure if entry.outcome else None
             if failure is not None and name not in told:
                 told.add(name)
-                error = error_of(name, failure, self._where_is_log(name))
+                error = error_of(name, failure, self._starter.where_is_log(name))
                 events.append(DeviceFailed(name, error, failure.caused_elsewhere))
         return events
 

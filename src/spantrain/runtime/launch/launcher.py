@@ -15,6 +15,7 @@ from typing import Any
 
 from spantrain.core.names import file_stem
 from spantrain.errors import WorkerError
+from spantrain.runtime.coordinator.starter import WorkerStarter
 from spantrain.runtime.worker.settings import WorkerSettings
 from spantrain.testbed.namespace_handle import NamespaceHandle
 
@@ -41,7 +42,7 @@ class WorkerPlacement:
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
-class LocalWorkers:
+class LocalWorkers(WorkerStarter):
     """A fork server and the workers it forked; a context manager that leaves nothing behind."""
 
     def __init__(self, log_folder: Path) -> None:
@@ -74,8 +75,12 @@ class LocalWorkers:
         self.close()
 
     def log_of(self, name: str) -> Path:
-        """Return where a worker's output goes."""
+        """Return the file that a worker's output goes to."""
         return self._log_folder / f"{file_stem(name)}.log"
+
+    def where_is_log(self, device: str) -> str:
+        """Return where a worker's output goes."""
+        return str(self.log_of(device))
 
     def start(self, placements: Sequence[WorkerPlacement]) -> None:
         """Start workers; they join on their own.
