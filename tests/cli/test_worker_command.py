@@ -68,6 +68,10 @@ def test_the_address_of_an_interface_is_listened_on(started, spantrain):
     assert ended.code == 2
     assert "Error: --interface wg7: has no IPv4 address here; there are " in ended.err
     assert "lo (127.0.0.1)" in ended.err
+    ended = spantrain(*JOIN, "--name", "a", "--interface", "lo", "--data-address", "10.0.0.7")
+    assert (ended.code, ended.err.strip()) == (
+        2, "Error: --interface lo: its address is the one to listen on; no --data-address"
+    )  # fmt: skip
 
 
 def test_a_relay_has_its_token_in_a_variable(started, spantrain, monkeypatch):

@@ -10,6 +10,7 @@ import subprocess
 import threading
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 
@@ -29,16 +30,37 @@ _NOTICE_S = 2.0
 """Between two looks for a notice that this machine is about to be taken away."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class WorkerReach:
+    """How others reach a worker, as its user says it."""
+
+    data_address: str | None = None
+    interface: str | None = None
+    """Whose address it is."""
+    relay: str | None = None
+    """HOST:PORT, where it cannot be dialled."""
+    encrypted: bool = True
+
+    def address(self, join: str) -> str:
+        """Return where it listens: where that was said, else on the way to the coordinator.
+
+        Raises:
+            ConfigError: there is no such interface, or an address was said, too.
+        """
+        if self.interface is None:
+            return self.data_address or address_towards(join)
+        if self.data_address is not None:
+            raise ConfigError(f"--interface {self.interface}: its address is the one to listen on; no --data-address")
+        return address_of(self.interface)
+
+
 def prepared_worker(
     *,
     join: str,
     token_file: Path | None,
     name: str | None,
     backend: str | None,
-    data_address: str | None,
-    interface: str | None = None,
-    relay: str | None = None,
-    encrypted: bool,
+    reach: WorkerReach,
     functions: Sequence[str] = (),
     keep_s: float = 0.0,
 ) -> Worker:
@@ -49,7 +71,7 @@ def prepared_worker(
     users of the machine could see it.
 
     Raises:
-        ConfigError: there is no token, no name, or no such interface.
+        ConfigError: there is no token, no name, or no such way to reach it.
         UsageError: the token or the environment makes no sense.
     """
     environment = Environment.read(os.environ)
@@ -67,9 +89,9 @@ def prepared_worker(
         token=_token(token_file, environment),
         name=name,
         backend=default_backend(local_rank) if backend is None else backend,
-        data_address=address_of(interface) if interface else data_address or address_towards(join),
-        relay=relay_access(relay, encrypted=encrypted),
-        encrypted=encrypted,
+        data_address=reach.address(join),
+        relay=relay_access(reach.relay, encrypted=reach.encrypted),
+        encrypted=reach.encrypted,
         functions=tuple(functions),
         keep_s=keep_s,
     )

@@ -52,9 +52,8 @@ def software() -> Iterator[str]:
     """Yield lines that a report of an error should have: versions of this, Python, the system, libraries."""
     yield f"spantrain {VERSION}"
     yield f"Python {platform.python_version()}, {platform.platform()}"
-    with suppress(
-        AttributeError, ImportError, KeyError, OSError, TypeError
-    ):  # there may be none; loading takes seconds
+    # There may be none; and to load it takes seconds.
+    with suppress(AttributeError, ImportError, KeyError, OSError, TypeError):
         torch = runpy.run_path(str(Path(find_spec("torch").origin).with_name("version.py")))  # type: ignore[union-attr, arg-type]
         made_for = [f"{name} {torch[name]}" for name in ("cuda", "hip", "xpu") if torch.get(name)]
         yield f"torch {torch['__version__']}, made for {', '.join(made_for) or 'processors alone'}"

@@ -162,50 +162,66 @@ def groups(
         typer.echo(line)
 
 
-def worker(
-    join: Annotated[str, typer.Option(envvar="SPANTRAIN_JOIN", help="The coordinator's HOST:PORT.")],
+@dataclass(frozen=True, kw_only=True)
+class WorkerArguments:
+    """The options of `spantrain worker`."""
+
+    join: Annotated[str, typer.Option(envvar="SPANTRAIN_JOIN", help="The coordinator's HOST:PORT.")]
     token_file: Annotated[
         Path | None,
         typer.Option(help="A file with the token that the coordinator printed; default: it is in SPANTRAIN_TOKEN."),
-    ] = None,
-    name: Annotated[str | None, typer.Option(help="This device's name in the cluster file.")] = None,
-    backend: Annotated[str | None, typer.Option(help="cpu, cuda:N or emulated; default: cuda if there is one.")] = None,
-    data_address: Annotated[str | None, typer.Option(help="Where the others reach this machine.")] = None,
-    interface: Annotated[str | None, typer.Option(help="The same by a network interface, e.g. wg0.")] = None,
-    relay: Relay = None,
+    ] = None
+    name: Annotated[str | None, typer.Option(help="This device's name in the cluster file.")] = None
+    backend: Annotated[str | None, typer.Option(help="cpu, cuda:N or emulated; default: cuda if there is one.")] = None
+    data_address: Annotated[str | None, typer.Option(help="Where the others reach this machine.")] = None
+    interface: Annotated[str | None, typer.Option(help="The same by a network interface, e.g. wg0.")] = None
+    relay: Relay = None
     model: Annotated[
         str | None, typer.Option(help="FILE.py:FUNCTION of yours that makes the model, where runs may need it.")
-    ] = None,
+    ] = None
     function: Annotated[
         list[str] | None,
         typer.Option(help="FILE.py:FUNCTION of yours that runs may call for data or loss; repeatable."),
-    ] = None,
+    ] = None
     keep: Annotated[
         float,
         typer.Option(help="How many seconds to keep what is held of a run for a lost coordinator.", min=0, max=86_400),
-    ] = 600.0,
+    ] = 600.0
     notice: Annotated[
         str | None,
         typer.Option(help="A file, URL or command that says, by being there or ending with 0: leave the run."),
-    ] = None,
-    metrics: Metrics = None,
-    metrics_token: MetricsToken = None,
-    insecure: Insecure = False,
-) -> None:
+    ] = None
+    metrics: Metrics = None
+    metrics_token: MetricsToken = None
+    insecure: Insecure = False
+
+
+@with_options(WorkerArguments)
+def worker(asked: WorkerArguments, context: typer.Context) -> None:
     """Serve one device of this machine to a coordinator."""
+    del context
     from spantrain.app.watching.member_metrics import worker_metrics
     from spantrain.app.watching.serve import metrics_at
-    from spantrain.app.worker import noticing, prepared_worker
+    from spantrain.app.worker import WorkerReach, noticing, prepared_worker
 
     with clean_interrupt("the worker"):
         serving = prepared_worker(
-            join=join, token_file=token_file, name=name, backend=backend, data_address=data_address,
-            interface=interface, relay=relay, encrypted=not insecure,
-            functions=(*(function or ()), *([model] if model else ())), keep_s=keep,
-        )  # fmt: skip
+            join=asked.join,
+            token_file=asked.token_file,
+            name=asked.name,
+            backend=asked.backend,
+            reach=WorkerReach(
+                data_address=asked.data_address,
+                interface=asked.interface,
+                relay=asked.relay,
+                encrypted=not asked.insecure,
+            ),
+            functions=(*(asked.function or ()), *([asked.model] if asked.model else ())),
+            keep_s=asked.keep,
+        )
         ends = told_interrupt(serving.stop, lambda: serving.leave("its machine ends it"))
-        served = metrics_at(metrics, metrics_token, lambda: worker_metrics(serving), typer.echo)
-        with ends, served, noticing(notice, serving.leave):
+        served = metrics_at(asked.metrics, asked.metrics_token, lambda: worker_metrics(serving), typer.echo)
+        with ends, served, noticing(asked.notice, serving.leave):
             serving.run()
 
 

@@ -134,9 +134,8 @@ class Exchange:
     def _dials(self, peer: PeerAddress, dialable: bool) -> bool:
         if not peer.endpoint or not dialable:
             return bool(peer.endpoint)
-        ours = self._own or peer
-        if ours.is_relayed_to(peer) != peer.is_relayed_to(ours):
-            return ours.is_relayed_to(peer)  # then nothing goes through the relay
+        if self._own is not None and self._own.is_relayed_to(peer) != peer.is_relayed_to(self._own):
+            return self._own.is_relayed_to(peer)  # then nothing goes through the relay
         return self.name < peer.name
 
     def _introduce(self, peer: PeerAddress, dialable: bool) -> MailboxPeer:
