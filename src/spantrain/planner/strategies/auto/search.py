@@ -21,6 +21,8 @@ _FAR = 1.25
 """What is expected to be so much over the best is not simulated; of n like plans before, so much less by sqrt(n)."""
 _EXPANSIONS = 15
 """Around so many plans that are at most that much over the best the search goes on; around a new best always."""
+_CUTS_TRIED = 6
+"""Of a plan's other cuts, the most promising, so many are simulated in the end."""
 _TO_POLISH = 4
 """What part of the budget is there for moving cuts in the end, if no more is left."""
 _SET_UP = 200
@@ -154,7 +156,7 @@ class Searcher:
     def _better_near(self, score: Score, here: PlanShape) -> tuple[Score, PlanShape] | None:
         """Simulate those with other cuts that could be the best of all; return the best if it is better."""
         first = len(self.simulated)
-        for _, shape in self.pool.add(self._cutter.bounded([*self._moves.cuts(here)])):
+        for _, shape in self.pool.add(self._cutter.bounded([*self._moves.cuts(here)]))[:_CUTS_TRIED]:
             if not self._is_hopeless(shape, self.best):
                 self.simulate(shape)
         rows = [(found.score, found.shape) for found in self.simulated[first:] if found.shape and found.score < score]
