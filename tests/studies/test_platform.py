@@ -37,7 +37,7 @@ def test_a_running_layer_takes_from_its_device_bound_to_what_it_took_alone(point
 
 
 def test_sends_hold_for_what_the_transport_does_not_take_at_once():
-    platform = replace(PLAIN, eager_send_bytes=25.0)
+    platform = replace(PLAIN, buffer_bytes=25.0)
     assert platform.send_hold_s(2.0, 100.0) == pytest.approx(1.5)
     assert platform.send_hold_s(2.0, 20.0) == 0.0
     assert platform.send_hold_s(0.0, 0.0) == 0.0

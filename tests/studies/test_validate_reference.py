@@ -24,9 +24,7 @@ def validate(capfd):
 
 
 def folder_of(tmp_path, change=None):
-    content = files(
-        case("one", [(ALL, ["fast"])], use="calibrate"), case("pipe", [([0, 1], ["fast"]), ([2, 3], ["slow"])])
-    )
+    content = files(case("one", [(ALL, ["fast"])]), case("pipe", [([0, 1], ["fast"]), ([2, 3], ["slow"])]))
     return write(tmp_path / "measured", content, change)
 
 
@@ -47,8 +45,31 @@ def test_tables_say_flags_and_parts(validate, tmp_path):
 
     ended = validate(folder_of(tmp_path, flag), "--explain")
     assert ended.code == 0, ended.err
-    for words in ("calibrate", "pipe: left out: memory: suspect memory: too small by far", "gradient sum", "workspace"):
+    for words in (
+        "constants as they ship",
+        "pipe: left out: memory: suspect memory: too small by far",
+        "gradient sum",
+        "workspace",
+    ):
         assert words in ended.out
+
+
+def test_each_run_can_be_predicted_by_constants_that_never_saw_it(validate, tmp_path):
+    """A folder in which nothing is exposed, but for one run: that one cannot tell the others' prediction."""
+    plain = [(ALL, ["fast"])]
+
+    def launches(content):
+        table = content["profiles_toy.json"]["timing_by_gpu"]["fast"]["simulator"]
+        table["4"] = {"1": {key: [1.0 * value for value in values] for key, values in table["2"]["1"].items()}}
+
+    hidden = 4 * 0.5 * 7.6 + 0.017
+    runs = [case(name, plain, measured_iteration_s=hidden) for name in "abcd"]
+    odd = case("odd", plain, measured_iteration_s=1.5 * hidden)
+    ended = validate(write(tmp_path / "measured", files(*runs, odd), launches), "--leave-one-out", "--json")
+    assert ended.code == 0, ended.err
+    cases = {run["id"]: run for run in json.loads(ended.out)["made-up"]["cases"]}
+    assert cases["odd"]["predicted_s"] == pytest.approx(hidden, rel=0.01)
+    assert cases["a"]["predicted_s"] > 1.02 * hidden
 
 
 def set_in(*path):
@@ -82,7 +103,6 @@ TIMES = ("profiles_toy.json", "timing_by_gpu", "fast", "simulator", "2", "1")
         (set_in("measured.json", "cases", []), ["cases", "at least one run"]),
         (set_in(*CASES, "microbatch", "2"), ["cases[0].microbatch", 'whole number from 1 to 1048576, got "2"']),
         (set_in(*CASES, "measured_iteration_s", 0), ["cases[0].measured_iteration_s", "above zero, got 0"]),
-        (set_in(*CASES, "use", "fit"), ["cases[0].use", "'calibrate' or 'validate'"]),
         (set_in(*CASES, "id", "pipe"), ["two runs have the id 'pipe'"]),
         (set_in(*CASES, "global_batch", 7), ["cases[0]", "7 is no multiple"]),
         (set_in(*CASES, "model", "gpt-9"), ["profiles_gpt-9.json", "profiles_toy.json"]),

@@ -18,8 +18,8 @@ BANDWIDTH = 4 * HIDDEN * SEQUENCE * 2 / MESSAGE_S
 PLAIN = Platform(
     name="plain",
     launch_exposure=1.0,
-    receive_wait_s=0.0,
-    eager_send_bytes=0.0,
+    relaunched_layers=0.0,
+    buffer_bytes=0.0,
     bytes_per_parameter=24.0,
     workspace_ratio=2.0,
     base_bytes={"other": 1000.0},
@@ -47,7 +47,6 @@ def case(name: str, stages: list[tuple[list[int], list[str]]], **changes: Any) -
         "measured_gradient_reduction_s": 0.0,
         "measured_peak_memory_bytes": 10000,
         "flags": [],
-        "use": "validate",
     } | changes
 
 

@@ -42,11 +42,6 @@ class SimulationOptions:
     """By leader of a replica: how far its own clock is ahead. Policies are told the time of their device's clock."""
     local: Mapping[str, LocalAdapter] = field(default_factory=dict)
     """By leader of a replica: its adapter, which hears of messages and may re-cut its micro-batches."""
-    send_hold_s: Mapping[tuple[str, Direction], float] = field(default_factory=dict)
-    """By leader of a replica and direction: seconds for which sending a result keeps it from its next action.
-
-    Our runtime sends beside its computation (none); other frameworks do not (see the studies).
-    """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,7 +158,6 @@ class Simulation:
 
     def _check_devices(self) -> None:
         named = {what: set(getattr(self._options, what)) for what in ("device_speed", "clock_offset_s", "local")}
-        named["send_hold_s"] = {leader for leader, _ in self._options.send_hold_s}
         for what, leaders in named.items():
             unknown = sorted(leaders - set(self._by_leader))
             if unknown:
@@ -276,9 +270,6 @@ class Simulation:
         direction = produces(action, len(self._stages))
         if direction is None:
             return
-        if self._options.send_hold_s:
-            hold_s = self._options.send_hold_s.get((source, direction), 0.0)
-            self._by_leader[source].hold_until(self._clock.now_s + hold_s)
         for target, part in self._router.destinations(source, direction, action.span):
             for span in self._by_leader[source].pieces(target, part):
                 key = (source, target, direction, span.hi - span.lo)

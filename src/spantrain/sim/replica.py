@@ -92,10 +92,6 @@ class SimulatedReplica:
         else:
             self._tell(event, world)
 
-    def hold_until(self, time_s: float) -> None:
-        """Let no action begin before a time."""
-        self._free_s = time_s
-
     def pieces(self, target: str, part: Span) -> Iterable[Span]:
         """Return what goes to a device in the messages that it goes in."""
         if self.local is None:

@@ -1,5 +1,5 @@
 """Measured runs of other frameworks through our cost model and simulator: `python -m spantrain_studies.reference DIR`.
 
 Not here: runs of ours (`spantrain validate`).
-To add a platform: a file in platforms/, calibrated by benchmarks/calibrate_platform.py.
+To add a platform: a file in platforms/, whose fitted constants `--leave-one-out` prints.
 """

@@ -20,6 +20,9 @@ _WIDTH = 150
 def validate(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder with measured.json.")],
     explain: Annotated[bool, typer.Option("--explain", help="Say what predicted times and bytes are made of.")] = False,
+    leave_one_out: Annotated[
+        bool, typer.Option("--leave-one-out", help="Predict each run by constants that were fitted to all others.")
+    ] = False,
     json_: Json = False,
 ) -> None:
     """Run measured runs through the cost model and the simulator, and print how far off they are."""
@@ -30,7 +33,7 @@ def validate(
         def progress(done: int, total: int, name: str) -> None:
             status.update(f"{done + 1} of {total}: {name}")
 
-        validation = validate_reference(folder, progress=progress)
+        validation = validate_reference(folder, leave_one_out=leave_one_out, progress=progress)
     console = console_for_people(_WIDTH, stderr=json_)
     show_validation(console, validation, explain=explain)
     if json_:

@@ -1,4 +1,4 @@
-"""A measured run of another framework as a plan of ours with costs, run through the event engine."""
+"""A measured run of another framework: its time by that framework's order, its memory by the event engine."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,6 +14,7 @@ from spantrain.sim.engine import SimulationOptions, SimulationResult, simulate
 from spantrain.sim.transfers import TransferCost
 from spantrain_studies.reference.layers import LayerCosts
 from spantrain_studies.reference.network import Placed, ReferenceNetwork
+from spantrain_studies.reference.pipeline import CutSeconds, MessageSeconds, StageSeconds, pipeline_ends_s
 from spantrain_studies.reference.platform import Platform
 from spantrain_studies.reference.types import Reference, ReferenceCase, ReferencePlan, ReferenceReplica
 
@@ -24,7 +25,7 @@ class TimeParts:
 
     compute_s: float
     receive_s: float
-    """Messages on their way in, which it waits for, and the host's part of taking them."""
+    """Messages on their way in, and what it does to take them."""
     send_s: float
     """Sends that keep it from its next action."""
     wait_s: float
@@ -81,8 +82,7 @@ def predict_plan(reference: Reference, plan: ReferencePlan, platform: Platform) 
         ProfileError: something that the run needs was not measured.
     """
     run = _CaseRun(reference, plan, platform)
-    result = simulate(run.plan, run, steps=1, options=run.options)
-    return run.prediction(result)
+    return run.prediction(simulate(run.plan, run, steps=1, options=run.options))
 
 
 def _pipelines(case: ReferencePlan) -> dict[tuple[ReferenceReplica, ...], int]:
@@ -104,22 +104,15 @@ class _CaseRun(StepCosts):
         self._place: dict[str, tuple[int, int]] = {}
         self.plan = self._plan(reference)
         self.options = SimulationOptions(
-            trace=False,
-            held_sizes={device: self._held_sizes(device) for device in self.plan.devices},
-            send_hold_s={
-                (device, direction): self._hold_s(device, direction)
-                for device in self.plan.devices
-                for direction in Direction
-            },
+            trace=False, held_sizes={device: self._held_sizes(device) for device in self.plan.devices}
         )
 
     def action_s(self, device: str, action: Action) -> float:
-        """Return the seconds of an action: receiving what it needs, which blocks, and computing."""
-        direction = Direction.FORWARD if action.op is Op.FORWARD else Direction.BACKWARD
-        return self._compute_s(device, action.op) + self._receive_s(device, direction)
+        """Return the seconds of computing an action."""
+        return self._compute_s(device, action.op)
 
     def transfer(self, source: str, target: str, direction: Direction, stage: int, span: Span) -> TransferCost:
-        """Return a message that takes no time by itself: receiving and sending are part of the actions."""
+        """Return a message that takes no time: the engine tells what is held, not when (`pipeline`)."""
         return TransferCost(
             size_bytes=self._cut_sample_bytes(stage if direction is Direction.FORWARD else stage - 1) * span.size,
             latency_s=0.0,
@@ -127,32 +120,74 @@ class _CaseRun(StepCosts):
             links=(f"{source}->{target}",),
         )
 
-    def gradient_bucket_s(self, stage: int) -> tuple[float, ...]:
-        """Return the seconds of the ring sum over all replicas of a stage; all of it is one bucket."""
+    def gradient_bucket_s(self, stage: int) -> tuple[float, ...]:  # noqa: ARG002 - none takes any
+        """Return nothing, as `transfer` does."""
+        return ()
+
+    def _ring_sum_s(self, stage: int) -> float:
+        """Return the seconds of the ring sum over all replicas of a stage."""
         layers = self._case.stages[stage].layers
         replicas = self._case.stages[stage].replicas
         size_bytes = max(4.0 * self._layers.parameters(layers, r.tp_degree) * r.tp_degree for r in replicas)
         placed = [self._placed(stage, number) for number in range(len(replicas))]
-        return (self._network.ring_sum_s(placed, size_bytes),)
+        return self._network.ring_sum_s(placed, size_bytes)
 
     def optimizer_s(self, device: str) -> float:
         """Return the seconds of a device's update of its parameters."""
         stage, replica = self._of(device)
         return self._layers.update_s(self._case.stages[stage].layers, replica, self._case.micro_batch)
 
+    def _ends_s(self) -> tuple[float, ...]:
+        """Return when each stage's replicas have all done their part of the pipeline."""
+        count = len(self._case.stages)
+        by_pipeline = [
+            pipeline_ends_s(
+                [self._stage_seconds(f"stage{stage}-replica{number}") for stage in range(count)],
+                [self._cut_seconds(stage, number) for stage in range(count - 1)],
+                self._case.micro_batches,
+            )
+            for number in _pipelines(self._case).values()
+        ]
+        return tuple(map(max, zip(*by_pipeline, strict=True)))
+
+    def _stage_seconds(self, device: str) -> StageSeconds:
+        return StageSeconds(
+            forward_s=self._compute_s(device, Op.FORWARD), backward_s=self._compute_s(device, Op.BACKWARD)
+        )
+
+    def _cut_seconds(self, stage: int, number: int) -> CutSeconds:
+        """Return the messages of a pipeline across the cut above a stage."""
+        lower, upper = self._placed(stage, number), self._placed(stage + 1, number)
+        return CutSeconds(
+            activation=self._message_seconds(stage, lower, upper), gradient=self._message_seconds(stage, upper, lower)
+        )
+
+    def _message_seconds(self, cut: int, source: Placed, target: Placed) -> MessageSeconds:
+        """Return a micro-batch's message: each rank carries a part; the receiver gathers all, and launches anew."""
+        size_bytes = self._cut_sample_bytes(cut) * self._case.micro_batch
+        wire_s = self._network.transfer_s(source, target, size_bytes)
+        launch_s = self._platform.relaunched_layers * self._layers.launch_s(target[0].kind)
+        return MessageSeconds(
+            wire_s=wire_s,
+            held_s=self._platform.send_hold_s(wire_s, size_bytes / source[0].tp_degree),
+            taken_s=self._network.gather_s(target[0], size_bytes) + launch_s,
+        )
+
     def prediction(self, result: SimulationResult) -> CasePrediction:
         """Return the figures of the simulated step, with what they are made of."""
-        longest = max(self.plan.devices, key=self._busy_s)
+        longest = max(self.plan.devices, key=lambda device: sum(self._of_micro_batch(device).values()))
         peaks = result.peak_bytes
         fullest = max(peaks, key=lambda device: peaks[device])
         have = {device.name: device.memory_bytes for device in self.plan.cluster.devices}
+        ends_s = self._ends_s()
+        last = max(range(len(ends_s)), key=lambda stage: ends_s[stage] + self._after_s(stage))
         return CasePrediction(
-            step_s=result.step_s,
+            step_s=ends_s[last] + self._after_s(last),
             peak_bytes=peaks[fullest],
             longest=self._describe(longest),
             fullest=self._describe(fullest),
             over_memory=tuple(dict.fromkeys(self._describe(name) for name in peaks if peaks[name] > have[name])),
-            time=self._time_parts(longest, result),
+            time=self._time_parts(longest, last, ends_s[last]),
             memory=self._byte_parts(fullest, result),
             estimated_head=self._layers.head_is_estimated,
         )
@@ -200,35 +235,6 @@ class _CaseRun(StepCosts):
             return self._layers.forward_s(layers, replica, samples)
         return self._layers.backward_s(layers, replica, samples)
 
-    def _message_s(self, device: str, other_stage: int, *, sends: bool) -> float:
-        """Return the seconds of a micro-batch's message to or from the same pipeline's part of another stage."""
-        stage, number = self._place[device]
-        here, there = self._placed(stage, number), self._placed(other_stage, number)
-        size_bytes = self._cut_sample_bytes(min(stage, other_stage)) * self._case.micro_batch
-        source, target = (here, there) if sends else (there, here)
-        return self._network.transfer_s(source, target, size_bytes)
-
-    def _receive_s(self, device: str, direction: Direction) -> float:
-        source = self._neighbour(device, direction, sends=False)
-        if source is None:
-            return 0.0
-        return self._message_s(device, source, sends=False) + self._platform.receive_wait_s
-
-    def _hold_s(self, device: str, direction: Direction) -> float:
-        target = self._neighbour(device, direction, sends=True)
-        if target is None:
-            return 0.0
-        stage, replica = self._of(device)
-        rank_bytes = self._cut_sample_bytes(min(stage, target)) * self._case.micro_batch / replica.tp_degree
-        return self._platform.send_hold_s(self._message_s(device, target, sends=True), rank_bytes)
-
-    def _neighbour(self, device: str, direction: Direction, *, sends: bool) -> int | None:
-        """Return the stage that a device sends to, or receives from, in a direction; None at the pipeline's ends."""
-        stage, _ = self._place[device]
-        up = (direction is Direction.FORWARD) == sends
-        other = stage + 1 if up else stage - 1
-        return other if 0 <= other < len(self._case.stages) else None
-
     def _cut_sample_bytes(self, lower_stage: int) -> int:
         stage = self._case.stages[lower_stage]
         return round(self._layers.cut_bytes(stage.layers.stop - 1, min(r.tp_degree for r in stage.replicas)))
@@ -256,26 +262,33 @@ class _CaseRun(StepCosts):
         )
         return self._platform.workspace_ratio * largest * self._case.micro_batch
 
-    def _busy_s(self, device: str) -> float:
-        parts = self._of_micro_batch(device)
-        return sum(parts.values())
+    def _update_s(self, stage: int) -> float:
+        return max(self.optimizer_s(device) for device in self.plan.devices if self._of(device)[0] == stage)
 
     def _of_micro_batch(self, device: str) -> dict[str, float]:
+        """Return what a micro-batch takes a device: its computation, and its ends of messages."""
+        stage, number = self._place[device]
+        below = self._cut_seconds(stage - 1, number) if stage else None
+        above = self._cut_seconds(stage, number) if stage < len(self._case.stages) - 1 else None
+        received = [*([below.activation] if below else []), *([above.gradient] if above else [])]
+        sent = [*([below.gradient] if below else []), *([above.activation] if above else [])]
         return {
             "compute_s": self._compute_s(device, Op.FORWARD) + self._compute_s(device, Op.BACKWARD),
-            "receive_s": sum(self._receive_s(device, direction) for direction in Direction),
-            "send_s": sum(self._hold_s(device, direction) for direction in Direction),
+            "receive_s": sum(message.wire_s + message.taken_s for message in received),
+            "send_s": sum(message.held_s for message in sent),
         }
 
-    def _time_parts(self, device: str, result: SimulationResult) -> TimeParts:
-        count = self._case.micro_batches
-        busy = {name: count * seconds for name, seconds in self._of_micro_batch(device).items()}
-        update_s = max(self.optimizer_s(name) for name in self.plan.devices)
+    def _after_s(self, stage: int) -> float:
+        """Return what a stage does once the pipeline is empty."""
+        return self._ring_sum_s(stage) + self._update_s(stage)
+
+    def _time_parts(self, device: str, last: int, pipeline_s: float) -> TimeParts:
+        busy = {name: self._case.micro_batches * seconds for name, seconds in self._of_micro_batch(device).items()}
         return TimeParts(
             **busy,
-            wait_s=result.pipeline_s - sum(busy.values()),
-            gradient_sum_s=result.step_s - result.pipeline_s - update_s,
-            update_s=update_s,
+            wait_s=pipeline_s - sum(busy.values()),
+            gradient_sum_s=self._ring_sum_s(last),
+            update_s=self._update_s(last),
         )
 
     def _byte_parts(self, device: str, result: SimulationResult) -> ByteParts:

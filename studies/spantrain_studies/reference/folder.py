@@ -225,7 +225,6 @@ def _case(row: JsonField) -> ReferenceCase:
         gradient_sum_s=row.child("measured_gradient_reduction_s").number(),
         peak_bytes=row.child("measured_peak_memory_bytes").number(positive=True),
         flags=tuple(flag.text() for flag in row.child("flags").items()),
-        calibrate=_use(row.child("use")),
     )
     if not stages or any(not stage.replicas for stage in stages):
         row.problem("every run needs stages with replicas")
@@ -250,13 +249,6 @@ def _check_shape(row: JsonField, case: ReferenceCase) -> None:
             f"the global batch {case.global_batch} is no multiple of micro-batch times replicas "
             f"({case.micro_batch} x {case.dp_degree})"
         )
-
-
-def _use(field: JsonField) -> bool:
-    text = field.text()
-    if text not in ("calibrate", "validate"):
-        field.problem(f"must be 'calibrate' or 'validate', got {text!r}")
-    return text == "calibrate"
 
 
 def _stage(field: JsonField) -> ReferenceStage:

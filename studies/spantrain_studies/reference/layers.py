@@ -56,6 +56,18 @@ class LayerCosts:
         """Return the seconds of the full backward of a micro-batch; the embedding's own was timed as nothing."""
         return sum(self._layer_s(layer, replica.kind, replica.tp_degree, samples, _backward) for layer in layers)
 
+    def launch_s(self, kind: str) -> float:
+        """Return what the host takes to launch a layer's forward: the least that a block of any size was timed at.
+
+        Raises:
+            ProfileError: the model was not timed on this kind.
+        """
+        block = self._model.roles.index(_BLOCK)
+        found = [times.forward_s[block] for (timed, _, _), times in self._model.times.items() if timed == kind]
+        if not found:
+            raise ProfileError(f"{self._model.name} was not timed on {kind}")
+        return min(found)
+
     def update_s(self, layers: range, replica: ReferenceReplica, samples: int) -> float:
         """Return the seconds of the optimizer's update.
 

@@ -57,6 +57,14 @@ class ReferenceNetwork:
         own_bytes = size_bytes / source[0].tp_degree
         return size_bytes / curve_bandwidth_bytes_per_s(self._curve(source, target), own_bytes)
 
+    def gather_s(self, replica: ReferenceReplica, size_bytes: float) -> float:
+        """Return the seconds until each device of a tensor-parallel group has all of what each has a part of.
+
+        Raises:
+            ProfileError: nothing was measured inside a host of that kind.
+        """
+        return self.transfer_s((replica, 0), (replica, 0), size_bytes) if replica.tp_degree > 1 else 0.0
+
     def ring_sum_s(self, ring: Sequence[Placed], size_bytes: float) -> float:
         """Return the seconds of a ring sum; every hop has to carry the same, so the slowest decides.
 

@@ -1,7 +1,7 @@
 """A training framework other than ours, as a platform: what it adds to computation, transfers and memory.
 
 Its constants are in a data file beside this one, each with unit, meaning and where it comes from; one set for a
-platform, never one for a model or a run. `benchmarks/calibrate_platform.py` fits those marked `fitted`.
+platform, never one for a model or a run. `fit` fits those marked `fitted`.
 """
 
 from collections.abc import Mapping
@@ -20,10 +20,10 @@ class Platform:
     name: str
     launch_exposure: float
     """Part of the time above the device-bound one that a running step shows; 1: all that a layer alone shows."""
-    receive_wait_s: float
-    """With each micro-batch received the device idles so long, while the host reads its shape and launches."""
-    eager_send_bytes: float
-    """Of each rank's message: what the transport takes off its hands at once. The rest holds up its next action."""
+    relaunched_layers: float
+    """With each micro-batch received the device idles while the host, which has read its shape, launches so much."""
+    buffer_bytes: float
+    """Of each rank's message: what the transport's buffers hold. The sender is kept until only that is left."""
     bytes_per_parameter: float
     """Weights, gradients, optimizer state and the framework's copies."""
     workspace_ratio: float
@@ -32,7 +32,7 @@ class Platform:
     """By kind of device: context, libraries, communicators. `other` stands for kinds that are not listed."""
 
     def __post_init__(self) -> None:
-        for name in ("launch_exposure", "receive_wait_s", "eager_send_bytes", "bytes_per_parameter", "workspace_ratio"):
+        for name in ("launch_exposure", "relaunched_layers", "buffer_bytes", "bytes_per_parameter", "workspace_ratio"):
             if getattr(self, name) < 0:
                 raise ValueError(f"platform {self.name}: {name} must not be negative, got {getattr(self, name)}")
         if "other" not in self.base_bytes or min(self.base_bytes.values()) < 0:
@@ -44,7 +44,7 @@ class Platform:
 
     def send_hold_s(self, seconds: float, rank_bytes: float) -> float:
         """Return for how long a send of so many seconds, and bytes of each rank, keeps the device."""
-        return seconds * max(0.0, 1.0 - self.eager_send_bytes / rank_bytes) if rank_bytes else 0.0
+        return seconds * max(0.0, 1.0 - self.buffer_bytes / rank_bytes) if rank_bytes else 0.0
 
 
 @cache

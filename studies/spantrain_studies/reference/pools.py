@@ -178,7 +178,11 @@ class ReferencePools:
         except ProfileError:
             # Nobody measured that way, so nothing is sent on it.
             return HopSeconds(*[np.full_like(cuts, np.inf)] * len(HopSeconds._fields))
-        wait, nothing = self._platform.receive_wait_s, np.zeros_like(cuts)
+        nothing = np.zeros_like(cuts)
+
+        def taken(member: ReferenceReplica) -> Array:
+            launch_s = self._platform.relaunched_layers * self._layers.launch_s(member.kind)
+            return launch_s + self._by_size(cuts, lambda size_bytes: self._network.gather_s(member, size_bytes))
 
         def held(seconds: Array, tp_degree: int) -> Array:
             pairs = zip(seconds.tolist(), (cuts / tp_degree).tolist(), strict=True)
@@ -186,9 +190,9 @@ class ReferencePools:
 
         return HopSeconds(
             lower_forward_s=held(up, a.tp_degree),
-            upper_forward_s=up + wait,
+            upper_forward_s=up + taken(b),
             upper_backward_s=held(down, b.tp_degree),
-            lower_backward_s=down + wait,
+            lower_backward_s=down + taken(a),
             delay_forward_s=nothing,
             delay_backward_s=nothing,
             link_s=nothing,

@@ -32,9 +32,16 @@ def show_validation(console: Console, validation: ReferenceValidation, *, explai
             console.print(_time_table(name, found))
             console.print(_byte_table(name, found))
     console.print(_summary_table(validation))
+    platform = validation.platform
+    bases = ", ".join(f"{size / _GB:.2f}" for size in sorted(set(platform.base_bytes.values())))
+    of_what = (
+        "each run is predicted by constants fitted to all others; fitted to all they are"
+        if validation.left_out
+        else "constants as they ship (--leave-one-out fits them to these runs)"
+    )
     console.print(
-        f"  Platform {validation.platform.name}; its constants were fitted on the runs marked 'calibrate' only "
-        "(studies, reference/platforms).",
+        f"  Platform {platform.name}: {of_what}: launch exposure {platform.launch_exposure:.3f}, workspace "
+        f"{platform.workspace_ratio:.2f}, base {bases} GB.",
         style="dim",
         highlight=False,
     )
@@ -57,12 +64,11 @@ def _error(ratio: float, *, counts: bool) -> str:
 
 
 def _case_table(name: str, found: SetValidation) -> Table:
-    columns = ("run", "use", "predicted", "measured", "error", "predicted", "measured", "error")
+    columns = ("run", "predicted", "measured", "error", "predicted", "measured", "error")
     table = _table(f"{name}: seconds of a step, peak GB of a device; figures in brackets do not count", *columns)
     for case in found.cases:
         table.add_row(
             case.id.removeprefix(f"{name}/"),
-            case.use,
             f"{case.predicted_s:.3f}",
             f"{case.measured_s:.3f}",
             _error(case.time_error_ratio, counts="time" not in case.excluded),

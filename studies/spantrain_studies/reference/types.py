@@ -131,8 +131,6 @@ class ReferenceCase:
     peak_bytes: float
     """Measured, of a whole device, the largest over all."""
     flags: tuple[str, ...]
-    calibrate: bool
-    """Whether a platform's constants may be fitted on it."""
 
     @property
     def dp_degree(self) -> int:

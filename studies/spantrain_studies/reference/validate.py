@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from spantrain_studies.reference.costs import ByteParts, CasePrediction, TimeParts, predict_case
+from spantrain_studies.reference.fit import fitted, left_out
 from spantrain_studies.reference.folder import MEASURED_FILE, read_reference
 from spantrain_studies.reference.platform import Platform, load_platform
 from spantrain_studies.reference.types import ReferenceCase
@@ -28,8 +29,6 @@ class CaseValidation:
     """One run, predicted and measured."""
 
     id: str
-    use: str
-    """`calibrate` where the platform's constants were fitted on it, else `validate`."""
     predicted_s: float
     measured_s: float
     predicted_bytes: int
@@ -74,6 +73,9 @@ class ReferenceValidation:
     """A folder of measured runs."""
 
     platform: Platform
+    """Where runs were left out: as fitted to all of them."""
+    left_out: bool
+    """Whether each run was predicted by constants that were fitted to all others."""
     sets: Mapping[str, SetValidation]
 
 
@@ -96,9 +98,19 @@ def excluded_figures(flags: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def validate_reference(
-    folder: Path, *, platform: Platform | None = None, progress: Callable[[int, int, str], None] | None = None
+    folder: Path,
+    *,
+    platform: Platform | None = None,
+    leave_one_out: bool = False,
+    progress: Callable[[int, int, str], None] | None = None,
 ) -> ReferenceValidation:
-    """Predict every run of a folder and compare; `progress` hears of runs done, of all, and of the next one.
+    """Predict every run of a folder and compare.
+
+    Args:
+        folder: with measured.json.
+        platform: whose constants to use; None: those that ship.
+        leave_one_out: fit the constants to this folder, for each run without it.
+        progress: hears of runs done, of all, and of the next one.
 
     Raises:
         ConfigError: a file of the folder is missing or wrong.
@@ -106,18 +118,27 @@ def validate_reference(
     """
     reference = read_reference(folder)
     used = load_platform(PLATFORM) if platform is None else platform
+    by_run: dict[str, Platform] = {}
+    if leave_one_out:
+        by_run = left_out(reference, used, _excluded)
+        used = fitted(reference, used, _excluded)
     rows: dict[str, list[CaseValidation]] = {}
     for number, case in enumerate(reference.cases):
         if progress is not None:
             progress(number, len(reference.cases), case.id)
-        rows.setdefault(case.set_name, []).append(_compared(case, predict_case(reference, case, used)))
-    return ReferenceValidation(platform=used, sets={name: _set(cases) for name, cases in rows.items()})
+        predicted = predict_case(reference, case, by_run.get(case.id, used))
+        rows.setdefault(case.set_name, []).append(_compared(case, predicted))
+    sets = {name: _set(cases) for name, cases in rows.items()}
+    return ReferenceValidation(platform=used, left_out=leave_one_out, sets=sets)
+
+
+def _excluded(case: ReferenceCase) -> tuple[str, ...]:
+    return excluded_figures(case.flags)
 
 
 def _compared(case: ReferenceCase, predicted: CasePrediction) -> CaseValidation:
     return CaseValidation(
         id=case.id,
-        use="calibrate" if case.calibrate else "validate",
         predicted_s=predicted.step_s,
         measured_s=case.step_s,
         predicted_bytes=predicted.peak_bytes,
