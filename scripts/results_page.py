@@ -46,6 +46,13 @@ BENCHMARKS = (
         emulated="Real: the device, computation, gradients, messages, encryption. Emulated: nothing.",
     ),
     Benchmark(
+        name="data_sheets",
+        title="Data sheets beside devices",
+        script="data_sheets.py",
+        shows="how far off seconds are that are expected by data sheets alone, beside what others measured on 13 kinds",
+        emulated="Nothing is emulated or trained: measurements of others, and of one H100, beside the law.",
+    ),
+    Benchmark(
         name="frameworks-",
         title="Beside other frameworks",
         script="frameworks.py",

@@ -111,7 +111,9 @@ def test_places_without_any_way_between_them_are_told():
         ("Intel(R) Arc(TM) A770 Graphics", "arc-a770"), ("Apple M1", "m1"), ("Apple M4 Max", "m4-max"),
         ("NVIDIA Jetson Nano Developer Kit", "jetson-nano"), ("NVIDIA Jetson Orin Nano Developer Kit", "orin-nano"),
         ("NVIDIA Jetson AGX Orin Developer Kit", "agx-orin"), ("NVIDIA Jetson AGX Thor Developer Kit", "agx-thor"),
-        ("NVIDIA GeForce RTX 4080 SUPER", None), ("NVIDIA RTX 6000 Ada Generation", None), ("NVIDIA A10G", None),
+        ("NVIDIA GeForce RTX 4080 SUPER", None), ("NVIDIA RTX 6000 Ada Generation", "rtx-6000-ada"),
+        ("Quadro RTX 8000", "rtx-8000"), ("NVIDIA TITAN RTX", "titan-rtx"),
+        ("NVIDIA GeForce RTX 2080 Ti", "rtx-2080-ti"), ("NVIDIA A10G", None),
         ("AMD Instinct MI250X / MI250", None), ("NVIDIA A100-SXM4-80GB MIG 1g.10gb", None), ("", None), ("cpu", None),
     ],
 )  # fmt: skip

@@ -42,8 +42,10 @@ def test_a_slow_line_is_found_to_limit(case):
     plan, profile = case
     cluster = slow_line(profile.cluster, 0.02)
     found = explain_plan(replace(plan, cluster=cluster), replace(profile, cluster=cluster))
-    assert found.helps[0].kind == "link"
-    assert "->" in found.limited_by.split(":")[0] or "link" in found.limited_by
+    assert found.limited_by.startswith("link lab->home")
+    faster = next(help_ for help_ in found.helps if help_.kind == "link")
+    assert "lab <-> home" in faster.change
+    assert faster.times_as_fast > 1.1
     assert max(load.busy_ratio for load in found.links.values()) > 0.5
 
 

@@ -124,4 +124,4 @@ def test_many_devices_are_searched_by_counts(many):
     assert all(evaluate(other.plan).step_s >= found.step_s for other in others)
     assert all(len(replica.devices) == 1 for stage in best.plan.stages for replica in stage.replicas)
     single = make_plan(many, job, PlanOptions(strategies=("single-device",)))
-    assert found.step_s < single.step_s_predicted / 4
+    assert found.step_s < single.step_s_predicted / 3

@@ -7,7 +7,14 @@ from hypothesis import strategies as st
 from spantrain.core.action import Op
 from spantrain.core.cluster import DeviceKind
 from spantrain.core.units import Unit
-from spantrain.cost.analytic import COMPUTE_EFFICIENCY, HALF_RATE_SAMPLES, LAUNCH_S, AnalyticLaw
+from spantrain.cost.analytic import (
+    COMPUTE_EFFICIENCY,
+    HALF_RATE_SAMPLES,
+    HELD_PASSES,
+    LAUNCH_S,
+    SATURATION_S,
+    AnalyticLaw,
+)
 
 KIND = DeviceKind(
     name="board",
@@ -18,6 +25,10 @@ KIND = DeviceKind(
     power_w=10.0,
     source="made up",
 )
+
+
+LOST = SATURATION_S * COMPUTE_EFFICIENCY * 1e12 / 1e9
+"""Samples of 1e9 operations that fill the device: what it computes in `SATURATION_S`."""
 
 
 def make_unit(flop: float = 1e9, held: int = 2**20, parameters: int = 2**20) -> Unit:
@@ -36,17 +47,32 @@ def law(speed: float = 1.0, dtype: str = "float32") -> AnalyticLaw:
 
 
 def test_dense_work_runs_at_the_peak_rate_but_for_the_fixed_cost() -> None:
-    seconds = law().seconds(make_unit(), Op.FORWARD, 16)
-    assert seconds == pytest.approx(1e9 * (16 + HALF_RATE_SAMPLES) / (COMPUTE_EFFICIENCY * 1e12) + LAUNCH_S)
+    seconds = law().seconds(make_unit(held=0, parameters=0), Op.FORWARD, 16)
+    assert seconds == pytest.approx(1e9 * (16 + LOST) / (COMPUTE_EFFICIENCY * 1e12) + LAUNCH_S)
+
+
+def test_small_samples_lose_half_of_one_and_large_ones_what_fills_the_device() -> None:
+    small = law().seconds(make_unit(flop=1e6, held=0, parameters=0), Op.FORWARD, 4)
+    assert small == pytest.approx(1e6 * (4 + HALF_RATE_SAMPLES) / (COMPUTE_EFFICIENCY * 1e12) + LAUNCH_S)
+    large = law().seconds(make_unit(flop=1e12, held=0, parameters=0), Op.FORWARD, 1)
+    assert large == pytest.approx(1e12 / (COMPUTE_EFFICIENCY * 1e12) + SATURATION_S + LAUNCH_S)
 
 
 def test_work_of_little_arithmetic_runs_at_the_memory_bandwidth() -> None:
     unit = make_unit(flop=1.0, held=10**8, parameters=0)
-    assert law().seconds(unit, Op.FORWARD, 10) == pytest.approx(1e9 / (0.75 * 50e9) + LAUNCH_S)
+    assert law().seconds(unit, Op.FORWARD, 10) == pytest.approx(HELD_PASSES * 1e9 / (0.75 * 50e9) + LAUNCH_S)
+
+
+def test_what_is_moved_comes_on_top_of_what_is_computed() -> None:
+    both, computed, moved = (
+        law().seconds(make_unit(flop=flop, held=held, parameters=0), Op.FORWARD, 8)
+        for flop, held in ((1e9, 10**7), (1e9, 0), (0.0, 10**7))
+    )
+    assert both == pytest.approx(computed + moved - LAUNCH_S)
 
 
 def test_low_precision_runs_at_the_16_bit_peak() -> None:
-    unit = make_unit(held=0, parameters=0)
+    unit = make_unit(flop=1e7, held=0, parameters=0)
     full, low = law().seconds(unit, Op.FORWARD, 64), law(dtype="bfloat16").seconds(unit, Op.FORWARD, 64)
     assert (full - LAUNCH_S) / (low - LAUNCH_S) == pytest.approx(2)
 

@@ -1,15 +1,20 @@
 """Seconds that the data sheet of a kind of device lets one expect: the law that emulated devices follow.
 
-A roofline with a fixed cost per operation. For a unit with `flop` operations and `held` bytes of activations per
-sample, and `fixed` bytes of parameters, one of F, I and W on n samples takes
+Matrix products and convolutions at a part of the peak rate; then, since kernels run one after another, what moves
+activations to and from memory (normalization, attention's scores, activation functions, dropout); and a fixed cost per
+operation. For a unit with `flop` operations and `held` bytes of activations per sample, and `fixed` bytes of
+parameters, one of F, I and W on n samples takes
 
-    seconds = max(flop * (n + n_half) / (efficiency * peak),
-                  (fixed + held * n) / (efficiency * memory bandwidth)) / speed  +  launch
+    seconds = (flop * (n + n_half) / (COMPUTE_EFFICIENCY * peak)
+               + (fixed + HELD_PASSES * held * n) / (MEMORY_EFFICIENCY * memory bandwidth)) / speed  +  launch
 
 `n_half` is the number of samples at which half of the full rate is reached: small batches use a device badly, so time
-is not linear in samples (Asteroid, section 3.1 and figure 6, shows the same on boards). I and W each do as many
-operations as F and move as many bytes; B = I + W. An operation of no flop (an embedding, a lookup) has no I, since
-nobody waits for the gradient of integers.
+is not linear in samples (Asteroid, section 3.1 and figure 6, shows the same on boards). A large sample fills a device
+by itself: n_half is what it computes in `SATURATION_S` of its full speed, and at most `HALF_RATE_SAMPLES`. I and W each
+do as many operations as F and move as many bytes; B = I + W. An operation of no flop (an embedding, a lookup) has no I,
+since nobody waits for the gradient of integers.
+
+The three constants fit measured training of 14 kinds and 5 models (`benchmarks/data_sheets.py`, docs/planner.md).
 
 `speed` is `Cluster.emulated_speed`. Everything that a device does scales with 1/speed, so ratios between devices,
 units and operations are the real ones; only `launch`, a few microseconds in which the host starts an operation, is not
@@ -31,14 +36,20 @@ from spantrain.version import VERSION
 ANALYTIC_METHOD = "nothing was measured: compute by the kinds' data sheets, links as the cluster describes them"
 """How an analytic profile says what it is."""
 
-COMPUTE_EFFICIENCY = 0.45
-"""Part of the peak rate that large products and convolutions reach in training."""
+COMPUTE_EFFICIENCY = 0.75
+"""Part of the peak rate that large products and convolutions reach."""
 
 MEMORY_EFFICIENCY = 0.75
 """Part of the memory bandwidth that plain copies and element-wise work reach."""
 
+HELD_PASSES = 3
+"""So often each of F, I and W moves what is held of a sample: operations between products read and write it anew."""
+
 HALF_RATE_SAMPLES = 0.5
-"""n_half: this many samples' worth of time is lost in every operation."""
+"""n_half of small samples: this many samples' worth of time is lost in every operation."""
+
+SATURATION_S = 70e-6
+"""n_half of large samples is what a device computes in so many seconds at its full speed."""
 
 LAUNCH_S = 20e-6
 """Seconds of the host for one operation of one unit."""
@@ -101,9 +112,10 @@ class AnalyticLaw:
         return sum(self.seconds(unit, op, samples) for unit in units)
 
     def _one_pass(self, unit: Unit, samples: int) -> float:
-        compute_s = unit.forward_flop_per_sample * (samples + HALF_RATE_SAMPLES) / self.flop_per_s
-        moved_bytes = unit.parameter_bytes + unit.activation_bytes_per_sample * samples
-        return max(compute_s, moved_bytes / self.bytes_per_s)
+        flop = unit.forward_flop_per_sample
+        lost_flop = min(HALF_RATE_SAMPLES * flop, SATURATION_S * self.flop_per_s / self.speed)
+        moved_bytes = unit.parameter_bytes + HELD_PASSES * unit.activation_bytes_per_sample * samples
+        return (flop * samples + lost_flop) / self.flop_per_s + moved_bytes / self.bytes_per_s
 
 
 def analytic_profile(

@@ -2,12 +2,14 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import groupby, permutations
 
 import yaml
 
 from spantrain.config.kinds import load_kinds
 from spantrain.config.prices import PriceFile
+from spantrain.core.action import Op
 from spantrain.core.cluster import DeviceKind
 from spantrain.core.money.offers import Market, Offer
 from spantrain.core.money.prices import KindPrice, distance
@@ -16,6 +18,7 @@ from spantrain.cost.analytic import AnalyticLaw
 
 MOST_DEVICES = 64
 """Of a candidate: with more, planning takes longer than people wait."""
+_OPS = (Op.FORWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)
 _MARKETS = {Market.ON_DEMAND: "on demand", Market.SPOT: "spot", Market.OWNED: "owned"}
 
 
@@ -191,24 +194,23 @@ def _rate(bytes_per_s: float) -> str:
 
 
 class LeastCosts:
-    """What training takes and costs at least on some machines, by the operations in it."""
+    """What training takes and costs at least on some machines, by the kinds' data sheets."""
 
     def __init__(self, graph: UnitGraph, dtype: str, prices: PriceFile) -> None:
         self.kinds: dict[str, DeviceKind] = {**load_kinds(), **prices.kinds}
+        self._graph = graph
         self._dtype = dtype
-        self._flop = sum(
-            unit.forward_flop_per_sample
-            * (1 + unit.goes_back * (1 + (unit.trained_bytes / unit.parameter_bytes if unit.frozen_bytes else 1)))
-            for unit in graph.units
-        )
+        self._device_s = cache(self._one_more_s)
 
     def sample_s(self, candidate: Candidate) -> float:
-        """Return the least seconds of a sample: all devices compute all the time, at their full rate."""
-        rates = (
-            part.devices * AnalyticLaw(kind=self.kinds[part.offer.kind], speed=1.0, dtype=self._dtype).flop_per_s
-            for part in candidate.parts
-        )
-        return self._flop / sum(rates)
+        """Return the least seconds of a sample: all devices compute all the time, on as many samples as they like."""
+        return 1 / sum(part.devices / self._device_s(part.offer.kind) for part in candidate.parts)
+
+    def _one_more_s(self, kind: str) -> float:
+        """Return what one more sample takes a device of a kind."""
+        law = AnalyticLaw(kind=self.kinds[kind], speed=1.0, dtype=self._dtype)
+        one, two = (sum(law.stage_seconds(self._graph.units, op, n) for op in _OPS) for n in (1, 2))
+        return two - one
 
     def sample_usd(self, candidate: Candidate) -> float:
         """Return the least US dollars of a sample: nothing is sent to another place."""

@@ -1,6 +1,6 @@
 """Machines to rent: single ones first, then more of a kind, then two places over their egress; each is planned for.
 
-What a choice takes and costs at least is known from its operations alone (`candidates.LeastCosts`). Choices are gone
+What a choice takes and costs at least is known from data sheets alone (`candidates.LeastCosts`). Choices are gone
 through by how near to the frontier of these bounds they are; what a planned one beats in both time and money is left
 out. The number of plans is bounded by the devices in them, not by the clock: the same question has the same answer.
 """
