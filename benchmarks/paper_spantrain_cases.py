@@ -1,7 +1,7 @@
 """The SpanTrain papers' clusters, models and jobs, and who is asked for a plan on them."""
 
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache
 
 from paper_rows import OURS, Answer, Contest, Contests, larger_images
 from spantrain.app.profiling.describe import described_profile
@@ -11,7 +11,7 @@ from spantrain.core.cluster import Cluster
 from spantrain.core.profile import Profile
 from spantrain.cost.analytic import analytic_profile
 from spantrain.models.catalog.catalog import is_text, resolve_model
-from spantrain.planner.request import Constraints, JobSpec
+from spantrain.planner.request import Constraints, JobSpec, PlanRequest, Proposal
 from spantrain.planner.strategies.spantrain.strategy import spantrain
 
 SITES = ("cloud", "edge", "end")
@@ -74,8 +74,13 @@ def contest_of(case: Case) -> Contest:
         profile=profile_of(case),
         job=JobSpec(global_batch=case.batch, schedule=case.schedule),
         constraints=Constraints(keep=SITES if case.kept else ()),
-        contenders={NO_SECOND: partial(spantrain, second_level=False)},
+        contenders={NO_SECOND: without_second_level},
     )
+
+
+def without_second_level(request: PlanRequest) -> tuple[Proposal, ...]:
+    """Propose what the strategy `spantrain` does without second-level groups."""
+    return spantrain(replace(request, constraints=replace(request.constraints, second_level=False)))
 
 
 SPANTRAIN = Contests("spantrain", contest_of)

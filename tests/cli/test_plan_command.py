@@ -43,6 +43,19 @@ def test_the_default_is_never_worse_than_one_site(spantrain, profile_path):
     assert {"single-site", "single-device"} < set(found["strategies"])
 
 
+def test_no_second_level_says_what_it_costs(spantrain):
+    ended = spantrain("plan", *PRESET, "--strategy", "spantrain", "--no-second-level", "--json")
+    assert ended.code == 0, ended.err
+    found = json.loads(ended.out)
+    part, whole = (found["strategies"][name]["samples_per_s"] for name in ("spantrain", "spantrain with second level"))
+    assert found["samples_per_s_predicted"] == part
+    assert part <= whole
+    assert f"{part:.4g} samples/s; with them {whole:.4g}" in found["reasons"][0]
+    ended = spantrain("plan", *PRESET, "--no-second-level")
+    assert ended.code == 2
+    assert "--no-second-level goes with --strategy spantrain" in ended.err
+
+
 def test_a_preset_needs_no_measuring_and_says_so(spantrain, tmp_path):
     out = tmp_path / "p" / "plan.json"
     ended = spantrain("plan", *PRESET, "--strategy", "spantrain-dp", "--out", out)

@@ -55,6 +55,13 @@ def test_figure_7a_second_level_groups_follow_each_other(make_cluster, make_grap
     ) in found
 
 
+def test_kinds_of_nearly_one_speed_are_divided_as_one_group_too(make_cluster, make_graph, make_profile):
+    pairs = (Slot(members=alone("a", "b"), even=True), Slot(members=alone("c", "d"), even=True))
+    for fast, alike in ((0.022, True), (0.03, False)):
+        speeds = {"a": fast, "b": 0.02, "c": 0.02, "d": 0.02}
+        assert (pairs in ways_in(make_cluster, make_graph, make_profile, speeds, ("a",), ("b", "c", "d"))) == alike
+
+
 def test_figure_7b_weak_devices_share_a_stage(make_cluster, make_graph, make_profile):
     speeds = {"fast-0": 0.03, "fast-1": 0.03, "weak-1": 0.01, "weak-2": 0.02}
     found = ways_in(make_cluster, make_graph, make_profile, speeds, ("fast-0", "fast-1"), ("weak-2",), ("weak-1",))
@@ -158,9 +165,10 @@ def test_every_proposal_is_a_plan_that_fits(data, make_cluster, make_graph, make
     cluster = make_cluster(draw_sites(data, most_devices=4), memory_bytes=draw_memory_bytes(data))
     graph = make_graph(data.draw(st.integers(1, 6)))
     profile = make_profile(cluster, divisible(graph) if data.draw(st.booleans()) else graph)
-    request = request_of(profile, JobSpec(global_batch=data.draw(st.integers(1, 24))))
+    job = JobSpec(global_batch=data.draw(st.integers(1, 24)))
+    request = request_of(profile, job, second_level=data.draw(st.booleans()))
     try:
-        proposals = spantrain(request, second_level=data.draw(st.booleans()))
+        proposals = spantrain(request)
     except InfeasiblePlanError:
         return
     assert_plans_fit(request, proposals)
@@ -175,13 +183,13 @@ def test_where_micro_batches_are_many_the_simulator_agrees(preset_profile):
 
 def test_the_second_level_pays_where_devices_differ(make_cluster, make_graph, make_profile):
     cluster = make_cluster({"here": {"fast": 0.01, "slow-0": 0.004, "slow-1": 0.004}})
-    request = request_of(make_profile(cluster, make_graph(12)), JobSpec(global_batch=96))
-    whole, without = (
-        min(request.evaluate(proposal.plan).step_s for proposal in spantrain(request, second_level=split))
-        for split in (True, False)
-    )
-    assert whole < 0.9 * without
-    for proposal in spantrain(request, second_level=False):
+    profile, job = make_profile(cluster, make_graph(12)), JobSpec(global_batch=96)
+    whole, without = (request_of(profile, job, second_level=split) for split in (True, False))
+    found = [
+        min(request.evaluate(proposal.plan).step_s for proposal in spantrain(request)) for request in (whole, without)
+    ]
+    assert found[0] < 0.9 * found[1]
+    for proposal in spantrain(without):
         (stage,) = proposal.plan.stages
         shares = [replica.sample_share for replica in stage.replicas]
         assert max(shares) - min(shares) <= 1

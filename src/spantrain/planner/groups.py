@@ -1,24 +1,27 @@
-"""First- and second-level groups of devices (SpanTrain, English paper, section 3.2.2), from measurements."""
+"""First- and second-level groups of devices (SpanTrain, English paper, section 3.2.2), by network and by make."""
 
 import heapq
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import permutations
+from itertools import combinations, permutations
 from typing import TypeVar
 
-from spantrain.core.profile import LinkMeasurement, Profile
+from spantrain.core.cluster import Site
+from spantrain.core.profile import Profile
 from spantrain.core.quantities import format_bytes, format_seconds
 
 _T = TypeVar("_T")
+Members = tuple[str, ...]
+Distance = Callable[[Members, Members], float]
+MayMerge = Callable[[Members, Members, float], bool]
 _ALL_ORDERS_UP_TO = 3
 _SAME = 1e-12
 MESSAGE_BYTES = 2**20
 """Of the message by whose seconds networks are compared."""
-NETWORK_RATIO, _COMPUTE_RATIO = 1.25, 1.2
-"""How much slower the way between two groups may be than what they are used to; how much their devices may differ."""
-_WAN_LATENCY_S = 2e-3
+ALIKE_RATIO = 1.25
+"""How many times as slow a network, or as fast a device, counts as alike: over what noise of ±10 % makes, 1.1 / 0.9."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,100 +49,132 @@ def message_seconds(
     Latency plus size over bandwidth, the mean of both directions, under both orders of the pair. (The paper's
     p_t = α + β/m mixes the symbols of its payloads; this is what it is taken to mean.)
     """
-    links = _links(profile, devices)
+    links = profile.link_by_pair
+    if devices is not None and len(devices) < len(profile.cluster.devices):
+        # Of a large cluster that is described, no other links are made for their sake.
+        some = {pair: profile.link(*pair) for pair in permutations(devices, 2)}
+        links = {pair: link for pair, link in some.items() if link is not None}
     one_way = {pair: link.latency_s + message_bytes / link.bandwidth_bytes_per_s for pair, link in links.items()}
     return {(a, b): (seconds + one_way.get((b, a), seconds)) / 2 for (a, b), seconds in one_way.items()}
 
 
-def _links(profile: Profile, devices: Sequence[str] | None) -> Mapping[tuple[str, str], LinkMeasurement]:
-    """Return the links among devices: of a large cluster that is described, no others are made for their sake."""
-    if devices is None or len(devices) == len(profile.cluster.devices):
-        return profile.link_by_pair
-    found = {pair: profile.link(*pair) for pair in permutations(devices, 2)}
-    return {pair: link for pair, link in found.items() if link is not None}
-
-
 def group_devices(profile: Profile, *, devices: Sequence[str] | None = None) -> DeviceGroups:
-    """Group devices by network, and inside each group by compute score and memory.
+    """Group devices by network, and inside each group by kind and memory, the fastest first.
 
-    First level: every device begins alone; the pair of groups with the shortest mean message time is taken from
-    a heap and merged if that time is at most `NETWORK_RATIO` times what the slower-connected of the two is used
-    to: the mean time between hosts inside a group, or a lone device's nearest path. Means are updated on merging
-    and only the top is kept. A lone device whose nearest path has a latency of `_WAN_LATENCY_S` or more is held to
-    the fastest path between hosts of the whole cluster, so that two remote devices are not taken for neighbours.
+    Agglomeration: every device begins alone, the nearest pair of groups is taken from a heap and merged if it may be,
+    means are updated. What comes out does not depend on the order of devices.
 
-    That ratio lies over what averaged noise of ±10 % does, and under the step from a site to a link with
-    half its bandwidth or with milliseconds more. Sites whose link is as good as their inside (edge and end at
-    1 Gbit/s and small latency, as in the Chinese paper's table 1) merge: to the network they are one place.
+    First level, by the mean time of a message, inside sites: the way between two groups may take `ALIKE_RATIO` times
+    what the slower-connected of them is used to, which is the mean between its hosts; for one host, its nearest path.
+    So a site that is slow inside falls apart. Then what came of the sites, by the same ratio of what the
+    better-connected of two is used to: sites whose link is as good as their inside (edge and end at 1 Gbit/s and small
+    latency, as in the Chinese paper's table 1) merge, to the network they are one place; and no slow site is drawn
+    into a fast one. A host that has its site for itself is used to what the site's network is said to be, since a way
+    to elsewhere is all that can be measured of it.
 
-    Second level: the same on the larger of the ratios of score and of memory, up to `_COMPUTE_RATIO`.
+    Noise of ±10 % parts nothing that is alike and joins nothing that takes 1.53 times as long, whatever it does.
+
+    Second level: devices of one kind and memory. The paper clusters scores; here times are those of kinds, so that
+    scores which differ among devices of one kind tell nothing apart that is planned with.
     """
     names = tuple(devices) if devices is not None else tuple(d.name for d in profile.cluster.devices)
-    first = _merge(names, *_network_rules(profile, names))
-    groups = tuple(map(partial(_with_subgroups, profile), _names_of(profile, first), first))
-    return DeviceGroups(first_level=groups, message_bytes=MESSAGE_BYTES)
+    return DeviceGroups(first_level=group_levels(profile, names, most=0)[0], message_bytes=MESSAGE_BYTES)
 
 
-Members = tuple[str, ...]
-Distance = Callable[[Members, Members], float]
-MayMerge = Callable[[Members, Members, float], bool]
+def group_levels(profile: Profile, devices: Members, *, most: int) -> tuple[tuple[DeviceGroup, ...], ...]:
+    """Return the first-level groups, then other divisions of the same network into at most so many groups.
+
+    These are the pieces of sites, and what comes of joining the nearest two of them, again and again, down to two.
+    """
+    distance, in_site, across = _network_rules(profile, devices)
+    pieces = _site_pieces(profile, devices, distance, in_site)
+    first = _last(_merges(pieces, distance, across))
+    others = (row for row in _merges(pieces, distance, lambda *_: True) if 1 < len(row) <= most)
+    found = dict.fromkeys(map(tuple, (first, *others)))
+    return tuple(_groups_of(profile, devices, parts) for parts in found)
 
 
-def _merge(names: Members, distance: Distance, may_merge: MayMerge) -> list[Members]:
-    """Agglomerate: nearest pair first, from a heap whose stale entries are skipped."""
-    order = {name: index for index, name in enumerate(names)}
-    alive: set[Members] = {(name,) for name in names}
-    heap: list[tuple[float, Members, Members]] = [
-        (distance((a,), (b,)), (a,), (b,)) for a in names for b in names if order[a] < order[b]
-    ]
+def _merges(parts: Iterable[Members], distance: Distance, may_merge: MayMerge) -> Iterator[list[Members]]:
+    """Agglomerate, nearest pair first, from a heap whose stale entries are skipped; yield the parts as they change."""
+    alive = set(parts)
+    yield sorted(alive)
+    heap = [(distance(a, b), a, b) for a, b in combinations(sorted(alive), 2)]
     heapq.heapify(heap)
     while heap:
         value, a, b = heapq.heappop(heap)
         if a not in alive or b not in alive or not may_merge(a, b, value):
             continue
         alive -= {a, b}
-        merged = tuple(sorted(a + b, key=order.__getitem__))
-        for other in sorted(alive, key=lambda members: order[members[0]]):
+        merged = tuple(sorted(a + b))
+        for other in alive:
             heapq.heappush(heap, (distance(merged, other), merged, other))
         alive.add(merged)
-    return sorted(alive, key=lambda members: order[members[0]])
+        yield sorted(alive)
 
 
-def _network_rules(profile: Profile, names: Members) -> tuple[Distance, MayMerge]:
+def _last(rows: Iterable[list[Members]]) -> list[Members]:
+    *_, last = rows
+    return last
+
+
+def _groups_of(profile: Profile, names: Members, parts: Iterable[Members]) -> tuple[DeviceGroup, ...]:
+    """Return groups, and their members, in the order of names."""
+    order = {name: index for index, name in enumerate(names)}
+    found = [tuple(sorted(part, key=order.__getitem__)) for part in parts]
+    found.sort(key=lambda part: order[part[0]])
+    return tuple(map(partial(_with_subgroups, profile), _names_of(profile, found), found))
+
+
+def _site_pieces(profile: Profile, names: Members, distance: Distance, in_site: MayMerge) -> list[Members]:
+    """Return the parts into which sites fall by their own network: most often one each."""
+    at: dict[str, list[Members]] = {}
+    for name in names:
+        at.setdefault(profile.cluster.device_by_name[name].site, []).append((name,))
+    return [part for own in at.values() for part in _last(_merges(own, distance, in_site))]
+
+
+def _network_rules(profile: Profile, names: Members) -> tuple[Distance, MayMerge, MayMerge]:
+    """Return how far groups are from each other, and whether they may merge inside a site and across sites."""
     metric = message_seconds(profile, MESSAGE_BYTES, names)
-    used_to = _lone_references(profile, names, metric)
-    host = {device.name: device.host for device in profile.cluster.devices}
+    device = profile.cluster.device_by_name
+    alone = _used_to_alone(profile, names, metric)
 
     def distance(a: Members, b: Members) -> float:
         return _mean([metric.get((x, y), float("inf")) for x in a for y in b])
 
-    def reference(members: Members) -> float:
-        inner = [metric[x, y] for x in members for y in members if host[x] != host[y] and (x, y) in metric]
-        return _mean(inner) if inner else max(used_to[name] for name in members)
+    def used_to(members: Members) -> float:
+        pairs = [pair for pair in combinations(members, 2) if device[pair[0]].host != device[pair[1]].host]
+        inner = [metric[pair] for pair in pairs if pair in metric]
+        return _mean(inner) if inner else max(alone[name] for name in members)
 
-    def may_merge(a: Members, b: Members, value: float) -> bool:
-        return value <= NETWORK_RATIO * max(reference(a), reference(b)) + _SAME
+    def in_site(a: Members, b: Members, value: float) -> bool:
+        return value <= ALIKE_RATIO * max(used_to(a), used_to(b)) + _SAME
 
-    return distance, may_merge
+    def across(a: Members, b: Members, value: float) -> bool:
+        return value <= ALIKE_RATIO * min(used_to(a), used_to(b)) + _SAME
+
+    return distance, in_site, across
 
 
-def _lone_references(profile: Profile, names: Members, metric: Mapping[tuple[str, str], float]) -> dict[str, float]:
-    """Return what each device alone is used to: its nearest path, held to the cluster's best if it is far."""
-    host = {device.name: device.host for device in profile.cluster.devices}
-    links = _links(profile, names)
-    pairs = [(a, b) for a in names for b in names if a != b and (a, b) in metric]
-    between = [pair for pair in pairs if host[pair[0]] != host[pair[1]]]
-    near = [metric[pair] for pair in between if links[pair].latency_s < _WAN_LATENCY_S]
-    fastest = min(near, default=0.0)
+def _used_to_alone(profile: Profile, names: Members, metric: Mapping[tuple[str, str], float]) -> dict[str, float]:
+    """Return what the host of each device is used to by itself, in seconds of a message."""
+    own = [profile.cluster.device_by_name[name] for name in names]
+    hosts = Counter(site for site, _ in {(device.site, device.host) for device in own})
     found = {}
-    for name in names:
-        inside = [metric[a, b] for a, b in pairs if a == name and host[a] == host[b]]
-        nearest = min((pair for pair in between if pair[0] == name), key=metric.__getitem__, default=None)
-        used_to = 0.0 if nearest is None else metric[nearest]
-        if nearest is not None and links[nearest].latency_s >= _WAN_LATENCY_S:
-            used_to = min(used_to, fastest)
-        found[name] = max([used_to, *inside]) if inside else used_to
+    for one in own:
+        to = [
+            (other.host == one.host, metric[one.name, other.name]) for other in own if (one.name, other.name) in metric
+        ]
+        nearest = min((seconds for same_host, seconds in to if not same_host), default=0.0)
+        if hosts[one.site] == 1:
+            nearest = min(nearest, seconds_inside(profile.cluster.site_by_name[one.site]))
+        found[one.name] = max([nearest, *(seconds for same_host, seconds in to if same_host)])
     return found
+
+
+def seconds_inside(site: Site) -> float:
+    """Return the seconds of a message between two hosts of a site, as it is described."""
+    return site.latency_s + MESSAGE_BYTES / site.bandwidth_bytes_per_s
 
 
 def _names_of(profile: Profile, groups: Sequence[Members]) -> Iterator[str]:
@@ -153,19 +188,15 @@ def _names_of(profile: Profile, groups: Sequence[Members]) -> Iterator[str]:
 
 
 def _with_subgroups(profile: Profile, name: str, members: Members) -> DeviceGroup:
-    memory = {device.name: float(device.memory_bytes) for device in profile.cluster.devices}
-
-    def distance(a: Members, b: Members) -> float:
-        means = ((_mean([table[x] for x in a]), _mean([table[x] for x in b])) for table in (score, memory))
-        return max(max(pair) / max(min(pair), 1e-30) for pair in means)
-
-    score = {device: profile.score_by_device.get(device, 1.0) for device in members}
-    subgroups = _merge(members, distance, lambda _a, _b, value: value <= _COMPUTE_RATIO + _SAME)
-    subgroups.sort(key=lambda part: -_mean([score[device] for device in part]))
+    by_make: dict[tuple[str, int, str], list[str]] = {}
+    for device in members:
+        by_make.setdefault(profile.cluster.device_by_name[device].make, []).append(device)
+    score = profile.score_by_device
+    parts = sorted(by_make.values(), key=lambda part: -_mean([score.get(device, 1.0) for device in part]))
     return DeviceGroup(
         name=name,
         devices=members,
-        subgroups=tuple(DeviceGroup(name=f"{name}.{index}", devices=part) for index, part in enumerate(subgroups)),
+        subgroups=tuple(DeviceGroup(name=f"{name}.{index}", devices=tuple(part)) for index, part in enumerate(parts)),
     )
 
 

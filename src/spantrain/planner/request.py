@@ -147,6 +147,8 @@ class Constraints:
     """Whether tensor-parallel groups hold slices of the sequence between divided layers, wherever they can."""
     sharded_state: bool = False
     """Whether the replicas of a stage may divide its gradients, optimizer state and parameters."""
+    second_level: bool = True
+    """False: to `spantrain`, a first-level group is one stage whose devices share evenly (its paper's ablation)."""
 
     def __post_init__(self) -> None:
         if self.recompute_all and not self.recompute:

@@ -101,6 +101,13 @@ class PlanArguments(RentOptions, ModelOptions):
     restrict: Annotated[
         Restriction, typer.Option(help="megatron: only plans that Megatron-like frameworks run; for `auto`.")
     ] = Restriction.NONE
+    second_level: Annotated[
+        bool,
+        typer.Option(
+            "--second-level/--no-second-level",
+            help="spantrain: without them, a group is one stage of even shares; says what that costs.",
+        ),
+    ] = True
     mtbf: Annotated[
         str | None,
         typer.Option(
@@ -167,6 +174,7 @@ class PlanArguments(RentOptions, ModelOptions):
             recompute_all=self.recompute_all,
             sequence_parallel=self.sequence_parallel,
             sharded_state=self.allow_sharded_state,
+            second_level=self.second_level,
         )
 
     def profile(self) -> "Profile":

@@ -5,7 +5,7 @@ from itertools import combinations
 
 from spantrain.core.cluster import Cluster, Device
 from spantrain.core.profile import Profile
-from spantrain.planner.groups import MESSAGE_BYTES, NETWORK_RATIO, DeviceGroup, group_devices
+from spantrain.planner.groups import ALIKE_RATIO, MESSAGE_BYTES, DeviceGroup, group_devices, seconds_inside
 
 _ALL_PAIRS_UP_TO = 64
 """Devices of a described cluster, up to which the network between all of them is compared."""
@@ -63,17 +63,16 @@ def _whole(group: DeviceGroup, by_host: Mapping[tuple[str, str], Sequence[Device
 
 
 def _sites_alone(cluster: Cluster, devices: Sequence[str]) -> tuple[DeviceGroup, ...]:
-    """Return groups of whole sites: those are together that are joined about as fast as either is inside."""
+    """Return groups of whole sites: those are together that are joined about as fast as both are inside."""
     at: dict[str, list[str]] = {}
     for name in devices:
         at.setdefault(cluster.device_by_name[name].site, []).append(name)
-    inside = {site: cluster.site_by_name[site] for site in at}
-    used_to = {site: own.latency_s + MESSAGE_BYTES / own.bandwidth_bytes_per_s for site, own in inside.items()}
+    used_to = {site: seconds_inside(cluster.site_by_name[site]) for site in at}
     leads = {site: site for site in at}
     for a, b in combinations(at, 2):
         ways = (cluster.link_between(a, b), cluster.link_between(b, a))
         seconds = sum(way.latency_s + MESSAGE_BYTES / way.bandwidth_bytes_per_s for way in ways) / 2
-        if seconds <= NETWORK_RATIO * max(used_to[a], used_to[b]) and leads[a] != leads[b]:
+        if seconds <= ALIKE_RATIO * min(used_to[a], used_to[b]) and leads[a] != leads[b]:
             leads = {site: leads[a] if lead == leads[b] else lead for site, lead in leads.items()}
     rows: dict[str, list[str]] = {}
     for site, lead in leads.items():

@@ -54,7 +54,7 @@ _EFFORT_MORE = SearchEffort(max_runs=12, max_actions=12_000)
 
 
 def make_plan(profile: Profile, job: JobSpec, options: PlanOptions | None = None) -> PlanOutcome:
-    """Ask the strategies, evaluate what they propose, choose the best.
+    """Ask the strategies, evaluate what they propose, choose the best; without the second level, beside what it brings.
 
     Raises:
         UsageError: there is no such strategy.
@@ -62,7 +62,12 @@ def make_plan(profile: Profile, job: JobSpec, options: PlanOptions | None = None
         ProfileError: the profile lacks a kind of device, or a link.
         InfeasiblePlanError: nothing fits, or nothing keeps the constraints; the closest misses are in the message.
     """
-    return _Planning(profile, job, options or PlanOptions()).run()
+    options = options or PlanOptions()
+    outcome = _Planning(profile, job, options).run()
+    if options.constraints.second_level:
+        return outcome
+    both = replace(options, constraints=replace(options.constraints, second_level=True))
+    return outcome.beside_second_level(_Planning(profile, job, both).run())
 
 
 @dataclass(frozen=True, kw_only=True)

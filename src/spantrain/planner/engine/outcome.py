@@ -1,7 +1,7 @@
 """What is wanted of a plan, what came of planning, and what of a plan training cannot do yet."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from spantrain.core.outer.groups import OuterPlan
 from spantrain.core.plan import Alternative, Plan, PlanReport, Prediction, StateSharding
@@ -39,6 +39,12 @@ class PlanOptions:
         if self.restriction is not Restriction.NONE and (others or self.any_schedule):
             what = f"the strategies {', '.join(others)}" if others else "every schedule"
             raise PlanError(f"{self.restriction} restricts auto and its order of work; {what} cannot be asked for too")
+        if not self.constraints.second_level and self.strategies != ("spantrain",):
+            asked = ", ".join(self.strategies) or "the default strategy"
+            raise PlanError(
+                "only the strategy spantrain can do without second-level groups, and "
+                f"{asked} was asked for: --no-second-level goes with --strategy spantrain"
+            )
         if self.outer_every < 1:
             raise PlanError(f"an outer step comes after at least 1 inner step, got {self.outer_every}")
 
@@ -103,6 +109,20 @@ class PlanOutcome:
     single_site_plan: Plan | None
     outer_plans: Mapping[str, tuple[Plan, PlanReport]]
     """By site, where the outer optimizer was chosen, with what is said of each."""
+
+    def beside_second_level(self, whole: "PlanOutcome") -> "PlanOutcome":
+        """Return this one, made without second-level groups, with what came of the same with them."""
+        part, of = self.samples_per_s_predicted, whole.samples_per_s_predicted
+        said = (
+            f"Without second-level groups, as asked: {part:.4g} samples/s; with them {of:.4g}. Leaving them out costs "
+            f"{100 * (1 - part / of):.1f} %."
+        )
+        return replace(
+            self,
+            strategies={**self.strategies, "spantrain with second level": whole.strategies["spantrain"]},
+            search_s=self.search_s + whole.search_s,
+            report=replace(self.report, reasons=(said, *self.report.reasons)),
+        )
 
 
 def not_trained_yet(plan: Plan) -> tuple[str, ...]:

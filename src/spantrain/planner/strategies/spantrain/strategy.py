@@ -29,7 +29,7 @@ from spantrain.core.span import equal_spans
 from spantrain.cost.span_tables import Array
 from spantrain.errors import InfeasiblePlanError
 from spantrain.planner.assembly.assemble import ReplicaDevices, draft_stage, infeasible, with_limits
-from spantrain.planner.groups import DeviceGroup, group_devices
+from spantrain.planner.groups import DeviceGroup, group_levels
 from spantrain.planner.request import PlanRequest, Proposal
 from spantrain.planner.strategies.spantrain.tables import WayArrays, WayTables
 from spantrain.planner.strategies.spantrain.ways import Arrangement, Beam, Slot, Way, ways_of
@@ -59,9 +59,11 @@ def _stage(tables: WayTables, slot: Slot, units: range, size: int, *, whole: ran
     return with_limits(draft, tables.memory, tables.job.splits_backward)
 
 
-_PROPOSED, _OF_EACH_LEVEL = 6, 3
+_PROPOSED, _OF_EACH_SPACE = 6, 3
 _PER_SIZE = 2
 """Arrangements of one micro-batch size among them."""
+_DIVIDED = 3
+"""Groups that the network is divided into at most where devices are to be kept, beside the first-level ones."""
 _MAX_DEVICES = 128
 _NEARLY = 1.5
 """Ways of a group that take so much longer alone are not looked at together with the others."""
@@ -69,11 +71,11 @@ _TOO_MUCH_S = 1e9
 """What each unit that does not fit where it is costs: more than any step."""
 
 
-def spantrain(request: PlanRequest, *, second_level: bool = True) -> tuple[Proposal, ...]:
+def spantrain(request: PlanRequest) -> tuple[Proposal, ...]:
     """Propose the best arrangements by equation 1, of several micro-batch sizes.
 
-    Without `second_level` groups (the paper's ablation, section 4.3.3), a first-level group is one stage whose devices
-    share evenly.
+    Where `Constraints.second_level` is False (the paper's ablation, section 4.3.3), a first-level group is one stage
+    whose devices share evenly.
 
     Raises:
         InfeasiblePlanError: nothing fits into memory; the numbers are in the message.
@@ -83,24 +85,29 @@ def spantrain(request: PlanRequest, *, second_level: bool = True) -> tuple[Propo
     if len(devices) > _MAX_DEVICES:
         raise InfeasiblePlanError(f"groups devices by pairs, {_MAX_DEVICES} devices at most, got {len(devices)}")
     tables = WayTables(request.profile, request.job)
-    groups = group_devices(request.profile, devices=devices).first_level
     keep = frozenset(request.constraints.keep)
+    # Where a group must take part, how the network is divided shapes what can be said: so other divisions are tried.
+    divisions = group_levels(request.profile, devices, most=_DIVIDED if keep else 0)
+    groups = divisions[0]
     # Whole groups as one stage are among the ways with the second level, but its search may end elsewhere.
-    spaces = [_GroupSpace(tables, groups, keep, second_level=level) for level in dict.fromkeys((second_level, False))]
+    levels = dict.fromkeys((request.constraints.second_level, False))
+    spaces = [_GroupSpace(tables, own, keep, second_level=level) for own in divisions for level in levels]
     rows = [_ranked(space, request.job.micro_batch_sizes()) for space in spaces]
     ranked = [
         found
-        for part in (slice(_OF_EACH_LEVEL), slice(_OF_EACH_LEVEL, None))
+        for part in (slice(_OF_EACH_SPACE), slice(_OF_EACH_SPACE, None))
         for found in sorted((found for row in rows for found in row[part]), key=_seconds)
     ]
-    least_with_s = [min(values) for values in zip(*(space.least_with_s for space in spaces), strict=True)]
+    least_with_s = [
+        min(values) for values in zip(*(space.least_with_s for space in spaces[: len(levels)]), strict=True)
+    ]
     proposals: list[Proposal] = []
     for found in ranked:
         plan = build_plan(tables, found.slots, found.cuts, found.size)
         if plan is not None:
             reasons = tuple(_reasons(plan, found, groups, least_with_s))
             proposals.append(Proposal(plan=plan, own_estimate_s=found.value_s, reasons=reasons))
-        if len(proposals) == _PROPOSED:
+        if len(proposals) == max(_PROPOSED, _OF_EACH_SPACE * len(spaces)):
             break
     if not proposals:
         raise infeasible(request.profile, request.job, devices)

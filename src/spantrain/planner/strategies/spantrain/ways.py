@@ -25,7 +25,7 @@ from itertools import combinations, pairwise, product
 
 from spantrain.core.profile import Profile
 from spantrain.planner.assembly.assemble import ReplicaDevices
-from spantrain.planner.groups import DeviceGroup, few_orders
+from spantrain.planner.groups import ALIKE_RATIO, DeviceGroup, few_orders
 
 _MAX_TENSOR_DEVICES = 8
 _MAX_COMBINED = 32
@@ -97,6 +97,8 @@ def _rows_of_parts(parts: Sequence[Devices], capacity: Capacity, *, tensors: boo
     yield from map(_joined, few_orders(alone))
     pool = tuple(name for part in parts for name in part)
     yield _pooled_ways(pool, capacity, tensors=tensors)
+    if max(map(capacity, pool)) <= ALIKE_RATIO * min(map(capacity, pool)):
+        yield symmetric_ways(pool, pipelines=True, tensors=tensors)
     weak = tuple(name for part in parts if len(part) == 1 for name in part)
     if 1 < len(weak) < len(pool):
         large = [ways for part, ways in zip(parts, alone, strict=True) if len(part) > 1]
