@@ -226,7 +226,10 @@ class HeartbeatThread:
             if found is not None:
                 self._line, answer = found
                 self._round_trip_s = time.monotonic() - sent_s
-                self._hear(answer)
+                self._silence.heard(time.monotonic())
+                with self._lock:
+                    self._answer = answer
+                self._on_change()
                 return
             now_s = time.monotonic()
             reason = self._silence.too_long(now_s)
@@ -235,12 +238,6 @@ class HeartbeatThread:
                 raise PeerLostError(f"the coordinator at {self._client.address} was lost: {reason}; {said}")
             if now_s >= beat.due_s:
                 beat.send(None, now_s)
-
-    def _hear(self, answer: dict[str, Any]) -> None:
-        self._silence.heard(time.monotonic())
-        with self._lock:
-            self._answer = answer
-        self._on_change()
 
     def _lose(self, reason: str) -> None:
         if self._stop.is_set():
