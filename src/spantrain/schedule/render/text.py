@@ -109,9 +109,5 @@ def _row(intervals: Iterable[Interval], start_s: float, cell_s: float, width: in
         for cell in range(int(lo), min(int(hi) + 1, width)):
             part = min(hi, cell + 1) - max(lo, cell)
             filled[cell][letter] = filled[cell].get(letter, 0.0) + part
-    return "".join(_shown(cell) for cell in filled)
-
-
-def _shown(cell: dict[str, float]) -> str:
-    shares = {_IDLE: 1.0 - sum(cell.values()), **cell}
-    return max(shares, key=lambda letter: shares[letter])
+    shares = [{_IDLE: 1.0 - sum(cell.values()), **cell} for cell in filled]
+    return "".join(max(cell, key=cell.__getitem__) for cell in shares)
