@@ -82,7 +82,7 @@ def test_every_shipped_price_is_dated_and_every_shipped_kind_has_one() -> None:
         assert 1 <= month <= 12
         assert len(price.source) > 10
         assert len(price.found) > 10
-    assert [kind for kind in load_kinds() if not prices.has(kind)] == []
+    assert [kind for kind in load_kinds() if prices.of(kind) is None] == []
     assert not prices.owned_kinds & set(prices.rented_by_kind)
 
 

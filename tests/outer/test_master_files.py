@@ -79,7 +79,7 @@ def test_what_was_kept_is_what_is_loaded(tmp_path: Path) -> None:
     files = MasterFiles(tmp_path)
     parts = (MasterState(epoch=2, version=4, next_version=6), MasterState(epoch=2))
     state = replace(TWO.first_state(), fragments=parts)
-    files.save_state(state)
+    files.save(state)
     files.check(TWO)
     assert files.load_state(TWO) == state
     assert files.load_layout(TWO) is None
@@ -90,12 +90,12 @@ def test_passes_over_the_data_are_as_the_file_says_and_no_fewer_than_have_begun(
     once = MasterConfig(shards=("s0",), samples=6, chunks=2, passes=1)
     twice = replace(once, passes=2)
     files = MasterFiles(tmp_path)
-    files.save_state(once.first_state())
+    files.save(once.first_state())
     more = files.load_state(twice)
     assert more == twice.first_state()
     assert more.leading.chunks
     begun = replace(more.leading.chunks, counted=(4, 3))
-    files.save_state(replace(more, fragments=(replace(more.leading, chunks=begun),)))
+    files.save(replace(more, fragments=(replace(more.leading, chunks=begun),)))
     with pytest.raises(UsageError, match=r"state\.json: 2 passes over the data have begun, more than `passes: 1`"):
         files.check(once)
     kept = files.load_state(replace(once, passes=None)).leading.chunks

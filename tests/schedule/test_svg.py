@@ -36,6 +36,6 @@ def test_operations_have_their_colours_and_other_work_one_of_its_own() -> None:
     assert [bar.get("fill") for bar in bars] == ["#4c9be8", "#4c9be8", "#b6a6d8"]
 
 
-def test_a_step_without_work_is_refused() -> None:
-    with pytest.raises(UsageError, match="no work of step 3"):
-        draw_trace(Trace(intervals=(), flows=(), clock="wall"), step=3)
+def test_a_trace_without_work_is_refused() -> None:
+    with pytest.raises(UsageError, match="no work of step 0"):
+        draw_trace(Trace(intervals=(), flows=(), clock="wall"))

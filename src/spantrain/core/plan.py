@@ -183,7 +183,7 @@ class Stage:
                 f"recompute names units {outside}; leave them out: the stage has "
                 f"{self.first_unit} to {self.end_unit - 1}"
             )
-        if self.sequence_parallel and all(len(replica.devices) == 1 for replica in self.replicas):
+        if self.sequence_parallel and not self.divides_tensors:
             raise ValueError("sequence_parallel needs a replica of several devices; leave it out")
 
     @property
@@ -195,6 +195,11 @@ class Stage:
     def devices(self) -> tuple[str, ...]:
         """All devices, leaders of replicas first in each group."""
         return tuple(device for replica in self.replicas for device in replica.devices)
+
+    @property
+    def divides_tensors(self) -> bool:
+        """Whether a replica has several devices, among which tensors are divided."""
+        return any(len(replica.devices) > 1 for replica in self.replicas)
 
     def replica_spans(self, index: int) -> tuple[Span, ...]:
         """Return the samples of one replica, a span for each micro-batch in which it takes part."""
@@ -326,6 +331,16 @@ class Plan:
     def devices(self) -> tuple[str, ...]:
         """All devices in use, by stage."""
         return tuple(device for stage in self.stages for device in stage.devices)
+
+    @property
+    def leaders(self) -> tuple[str, ...]:
+        """The first device of each replica, by stage."""
+        return tuple(replica.devices[0] for stage in self.stages for replica in stage.replicas)
+
+    @property
+    def divides_tensors(self) -> bool:
+        """Whether a stage does."""
+        return any(stage.divides_tensors for stage in self.stages)
 
     @property
     def unprotected(self) -> "Plan":

@@ -156,18 +156,12 @@ def tapered_sizes(total: int, size: int, *, small: int, first: bool, last: bool)
     >>> tapered_sizes(20, 8, small=8, first=False, last=False)
     [8, 8, 4]
     """
-    ramp = _ramp(size, small)
+    ramp = [small]
+    while sum(ramp) < size:  # each piece is at most as large as all before it
+        ramp.append(min(sum(ramp), size - sum(ramp)))
     ramps = (int(first) + int(last)) * size
     if ramps > total:
         return tapered_sizes(total, size, small=size, first=False, last=False)
     inner = total - ramps
     equal = [size] * (inner // size) + ([inner % size] if inner % size else [])
     return [*(ramp if first else []), *equal, *(reversed(ramp) if last else [])]
-
-
-def _ramp(size: int, small: int) -> list[int]:
-    """Return pieces that sum to a size, from small ones on, each at most as large as all before it."""
-    pieces = [small]
-    while sum(pieces) < size:
-        pieces.append(min(sum(pieces), size - sum(pieces)))
-    return pieces

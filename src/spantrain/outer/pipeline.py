@@ -160,7 +160,10 @@ class StageLeader(ClientSession):
         if tokens is not None and self._copied is not None:
             self.ask(self._copied, tokens=tokens, took_s=self._took_s, ends_round=self._rounds.pushes.ends_round)
             self._copied = None
-        self._pull_if_due()
+        with self.changed:
+            if self._pull_due_s is not None and self._clock() >= self._pull_due_s:
+                self._pull_due_s = None
+                super()._tell(on.PullAsked(cluster=self.name))
 
     def _hear_of(self, worker: str, layers: tuple[int, ...], report: StageReport) -> None:
         """Take in how far another stage is."""
@@ -178,13 +181,6 @@ class StageLeader(ClientSession):
 
     def _transfer(self, worker: str, ticket: Ticket, layer: int) -> LayerTransfer:
         return LayerTransfer(ticket=ticket, cluster=self.name, worker=worker, layer=layer, shard="", size_bytes=0)
-
-    def _pull_if_due(self) -> None:
-        """Ask for a pull again that was broken off a while ago."""
-        with self.changed:
-            if self._pull_due_s is not None and self._clock() >= self._pull_due_s:
-                self._pull_due_s = None
-                super()._tell(on.PullAsked(cluster=self.name))
 
     @property
     def has_given_all(self) -> bool:

@@ -70,7 +70,7 @@ def constraints_of(plan: Plan, profile: Profile, present: Collection[str]) -> Co
     return Constraints(
         leave_out=tuple(name for name in profile.cluster.device_by_name if name not in present),
         wire_formats=tuple(dict.fromkeys((WireFormat.NATIVE, *(stage.wire_format for stage in stages)))),
-        tensor_parallel=any(len(replica.devices) > 1 for stage in stages for replica in stage.replicas),
+        tensor_parallel=plan.divides_tensors,
         sequence_parallel=any(stage.sequence_parallel for stage in stages),
         sharded_state=any(stage.state_sharding is not StateSharding.NONE for stage in stages),
     )

@@ -35,7 +35,7 @@ def protected(
         while is_whole(stage) and len(keepers) + len(stage.replicas) <= losses:
             able = [
                 name
-                for name in leaders(plan)
+                for name in plan.leaders
                 if name not in stage.devices
                 and name not in keepers
                 and left[memory_of.get(name, name)] >= kept_bytes[index]
@@ -58,11 +58,6 @@ def survived(stage: Stage) -> int:
 def is_whole(stage: Stage) -> bool:
     """Whether each of a stage's devices holds all of it."""
     return all(len(replica.devices) == 1 for replica in stage.replicas)
-
-
-def leaders(plan: Plan) -> tuple[str, ...]:
-    """Return the first device of each replica, by stage."""
-    return tuple(replica.devices[0] for stage in plan.stages for replica in stage.replicas)
 
 
 def _distance(

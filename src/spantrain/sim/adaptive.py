@@ -68,7 +68,7 @@ class SimulatedForecast:
 
     def rates(self, plan: Plan, state: LinkState) -> Mapping[Pair, float]:
         """Return the rates that monitors would report, in bytes per second."""
-        local = {name: make_local("off", plan, name) for name in _leaders(plan)}
+        local = {name: make_local("off", plan, name) for name in plan.leaders}
         options = SimulationOptions(trace=False, local=local)
         simulate(plan, self._costs(plan, state), steps=1, options=options)
         return {
@@ -80,7 +80,7 @@ class SimulatedForecast:
 
     def adapted_s(self, plan: Plan, state: LinkState) -> float:
         """Return the seconds of a step on links that were calm before, with what devices then do by themselves."""
-        local = {name: make_local("auto", plan, name) for name in _leaders(plan)}
+        local = {name: make_local("auto", plan, name) for name in plan.leaders}
         calm, slow = (self._costs(plan, links) for links in (LinkState(), state))
         offset_s = 0.0
         for costs in (calm, slow):
@@ -138,7 +138,7 @@ def simulate_adapting(
     done: list[AdaptedStep] = []
     now_s, pending, reason = 0.0, None, ""
     kept = {name: LocalAdapters(local, name) for name in plan.devices}
-    adapters: Mapping[str, LocalAdapter] = {name: kept[name].under(plan) for name in _leaders(plan)}
+    adapters: Mapping[str, LocalAdapter] = {name: kept[name].under(plan) for name in plan.leaders}
     for step in range(steps):
         step_s, recuts = _run(plan, costs_of(plan), adapters, link_speed, now_s)
         done.append(AdaptedStep(step=step, begun_s=now_s, step_s=step_s, plan=plan, reason=reason, recuts=recuts))
@@ -153,7 +153,7 @@ def simulate_adapting(
         if taken is not None:
             now_s += move_s(plan, taken.plan, LinkState())
             plan, reason = taken.plan, taken.reason
-            adapters = {name: kept[name].under(plan) for name in _leaders(plan)}
+            adapters = {name: kept[name].under(plan) for name in plan.leaders}
     return tuple(done)
 
 
@@ -179,10 +179,6 @@ def _run(
 def _later(trace: SpeedTrace, by_s: float) -> SpeedTrace:
     """Return a trace on a clock that begins so much later."""
     return replace(trace, changes=tuple((time_s - by_s, speed) for time_s, speed in trace.changes))
-
-
-def _leaders(plan: Plan) -> tuple[str, ...]:
-    return tuple(replica.devices[0] for stage in plan.stages for replica in stage.replicas)
 
 
 def used_links(plan: Plan, costs: StepCosts) -> set[str]:

@@ -43,7 +43,6 @@ def step_bound_s(plan: Plan, costs: StepCosts) -> float:
     own gradient sums, whatever the others do. So the least update, then the larger of the pipeline's bound with the
     least that is left of a sum and of what leads to the last of the shared sums, then the barrier.
     """
-    leaders = [replica.devices[0] for stage in plan.stages for replica in stage.replicas]
     sums_s = [sum_behind_s(plan, costs, stage) for stage in range(len(plan.stages))]
     ends_s = [pipeline_bound_s(plan, costs) + min(sums_s)]
     shared = costs.tied_sums()
@@ -56,7 +55,7 @@ def step_bound_s(plan: Plan, costs: StepCosts) -> float:
             for stage in tied.stages:
                 summed_s[stage] = end_s
         ends_s += summed_s
-    return min(costs.optimizer_s(leader) for leader in leaders) + max(ends_s) + costs.commit_s
+    return min(costs.optimizer_s(leader) for leader in plan.leaders) + max(ends_s) + costs.commit_s
 
 
 def _stage_ends_s(plan: Plan, costs: StepCosts) -> list[float]:

@@ -234,7 +234,9 @@ class Simulation:
         }
         for index, end_s in ends_together(sums, self._costs.sum_slowdowns).items():
             summed_s[index] = max(summed_s[index], end_s)
-            self._recorder.summed(self._plan.stages[index].devices, step, sums[index][0][0], end_s)
+            self._recorder.computed(
+                self._plan.stages[index].devices, "gradient sum", step, sums[index][0][0], end_s, lane="sum"
+            )
         return summed_s
 
     def _ready_s(self, index: int) -> list[float]:

@@ -20,15 +20,13 @@ class TraceRecorder:
         self._intervals: list[Interval] = []
         self._flows: list[Flow] = []
 
-    def computed(self, devices: tuple[str, ...], what: Action | str, step: int, start_s: float, end_s: float) -> None:
-        """Note work of all devices of a replica."""
+    def computed(
+        self, devices: tuple[str, ...], what: Action | str, step: int, start_s: float, end_s: float, *,
+        lane: str = "compute",
+    ) -> None:  # fmt: skip
+        """Note work of all devices of a replica; or of a stage: its sum, from when the first bucket may be summed."""
         for device in devices if self.on else ():
-            self._add(device, "compute", str(what), step, (start_s, end_s))
-
-    def summed(self, devices: tuple[str, ...], step: int, start_s: float, end_s: float) -> None:
-        """Note the gradient sum of a stage, from when its first bucket may be summed."""
-        for device in devices if self.on else ():
-            self._add(device, "sum", "gradient sum", step, (start_s, end_s))
+            self._add(device, lane, str(what), step, (start_s, end_s))
 
     def carried(
         self, route: tuple[str, str], key: MessageKey, size_bytes: int, sent: tuple[float, float], arrived_s: float

@@ -81,7 +81,7 @@ def what_is_emulated(plan: Plan, network: str) -> str:
     )
     links = {"testbed": "links: emulated (real TCP through a shaping router)", "real": "links: real"}
     text = f"{devices}; {links.get(network, 'links: loopback, unshaped')}; gradients, losses, messages: real"
-    if emulated and any(len(replica.devices) > 1 for stage in plan.stages for replica in stage.replicas):
+    if emulated and plan.divides_tensors:
         text += "; sums inside replicas: real, each counted as the fastest of its size in an action"
     return text
 

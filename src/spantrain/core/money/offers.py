@@ -86,10 +86,6 @@ class PriceTable:
     """Between places that are so far apart."""
     offers: tuple[Offer, ...] = ()
 
-    def has(self, kind: str) -> bool:
-        """Whether a kind has a price."""
-        return self.of(kind) is not None
-
     def of(self, kind: str) -> KindPrice | None:
         """Return the price of a kind; None if it has none."""
         if kind in self.rented_by_kind:

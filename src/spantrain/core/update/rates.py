@@ -54,10 +54,7 @@ def _cosine_with_restarts(step: int, course: Course, *, num_cycles: int = 1) -> 
 
 
 def _polynomial(step: int, course: Course, *, lr_end: float = 1e-7, power: float = 1.0) -> float:
-    if step > course.end:
-        return lr_end / course.learning_rate
-    remaining = 1 - (step - course.warmup_steps) / max(1, course.end - course.warmup_steps)
-    decay: float = (course.learning_rate - lr_end) * remaining**power + lr_end
+    decay: float = (course.learning_rate - lr_end) * (1 - course.progress(step)) ** power + lr_end
     return decay / course.learning_rate
 
 

@@ -161,11 +161,6 @@ class ModelParameters:
         return found
 
     @property
-    def names(self) -> tuple[str, ...]:
-        """In the order in which all processes go through them."""
-        return tuple(self._places)
-
-    @property
     def leads(self) -> bool:
         """Whether copies come to this process."""
         return self._ranks.rank == 0
@@ -223,7 +218,7 @@ class ModelParameters:
                 one.to_local().sub_(_part(one, base)).add_(_part(one, goal))
             elif one is not None:
                 if base is not None and goal is not None:
-                    one.sub_(_at(base, one)).add_(_at(goal, one))
+                    one.sub_(base.to(one.device, non_blocking=True)).add_(goal.to(one.device, non_blocking=True))
                 if everywhere:
                     self._ranks.share(one)
         settle(self._live.values())
@@ -291,10 +286,6 @@ def _part(like: DTensor, whole: Tensor | None) -> Tensor:
     if whole is None:
         whole = torch.empty(like.shape, dtype=like.dtype)
     return distribute_tensor(whole.to(like.device), like.device_mesh, like.placements).to_local()
-
-
-def _at(tensor: Tensor, where: Tensor) -> Tensor:
-    return tensor.to(where.device, non_blocking=True)
 
 
 def _check(named: list[tuple[str, Tensor]]) -> None:

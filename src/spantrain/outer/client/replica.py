@@ -119,7 +119,8 @@ class ClusterCopy:
         if not self._live.leads:
             self._live.move({}, {})
             return
-        unlike = sorted(n for n in self._start.keys() | version.keys() if _shape(self._start, n) != _shape(version, n))
+        mine, theirs = ({(name, one.shape) for name, one in held.items()} for held in (self._start, version))
+        unlike = sorted({name for name, _ in mine ^ theirs})
         if unlike:
             raise ProtocolError(f"a pulled version differs from the model in {', '.join(unlike)}; nothing was changed")
         self._live.move(self._pushed if counted and self._pushed is not None else self._start, version)
@@ -151,7 +152,3 @@ class ClusterCopy:
         if order.pull is not None:
             self.pulled(version, counted=order.counted, left_out=order.left_out)
         return self.take() if order.push else None
-
-
-def _shape(tensors: Tensors, name: str) -> object:
-    return tuple(tensors[name].shape) if name in tensors else None

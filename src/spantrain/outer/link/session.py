@@ -74,7 +74,9 @@ class LinkSession:
             case {"first": int(first), "notices": list(bodies)} if first <= self._heard + 1:
                 new = bodies[self._heard + 1 - first :]
                 self._heard = max(self._heard, first + len(bodies) - 1)
-                return [_decoded(body) for body in new]
+                if not all(isinstance(body, bytes) for body in new):
+                    raise ProtocolError("a notice of the master is not bytes")
+                return [decode(body, limit_bytes=MESSAGE_LIMIT_BYTES) for body in new]
         raise ProtocolError("the master's answer to listening lacks the next notices")
 
     def leave(self, timeout_s: float) -> None:
@@ -84,12 +86,6 @@ class LinkSession:
             SpanTrainError: it was not heard.
         """
         self._client.call("leave", {}, timeout_s=max(0.05, timeout_s))
-
-
-def _decoded(body: object) -> dict[str, Any]:
-    if not isinstance(body, bytes):
-        raise ProtocolError("a notice of the master is not bytes")
-    return decode(body, limit_bytes=MESSAGE_LIMIT_BYTES)
 
 
 class _Repeated:

@@ -3,7 +3,6 @@
 Here it is also decided whom the master lets in as what, which model fits, and who may say what.
 """
 
-import re
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,7 +15,7 @@ from spantrain.core.outer.layers import Layer
 from spantrain.outer.link.codec import encode_value
 from spantrain.outer.link.link import MemberFacts
 from spantrain.outer.master.config import MasterConfig
-from spantrain.transport.connection.peers import PeerAddress
+from spantrain.transport.connection.peers import PUBLIC_KEY, PeerAddress
 from spantrain.transport.control.protocol import MESSAGE_LIMIT_BYTES, RemoteRefusal, encode
 
 _NOTICE_LIMIT_BYTES = MESSAGE_LIMIT_BYTES - 2**16
@@ -192,7 +191,6 @@ class Connections:
         return one if one and fragment in one.registered else None
 
 
-_CURVE_KEY = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
 _SHOWN = 5
 
 
@@ -229,7 +227,7 @@ def _key_problem(name: str, facts: MemberFacts, encrypted: bool) -> str | None:
         return f"{name} encrypts its data, this run does not: {remedy}" if facts.public_key else None
     if not facts.public_key:
         return f"{name} does not encrypt its data, this run does: switch encryption on there, or off at the master"
-    if _CURVE_KEY.fullmatch(facts.public_key) is None:
+    if PUBLIC_KEY.fullmatch(facts.public_key) is None:
         return f"{name}: a public key has 40 characters of Z85, got {len(facts.public_key)} characters"
     return None
 

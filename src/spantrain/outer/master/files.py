@@ -92,14 +92,6 @@ class MasterFiles:
             raise UsageError(f"{path}: {error}, or begin with another folder") from None
         return layout
 
-    def save_layout(self, layout: ShardLayout) -> None:
-        """Keep the layout.
-
-        Raises:
-            StateNotKept: it cannot be written.
-        """
-        self._write("layout.json", layout)
-
     def load_state(self, config: MasterConfig) -> FragmentedState:
         """Return the state; that of a master that begins, if there is none. Passes over the data are as told now.
 
@@ -127,17 +119,15 @@ class MasterFiles:
         except ValueError as error:
             raise UsageError(f"{path}: {error}; write as many under `data`, or begin with another folder") from None
 
-    def save_state(self, state: FragmentedState) -> None:
-        """Keep the state.
+    def save(self, kept: ShardLayout | FragmentedState) -> None:
+        """Keep the layout, or the state.
 
         Raises:
             StateNotKept: it cannot be written.
         """
-        self._write("state.json", state)
-
-    def _write(self, name: str, value: object) -> None:
+        name = "layout.json" if isinstance(kept, ShardLayout) else "state.json"
         try:
-            write_atomically(self._folder / name, render_json(to_json(value)) + "\n", private=True)
+            write_atomically(self._folder / name, render_json(to_json(kept)) + "\n", private=True)
         except UsageError as error:
             raise StateNotKept(str(error)) from None
 

@@ -70,7 +70,8 @@ class MasterServer:
         """Who joined and did not enter yet, and when."""
         self._wakes_s: float | None = None
         self._closing = False
-        self._failure: str | None = None
+        self.failure: str | None = None
+        """Why it cannot go on; None while it can."""
         self._failed = threading.Event()
         self._thread = ReliedOnThread(self._keep_time, name="outer-master-clock", died=self._fail)
 
@@ -93,7 +94,7 @@ class MasterServer:
             if self._closing:
                 return
             self._closing = True
-            self._service.close("the master is stopping")
+            self._service.connections.close_all("the master is stopping")
             self._changed.notify_all()
         if self._thread.ident is not None:
             self._thread.join()
@@ -116,11 +117,6 @@ class MasterServer:
     def token(self) -> str:
         """What members join with; also in the folder's `token`."""
         return self._server.token
-
-    @property
-    def failure(self) -> str | None:
-        """Why it cannot go on; None while it can."""
-        return self._failure
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until it has failed, or for so long; return whether it has."""
@@ -191,8 +187,8 @@ class MasterServer:
             RemoteRefusal: the master is stopping, or has failed.
         """
         with self._changed:
-            if self._failure or self._closing:
-                raise RemoteRefusal(self._failure or "the master is stopping")
+            if self.failure or self._closing:
+                raise RemoteRefusal(self.failure or "the master is stopping")
             try:
                 result = work(time.monotonic())
             except StateNotKept as error:
@@ -204,9 +200,9 @@ class MasterServer:
 
     def _fail(self, fault: str) -> None:
         with self._changed:
-            self._failure = f"the master cannot go on: {fault}"
-            _log.error("%s", self._failure)
-            self._service.close(self._failure)
+            self.failure = f"the master cannot go on: {fault}"
+            _log.error("%s", self.failure)
+            self._service.connections.close_all(self.failure)
             self._failed.set()
 
     # Time.
@@ -215,23 +211,23 @@ class MasterServer:
         earliest_s = 0.0
         while True:
             with self._changed:
-                if self._closing or self._failure:
+                if self._closing or self.failure:
                     return
                 now_s = time.monotonic()
-                due_s = self._next_s()
+                seats = (joined_s + _SEAT_S for joined_s in self._seats.values())
+                due_s = min((time_s for time_s in (self._service.wake_s, *seats) if time_s is not None), default=None)
                 if due_s is None or max(due_s, earliest_s) > now_s:
                     self._wakes_s = due_s
                     self._changed.wait(None if due_s is None else max(due_s, earliest_s) - now_s)
                     continue
                 earliest_s = now_s + _MIN_SLEEP_S
-                self._tick(now_s)
+                try:
+                    self._service.tick(now_s)
+                except StateNotKept as error:
+                    self._fail(str(error))
                 left = self._left_seats(now_s)
             for name in left:
                 self._free(name)
-
-    def _next_s(self) -> float | None:
-        seats = (joined_s + _SEAT_S for joined_s in self._seats.values())
-        return min((time_s for time_s in (self._service.wake_s, *seats) if time_s is not None), default=None)
 
     def _left_seats(self, now_s: float) -> list[str]:
         """Return the names that nobody has used for long enough; begin to count for those whose connection ended."""
@@ -239,12 +235,6 @@ class MasterServer:
             if self._service.connections.get(name) is None:
                 self._seats.setdefault(name, now_s)
         return [name for name, since_s in self._seats.items() if now_s - since_s >= _SEAT_S]
-
-    def _tick(self, now_s: float) -> None:
-        try:
-            self._service.tick(now_s)
-        except StateNotKept as error:
-            self._fail(str(error))
 
 
 def _number(payload: dict[str, Any], key: str) -> int:

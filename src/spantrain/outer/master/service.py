@@ -71,12 +71,11 @@ class MasterService:
     @property
     def wake_s(self) -> float | None:
         """When time itself will change something: call `tick` then."""
-        times = (self.master.wake_s if self.master else None, self.connections.next_silent_s(self._silence_s))
+        times = (
+            self.master.wake_s if self.master else None,
+            self.connections.next_silent_s(self.config.settings.lost_after_s),
+        )
         return min((time_s for time_s in times if time_s is not None), default=None)
-
-    @property
-    def _silence_s(self) -> float:
-        return self.config.settings.lost_after_s
 
     # Members.
 
@@ -116,7 +115,7 @@ class MasterService:
         size_bytes = sum(len(one.name) + 60 for layer in layers for one in layer.parameters)
         if size_bytes > _LAYOUT_LIMIT_BYTES:
             return f"the names of its parameters take {size_bytes} bytes, at most {_LAYOUT_LIMIT_BYTES} can be told"
-        self._files.save_layout(layout)
+        self._files.save(layout)
         self._begin(now_s, layout)
         for connection in self.connections:
             connection.outbox.put({"layout": encode_value(layout)})
@@ -132,10 +131,6 @@ class MasterService:
         if connection:
             self._lose(connection, reason)
             self._drain(now_s)
-
-    def close(self, reason: str) -> None:
-        """End all connections; nothing more is heard."""
-        self.connections.close_all(reason)
 
     def late_s(self, now_s: float) -> float | None:
         """Return for how long there was no version of some fragment, where that is too long."""
@@ -204,7 +199,7 @@ class MasterService:
         Raises:
             StateNotKept: the state could not be written.
         """
-        for connection in self.connections.silent(now_s, self._silence_s):
+        for connection in self.connections.silent(now_s, self.config.settings.lost_after_s):
             self._lose(connection, f"not heard of for {now_s - connection.heard_s:.3g} s")
         self._events.append(on.Ticked())
         self._drain(now_s)
@@ -217,7 +212,7 @@ class MasterService:
             event = self._events.popleft()
             commands = self.master.on_event(now_s, event) if self.master else ()
             if any(isinstance(command, do.Save) for command in commands):
-                self._files.save_state(self.state)
+                self._files.save(self.state)
             for command in commands:
                 if not isinstance(command, do.Save):
                     self._give(command)

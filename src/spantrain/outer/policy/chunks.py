@@ -87,21 +87,17 @@ class ChunkLedger:
         """Go on from a state; leases in it are renewed, since its clock was another's."""
         if not lease_s > 0:
             raise ValueError(f"lease_s must be positive, got {lease_s}")
-        self._state = state
+        self.state = state
+        """What to keep."""
         self._lease_s = lease_s
         self._ends_s = {lease.number: now_s + lease_s for lease in state.leases}
         self._came_s = {lease.number: now_s for lease in state.leases}
         """When something of each was counted last, or since when it is on lease."""
 
     @property
-    def state(self) -> ChunkState:
-        """What to keep."""
-        return self._state
-
-    @property
     def finished(self) -> bool:
         """Whether all passes are counted."""
-        return not any(self._left(chunk) for chunk in range(len(self._state.counted)))
+        return not any(self._left(chunk) for chunk in range(len(self.state.counted)))
 
     @property
     def next_end_s(self) -> float | None:
@@ -110,7 +106,7 @@ class ChunkLedger:
 
     def lease(self, now_s: float, cluster: str) -> Lease | None:
         """Lease the next chunk: of the earliest pass, begun ones first; None if all that is left is on lease."""
-        state = self._state
+        state = self.state
         taken = {lease.chunk for lease in state.leases}
         free = [
             (*divmod(counted, size), chunk)
@@ -128,7 +124,7 @@ class ChunkLedger:
             begin=begin,
             end=state.chunk_samples[chunk],
         )
-        self._state = replace(state, leases=(*state.leases, lease), next_lease=lease.number + 1)
+        self.state = replace(state, leases=(*state.leases, lease), next_lease=lease.number + 1)
         self._ends_s[lease.number] = now_s + self._lease_s
         self._came_s[lease.number] = now_s
         return lease
@@ -140,7 +136,7 @@ class ChunkLedger:
 
         `patience_s`: for how long a cluster may push nothing; no less than a lease lasts.
         """
-        state, came_s = self._state, self._came_s
+        state, came_s = self.state, self._came_s
         late = [
             one for one in state.leases
             if one.number not in but and now_s - came_s[one.number] >= max(self._lease_s, patience_s(one.cluster))
@@ -148,7 +144,7 @@ class ChunkLedger:
         return self.end([min(late, key=lambda one: (came_s[one.number], one.number)).number]) if late else ()
 
     def _left(self, chunk: int) -> bool:
-        state = self._state
+        state = self.state
         return state.passes is None or state.counted[chunk] < state.passes * state.chunk_samples[chunk]
 
     def renew(self, now_s: float, cluster: str) -> None:
@@ -162,13 +158,13 @@ class ChunkLedger:
         Those that were counted before do not count again; nothing does of a lease that is another's or no longer there,
         or where `upto` is not in it.
         """
-        lease = next((lease for lease in self._state.leases if lease.number == number), None)
+        lease = next((lease for lease in self.state.leases if lease.number == number), None)
         if lease is None or lease.cluster != cluster or not lease.begin <= upto <= lease.end:
             return 0
-        counted = list(self._state.counted)
+        counted = list(self.state.counted)
         before = counted[lease.chunk]
         counted[lease.chunk] = max(before, lease.data_pass * lease.end + upto)
-        leases = self._state.leases
+        leases = self.state.leases
         if upto == lease.end:
             leases = tuple(other for other in leases if other is not lease)
             del self._ends_s[number], self._came_s[number]
@@ -176,20 +172,20 @@ class ChunkLedger:
             self._ends_s[number] = now_s + self._lease_s
             if counted[lease.chunk] > before:
                 self._came_s[number] = now_s
-        self._state = replace(self._state, counted=tuple(counted), leases=leases)
+        self.state = replace(self.state, counted=tuple(counted), leases=leases)
         return counted[lease.chunk] - before
 
     def of(self, cluster: str) -> frozenset[int]:
         """Return the numbers of a cluster's leases."""
-        return frozenset(lease.number for lease in self._state.leases if lease.cluster == cluster)
+        return frozenset(lease.number for lease in self.state.leases if lease.cluster == cluster)
 
     def end(self, numbers: Collection[int]) -> tuple[Lease, ...]:
         """End leases; return those of them that were there. What is left of their chunks is free."""
-        ended = tuple(lease for lease in self._state.leases if lease.number in numbers)
+        ended = tuple(lease for lease in self.state.leases if lease.number in numbers)
         for lease in ended:
             del self._ends_s[lease.number], self._came_s[lease.number]
-        kept = tuple(lease for lease in self._state.leases if lease.number not in numbers)
-        self._state = replace(self._state, leases=kept)
+        kept = tuple(lease for lease in self.state.leases if lease.number not in numbers)
+        self.state = replace(self.state, leases=kept)
         return ended
 
     def expire(self, now_s: float, *, but: Collection[int] = ()) -> tuple[Lease, ...]:

@@ -147,7 +147,7 @@ class ExchangeControl:
         reason = "first parameters" if seeds else "all shards are ready"
         self._begin(now_s, push.ticket, push.cluster, push.base_version, push)
         start = do.StartPush(cluster=push.cluster, push=push.ticket, parameters=seeds, reason=reason)
-        others = [name for name in self._clusters.names if name not in self._pushing] if event.ends_round else []
+        others = [name for name in self._clusters.alive.names if name not in self._pushing] if event.ends_round else []
         return [*ended, start, *(self._updates.end_round(event.cluster, others) if event.ends_round else ())]
 
     def _why_not(self, event: on.PushAsked) -> str:

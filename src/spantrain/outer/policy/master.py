@@ -74,7 +74,7 @@ class OuterMaster:
     @property
     def clusters(self) -> tuple[str, ...]:
         """Those that are registered."""
-        return self.members.names
+        return self.members.alive.names
 
     def trains(self, now_s: float) -> tuple[str, ...]:
         """Return those of them that train."""

@@ -30,11 +30,6 @@ class ClusterTable:
         return name in self.alive
 
     @property
-    def names(self) -> tuple[str, ...]:
-        """Those that are there, sorted."""
-        return self.alive.names
-
-    @property
     def wake_s(self) -> float | None:
         """When time itself will change something here."""
         times = (self.alive.next_limit_s, self._ledger.next_end_s if self._ledger else None)

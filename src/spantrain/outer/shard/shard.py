@@ -267,15 +267,11 @@ class OuterShard:
         assert staged.version == command.version
         for ticket in (*self._measured.get(command.update, ()), command.update):
             self._forget(ticket)
-        self._hold_bases(command.bases)
-        self._serve(staged, keep=command.keep)
-        return on.Committed(shard=self._name, version=command.version, versions=self.restorable)
-
-    def _hold_bases(self, bases: Sequence[int]) -> None:
-        """Keep parameters of these versions, as far as they are here, and of no others."""
         with self._lock:
             here = self._bases | {number: one.parameters for number, one in self._versions.items()}
-            self._bases = {number: here[number] for number in bases if number in here}
+            self._bases = {number: here[number] for number in command.bases if number in here}
+        self._serve(staged, keep=command.keep)
+        return on.Committed(shard=self._name, version=command.version, versions=self.restorable)
 
     def _restore(self, command: do.Restore) -> OuterEvent:
         source = self._find(command.source)

@@ -132,12 +132,11 @@ def slicing(strategy: Strategy) -> Strategy:
 
 def _sliced(proposal: Proposal, graph: UnitGraph) -> Proposal:
     plan, reasons = proposal.plan, proposal.reasons
-    stages = tuple(replace(stage, sequence_parallel=_slices(stage, graph)) for stage in plan.stages)
+    able = {unit for unit, own in enumerate(graph.units) if own.sequence_activation_bytes is not None}
+    stages = tuple(
+        replace(stage, sequence_parallel=stage.divides_tensors and not able.isdisjoint(stage.units))
+        for stage in plan.stages
+    )
     if not any(stage.sequence_parallel for stage in stages):
         return replace(proposal, reasons=(*reasons, _NOTHING))
     return replace(proposal, plan=replace(plan, stages=stages))
-
-
-def _slices(stage: Stage, graph: UnitGraph) -> bool:
-    divides = any(len(replica.devices) > 1 for replica in stage.replicas)
-    return divides and any(graph.units[unit].sequence_activation_bytes for unit in stage.units)

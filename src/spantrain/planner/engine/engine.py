@@ -17,13 +17,14 @@ from spantrain.planner.engine.outcome import (
     PlanOptions,
     PlanOutcome,
     Prefer,
+    Ranking,
     StrategyFigures,
     is_plain,
+    no_figures,
     prediction_of,
 )
 from spantrain.planner.engine.outer import LocalPlans, join_groups, local_plans, pair_rates, slow_boundaries
 from spantrain.planner.engine.predict import over_time, with_best_spans
-from spantrain.planner.engine.ranking import Ranking, no_figures
 from spantrain.planner.request import Evaluation, JobSpec, Objective, PlanRequest, Proposal, Restriction
 from spantrain.planner.strategies.registry import DEFAULT_STRATEGY, strategies, strategies_named
 from spantrain.planner.strategies.relaxation import Relaxation
@@ -125,7 +126,9 @@ class _Planning:
             name: self._answer(name) for name in dict.fromkeys((*asked, *(_COMPARED if small else _COMPARED[1:])))
         }
         answers[_COMPARED[0]] = self._best_in_one_site(answers.get(_COMPARED[0]))
-        local = self._local_plans()
+        # Groups that could train by themselves: the third way over slow boundaries.
+        seen = [entry for entry in self._evaluator.seen() if not self._ranking.only_to_compare(entry[0])]
+        local = local_plans(self._profile, self._job, self._options.constraints, seen, self._evaluator)
         free = not self._options.strategies and self._options.restriction is Restriction.NONE
         adopts = DEFAULT_STRATEGY in asked and self._options.restriction is Restriction.NONE
         for step in (self._with_all_seen, self._with_orders, self._with_all_seen):
@@ -362,11 +365,6 @@ class _Planning:
             *why,
             *sentences.boundaries((proposal.plan, evaluation), seen, ways, group_of, rates, every, outer),
         )
-
-    def _local_plans(self) -> tuple[LocalPlans, ...]:
-        """Return the groups that could train by themselves: the third way over slow boundaries."""
-        seen = [entry for entry in self._evaluator.seen() if not self._ranking.only_to_compare(entry[0])]
-        return local_plans(self._profile, self._job, self._options.constraints, seen, self._evaluator)
 
     def _is_better(self, outer: OuterPlan, evaluation: Evaluation) -> bool:
         """Whether the outer optimizer is chosen: only where it may be, and by samples per second only."""

@@ -255,7 +255,9 @@ class TwoSteps:
             ScheduleError: the step is not open, or it begins while two others are.
         """
         if isinstance(event, StepStarted):
-            self._open_step(step)
+            if not self._free or any(step != other + 1 for other in self._open):
+                raise ScheduleError(f"step {step} begins while {list(self._open)} are open")
+            self._open[step] = self._free.pop()
         machine = self._open.get(step)
         if machine is None:
             raise ScheduleError(f"{event} is of step {step}, open are {list(self._open)}")
@@ -282,11 +284,6 @@ class TwoSteps:
     def waiting_for(self) -> str:
         """Say in a few words what an idle replica waits for."""
         return "; ".join(f"in step {step} for {machine.waiting_for()}" for step, machine in self._open.items())
-
-    def _open_step(self, step: int) -> None:
-        if not self._free or any(step != other + 1 for other in self._open):
-            raise ScheduleError(f"step {step} begins while {list(self._open)} are open")
-        self._open[step] = self._free.pop()
 
     def _decide(self, now_s: float) -> tuple[int, Command] | None:
         held_before = 0

@@ -15,14 +15,14 @@ _NAMES = {"F": "forward", "B": "backward", "I": "backward of inputs", "W": "back
 _KIND = {"wall": "measured", "virtual": "simulated"}
 
 
-def draw_trace(trace: Trace, *, step: int | None = None, title: str | None = None) -> str:
-    """Return the picture of one step of a trace; `step` None means the last one.
+def draw_trace(trace: Trace, *, title: str | None = None) -> str:
+    """Return the picture of the last step of a trace.
 
     Raises:
-        UsageError: nothing was computed in that step.
+        UsageError: nothing was computed.
     """
     computed = [interval for interval in trace.intervals if interval.lane == "compute"]
-    chosen = max((interval.step for interval in computed), default=0) if step is None else step
+    chosen = max((interval.step for interval in computed), default=0)
     work = tuple(interval for interval in computed if interval.step == chosen)
     if not work:
         raise UsageError(f"the trace has no work of step {chosen} to draw; record at least one step")

@@ -66,10 +66,10 @@ def _actions(text: str, number: int) -> tuple[Action, ...]:
 _IDLE = "."
 
 
-def render_trace(trace: Trace, *, width: int = 72, step: int | None = None) -> str:
+def render_trace(trace: Trace, *, width: int) -> str:
     """Return one row per device over a line of equal times: F, B, I, W, `*` for other work, `.` for waiting.
 
-    A cell shows what runs for most of it. `step` None means the last one.
+    That is of the last step; a cell shows what runs for most of it.
 
     >>> from spantrain.core.span import Span
     >>> def ran(device, text, start_s):
@@ -87,10 +87,8 @@ def render_trace(trace: Trace, *, width: int = 72, step: int | None = None) -> s
     from_all = [interval for interval in trace.intervals if interval.lane == "compute"]
     if not from_all:
         return "nothing was computed"
-    chosen = max(interval.step for interval in from_all) if step is None else step
-    intervals = [interval for interval in from_all if interval.step == chosen]
-    if not intervals:
-        return f"step {chosen} is not in the trace"
+    last = max(interval.step for interval in from_all)
+    intervals = [interval for interval in from_all if interval.step == last]
     start_s = min(interval.start_s for interval in intervals)
     end_s = max(interval.end_s for interval in intervals)
     cell_s = (end_s - start_s) / width or 1.0
@@ -111,9 +109,5 @@ def _row(intervals: Iterable[Interval], start_s: float, cell_s: float, width: in
         for cell in range(int(lo), min(int(hi) + 1, width)):
             part = min(hi, cell + 1) - max(lo, cell)
             filled[cell][letter] = filled[cell].get(letter, 0.0) + part
-    return "".join(_shown(cell) for cell in filled)
-
-
-def _shown(cell: dict[str, float]) -> str:
-    shares = {_IDLE: 1.0 - sum(cell.values()), **cell}
-    return max(shares, key=lambda letter: shares[letter])
+    shares = [{_IDLE: 1.0 - sum(cell.values()), **cell} for cell in filled]
+    return "".join(max(cell, key=cell.__getitem__) for cell in shares)

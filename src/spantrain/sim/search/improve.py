@@ -202,7 +202,9 @@ class _BranchAndBound:
         self.nodes_left -= 1
         able = self._able()
         if not able:
-            self._keep()
+            if len(self._done) == self._total and max(self._free_s) < self.best_s:
+                self.best_s = max(self._free_s)
+                self.best = [[part for at, part in self._done if at == device] for device in range(len(self._free_s))]
             return
         _, _, first = min((start_s + self._model.seconds[at][part][0], at, at) for start_s, at, part in able)
         until_s = min(s + self._model.seconds[at][part][0] for s, at, part in able if at == first)
@@ -212,12 +214,6 @@ class _BranchAndBound:
             if self._least_s() < self.best_s * (1 - 1e-9):
                 self.go()
             self._undo(device, part, *undo)
-
-    def _keep(self) -> None:
-        """Keep an order that has come to its end, if it is better."""
-        if len(self._done) == self._total and max(self._free_s) < self.best_s:
-            self.best_s = max(self._free_s)
-            self.best = [[part for at, part in self._done if at == device] for device in range(len(self._free_s))]
 
     def _able(self) -> list[tuple[float, int, int]]:
         """Return what could come next on each device: earliest start, device, part."""

@@ -211,7 +211,10 @@ class PeerListener(Generic[State]):
 
     def receive(self) -> None:
         """Take what has come; once that was all, judge the connections that have ended."""
-        for early in self._answered():
+        now_s = time.monotonic()
+        ripe = [one for one in self._early if now_s >= one.until_s or self._plane.accepted_link(one.name) is not None]
+        self._early = [one for one in self._early if one not in ripe]
+        for early in ripe:  # its name is known now, or its time is over
             self._refusing(early.route, partial(self._take_hello, early.route, early.frame, early.until_s))
         for _ in range(self._plane.burst):
             try:
@@ -251,13 +254,6 @@ class PeerListener(Generic[State]):
             raise Refusal("unknown peer", "a route was taken over by another key")
         else:
             self._plane.take(link, kind, frames)
-
-    def _answered(self) -> list[_EarlyHello]:
-        """Take out the hellos that have waited, if their name is known now, or their time is over."""
-        now_s = time.monotonic()
-        done = [one for one in self._early if now_s >= one.until_s or self._plane.accepted_link(one.name) is not None]
-        self._early = [one for one in self._early if one not in done]
-        return done
 
     def _take_hello(self, route: bytes, frame: "zmq.Frame", until_s: float) -> None:
         hello = self._plane.decode_hello(frame.bytes)

@@ -11,7 +11,7 @@ from typing import Any, Generic
 
 import zmq
 
-from spantrain.transport.connection.bounds import RESET, Refusal
+from spantrain.transport.connection.bounds import BYE, RESET, Refusal
 from spantrain.transport.connection.links import (
     AcceptedLink,
     DialledLink,
@@ -111,9 +111,10 @@ class ConnectionLoop(ReliedOnThread, ABC, Generic[State]):
     def name_of(self, public_key: str) -> str | None:
         """Return the peer that has a key."""
 
-    @abstractmethod
     def accepted_link(self, name: str) -> AcceptedLink[State] | None:
         """Return the link to a peer that dials this side."""
+        link = self.links.get(name)
+        return link if isinstance(link, AcceptedLink) else None
 
     @abstractmethod
     def hellos(self, link: DialledLink[State]) -> list[bytes]:
@@ -161,13 +162,12 @@ class ConnectionLoop(ReliedOnThread, ABC, Generic[State]):
         """Return whether a message of a dialled connection was the connection's own business, and is done with."""
         return False
 
-    @abstractmethod
     def lost(self, link: PeerLink[State], reason: str) -> None:
-        """Take note that a link that was up is not any more."""
+        """Take note that a link that was up is not any more; here that is nothing: what it lacks can be sent again."""
 
-    @abstractmethod
-    def farewell(self, link: DialledLink[State]) -> bytes:
+    def farewell(self, link: DialledLink[State]) -> bytes:  # noqa: ARG002
         """Return what to say when connections are closed; nothing if empty."""
+        return BYE
 
     def dialling_anew(self, link: DialledLink[State]) -> None:
         """Take note that a link is dialled once more."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 _ENDPOINT = re.compile(
     r"tcp://(\[[0-9A-Fa-f:.]+(%[\w.-]+)?\]|[\w-]{1,63}(\.[\w-]{1,63})*):\d{1,5}|memory://\S+", re.ASCII
 )
-_PUBLIC_KEY = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
+PUBLIC_KEY = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +44,7 @@ class PeerAddress:
                 raise ValueError(
                     f"peer {self.name:.64}: an endpoint looks like tcp://10.0.0.2:5000, got {endpoint[:60]!r}"
                 )
-        if self.public_key and _PUBLIC_KEY.fullmatch(self.public_key) is None:
+        if self.public_key and PUBLIC_KEY.fullmatch(self.public_key) is None:
             raise ValueError(
                 f"peer {self.name:.64}: a public key has 40 characters of Z85, got {self.public_key[:60]!r}"
             )

@@ -245,16 +245,6 @@ def pem_of_der(certificate_der: bytes) -> bytes:
         raise ProtocolError(f"not a certificate: {error}") from None
 
 
-def der_of_pem(certificate_pem: bytes) -> bytes:
-    """Return a certificate's bytes from its text form."""
-    return x509.load_pem_x509_certificate(certificate_pem).public_bytes(serialization.Encoding.DER)
-
-
-def certificate_digest(certificate_der: bytes) -> bytes:
-    """Return the key under which a certificate is remembered."""
-    return hashlib.sha256(certificate_der).digest()
-
-
 def _name(common_name: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
 

@@ -148,9 +148,10 @@ class HeartbeatThread:
         self._hurry = threading.Event()
         """The next beat is to be sent at once: the connection that shows presence has ended, or there is news."""
         self._gone = threading.Event()
-        self._lock = threading.Lock()
-        self._answer: dict[str, Any] = {}
-        self._lost: str | None = None
+        self.answer: dict[str, Any] = {}
+        """The coordinator's last answer; empty before the first."""
+        self.coordinator_lost: str | None = None
+        """Why the coordinator must be taken for lost, or None while it is there. Once lost, this thread has ended."""
         self._thread = ReliedOnThread(self._run, name="heartbeat", died=self._lose)
 
     def start(self) -> None:
@@ -165,18 +166,6 @@ class HeartbeatThread:
         self._hurry.set()
         if self._thread.ident is not None and self._thread is not threading.current_thread():
             self._thread.join()
-
-    @property
-    def answer(self) -> dict[str, Any]:
-        """The coordinator's last answer; empty before the first."""
-        with self._lock:
-            return self._answer
-
-    @property
-    def coordinator_lost(self) -> str | None:
-        """Why the coordinator must be taken for lost, or None while it is there. Once lost, this thread has ended."""
-        with self._lock:
-            return self._lost
 
     def await_loss(self, timeout_s: float) -> bool:
         """Wait for so long at the most; return whether the coordinator must be taken for lost."""
@@ -224,9 +213,10 @@ class HeartbeatThread:
             self._news.clear()
             found = beat.answer()
             if found is not None:
-                self._line, answer = found
+                self._line, self.answer = found
                 self._round_trip_s = time.monotonic() - sent_s
-                self._hear(answer)
+                self._silence.heard(time.monotonic())
+                self._on_change()
                 return
             now_s = time.monotonic()
             reason = self._silence.too_long(now_s)
@@ -236,16 +226,9 @@ class HeartbeatThread:
             if now_s >= beat.due_s:
                 beat.send(None, now_s)
 
-    def _hear(self, answer: dict[str, Any]) -> None:
-        self._silence.heard(time.monotonic())
-        with self._lock:
-            self._answer = answer
-        self._on_change()
-
     def _lose(self, reason: str) -> None:
         if self._stop.is_set():
             return
-        with self._lock:
-            self._lost = reason
+        self.coordinator_lost = reason
         self._gone.set()
         self._on_change()

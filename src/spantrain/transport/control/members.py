@@ -35,8 +35,8 @@ def check_name(name: str) -> None:
 class Seat:
     """A name that is being joined, or has been."""
 
-    digest: bytes | None = None
-    """Of the certificate that is to stand for it."""
+    certificate_der: bytes | None = None
+    """That is to stand for it."""
 
 
 class Members:
@@ -54,13 +54,13 @@ class Members:
         self._max_peers = max_peers
         self._calls_per_peer = calls_per_peer
         self._seats: dict[str, Seat] = {}
-        self._name_by_digest: dict[bytes, str] = {}
+        self._name_by_certificate: dict[bytes, str] = {}
         self._calls: Counter[str] = Counter()
         self._lock = threading.RLock()
 
     @contextmanager
     def joining(self, name: str) -> Iterator[Seat]:
-        """Hold a name for a worker that is joining; at the end the certificate of `digest` stands for it.
+        """Hold a name for a worker that is joining; at the end its `certificate_der` stands for it.
 
         Raises:
             RemoteRefusal: the name is in use, or there is no room; at the end: it was released meanwhile.
@@ -83,26 +83,26 @@ class Members:
         with self._lock:
             if self._seats.get(name) is not seat:
                 raise RemoteRefusal(f"{name} was released while it was joining")
-            assert seat.digest is not None, "who has joined has a certificate"
-            self._name_by_digest[seat.digest] = name
+            assert seat.certificate_der is not None, "who has joined has a certificate"
+            self._name_by_certificate[seat.certificate_der] = name
 
     def release(self, name: str) -> None:
         """Free a name; its certificate is nobody's from now on. Nothing happens if nobody has the name."""
         with self._lock:
             seat = self._seats.pop(name, None)
-            if seat is not None and seat.digest is not None:
-                self._name_by_digest.pop(seat.digest, None)
+            if seat is not None and seat.certificate_der is not None:
+                self._name_by_certificate.pop(seat.certificate_der, None)
 
-    def name_of(self, digest: bytes) -> str | None:
+    def name_of(self, certificate_der: bytes) -> str | None:
         """Return whose certificate it is."""
         with self._lock:
-            return self._name_by_digest.get(digest)
+            return self._name_by_certificate.get(certificate_der)
 
     @property
     def names(self) -> tuple[str, ...]:
         """Who has joined, sorted."""
         with self._lock:
-            return tuple(sorted(self._name_by_digest.values()))
+            return tuple(sorted(self._name_by_certificate.values()))
 
     @contextmanager
     def calling(self, name: str) -> Iterator[None]:

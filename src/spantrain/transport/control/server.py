@@ -6,6 +6,7 @@ One gRPC server on one address: TLS, limits, a bounded thread pool, unary method
 import contextlib
 import functools
 import logging
+import ssl
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -17,7 +18,7 @@ import grpc
 
 from spantrain.errors import UsageError
 from spantrain.transport.control.address import Address
-from spantrain.transport.control.credentials import Credentials, ServerIdentity, der_of_pem
+from spantrain.transport.control.credentials import Credentials, ServerIdentity
 from spantrain.transport.control.members import Denied, JoinThrottle, Members, RefusalCounter
 from spantrain.transport.control.protocol import (
     JOIN,
@@ -122,7 +123,7 @@ def certificate_of(context: grpc.ServicerContext) -> bytes | None:
     if len(chain) != 1:
         return None
     with contextlib.suppress(ValueError):
-        return der_of_pem(chain[0])
+        return ssl.PEM_cert_to_DER_cert(chain[0].decode())
     return None
 
 
@@ -172,10 +173,11 @@ class ControlServer:
         self._refusals = RefusalCounter()
         self._members = Members(max_peers=max_peers, calls_per_peer=_CALLS_PER_PEER, may_replace=may_replace)
         credentials = credentials or Credentials.create()
-        self._token = credentials.token
+        self.token = credentials.token.text
+        """What workers join with, besides the address: a secret and the fingerprint of this server's certificate."""
         self._calls = CallDispatcher(handlers, on_line=on_line, members=self._members, refusals=self._refusals)
         self._joins = JoinService(
-            token=self._token,
+            token=credentials.token,
             authority=credentials.authority,
             members=self._members,
             on_join=on_join,
@@ -185,7 +187,10 @@ class ControlServer:
         self._control_server = RpcServer(
             identity=credentials.identity,
             client_root_pem=credentials.authority.certificate_pem,
-            methods=self._methods(),
+            methods={
+                PRESENCE: self._hold_line,
+                **{name: functools.partial(self._answer_call, name) for name in self._calls.methods},
+            },
             max_threads=_CALLS_PER_PEER * max_peers + _SPARE_THREADS,
             receive_limit_bytes=MESSAGE_LIMIT_BYTES,
         )
@@ -237,11 +242,6 @@ class ControlServer:
         return str(self._join.as_dialled())
 
     @property
-    def token(self) -> str:
-        """What workers join with, besides the address: a secret and the fingerprint of this server's certificate."""
-        return self._token.text
-
-    @property
     def peers(self) -> tuple[str, ...]:
         """Who has joined and was not released, sorted."""
         return self._members.names
@@ -261,10 +261,6 @@ class ControlServer:
     def nudge(self, names: Collection[str]) -> None:
         """Have some members' next heartbeats come at once: there is news for them."""
         self._calls.nudge(names)
-
-    def _methods(self) -> dict[str, Method]:
-        calls = {name: functools.partial(self._answer_call, name) for name in self._calls.methods}
-        return {PRESENCE: self._hold_line, **calls}
 
     def _answer_join(self, body: bytes, context: grpc.ServicerContext) -> bytes:
         assert self._control is not None

@@ -12,7 +12,7 @@ import grpc
 
 from spantrain.errors import ProtocolError, SpanTrainError
 from spantrain.transport.control.address import Address
-from spantrain.transport.control.credentials import Authority, JoinToken, certificate_digest
+from spantrain.transport.control.credentials import Authority, JoinToken
 from spantrain.transport.control.members import Denied, JoinThrottle, Members, RefusalCounter, TooManyCalls, check_name
 from spantrain.transport.control.protocol import (
     HELLO,
@@ -82,7 +82,7 @@ class JoinService:
             # A TCP host is known to the worker already, and by a name that works from where it is.
             where = {"path": control.path} if control.path else {"port": control.port}
             message = wrap_answer({"certificate": certificate_der, "control": where, "welcome": welcome})
-            seat.digest = certificate_digest(certificate_der)
+            seat.certificate_der = certificate_der
         return message
 
 
@@ -178,7 +178,7 @@ class CallDispatcher:
                 ended.set()
 
     def _name_of(self, certificate_der: bytes | None) -> str | None:
-        return self._members.name_of(certificate_digest(certificate_der)) if certificate_der else None
+        return self._members.name_of(certificate_der) if certificate_der else None
 
     @contextmanager
     def _calling(self, method: str, certificate_der: bytes | None) -> Iterator[str]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 
 import zmq
 
-from spantrain.transport.connection.bounds import BYE, HELLO, RESET, Refusal
+from spantrain.transport.connection.bounds import HELLO, RESET, Refusal
 from spantrain.transport.connection.links import (
     HANDSHAKE_FAILED,
     AcceptedLink,
@@ -145,11 +145,6 @@ class LayerLoop(ConnectionLoop[LayerTerms]):
         """Return the peer that has a key."""
         return next((peer.name for peer in self._peers.values() if peer.public_key == public_key), None)
 
-    def accepted_link(self, name: str) -> AcceptedLink[LayerTerms] | None:
-        """Return the link to a peer that dials this side."""
-        link = self.links.get(name)
-        return link if isinstance(link, AcceptedLink) else None
-
     def set_peers(self, peers: Iterable[PeerAddress]) -> None:
         """Dial who is new and listens, drop who is gone or is another now; called by the thread itself."""
         wanted = {peer.name: peer for peer in peers}
@@ -217,10 +212,6 @@ class LayerLoop(ConnectionLoop[LayerTerms]):
     def _give_up(self, name: str, reason: str) -> None:
         self.arrivals.link_lost(name, reason)
         self.departures.link_lost(name, reason)
-
-    def farewell(self, link: DialledLink[LayerTerms]) -> bytes:  # noqa: ARG002
-        """Return a goodbye."""
-        return BYE
 
     # What comes in.
 

@@ -51,12 +51,6 @@ class MailboxPeer:
             granted_bytes=self.inbox.granted_bytes,
         )
 
-    def greeted(self, greeting: Greeting) -> list[OutgoingMessage]:
-        """Take what the other side says when a link begins; return the messages that it has."""
-        nothing = ((0, ()), (0, ()))
-        done = greeting.done if greeting.peer_session == self.session else nothing
-        return self.outbox.restart(done, greeting.granted_bytes, time.monotonic())
-
     def count(self, **added: float) -> None:
         """Add to counters by name."""
         self.counters = replace(self.counters, **{name: getattr(self.counters, name) + n for name, n in added.items()})
@@ -255,7 +249,8 @@ class Exchange:
             if anew or fresh_link:
                 known.inbox.restart(anew=anew)
             known.inbox.skip_to(greeting.first)
-            self.settle(known, known.greeted(greeting))
+            done = greeting.done if greeting.peer_session == known.session else ((0, ()), (0, ()))
+            self.settle(known, known.outbox.restart(done, greeting.granted_bytes, time.monotonic()))
             self.dirty.add(known.peer.name)
 
     def take_chunk(self, known: MailboxPeer, chunk: Chunk, data: memoryview) -> None:

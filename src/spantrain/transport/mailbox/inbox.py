@@ -89,7 +89,8 @@ class Inbox:
         self._queued_bytes = 0
         """Cost of messages that are whole and were not consumed."""
         self._started_bytes = 0
-        self._granted_bytes = 0
+        self.granted_bytes = 0
+        """Credit since the link began."""
         self._announced_bytes = 0
         self.acknowledgement_due = False
 
@@ -102,7 +103,7 @@ class Inbox:
         if anew:
             self._seen = (_Seen(), _Seen())
         self._started_bytes = 0
-        self._granted_bytes = self._announced_bytes = self._window_bytes - self._queued_bytes
+        self.granted_bytes = self._announced_bytes = self._window_bytes - self._queued_bytes
         self.acknowledgement_due = False
 
     def skip_to(self, first: tuple[int, ...]) -> None:
@@ -115,18 +116,13 @@ class Inbox:
         """For each track, what has come, in full."""
         return tuple((seen.upto, tuple(sorted(seen.later))) for seen in self._seen)
 
-    @property
-    def granted_bytes(self) -> int:
-        """Credit since the link began."""
-        return self._granted_bytes
-
     def take_acknowledgement(self) -> Acknowledgement:
         """Return what is to be told to the peer since the last time."""
         self.acknowledgement_due = False
-        self._announced_bytes = self._granted_bytes
+        self._announced_bytes = self.granted_bytes
         return Acknowledgement(
             done=tuple(seen.take_news() for seen in self._seen),
-            granted_bytes=self._granted_bytes,
+            granted_bytes=self.granted_bytes,
         )
 
     def accept(self, chunk: Chunk, data: memoryview, now_s: float) -> tuple[Message, int] | None:
@@ -157,7 +153,7 @@ class Inbox:
         header = decode_header(chunk.header, self._max_message_bytes)
         if chunk.number > self._seen[chunk.track].upto + MAX_AHEAD:
             raise Refusal("over credit", f"{header.key}: message {chunk.number} is too far ahead")
-        if self._started_bytes + header.charge_bytes > self._granted_bytes:
+        if self._started_bytes + header.charge_bytes > self.granted_bytes:
             raise Refusal("over credit", f"{header.key}: {header.charge_bytes} bytes are more than was granted")
         buffer = torch.empty(header.payload_bytes, dtype=torch.uint8)
         return _Partial(
@@ -208,7 +204,7 @@ class Inbox:
     def consume(self, cost: int) -> bool:
         """Give back the credit of a message that left the queue; return whether the peer should hear of it soon."""
         self._queued_bytes -= cost
-        self._granted_bytes += cost
+        self.granted_bytes += cost
         if 2 * (self._announced_bytes - self._started_bytes) > self._window_bytes:
             return False
         self.acknowledgement_due = True

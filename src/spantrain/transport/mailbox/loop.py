@@ -138,8 +138,7 @@ class MailboxLoop(ConnectionLoop[MailboxPeer]):
     def accepted_link(self, name: str) -> AcceptedLink[MailboxPeer] | None:
         """Return the link to a peer that dials this side; it may have been admitted since the last look."""
         self.obey()
-        link = self.links.get(name)
-        return link if isinstance(link, AcceptedLink) else None
+        return super().accepted_link(name)
 
     # Beginnings and ends.
 
@@ -176,9 +175,6 @@ class MailboxLoop(ConnectionLoop[MailboxPeer]):
     def begun(self, link: PeerLink[MailboxPeer]) -> None:
         """Have what waits sent."""
         self._exchange.dirty.add(link.name)
-
-    def lost(self, link: PeerLink[MailboxPeer], reason: str) -> None:
-        """Do nothing: what the other side does not have is sent again."""
 
     def farewell(self, link: DialledLink[MailboxPeer]) -> bytes:  # noqa: ARG002
         """Return a goodbye of this generation."""

@@ -354,8 +354,3 @@ class Outbox:
     def first_numbers(self) -> tuple[int, ...]:
         """For each track, the first number that is still held."""
         return tuple(next(iter(track.unacknowledged), track.next_number) for track in self._tracks)
-
-    @property
-    def idle(self) -> bool:
-        """Whether nothing waits to be sent or is on the way."""
-        return not any(track.unacknowledged or track.waiting for track in self._tracks)

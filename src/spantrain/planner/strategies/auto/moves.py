@@ -146,19 +146,16 @@ class Moves:
         spare = self._one_of_each(frozenset(range(len(self._blocks))) - used)
         for k, own in enumerate(sets):
             for block in self._one_of_each(own):
-                rest = _without(sets, k, block)
+                rest = (*sets[:k], *([own - {block}] if len(own) > 1 else []), *sets[k + 1 :])
                 yield rest
-                yield from _placed(rest, block, *self._reach(k, len(rest)))
+                first, last = (0, len(rest)) if self._wide else (max(0, k - 1), min(len(rest), k + 2))
+                yield from _placed(rest, block, first, last)
                 for other in spare:
                     yield (*sets[:k], own - {block} | {other}, *sets[k + 1 :])
         for block in spare:
             yield from _placed(sets, block, 0, len(sets))
         yield from self._exchanged(sets)
         yield from _rearranged(sets, len(sets) if self._wide else 2)
-
-    def _reach(self, k: int, count: int) -> tuple[int, int]:
-        """Return the stages that a block of stage k may move to."""
-        return (0, count) if self._wide else (max(0, k - 1), min(count, k + 2))
 
     def _exchanged(self, sets: Sets) -> Iterator[Sets]:
         for k, m in combinations(range(len(sets)), 2):
@@ -196,11 +193,6 @@ class KeptStages(NamedMoves):
         """Return none: what is left are cuts, samples of replicas and sizes of micro-batches."""
         del parts, size
         return []
-
-
-def _without(sets: Sets, k: int, block: int) -> Sets:
-    left = sets[k] - {block}
-    return (*sets[:k], left, *sets[k + 1 :]) if left else (*sets[:k], *sets[k + 1 :])
 
 
 def _placed(sets: Sets, block: int, first: int, last: int) -> Iterator[Sets]:

@@ -36,7 +36,7 @@ def shape_of(plan: Plan) -> PlanShape | None:
     order = {device.name: index for index, device in enumerate(plan.cluster.devices)}
     parts = []
     for stage in plan.stages:
-        if any(len(replica.devices) > 1 for replica in stage.replicas):
+        if stage.divides_tensors:
             return None
         samples = apportion(size, [replica.sample_share for replica in stage.replicas])
         if min(samples) == 0:

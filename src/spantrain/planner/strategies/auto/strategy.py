@@ -25,7 +25,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from spantrain.core.cluster import Cluster
-from spantrain.core.plan import Plan, StateSharding
+from spantrain.core.plan import StateSharding
 from spantrain.core.quantities import format_seconds
 from spantrain.errors import InfeasiblePlanError
 from spantrain.formats.registry import WireFormat
@@ -192,7 +192,7 @@ def _by_device(request: PlanRequest) -> tuple[Proposal, ...]:
     more: tuple[Proposal, ...] = ()
     if request.constraints.tensor_parallel:
         # Those of `spantrain` divide tensors over the hosts of a site, too, where the network is fast.
-        in_sites = (proposal for proposal in _of_spantrain(request) if _divides(proposal.plan))
+        in_sites = (proposal for proposal in _of_spantrain(request) if proposal.plan.divides_tensors)
         more = (*divided_proposals(request, None if best is None else best.score), *in_sites)
     if request.constraints.sharded_state:
         others = [_searcher(request, state_sharding=sharding).best for sharding in DIVISIONS]
@@ -211,7 +211,7 @@ def _by_device(request: PlanRequest) -> tuple[Proposal, ...]:
     units = len(request.profile.graph.units)
     if len(request.devices) <= _MANY and units < len(grid_of(units)):
         # Its tables grow with the cube of the units (213 of them: over a minute).
-        whole = (proposal for proposal in _of_spantrain(request) if not _divides(proposal.plan))
+        whole = (proposal for proposal in _of_spantrain(request) if not proposal.plan.divides_tensors)
         scored = ((search.scorer.score(proposal.plan), proposal) for proposal in whole)
         better = ((found[0], proposal) for found, proposal in scored if found is not None and found[1].fits)
         rows = sorted((*rows, *better), key=lambda row: row[0])
@@ -233,10 +233,6 @@ def _of_spantrain(request: PlanRequest) -> tuple[Proposal, ...]:
         return spantrain(request)
     except InfeasiblePlanError:
         return ()
-
-
-def _divides(plan: Plan) -> bool:
-    return any(len(replica.devices) > 1 for stage in plan.stages for replica in stage.replicas)
 
 
 def _may_count(request: PlanRequest) -> bool:
@@ -354,7 +350,7 @@ def _take_over(request: PlanRequest, search: Searcher, grid: frozenset[int], *, 
         shape = shape_of(proposal.plan)
         if shape is not None and not grid.issuperset(shape.begins):
             shape = None
-        if not _divides(proposal.plan):
+        if not proposal.plan.divides_tensors:
             search.take(proposal.plan, shape)
         if shape is not None and descend:
             search.descend(shape, _ROUNDS)
