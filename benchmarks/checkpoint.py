@@ -45,7 +45,7 @@ from spantrain.runtime.checkpoint.manifest import Manifest, latest_checkpoint, r
 from spantrain.runtime.checkpoint.saver import restore
 from spantrain.runtime.coordinator.barrier import StepOutcome
 from spantrain.runtime.gradients.optimizer import build_optimizer
-from spantrain.runtime.redistribution.transfer import group_of
+from spantrain.runtime.redistribution.exchange import group_of
 from spantrain.transport.mailbox.mailbox import Mailbox
 
 CLUSTER = """\

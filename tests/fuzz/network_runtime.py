@@ -19,8 +19,8 @@ from spantrain.core.shares import TensorPart
 from spantrain.errors import ConfigError, ProtocolError
 from spantrain.runtime.control.requests import AskNextStep, FetchRows
 from spantrain.runtime.coordinator.batches import BatchQueue
-from spantrain.runtime.redistribution.exchange import TensorBlock, place_of
-from spantrain.runtime.redistribution.transfer import ExchangeGroup, TensorExchange
+from spantrain.runtime.redistribution.exchange import ExchangeGroup, TensorBlock, place_of
+from spantrain.runtime.redistribution.transfer import TensorExchange
 from spantrain.runtime.worker.switch import read_held
 
 _PART = TensorPart(full_shape=(6, 5))

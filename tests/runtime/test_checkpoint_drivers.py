@@ -21,7 +21,7 @@ from spantrain.runtime.checkpoint.saver import restore
 from spantrain.runtime.gradients.groups import SingleMember
 from spantrain.runtime.gradients.optimizer import build_optimizer
 from spantrain.runtime.recorder import StepRecorder
-from spantrain.runtime.redistribution.transfer import group_of
+from spantrain.runtime.redistribution.exchange import group_of
 from spantrain.runtime.step.driver import StepDriver
 from spantrain.runtime.step.following import Followers
 from spantrain.runtime.step.work import DeviceClock, ReplicaWork, SampledFeed

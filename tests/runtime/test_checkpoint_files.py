@@ -20,8 +20,7 @@ from spantrain.runtime.checkpoint.saver import DeviceCheckpoints, SnapshotBuffer
 from spantrain.runtime.checkpoint.tensor_file import Disk, TensorFiles
 from spantrain.runtime.gradients.optimizer import build_optimizer
 from spantrain.runtime.launch.launcher import LocalWorkers
-from spantrain.runtime.redistribution.exchange import TensorBlock
-from spantrain.runtime.redistribution.transfer import ExchangeGroup
+from spantrain.runtime.redistribution.exchange import ExchangeGroup, TensorBlock
 from testing.runtime.checkpoints import BATCH, JOB, Faulty, save, tensors_at, two_devices, whole_device
 from testing.runtime.runs import load_all, save_all
 

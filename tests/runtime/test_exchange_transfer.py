@@ -13,8 +13,8 @@ from spantrain.core.messages import ControlKey
 from spantrain.core.shares import TensorPart
 from spantrain.errors import ConfigError, Interrupted, ProtocolError
 from spantrain.runtime.channels import MailboxChannel
-from spantrain.runtime.redistribution.exchange import TensorBlock, place_of
-from spantrain.runtime.redistribution.transfer import ExchangeGroup, TensorExchange
+from spantrain.runtime.redistribution.exchange import ExchangeGroup, TensorBlock, place_of
+from spantrain.runtime.redistribution.transfer import TensorExchange
 from testing.memory_mailbox import MemoryNetwork
 from testing.patience import PATIENCE_S
 from testing.runtime.parts import dealt, put, taken

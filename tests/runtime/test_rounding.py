@@ -183,12 +183,8 @@ def test_the_same_gradient_in_every_sample_arrives_on_average():
     assert errors[0] < 0.05 * errors[1]
 
 
-def test_error_feedback_carries_over_no_step_and_nothing_that_is_not_finite():
+def test_error_feedback_carries_over_nothing_that_is_not_finite():
     feedback, gradients = ErrorFeedback(), random_tensor((3, 200), 1)
-    first = feedback.for_wire((gradients, torch.arange(3)), WireFormat.INT8)
-    feedback.forget()
-    again = feedback.for_wire((gradients, torch.arange(3)), WireFormat.INT8)
-    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
     gradients[0] = float("nan")
     (arrived,) = from_wire(feedback.for_wire((gradients,), WireFormat.INT8), WireFormat.INT8)
     assert arrived[0].isnan().all()

@@ -65,7 +65,7 @@ class LateDevice(ComputeDevice):
         self.handed_over_early = 0
         """Pieces of work that came while another one was not over."""
 
-    def submit(self, work: Callable[[], Any], seconds: float | None, **_: Any) -> Submitted[Any]:
+    def submit(self, work: Callable[[], Any], seconds: float | None, besides: Any = None) -> Submitted[Any]:
         before = self._last if self._last is not None and self._last.looks >= 0 else None
         self.handed_over_early += before is not None
         now_s, looks = time.monotonic(), self._random.randint(0, 3)
@@ -74,7 +74,7 @@ class LateDevice(ComputeDevice):
         self._last = later
         return later
 
-    def run(self, work: Callable[[], Any], seconds: float | None, **more: Any) -> Any:
-        later = self.submit(work, seconds, **more)
+    def run(self, work: Callable[[], Any], seconds: float | None, besides: Any = None) -> Any:
+        later = self.submit(work, seconds, besides)
         later.wait()
         return later.result

@@ -5,7 +5,7 @@ Every change is simulated with the present links before it is taken, beside what
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import median
 from typing import Protocol
 
@@ -82,20 +82,6 @@ _BLIND_REPORTS, _LATER = 8, 4
 """Reports that are needed to try links that nothing is known of, and how many times as many to try again."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Waiting:
-    """A plan that is better on the present links, until it would have been worth its toll."""
-
-    proposal: PlanReplacement
-    state: LinkState
-    """For which it was found."""
-    gain_s: float
-    """Seconds that a step gains."""
-    toll_s: float
-    stays: bool
-    """Whether it is for calm links, too."""
-
-
 class AutoBoundary:
     """Looks for a better plan when links have left the dead band around what is expected, and goes back when they are
     as planned; on calm links it compares a few numbers and nothing else.
@@ -130,7 +116,8 @@ class AutoBoundary:
         self._calm_since = 0
         self._guess: PlanSearch | None = None
         """What was looked for after the last step, which may have been in the middle of a change."""
-        self._waiting: _Waiting | None = None
+        self._waiting: PlanSearch | None = None
+        """What has found a plan that is better on the present links, until that would have been worth its toll."""
         self.simulated = 0
         """Plans that were simulated so far."""
         self._calm_s: float | None = None
@@ -149,26 +136,20 @@ class AutoBoundary:
             return self._back(plan)
         if again and guess is not None and not self._outside(self._watch.factors(plan, rates, guess.state, matter)):
             return self._believed(guess, slow_steps, 0)
-        if again:
-            return self._changed(plan, factors, slow_steps, step_s)
+        if again:  # the links are taken for what reports say of them
+            state = self._refined(plan, factors)
+            if state.calm:
+                return self._back(plan)
+            if state == self.state:
+                return self._due(slow_steps)
+            search = self._searched(plan, state, step_s)
+            return None if search is None else self._believed(search, slow_steps, search.simulated)
         if (not self._out if self.state.calm else sure and self.state.changed(factors).calm) and rates:
             return self._back(plan)
         if self._out:
             last = {pair: newest.get(pair, rate) for pair, rate in rates.items()}
             self._guess = self._guessed(plan, self._watch.factors(plan, last, self.state, matter), step_s)
         return self._planned_anew(plan, slow_steps)
-
-    def _changed(
-        self, plan: Plan, factors: Mapping[Pair, float], slow_steps: int, step_s: float
-    ) -> PlanReplacement | None:
-        """Take the links for what reports say of them, and look for a plan."""
-        state = self._refined(plan, factors)
-        if state.calm:
-            return self._back(plan)
-        if state == self.state:
-            return self._due(slow_steps)
-        search = self._searched(plan, state, step_s)
-        return None if search is None else self._believed(search, slow_steps, search.simulated)
 
     def _searched(self, plan: Plan, state: LinkState, step_s: float) -> PlanSearch | None:
         """Look for a plan for links, if they explain how long a step took."""
@@ -309,30 +290,26 @@ class AutoBoundary:
 
     def _judged(self, search: PlanSearch, slow_steps: int, simulated: int) -> PlanReplacement | None:
         """Keep the best plan of a search until it is due, if it saves enough and none that is kept saves more."""
-        now_s, best = search.running.seconds, search.best
-        gain_s = now_s - best.seconds
-        if gain_s > max(self._settings.pays * now_s, self._waiting.gain_s if self._waiting else 0.0):
-            reason = (
-                f"{search.state}: {'; '.join(best.what)}: {best.seconds:.4g} s a step instead of {now_s:.4g} s, "
-                f"simulated with these links"
-            )
-            proposal = PlanReplacement(plan=best.plan, reason=reason, simulated=simulated)
-            self._waiting = _Waiting(
-                proposal=proposal, state=search.state, gain_s=gain_s, toll_s=best.toll_s, stays=best.stays
-            )
-        return self._due(slow_steps)
+        least_s = max(self._settings.pays * search.running.seconds, self._waiting.gain_s if self._waiting else 0.0)
+        if search.gain_s <= least_s:
+            return self._due(slow_steps)
+        self._waiting = search
+        return self._due(slow_steps, simulated)
 
-    def _due(self, slow_steps: int) -> PlanReplacement | None:
+    def _due(self, slow_steps: int, simulated: int = 0) -> PlanReplacement | None:
         """Return the plan that waits, once links have been slow for so long that it will be worth its toll.
 
         Nobody knows how long they stay so; what has lasted for some steps is taken to last for as many more. So a
         moment is waited out, and what all waiting and all changes in vain cost is at most some twice the least.
         """
         waiting = self._waiting
-        if waiting is None or slow_steps * waiting.gain_s < waiting.toll_s:
-            self._waiting = waiting and replace(waiting, proposal=replace(waiting.proposal, simulated=0))
+        if waiting is None or slow_steps * waiting.gain_s < waiting.best.toll_s:
             return None
-        self._waiting, self.state = None, waiting.state
-        if waiting.stays:
-            self._base, self._calm_s = waiting.proposal.plan, None
-        return waiting.proposal
+        self._waiting, self.state, best = None, waiting.state, waiting.best
+        if best.stays:
+            self._base, self._calm_s = best.plan, None
+        reason = (
+            f"{waiting.state}: {'; '.join(best.what)}: {best.seconds:.4g} s a step instead of "
+            f"{waiting.running.seconds:.4g} s, simulated with these links"
+        )
+        return PlanReplacement(plan=best.plan, reason=reason, simulated=simulated)

@@ -12,6 +12,7 @@ import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from statistics import median
 
 from spantrain.core.speed import LinkReport, LinkVerdict, SentMessage
@@ -116,8 +117,10 @@ class _Peer:
             known_s = self._round_trip_s
             self._round_trip_s = taken_s if known_s is None else min(known_s, taken_s)
             return None
-        if message.started_s >= before_s:
-            self._alone(message.size_bytes, taken_s)
+        if message.started_s >= before_s:  # it had the link to itself; the least and the most bytes tell most
+            self.fastest[message.size_bytes] = min(taken_s, self.fastest.get(message.size_bytes, taken_s))
+            if len(self.fastest) > _SIZES:
+                del self.fastest[sorted(self.fastest)[_SIZES // 2]]
         begun_s = max(before_s, message.started_s + self._latency_s)
         alone_s = message.acknowledged_s - max(before_s, message.started_s)
         sample = RateSample(
@@ -145,12 +148,6 @@ class _Peer:
         self._small_in_a_row = 0
         return False
 
-    def _alone(self, size_bytes: int, taken_s: float) -> None:
-        """Note a message that had the link to itself; the least and the most bytes tell most."""
-        self.fastest[size_bytes] = min(taken_s, self.fastest.get(size_bytes, taken_s))
-        if len(self.fastest) > _SIZES:
-            del self.fastest[sorted(self.fastest)[_SIZES // 2]]
-
     @property
     def _latency_s(self) -> float:
         """Seconds of a round trip: as expected, or more where messages of unlike sizes, or small ones, say so."""
@@ -170,7 +167,10 @@ class _Peer:
         # A few are filled up with those of before; where there are none at all, old ones say nothing of the link now.
         enough = len(recent) >= _ENOUGH or not recent
         samples = [] if idle else recent if enough else list(self._samples)[-_USUAL:]
-        blocks = _blocks(samples)
+        # About four runs of messages: words on several may come together.
+        size = max(1, len(samples) // _ENOUGH)
+        runs = (samples[k : k + size] for k in range(0, len(samples), size))
+        blocks = [(sum(one.size_bytes for one in run), sum(one.occupied_s for one in run)) for run in runs]
         rate = _median(blocks) if blocks else None
         agreeing = sum(rate is not None and rate / _AGREES <= s / t <= rate * _AGREES for s, t in blocks)
         return LinkReport(
@@ -196,22 +196,11 @@ class _Peer:
         return LinkVerdict.SLOW_LINK if self._slow else LinkVerdict.CALM
 
 
-def _blocks(samples: Sequence[RateSample]) -> list[tuple[int, float]]:
-    """Return bytes and seconds of about four runs of messages: words on several messages may come together."""
-    size = max(1, len(samples) // _ENOUGH)
-    runs = (samples[k : k + size] for k in range(0, len(samples), size))
-    return [(sum(one.size_bytes for one in run), sum(one.occupied_s for one in run)) for run in runs]
-
-
 def _median(blocks: Sequence[tuple[int, float]]) -> float:
     """Return the rate that half of the bytes went faster than."""
     ordered = sorted((size / seconds, size) for size, seconds in blocks)
-    half, passed = sum(size for _, size in ordered) / 2, 0
-    for rate, size in ordered:
-        passed += size
-        if passed >= half:
-            return rate
-    raise AssertionError("a median of nothing")
+    passed = list(accumulate(size for _, size in ordered))
+    return next(rate for (rate, _), so_far in zip(ordered, passed, strict=True) if so_far >= passed[-1] / 2)
 
 
 class SamplePace:

@@ -186,7 +186,13 @@ class LinkWatch:
     def given(self, plan: Plan, rates: Mapping[Pair, float], state: LinkState) -> dict[Pair, float]:
         """Return the same of all links, whatever they matter."""
         expected = self.expected(plan, state)
-        return {pair: rates[pair] / expected[pair] / self._usual(pair) for pair in rates.keys() & expected.keys()}
+        # How many times the expected rate is measured of a link when all is well; of one not known yet, as of others.
+        known = {pair: median(first) for pair, first in self._first.items() if len(first) == _LEARNING}
+        middle = median(known.values()) if known else 1.0
+        return {
+            pair: rates[pair] / expected[pair] / min(_TRUSTED, max(1 / _TRUSTED, known.get(pair, middle)))
+            for pair in rates.keys() & expected.keys()
+        }
 
     def expected(self, plan: Plan, state: LinkState) -> Mapping[Pair, float]:
         """Return the rates that monitors would report, simulated once for a plan and a state."""
@@ -196,9 +202,3 @@ class LinkWatch:
         found = self._expects.rates(plan, state)
         self._expected = [*self._expected[-_KEPT + 1 :], (plan, state, found)]
         return found
-
-    def _usual(self, pair: Pair) -> float:
-        """Return how many times the expected rate is measured of a link when all is well."""
-        known = {other: median(first) for other, first in self._first.items() if len(first) == _LEARNING}
-        usual = known[pair] if pair in known else median(known.values()) if known else 1.0
-        return min(_TRUSTED, max(1 / _TRUSTED, usual))

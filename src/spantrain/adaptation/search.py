@@ -113,6 +113,11 @@ class PlanSearch:
         """Plans that were simulated; micro-batches and order that were looked for count as one."""
         self.running = self.best = Find(plan=running, seconds=forecast.adapted_s(running, state))
 
+    @property
+    def gain_s(self) -> float:
+        """Seconds that a step gains by the best plan so far."""
+        return self.running.seconds - self.best.seconds
+
     def near(self, allowed: Sequence[WireFormat]) -> None:
         """Look at plans near the base: micro-batches and orders, allowed formats on slow cuts, cuts a few units off."""
         self.try_tuned(self._base, ())

@@ -28,7 +28,8 @@ from spantrain.runtime.checkpoint.manifest import CheckpointSet, Manifest, final
 from spantrain.runtime.checkpoint.saver import CHECKPOINTS, step_folder, write_device_file
 from spantrain.runtime.checkpoint.tensor_file import Disk, TensorFiles
 from spantrain.runtime.control.requests import SavedFile
-from spantrain.runtime.redistribution.transfer import ExchangeGroup, TensorExchange
+from spantrain.runtime.redistribution.exchange import ExchangeGroup
+from spantrain.runtime.redistribution.transfer import TensorExchange
 from spantrain.runtime.worker.user_functions import with_own_functions
 
 _SHARD = "5GB"

@@ -17,9 +17,20 @@ Milestone = tuple[float, Callable[[], None]]
 """Seconds from the start of a piece of work, and what to call then."""
 
 
-def no_seconds() -> float:
-    """Return 0."""
-    return 0.0
+@dataclass(frozen=True, kw_only=True)
+class EmulatedTime:
+    """What an emulated device must know besides the seconds that a piece of work shall take; others ask for nothing."""
+
+    more_s: Callable[[], float] = lambda: 0.0
+    """What it adds to those seconds; asked for when the work is done."""
+    waited_s: Callable[[], float] = lambda: 0.0
+    """How long of the work nothing was computed; asked for then, too."""
+    milestones: Sequence[Milestone] = ()
+    """What it makes known before the end, in time; later by their part of `more_s`. On a real device the work itself
+    knows when it gets there."""
+
+
+NOTHING_MORE = EmulatedTime()
 
 
 @dataclass(kw_only=True)
@@ -60,38 +71,21 @@ class ComputeDevice(ABC):
         """Called while an emulated device waits; raises where nobody waits for the work any more."""
 
     @abstractmethod
-    def run(
-        self,
-        work: Callable[[], T],
-        seconds: float | None,
-        *,
-        more_s: Callable[[], float] = no_seconds,
-        waited_s: Callable[[], float] = no_seconds,
-        milestones: Sequence[Milestone] = (),
-    ) -> T:
-        """Do the work to its end and return its result.
+    def run(self, work: Callable[[], T], seconds: float | None, besides: EmulatedTime = NOTHING_MORE) -> T:
+        """Do the work to its end, note its seconds, and return its result.
 
         Args:
             work: the computation.
             seconds: what it shall take on an emulated device; real devices take the time they take.
-            more_s: what an emulated device adds to that; asked for when the work is done.
-            waited_s: how long of the work nothing was computed; asked for then, too.
-            milestones: what an emulated device makes known before the end, in time; later by their part of `more_s`.
-                On a real device the work itself knows when it gets there.
+            besides: what else an emulated device must know of it.
         """
 
     def submit(
-        self,
-        work: Callable[[], T],
-        seconds: float | None,
-        *,
-        more_s: Callable[[], float] = no_seconds,
-        waited_s: Callable[[], float] = no_seconds,
-        milestones: Sequence[Milestone] = (),
+        self, work: Callable[[], T], seconds: float | None, besides: EmulatedTime = NOTHING_MORE
     ) -> Submitted[T]:
         """Hand the work over, arguments as of `run`; a device that does nothing beside its host does it at once."""
         started_s = time.monotonic()
-        result = self.run(work, seconds, more_s=more_s, waited_s=waited_s, milestones=milestones)
+        result = self.run(work, seconds, besides)
         return Submitted(result=result, started_s=started_s, ended_s=time.monotonic())
 
     @property
@@ -137,23 +131,3 @@ class ComputeDevice(ABC):
     def beside(torch_device: torch.device, mark: Any) -> AbstractContextManager[None]:  # noqa: ARG004
         """Queue what is done inside beside other work, behind a mark, and wait for its end."""
         return contextlib.nullcontext()
-
-
-class RealDevice(ComputeDevice):
-    """A device whose work takes its own time."""
-
-    def run(
-        self,
-        work: Callable[[], T],
-        seconds: float | None,  # noqa: ARG002
-        *,
-        more_s: Callable[[], float] = no_seconds,  # noqa: ARG002
-        waited_s: Callable[[], float] = no_seconds,  # noqa: ARG002
-        milestones: Sequence[Milestone] = (),  # noqa: ARG002
-    ) -> T:
-        """Do the work to its end and return its result."""
-        return self.timed(work)
-
-    @abstractmethod
-    def timed(self, work: Callable[[], T]) -> T:
-        """Do the work to its end, note its seconds, and return its result."""

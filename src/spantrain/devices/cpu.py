@@ -5,10 +5,10 @@ from collections.abc import Callable
 
 import torch
 
-from spantrain.devices.base import RealDevice, T
+from spantrain.devices.base import NOTHING_MORE, ComputeDevice, EmulatedTime, T
 
 
-class CpuDevice(RealDevice):
+class CpuDevice(ComputeDevice):
     """The processor of the machine."""
 
     def __init__(self, *, threads: int | None = None) -> None:
@@ -17,7 +17,7 @@ class CpuDevice(RealDevice):
             torch.set_num_threads(threads)
         super().__init__(torch.device("cpu"))
 
-    def timed(self, work: Callable[[], T]) -> T:
+    def run(self, work: Callable[[], T], seconds: float | None, besides: EmulatedTime = NOTHING_MORE) -> T:  # noqa: ARG002
         """Do the work and return its result."""
         start_s = time.perf_counter()
         result = work()

@@ -1,14 +1,14 @@
 """CUDA devices: work is queued on streams; its time is what passes between two events on one."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 
 import torch
 
-from spantrain.devices.base import Milestone, RealDevice, Submitted, T, Tensors, no_seconds
+from spantrain.devices.base import NOTHING_MORE, ComputeDevice, EmulatedTime, Submitted, T, Tensors
 from spantrain.errors import ConfigError
 
 
@@ -37,7 +37,7 @@ class _Queued(Submitted[T]):
         self.ended_s = at_s + event.elapsed_time(self.end) / 1e3
 
 
-class CudaDevice(RealDevice):
+class CudaDevice(ComputeDevice):
     """One CUDA device."""
 
     fuses_optimizer = True
@@ -64,10 +64,7 @@ class CudaDevice(RealDevice):
         self,
         work: Callable[[], T],
         seconds: float | None,  # noqa: ARG002
-        *,
-        more_s: Callable[[], float] = no_seconds,  # noqa: ARG002
-        waited_s: Callable[[], float] = no_seconds,  # noqa: ARG002
-        milestones: Sequence[Milestone] = (),  # noqa: ARG002
+        besides: EmulatedTime = NOTHING_MORE,  # noqa: ARG002
     ) -> Submitted[T]:
         """Queue the work."""
         with torch.cuda.device(self.torch_device):
@@ -82,9 +79,9 @@ class CudaDevice(RealDevice):
         self._last = _Queued(result=None, started_s=0.0, ended_s=0.0, start=start, end=end, origin=origin)
         return queued
 
-    def timed(self, work: Callable[[], T]) -> T:
+    def run(self, work: Callable[[], T], seconds: float | None, besides: EmulatedTime = NOTHING_MORE) -> T:
         """Queue the work, wait until the device has done it, and return its result."""
-        queued = self.submit(work, None)
+        queued = self.submit(work, seconds, besides)
         queued.wait()
         self.last_s = queued.ended_s - queued.started_s
         return queued.result
@@ -119,7 +116,8 @@ class CudaDevice(RealDevice):
         with torch.cuda.device(torch_device):
             beside, now = _stream(torch_device, "in"), torch.cuda.current_stream(torch_device)
             with torch.cuda.stream(beside):
-                found = tuple(_pinned(tensor).to(torch_device, non_blocking=True) for tensor in tensors)
+                pinned = (one if one.is_cuda or one.is_pinned() else one.pin_memory() for one in tensors)
+                found = tuple(one.to(torch_device, non_blocking=True) for one in pinned)
             now.wait_stream(beside)
             for tensor in found:
                 tensor.record_stream(now)
@@ -161,7 +159,3 @@ def _stream(device: torch.device, use: str) -> torch.cuda.Stream:
 def _on_host(tensor: torch.Tensor) -> torch.Tensor:
     landing = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
     return landing.copy_(tensor.detach(), non_blocking=True)
-
-
-def _pinned(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor if tensor.is_cuda or tensor.is_pinned() else tensor.pin_memory()

@@ -1,13 +1,13 @@
 """An emulated device: real work that takes the time which it would take on a device of some kind."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
-from spantrain.devices.base import ComputeDevice, Milestone, T, no_seconds
+from spantrain.devices.base import NOTHING_MORE, ComputeDevice, EmulatedTime, T
 from spantrain.devices.registry import class_of
 
 _LOOK_S = 0.05
@@ -88,15 +88,7 @@ class EmulatedDevice(ComputeDevice):
         """Real seconds over emulated ones: under a tenth, or the emulation feels the machine below it."""
         return self.real_s / self.emulated_s if self.emulated_s > 0 else 0.0
 
-    def run(
-        self,
-        work: Callable[[], T],
-        seconds: float | None,
-        *,
-        more_s: Callable[[], float] = no_seconds,
-        waited_s: Callable[[], float] = no_seconds,
-        milestones: Sequence[Milestone] = (),
-    ) -> T:
+    def run(self, work: Callable[[], T], seconds: float | None, besides: EmulatedTime = NOTHING_MORE) -> T:
         """Do the work and return its result `seconds` after its start (None: at once when done, and not counted).
 
         What `more_s` says comes on top: time that was real, such as the network's, and not computation. The real
@@ -110,10 +102,10 @@ class EmulatedDevice(ComputeDevice):
         if seconds is None:
             self._deadline_s = done_s
         else:
-            added_s = more_s()
+            added_s = besides.more_s()
             self._deadline_s = start_s + seconds + added_s
-            self._count(max(0.0, done_s - called_s - waited_s()), seconds)
-            for after_s, call in milestones:
+            self._count(max(0.0, done_s - called_s - besides.waited_s()), seconds)
+            for after_s, call in besides.milestones:
                 self._wait_until(start_s + after_s + (added_s * after_s / seconds if seconds else 0.0))
                 call()
             self._wait_until(self._deadline_s)

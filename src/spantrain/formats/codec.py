@@ -17,21 +17,22 @@ if TYPE_CHECKING:
 
     Tensors = tuple[Tensor, ...]
 
-DTYPE_BYTES: Mapping[str, int] = MappingProxyType(
-    {
-        "float32": 4,
-        "bfloat16": 2,
-        "float16": 2,
-        "float64": 8,
-        "int64": 8,
-        "int32": 4,
-        "int16": 2,
-        "int8": 1,
-        "uint8": 1,
-        "bool": 1,
-    }
+_DTYPES = (
+    ("float32", 4, "F32"),
+    ("bfloat16", 2, "BF16"),
+    ("float16", 2, "F16"),
+    ("float64", 8, "F64"),
+    ("int64", 8, "I64"),
+    ("int32", 4, "I32"),
+    ("int16", 2, "I16"),
+    ("int8", 1, "I8"),
+    ("uint8", 1, "U8"),
+    ("bool", 1, "BOOL"),
 )
+DTYPE_BYTES: Mapping[str, int] = MappingProxyType({name: size for name, size, _ in _DTYPES})
 """Types of tensors that can be sent, by torch's names, with a number's bytes; messages count them in this order."""
+DTYPE_CODES: Mapping[str, str] = MappingProxyType({name: code for name, _, code in _DTYPES})
+"""What the safetensors format calls them."""
 ROUNDED_DTYPES: Mapping[str, int] = MappingProxyType(
     {name: DTYPE_BYTES[name] for name in ("float32", "bfloat16", "float16")}
 )

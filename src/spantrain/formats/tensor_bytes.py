@@ -2,8 +2,9 @@
 
 import json
 from collections.abc import Iterator, Mapping
-from types import MappingProxyType
 from typing import TYPE_CHECKING
+
+from spantrain.formats.codec import DTYPE_CODES
 
 if TYPE_CHECKING:
     import torch
@@ -11,20 +12,6 @@ if TYPE_CHECKING:
 
 _PIECE_BYTES = 8 * 2**20
 _ALIGNMENT = 8
-_CODES: Mapping[str, str] = MappingProxyType(
-    {
-        "float64": "F64",
-        "float32": "F32",
-        "float16": "F16",
-        "bfloat16": "BF16",
-        "int64": "I64",
-        "int32": "I32",
-        "int16": "I16",
-        "int8": "I8",
-        "uint8": "U8",
-        "bool": "BOOL",
-    }
-)
 
 
 def dtype_name(dtype: "torch.dtype") -> str:
@@ -54,7 +41,7 @@ def tensor_pieces(tensors: "Mapping[str, Tensor]") -> Iterator[bytes | memoryvie
     header: dict[str, object] = {}
     start = 0
     for name, tensor in tensors.items():
-        end, code = start + tensor.nbytes, _CODES[dtype_name(tensor.dtype)]
+        end, code = start + tensor.nbytes, DTYPE_CODES[dtype_name(tensor.dtype)]
         header[name] = {"dtype": code, "shape": list(tensor.shape), "data_offsets": [start, end]}
         start = end
     text = json.dumps(header, separators=(",", ":")).encode()

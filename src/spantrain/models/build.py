@@ -142,17 +142,14 @@ def whole_model(spec: ModelSpec, *, seed: int) -> UnsplitModel:
     """
     module, batch = unit_source(spec).unsplit(seed=seed)
     named = {name: tensor for name, tensor in zip(batch.names, batch.inputs, strict=True) if name is not None}
-    return UnsplitModel(module=module, inputs=_varied(named, module) if len(named) == len(batch.inputs) else {})
-
-
-def _varied(inputs: Mapping[str, torch.Tensor], module: nn.Module) -> dict[str, torch.Tensor]:
-    """Return inputs whose numbers differ from each other, so that an output says something of all weights."""
+    if len(named) != len(batch.inputs):
+        return UnsplitModel(module=module, inputs={})
+    # Numbers differ from each other, so that an output says something of all weights.
     vocabulary = int(getattr(getattr(module, "config", None), "vocab_size", 2))
-    found = {}
-    for name, tensor in inputs.items():
+    for name, tensor in named.items():
         numbers = torch.arange(tensor.numel()).reshape(tensor.shape)
         if tensor.is_floating_point():
-            found[name] = torch.sin(numbers.to(tensor.dtype))
-        else:
-            found[name] = (numbers % vocabulary).to(tensor.dtype) if name.endswith("input_ids") else tensor
-    return found
+            named[name] = torch.sin(numbers.to(tensor.dtype))
+        elif name.endswith("input_ids"):
+            named[name] = (numbers % vocabulary).to(tensor.dtype)
+    return UnsplitModel(module=module, inputs=named)

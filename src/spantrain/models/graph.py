@@ -100,7 +100,11 @@ def _measure(
     """Return what every unit of one class has in common."""
 
     def batch(samples: int, device: str = "cpu") -> _Batch:
-        return _tensors(entering, samples, device), example_rows(spec, samples, device=device)
+        tensors = []
+        for one in entering:
+            tensor = torch.zeros((samples, *one.shape_per_sample), dtype=getattr(torch, one.dtype), device=device)
+            tensors.append(tensor.requires_grad_(one.requires_grad))
+        return tuple(tensors), example_rows(spec, samples, device=device)
 
     low = autocast_dtype(dtype)
     flop = _flop(spec, module, empty, batch)
@@ -168,18 +172,6 @@ def _flop(spec: ModelSpec, module: UnitModule, empty: UnitModule, batch: Callabl
             f"{error}; write its forward so that it takes any number of samples"
         ) from error
     return float(meter.total) / _SMALL
-
-
-def _tensors(specs: tuple[TensorSpec, ...], samples: int, device: str) -> tuple[Tensor, ...]:
-    return tuple(
-        torch.zeros(
-            (samples, *spec.shape_per_sample),
-            dtype=getattr(torch, spec.dtype),
-            device=device,
-            requires_grad=spec.requires_grad,
-        )
-        for spec in specs
-    )
 
 
 def _tensor_specs(tensors: Sequence[Tensor], *, have_gradients: bool) -> tuple[TensorSpec, ...]:

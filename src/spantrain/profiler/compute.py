@@ -23,14 +23,11 @@ from spantrain.models.build import build_units, example_rows
 from spantrain.models.execution.measure import FlopMeter
 from spantrain.models.execution.segment import autocast_dtype
 from spantrain.models.execution.stage import StageExecutor
-from spantrain.models.units import Rows, UnitModule
+from spantrain.models.units import UnitModule
 
 _LOGGER = logging.getLogger(__name__)
 
-Emulation = Callable[[Unit, Op, int], float]
-"""(unit, operation, samples) -> seconds on the emulated device."""
-
-Progress = Callable[[int, int, str], None]
+Progress = Callable[[int, int, str], object]
 """(points done, points in all, what comes next)"""
 
 _LONG_POINT_S = 0.15
@@ -51,8 +48,8 @@ class Bench:
     """Name of the device's kind, for the record."""
     dtype: str
     """A dtype of `core.precision`."""
-    emulate: Emulation | None = None
-    """Seconds that an emulated device takes; None on real ones."""
+    emulate: Callable[[Unit, Op, int], float] | None = None
+    """(unit, operation, samples) -> seconds that an emulated device takes; None on real ones."""
 
 
 def measure_units(
@@ -119,8 +116,10 @@ class _UnitBench:
 
     def measure(self, samples: int, repeats: int) -> UnitTiming:
         """Return the median seconds of each operation; on an emulated device the least."""
-        span, (received, rows) = Span(0, samples), self._data(samples)
-        device, executor = self._device, self._executor
+        device, executor, emulate = self._device, self._executor, self._bench.emulate
+        span, place = Span(0, samples), device.torch_device
+        received = tuple(_random_tensor(tensor, samples, place) for tensor in self._before)
+        rows = example_rows(self._bench.spec, samples, device=place)
         try:
             # The warm-up of an emulated device need not take its time.
             gradients = self._gradients(device.run(lambda: executor.forward(span, received, rows), None))
@@ -137,12 +136,12 @@ class _UnitBench:
             ):
                 seen.append([])
                 for op, work in works.items():
-                    device.run(work, self._seconds(op, samples))
+                    device.run(work, None if emulate is None else emulate(self._unit, op, samples))
                     seen[-1].append(device.last_s)
         finally:
             executor.discard()
         # An emulated device never takes less than its time; what it takes more is the machine below it.
-        middle: Callable[[Sequence[float]], float] = statistics.median if self._bench.emulate is None else min
+        middle: Callable[[Sequence[float]], float] = statistics.median if emulate is None else min
         forward_s, input_s, weight_s = (middle(column) for column in zip(*seen, strict=True))
         return UnitTiming(
             unit_class=self._unit.unit_class,
@@ -153,15 +152,6 @@ class _UnitBench:
             backward_input_s=input_s,
             backward_weight_s=weight_s,
         )
-
-    def _seconds(self, op: Op, samples: int) -> float | None:
-        emulate = self._bench.emulate
-        return None if emulate is None else emulate(self._unit, op, samples)
-
-    def _data(self, samples: int) -> tuple[tuple[Tensor, ...], Rows]:
-        place = self._device.torch_device
-        received = tuple(_random_tensor(tensor, samples, place) for tensor in self._before)
-        return received, example_rows(self._bench.spec, samples, device=place)
 
     def _gradients(self, outputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         if self._is_last:

@@ -88,7 +88,9 @@ class Echo:
                     times = torch.tensor(arrivals, dtype=torch.float64)
                     self._mailbox.send(message.source, _key(self._mailbox, _Kind.REPORT, message.key.step), [times])
             case _Kind.REQUEST:
-                self._serve(message)
+                numbers = _integers(message, 2)
+                if numbers is not None and 1 <= numbers[0] <= MAX_PIECES and 1 <= numbers[1] <= MAX_PIECE_BYTES:
+                    _send_load(self._mailbox, message.source, message.key.step, *numbers)
             case _Kind.ASK_SOFTWARE:
                 self._answer(message, _Kind.SOFTWARE, self._software_round_trip_s())
             case _Kind.LAST:
@@ -98,11 +100,6 @@ class Echo:
     def _answer(self, message: Message, kind: _Kind, value: float, *more: torch.Tensor) -> None:
         tensors = [torch.tensor([value], dtype=torch.float64), *more]
         self._mailbox.send(message.source, _key(self._mailbox, kind, message.key.step), tensors)
-
-    def _serve(self, message: Message) -> None:
-        numbers = _integers(message, 2)
-        if numbers is not None and 1 <= numbers[0] <= MAX_PIECES and 1 <= numbers[1] <= MAX_PIECE_BYTES:
-            _send_load(self._mailbox, message.source, message.key.step, numbers[0], numbers[1])
 
     def _load(self, message: Message) -> list[float] | None:
         """Note a piece of a load; return all arrival times when the last one is here."""
@@ -205,16 +202,14 @@ class Prober:
 
     def _receive(self, until_s: float) -> list[Message]:
         """Return what comes until then, less the questions of others: those are answered."""
-        answers = []
+        answers, asked_for = [], (self.peer, _Kind.LOAD, self._number)
         for message in self.mailbox.receive(max(0.0, until_s - time.monotonic())):
-            if _kind_of(message) in _QUESTIONS and not self._asked_for(message):
+            kind = _kind_of(message)
+            if kind in _QUESTIONS and (message.source, kind, message.key.step) != asked_for:
                 self._echo.take(message)
             else:
                 answers.append(message)
         return answers
-
-    def _asked_for(self, message: Message) -> bool:
-        return (message.source, _kind_of(message), message.key.step) == (self.peer, _Kind.LOAD, self._number)
 
     def _replies(self, kind: _Kind, number: int, count: int) -> list[Message]:
         """Wait for messages of a kind.

@@ -43,10 +43,6 @@ class _Signs:
     heard_since: int = 0
     """How many heartbeats came since."""
 
-    @property
-    def round_trip_s(self) -> float:
-        return max(self.round_trips, default=0.0)
-
 
 class LossDetector:
     """Decide who is lost; time is an argument, on any one clock. Not for several threads at once.
@@ -130,9 +126,11 @@ class LossDetector:
         return tuple((name, reason) for _, name, reason in sorted(lost))
 
     def _closed_for(self, now_s: float, device: _Signs) -> str | None:
-        if device.closed_s is None or now_s <= max(device.closed_s, self._due_s(device)) + self._redial_s(device):
-            return None
         silence_s, gap_s = now_s - device.heard_s, self._gap_s(device)
+        # What a new connection takes if the one for heartbeats has closed too.
+        redial_s = _DIAL_S + _ROUND_TRIPS * max(device.round_trips, default=0.0) + _LATE * gap_s
+        if device.closed_s is None or now_s <= max(device.closed_s, self._due_s(device)) + redial_s:
+            return None
         return f"its connection closed, and no heartbeat came for {silence_s:.2f} s, before at most {gap_s:.2f} s"
 
     def _gap_s(self, device: _Signs) -> float:
@@ -142,10 +140,6 @@ class LossDetector:
         """Return by when a device that is there is heard again."""
         return device.heard_s + self._gap_s(device)
 
-    def _redial_s(self, device: _Signs) -> float:
-        """Return what a new connection takes if the one for heartbeats has closed too."""
-        return _DIAL_S + _ROUND_TRIPS * device.round_trip_s + _LATE * self._gap_s(device)
-
     def _silent_for(self, now_s: float, name: str, device: _Signs) -> str | None:
         silence_s, limit_s, usual = now_s - device.heard_s, self._longest_s, ""
         if now_s < self._not_before_s:
@@ -153,12 +147,10 @@ class LossDetector:
         if self._limit_s is None and len(device.gaps) >= _ENOUGH:
             usual_s = max(_quantile(device.gaps), _quantile(self._gaps))
             usual = f", usual {usual_s:.2f} s"
-            if self._hears_others(now_s, name, usual_s):
+            others = (one for other, one in self._devices.items() if other != name)
+            if any(now_s - one.heard_s <= 2 * usual_s for one in others):
                 limit_s = min(limit_s, _FACTOR * usual_s)
         return f"no heartbeat for {silence_s:.1f} s{usual}, limit {limit_s:.1f} s" if silence_s > limit_s else None
-
-    def _hears_others(self, now_s: float, name: str, usual_s: float) -> bool:
-        return any(now_s - one.heard_s <= 2 * usual_s for other, one in self._devices.items() if other != name)
 
 
 def _quantile(gaps: Iterable[float]) -> float:

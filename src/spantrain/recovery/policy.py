@@ -22,20 +22,12 @@ class OnLoss(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceLost:
-    """A device that takes part went away, or has been silent for too long."""
-
-    device: str
-    error: SpanTrainError
-
-
-@dataclass(frozen=True, slots=True)
 class DeviceFailed:
-    """A device says that its order failed."""
+    """A device that takes part went away, has been silent for too long, or says that its order failed."""
 
     device: str
     error: SpanTrainError
-    caused_elsewhere: bool
+    caused_elsewhere: bool = False
     """Whether it lays it on another device."""
 
 
@@ -44,10 +36,6 @@ class EndRun:
     """Have all devices end what is under way, for this error."""
 
     error: SpanTrainError
-
-
-RecoveryEvent = DeviceLost | DeviceFailed
-RecoveryCommand = EndRun
 
 
 class EndOnLoss:
@@ -64,16 +52,16 @@ class EndOnLoss:
         self._blames_others: SpanTrainError | None = None
         self._blamed_s = math.inf
 
-    def on_event(self, now_s: float, event: RecoveryEvent) -> tuple[RecoveryCommand, ...]:
+    def on_event(self, now_s: float, event: DeviceFailed) -> tuple[EndRun, ...]:
         """Return that the run ends, once it is known for which error."""
         self._left.discard(event.device)
-        if isinstance(event, DeviceLost) or not event.caused_elsewhere:
+        if not event.caused_elsewhere:
             return (EndRun(event.error),)
         self._blames_others = self._blames_others or event.error
         self._blamed_s = min(self._blamed_s, now_s)
         return () if self._left else (EndRun(self._blames_others),)
 
-    def on_time(self, now_s: float) -> tuple[RecoveryCommand, ...]:
+    def on_time(self, now_s: float) -> tuple[EndRun, ...]:
         """Return that the run ends, where one has failed for another's sake and all others are there and wait."""
         if self._blames_others is None or now_s < self._blamed_s + self._blame_s:
             return ()

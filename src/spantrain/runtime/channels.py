@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import Protocol
 
 import torch
@@ -102,11 +102,8 @@ class DeferredMessages:
 
     def serve(self, send: TrySend, take: TryTake) -> None:
         """Do what can be done now; called in the driver's thread."""
-        while True:
-            try:
-                self._open.append(self._asked.get_nowait())
-            except Empty:
-                break
+        while not self._asked.empty():
+            self._open.append(self._asked.get())
         for deferred in list(self._open):
             attempt, done = deferred
             result = attempt(send, take)

@@ -1,14 +1,20 @@
-"""What one worker did, when and why: for the trace, the log of decisions, and as figures of each step.
+"""What one worker did, when and why: for the trace, the log of decisions, as figures of each step, and told of single
+steps beside its further work.
 
 Bytes on the wire since a session began; a mailbox counts on through all its sessions.
 """
 
+import contextlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from threading import Thread
 
 from spantrain.core.messages import AnyKey, Command, ControlKey, Decision, Event, Recut
 from spantrain.core.trace import DeviceStep, Flow, Interval, Trace
+from spantrain.errors import SpanTrainError
+from spantrain.runtime.control.plane import ControlPlane
+from spantrain.runtime.control.requests import TellStep
 from spantrain.transport.mailbox.interface import Message, PeerCounters
 from spantrain.transport.mailbox.mailbox import MailboxLike
 
@@ -161,6 +167,30 @@ class StepRecorder:
 
 def _what(key: AnyKey) -> str:
     return key.lane if isinstance(key, ControlKey) else f"{key.lane} {key.span}"
+
+
+class StepTeller:
+    """Tells the coordinator of one step at a time: while one is on its way, others are left out."""
+
+    def __init__(self, control: ControlPlane, recorder: StepRecorder) -> None:
+        self._control, self._recorder = control, recorder
+        self._thread: Thread | None = None
+
+    def tell(self, step: int, peak_bytes: int | None) -> None:
+        """Send what was done in it; nothing waits for that, and nothing comes of its getting lost."""
+        if self._thread is None or not self._thread.is_alive():
+            told = self._recorder.record(step, peak_bytes)
+            self._thread = Thread(target=self._ask, args=(told,), name="step record", daemon=True)
+            self._thread.start()
+
+    def unfinished(self) -> DeviceStep | None:
+        """Return what was done in the step that is under way, if anything."""
+        step = self._recorder.step_under_way
+        return None if step is None else self._recorder.record(step)
+
+    def _ask(self, told: DeviceStep) -> None:
+        with contextlib.suppress(SpanTrainError):
+            self._control.ask(TellStep(told=told))
 
 
 class PeerTraffic:

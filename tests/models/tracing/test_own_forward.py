@@ -21,7 +21,7 @@ from spantrain.models.tracing.batch import picked
 from spantrain.models.tracing.check import called_on
 from spantrain.models.tracing.model import OWN_FORWARD, WAY, cut_model
 from spantrain.models.tracing.source import load_model
-from spantrain.models.tracing.stubs.unit import StubbedUnit
+from spantrain.models.tracing.stubs.shell import StubbedUnit
 from testing.models import handed_on
 from testing.models.rows import rows_of
 

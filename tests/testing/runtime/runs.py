@@ -29,7 +29,7 @@ from spantrain.runtime.checkpoint.tensor_file import Disk
 from spantrain.runtime.control.requests import SavedFile
 from spantrain.runtime.gradients.optimizer import build_optimizer, clip_factor, set_rates
 from spantrain.runtime.recorder import StepRecorder
-from spantrain.runtime.redistribution.transfer import group_of
+from spantrain.runtime.redistribution.exchange import group_of
 from spantrain.runtime.step.context import WorkerContext
 from spantrain.runtime.step.work import Feed, SampledFeed
 from testing.backend import compute_device

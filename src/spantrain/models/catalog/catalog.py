@@ -142,7 +142,13 @@ def resolve_model(name: str, *, sequence_length: int | None = None, data_given: 
         raise ConfigError(f"model {name}: {why}")
     if not 2 <= sequence_length <= MAX_SEQUENCE:
         raise ConfigError(f"model {name}: sequence length must be from 2 to {MAX_SEQUENCE}, got {sequence_length}")
-    return spec if name.startswith("hf:") else _with_sequence_length(spec, sequence_length)
+    if name.startswith("hf:"):
+        return spec
+    field = "n_positions" if spec.family == "gpt2" else "max_position_embeddings"
+    positions = spec.config[field]
+    assert isinstance(positions, int)
+    config = {**spec.config, field: max(positions, sequence_length)}
+    return replace(spec, config=config, sequence_length=sequence_length)
 
 
 def _named(name: str) -> ModelSpec:
@@ -155,14 +161,6 @@ def _named(name: str) -> ModelSpec:
             f"model: no model named {name!r}; {hint}Models: {', '.join(MODEL_NAMES)}; or hf:PATH, or FILE.py:FUNCTION"
         )
     return spec
-
-
-def _with_sequence_length(spec: ModelSpec, sequence_length: int) -> ModelSpec:
-    field = "n_positions" if spec.family == "gpt2" else "max_position_embeddings"
-    positions = spec.config[field]
-    assert isinstance(positions, int)
-    config = {**spec.config, field: max(positions, sequence_length)}
-    return replace(spec, config=config, sequence_length=sequence_length)
 
 
 def unit_names(spec: ModelSpec) -> tuple[str, ...]:

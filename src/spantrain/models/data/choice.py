@@ -219,8 +219,11 @@ def _dataset(spec: ModelSpec, data: str) -> str:
     if not path.exists():
         raise ConfigError(f"data {data}: {path} does not exist")
     kind = kind if kind in _KINDS else _kind_of(path, spec)
-    if spec.objective in _OBJECTIVES:
-        _check_kind(spec, kind, data)
+    reads_images = spec.objective == "classify"
+    if reads_images and kind in ("text", "jsonl", CHAT):
+        raise ConfigError(f"model {spec.name}: data {data} cannot be used: this model reads images, and this is {kind}")
+    if kind == "images" and not reads_images and spec.objective in _OBJECTIVES:
+        raise ConfigError(f"model {spec.name}: data {data} cannot be used: this model reads text, and these are images")
     if kind == "hf" and not is_saved_set(path):
         raise ConfigError(
             f"data {data}: {path} holds no data set that `datasets` saved: wanted {' or '.join(SAVED_SET_FILES)} in "
@@ -253,14 +256,6 @@ def _kind_of(path: Path, spec: ModelSpec) -> str:
     if is_rows:
         return "jsonl"
     return "text" if path.is_file() or is_text(spec) else "images"
-
-
-def _check_kind(spec: ModelSpec, kind: str, data: str) -> None:
-    reads_images = spec.objective == "classify"
-    if reads_images and kind in ("text", "jsonl", CHAT):
-        raise ConfigError(f"model {spec.name}: data {data} cannot be used: this model reads images, and this is {kind}")
-    if kind == "images" and not reads_images:
-        raise ConfigError(f"model {spec.name}: data {data} cannot be used: this model reads text, and these are images")
 
 
 def named_function(source: str, what: str) -> str:

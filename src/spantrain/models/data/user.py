@@ -183,7 +183,13 @@ def batch_of(batch: Any, spec: ModelSpec, *, source: str) -> ModelBatch:
         batch = _ordered(batch, wanted_names(spec), source)
     found = split_batch(batch, source=source)
     if spec.is_brought:
-        _check_like(found, cut_model(spec).whole.batch, source)
+        example = cut_model(spec).whole.batch
+        got, wanted = ([f"{one.dtype} in {one.dim()} dimensions" for one in b.inputs] for b in (found, example))
+        if got != wanted:
+            raise ConfigError(
+                f"{source}: the inputs are {'; '.join(got)}, but the model's example batch has {'; '.join(wanted)} "
+                "(of a tuple, the last tensor is the labels)"
+            )
     _check_numbers(found, spec, source)
     _check_followed(found, spec, source)
     return found
@@ -206,16 +212,6 @@ def _check_numbers(batch: ModelBatch, spec: ModelSpec, source: str) -> None:
                 f"{source}: the {name} have numbers from {least} to {most}, but {spec.name} knows 0 to {limit - 1}"
                 + (f" (and {IGNORED_LABEL}: not counted)" if name == "labels" else "")
             )
-
-
-def _check_like(batch: ModelBatch, example: ModelBatch, source: str) -> None:
-    """Refuse inputs of another number, type or number of dimensions than the example batch has."""
-    got, wanted = ([f"{tensor.dtype} in {tensor.dim()} dimensions" for tensor in b.inputs] for b in (batch, example))
-    if got != wanted:
-        raise ConfigError(
-            f"{source}: the inputs are {'; '.join(got)}, but the model's example batch has {'; '.join(wanted)} "
-            "(of a tuple, the last tensor is the labels)"
-        )
 
 
 def _ordered(fields: Mapping[str, Any], names: Sequence[str] | None, source: str) -> Mapping[str, Any]:

@@ -117,11 +117,6 @@ class HeldMeter:
         """The most held at once, with messages; to be set to zero where it is to be looked for anew."""
 
     @property
-    def buffers(self) -> tuple[Tensor, ...]:
-        """What the module holds besides parameters."""
-        return tuple(self._module.buffers())
-
-    @property
     def now_bytes(self) -> int:
         """What is held now, with messages that came or go."""
         return self._sum_bytes + self._messages.look()

@@ -85,7 +85,10 @@ class Segment:
 
         `samples` says whose random numbers are drawn; None: torch's own are.
         """
-        with self._autocast(), self._drawn(samples):
+        drawn: AbstractContextManager[object] = nullcontext()
+        if self._drawing is not None and samples is not None:
+            drawn = SeededDraws(self._drawing, samples)
+        with self._autocast(), drawn:
             for unit in self._units[:-1]:
                 tensors = unit.run(tensors, rows)
             if not self._ends_model:
@@ -168,9 +171,6 @@ class Segment:
         log.add(*outputs)
         log.look()
         return outputs
-
-    def _drawn(self, samples: DrawnSamples | None) -> AbstractContextManager[object]:
-        return nullcontext() if self._drawing is None or samples is None else SeededDraws(self._drawing, samples)
 
     def _autocast(self) -> AbstractContextManager[object]:
         if self._autocast_dtype is None:

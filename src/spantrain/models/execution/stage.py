@@ -241,8 +241,8 @@ class StageExecutor:
         self.meter.went_back(span, held.log, leaves_weights=True)
         return gradients
 
-    def backward_weight(self, span: Span, final: NamesFinal | None = None) -> None:
-        """Run W: add the parameters' gradients of the span to `.grad`, and release what was held for it.
+    def backward_weight(self, span: Span, final: NamesFinal | None = None) -> Tensors:
+        """Run W: add the parameters' gradients of the span to `.grad`, release what was held for it; return no tensors.
 
         `final` is told, layer by layer from the last to the first, which gradients are done.
 
@@ -258,6 +258,7 @@ class StageExecutor:
                     self._segments[number].backward_weight(kept, told)
         del self._held[span]
         self.meter.released(span)
+        return ()
 
     def backward(self, span: Span, output_gradients: Tensors, final: NamesFinal | None = None) -> Tensors:
         """Run B, both halves at once; arguments, result and errors as of `backward_input`, `final` as of W."""

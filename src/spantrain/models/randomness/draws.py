@@ -5,7 +5,7 @@ Functions of torch that draw are seen where they are called (`SeededDraws`), and
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -130,7 +130,13 @@ class SeededDraws(TorchFunctionMode):
             self._refuse("drops between layers of packed sequences, whose rows are in order of time")
         if name in CHANCES and chance_of(name, args, given) == 0:
             return func(*args, **given)
-        with _known_kernels(name), DrawnOperations(self):
+        with contextlib.ExitStack() as undo:
+            # Not by kernels that draw by themselves: settings of the whole process, and the processor has none.
+            if name in RECURRENT and torch.cuda.is_available():
+                undo.enter_context(torch.backends.cudnn.flags(enabled=False))
+            elif name in CHANCES and torch.cuda.is_available():
+                undo.enter_context(sdpa_kernel(SDPBackend.MATH))
+            undo.enter_context(DrawnOperations(self))
             return func(*args, **given)
 
     def _dropped(self, name: str, args: Sequence[Any], given: Mapping[str, Any]) -> Tensor:
@@ -240,15 +246,3 @@ def chance_of(name: str, args: Sequence[Any], given: Mapping[str, Any]) -> float
     place, own = CHANCES[name]
     trains = name == ATTENTION or (args[13] if len(args) > 13 else given.get("training", True))
     return float(args[place] if len(args) > place else given.get(own, 0.0)) if trains else 0.0
-
-
-@contextlib.contextmanager
-def _known_kernels(name: str) -> Iterator[None]:
-    """Keep torch from kernels that draw by themselves."""
-    with contextlib.ExitStack() as undo:
-        # Both are settings of the whole process, and the processor has no such kernels.
-        if name in RECURRENT and torch.cuda.is_available():
-            undo.enter_context(torch.backends.cudnn.flags(enabled=False))
-        elif name in CHANCES and torch.cuda.is_available():
-            undo.enter_context(sdpa_kernel(SDPBackend.MATH))
-        yield

@@ -293,23 +293,18 @@ class Divider:
             return self.copy(tensor).narrow(1, own.lo, own.size) if sliced else tensor
 
         def build(parameters: Parameters) -> nn.Module:
-            if isinstance(module, nn.BatchNorm2d):
-                return _normalized(module, parameters, own, pieces)
+            if isinstance(module, nn.BatchNorm2d):  # which is left its own channels
+                for name, parameter in parameters.items():
+                    setattr(module, name, parameter)
+                for name, buffer in list(module.named_buffers(recurse=False)):
+                    if buffer.dim() == 1:
+                        part = part_of(buffer, 0, own, pieces)
+                        setattr(module, name, take(buffer, part))
+                        keep_channels(module, part, own.size)
+                return module
             assert isinstance(module, nn.Conv2d), path
             assert module.groups == module.in_channels == module.out_channels == pieces, f"{path} is not depthwise"
             return ColumnLayer(parameters, _product(module, groups=own.size), read)
 
         parts = {name: part_of(tensor, 0, own, pieces) for name, tensor in module.named_parameters(recurse=False)}
         return Change(path=path, module=module, parts=parts, build=build)
-
-
-def _normalized(module: nn.BatchNorm2d, parameters: Parameters, own: Span, pieces: int) -> nn.Module:
-    """Leave a batch normalization its own channels."""
-    for name, parameter in parameters.items():
-        setattr(module, name, parameter)
-    for name, buffer in list(module.named_buffers(recurse=False)):
-        if buffer.dim() == 1:
-            part = part_of(buffer, 0, own, pieces)
-            setattr(module, name, take(buffer, part))
-            keep_channels(module, part, own.size)
-    return module

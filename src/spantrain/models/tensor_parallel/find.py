@@ -54,7 +54,8 @@ def word_regions(unit: nn.Module, full_names: Mapping[str, str]) -> Iterator[Reg
 def _words(unit: nn.Module, full_names: Mapping[str, str]) -> dict[str, str]:
     """Return the word of each module that a plan names."""
     found: dict[str, str] = {}
-    for configured in _configured(unit):
+    plans = (getattr(getattr(module, "config", None), "base_model_tp_plan", None) for module in unit.modules())
+    for configured in {id(plan): plan for plan in plans if isinstance(plan, Mapping)}.values():
         for path, full in full_names.items():
             starred = _NUMBER.sub("*", full)
             for pattern, word in configured.items():
@@ -68,15 +69,6 @@ def _words(unit: nn.Module, full_names: Mapping[str, str]) -> dict[str, str]:
                 if starred in plan:
                     found[below(anchor, name)] = str(plan[starred])
     return {path: word for path, word in found.items() if child(unit, path) is not None}
-
-
-def _configured(unit: nn.Module) -> Iterator[Mapping[str, str]]:
-    seen: set[int] = set()
-    for module in unit.modules():
-        plan = getattr(getattr(module, "config", None), "base_model_tp_plan", None)
-        if isinstance(plan, Mapping) and id(plan) not in seen:
-            seen.add(id(plan))
-            yield plan
 
 
 def _region(unit: nn.Module, parent: str, words: Mapping[str, str]) -> Region | None:

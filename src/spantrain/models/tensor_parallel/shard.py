@@ -255,11 +255,20 @@ def pieces_of(unit: UnitModule) -> tuple[TensorPieces, ...]:
     Shapes are enough: a unit on the meta device will do. The work of a layer is reckoned by its matrices, as
     `runtime.step.stage_member.unit_shares` does.
     """
-    pieces = _pieces_by_parameter(unit)
+    pieces = {
+        id(parameter): rule.pieces
+        for rule in find_rules(unit)
+        for path in rule.paths
+        for parameter in unit.get_submodule(path).parameters(recurse=False)
+    }
     shared = {id(unit.get_parameter(local)): group for group, local in unit.shared.items()}
+    # Which parameters members of a group hold parts of does not depend on the shares.
+    parts = shard_units([copy.deepcopy(unit)], (1.0, 1.0), 0, ThreadGroup.together(2)[0])
     found: dict[int, list[nn.Parameter]] = {}
-    for parameter in _divided(unit):
-        found.setdefault(pieces[id(parameter)], []).append(parameter)
+    for _, local, full in _named([unit]):
+        if not parts[full].is_whole:
+            parameter = unit.get_parameter(local)
+            found.setdefault(pieces[id(parameter)], []).append(parameter)
     matrices = sum(parameter.numel() for parameter in unit.parameters() if parameter.dim() > 1)
     return tuple(
         TensorPieces(
@@ -271,19 +280,3 @@ def pieces_of(unit: UnitModule) -> tuple[TensorPieces, ...]:
         )
         for count, own in sorted(found.items())
     )
-
-
-def _divided(unit: UnitModule) -> list[nn.Parameter]:
-    """Return the parameters of which members of a group hold parts: which ones does not depend on the shares."""
-    parts = shard_units([copy.deepcopy(unit)], (1.0, 1.0), 0, ThreadGroup.together(2)[0])
-    return [unit.get_parameter(local) for local, full in parameter_names(unit).items() if not parts[full].is_whole]
-
-
-def _pieces_by_parameter(unit: UnitModule) -> Mapping[int, int]:
-    """Return how many pieces there are of each parameter that has a rule, by its identity."""
-    return {
-        id(parameter): rule.pieces
-        for rule in find_rules(unit)
-        for path in rule.paths
-        for parameter in unit.get_submodule(path).parameters(recurse=False)
-    }

@@ -101,14 +101,10 @@ def _is_vocabulary(unit: UnitModule, path: str, name: str, module: nn.Embedding)
         return False
     last = name.rpartition(".")[2]
     named = last in _VOCABULARIES or (f"{path}.weight" in unit.shared.values() and last != POSITION_BIAS)
-    return named and not _works_with_weight(unit, path)
-
-
-def _works_with_weight(unit: UnitModule, path: str) -> bool:
-    """Whether a module around an embedding takes its weight into its own hands, as for a product with all rows."""
-    parents, name = path.split(".")[:-1], path.rpartition(".")[2]
+    # A module around an embedding may take its weight into its own hands, as for a product with all rows.
+    *parents, own = path.split(".")
     around = [child(unit, ".".join(parents[:length])) for length in range(1, len(parents) + 1)]
-    return any(f"{name}.weight" in _source(module) for module in around if module is not None)
+    return named and not any(f"{own}.weight" in _source(module) for module in around if module is not None)
 
 
 def _source(module: nn.Module) -> str:

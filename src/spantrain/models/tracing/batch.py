@@ -88,7 +88,14 @@ def split_batch(batch: Any, *, source: str) -> ModelBatch:
         found = ModelBatch(inputs=inputs, names=(None,) * len(inputs), labels=labels, has_labels=len(batch) > 1)
     else:
         raise ConfigError(f"{source}: the batch is a {type(batch).__name__}; wanted a tensor, tuple or dict of tensors")
-    _check(found, source)
+    tensors = [*found.inputs, *(() if found.labels is None else (found.labels,))]
+    if not found.inputs or not all(isinstance(tensor, Tensor) for tensor in tensors):
+        kinds = ", ".join(type(tensor).__name__ for tensor in tensors) or "nothing"
+        raise ConfigError(f"{source}: the batch holds {kinds}; wanted tensors only, at least one besides the labels")
+    counts = {tuple(tensor.shape[:1]) for tensor in tensors}
+    if len(counts) > 1 or counts == {()} or (0,) in counts:
+        shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors)
+        raise ConfigError(f"{source}: tensors of the batch have shapes {shapes}; the first dimension is the samples")
     return found
 
 
@@ -106,17 +113,6 @@ def shifts_labels(model: nn.Module) -> bool:
     if name.endswith("LMHeadModel"):
         return not name.startswith("XLNet")
     return LOSS_MAPPING.get(str(model.loss_type)) is ForCausalLMLoss
-
-
-def _check(batch: ModelBatch, source: str) -> None:
-    tensors = [*batch.inputs, *(() if batch.labels is None else (batch.labels,))]
-    if not batch.inputs or not all(isinstance(tensor, Tensor) for tensor in tensors):
-        kinds = ", ".join(type(tensor).__name__ for tensor in tensors) or "nothing"
-        raise ConfigError(f"{source}: the batch holds {kinds}; wanted tensors only, at least one besides the labels")
-    counts = {tuple(tensor.shape[:1]) for tensor in tensors}
-    if len(counts) > 1 or counts == {()} or (0,) in counts:
-        shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors)
-        raise ConfigError(f"{source}: tensors of the batch have shapes {shapes}; the first dimension is the samples")
 
 
 class WholeMeans(TorchFunctionMode):

@@ -226,19 +226,17 @@ class TapeCutter(StepCutter[TapeStep, TapePart]):
         used |= {value.index for value in _values(self.tape.result)} if last else set()
         made = {value.index for step in own for value in step.makes}
         derived = [step for index in sorted(used & self._derived.keys() - made) for step in self._derived[index]]
+        reads = {number: value for number, value in self.tape.inputs.items() if value.index in used}
+        if lo == 0 and not reads:
+            reads = {0: self.tape.inputs[0]}  # which tells how many samples there are
         return TapePart(
             steps=(*derived, *steps),
             takes=self._crossing(lo) if lo else (),
             gives=() if last else self._crossing(hi),
             result=self.tape.result if last else None,
-            reads=self._reads(used, alone=lo == 0),
+            reads=reads,
             known={index: self._known[index] for index in sorted((used & self._known.keys()) - made)},
         )
-
-    def _reads(self, used: set[int], *, alone: bool) -> dict[int, Value]:
-        """Return what a part reads; one that nothing comes to reads some: that tells how many samples there are."""
-        found = {number: value for number, value in self.tape.inputs.items() if value.index in used}
-        return found if found or not alone else {0: self.tape.inputs[0]}
 
     def _closure(self, own: Sequence[TapeStep], *, last: bool) -> list[TapeStep]:
         """Return the steps that a part does again."""

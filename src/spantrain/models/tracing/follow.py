@@ -4,7 +4,7 @@ The structure says which modules are blocks, which run as they are, and which on
 Two tapes, of two numbers of samples, become one for any number.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
@@ -134,17 +134,13 @@ def _derivation(one: Derivation, other: Derivation | None) -> Derivation | None:
         steps = tuple(_step(step, large) for step, large in zip(one.steps, other.steps, strict=True))
     except TraceProblem:
         return None
-    return replace(one, steps=steps) if _constants_agree(one.steps, other.steps) else None
-
-
-def _constants_agree(one: Sequence[TapeStep], other: Sequence[TapeStep]) -> bool:
-    found = [[sign for step in steps for sign in parts((step.args, dict(step.kwargs)))] for steps in (one, other)]
-    pairs = zip(*found, strict=True)
-    return all(
+    signs = [[sign for step in both.steps for sign in parts((step.args, dict(step.kwargs)))] for both in (one, other)]
+    agree = all(
         torch.equal(small.tensor, large.tensor)
-        for small, large in pairs
+        for small, large in zip(*signs, strict=True)
         if isinstance(small, Constant) and isinstance(large, Constant)
     )
+    return replace(one, steps=steps) if agree else None
 
 
 def _name(step: TapeStep) -> str:

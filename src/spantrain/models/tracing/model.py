@@ -24,8 +24,7 @@ from spantrain.models.tracing.follow import Explored, NotFollowedError, follow
 from spantrain.models.tracing.source import Loaded, emptied, empty_like, load_model, with_or_without_numbers
 from spantrain.models.tracing.stubs.calls import Calls
 from spantrain.models.tracing.stubs.cut import StubPart, follow_calls
-from spantrain.models.tracing.stubs.shell import Shell
-from spantrain.models.tracing.stubs.unit import StubbedUnit
+from spantrain.models.tracing.stubs.shell import Shell, StubbedUnit
 from spantrain.models.tracing.tape import NamedWeight, TapeStep
 from spantrain.models.tracing.tape import parts as in_structure
 from spantrain.models.tracing.unit import TracedUnit
@@ -85,7 +84,10 @@ class TracedUnits:
     def build(self, indices: Iterable[int], *, seed: int) -> list[UnitModule]:
         """Build units."""
         cut, wanted = cut_model(self._spec), list(indices)
-        loaded = load_model(self._spec, seed=seed, only=_numbers_in(cut, wanted))
+        units, numbers = _empty_units(cut), cut.whole.numbers
+        names = {full for index in wanted for full in parameter_names(units[index]).values()}
+        only = {numbers[name] for name in names} if names <= numbers.keys() else None  # None: not all are known
+        loaded = load_model(self._spec, seed=seed, only=only)
         return _units(cut, wanted, loaded.module, loaded.loss)
 
     def blank(self, indices: Iterable[int], *, seed: int) -> list[UnitModule]:
@@ -135,13 +137,6 @@ def drawn_parameters(spec: ModelSpec, names: Collection[str], *, seed: int) -> d
     numbers = cut_model(spec).whole.numbers
     module = load_model(spec, seed=seed, only={numbers[name] for name in names}).module
     return {name: module.get_parameter(name).detach() for name in names}
-
-
-def _numbers_in(cut: CutModel, indices: Sequence[int]) -> set[int] | None:
-    """Return the numbers of all parameters of these units; None: not all are known."""
-    units = _empty_units(cut)
-    names = {full for index in indices for full in parameter_names(units[index]).values()}
-    return {cut.whole.numbers[name] for name in names} if names <= cut.whole.numbers.keys() else None
 
 
 @lru_cache(maxsize=8)

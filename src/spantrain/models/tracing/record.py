@@ -118,8 +118,10 @@ class TapeWatch(ForwardWatch[Tape]):
         tensors = tensors_in((args, kwargs))
         call = (None, func, args, kwargs)
         match self._asked(name, tensors, args):
-            case Asks.NUMBERS:
-                return self._answered(func, args, kwargs)
+            case Asks.NUMBERS:  # what code reads of the samples is compared with what it would read of others
+                answer = func(*self._with_numbers(args), **self._with_numbers(kwargs))
+                self._note_answer(func, mapped((*args, *kwargs.values()), self._part), answer)
+                return answer
             case Asks.SHAPE:
                 result = self._observed(lambda: self._of_rows(func, args, kwargs), name, tensors, call)
                 self._note_answer(sizes, (mapped(result, self._part),), sizes(result))
@@ -288,12 +290,6 @@ class TapeWatch(ForwardWatch[Tape]):
             what = "control flow depends" if asks is Asks.NUMBERS else "a shape depends"
             self._refuse(f"{what} on data: `{name.strip('_')}` of a tensor that depends on the inputs")
         return asks
-
-    def _answered(self, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
-        """Return what code reads of the samples, to be compared with what it would read of others."""
-        answer = func(*self._with_numbers(args), **self._with_numbers(kwargs))
-        self._note_answer(func, mapped((*args, *kwargs.values()), self._part), answer)
-        return answer
 
     def _note_answer(self, read: Callable[..., Any], args: tuple[Any, ...], answer: Any) -> None:
         said = {"outcome": answer, "where": line_of_model()}

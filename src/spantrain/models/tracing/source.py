@@ -122,15 +122,11 @@ class OwnDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call a function of torch; seed the processor's generator before one that draws."""
         if torch.Tag.nondeterministic_seeded in func.tags:
-            self._begin(args[0] if args and isinstance(args[0], Tensor) else None)
+            number = self._registered.number_at(args[0]) if args and isinstance(args[0], Tensor) else None
+            number = _NO_PARAMETER if number is None else number
+            torch.default_generator.manual_seed(derive_seed(self._seed, "draw", number, self._counts[number]))
+            self._counts[number] += 1
         return func(*args, **(kwargs or {}))
-
-    def _begin(self, target: Tensor | None) -> None:
-        number = None if target is None else self._registered.number_at(target)
-        number = _NO_PARAMETER if number is None else number
-        seed = derive_seed(self._seed, "draw", number, self._counts[number])
-        self._counts[number] += 1
-        torch.default_generator.manual_seed(seed)
 
 
 def empty_like(tensor: AnyTensor) -> AnyTensor:

@@ -16,7 +16,7 @@ from spantrain.formats.tensor_bytes import dtype_name
 from spantrain.models.build import empty_unit
 from spantrain.models.statistics import named_statistics
 from spantrain.models.units import UnitModule, parameter_names
-from spantrain.runtime.redistribution.transfer import Described
+from spantrain.runtime.redistribution.exchange import Described
 
 PARAMETER, STATE, BUFFER = "parameter/", "optimizer/", "buffer/"
 """What names of stored tensors begin with."""

@@ -182,16 +182,13 @@ class CheckpointSet:
         """By steps done and device."""
         self._shapes: dict[str, tuple[int, ...]] = {}
         """Of the tensors in the newest complete one: the next one has them, too, whatever plan it is saved under."""
-        self._complete = _complete_folders(self._folder)
-        self._dropped: tuple[int, ...] = ()
-
-    @property
-    def dropped(self) -> tuple[int, ...]:
-        """Steps whose checkpoints are not kept any longer, nor saved again: devices remove their own files.
-
-        Read by any thread.
-        """
-        return self._dropped
+        found = self._folder.glob(f"step-*/{MANIFEST_FILE}")
+        manifests = sorted(found, key=lambda path: path.stat().st_mtime_ns)
+        self._complete = [path.parent for path in manifests if step_of(path.parent) is not None]
+        """The one that was completed last at the end."""
+        self.dropped: tuple[int, ...] = ()
+        """Steps whose checkpoints are not kept any longer, nor saved again: devices remove their own files. Read by any
+        thread."""
 
     def accept(self, saved: SavedFile) -> bool:
         """Note one device's file, in any thread; return whether the checkpoint can be completed with it.
@@ -272,21 +269,17 @@ class CheckpointSet:
         old = [folder for folder in self._complete if folder not in kept]
         self._complete = kept
         past = [folder for folder in old if _step(folder) < _step(newest)]
-        self._dropped = (*self._dropped, *map(_step, past))
+        self.dropped = (*self.dropped, *map(_step, past))
         for folder in (*past, *_unfinished_before(newest)):
-            self._remove(folder)
+            self._storage.remove(folder / MANIFEST_FILE)
+            for path in (*files_in(folder), folder):
+                self._storage.remove(path)
         for folder in old:
             if folder not in past:  # of another run in this folder: this one may be writing into it already
                 self._storage.remove(folder / MANIFEST_FILE)
         for path in sorted(newest.iterdir()):
             if path.name != MANIFEST_FILE and path.name not in files:
                 self._storage.remove(path)
-
-    def _remove(self, folder: Path) -> None:
-        self._storage.remove(folder / MANIFEST_FILE)
-        for path in files_in(folder):
-            self._storage.remove(path)
-        self._storage.remove(folder)
 
 
 def _checked_shapes(
@@ -304,12 +297,6 @@ def _checked_shapes(
     if missing:
         raise WorkerError(f"{folder}: no device has saved {missing_text(missing)}; the checkpoint before is whole")
     return shapes
-
-
-def _complete_folders(checkpoints: Path) -> list[Path]:
-    """Return the complete ones, the one that was completed last at the end."""
-    manifests = [path for path in checkpoints.glob(f"step-*/{MANIFEST_FILE}") if step_of(path.parent) is not None]
-    return [path.parent for path in sorted(manifests, key=lambda path: path.stat().st_mtime_ns)]
 
 
 def _unfinished_before(newest: Path) -> list[Path]:

@@ -29,8 +29,8 @@ from spantrain.runtime.checkpoint.tensor_file import (
     write_named,
 )
 from spantrain.runtime.control.requests import SavedFile
-from spantrain.runtime.redistribution.exchange import TensorBlock, boxes_of
-from spantrain.runtime.redistribution.transfer import ExchangeChannel, ExchangeGroup, TensorExchange
+from spantrain.runtime.redistribution.exchange import ExchangeGroup, TensorBlock, boxes_of
+from spantrain.runtime.redistribution.transfer import ExchangeChannel, TensorExchange
 
 
 def restore(
@@ -57,14 +57,9 @@ def restore(
     wanted = wanted_of(holding, content.files)
     files = TensorFiles(folder, content.files)
     put_back(holding, optimizer, TensorExchange(group, content.files, files, post).run(wanted))
-    _restore_random(files, content, group.own)
-
-
-def _restore_random(files: TensorFiles, content: CheckpointContent, own: str) -> None:
-    """Go on with the random numbers of the device of this name, if its file lies here."""
-    for name in files.present():
+    for name in files.present():  # random numbers go on where this device's file lies here
         stored = content.files[name]
-        if stored.device == own and RANDOM_TORCH in stored.tensors:
+        if stored.device == group.own and RANDOM_TORCH in stored.tensors:
             (box,) = boxes_of(stored.tensors[RANDOM_TORCH].part)
             (state,) = files.read(name, [TensorBlock(RANDOM_TORCH, box)])
             torch.set_rng_state(state)

@@ -15,7 +15,7 @@ from spantrain.errors import PeerLostError, ProtocolError
 from spantrain.transport.control.protocol import RemoteRefusal
 
 if TYPE_CHECKING:
-    from spantrain.transport.control.client import ControlClient, PendingCall
+    from spantrain.transport.control.client import ControlClient
 
 HOLD_S = 10.0
 """How long the coordinator keeps a request that must wait for others; then it is asked again."""
@@ -101,18 +101,16 @@ class GrpcControlPlane:
     def _call(self, method: str, payload: dict[str, Any]) -> dict[str, Any]:
         call = self._client.begin(method, payload, timeout_s=_CALL_S, done=self.wake)
         try:
-            while not self._ended(call):
+            while True:
+                with self._news:
+                    if not call.ended:
+                        self._news.wait(_LOOK_S)
+                    if call.ended:
+                        break
                 self._check()
         finally:
             call.cancel()
         return call.result()
-
-    def _ended(self, call: "PendingCall") -> bool:
-        """Wait a while for the end of a call, or for news; return whether it has ended."""
-        with self._news:
-            if not call.ended:
-                self._news.wait(_LOOK_S)
-            return call.ended
 
 
 def read_answer(question: Named[A], answer: object) -> A:

@@ -66,7 +66,9 @@ class Advising:
         asked, self._asked = self._asked, None
         error = asked.exception()
         if error is not None:
-            self._tell(error)
+            if not self._told:
+                self._told, what = True, f"{type(error).__name__}: {error}"
+                self._on_trouble(f"no advice on another plan ({what}); training goes on as it is")
             return None
         advice = asked.result()
         if advice is not None:
@@ -106,11 +108,6 @@ class Advising:
             profile=plan.profile,
         )
         return None if lean == same else replace(advice, plan=lean)
-
-    def _tell(self, error: BaseException) -> None:
-        if not self._told:
-            self._told = True
-            self._on_trouble(f"no advice on another plan ({type(error).__name__}: {error}); training goes on as it is")
 
 
 def check_change(before: Plan, after: Plan) -> None:

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from threading import Condition
 
@@ -240,6 +240,13 @@ class StepBarrier:
         # Sums run over devices in name order, so that a repeated run gives the same bits.
         ordered = [reports[name] for name in sorted(reports)]
         skipped = any(report.overflow for report in ordered)
+        switches = [report.switch for report in ordered if report.switch is not None]
+        switch = None
+        if switches:
+            switch = SwitchFigures(
+                duration_s=max(one.duration_s for one in switches),
+                moved_bytes=sum(one.received_bytes for one in switches),
+            )
         return StepOutcome(
             step=step,
             loss=self._mean([report.loss_sum for report in ordered]),
@@ -252,17 +259,13 @@ class StepBarrier:
             closed_s=now_s,
             skipped=skipped,
             dataset_size=max((report.dataset_size for report in ordered if report.dataset_size), default=None),
-            switch=_switch_figures(ordered),
+            switch=switch,
             keepers=tuple(
                 tuple(name for name in stage.keepers if stage.devices[0] in reports[name].kept)
                 for stage in self.plan.stages
             ),
             links={name: report.links for name, report in reports.items()},
         )
-
-    def _asks_for(self, outcome: StepOutcome) -> bool:
-        """Whether all are to tell what they did in a step; where steps overlap, none can be told from the next."""
-        return self._records is not None and outcome.loss is not None and self._records.asks_for(outcome)
 
     def _mean(self, sums: list[float | None]) -> float | None:
         known = [value for value in sums if value is not None]
@@ -275,6 +278,8 @@ class StepBarrier:
         # Steps that overlap come to rest where the job says, and nowhere else.
         regular |= not self._job.staleness and self._save_requested()
         evaluate = self._job.evaluate_every > 0 and done % self._job.evaluate_every == 0
+        # Where steps overlap, none can be told from the next.
+        records = None if stop or self._job.staleness or outcome.loss is None else self._records
         return StepVerdict(
             grad_norm=outcome.grad_norm,
             checkpoint=self._can_checkpoint and outcome.loss is not None and (stop or regular),
@@ -283,18 +288,8 @@ class StepBarrier:
             skip_update=outcome.skipped,
             pause=not stop and self._pause_requested(),
             data_differs=data_differs,
-            record=not (stop or self._job.staleness) and self._asks_for(outcome),
+            record=records is not None and records.asks_for(outcome),
         )
-
-
-def _switch_figures(reports: Sequence[DeviceReport]) -> SwitchFigures | None:
-    switches = [report.switch for report in reports if report.switch is not None]
-    if not switches:
-        return None
-    return SwitchFigures(
-        duration_s=max(switch.duration_s for switch in switches),
-        moved_bytes=sum(switch.received_bytes for switch in switches),
-    )
 
 
 def _data_differs(reports: Mapping[str, DeviceReport]) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from spantrain.core.trace import DeviceStep
 from spantrain.errors import PeerLostError
-from spantrain.recovery.policy import DeviceFailed, DeviceLost, EndOnLoss, RecoveryEvent
+from spantrain.recovery.policy import DeviceFailed, EndOnLoss
 from spantrain.runtime.control.orders import GiveOrder, TrainOrder, TrainResult
 from spantrain.runtime.control.plane import A, Order, read_answer
 from spantrain.runtime.control.requests import HeldState, OrderOutcome, SavedFile
@@ -357,7 +357,7 @@ class Coordinator:
             self._starter.check()
             self._look_at_steps(entries)
             lost = {name: why for name, why in self._gone().items() if name in entries and entries[name].is_busy}
-            _decide(recovery, [DeviceLost(name, self._loss(name, why)) for name, why in lost.items()])
+            _decide(recovery, [DeviceFailed(name, self._loss(name, why)) for name, why in lost.items()])
             if should_abort():
                 raise KeyboardInterrupt
 
@@ -371,9 +371,9 @@ class Coordinator:
             with self._changed:
                 self._roster.lose(name, why)
 
-    def _failures(self, entries: Mapping[str, RosterEntry], told: set[str]) -> list[RecoveryEvent]:
+    def _failures(self, entries: Mapping[str, RosterEntry], told: set[str]) -> list[DeviceFailed]:
         """Return the devices that have failed and are not among those told; from now on they are."""
-        events: list[RecoveryEvent] = []
+        events = []
         for name, entry in entries.items():
             failure = entry.outcome.failure if entry.outcome else None
             if failure is not None and name not in told:
@@ -391,7 +391,7 @@ class Coordinator:
         self._server.nudge([entry.peer for entry in entries.values() if entry.is_busy])
 
 
-def _decide(recovery: EndOnLoss, events: Sequence[RecoveryEvent]) -> None:
+def _decide(recovery: EndOnLoss, events: Sequence[DeviceFailed]) -> None:
     """Have the policy decide on what has happened, and do what it wants."""
     now_s = time.monotonic()
     for command in (*(one for event in events for one in recovery.on_event(now_s, event)), *recovery.on_time(now_s)):

@@ -74,23 +74,19 @@ class MeetingPoints:
         Raises:
             RemoteRefusal: it is none of this device's business.
         """
-        self._check(device, request)
-        key = request.generation, request.stage
+        running, stages = self._stages()
+        key = generation, stage = request.generation, request.stage
+        if generation != running:
+            raise RemoteRefusal(f"generation {generation} does not run, {running} does")
+        members, opens = stages[stage] if 0 <= stage < len(stages) else (), request.opened is not None
+        if device not in (members[:1] if opens else members):
+            raise RemoteRefusal(f"device {device} has no meeting point {'to open ' if opens else ''}at stage {stage}")
         with self._changed:
             if request.opened is not None:
                 self._places[key] = request.opened
                 self._changed.notify_all()
             self._changed.wait_for(lambda: key in self._places or self._over, self._hold_s)
             return self._places.get(key)
-
-    def _check(self, device: str, request: FindMeetingPoint) -> None:
-        running, stages = self._stages()
-        stage, opens = request.stage, request.opened is not None
-        if request.generation != running:
-            raise RemoteRefusal(f"generation {request.generation} does not run, {running} does")
-        members = stages[stage] if 0 <= stage < len(stages) else ()
-        if device not in (members[:1] if opens else members):
-            raise RemoteRefusal(f"device {device} has no meeting point {'to open ' if opens else ''}at stage {stage}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,8 +113,13 @@ class TrainingRun:
         match request:
             case DeviceReport():
                 return self.barrier.report(device, request)
-            case SavedFile():
-                return self._note_saved(device, request)
+            case SavedFile(step=step, name=name):
+                by_loop = self.batches is not None and self.batches.wants_checkpoint(step)
+                if not (by_loop or self.barrier.wants_checkpoint(step)):
+                    raise RemoteRefusal(f"device {device} was not told to save anything after {step} steps")
+                if device not in self.barrier.members or not is_written_by(request, device):
+                    raise RemoteRefusal(f"device {device} has not written {name}")
+                return DroppedCheckpoints(steps=tuple(self.on_saved(request)))
             case TellStep(told=told):
                 self.barrier.recorded(device, told)
                 return Done()
@@ -135,16 +136,6 @@ class TrainingRun:
                     raise RemoteRefusal("no run on batches of a user's own loop is under way")
                 return self.batches.answer(request)
         raise AssertionError(f"no such request: {request}")
-
-    def _note_saved(self, device: str, saved: SavedFile) -> DroppedCheckpoints:
-        ordered = self.barrier.wants_checkpoint(saved.step) or (
-            self.batches is not None and self.batches.wants_checkpoint(saved.step)
-        )
-        if not ordered:
-            raise RemoteRefusal(f"device {device} was not told to save anything after {saved.step} steps")
-        if device not in self.barrier.members or not is_written_by(saved, device):
-            raise RemoteRefusal(f"device {device} has not written {saved.name}")
-        return DroppedCheckpoints(steps=tuple(self.on_saved(saved)))
 
     def abort(self, reason: str) -> None:
         """Let all go that wait for others."""

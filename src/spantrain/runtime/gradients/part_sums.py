@@ -104,9 +104,9 @@ def share_parts(group: MemberGroup, own: Parts, torch_device: torch.device) -> G
     Raises:
         ConfigError: together they do not hold every parameter once.
     """
-    found: list[Parts] = []
-    for member in range(group.size):
-        found.append(_decoded(broadcast_bytes(group, _encoded(own), torch_device, source=member)))
+    words = json.dumps({n: [p.full_shape, p.dim, [[s.lo, s.hi] for s in p.ranges]] for n, p in own.items()}).encode()
+    members = range(group.size)
+    found = [_decoded(broadcast_bytes(group, words, torch_device, source=member)) for member in members]
     _check(found)
     return GroupParts(group, found)
 
@@ -129,10 +129,6 @@ def _check(by_member: Sequence[Parts]) -> None:
                 f"{name}: the devices of a replica hold {held} of {first.full_shape[first.dim]} along dimension "
                 f"{first.dim}; every one must be held once"
             )
-
-
-def _encoded(parts: Parts) -> bytes:
-    return json.dumps({n: [p.full_shape, p.dim, [[s.lo, s.hi] for s in p.ranges]] for n, p in parts.items()}).encode()
 
 
 def _decoded(content: bytes) -> dict[str, TensorPart]:

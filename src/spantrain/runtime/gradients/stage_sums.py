@@ -76,12 +76,13 @@ class StageSum:
             names = [name for name in reversed(list(parameters)) if name not in self._partial]
             sizes = {name: parameters[name].numel() for name in names}
             beside = buckets_of(((name, parameters[name]) for name in names), sizes, self._settings)
+        leaders_sum = self.sums and not self._groups.parts_meet
         return StepSums(
             parameters,
             beside=beside,
             begin_sum=lambda gradients: _begin_sum(gradients, self._groups.ring),
             background=self._background,
-            behind=self._behind(),
+            behind=self._sum_behind if self._partial or leaders_sum or self._levels else None,
             sums=self._settings,
         )
 
@@ -89,30 +90,23 @@ class StageSum:
         """End the thread that sums."""
         self._background.close()
 
-    def _behind(self) -> Callable[[Mapping[str, Tensor]], None] | None:
-        """Return what comes behind the sums in the background, if anything does."""
-        leaders_sum = self.sums and not self._groups.parts_meet
-        return self._sum_behind if self._partial or leaders_sum or self._levels else None
-
     def _sum_behind(self, gradients: Mapping[str, Tensor]) -> None:
+        """Do what comes behind the sums in the background."""
         if self._partial:
             _reduce([gradients[name] for name in self._partial], self._groups.replica)
         if not self._groups.parts_meet:
-            self._sum_by_leaders(gradients)
+            # Replicas of other degrees have their parameters in another order, and other sizes of parts.
+            full_sizes = {name: torch.Size(part.full_shape).numel() for name, part in self._parts.own.items()}
+            for bucket in buckets_of(sorted(gradients.items()), full_sizes, self._settings):
+                own = {name: gradients[name] for name in bucket}
+                whole = self._parts.gather(own)
+                if whole:
+                    _reduce(list(whole.values()), self._groups.ring)
+                self._parts.scatter(whole, own)
         elif self._partial:
             _reduce([gradients[name] for name in self._partial], self._groups.ring)
         if self._levels:
             self._parts.level([gradient for name, gradient in gradients.items() if self._parts.whole_here(name)])
-
-    def _sum_by_leaders(self, gradients: Mapping[str, Tensor]) -> None:
-        # Replicas of other degrees have their parameters in another order, and other sizes of parts.
-        full_sizes = {name: torch.Size(part.full_shape).numel() for name, part in self._parts.own.items()}
-        for bucket in buckets_of(sorted(gradients.items()), full_sizes, self._settings):
-            own = {name: gradients[name] for name in bucket}
-            whole = self._parts.gather(own)
-            if whole:
-                _reduce(list(whole.values()), self._groups.ring)
-            self._parts.scatter(whole, own)
 
     def whole(self, name: str, parameters: Parameters) -> Tensor | None:
         """Return a parameter's whole gradient on the leader of the first replica; None on all others."""

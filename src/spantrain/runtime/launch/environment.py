@@ -69,25 +69,23 @@ class Environment:
                     problems.append(f"{name}: {error}")
         if problems:
             raise UsageError("environment: " + "; ".join(problems))
+        launch = None
+        if is_launched:
+            launch = Launch(
+                rank=int(said["RANK"]),
+                world_size=int(said["WORLD_SIZE"]),
+                local_rank=int(said["LOCAL_RANK"]) if "LOCAL_RANK" in said else None,
+                master_address=said["MASTER_ADDR"],
+                master_port=int(said["MASTER_PORT"]),
+            )
         return cls(
-            launch=_launch_of(said) if is_launched else None,
+            launch=launch,
             join_token=said.get("SPANTRAIN_TOKEN"),
             relay_token=said.get("SPANTRAIN_RELAY_TOKEN"),
             slurm_nodes=said.get("SLURM_JOB_NODELIST"),
             gloo_interfaces=interfaces,
             agent_has_store=said.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
         )
-
-
-def _launch_of(said: Mapping[str, str]) -> Launch:
-    """Return what a launcher's variables say, which were checked."""
-    return Launch(
-        rank=int(said["RANK"]),
-        world_size=int(said["WORLD_SIZE"]),
-        local_rank=int(said["LOCAL_RANK"]) if "LOCAL_RANK" in said else None,
-        master_address=said["MASTER_ADDR"],
-        master_port=int(said["MASTER_PORT"]),
-    )
 
 
 def _launcher_problems(said: Mapping[str, str]) -> list[str]:

@@ -52,7 +52,10 @@ def main() -> None:
         if wake_read in readable:
             os.read(wake_read, 4096)
         _reap(children)
-    _end(children)
+    for pid in children:  # they hold nothing that outlives them
+        os.kill(pid, signal.SIGKILL)
+    for pid in children:
+        os.waitpid(pid, 0)
     for folder in sys.argv[1:]:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -130,14 +133,6 @@ def _reap(children: dict[int, str]) -> None:
         if pid == 0:
             return
         _say({"ended": children.pop(pid), "status": os.waitstatus_to_exitcode(status)})
-
-
-def _end(children: dict[int, str]) -> None:
-    """End all workers; they hold nothing that outlives them."""
-    for pid in children:
-        os.kill(pid, signal.SIGKILL)
-    for pid in children:
-        os.waitpid(pid, 0)
 
 
 if __name__ == "__main__":

@@ -96,10 +96,11 @@ class LocalWorkers(WorkerStarter):
         assert self._server.stdin is not None
         for placement in placements:
             self._take_place(placement.settings.name)
+            space = placement.namespace
             request = {
                 "name": placement.settings.name,
                 "settings": asdict(placement.settings),
-                "namespace": _fields(placement.namespace),
+                "namespace": None if space is None else {name: getattr(space, name) for name in space.__slots__},
                 "environment": dict(placement.environment),
                 "log": str(self.log_of(placement.settings.name)),
             }
@@ -178,7 +179,3 @@ class LocalWorkers(WorkerStarter):
                 self._ended[name] = f"its worker {how}"
                 self._changed.notify_all()
         self._ready.set()
-
-
-def _fields(namespace: NamespaceHandle | None) -> dict[str, Any] | None:
-    return None if namespace is None else {name: getattr(namespace, name) for name in namespace.__slots__}

@@ -2,19 +2,25 @@
 
 A tensor's part (`core.shares.TensorPart`) is a set of boxes: indices from a to b along each dimension. What is wanted
 is cut against what is held, box by box, until every wanted element has one source. Parts may be divided along other
-dimensions, by other shares or not at all on the two sides. Nothing here knows files or networks.
+dimensions, by other shares or not at all on the two sides. Nothing here knows files or networks. Devices of one place
+that lack the same share the work: each takes a part of it from afar, and gives that to the others.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
+from typing import Protocol
 
+from spantrain.core.checkpoint import StoredTensor
+from spantrain.core.cluster import Cluster
 from spantrain.core.shares import TensorPart
 from spantrain.core.span import Span
 
 Box = tuple[Span, ...]
 """Indices along each dimension of the whole tensor; () of a scalar."""
+_IN_SITE = 1
+"""Nearness up to which devices are in one place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,20 +93,15 @@ def _divide(wanted: Sequence[Box], held: Sequence[Box]) -> tuple[list[Box], list
     for have in held:
         rest: list[Box] = []
         for box in left:
-            both = _intersect(box, have)
-            if both is None:
+            spans = [one.intersect(other) for one, other in zip(box, have, strict=True)]
+            both = tuple(span for span in spans if span is not None)
+            if len(both) < len(spans):
                 rest.append(box)
             else:
                 found.append(both)
                 rest.extend(_remainders(box, both))
         left = rest
     return found, left
-
-
-def _intersect(a: Box, b: Box) -> Box | None:
-    spans = [one.intersect(other) for one, other in zip(a, b, strict=True)]
-    found = tuple(span for span in spans if span is not None)
-    return found if len(found) == len(spans) else None
 
 
 def _remainders(box: Box, inner: Box) -> Iterator[Box]:
@@ -155,3 +156,69 @@ def missing_text(missing: Sequence[TensorBlock]) -> str:
     names = sorted({block.tensor for block in missing})
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return ", ".join(names[:3]) + more
+
+
+class Described(Protocol):
+    """What is known of a file without reading it."""
+
+    @property
+    def device(self) -> str:
+        """That wrote it."""
+
+    @property
+    def tensors(self) -> Mapping[str, StoredTensor]:
+        """What is in it, by stored name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExchangeGroup:
+    """The devices that exchange, as one of them sees them."""
+
+    own: str
+    peers: tuple[str, ...]
+    """All others."""
+    nearness: Callable[[str], int]
+    """How near a peer is: it is asked before those with greater numbers that have the same."""
+
+    def by_nearness(self) -> list[str]:
+        """Return the peers, nearest first; of those as near each device begins with another one."""
+        everybody = sorted((self.own, *self.peers))
+        own = everybody.index(self.own)
+
+        def rank(peer: str) -> tuple[int, int]:
+            return self.nearness(peer), (everybody.index(peer) - own) % len(everybody)
+
+        return sorted(self.peers, key=rank)
+
+
+def group_of(cluster: Cluster, own: str, devices: tuple[str, ...]) -> ExchangeGroup:
+    """Return the devices of a run as one of them sees them: those of its host are nearest, then those of its site."""
+    here = cluster.device_by_name[own]
+
+    def nearness(peer: str) -> int:
+        there = cluster.device_by_name[peer]
+        return 0 if there.host == here.host else 1 if there.site == here.site else 2
+
+    return ExchangeGroup(own=own, peers=tuple(name for name in devices if name != own), nearness=nearness)
+
+
+def takers_of(
+    group: ExchangeGroup, alike: Sequence[str], wanted: Collection[str], files: Mapping[str, Described]
+) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Return several devices, and who of them takes a tensor from afar, by name, of those that nobody near holds.
+
+    All of the several come to the same answer; nobody and nothing, where there is nothing to be divided.
+
+    Args:
+        group: all devices of an exchange, as one of the several sees them.
+        alike: devices that are to hold the same, all of it.
+        wanted: names of what they are to hold.
+        files: what each device holds.
+    """
+    near = [name for name in (group.own, *group.peers) if name == group.own or group.nearness(name) <= _IN_SITE]
+    several = sorted(set(alike) & set(near))
+    if group.own not in several or len(several) < 2:
+        return (), {}
+    held = {tensor for name in near if name in files for tensor in files[name].tensors}
+    lacking = [(number, name) for number, name in enumerate(sorted(wanted)) if name not in held]
+    return tuple(several), {name: several[number % len(several)] for number, name in lacking}

@@ -15,20 +15,20 @@ JSON, tensors raw bytes; both are checked against what the files are known to ho
 
 import json
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 import torch
 
 from spantrain.core.checkpoint import StoredTensor
-from spantrain.core.cluster import Cluster
 from spantrain.core.shares import TensorPart
 from spantrain.core.span import Span
 from spantrain.errors import ConfigError, ProtocolError
 from spantrain.formats.tensor_bytes import raw_bytes
 from spantrain.runtime.redistribution.exchange import (
     Box,
+    Described,
+    ExchangeGroup,
     TensorBlock,
     boxes_of,
     chunks_of,
@@ -58,18 +58,6 @@ class ExchangeChannel(Protocol):
         """Wait for the tensor of a lane, which names its sender."""
 
 
-class Described(Protocol):
-    """What is known of a file without reading it."""
-
-    @property
-    def device(self) -> str:
-        """That wrote it."""
-
-    @property
-    def tensors(self) -> Mapping[str, StoredTensor]:
-        """What is in it, by stored name."""
-
-
 class TensorSource(Protocol):
     """Tensors that are readable here, in named files."""
 
@@ -78,38 +66,6 @@ class TensorSource(Protocol):
 
     def read(self, name: str, blocks: Sequence[TensorBlock]) -> list[torch.Tensor]:
         """Return blocks of the unsplit model's tensors from one file, checked."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExchangeGroup:
-    """The devices that exchange, as one of them sees them."""
-
-    own: str
-    peers: tuple[str, ...]
-    """All others."""
-    nearness: Callable[[str], int]
-    """How near a peer is: it is asked before those with greater numbers that have the same."""
-
-    def by_nearness(self) -> list[str]:
-        """Return the peers, nearest first; of those as near each device begins with another one."""
-        everybody = sorted((self.own, *self.peers))
-        own = everybody.index(self.own)
-
-        def rank(peer: str) -> tuple[int, int]:
-            return self.nearness(peer), (everybody.index(peer) - own) % len(everybody)
-
-        return sorted(self.peers, key=rank)
-
-
-def group_of(cluster: Cluster, own: str, devices: tuple[str, ...]) -> ExchangeGroup:
-    """Return the devices of a run as one of them sees them: those of its host are nearest, then those of its site."""
-    here = cluster.device_by_name[own]
-
-    def nearness(peer: str) -> int:
-        there = cluster.device_by_name[peer]
-        return 0 if there.host == here.host else 1 if there.site == here.site else 2
-
-    return ExchangeGroup(own=own, peers=tuple(name for name in devices if name != own), nearness=nearness)
 
 
 class TensorExchange:
@@ -230,17 +186,15 @@ class TensorExchange:
             for group in chunks_of(blocks, self._element_bytes(blocks), _CHUNK_BYTES):
                 flat = self._receive(f"{_GIVE}:{peer}:{number}")
                 self.taken_bytes += flat.nbytes
-                self._fill(taken, wanted, group, self._unpack(peer, group, flat))
+                sizes = [block.elements * self._dtype(block.tensor).itemsize for block in group]
+                if flat.dtype != torch.uint8 or flat.numel() != sum(sizes):
+                    raise ProtocolError(f"{peer}: sent {flat.numel()} of {flat.dtype}, wanted {sum(sizes)} bytes")
+                values = [
+                    piece.clone().view(self._dtype(block.tensor)).reshape([span.size for span in block.box])
+                    for block, piece in zip(group, torch.split(flat, sizes), strict=True)
+                ]
+                self._fill(taken, wanted, group, values)
                 number += 1
-
-    def _unpack(self, peer: str, group: Sequence[TensorBlock], flat: torch.Tensor) -> list[torch.Tensor]:
-        sizes = [block.elements * self._dtype(block.tensor).itemsize for block in group]
-        if flat.dtype != torch.uint8 or flat.numel() != sum(sizes):
-            raise ProtocolError(f"{peer}: sent {flat.numel()} of {flat.dtype}, wanted {sum(sizes)} bytes")
-        return [
-            piece.clone().view(self._dtype(block.tensor)).reshape([span.size for span in block.box])
-            for block, piece in zip(group, torch.split(flat, sizes), strict=True)
-        ]
 
     @staticmethod
     def _fill(

@@ -18,13 +18,12 @@ from spantrain.core.action import Action, Direction, Op
 from spantrain.core.messages import BACKGROUND, Arrived, Command, ControlKey, Event, Finished, MessageKey, StepStarted
 from spantrain.core.plan import Plan
 from spantrain.core.span import Span, equal_spans
-from spantrain.core.speed import LinkReport
 from spantrain.formats.registry import WireFormat
 from spantrain.models.execution.held import HeldMeter
 from spantrain.models.execution.stage import NamesFinal
 from spantrain.runtime.channels import DeferredMessages
 from spantrain.runtime.recorder import StepRecorder
-from spantrain.runtime.step.ahead import Ahead, AheadAction
+from spantrain.runtime.step.ahead import Ahead
 from spantrain.runtime.step.context import WorkerContext
 from spantrain.runtime.step.following import Followers
 from spantrain.runtime.step.rounding import ErrorFeedback, for_wire, from_wire
@@ -98,7 +97,8 @@ class StepDriver:
         self._replica_work = work
         self._clock = clock
         self._followers = followers
-        self._local = local or LocalAdapter()
+        self.local = local or LocalAdapter()
+        """What follows the links to the peers."""
         self._router = Router(plan)
         self._inbox = SampleInbox()
         self._control: dict[tuple[int, str], Tensors] = {}
@@ -119,14 +119,10 @@ class StepDriver:
         """Messages of another thread, where two steps run at once."""
         self.beside: Callable[[], None] = lambda: None
         """Called between actions: what goes on beside them, a little of it at a time."""
-        self._count_waiting()
-
-    def _count_waiting(self) -> None:
-        """Have each set's meter count what waits here, and what the other's steps hold."""
-        meters = [one.meter for one in self._replica_work.executors]
+        # Each set's meter counts what waits here, and what the other's steps hold.
+        meters = [one.meter for one in work.executors]
         for meter in meters:
-            others = [other for other in meters if other is not meter]
-            meter.waiting_bytes = partial(self._held_bytes, others)
+            meter.waiting_bytes = partial(self._held_bytes, [other for other in meters if other is not meter])
 
     def _held_bytes(self, others: Sequence[HeldMeter]) -> int:
         control = sum(tensor.nbytes for tensors in self._control.values() for tensor in tensors)
@@ -188,10 +184,6 @@ class StepDriver:
         self._inbox.forget_before(step + 1)
         self._control = {key: tensors for key, tensors in self._control.items() if key[0] > step}
 
-    def link_reports(self) -> tuple[LinkReport, ...]:
-        """Return what is known of the links to the peers, by name, from the messages of the last step."""
-        return self._local.reports()
-
     def evaluate(self, step: int, feed: Feed) -> float | None:
         """Pass a held-out batch forward, without gradients; return the last stage's loss sum."""
         loss_sum = 0.0
@@ -242,7 +234,7 @@ class StepDriver:
         # What arrived while an action ran is told before its end, so that the next choice knows of it.
         chosen = self._tell(machine, sorted(heard, key=lambda entry: isinstance(entry[1], Finished)))
         if isinstance(machine, _OneStep) and not self._replica_work.executor.keeps_spans:
-            recut = self._local.recut(time.monotonic(), machine.policy)
+            recut = self.local.recut(time.monotonic(), machine.policy)
             if recut is not None:
                 chosen = self._tell(machine, [(step, recut) for step in self._steps]) or chosen
         return chosen
@@ -251,7 +243,7 @@ class StepDriver:
         chosen: tuple[int, Action] | None = None
         for step, event in events:
             now_s = time.monotonic()
-            self._local.heard(now_s, event)
+            self.local.heard(now_s, event)
             found = machine.on_event(now_s, step, event)
             if found is not None:
                 assert chosen is None, f"{found} was commanded while {chosen} is to run"
@@ -269,20 +261,17 @@ class StepDriver:
 
     def _note_ends(self, *, wait: bool = False) -> None:
         """Hand on what actions have made that are over, and tell of those that are or will be."""
-        for entry in self._ahead.over(wait=wait):
-            self._note_end(entry)
-            if not entry.told:
-                self._heard.append((entry.step, Finished(entry.action)))
-        self._heard += [(entry.step, Finished(entry.action)) for entry in self._ahead.ending()]
-
-    def _note_end(self, entry: AheadAction) -> None:
-        action, start_s, end_s = entry.action, entry.work.started_s, entry.work.ended_s
-        self._local.finished(action.op, action.span.size, end_s - start_s)
         recorder = self._here.recorder
-        recorder.computed(str(action), entry.step, start_s, end_s, held_samples=entry.held_samples)
-        self._hand_on(entry.step, action, entry.work.result)
-        recorder.figures.overhead_s.append(max(0.0, start_s - self._ready_since - self._waited_s))
-        self._ready_since, self._waited_s = end_s, 0.0
+        for entry in self._ahead.over(wait=wait):
+            action, start_s, end_s = entry.action, entry.work.started_s, entry.work.ended_s
+            self.local.finished(action.op, action.span.size, end_s - start_s)
+            recorder.computed(str(action), entry.step, start_s, end_s, held_samples=entry.held_samples)
+            self._hand_on(entry.step, action, entry.work.result)
+            recorder.figures.overhead_s.append(max(0.0, start_s - self._ready_since - self._waited_s))
+            self._ready_since, self._waited_s = end_s, 0.0
+            if not entry.told:
+                self._heard.append((entry.step, Finished(action)))
+        self._heard += [(entry.step, Finished(entry.action)) for entry in self._ahead.ending()]
 
     def _hand_on(self, step: int, action: Action, outputs: Tensors) -> None:
         """Send what an action has made to those who need it, or count its loss."""
@@ -327,7 +316,7 @@ class StepDriver:
     def _parts(self, direction: Direction, span: Span) -> Iterator[tuple[str, Span]]:
         """Yield who gets which samples, in pieces as small as the adapter wants them."""
         for target, part in self._router.destinations(self._here.name, direction, span):
-            for piece in equal_spans(part.size, self._local.piece_samples(target, part.size)):
+            for piece in equal_spans(part.size, self.local.piece_samples(target, part.size)):
                 yield target, Span(part.lo + piece.lo, part.lo + piece.hi)
 
     def _receive(self, timeout_s: float) -> None:
@@ -345,7 +334,7 @@ class StepDriver:
         self._inbox.add(key.step, key.lane, key.span, message.tensors)
         if key.lane in _PIPELINE:
             direction = Direction(key.lane)
-            self._local.received(direction, key.span.size, message.received_s)
+            self.local.received(direction, key.span.size, message.received_s)
             if key.step in self._steps:  # those of others lie in the inbox until it begins
                 self._heard.append((key.step, Arrived(direction, key.span)))
 
@@ -355,7 +344,7 @@ class StepDriver:
         return from_wire(self._inbox.take(step, lane, span), wire_format, self._clock.device.torch_device)
 
     def _wait_for_samples(self, step: int, lane: str, span: Span) -> Tensors:
-        while sum(_common(span, piece) for piece in self._inbox.spans(step, lane)) < span.size:
+        while sum(both.size for piece in self._inbox.spans(step, lane) if (both := span.intersect(piece))) < span.size:
             self._receive(_POLL_S)
         return self._take(step, lane, span)
 
@@ -366,9 +355,4 @@ class StepDriver:
             if key.lane.startswith(BACKGROUND):
                 continue  # how long it took says nothing of the link: others went first
             samples = key.span.size if isinstance(key, MessageKey) and key.lane in _PIPELINE else 0
-            self._local.sent(sent, samples)
-
-
-def _common(a: Span, b: Span) -> int:
-    both = a.intersect(b)
-    return 0 if both is None else both.size
+            self.local.sent(sent, samples)

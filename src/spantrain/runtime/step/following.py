@@ -10,7 +10,6 @@ What is told is a row of numbers, of fixed length so that nobody need know what 
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
 
@@ -33,6 +32,7 @@ _KEEP_ALIVE_S = 1.0
 _DTYPES: tuple[torch.dtype, ...] = tuple(getattr(torch, name) for name in DTYPE_BYTES)
 
 Tensors = tuple[Tensor, ...]
+Layout = tuple[torch.dtype, tuple[int, ...]]
 
 
 class _Instruction(IntEnum):
@@ -106,20 +106,6 @@ class Followers:
         self._told_s = time.monotonic()
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Told:
-    instruction: _Instruction
-    step: int
-    lo: int
-    hi: int
-    layouts: tuple[tuple[torch.dtype, tuple[int, ...]], ...]
-
-    @property
-    def span(self) -> Span:
-        """The samples to work on."""
-        return Span(self.lo, self.hi)
-
-
 class Follower:
     """A member of a replica that does what its leader does."""
 
@@ -145,54 +131,48 @@ class Follower:
 
     def _follow(self, feed: Feed) -> None:
         while True:
-            told = self._listen()
+            instruction, step, (lo, hi), layouts = self._listen()
             self._here.check_abort()
-            if told.instruction is _Instruction.END:
+            if instruction is _Instruction.END:
                 return
-            if told.instruction is _Instruction.EVALUATE:
-                self._clock.run(Op.FORWARD, told.span.size, partial(self._evaluate, told, feed))
-            elif told.instruction is not _Instruction.WAIT:
-                self._perform(told)
+            if instruction is _Instruction.EVALUATE:
+                evaluate = partial(self._evaluate, step, Span(lo, hi), layouts, feed)
+                self._clock.run(Op.FORWARD, hi - lo, evaluate)
+            elif instruction is not _Instruction.WAIT:
+                self._perform(_OP_OF[instruction], step, Span(lo, hi), layouts)
 
-    def _perform(self, told: _Told) -> None:
-        action = Action(self._stage, _OP_OF[told.instruction], told.span)
-
-        final = self._last_backward.of(told.step, action)
+    def _perform(self, op: Op, step: int, span: Span, layouts: Sequence[Layout]) -> None:
+        action = Action(self._stage, op, span)
+        final = self._last_backward.of(step, action)
 
         def work() -> Tensors:
-            tells = self._clock.told_by_work(final)
-            return self._work.bind(action.op, told.step, action.span, self._take(told), tells)()
+            return self._work.bind(op, step, span, self._take(layouts), self._clock.told_by_work(final))()
 
         start_s = time.monotonic()
-        self._clock.run(action.op, action.span.size, work, final)
+        self._clock.run(op, span.size, work, final)
         held = self._work.executor.held_samples
-        self._here.recorder.computed(str(action), told.step, start_s, time.monotonic(), held_samples=held)
+        self._here.recorder.computed(str(action), step, start_s, time.monotonic(), held_samples=held)
 
-    def _evaluate(self, told: _Told, feed: Feed) -> Tensors:
-        return self._work.bind_evaluation(told.step, told.span, self._take(told), feed)()
+    def _evaluate(self, step: int, span: Span, layouts: Sequence[Layout], feed: Feed) -> Tensors:
+        return self._work.bind_evaluation(step, span, self._take(layouts), feed)()
 
-    def _listen(self) -> _Told:
+    def _listen(self) -> tuple[_Instruction, int, tuple[int, int], list[Layout]]:
+        """Return what is told: the instruction, the step, the samples, and the types and shapes of tensors."""
         row = torch.zeros(_ROW, dtype=torch.int64)
         self._group.announce(row)
         numbers: list[int] = row.tolist()
         instruction, step, lo, hi, count = numbers[:5]
-        return _Told(
-            instruction=_Instruction(instruction), step=step, lo=lo, hi=hi, layouts=_layouts(numbers[5:], count)
-        )
+        layouts, at = list[Layout](), 5
+        for _ in range(count):
+            dtype, dims = numbers[at : at + 2]
+            layouts.append((_DTYPES[dtype], tuple(numbers[at + 2 : at + 2 + dims])))
+            at += 2 + dims
+        return _Instruction(instruction), step, (lo, hi), layouts
 
-    def _take(self, told: _Told) -> Tensors:
+    def _take(self, layouts: Sequence[Layout]) -> Tensors:
         """Receive what the leader hands round."""
         device = self._clock.device.torch_device
-        found = tuple(torch.empty(shape, dtype=dtype, device=device) for dtype, shape in told.layouts)
+        found = tuple(torch.empty(shape, dtype=dtype, device=device) for dtype, shape in layouts)
         for tensor in found:
             self._group.broadcast(tensor)
         return found
-
-
-def _layouts(numbers: Sequence[int], count: int) -> tuple[tuple[torch.dtype, tuple[int, ...]], ...]:
-    found, at = [], 0
-    for _ in range(count):
-        dtype, dims = numbers[at], numbers[at + 1]
-        found.append((_DTYPES[dtype], tuple(numbers[at + 2 : at + 2 + dims])))
-        at += 2 + dims
-    return tuple(found)

@@ -51,18 +51,14 @@ class ErrorFeedback:
 
     Parameters' gradients are sums over samples, of which an error that is the same in each would be a part; this way
     errors cancel. It is the error feedback of 1-bit SGD (Seide et al., Interspeech 2014) with samples in the place of
-    steps: at a cut every step brings other samples, so that nothing of an earlier step belongs to them. Kept is one
-    sample's gradients for each tensor, in float32, until the step ends.
+    steps: at a cut every step brings other samples, so that nothing of an earlier step belongs to them, and each has an
+    object of its own. Kept is one sample's gradients for each tensor, in float32.
 
     Activations are not sent so: the error of one would be another's, and a stage is not linear in its input.
     """
 
     def __init__(self) -> None:
         self._left: dict[int, Tensor] = {}
-
-    def forget(self) -> None:
-        """Begin a step: what is sent in it depends on nothing before."""
-        self._left.clear()
 
     def for_wire(self, tensors: Tensors, wire_format: WireFormat) -> Tensors:
         """Return gradients as they are sent; see `for_wire` outside."""

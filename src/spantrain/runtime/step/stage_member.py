@@ -7,7 +7,6 @@ import torch
 
 from spantrain.core.plan import Plan, Replica, Stage
 from spantrain.core.shares import TensorPart
-from spantrain.core.units import UnitGraph
 from spantrain.errors import ConfigError
 from spantrain.models.execution.segment import autocast_dtype
 from spantrain.models.execution.stage import StageExecutor
@@ -65,7 +64,11 @@ def build_member(here: WorkerContext, plan: Plan, units: Sequence[UnitModule], g
     stage = plan.stages[stage_index]
     replica = stage.replicas[replica_index]
     names = [tuple(parameter_names(unit).values()) for unit in units]
-    _check_sequence(plan, stage_index, here.graph)
+    if stage.sequence_parallel and not any(unit.sequence_activation_bytes for unit in here.graph.units):
+        raise ConfigError(
+            f"stage {stage_index}: sequence_parallel, but no unit of {plan.model.name} is a transformer block of which "
+            "all layers are known; leave it out of the plan (docs/tensor-parallel.md)"
+        )
     own = _divided(units, stage, replica, groups)
     if here.job.joins_statistics:
         check_joint_statistics(plan, here.graph)
@@ -106,16 +109,6 @@ def stage_executor(here: WorkerContext, plan: Plan, units: Sequence[UnitModule],
         fewest_samples=graph.fewest_samples(stage.units),
         sums_samples=graph.sums_samples,
     )
-
-
-def _check_sequence(plan: Plan, stage_index: int, graph: UnitGraph) -> None:
-    """Refuse slices of the sequence of a model that has none."""
-    sliced = any(unit.sequence_activation_bytes for unit in graph.units)
-    if plan.stages[stage_index].sequence_parallel and not sliced:
-        raise ConfigError(
-            f"stage {stage_index}: sequence_parallel, but no unit of {plan.model.name} is a transformer block of which "
-            "all layers are known; leave it out of the plan (docs/tensor-parallel.md)"
-        )
 
 
 def _divided(units: Sequence[UnitModule], stage: Stage, replica: Replica, groups: StageGroups) -> dict[str, TensorPart]:

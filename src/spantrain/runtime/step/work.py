@@ -10,7 +10,7 @@ import torch
 
 from spantrain.core.action import Action, Direction, Op
 from spantrain.core.span import Span
-from spantrain.devices.base import ComputeDevice, Milestone, Submitted
+from spantrain.devices.base import ComputeDevice, EmulatedTime, Milestone, Submitted
 from spantrain.models.data.dataset import Dataset
 from spantrain.models.execution.stage import NamesFinal, StageExecutor
 from spantrain.models.sampler import Sampler
@@ -129,9 +129,8 @@ class DeviceClock:
                 waited_s += time.perf_counter() - asked_s
             return result
 
-        return self.device.submit(
-            timed, seconds, more_s=lambda: exchanged_s, waited_s=lambda: waited_s, milestones=milestones
-        )
+        besides = EmulatedTime(more_s=lambda: exchanged_s, waited_s=lambda: waited_s, milestones=milestones)
+        return self.device.submit(timed, seconds, besides)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,7 +175,7 @@ class ReplicaWork:
             case Op.FORWARD:
                 return partial(executor.forward, span, received, self.feed.rows(step, span, executor.reads), step=step)
             case Op.BACKWARD_WEIGHT:
-                return partial(_without_result, partial(executor.backward_weight, final=final), span)
+                return partial(executor.backward_weight, span, final)
             case Op.BACKWARD:
                 return partial(executor.backward, span, received, final)
             case Op.BACKWARD_INPUT:
@@ -185,11 +184,6 @@ class ReplicaWork:
     def bind_evaluation(self, step: int, span: Span, received: Tensors, feed: Feed) -> Callable[[], Tensors]:
         """Return the forward pass of held-out samples."""
         return partial(self.executor.evaluate, span, received, feed.rows(step, span, self.executor.reads), step=step)
-
-
-def _without_result(work: Callable[[Span], None], span: Span) -> Tensors:
-    work(span)
-    return ()
 
 
 class SampledFeed:
@@ -223,14 +217,11 @@ class SampledFeed:
             first_step=0 if same_every_step else first_step,
             samples_before=0 if same_every_step else samples_before,
         )
+        self.dataset_size = len(dataset)
+        """Samples of the data set."""
         self._same_every_step = same_every_step
         self._step_span = Span(0, global_batch)
         self._whole = StepLabels(self._labels)
-
-    @property
-    def dataset_size(self) -> int:
-        """Samples of the data set."""
-        return self._sampler.dataset_size
 
     @property
     def digest(self) -> str:
@@ -275,7 +266,8 @@ class SampleInbox:
                 kept.append((piece, tensors))
                 continue
             found.append((part, _slice(tensors, piece, part)))
-            kept.extend((rest, _slice(tensors, piece, rest)) for rest in _remainders(piece, part))
+            rests = [Span(lo, hi) for lo, hi in ((piece.lo, part.lo), (part.hi, piece.hi)) if lo < hi]
+            kept.extend((rest, _slice(tensors, piece, rest)) for rest in rests)
         found.sort(key=lambda entry: entry[0])
         assert sum(part.size for part, _ in found) == span.size, f"samples of {span} are missing"
         self._pieces[step, lane] = kept
@@ -297,12 +289,3 @@ def _slice(tensors: Tensors, piece: Span, part: Span) -> Tensors:
     if part == piece:
         return tensors
     return tuple(tensor[part.lo - piece.lo : part.hi - piece.lo] for tensor in tensors)
-
-
-def _remainders(piece: Span, part: Span) -> list[Span]:
-    rest = []
-    if piece.lo < part.lo:
-        rest.append(Span(piece.lo, part.lo))
-    if part.hi < piece.hi:
-        rest.append(Span(part.hi, piece.hi))
-    return rest

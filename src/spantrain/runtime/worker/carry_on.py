@@ -7,13 +7,12 @@ lacks comes from the nearest that has it. All have the same committed step (`run
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
-
 from spantrain.errors import WorkerError
 from spantrain.recovery.protection import is_whole
 from spantrain.runtime.checkpoint.holding import PARAMETER
 from spantrain.runtime.control.orders import GiveOrder, TrainOrder
-from spantrain.runtime.redistribution.transfer import ExchangeChannel, TensorExchange, group_of
+from spantrain.runtime.redistribution.exchange import group_of
+from spantrain.runtime.redistribution.transfer import ExchangeChannel, TensorExchange
 from spantrain.runtime.step.context import WorkerContext
 from spantrain.runtime.worker.plan_part import PlanPart
 from spantrain.runtime.worker.switch import Held, LocalTensorSource, describe, fill
@@ -75,10 +74,3 @@ def give(name: str, left: LeftState | None, order: GiveOrder, post: ExchangeChan
     group = group_of(order.plan.cluster, name, tuple(peer.name for peer in order.peers))
     files = describe(source.held, takers=group.peers, givers=group.peers, post=post)
     TensorExchange(group, files, source, post, in_memory=True).run({})
-
-
-@torch.no_grad()
-def put_statistics(part: PlanPart, kept: Mapping[str, torch.Tensor]) -> None:
-    """Give running statistics the values of before a step that never happened."""
-    for name, value in kept.items():
-        part.holding.statistics[name].copy_(value)

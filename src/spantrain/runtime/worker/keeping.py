@@ -34,9 +34,6 @@ _CHUNK_BYTES = 4 * 2**20
 _STEPS_BEHIND = 4
 """Whose gradients wait for a copy at most: with AdamW, a little more than the copy itself takes."""
 
-_Pair = tuple[str, range, str]
-"""A stage's first device, the stage's units, a device that keeps a copy."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class _Summed:
@@ -120,7 +117,8 @@ class Keeping:
             before: under the plan before; of stages that stay what they are, copies that are whole stay.
         """
         self._here, self._part, self._begins = here, part, begins
-        pairs = _pairs(part.plan)
+        # Of each copy: the stage's first device, the stage's units, the device that keeps it.
+        pairs = {(stage.devices[0], stage.units, keeper) for stage in part.plan.stages for keeper in stage.keepers}
         self._keepers = sorted(keeper for ward, _, keeper in pairs if ward == here.name)
         old = {(kept.ward, kept.units): kept for kept in before.whole} if before else {}
         own = sorted((ward, units) for ward, units, keeper in pairs if keeper == here.name)
@@ -178,7 +176,13 @@ class Keeping:
         self._wait_at(step, lambda: all(sender.is_done for sender in self._senders))
         post = self._part.post(self._here, step, at_end=True)
         if self._keepers:
-            flat = _flattened(self._part.holding)
+            # A byte for each parameter that is trained, whether it has a gradient; then gradients and statistics.
+            holding = self._part.holding
+            gradients = [own.grad for own in _trained(holding)]
+            marks = torch.tensor([gradient is not None for gradient in gradients], dtype=torch.uint8)
+            tensors = [one for one in gradients if one is not None]
+            tensors += [value for _, value in sorted(holding.statistics.items())]
+            flat = torch.cat([marks, *(raw_bytes(tensor.cpu()) for tensor in tensors)])
             for keeper in self._keepers:
                 for number, piece in enumerate(torch.split(flat, _CHUNK_BYTES)):
                     post.send(keeper, f"kept-gradients:{self._here.name}:{number}", piece)
@@ -217,10 +221,6 @@ class Keeping:
         return device.fetch(lambda: (made(),), device.torch_device)[0]
 
 
-def _pairs(plan: Plan) -> set[_Pair]:
-    return {(stage.devices[0], stage.units, keeper) for stage in plan.stages for keeper in stage.keepers}
-
-
 def _copy_of(here: WorkerContext, plan: Plan, ward: str, units: range, *, begins: bool) -> KeptStage:
     build = build_units if begins else blank_units
     built = build(plan.model, units, seed=here.job.seed)
@@ -238,14 +238,6 @@ def _copy_of(here: WorkerContext, plan: Plan, ward: str, units: range, *, begins
 
 def _trained(holding: Holding) -> list[torch.nn.Parameter]:
     return [own for _, own in sorted(holding.parameters.items()) if own.requires_grad]
-
-
-def _flattened(holding: Holding) -> Tensor:
-    """Return a byte for each parameter that is trained, whether it has a gradient; then gradients and statistics."""
-    gradients = [own.grad for own in _trained(holding)]
-    marks = torch.tensor([gradient is not None for gradient in gradients], dtype=torch.uint8)
-    tensors = [one for one in gradients if one is not None] + [value for _, value in sorted(holding.statistics.items())]
-    return torch.cat([marks, *(raw_bytes(tensor.cpu()) for tensor in tensors)])
 
 
 class _Pieces:

@@ -59,7 +59,8 @@ class OrderRunner:
         """Work as this device; `check_abort` raises when the order under way is over."""
         self._name = name
         self._settings = settings
-        self._control = control
+        self.control = control
+        """Reaches the coordinator; another one when that has come back."""
         self._mailbox = mailbox
         self._check_abort = check_abort
         self._software = Software(mailbox)
@@ -79,10 +80,6 @@ class OrderRunner:
     def unfinished(self) -> DeviceStep | None:
         """What was done in the step under way of the last train order, if there is one."""
         return self._last.teller.unfinished() if self._last else None
-
-    def use(self, control: ControlPlane) -> None:
-        """Reach a coordinator that has come back, from now on."""
-        self._control = control
 
     def perform(self, order: object, watch: Watch) -> object:
         """Carry out an order, which the watch is over; return its result."""
@@ -121,7 +118,12 @@ class OrderRunner:
                 echo_probes(self._mailbox, self._software, should_stop=lambda: watch.cause() is not None)
                 return Done()
             case LinkOrder():
-                return self._measure_link(order)
+                self._admit(order.generation, order.peers)
+                prober = Prober(self._mailbox, order.target, self._software.round_trip_s)
+                expected = dict(zip((True, False), order.expected_bytes_per_s, strict=True))
+                there, back = measure_directions(prober, expected, order.max_payload_bytes, order.rounds)
+                prober.dismiss()
+                return LinkResult(links=(there, back))
             case AddedOrder():
                 return added_orders()[order.wire_name].perform(order, self._links(), self._meet)
             case TrainOrder():
@@ -150,7 +152,7 @@ class OrderRunner:
         return Done()
 
     def _admit(self, generation: int, peers: tuple[PeerAddress, ...]) -> None:
-        admit(self._control, self._mailbox, generation, peers)
+        admit(self.control, self._mailbox, generation, peers)
 
     def _links(self) -> WorkerLinks:
         device = open_device(self._settings.backend)
@@ -159,7 +161,7 @@ class OrderRunner:
             name=self._name,
             device=device,
             mailbox=self._mailbox,
-            control=self._control,
+            control=self.control,
             check_abort=self._check_abort,
             open_groups=lambda plan, stage, joined: self._open_groups(plan, stage, device, joined=joined),
         )
@@ -176,20 +178,12 @@ class OrderRunner:
             dtype=order.dtype,
             emulate=law.seconds if law else None,
         )
-        timings = measure_units(bench, order.sizes, on_progress=self._progress)
+        ask = self.control.ask
+        timings = measure_units(
+            bench, order.sizes, on_progress=lambda done, total, text: ask(Progress(done=done, total=total, text=text))
+        )
         score = measure_tasks(device, name=place.name, law=law)
         return ComputeResult(timings=timings, score=score, real_compute_ratio=device.real_compute_ratio)
-
-    def _measure_link(self, order: LinkOrder) -> LinkResult:
-        self._admit(order.generation, order.peers)
-        prober = Prober(self._mailbox, order.target, self._software.round_trip_s)
-        expected = dict(zip((True, False), order.expected_bytes_per_s, strict=True))
-        there, back = measure_directions(prober, expected, order.max_payload_bytes, order.rounds)
-        prober.dismiss()
-        return LinkResult(links=(there, back))
-
-    def _progress(self, done: int, total: int, text: str) -> None:
-        self._control.ask(Progress(done=done, total=total, text=text))
 
     def _open_groups(self, plan: Plan, stage_index: int, device: ComputeDevice, *, joined: bool) -> StageGroups:
         """Meet the other devices of a stage, if it has any."""
@@ -216,7 +210,7 @@ class OrderRunner:
         if leads:
             host = self._settings.data_address
             store = hold_store(host)
-            self._control.ask(replace(place, opened=MeetingPoint(host=host, port=store.port)))
+            self.control.ask(replace(place, opened=MeetingPoint(host=host, port=store.port)))
             return store
-        found = self._control.ask(place)
+        found = self.control.ask(place)
         return reach_store(found.host, found.port)

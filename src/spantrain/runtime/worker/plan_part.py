@@ -207,7 +207,7 @@ def peak_bytes(device: ComputeDevice, executors: Sequence[StageExecutor], optimi
     parameters = [parameter for one in executors for parameter in one.named_parameters().values()]
     gradients_bytes = sum(parameter.nbytes for parameter in parameters if parameter.requires_grad)
     state = (value for values in optimizer.state.values() for value in values.values() if isinstance(value, Tensor))
-    buffers = [buffer for one in executors for buffer in one.meter.buffers]
+    buffers = [buffer for one in executors for unit in one.units for buffer in unit.buffers()]
     held_bytes = max(one.meter.peak_bytes for one in executors)
     return storage_bytes([*parameters, *buffers, *state]) + gradients_bytes + held_bytes
 

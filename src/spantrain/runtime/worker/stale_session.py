@@ -177,7 +177,9 @@ class StaleSession(TrainSession):
                     self._next_figures()
             while ends and ends[0].over.is_set():
                 end = ends.popleft()
-                verdict = self._verdict_of(end)
+                self._ends.wait(end.over, self._links.check_abort)  # raises what stopped it, if anything did
+                driver.forget(end.step)
+                verdict = end.verdict()
                 ready = end.step + 2
                 if end.step == last:
                     return end.step + 1, verdict
@@ -219,12 +221,6 @@ class StaleSession(TrainSession):
         self._update(step, verdict)
         self._follow_outer(step, verdict)
         return verdict
-
-    def _verdict_of(self, end: _End) -> StepVerdict:
-        """Return the verdict of an end that is over, or raise what stopped it."""
-        self._ends.wait(end.over, self._links.check_abort)
-        self._driver.forget(end.step)
-        return end.verdict()
 
 
 def session_of(order: TrainOrder, links: WorkerLinks, left: LeftState | None = None) -> TrainSession:

@@ -29,16 +29,8 @@ from spantrain.models.build import blank_units
 from spantrain.models.units import UnitModule, tie_parameters
 from spantrain.runtime.checkpoint.holding import Holding, held_tensors, put_back, wanted_of
 from spantrain.runtime.gradients.optimizer import build_optimizer
-from spantrain.runtime.redistribution.exchange import TensorBlock, place_of
-from spantrain.runtime.redistribution.sharing import takers_of
-from spantrain.runtime.redistribution.transfer import (
-    ExchangeChannel,
-    ExchangeGroup,
-    TensorExchange,
-    group_of,
-    packed_words,
-    unpacked_words,
-)
+from spantrain.runtime.redistribution.exchange import ExchangeGroup, TensorBlock, group_of, place_of, takers_of
+from spantrain.runtime.redistribution.transfer import ExchangeChannel, TensorExchange, packed_words, unpacked_words
 from spantrain.runtime.step.context import WorkerContext
 from spantrain.runtime.step.stage_member import StageMember, build_member
 from spantrain.runtime.worker.plan_part import PlanPart, make_plan_part
@@ -191,7 +183,10 @@ def take_over(here: WorkerContext, before: PlanPart, plan: Plan, *, step: int) -
     """
     with ExitStack() as undo:
         if keeps_stage(before.plan, plan, here.name):
-            member, optimizer = _in_place(before.member, plan, here.name), before.optimizer
+            # Its stage may have another number, and its replica other shares.
+            stage_index, replica_index = plan.place(here.name)
+            replica, optimizer = plan.stages[stage_index].replicas[replica_index], before.optimizer
+            member = replace(before.member, stage_index=stage_index, replica=replica)
         else:
             member = _remade(here, before, plan)
             undo.callback(member.groups.close)
@@ -202,12 +197,6 @@ def take_over(here: WorkerContext, before: PlanPart, plan: Plan, *, step: int) -
         received_bytes = _bring(here, before, after, step)
         undo.pop_all()
     return after, received_bytes
-
-
-def _in_place(member: StageMember, plan: Plan, name: str) -> StageMember:
-    """Return a member that keeps all it has; its stage may have another number, and its replica other shares."""
-    stage_index, replica_index = plan.place(name)
-    return replace(member, stage_index=stage_index, replica=plan.stages[stage_index].replicas[replica_index])
 
 
 def _remade(here: WorkerContext, before: PlanPart, plan: Plan) -> StageMember:

@@ -24,17 +24,16 @@ from spantrain.runtime.control.requests import Begin, DeviceReport, HeldState, O
 from spantrain.runtime.coordinator.batches import EXTERNAL, QueuedFeed
 from spantrain.runtime.gradients.optimizer import GradientScaling, build_optimizer, update
 from spantrain.runtime.gradients.step_sums import StepSums
-from spantrain.runtime.recorder import PeerTraffic, StepRecorder
-from spantrain.runtime.redistribution.transfer import group_of
+from spantrain.runtime.recorder import PeerTraffic, StepRecorder, StepTeller
+from spantrain.runtime.redistribution.exchange import group_of
 from spantrain.runtime.step.context import WorkerContext, WorkerLinks, admit, clock_offset_s
 from spantrain.runtime.step.stage_member import StageMember, build_member
 from spantrain.runtime.step.work import SampledFeed
-from spantrain.runtime.worker.carry_on import LeftState, carry_on, put_statistics
+from spantrain.runtime.worker.carry_on import LeftState, carry_on
 from spantrain.runtime.worker.keeping import Keeping
 from spantrain.runtime.worker.outer_part import moves_layers
 from spantrain.runtime.worker.plan_part import PlanPart, check_finite, make_plan_part, peak_bytes
 from spantrain.runtime.worker.switch import kept_units, take_over
-from spantrain.runtime.worker.telling import StepTeller
 
 if TYPE_CHECKING:
     from spantrain.runtime.worker.outer_part import OuterPart
@@ -226,7 +225,9 @@ class TrainSession:
             self._update(self._steps_done, verdict)
         if self._steps_done != first_step:
             return None
-        put_statistics(part, self._statistics)
+        with torch.no_grad():  # they have the values of before a step that never happened
+            for name, value in self._statistics.items():
+                part.holding.statistics[name].copy_(value)
         self._keeping.drop()
         part.optimizer.zero_grad(set_to_none=True)
         self._summed, self._statistics = False, {}
@@ -360,7 +361,7 @@ class TrainSession:
             data_digest=self._training.digest if step == self._since_step and part.reads_data else None,
             dataset_size=self._training.dataset_size if part.reads_data else None,
             switch=self._switch_report,
-            links=part.actions.driver.link_reports() if part.actions.driver else (),
+            links=part.actions.driver.local.reports() if part.actions.driver else (),
             kept=tuple(kept.ward for kept in self._keeping.whole),
         )
 

@@ -24,7 +24,11 @@ def with_own_functions(spec: ModelSpec, own: Sequence[str]) -> ModelSpec:
         ConfigError: the program was not started with such a function; or the model says nothing of the file that its
             function, or its loss, was in.
     """
-    _check_digests(spec)
+    loss, digest = spec.config.get("loss"), spec.config.get("loss_sha256")
+    digests = ((spec.source, spec.source_sha256), *([(loss, digest)] if loss is not None else []))
+    for what, sha256 in digests if spec.family == "factory" else ():
+        if not isinstance(sha256, str) or len(sha256) != _DIGITS:
+            raise ConfigError(f"model {spec.name}: the SHA-256 of {what}'s file is not known; profile and plan again")
     for named in user_functions(spec):
         found = next((function for function in own if _key(function) == _key(named)), None)
         if found is None:
@@ -39,15 +43,6 @@ def with_own_functions(spec: ModelSpec, own: Sequence[str]) -> ModelSpec:
         else:
             spec = replace(spec, config={**spec.config, "loss": found})
     return spec
-
-
-def _check_digests(spec: ModelSpec) -> None:
-    if spec.family != "factory":
-        return
-    loss, digest = spec.config.get("loss"), spec.config.get("loss_sha256")
-    for what, sha256 in ((spec.source, spec.source_sha256), *([(loss, digest)] if loss is not None else [])):
-        if not isinstance(sha256, str) or len(sha256) != _DIGITS:
-            raise ConfigError(f"model {spec.name}: the SHA-256 of {what}'s file is not known; profile and plan again")
 
 
 def _key(function: str) -> str:

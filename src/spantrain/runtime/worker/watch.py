@@ -120,16 +120,12 @@ class Watch:
             self._until_s = now_s + (patience_s or 0.0)
         if patience_s is None:
             return None
-        if self._order_id is not None:
-            self._end_waits(now_s)
-        return self._until_s - now_s
-
-    def _end_waits(self, now_s: float) -> None:
         busy = self._interrupter is not None and self._interrupter.is_alive()
-        if not busy and now_s - self._interrupted_s >= _AGAIN_S:
+        if self._order_id is not None and not busy and now_s - self._interrupted_s >= _AGAIN_S:
             self._interrupted_s = now_s
             self._interrupter = threading.Thread(target=self._interrupt, name="interrupt", daemon=True)
             self._interrupter.start()
+        return self._until_s - now_s
 
 
 _OWN_FILES = Path("/proc/self/fd")

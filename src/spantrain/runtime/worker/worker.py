@@ -182,7 +182,9 @@ class Worker:
             self._say_goodbye(error)
             if self._stopped is not None:
                 raise Interrupted(f"{self._name}: {self._stopped}; its name is free") from None
-            if self._fault is not None or not self._goes_on_after(error):
+            # The coordinator is lost, or it, or another in its place, knows this worker no more.
+            gone = isinstance(error, PeerLostError) and heartbeats.coordinator_lost is not None
+            if self._fault is not None or not (self._keeps and (gone or isinstance(error, RemoteRefusal))):
                 raise
             self._come_back(error)
             return True
@@ -194,11 +196,6 @@ class Worker:
     def _keeps(self) -> bool:
         """Whether this worker keeps what it holds of a run for a coordinator that comes back."""
         return self._settings.keep_s > 0 and self._orders.held is not None
-
-    def _goes_on_after(self, error: BaseException) -> bool:
-        """Whether to join again: the coordinator is lost, or it, or another in its place, knows this worker no more."""
-        gone = isinstance(error, PeerLostError) and self._heartbeats.coordinator_lost is not None
-        return self._keeps and (gone or isinstance(error, RemoteRefusal))
 
     def _come_back(self, lost: BaseException) -> None:
         """Join again, with what is held.
@@ -222,7 +219,7 @@ class Worker:
                     raise PeerLostError(f"{lost}; it did not come back within {keep_s:.0f} s: {error}") from None
                 self._to_stop.wait(_AGAIN_S)
             else:
-                self._orders.use(self._control)
+                self._orders.control = self._control
                 _log.warning("%s: the coordinator is back", self._name)
                 return
 

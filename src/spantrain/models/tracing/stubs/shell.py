@@ -1,4 +1,4 @@
-"""A model without its weights, whose forward runs with stubs in the place of the blocks of other units.
+"""Units that run the unedited model's own forward, in a shell without weights: stubs are in the place of other blocks.
 
 The model's own code and objects stay as they are, so that hooks, closures and whatever else refers to them still do.
 Weights that a unit does not hold are zeros without memory: what is made of them is never used.
@@ -16,11 +16,15 @@ import torch
 from torch import Tensor, nn
 
 from spantrain.errors import ConfigError
-from spantrain.models.tracing.stubs.calls import Calls
+from spantrain.models.randomness.places import START
+from spantrain.models.tracing.batch import Loss, ModelBatch, call_named, picked, taken_names
+from spantrain.models.tracing.factory import calls_compiled
+from spantrain.models.tracing.stubs.calls import Calls, Row
 from spantrain.models.tracing.stubs.cut import StubPart
 from spantrain.models.tracing.stubs.template import given_again, made, part_at
 from spantrain.models.tracing.tape import Samples, StandIn, UnitDevice, Value
-from spantrain.models.tracing.unit import stand_in
+from spantrain.models.tracing.unit import BroughtUnit, carried_line, stand_in
+from spantrain.models.units import Rows
 
 
 class _PassEnded(BaseException):
@@ -146,7 +150,10 @@ class Shell:
     def run(self, run: StubRun, /, *args: Any, **kwargs: Any) -> Any:
         """Run the forward for a unit; return what it returned, or None where the pass ended before."""
         self._move(run.place)
-        self._set_mode(trains=run.trains)
+        if run.trains != self._trains:  # modules that no unit holds are as they are while the model trains, or not
+            self._trains = run.trains
+            for module, path in self._own:
+                module.training = run.trains and path in self._trained
         self._now.run, self._latest = run, run
         try:
             return self._root(*args, **kwargs)
@@ -157,23 +164,19 @@ class Shell:
 
     def _dispatched(self, path: str, *args: Any, **kwargs: Any) -> Any:
         run: StubRun | None = getattr(self._now, "run", None)
-        if run is None:
-            return self._again(path)(*args, **kwargs)
+        if run is None:  # a backward pass runs it again, since the model's own code does so
+            used = self._used.get(path, set())
+            if len(used) != 1:
+                raise ConfigError(
+                    f"{path} is run again by the model's own code (torch.utils.checkpoint), and {len(used)} copies of "
+                    "it are in use; leave that out: the plan says what is run again"
+                )
+            return next(iter(used))(*args, **kwargs)
         if path in self.fixed:
             return run.child(path)(*args, **kwargs)
         if run.part.first <= run.done < run.part.end:
             self._used.setdefault(path, set()).add(run.child(path))
         return run.call(path, args, kwargs)
-
-    def _again(self, path: str) -> nn.Module:
-        """Return the module that a backward pass runs again, since the model's own code does so."""
-        used = self._used.get(path, set())
-        if len(used) != 1:
-            raise ConfigError(
-                f"{path} is run again by the model's own code (torch.utils.checkpoint), and {len(used)} copies of it "
-                "are in use; leave that out: the plan says what is run again"
-            )
-        return next(iter(used))
 
     @staticmethod
     def _others(
@@ -222,14 +225,6 @@ class Shell:
                 module._modules[name] = _twin(child)
                 self._empty(module._modules[name])  # type: ignore[arg-type]
 
-    def _set_mode(self, *, trains: bool) -> None:
-        """Have modules that no unit holds be as they are while the model trains, or in evaluation mode."""
-        if trains == self._trains:
-            return
-        self._trains = trains
-        for module, path in self._own:
-            module.training = trains and path in self._trained
-
     def _move(self, place: torch.device) -> None:
         """Put zeros of the same shapes in the places of weights, on the device that the unit is on."""
         if place == self._place:
@@ -260,3 +255,61 @@ def _twin(module: nn.Module) -> nn.Module:
     if isinstance(own, MethodType) and own.__self__ is module:
         twin.__dict__["forward"] = MethodType(own.__func__, twin)
     return twin
+
+
+class StubbedUnit(BroughtUnit):
+    """The modules that the forward calls for this unit, and weights outside of those that it needs.
+
+    The rest of the model is its shell, which all units that are built together have in common.
+    """
+
+    _start = START
+
+    def __init__(
+        self, name: str, part: StubPart, calls: Calls, shell: Shell, batch: ModelBatch, loss: Loss, *, model: str
+    ) -> None:
+        """Take what the part needs out of a shell; `batch` is an example, `model` a name for messages."""
+        super().__init__(name, part, loss if part.end == len(calls.calls) else None)
+        self._part, self._calls, self._shell, self._model = part, calls, shell, model
+        self._batch, self._names = batch.resized(1), taken_names(batch, loss)
+        self.around = shell.names
+        for path in (*part.modules, *shell.fixed):
+            self._hold(f"m{len(self.prefixes)}", path, shell.children[path])
+        buffers = [full for full in shell.tensors if full not in calls.direct]
+        for full in (*part.weights, *buffers):
+            self._hold_weight(full, shell.tensors[full])
+        self._has = {*part.weights, *buffers}
+        self._calls_compiled = calls_compiled(self)
+        self._read(part.reads, counts=batch.counts_labels)
+        self.eval()
+
+    def extra_repr(self) -> str:
+        """List what comes in, the calls, and what goes out, with values numbered from the unit's own first one."""
+        part, numbers = self._part, dict[int, int]()
+        lines = [f"takes {carried_line(part.takes, numbers)}", f"reads {part.reads}"]
+        lines += [self._local[call.path] for call in self._calls.calls[part.first : part.end]]
+        return "\n".join((*lines, f"gives {carried_line(part.gives, numbers)}"))
+
+    def _result(self, found: dict[int, Tensor], rows: Rows, samples: int, place: torch.device) -> Any:
+        run = StubRun(
+            name=self._model,
+            calls=self._calls,
+            part=self._part,
+            child=lambda path: self.get_submodule(self._local[path]),
+            tensor=lambda full: self._weight(full) if full in self._has else None,
+            found=found,
+            samples=samples,
+            place=place,
+            trains=self.training,
+        )
+        given = {number: self._row(number, rows, run) for number in self._names}
+        result = call_named(partial(self._shell.run, run), given, self._names)
+        return None if self._loss is None else picked(self._loss, result, f"model {self._model}")
+
+    def _row(self, number: int, rows: Rows, run: StubRun) -> Tensor:
+        """Return what the model is given; what is not needed in this unit is zeros."""
+        tensor = rows.get(number)
+        if tensor is None:
+            example = self._batch.rows[number]
+            tensor = stand_in(StandIn((run.samples, *example.shape[1:]), example.dtype), run.samples, run.place)
+        return tensor.clone() if Row(number) in self._calls.written_into else tensor
