@@ -78,6 +78,8 @@ def desk(home) -> Iterator[Sequence[str]]:
     """The words before a command at the desk, from which `ssh lab` leads to another machine."""
     if why_unavailable() is not None:
         pytest.skip(why_unavailable())
+    if shutil.which("nvidia-smi"):
+        pytest.skip("the tutorial's machines have no GPU, and this one has")
     cluster = Cluster(
         name="places", kinds=(), devices=(),
         sites=tuple(Site(name=one, hosts=(one,), bandwidth_bytes_per_s=1.25e8, latency_s=1e-4) for one in PLACES),
