@@ -23,6 +23,8 @@ from spantrain.app.reporter import SilentReporter
 from spantrain.config.cluster_file import parse_cluster
 from spantrain.errors import ConfigError, PeerLostError
 from spantrain.reach.code import PackedCode
+from spantrain.transport.control.address import Address
+from spantrain.transport.relay.protocol import RelayAccess
 from testing.machines import tool
 from testing.patience import PATIENCE_S
 
@@ -41,6 +43,7 @@ sites:
 links: [{between: all, bandwidth: 100 Mbit/s, latency: 10 ms}]
 """
 JOIN, TOKEN = "10.0.0.5:7000", "st1secret"
+RELAY = RelayAccess(address=Address.parse("10.0.0.9:9000"), token="r" * 32)
 
 
 class Told(SilentReporter):
@@ -120,6 +123,24 @@ def test_a_worker_has_its_words_and_finds_functions_in_the_code(wanted, options)
         ConfigError, match=r"net.py:make: workers call it, and it is not in what is copied; give --code"
     ):
         replace(options, code=None).worker_words(wanted, box)
+
+
+def test_who_can_only_dial_out_is_given_the_relay_and_its_token_as_the_other_one(wanted, options, written):
+    behind = replace(options, relays={"Field.2": RELAY})
+    words = {name: behind.worker_words(wanted, device) for name, device in wanted.cluster.device_by_name.items()}
+    assert {name for name, found in words.items() if "--relay" in found} == {"box"}
+    assert words["box"][words["box"].index("--relay") + 1] == "10.0.0.9:9000"
+    written(SlurmWay(options=behind, only_writes=True))
+    folder = wanted.log_folder.parent / "launch"
+    assert (
+        (folder / "token.env").read_text().endswith(f"SPANTRAIN_TOKEN={TOKEN}\nSPANTRAIN_RELAY_TOKEN={RELAY.token}\n")
+    )
+    assert "--relay 10.0.0.9:9000" in (folder / "Field.2.sbatch").read_text()
+    assert all(RELAY.token not in path.read_text() for path in folder.glob("*.sbatch"))
+    task = SkypilotWay(options=behind).task(wanted, "Field.2")
+    assert task["secrets"].keys() == {"SPANTRAIN_JOIN", "SPANTRAIN_TOKEN", "SPANTRAIN_RELAY_TOKEN"}
+    with pytest.raises(ConfigError, match=r"--relay Field=\.\.\.: .*did you mean Field.2"):
+        SlurmWay(options=replace(options, relays={"Field": RELAY})).prepare(wanted, Told())
 
 
 def test_hosts_are_called_as_the_cluster_file_says(wanted, options):

@@ -19,6 +19,9 @@ TRAIN = ("--", "train", "plan.json")
         (("--ssh", "--env", "A", *TRAIN), ("--env A: write NAME=VALUE, or HOST:NAME=VALUE",)),
         (("--ssh", "--option", "-o 'x", *TRAIN), ("--option -o 'x: No closing quotation",)),
         (("--ssh", "--code", "nowhere", *TRAIN), ("--code nowhere: is no folder and no wheel",)),
+        (("--ssh", "--relay", "home=nowhere", *TRAIN), ("--relay: ", "nowhere")),
+        (("--ssh", "--relay", "10.0.0.1:9000", *TRAIN), ("--relay: give the relay's token in SPANTRAIN_RELAY_TOKEN",)),
+        (("--ssh", "--relay", "10.0.0.1:9000", *TRAIN, "--insecure"), ("--relay: takes only what is encrypted",)),
         (("--ssh", *TRAIN), ("plan.json: there is no such file",)),
     ],
 )

@@ -109,6 +109,9 @@ def test_a_sentence_for_each_site(case: Callable[..., Profile]) -> None:
     reasons = auto(request)[0].reasons
     assert reasons[0].startswith("a is in with")
     assert reasons[1] == "b is out: it was to be left out."
+    kept = auto(request_of(case(), constraints=Constraints(keep=("b0",))))[0].reasons
+    assert kept[1].startswith("b is in with")
+    assert "): it was to be kept." in kept[1]
 
 
 def test_nothing_fits(case: Callable[..., Profile]) -> None:

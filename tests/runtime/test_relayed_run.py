@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from spantrain.config.cluster_file import parse_cluster
 from spantrain.core.plan import Plan
 from spantrain.core.span import Span
+from testing.machines import interpreter, ssh_config
 from testing.namespaces import inside, three_places
 from testing.programs import Program, nothing_is_left, programs, written
 
@@ -94,3 +96,33 @@ def test_two_sites_that_cannot_reach_each_other_train_as_one(start, plan_path, t
     }
     assert len(news) == 6
     assert news[-1]["bytes"] > 10_000
+
+
+@pytest.mark.root
+def test_workers_that_launch_starts_are_given_the_relay(start, plan_path, tmp_path, plain_processes):
+    """Their machines cannot reach each other; ssh leads there, as through jump hosts. No command line has the token."""
+    tokens, out = tmp_path / "relay.tokens", tmp_path / "far"
+    tokens.write_text(f"us {TOKEN}\n")
+    tokens.chmod(0o600)
+    with three_places(tmp_path, forwards=False) as (a, r, b):
+        server = start(
+            "relay", "--listen", "0.0.0.0:9000", "--ports", "7000-7009", "--token-file", tokens, before=inside(r)
+        )
+        config = ssh_config(tmp_path, {"s0r0": inside(a), "s1r0": inside(b)})
+        relay = ("--relay", "10.77.1.1:9000")
+        program = start(
+            "launch", "--ssh", "--option", f"-F {config}", "--python", interpreter(tmp_path), *relay, "--",
+            "train", plan_path, "--steps", "3", "--out", out, "--listen", "10.77.1.2:7000", *relay,
+            before=inside(a), SPANTRAIN_RELAY_TOKEN=TOKEN,
+        )  # fmt: skip
+        program.wait_to_hear("has joined, 2 of 2")
+        lines = [words for one in psutil.process_iter(["cmdline"]) if (words := one.info["cmdline"])]
+        assert [words for words in lines if any(TOKEN in word for word in words)] == []
+        assert sum("--relay" in words and "worker" in words for words in lines) == 2
+        ended_well(program)
+        server.process.send_signal(signal.SIGINT)
+        server.end()
+        news = server.temporary.with_name(f"{server.temporary.name}.out").read_text()
+    assert len(losses(out)) == 3
+    assert "us: 10.77.2.2 has joined, port 7009" in news or "us: 10.77.2.2 has joined, port 7008" in news
+    assert TOKEN not in "".join(path.read_text() for path in (out / "logs").iterdir())

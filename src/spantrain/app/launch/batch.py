@@ -9,7 +9,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 
-from spantrain.app.launch.way import LaunchWay, StartedWorkers, WantedWorkers
+from spantrain.app.launch.way import LaunchWay, StartedWorkers, WantedWorkers, joining
 from spantrain.app.reporter import Reporter
 from spantrain.config.files.text_files import write_atomically
 from spantrain.errors import UsageError, WorkerError
@@ -54,7 +54,8 @@ class BatchWorkers(StartedWorkers):
     def start(self, join: str, token: str) -> None:
         """Write where to join, submit all jobs, and look after them; only write it, if that is wanted."""
         self.wanted.log_folder.mkdir(parents=True, exist_ok=True)
-        told = f"SPANTRAIN_JOIN={join}\nSPANTRAIN_TOKEN={token}\n"
+        relay = next(iter(self.way.options.relays.values()), None)
+        told = "".join(f"{name}={value}\n" for name, value in joining(join, token, relay).items())
         for folder in self.token_folders():
             make_private_folder(folder)
             write_atomically(folder / TOKEN_FILE, told, private=True)

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from spantrain.app.launch.way import LaunchWay, StartedWorkers, WantedWorkers
+from spantrain.app.launch.way import LaunchWay, StartedWorkers, WantedWorkers, joining
 from spantrain.app.reporter import Reporter
 from spantrain.core.cluster import Host
 from spantrain.errors import ConfigError, PeerLostError
@@ -90,7 +90,7 @@ class RayWorkers(StartedWorkers):
         code = self._way.options.code
         actor = self._ray.remote(WorkerActor)
         for number, device in enumerate(devices):
-            own = self._way.options.environment_at((device.host, device.site))
+            place, options = (device.host, device.site), self._way.options
             gpus = int("GPU" in bundles[number])
             strategy = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=number)
             placed = actor.options(
@@ -100,8 +100,9 @@ class RayWorkers(StartedWorkers):
                 max_restarts=self._way.restarts,
                 max_task_retries=self._way.restarts,
             )
-            told = {**own, "SPANTRAIN_JOIN": join, "SPANTRAIN_TOKEN": token, "PYTHONUNBUFFERED": "1"}
-            python = self._way.options.python_at((device.host, device.site), "")
+            told = options.environment_at(place) | joining(join, token, options.relay_at(place))
+            told["PYTHONUNBUFFERED"] = "1"
+            python = options.python_at(place, "")
             self._actors[device.name] = placed.remote(python, self._words[device.name], told, self.wanted.data, code)
         self._thread.start()
 

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import yaml
 
 from spantrain.app.launch.batch import TOKEN_FILE, BatchWorkers
-from spantrain.app.launch.way import LaunchWay, WantedWorkers
+from spantrain.app.launch.way import LaunchWay, WantedWorkers, joining
 from spantrain.app.reporter import Reporter
 from spantrain.config.files.text_files import write_atomically
 from spantrain.core.cluster import Device
@@ -58,7 +58,7 @@ class SkypilotWay(LaunchWay):
                 **({"image_id": f"docker:{self.options.image}"} if self.options.image else {}),
             },
             **({"workdir": str(code.root)} if code else {}),
-            "secrets": {"SPANTRAIN_JOIN": None, "SPANTRAIN_TOKEN": None},
+            "secrets": dict.fromkeys(joining("", "", next(iter(self.options.relays.values()), None))),
             "run": "\n".join(self._run(wanted, site)) + "\n",
         }
 

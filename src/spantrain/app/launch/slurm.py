@@ -77,19 +77,8 @@ class SlurmWay(LaunchWay):
                     own = (f"{name}={value}" for name, value in self.options.environment_at(place).items())
                     log = str(jobs.log_of(device.name).resolve()).replace("%", "%%")
                     words = [self.options.python_at(place), *self.options.worker_words(wanted, device)]
-                    begin = shlex.join(
-                        [
-                            "worker",
-                            part,
-                            f"--gpus-per-node={gpus}" if gpus else "--quiet",
-                            host,
-                            log,
-                            "env",
-                            *own,
-                            "bash",
-                            "-c",
-                        ]
-                    )
+                    share = f"--gpus-per-node={gpus}" if gpus else "--quiet"
+                    begin = shlex.join(["worker", part, share, host, log, "env", *own, "bash", "-c"])
                     yield f'{begin} "$check" worker {shlex.join(words)}'
 
     def _check(self, data: Sequence[str]) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
-from spantrain.app.launch.way import LaunchWay, StartedWorkers, WantedWorkers
+from spantrain.app.launch.way import LaunchWay, StartedWorkers, WantedWorkers, joining
 from spantrain.app.reporter import Reporter
 from spantrain.core.cluster import Device
 from spantrain.core.names import few
@@ -68,12 +68,8 @@ class SshWay(LaunchWay):
             words += ["--gpus=all"]
         for path in wanted.data:
             words += ["--mount", f"type=bind,readonly,source={path},target={path}"]
-        return [
-            *words,
-            "--mount",
-            "type=volume,source=spantrain-code,target=/root/.cache/spantrain",
-            self.options.image,
-        ]
+        words += ["--mount", "type=volume,source=spantrain-code,target=/root/.cache/spantrain"]
+        return [*words, self.options.image]
 
 
 class SshWorkers(StartedWorkers):
@@ -85,7 +81,7 @@ class SshWorkers(StartedWorkers):
         self._words = words
         self._machines: dict[str, KeptMachine] = {}
         self._logs = _Logs(self.log_of)
-        self._told: dict[str, str] = {}
+        self._join = self._token = ""
         self._starts: Counter[str] = Counter()
 
     def reach(self) -> None:
@@ -127,7 +123,7 @@ class SshWorkers(StartedWorkers):
 
     def start(self, join: str, token: str) -> None:
         """Start all workers; each says itself that it joins."""
-        self._told = {"SPANTRAIN_JOIN": join, "SPANTRAIN_TOKEN": token, "PYTHONUNBUFFERED": "1"}
+        self._join, self._token = join, token
 
         def on_host(host: str, machine: KeptMachine) -> None:
             for device in self.wanted.by_host[host]:
@@ -147,9 +143,10 @@ class SshWorkers(StartedWorkers):
         return dict(zip(self._machines, done, strict=True))
 
     def _start(self, device: Device, machine: KeptMachine) -> None:
-        words, own = self._words[device.name], self._way.options.environment_at((device.host, device.site))
+        words, place, options = self._words[device.name], (device.host, device.site), self._way.options
+        told = joining(self._join, self._token, options.relay_at(place)) | {"PYTHONUNBUFFERED": "1"}
         self._logs.write(device.name, f"{_now()} on {machine.machine}: {machine.machine.python} {shlex.join(words)}")
-        machine.start(device.name, words, {**own, **self._told})
+        machine.start(device.name, words, options.environment_at(place) | told)
 
     def _heard_end(self, device: str, how: str) -> None:
         last, left = self._logs.last_line(device), how.endswith("status 0")

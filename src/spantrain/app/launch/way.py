@@ -14,6 +14,7 @@ from spantrain.core.names import file_stem, unknown_name
 from spantrain.errors import ConfigError
 from spantrain.reach.code import PackedCode
 from spantrain.runtime.coordinator.starter import WorkerStarter, join_command
+from spantrain.transport.relay.protocol import RelayAccess
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +57,8 @@ class LaunchOptions:
     """The interpreter that has SpanTrain."""
     environment: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """Variables of workers."""
+    relays: Mapping[str, RelayAccess] = field(default_factory=dict)
+    """What those dial that can only dial out; all with one token."""
     words: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Further words for the tool that starts them."""
     image: str | None = None
@@ -68,7 +71,9 @@ class LaunchOptions:
             ConfigError: one is not.
         """
         known = ("", *cluster.host_by_name, *cluster.site_by_name)
-        for option, table in (("--python", self.python), ("--env", self.environment), ("--option", self.words)):
+        for option, table in (
+            ("--python", self.python), ("--env", self.environment), ("--relay", self.relays), ("--option", self.words),
+        ):  # fmt: skip
             for name in table:
                 if name not in known:
                     raise ConfigError(f"{option} {name}=...: {unknown_name('the host or site', name, known[1:])}")
@@ -83,6 +88,10 @@ class LaunchOptions:
         for name in ("", *reversed(place)):
             found |= self.environment.get(name, {})
         return found
+
+    def relay_at(self, place: Sequence[str]) -> RelayAccess | None:
+        """Return the relay of the first of some hosts and sites of which one is said; None: others can dial them."""
+        return next((self.relays[name] for name in (*place, "") if name in self.relays), None)
 
     def words_at(self, place: Sequence[str]) -> tuple[str, ...]:
         """Return the further words for some hosts and sites, those for all first."""
@@ -101,6 +110,8 @@ class LaunchOptions:
         words += ["--keep", "0"]  # it ends with whoever started it
         if (address := wanted.cluster.host_by_name[device.host].address) is not None:
             words += ["--data-address", address]
+        if (relay := self.relay_at((device.host, device.site))) is not None:
+            words += ["--relay", str(relay.address)]
         if not wanted.encrypted:
             words.append("--insecure")
         for function in wanted.functions:
@@ -117,6 +128,12 @@ class LaunchOptions:
                 f"{function}: workers call it, and it is not in what is copied; give --code with its folder"
             )
         return f"{inside}:{name}"
+
+
+def joining(join: str, token: str, relay: RelayAccess | None) -> dict[str, str]:
+    """Return the variables by which a worker joins: on its command line others could see them."""
+    through = {} if relay is None else {"SPANTRAIN_RELAY_TOKEN": relay.token}
+    return {"SPANTRAIN_JOIN": join, "SPANTRAIN_TOKEN": token, **through}
 
 
 class StartedWorkers(WorkerStarter, ABC):

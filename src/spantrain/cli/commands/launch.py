@@ -56,6 +56,13 @@ class LaunchArguments:
         list[str] | None,
         typer.Option(help="[HOST or SITE=]WORD for ssh, sbatch, kubectl, e.g. lab=--partition=gpu; repeatable."),
     ] = None
+    relay: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="[HOST or SITE=]HOST:PORT of a `spantrain relay` that workers there dial, who can only dial out; its "
+            "token: SPANTRAIN_RELAY_TOKEN; repeatable."
+        ),
+    ] = None
     image: Annotated[str | None, typer.Option(help="Of a container that has SpanTrain.")] = None
     restarts: Annotated[
         int, typer.Option(help="How often a worker that fails is started again, with --ssh, --docker or --ray.", min=0)
@@ -73,7 +80,7 @@ def launch(asked: LaunchArguments, context: typer.Context) -> None:
     words = asked.command[1:] if asked.command[0] == "spantrain" else list(asked.command)
     if not words or words[0] not in _COMMANDS:
         raise ConfigError(f"launch: give `-- train ...` or `-- profile ...` behind its options, got {words[:1]}")
-    way = _way(asked, _own_words(asked, given_options(context)))
+    way = _way(asked, _own_words(asked, given_options(context)), encrypted="--insecure" not in words)
     if way.only_writes and (words[0] != "train" or "--overwrite" in words):
         raise ConfigError("--dry-run: goes with `train`, and without --overwrite: what is written is of one new run")
     if not any(word.partition("=")[0] == "--listen" for word in words):
@@ -84,7 +91,7 @@ def launch(asked: LaunchArguments, context: typer.Context) -> None:
         typer.echo(f"Then start the coordinator that the workers join: {shlex.join(['spantrain', *words])}")
 
 
-def _way(asked: LaunchArguments, command: tuple[str, ...]) -> "LaunchWay":
+def _way(asked: LaunchArguments, command: tuple[str, ...], *, encrypted: bool) -> "LaunchWay":
     """Return how workers are started.
 
     Raises:
@@ -108,7 +115,7 @@ def _way(asked: LaunchArguments, command: tuple[str, ...]) -> "LaunchWay":
         raise ConfigError(f"--restarts: goes with --ssh, --docker and --ray, not with --{name}")
     if asked.dry_run and name in ("ssh", "docker", "ray"):
         raise ConfigError(f"--dry-run: --{name} writes no files; leave it out")
-    options = _options(asked)
+    options = _options(asked, encrypted=encrypted)
     match name:
         case "slurm":
             return SlurmWay(options=options, command=command, only_writes=asked.dry_run)
@@ -121,8 +128,9 @@ def _way(asked: LaunchArguments, command: tuple[str, ...]) -> "LaunchWay":
     return SshWay(options=options, command=command, restarts=asked.restarts)
 
 
-def _options(asked: LaunchArguments) -> "LaunchOptions":
+def _options(asked: LaunchArguments, *, encrypted: bool) -> "LaunchOptions":
     from spantrain.app.launch.way import LaunchOptions
+    from spantrain.app.relay import relay_access
     from spantrain.reach.code import PackedCode
 
     environment: dict[str, dict[str, str]] = {}
@@ -138,10 +146,12 @@ def _options(asked: LaunchArguments) -> "LaunchOptions":
             words[place] = (*words.get(place, ()), *shlex.split(text))
         except ValueError as error:
             raise ConfigError(f"--option {text}: {error}") from None
+    relays = {place: relay_access(text, encrypted=encrypted) for place, text in map(_placed, asked.relay or ())}
     return LaunchOptions(
         code=PackedCode.of(asked.code) if asked.code else None,
         python=dict(map(_placed, asked.python or ())),
         environment=environment,
+        relays={place: relay for place, relay in relays.items() if relay is not None},
         words=words,
         image=asked.image,
     )

@@ -85,6 +85,8 @@ class _Reasons:
         head = f"{site} is in with {len(used)} of {len(here)} devices (units {', '.join(stages)}): "
         if allowed <= here:
             why = "it is the only site."
+        elif {site, *here} & {*self.request.constraints.keep}:
+            why = "it was to be kept."
         else:
             why = self._compared(lambda devices: not set(devices) & here, "without it")
         if len(used) == len(here & allowed):
