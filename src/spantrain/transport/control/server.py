@@ -187,10 +187,7 @@ class ControlServer:
         self._control_server = RpcServer(
             identity=credentials.identity,
             client_root_pem=credentials.authority.certificate_pem,
-            methods={
-                PRESENCE: self._hold_line,
-                **{name: functools.partial(self._answer_call, name) for name in self._calls.methods},
-            },
+            methods=self._methods(),
             max_threads=_CALLS_PER_PEER * max_peers + _SPARE_THREADS,
             receive_limit_bytes=MESSAGE_LIMIT_BYTES,
         )
@@ -261,6 +258,10 @@ class ControlServer:
     def nudge(self, names: Collection[str]) -> None:
         """Have some members' next heartbeats come at once: there is news for them."""
         self._calls.nudge(names)
+
+    def _methods(self) -> dict[str, Method]:
+        calls = {name: functools.partial(self._answer_call, name) for name in self._calls.methods}
+        return {PRESENCE: self._hold_line, **calls}
 
     def _answer_join(self, body: bytes, context: grpc.ServicerContext) -> bytes:
         assert self._control is not None
