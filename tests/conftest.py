@@ -9,7 +9,7 @@ Examples are the same in every run, so that a change is never refused for an exa
 
 import gc
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -51,19 +51,25 @@ def pytest_configure(config: pytest.Config) -> None:
         preloaded.start()  # one for all test workers
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collect_file() -> Generator[None, list[pytest.Collector], list[pytest.Collector]]:
+    """No test has examples in its docstrings, and to look for them takes long."""
+    found = yield
+    return [one for one in found if type(one) is pytest.Module]
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
     gc.freeze()
     gc.enable()
 
 
 SIZES = (1, 2, 4, 8, 16, 32)
+_GRAPHS: dict[str, UnitGraph] = {}
 
 
 def profile_by_law(cluster: Cluster, model: ModelSpec, dtype: str = "float32") -> Profile:
     """The profile that emulated devices of this cluster have by the law of their kinds, on links as described."""
-    from spantrain.models.graph import build_graph  # torch and transformers, for those who ask
-
-    graph = build_graph(model)
+    graph = _graph_of(model)
     return Profile(
         cluster=cluster,
         model=model,
@@ -79,6 +85,15 @@ def profile_by_law(cluster: Cluster, model: ModelSpec, dtype: str = "float32") -
         ),
         provenance=PROVENANCE,
     )
+
+
+def _graph_of(model: ModelSpec) -> UnitGraph:
+    from spantrain.models.graph import build_graph  # torch and transformers, for those who ask
+
+    text = repr(model)  # with the digest of a user's own code
+    if text not in _GRAPHS:
+        _GRAPHS[text] = build_graph(model)
+    return _GRAPHS[text]
 
 
 def _timings(cluster: Cluster, graph: UnitGraph, dtype: str) -> tuple[UnitTiming, ...]:

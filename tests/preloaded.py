@@ -11,6 +11,7 @@ import contextlib
 import gc
 import json
 import os
+import pickle
 import runpy
 import select
 import signal
@@ -25,15 +26,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from testing.patience import PATIENCE_S
+from testing.patience import PATIENCE_S, until
 
 ADDRESS = "SPANTRAIN_TESTS_PRELOADED"
 """Of the server's socket, in the environment of all that was started; empty: nothing is forked."""
+_PACKAGES = ("spantrain", "spantrain_studies")
 _python = subprocess.Popen
 
 
 class _Popen(subprocess.Popen):
-    """Forks `python -m spantrain...` and `python FILE.py`; starts all else as ever."""
+    """Forks `python -m spantrain...`, of the studies, too, and `python FILE.py`; starts all else as ever."""
 
     _server: socket.socket | None = None
     _status: int | None = None
@@ -58,11 +60,12 @@ class _Popen(subprocess.Popen):
             errwrite,
         ) = others[:15]
         words = [args] if isinstance(args, str | bytes | os.PathLike) else [os.fspath(word) for word in args]
-        if executable or before or files or shell or not _is_forked(words):
+        variables = os.environ if env is None else env
+        if executable or before or files or shell or not _is_forked(words) or "PYTHONMALLOC" in variables:
             super()._execute_child(args, *others)
             return
         standard = [own if own >= 0 else usual for own, usual in ((p2cread, 0), (c2pwrite, 1), (errwrite, 2))]
-        environment = {**(os.environ if env is None else env), ADDRESS: start()}
+        environment = {**variables, ADDRESS: start()}
         self._server = _asked({"words": words[1:], "cwd": os.fspath(cwd or Path.cwd()), "env": environment}, standard)
         self._child_created = True
         self.pid = json.loads(self._server.recv(64))
@@ -95,21 +98,25 @@ def install() -> None:
 
 
 def spawn(function: Callable[..., None], args: tuple[Any, ...], nprocs: int) -> None:
-    """As `torch.multiprocessing.spawn`, by a process that has torch loaded."""
-    import multiprocessing
-
-    from torch.multiprocessing import start_processes
-
-    multiprocessing.set_forkserver_preload(
-        ["torch.nn.parallel", "torch.distributed.fsdp", "torch.distributed.tensor", "torch.distributed.pipelining"]
-    )
-    start_processes(function, args=args, nprocs=nprocs, start_method="forkserver")
+    """Call `function(number, *args)` in so many processes, each by a module that it finds; all must end well."""
+    with tempfile.TemporaryDirectory() as folder:
+        task = Path(folder) / "task"
+        task.write_bytes(pickle.dumps((function, args)))
+        words = [sys.executable, str(Path(__file__).with_name("spawned.py")), str(task)]
+        processes = [subprocess.Popen([*words, str(number)]) for number in range(nprocs)]
+        try:
+            until(lambda: any(process.poll() for process in processes) or None not in [p.poll() for p in processes])
+            assert [process.poll() for process in processes] == [0] * nprocs, "what they said is on standard error"
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
 
 
 def _is_forked(words: list[Any]) -> bool:
     if len(words) < 2 or words[0] != sys.executable or not os.environ.get(ADDRESS, "-"):
         return False
-    return words[1].endswith(".py") or (words[1] == "-m" and words[2].partition(".")[0] == "spantrain")
+    return words[1].endswith(".py") or (words[1] == "-m" and words[2].partition(".")[0] in _PACKAGES)
 
 
 def _asked(request: dict[str, Any], files: list[int]) -> socket.socket:
@@ -162,6 +169,9 @@ def _serve(address: str) -> None:
     from spantrain.runtime.launch import fork_server
 
     fork_server.load()
+    import torch.distributed.fsdp
+    import torch.distributed.tensor  # noqa: F401
+
     import spantrain.cli.main  # noqa: F401
 
     gc.freeze()  # what is loaded stays, and its pages stay shared
@@ -202,7 +212,6 @@ def _fork(asker: socket.socket, children: dict[int, socket.socket]) -> bool:
     if pid:
         for file in files[1:]:
             os.close(file)
-        asker.send(json.dumps(pid).encode())
         children[pid] = asker
         return True
     os.setsid()
@@ -211,10 +220,11 @@ def _fork(asker: socket.socket, children: dict[int, socket.socket]) -> bool:
     for place, file in enumerate(files[1:]):
         os.dup2(file, place)
         os.close(file)
-    asker.close()
     os.environ.clear()
     os.environ.update(request["env"])
     os.chdir(request["cwd"])
+    asker.send(json.dumps(os.getpid()).encode())  # as late as a new process begins
+    asker.close()
     tempfile.tempdir = None
     sys.argv = request["words"]
     return False
@@ -234,7 +244,8 @@ def _reap(children: dict[int, socket.socket]) -> None:
 def _become(words: list[str]) -> None:
     """Do what Python does with such words."""
     warnings.simplefilter("ignore", RuntimeWarning)  # the module was loaded before
-    del sys.path[0]  # tests/
+    added = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[:1] = [path for path in added if path and path not in sys.path]  # in the place of tests/
     if words[0] == "-m":
         sys.argv = words[1:]
         install()
