@@ -64,12 +64,13 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 SIZES = (1, 2, 4, 8, 16, 32)
-_GRAPHS: dict[str, UnitGraph] = {}
 
 
 def profile_by_law(cluster: Cluster, model: ModelSpec, dtype: str = "float32") -> Profile:
     """The profile that emulated devices of this cluster have by the law of their kinds, on links as described."""
-    graph = _graph_of(model)
+    from testing.models.graphs import graph_of  # torch and transformers, for those who ask
+
+    graph = graph_of(model)
     return Profile(
         cluster=cluster,
         model=model,
@@ -85,15 +86,6 @@ def profile_by_law(cluster: Cluster, model: ModelSpec, dtype: str = "float32") -
         ),
         provenance=PROVENANCE,
     )
-
-
-def _graph_of(model: ModelSpec) -> UnitGraph:
-    from spantrain.models.graph import build_graph  # torch and transformers, for those who ask
-
-    text = repr(model)  # with the digest of a user's own code
-    if text not in _GRAPHS:
-        _GRAPHS[text] = build_graph(model)
-    return _GRAPHS[text]
 
 
 def _timings(cluster: Cluster, graph: UnitGraph, dtype: str) -> tuple[UnitTiming, ...]:

@@ -9,9 +9,11 @@ look at these take `plain_processes` (conftest.py). What it starts of SpanTrain 
 import atexit
 import contextlib
 import gc
+import importlib
 import json
 import os
 import pickle
+import pkgutil
 import runpy
 import select
 import signal
@@ -166,14 +168,7 @@ def _end(server: "subprocess.Popen[bytes]", folder: "tempfile.TemporaryDirectory
 def _serve(address: str) -> None:
     """Fork what is asked for until standard input ends; then end all of it."""
     gc.disable()
-    from spantrain.runtime.launch import fork_server
-
-    fork_server.load()
-    import torch.distributed.fsdp
-    import torch.distributed.tensor  # noqa: F401
-
-    import spantrain.cli.main  # noqa: F401
-
+    _load()
     gc.freeze()  # what is loaded stays, and its pages stay shared
     gc.enable()
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -201,6 +196,25 @@ def _serve(address: str) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     os._exit(0)
+
+
+def _load() -> None:
+    """Load all that forks may have; gRPC and ZeroMQ, and what needs them, break when they are forked."""
+    from spantrain.runtime.launch import fork_server
+
+    fork_server.load()
+    import torch.distributed.fsdp
+    import torch.distributed.tensor  # noqa: F401
+
+    import spantrain
+
+    breaking = dict.fromkeys(("grpc", "zmq"))  # a module that is None cannot be imported
+    sys.modules.update(breaking)  # type: ignore[arg-type]
+    for module in pkgutil.walk_packages(spantrain.__path__, "spantrain."):
+        with contextlib.suppress(ImportError):
+            importlib.import_module(module.name)
+    for name in breaking:
+        del sys.modules[name]
 
 
 def _fork(asker: socket.socket, children: dict[int, socket.socket]) -> bool:
