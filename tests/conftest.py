@@ -48,6 +48,7 @@ def pytest_configure(config: pytest.Config) -> None:
     backend.choose(config.getoption("--backend"))
     if getattr(config.option, "numprocesses", None):
         gc.enable()  # this process collects no tests
+        config.option.loadscopereorder = False  # files go to test workers as they are sorted here
         preloaded.start()  # one for all test workers
 
 
@@ -56,6 +57,13 @@ def pytest_collect_file() -> Generator[None, list[pytest.Collector], list[pytest
     """No test has examples in its docstrings, and to look for them takes long."""
     found = yield
     return [one for one in found if type(one) is pytest.Module]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Where test workers share the work, files with slow tests come first: nobody waits for one of them at the end."""
+    if hasattr(config, "workerinput"):
+        slow = {item.path for item in items if item.get_closest_marker("slow")}
+        items.sort(key=lambda item: item.path not in slow)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -8,6 +8,7 @@ look at these take `plain_processes` (conftest.py). What it starts of SpanTrain 
 
 import atexit
 import contextlib
+import ctypes
 import gc
 import importlib
 import json
@@ -32,12 +33,16 @@ from testing.patience import PATIENCE_S, until
 
 ADDRESS = "SPANTRAIN_TESTS_PRELOADED"
 """Of the server's socket, in the environment of all that was started; empty: nothing is forked."""
+_CLONE_NEWNET = 0x40000000
 _PACKAGES = ("spantrain", "spantrain_studies")
 _python = subprocess.Popen
 
 
 class _Popen(subprocess.Popen):
-    """Forks `python -m spantrain...`, of the studies, too, and `python FILE.py`; starts all else as ever."""
+    """Forks `python -m spantrain...`, of the studies, too, and `python FILE.py`, here or inside a network namespace.
+
+    It starts all else as ever.
+    """
 
     _server: socket.socket | None = None
     _status: int | None = None
@@ -63,12 +68,15 @@ class _Popen(subprocess.Popen):
         ) = others[:15]
         words = [args] if isinstance(args, str | bytes | os.PathLike) else [os.fspath(word) for word in args]
         variables = os.environ if env is None else env
+        place, words = _inside(words)
         if executable or before or files or shell or not _is_forked(words) or "PYTHONMALLOC" in variables:
             super()._execute_child(args, *others)
             return
         standard = [own if own >= 0 else usual for own, usual in ((p2cread, 0), (c2pwrite, 1), (errwrite, 2))]
         environment = {**variables, ADDRESS: start()}
-        self._server = _asked({"words": words[1:], "cwd": os.fspath(cwd or Path.cwd()), "env": environment}, standard)
+        self._server = _asked(
+            {"words": words[1:], "place": place, "cwd": os.fspath(cwd or Path.cwd()), "env": environment}, standard
+        )
         self._child_created = True
         self.pid = json.loads(self._server.recv(64))
         self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)
@@ -113,6 +121,15 @@ def spawn(function: Callable[..., None], args: tuple[Any, ...], nprocs: int) -> 
             for process in processes:
                 process.kill()
                 process.wait()
+
+
+def _inside(words: list[Any]) -> tuple[Any, list[Any]]:
+    """Return the network namespace that a command line enters, None if none, and what is run there."""
+    if words[:3] == ["ip", "netns", "exec"]:
+        return f"/run/netns/{words[3]}", words[4:]
+    if words[1:3] == ["-I", "-S"] and words[3].endswith("/namespace_handle.py"):
+        return json.loads(words[4]), words[6:]
+    return None, words
 
 
 def _is_forked(words: list[Any]) -> bool:
@@ -240,8 +257,19 @@ def _fork(asker: socket.socket, children: dict[int, socket.socket]) -> bool:
     asker.send(json.dumps(os.getpid()).encode())  # as late as a new process begins
     asker.close()
     tempfile.tempdir = None
+    _enter(request["place"])
     sys.argv = request["words"]
     return False
+
+
+def _enter(place: Any) -> None:
+    if isinstance(place, str):
+        with open(place, "rb") as namespace:
+            assert ctypes.CDLL(None).setns(namespace.fileno(), _CLONE_NEWNET) == 0, place
+    elif place:
+        from spantrain.testbed.namespace_handle import NamespaceHandle
+
+        NamespaceHandle(**place).enter()
 
 
 def _reap(children: dict[int, socket.socket]) -> None:
