@@ -68,6 +68,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     gc.freeze()
+    gc.set_threshold(10_000, 20, 50)  # rarely: a run is short, and nothing in it needs much memory
     gc.enable()
 
 

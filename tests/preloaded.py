@@ -33,6 +33,9 @@ from testing.patience import PATIENCE_S, until
 
 ADDRESS = "SPANTRAIN_TESTS_PRELOADED"
 """Of the server's socket, in the environment of all that was started; empty: nothing is forked."""
+os.environ["OMP_NUM_THREADS"] = "1"
+"""Before torch is loaded, here and in all that is started: threads that share small tensors wait for each other, which
+takes several times the processor time of one thread, most of all where there are more processes than processors."""
 _CLONE_NEWNET = 0x40000000
 _PACKAGES = ("spantrain", "spantrain_studies")
 _python = subprocess.Popen
