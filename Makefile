@@ -9,6 +9,9 @@ BACKEND ?= cuda:0
 ON_ANY_BACKEND := $(addprefix tests/runtime/test_,processes.py losses.py tensor_processes.py switch_processes.py \
 	resume_processes.py stale_processes.py scaling.py checkpoint_drivers.py)
 
+# Whatever the environment says: else each of hundreds of processes compiles what it imports.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: setup demo lint docs check-fast check test gpu clean
 
 setup: .setup-stamp

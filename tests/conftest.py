@@ -9,7 +9,7 @@ Examples are the same in every run, so that a change is never refused for an exa
 
 import gc
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -48,11 +48,27 @@ def pytest_configure(config: pytest.Config) -> None:
     backend.choose(config.getoption("--backend"))
     if getattr(config.option, "numprocesses", None):
         gc.enable()  # this process collects no tests
+        config.option.loadscopereorder = False  # files go to test workers as they are sorted here
         preloaded.start()  # one for all test workers
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collect_file() -> Generator[None, list[pytest.Collector], list[pytest.Collector]]:
+    """No test has examples in its docstrings, and to look for them takes long."""
+    found = yield
+    return [one for one in found if type(one) is pytest.Module]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Where test workers share the work, files with slow tests come first: nobody waits for one of them at the end."""
+    if hasattr(config, "workerinput"):
+        slow = {item.path for item in items if item.get_closest_marker("slow")}
+        items.sort(key=lambda item: item.path not in slow)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     gc.freeze()
+    gc.set_threshold(10_000, 20, 50)  # rarely: a run is short, and nothing in it needs much memory
     gc.enable()
 
 
@@ -61,9 +77,9 @@ SIZES = (1, 2, 4, 8, 16, 32)
 
 def profile_by_law(cluster: Cluster, model: ModelSpec, dtype: str = "float32") -> Profile:
     """The profile that emulated devices of this cluster have by the law of their kinds, on links as described."""
-    from spantrain.models.graph import build_graph  # torch and transformers, for those who ask
+    from testing.models.graphs import graph_of  # torch and transformers, for those who ask
 
-    graph = build_graph(model)
+    graph = graph_of(model)
     return Profile(
         cluster=cluster,
         model=model,

@@ -8,9 +8,13 @@ look at these take `plain_processes` (conftest.py). What it starts of SpanTrain 
 
 import atexit
 import contextlib
+import ctypes
 import gc
+import importlib
 import json
 import os
+import pickle
+import pkgutil
 import runpy
 import select
 import signal
@@ -25,15 +29,23 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from testing.patience import PATIENCE_S
+from testing.patience import PATIENCE_S, until
 
 ADDRESS = "SPANTRAIN_TESTS_PRELOADED"
 """Of the server's socket, in the environment of all that was started; empty: nothing is forked."""
+os.environ["OMP_NUM_THREADS"] = "1"
+"""Before torch is loaded, here and in all that is started: threads that share small tensors wait for each other, which
+takes several times the processor time of one thread, most of all where there are more processes than processors."""
+_CLONE_NEWNET = 0x40000000
+_PACKAGES = ("spantrain", "spantrain_studies")
 _python = subprocess.Popen
 
 
 class _Popen(subprocess.Popen):
-    """Forks `python -m spantrain...` and `python FILE.py`; starts all else as ever."""
+    """Forks `python -m spantrain...`, of the studies, too, and `python FILE.py`, here or inside a network namespace.
+
+    It starts all else as ever.
+    """
 
     _server: socket.socket | None = None
     _status: int | None = None
@@ -58,12 +70,16 @@ class _Popen(subprocess.Popen):
             errwrite,
         ) = others[:15]
         words = [args] if isinstance(args, str | bytes | os.PathLike) else [os.fspath(word) for word in args]
-        if executable or before or files or shell or not _is_forked(words):
+        variables = os.environ if env is None else env
+        place, words = _inside(words)
+        if executable or before or files or shell or not _is_forked(words) or "PYTHONMALLOC" in variables:
             super()._execute_child(args, *others)
             return
         standard = [own if own >= 0 else usual for own, usual in ((p2cread, 0), (c2pwrite, 1), (errwrite, 2))]
-        environment = {**(os.environ if env is None else env), ADDRESS: start()}
-        self._server = _asked({"words": words[1:], "cwd": os.fspath(cwd or Path.cwd()), "env": environment}, standard)
+        environment = {**variables, ADDRESS: start()}
+        self._server = _asked(
+            {"words": words[1:], "place": place, "cwd": os.fspath(cwd or Path.cwd()), "env": environment}, standard
+        )
         self._child_created = True
         self.pid = json.loads(self._server.recv(64))
         self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)
@@ -95,21 +111,34 @@ def install() -> None:
 
 
 def spawn(function: Callable[..., None], args: tuple[Any, ...], nprocs: int) -> None:
-    """As `torch.multiprocessing.spawn`, by a process that has torch loaded."""
-    import multiprocessing
+    """Call `function(number, *args)` in so many processes, each by a module that it finds; all must end well."""
+    with tempfile.TemporaryDirectory() as folder:
+        task = Path(folder) / "task"
+        task.write_bytes(pickle.dumps((function, args)))
+        words = [sys.executable, str(Path(__file__).with_name("spawned.py")), str(task)]
+        processes = [subprocess.Popen([*words, str(number)]) for number in range(nprocs)]
+        try:
+            until(lambda: any(process.poll() for process in processes) or None not in [p.poll() for p in processes])
+            assert [process.poll() for process in processes] == [0] * nprocs, "what they said is on standard error"
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
 
-    from torch.multiprocessing import start_processes
 
-    multiprocessing.set_forkserver_preload(
-        ["torch.nn.parallel", "torch.distributed.fsdp", "torch.distributed.tensor", "torch.distributed.pipelining"]
-    )
-    start_processes(function, args=args, nprocs=nprocs, start_method="forkserver")
+def _inside(words: list[Any]) -> tuple[Any, list[Any]]:
+    """Return the network namespace that a command line enters, None if none, and what is run there."""
+    if words[:3] == ["ip", "netns", "exec"]:
+        return f"/run/netns/{words[3]}", words[4:]
+    if words[1:3] == ["-I", "-S"] and words[3].endswith("/namespace_handle.py"):
+        return json.loads(words[4]), words[6:]
+    return None, words
 
 
 def _is_forked(words: list[Any]) -> bool:
     if len(words) < 2 or words[0] != sys.executable or not os.environ.get(ADDRESS, "-"):
         return False
-    return words[1].endswith(".py") or (words[1] == "-m" and words[2].partition(".")[0] == "spantrain")
+    return words[1].endswith(".py") or (words[1] == "-m" and words[2].partition(".")[0] in _PACKAGES)
 
 
 def _asked(request: dict[str, Any], files: list[int]) -> socket.socket:
@@ -159,11 +188,7 @@ def _end(server: "subprocess.Popen[bytes]", folder: "tempfile.TemporaryDirectory
 def _serve(address: str) -> None:
     """Fork what is asked for until standard input ends; then end all of it."""
     gc.disable()
-    from spantrain.runtime.launch import fork_server
-
-    fork_server.load()
-    import spantrain.cli.main  # noqa: F401
-
+    _load()
     gc.freeze()  # what is loaded stays, and its pages stay shared
     gc.enable()
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -193,6 +218,25 @@ def _serve(address: str) -> None:
     os._exit(0)
 
 
+def _load() -> None:
+    """Load all that forks may have; gRPC and ZeroMQ, and what needs them, break when they are forked."""
+    from spantrain.runtime.launch import fork_server
+
+    fork_server.load()
+    import torch.distributed.fsdp
+    import torch.distributed.tensor  # noqa: F401
+
+    import spantrain
+
+    breaking = dict.fromkeys(("grpc", "zmq"))  # a module that is None cannot be imported
+    sys.modules.update(breaking)  # type: ignore[arg-type]
+    for module in pkgutil.walk_packages(spantrain.__path__, "spantrain."):
+        with contextlib.suppress(ImportError):
+            importlib.import_module(module.name)
+    for name in breaking:
+        del sys.modules[name]
+
+
 def _fork(asker: socket.socket, children: dict[int, socket.socket]) -> bool:
     """Fork; return whether this is still the server. In the child, everything is as a new process has it."""
     _, files, _, _ = socket.recv_fds(asker, 16, 4)
@@ -202,7 +246,6 @@ def _fork(asker: socket.socket, children: dict[int, socket.socket]) -> bool:
     if pid:
         for file in files[1:]:
             os.close(file)
-        asker.send(json.dumps(pid).encode())
         children[pid] = asker
         return True
     os.setsid()
@@ -211,13 +254,25 @@ def _fork(asker: socket.socket, children: dict[int, socket.socket]) -> bool:
     for place, file in enumerate(files[1:]):
         os.dup2(file, place)
         os.close(file)
-    asker.close()
     os.environ.clear()
     os.environ.update(request["env"])
     os.chdir(request["cwd"])
+    asker.send(json.dumps(os.getpid()).encode())  # as late as a new process begins
+    asker.close()
     tempfile.tempdir = None
+    _enter(request["place"])
     sys.argv = request["words"]
     return False
+
+
+def _enter(place: Any) -> None:
+    if isinstance(place, str):
+        with open(place, "rb") as namespace:
+            assert ctypes.CDLL(None).setns(namespace.fileno(), _CLONE_NEWNET) == 0, place
+    elif place:
+        from spantrain.testbed.namespace_handle import NamespaceHandle
+
+        NamespaceHandle(**place).enter()
 
 
 def _reap(children: dict[int, socket.socket]) -> None:
@@ -234,7 +289,8 @@ def _reap(children: dict[int, socket.socket]) -> None:
 def _become(words: list[str]) -> None:
     """Do what Python does with such words."""
     warnings.simplefilter("ignore", RuntimeWarning)  # the module was loaded before
-    del sys.path[0]  # tests/
+    added = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[:1] = [path for path in added if path and path not in sys.path]  # in the place of tests/
     if words[0] == "-m":
         sys.argv = words[1:]
         install()

@@ -6,7 +6,6 @@ import shutil
 import stat
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +25,7 @@ from spantrain.reach.code import PackedCode
 from spantrain.transport.control.address import Address
 from spantrain.transport.relay.protocol import RelayAccess
 from testing.machines import tool
-from testing.patience import PATIENCE_S
+from testing.patience import PATIENCE_S, until
 
 CLUSTER = """
 name: two
@@ -272,12 +271,12 @@ def test_jobs_of_slurm_are_submitted_looked_after_and_cancelled(wanted, options,
     with way.prepare(replace(wanted, data=(str(data),)), told) as workers:
         workers.start(JOIN, TOKEN)
         log = workers.log_of("box")
-        _until(lambda: log.exists() and log.read_text())
+        until(lambda: log.exists() and log.read_text())
         assert log.read_text().startswith(f"{TOKEN} {JOIN} 2 net.py -m spantrain worker --name box")
-        _until(lambda: "Job 42 of lab: RUNNING" in told.notes)
+        until(lambda: "Job 42 of lab: RUNNING" in told.notes)
         (tools / "over").touch()
         ends: dict[str, str] = {}
-        _until(lambda: ends.update(workers.ended()) or len(ends) == 4)
+        until(lambda: ends.update(workers.ended()) or len(ends) == 4)
         assert ends["box"].startswith("job 42 has ended, its output: ")
     assert not (tools / "cancelled").exists()
     assert not (tmp_path / "run" / "launch" / "token.env").exists()
@@ -288,7 +287,7 @@ def test_data_that_a_node_lacks_is_named_in_its_log(wanted, options, tools, tmp_
     with way.prepare(wanted, Told()) as workers:
         workers.start(JOIN, TOKEN)
         log = workers.log_of("box")
-        _until(lambda: log.exists() and log.read_text())
+        until(lambda: log.exists() and log.read_text())
         assert log.read_text().startswith("data /data/text with space is not on ")
     assert (tools / "cancelled").exists()
 
@@ -309,7 +308,7 @@ esac""",
     with way.prepare(wanted, Told()) as workers:
         workers.start(JOIN, TOKEN)
         ends: dict[str, str] = {}
-        _until(lambda: ends.update(workers.ended()) or ends)
+        until(lambda: ends.update(workers.ended()) or ends)
         assert ends == {"box": "its pod has failed"}
     said = (folder / "said").read_text().splitlines()
     launch = tmp_path / "run" / "launch"
@@ -341,18 +340,11 @@ while [ "$1" != registry/spantrain:1 ]; do shift; done; shift; exec "$@" """
     with way.prepare(wanted, Told()) as workers:
         workers.start(JOIN, TOKEN)
         ends: dict[str, str] = {}
-        _until(lambda: ends.update(workers.ended()) or ends)
+        until(lambda: ends.update(workers.ended()) or ends)
     assert ends == {"big-gpu0": f"its worker ended with status 1 ({TOKEN})"}
     mounts = f"--mount type=bind,readonly,source={data},target={data} --mount type=volume,source=spantrain-code,"
     run = f"run --rm --interactive --init --network=host --ipc=host --entrypoint= --gpus=all {mounts}"
     assert all(line.startswith(run) for line in (folder / "said").read_text().splitlines())
-
-
-def _until(holds: Callable[[], object]) -> None:
-    deadline_s = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < deadline_s, "it never came true"
-        time.sleep(0.01)
 
 
 def on_this_machine(wanted: WantedWorkers, but: str = "") -> WantedWorkers:

@@ -3,14 +3,13 @@
 import os
 import signal
 import threading
-import time
 from pathlib import Path
 
 import pytest
 
 from spantrain.app.outer.up import MASTER, Health, OuterUp, keep_up
 from spantrain.outer.outer_file import load_outer
-from testing.patience import PATIENCE_S
+from testing.patience import until
 from testing.programs import process_of_log
 
 STARTED = {MASTER: 0.0, "s0": 0.0, "s1": 0.0}
@@ -95,10 +94,3 @@ def test_a_shard_that_hangs_is_started_again(tmp_path: Path) -> None:
     finally:
         stop.set()
         thread.join()
-
-
-def until(holds) -> None:
-    end_s = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < end_s
-        time.sleep(0.1)

@@ -11,6 +11,7 @@ from spantrain.core.profile import Profile, RuntimeCosts
 from spantrain.errors import ConfigError
 from spantrain.sim.costs import ProfileCosts
 from spantrain.sim.engine import simulate
+from testing.models.graphs import graph_of
 
 DEVICES = ("lab-0", "office-nx", "home-nano")
 
@@ -19,10 +20,9 @@ DEVICES = ("lab-0", "office-nx", "home-nano")
 def profile(law_profile) -> Profile:
     """Of the rehearsal's model, at its speed; nothing shared between stages, whose sums would be at the step's end."""
     from spantrain.models.catalog.catalog import resolve_model
-    from spantrain.models.graph import build_graph
 
     model = resolve_model("gpt2-tiny")
-    plan = rehearsal_plan(load_preset("laptop"), DEVICES, build_graph(model))
+    plan = rehearsal_plan(load_preset("laptop"), DEVICES, graph_of(model))
     whole = law_profile(plan.cluster, model)
     units = tuple(replace(unit, shared=()) for unit in whole.graph.units)
     return replace(whole, graph=replace(whole.graph, units=units))

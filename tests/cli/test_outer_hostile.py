@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import msgpack
-import psutil
 import pytest
 import torch
 import zmq
@@ -25,6 +24,7 @@ from spantrain.transport.control.client import ControlClient
 from spantrain.transport.layers.format import OPEN, WELCOME, LayerHello, Opening, encode_hello, encode_opening
 from spantrain.transport.layers.interface import LayerKey
 from testing.patience import PATIENCE_S
+from testing.programs import process_of_log
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -47,8 +47,8 @@ HOSTILE: tuple[bytes, ...] = (
 
 
 @contextlib.contextmanager
-def brought_up(folder: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Run master and shard; yield the shard's process and what `outer up` says."""
+def brought_up(folder: Path) -> Iterator[dict[str, Any]]:
+    """Run master and shard; yield what `outer up` says."""
     (folder / "outer.yaml").write_text(CONFIG)
     command = [sys.executable, "-m", "spantrain", "outer", "up", str(folder / "outer.yaml"), "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as up:
@@ -60,18 +60,10 @@ def brought_up(folder: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 if line == "}\n":
                     break
             assert "}" in said, said
-            yield shard_of(up.pid), json.loads(said[said.index("{") :])
+            yield json.loads(said[said.index("{") :])
             assert up.poll() is None
         finally:
             up.terminate()
-
-
-def shard_of(up: int) -> int:
-    while True:
-        for child in psutil.Process(up).children():
-            with contextlib.suppress(psutil.Error):
-                if {"shard", "s0"} <= set(child.cmdline()):
-                    return child.pid
 
 
 class Hostile:
@@ -121,14 +113,15 @@ class Hostile:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("plain_processes")
 def test_a_hostile_member_stops_no_shard(tmp_path):
-    with brought_up(tmp_path) as (shard, said):
+    with brought_up(tmp_path) as said:
+        log = Path(said["logs"], "s0.log")
         token = Path(said["token_file"]).read_text().strip()
         weight = torch.zeros(3, requires_grad=True)
         with OuterOptimizer(
             {"w": weight}, master=said["address"], token=token, cluster="a", inner_steps=2
         ) as outer, contextlib.closing(Hostile(said["address"], token)) as hostile:  # fmt: skip
+            shard = process_of_log(log)
             hostile.open_many()
             for _ in range(6):
                 hostile.attack()
@@ -136,8 +129,7 @@ def test_a_hostile_member_stops_no_shard(tmp_path):
                     weight.add_(1.0)
                 outer.step()
             assert outer.finish(PATIENCE_S), "a push went through the shard, and came back"
-        assert psutil.Process(shard).is_running()
-        assert shard_of(psutil.Process(shard).ppid()) == shard, "it was not started again"
-        log = Path(said["logs"], "s0.log").read_text()
-        assert "refused something of evil/w" in log
-        assert "Traceback" not in log
+        assert process_of_log(log) == shard, "it was not started again"
+        told = log.read_text()
+        assert "refused something of evil/w" in told
+        assert "Traceback" not in told

@@ -1,17 +1,19 @@
 """The outer optimizer's processes as users run them: a master, its status, all on one machine, no leftovers."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 
-from testing.patience import PATIENCE_S
+from testing.patience import PATIENCE_S, until
+from testing.programs import living_in, process_of_log
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -33,12 +35,13 @@ def config(tmp_path: Path) -> Path:
 
 
 @contextmanager
-def running(*words: object) -> Iterator["subprocess.Popen[str]"]:
+def running(folder: Path, *words: object) -> Iterator["subprocess.Popen[str]"]:
     process = subprocess.Popen(
         [sys.executable, "-m", "spantrain", "outer", *map(str, words)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        cwd=folder,
     )
     try:
         yield process
@@ -58,7 +61,7 @@ def line_with(process: "subprocess.Popen[str]", text: str) -> str:
 
 
 def test_a_master_is_asked_how_it_stands_and_ends_when_told(spantrain, config) -> None:
-    with running("master", config) as master:
+    with running(config.parent, "master", config) as master:
         address = line_with(master, "master:").removeprefix("master: ")
         token_file = line_with(master, "token:").removeprefix("token: in ")
         by_file = json.loads(spantrain("outer", "status", config, "--json").out)
@@ -76,11 +79,16 @@ def test_a_master_is_asked_how_it_stands_and_ends_when_told(spantrain, config) -
         assert master.wait(PATIENCE_S) == 130
 
 
-@pytest.mark.usefixtures("plain_processes")
-def test_up_keeps_them_running_and_leaves_nothing(spantrain, config) -> None:
-    import psutil
+def begun_by(process: "subprocess.Popen[str]", folder: Path) -> list[psutil.Process]:
+    return [one for one in living_in(folder) if one.pid != process.pid]
 
-    with running("up", config, "--json") as up:
+
+def none_lives(processes: list[psutil.Process]) -> bool:
+    return not psutil.wait_procs(processes, 0)[1]
+
+
+def test_up_keeps_them_running_and_leaves_nothing(spantrain, config) -> None:
+    with running(config.parent, "up", config, "--json") as up:
         assert up.stdout is not None
         text = ""
         for line in up.stdout:
@@ -90,29 +98,21 @@ def test_up_keeps_them_running_and_leaves_nothing(spantrain, config) -> None:
         found = json.loads(text[text.index("{") :])
         assert Path(found["token_file"]).read_text().strip() == found["token"]
         until(lambda: shard_states(spantrain, config) == ["ready"] or shard_states(spantrain, config) == ["joining"])
-        before = {child.pid for child in psutil.Process(up.pid).children()}
-        shard = next(child for child in psutil.Process(up.pid).children() if {"shard", "s0"} <= set(child.cmdline()))
-        shard.kill()
+        before = set(begun_by(up, config.parent))
+        os.kill(process_of_log(Path(found["logs"]) / "s0.log"), signal.SIGKILL)
         line_with(up, "s0 was killed by signal 9; it is started again in 1 s")
         line_with(up, "s0 was started again")
-        after = psutil.Process(up.pid).children()
+        after = begun_by(up, config.parent)
         assert len(after) == 2
-        assert {child.pid for child in after} != before
+        assert set(after) != before
         up.send_signal(signal.SIGINT)
         assert up.wait(PATIENCE_S) == 130
-        assert not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in after)
+        assert none_lives(after)
 
 
 def shard_states(spantrain, config: Path) -> list[str]:
     ended = spantrain("outer", "status", config, "--json")
     return [shard["state"] for shard in json.loads(ended.out)["shards"]] if ended.code == 0 else []
-
-
-def until(holds) -> None:
-    end_s = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < end_s
-        time.sleep(0.1)
 
 
 def test_a_shard_that_the_file_does_not_have_is_refused(spantrain, config) -> None:
@@ -132,30 +132,24 @@ def test_nobody_there(spantrain, config, tmp_path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("plain_processes")
 def test_a_demonstration_that_is_interrupted_leaves_nothing(tmp_path) -> None:
-    import psutil
-
-    with running("demo", "--no-network", "--out", tmp_path / "demo") as demo:
+    with running(tmp_path, "demo", "--no-network", "--out", tmp_path / "demo") as demo:
         line_with(demo, "Waiting for the first inner step")
-        inside = psutil.Process(demo.pid).children(recursive=True)
+        inside = begun_by(demo, tmp_path)
         assert len(inside) == 7
         demo.send_signal(signal.SIGINT)
         assert demo.wait(PATIENCE_S) == 130
-        assert not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in inside)
+        assert none_lives(inside)
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("plain_processes")
 def test_a_demonstration_that_is_killed_leaves_nothing_either(tmp_path, monkeypatch) -> None:
-    import psutil
-
     state = tmp_path / "state"
     state.mkdir()
     monkeypatch.setenv("TMPDIR", str(state))
-    with running("demo", "--no-network", "--out", tmp_path / "demo") as demo:
+    with running(tmp_path, "demo", "--no-network", "--out", tmp_path / "demo") as demo:
         line_with(demo, "Waiting for the first inner step")
-        inside = psutil.Process(demo.pid).children(recursive=True)
+        inside = begun_by(demo, tmp_path)
         demo.kill()
         gone, alive = psutil.wait_procs(inside, timeout=PATIENCE_S)
         assert not alive
@@ -187,7 +181,7 @@ def test_the_quick_start(spantrain, config, tmp_path) -> None:
     """`up`, then `run` with a plain loop in two clusters."""
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
-    with running("up", config) as up:
+    with running(config.parent, "up", config) as up:
         line_with(up, "token:")
         run = [sys.executable, "-m", "spantrain", "outer", "run", config, "--cluster"]
         clusters = [

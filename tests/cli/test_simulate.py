@@ -416,16 +416,17 @@ def test_it_needs_no_torch(plan_path):
 
 def test_a_run_whose_devices_leave_and_come(spantrain, plan_path, tmp_path):
     trace = tmp_path / "outages.csv"
-    trace.write_text("time_s,device,event\n600,home-nano,leaves\n1200,home-nano,comes\n")
-    asked = ("simulate", plan_path, "--availability", trace, "--hours", "0.5")
-    ended = spantrain(*asked)
+    trace.write_text("time_s,device,event\n60,home-nano,leaves\n120,home-nano,comes\n")
+    asked = ("simulate", plan_path, "--availability", trace, "--hours", "0.1")
+    ended = spantrain(*asked, "--json")
     assert ended.code == 0, ended.err
-    assert "600.0 s: home-nano lost (no heartbeat for 1.9 s): step " in ended.out
-    assert "of what the devices present could do" in ended.out
-    found = json.loads(spantrain(*asked, "--json").out)
+    found = json.loads(ended.out)
+    assert found["lines"][0].startswith("60.0 s: home-nano lost (no heartbeat for 1.9 s): step ")
     assert (found["steps_lost"], found["rent_usd"]) == (1, None)
     assert 0.9 < found["share"] <= 1
-    trace.write_text("time_s,device,event\n600,nobody,leaves\n")
+    before_it_leaves = spantrain(*asked[:-1], "0.01")
+    assert "of what the devices present could do" in before_it_leaves.out
+    trace.write_text("time_s,device,event\n60,nobody,leaves\n")
     assert "outages.csv, line 2, field device" in refused(spantrain, *asked[1:])
     assert "--hours, --checkpoint-every and --protect" in refused(spantrain, plan_path, "--hours", "1")
     assert "not with --schedule" in refused(spantrain, *asked[1:], "--schedule", "all")

@@ -1,6 +1,6 @@
 """Small models, random plans over them, and one process's own way, for tests of the runtime."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -19,6 +19,7 @@ from spantrain.schedule.layout import CutLayout, minimum_in_flight
 from spantrain.schedule.registry import schedule_names
 from testing.backend import backend
 from testing.models.small import small_spec
+from testing.programs import Program, programs
 from testing.runtime.places import BATCH, THIRDS
 
 KIND = DeviceKind(
@@ -143,6 +144,13 @@ def make_plan() -> Callable[..., Plan]:
 @pytest.fixture(scope="session")
 def plans() -> Callable[..., st.SearchStrategy[Plan]]:
     return random_plans
+
+
+@pytest.fixture
+def start(tmp_path_factory) -> Iterator[Callable[..., Program]]:
+    """Starts `spantrain` as a user does; nothing of it outlives the test."""
+    with programs(tmp_path_factory.mktemp) as run:
+        yield run
 
 
 @pytest.fixture(autouse=True)

@@ -18,13 +18,13 @@ from spantrain.errors import PlanError
 from spantrain.models.build import unit_count
 from spantrain.models.catalog.catalog import resolve_model
 from spantrain.models.data.dataset import open_dataset
-from spantrain.models.graph import build_graph
 from spantrain.models.statistics import named_statistics, trained_norms
 from spantrain.models.units import LABELS, rows_read
 from spantrain.runtime.checkpoint.saver import step_folder
 from spantrain.runtime.step.work import SampledFeed
 from spantrain.schedule.joint import check_joint_statistics, statistics_spans
 from spantrain.schedule.registry import schedule_names, schedules
+from testing.models.graphs import graph_of
 from testing.models.zoo.trial import FOLDER
 from testing.runtime.gloo_statistics import Order, device, normalization
 from testing.runtime.parts import put
@@ -156,7 +156,7 @@ def test_any_plan_with_statistics_of_all_replicas(data, plans):
         stages.append(replace(stage, recompute=tuple(sorted(again))))
     plan = replace(plan, stages=tuple(stages))
     try:
-        check_joint_statistics(plan, build_graph(plan.model))
+        check_joint_statistics(plan, graph_of(plan.model))
     except PlanError as error:
         event(str(error).split(":")[1][:30])
         with pytest.raises(PlanError, match="batch_norm replicas"):
@@ -202,7 +202,7 @@ def test_orders_that_would_stop_are_refused(schedule, shares, limits, spans, why
     stages = [replace(stage, micro_batches=tuple(own)) for stage, own in zip(plan.stages, spans, strict=True)]
     stages[1] = replace(stages[1], replicas=tuple(replicas))
     with pytest.raises(PlanError, match=why):
-        check_joint_statistics(replace(plan, stages=tuple(stages), schedule=schedule), build_graph(plan.model))
+        check_joint_statistics(replace(plan, stages=tuple(stages), schedule=schedule), graph_of(plan.model))
 
 
 def placed(plan: Plan, edges: list[int], groups: list[list[list[str]]]) -> Plan:

@@ -13,7 +13,6 @@ from spantrain.core.plan import Plan
 from spantrain.core.span import Span
 from spantrain.models.build import build_units
 from spantrain.models.execution.stage import StageExecutor
-from spantrain.models.graph import build_graph
 from spantrain.runtime.channels import DriverChannel
 from spantrain.runtime.checkpoint.holding import holding_of
 from spantrain.runtime.checkpoint.manifest import Manifest, latest_checkpoint
@@ -28,6 +27,7 @@ from spantrain.runtime.step.work import DeviceClock, ReplicaWork, SampledFeed
 from spantrain.schedule.registry import make_policy, replica_tasks
 from testing.backend import compute_device
 from testing.memory_mailbox import MemoryMailbox, MemoryNetwork
+from testing.models.graphs import graph_of
 from testing.patience import PATIENCE_S
 from testing.runtime.runs import OneProcess, context_of, devices_of, save_all
 
@@ -44,7 +44,7 @@ def test_the_first_step_after_an_exchange(seed, make_plan, spec_of, tmp_path):
     model = OneProcess(spec, JOB, BATCH)
     model.train(0, DONE)
     before = make_plan(spec, [0, 2, 5], [[1], [1]], [THIRDS] * 2, "gpipe")
-    devices = devices_of(before, build_graph(spec), JOB, random)
+    devices = devices_of(before, graph_of(spec), JOB, random)
     for device in devices:
         device.fill(model.tensors())
     manifest = save_all(tmp_path / "run", before, JOB, devices, DONE)
@@ -71,7 +71,7 @@ def loss_after(plan: Plan, manifest: Manifest, disks: dict[str, Path], model: On
         executor = executor_of(plan, name)
         driver = driver_of(plan, name, executor, boxes[name], model)
         parameters = executor.named_parameters()
-        holding = holding_of(plan, name, build_graph(plan.model), parameters)
+        holding = holding_of(plan, name, graph_of(plan.model), parameters)
         post = DriverChannel(driver, generation=plan.generation, step=DONE)
         optimizer = build_optimizer(JOB, parameters.values())
         restore(disks[name], manifest.content, holding, optimizer, group_of(plan.cluster, name, plan.devices), post)

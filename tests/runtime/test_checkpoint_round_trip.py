@@ -13,9 +13,9 @@ from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan
 from spantrain.core.span import Span
 from spantrain.errors import ConfigError
-from spantrain.models.graph import build_graph
 from spantrain.models.sampler import Sampler
 from spantrain.runtime.checkpoint.manifest import latest_checkpoint, read_manifest
+from testing.models.graphs import graph_of
 from testing.runtime.parts import taken
 from testing.runtime.runs import OneProcess, PlanDevice, devices_of, in_groups, load_all, save_all
 
@@ -37,7 +37,7 @@ def unbroken(spec_of):
         model = OneProcess(spec_of(family), job, BATCH)
         model.train(0, DONE)
         tensors = model.tensors()
-        known[family] = (job, build_graph(model.spec), tensors, model.train(DONE, MORE))
+        known[family] = (job, graph_of(model.spec), tensors, model.train(DONE, MORE))
     return known
 
 
@@ -124,12 +124,12 @@ def test_a_checkpoint_of_another_model_is_refused(unbroken, make_plan, spec_of, 
     folder = latest_checkpoint(tmp_path)
 
     wider = replace(spec, config={**spec.config, "n_embd": 32})
-    others = devices_of(replace(plan, model=wider), build_graph(wider), job, Random(0))
+    others = devices_of(replace(plan, model=wider), graph_of(wider), job, Random(0))
     with pytest.raises(ConfigError, match=r"another model: transformer.wte.weight has shape \[256, 16\] there, \[256"):
         load_all(lambda _: folder, manifest.content, plan, others)
     deeper = replace(spec, config={**spec.config, "n_layer": 4})
     plan_of_deeper = replace(make_plan(deeper, [0, 6], [[1]], [[Span(0, BATCH)]], "gpipe"))
-    others = devices_of(plan_of_deeper, build_graph(deeper), job, Random(0))
+    others = devices_of(plan_of_deeper, graph_of(deeper), job, Random(0))
     with pytest.raises(ConfigError, match=r"it lacks transformer.h.3"):
         load_all(lambda _: folder, manifest.content, plan_of_deeper, others)
     halves = devices_of(plan, graph, job, Random(0))

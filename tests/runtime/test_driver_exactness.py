@@ -18,7 +18,6 @@ from spantrain.formats.registry import WireFormat
 from spantrain.models.build import build_units
 from spantrain.models.data.dataset import open_dataset
 from spantrain.models.execution.stage import StageExecutor
-from spantrain.models.graph import build_graph
 from spantrain.models.units import loss_of, rows_read
 from spantrain.runtime.gradients.groups import SingleMember
 from spantrain.runtime.recorder import StepRecorder
@@ -32,6 +31,7 @@ from spantrain.sim.search.search import SearchEffort, with_hints
 from testing.backend import compute_device
 from testing.late_device import LateDevice, Later
 from testing.memory_mailbox import MemoryNetwork
+from testing.models.graphs import graph_of
 from testing.patience import PATIENCE_S
 from testing.plans import task_of
 from testing.restless import RestlessLocal
@@ -283,7 +283,7 @@ def test_a_rounded_cut_sends_the_models_bytes_and_stays_close(wire_format, famil
     first, second, last = plan.stages
     rounded_plan = replace(plan, stages=(first, replace(second, wire_format=wire_format), last))
     exact, rounded = run_plan(plan), run_plan(rounded_plan)
-    units = build_graph(plan.model).units
+    units = graph_of(plan.model).units
     for (source, target), size in exact.sent_bytes.items():
         lower, upper = plan.place(source)[0], plan.place(target)[0]
         cut, up = units[plan.stages[min(lower, upper)].end_unit - 1], lower < upper

@@ -3,7 +3,6 @@
 import json
 import re
 import signal
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import pytest
 
 from spantrain.core.span import Span
 from testing.patience import PATIENCE_S
-from testing.programs import Program, nothing_is_left, programs, written
+from testing.programs import Program, nothing_is_left, written
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -20,12 +19,6 @@ SPANS = [Span(0, 2), Span(2, 4)]
 PATIENCE = "10 s"
 """A crowded machine may keep a worker from telling for seconds."""
 FOREVER = ["--steps", "1000000"]
-
-
-@pytest.fixture
-def start(tmp_path_factory) -> Iterator[object]:
-    with programs(tmp_path_factory.mktemp) as run:
-        yield run
 
 
 @pytest.fixture(scope="module")

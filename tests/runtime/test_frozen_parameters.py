@@ -16,10 +16,10 @@ from spantrain.cost.memory import MemoryCost
 from spantrain.cost.span_tables import SpanTables
 from spantrain.formats.registry import WireFormat
 from spantrain.models.catalog.catalog import resolve_model
-from spantrain.models.graph import build_graph
 from spantrain.models.tensor_parallel.division import take
 from spantrain.runtime.gradients.optimizer import learning_rate
 from testing.models import frozen_models
+from testing.models.graphs import graph_of
 from testing.runtime.sessions import Ran, train_in_threads
 
 pytestmark = pytest.mark.models
@@ -54,7 +54,7 @@ def plain(name: str, job: TrainJob = JOB) -> tuple[list[float], dict[str, torch.
 
 
 def plan_of(make_plan, name: str, shares: list[list[int]], schedule: str = "1f1b") -> Plan:
-    units = len(build_graph(spec_of(name)).units)
+    units = len(graph_of(spec_of(name)).units)
     cuts = [0, *(units * number // len(shares) for number in range(1, len(shares))), units]
     return make_plan(spec_of(name), cuts, shares, [HALVES] * len(shares), schedule)
 
@@ -142,7 +142,7 @@ def test_old_weights_have_one_set_of_what_is_not_trained(make_plan):
 
 def test_no_gradients_go_where_nothing_is_trained(make_plan):
     plan = plan_of(make_plan, "last_block", [[1], [1], [1]])
-    graph = build_graph(plan.model)
+    graph = graph_of(plan.model)
     assert [unit.goes_back for unit in graph.units] == [False] * 5 + [True] * 2
     assert [unit.backward_bytes(WireFormat.NATIVE) > 0 for unit in graph.units] == [False] * 5 + [True, False]
     ran = train_in_threads(plan, JOB)
@@ -154,7 +154,7 @@ def test_no_gradients_go_where_nothing_is_trained(make_plan):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_graph_and_all_costs_count_what_is_trained(name, tmp_path):
-    graph = build_graph(spec_of(name))
+    graph = graph_of(spec_of(name))
     model, _ = getattr(frozen_models, name)()
     trained = [one for one in model.parameters() if one.requires_grad]
     assert graph.trained_bytes == sum(one.nbytes for one in trained)

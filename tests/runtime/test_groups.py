@@ -11,7 +11,6 @@ from spantrain.core.shares import TensorPart
 from spantrain.core.span import Span
 from spantrain.devices.emulated import EmulatedDevice
 from spantrain.errors import ConfigError
-from spantrain.models.graph import build_graph
 from spantrain.models.tensor_parallel.division import take
 from spantrain.models.tensor_parallel.group import run_members
 from spantrain.runtime.gradients.groups import SingleMember, group_ranks
@@ -19,6 +18,7 @@ from spantrain.runtime.gradients.part_sums import share_parts
 from spantrain.runtime.step.emulation import emulated_seconds, emulated_unit_seconds
 from spantrain.runtime.step.stage_member import unit_shares
 from spantrain.runtime.step.work import DeviceClock
+from testing.models.graphs import graph_of
 from testing.runtime.thread_groups import ThreadMembers
 
 pytestmark = pytest.mark.tensor_parallel
@@ -108,7 +108,7 @@ def test_a_group_takes_the_time_of_its_slowest_member_in_each_unit(make_plan, sp
     plan = make_plan(spec_of("gpt2"), [0, 5], [[1, 1, 1]], [[Span(0, 2)]], "gpipe")
     devices = tuple(replace(device, backend="emulated") for device in plan.cluster.devices)
     cluster = replace(plan.cluster, devices=devices)
-    units = build_graph(plan.model).units
+    units = graph_of(plan.model).units
     alone = [emulated_seconds(cluster, "s0r0", "float32", [unit])(Op.FORWARD, 2) for unit in units]
     shares = {"s0r0": [0.75] * 5, "s0r1": [0.25, 0.25, 0.25, 0.25, 1.0]}
     for member in shares:

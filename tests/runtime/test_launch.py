@@ -2,8 +2,6 @@
 
 import re
 import signal
-import time
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,8 +14,8 @@ from spantrain.config.cluster_file import parse_cluster
 from spantrain.core.span import Span
 from spantrain.transport.control.credentials import Credentials
 from testing.machines import interpreter, ssh_config, tool, workers
-from testing.patience import PATIENCE_S
-from testing.programs import nothing_is_left, programs, written
+from testing.patience import PATIENCE_S, until
+from testing.programs import nothing_is_left, written
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -34,12 +32,6 @@ sites:
       - {name: s1r0, ssh: other-name, backend: cpu, devices: {test-kind: 1}}
       - {name: s1r1, address: 127.0.0.1, backend: cpu, devices: {test-kind: 1}}
 """
-
-
-@pytest.fixture
-def start(tmp_path_factory) -> Iterator[object]:
-    with programs(tmp_path_factory.mktemp) as run:
-        yield run
 
 
 @pytest.fixture
@@ -62,13 +54,6 @@ def test_a_dry_run_writes_what_joins_the_run_that_follows(plan_path, tmp_path, c
     assert f"start it with: sbatch --parsable {out}/launch/lab.sbatch" in said.err
     token = Credentials.kept_in(credentials_in(out)).token.text
     assert (out / "launch" / "token.env").read_text() == f"SPANTRAIN_JOIN=127.0.0.1:7000\nSPANTRAIN_TOKEN={token}\n"
-
-
-def until(holds: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < deadline_s, "it never came true"
-        time.sleep(0.01)
 
 
 def test_workers_run_where_ssh_leads_and_all_is_taken_down(start, plan_path, tmp_path, plain_processes):

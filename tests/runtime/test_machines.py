@@ -31,8 +31,8 @@ from spantrain.runtime.coordinator.coordinator import Coordinator
 from spantrain.runtime.launch.launcher import LocalWorkers, WorkerPlacement
 from spantrain.runtime.worker.settings import WorkerSettings
 from spantrain.transport.control.credentials import Credentials
-from testing.patience import PATIENCE_S
-from testing.programs import Program, nothing_is_left, programs, written
+from testing.patience import PATIENCE_S, until
+from testing.programs import nothing_is_left, written
 from testing.relay import FAR, NEAR, Relay
 from testing.runtime.runs import OneProcess
 
@@ -137,13 +137,6 @@ class Machines:
     def has_said(self, device: str) -> str:
         """Return the last line of a worker that has ended."""
         return self.workers.log_of(device).read_text().strip().splitlines()[-1]
-
-
-def until(holds: Callable[[], object]) -> None:
-    deadline_s = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < deadline_s, "it never came true"
-        time.sleep(0.01)
 
 
 @pytest.fixture(scope="module")
@@ -273,12 +266,6 @@ def test_who_goes_while_others_are_awaited_is_replaced(machines, stages):
 
 
 # As users start them.
-
-
-@pytest.fixture
-def start(tmp_path_factory) -> Iterator[Callable[..., Program]]:
-    with programs(tmp_path_factory.mktemp) as run:
-        yield run
 
 
 def test_the_first_signal_ends_a_wait_on_both_sides(start, stages, law_profile, tmp_path):

@@ -15,7 +15,6 @@ from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan
 from spantrain.core.span import Span
 from spantrain.errors import SpanTrainError, WorkerError
-from spantrain.models.graph import build_graph
 from spantrain.runtime.control.orders import TrainOrder
 from spantrain.runtime.control.plane import OrderRequest
 from spantrain.runtime.control.requests import REQUESTS, DeviceReport, SavedFile
@@ -23,6 +22,7 @@ from spantrain.runtime.coordinator.barrier import StepBarrier, StepOutcome
 from spantrain.runtime.coordinator.coordinator import Coordinator
 from spantrain.transport.control.client import ControlClient
 from spantrain.transport.control.protocol import RemoteRefusal
+from testing.models.graphs import graph_of
 from testing.patience import PATIENCE_S
 
 HONEST, LIAR, IDLE = "s0r0", "s1r0", "s1r1"
@@ -86,7 +86,7 @@ def under_way(run: Run) -> Iterator[tuple[Run, "Future[Any]"]]:
     """A run whose two devices have taken their orders and ended the first step, behind which they save."""
     order = TrainOrder(
         plan=run.plan,
-        graph=build_graph(run.plan.model),
+        graph=graph_of(run.plan.model),
         job=TrainJob(steps=9, checkpoint_every=1),
         peers=run.coordinator.peers((HONEST, LIAR)),
         output_dir="nowhere",

@@ -14,10 +14,10 @@ from spantrain.core.job import TrainJob
 from spantrain.core.span import Span
 from spantrain.core.update.optimizers import OPTIMIZERS, STATE_COPIES, optimizer_fields
 from spantrain.errors import PlanError
-from spantrain.models.graph import build_graph
 from spantrain.planner.request import Constraints, JobSpec, PlanRequest
 from spantrain.runtime.checkpoint.manifest import latest_checkpoint
 from spantrain.runtime.gradients.optimizer import build_optimizer, learning_rate
+from testing.models.graphs import graph_of
 from testing.runtime.runs import OneProcess, devices_of, in_groups, load_all, save_all
 
 STEPS, RATE = 6, 0.02
@@ -107,7 +107,7 @@ def test_another_plan_goes_on_with_the_same_losses(name, make_plan, spec_of, tmp
     job, spec, random = job_of(name, options, seed=5), spec_of("gpt2"), Random(3)
     unbroken = OneProcess(spec, job, 4)
     unbroken.train(0, 3)
-    tensors, losses, graph = unbroken.tensors(), unbroken.train(3, 3), build_graph(spec)
+    tensors, losses, graph = unbroken.tensors(), unbroken.train(3, 3), graph_of(spec)
     before = make_plan(spec, [0, 2, 5], [[1, 1], [1]], [[Span(0, 4)]] * 2, "gpipe")
     after = make_plan(spec, [0, 3, 5], [[1], [1, 1, 1]], [[Span(0, 4)]] * 2, "gpipe")
     if not OPTIMIZERS[name].needs_whole:

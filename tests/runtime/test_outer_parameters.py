@@ -17,7 +17,6 @@ from spantrain.core.plan import Plan
 from spantrain.core.span import Span
 from spantrain.devices.cpu import CpuDevice
 from spantrain.models.build import build_units, unit_names
-from spantrain.models.graph import build_graph
 from spantrain.models.tensor_parallel.division import take
 from spantrain.models.tensor_parallel.group import ThreadGroup
 from spantrain.runtime.channels import MailboxChannel
@@ -25,6 +24,7 @@ from spantrain.runtime.checkpoint.holding import first_names, holding_of
 from spantrain.runtime.step.stage_member import build_member
 from spantrain.runtime.worker.outer_part import StageParameters, stage_layers
 from testing.memory_mailbox import MemoryNetwork
+from testing.models.graphs import graph_of
 from testing.patience import PATIENCE_S
 from testing.runtime.groups import divided, random_groups
 from testing.runtime.thread_groups import thread_groups
@@ -40,7 +40,7 @@ class Devices:
     """The devices of a plan, each with its part of the model, and no pipeline between them."""
 
     def __init__(self, plan: Plan) -> None:
-        self.plan, self.graph = plan, build_graph(plan.model)
+        self.plan, self.graph = plan, graph_of(plan.model)
         self.found = stage_layers(plan, self.graph)
         network = MemoryNetwork()
         self._boxes = {name: network.mailbox(name) for name in plan.devices}
@@ -157,5 +157,5 @@ def test_a_cut_through_a_layer_between_groups(make_plan, spec_of, reference):
     names = unit_names(spec_of("resnet"))
     cut = next(index for index, name in enumerate(names) if "stages.1.layers.1" in name)
     plan = make_plan(spec_of("resnet"), [0, cut, len(names)], [[1], [1, 1]], [HALVES, HALVES], "1f1b")
-    assert any(route.mover not in route.holders for route in stage_layers(plan, build_graph(plan.model)).routes)
+    assert any(route.mover not in route.holders for route in stage_layers(plan, graph_of(plan.model)).routes)
     check(divided(plan, [[[1, 1]], [[2, 1], [1]]]), reference)

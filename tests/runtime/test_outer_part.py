@@ -14,7 +14,6 @@ from spantrain.core.shares import TensorPart
 from spantrain.core.span import Span
 from spantrain.errors import Interrupted
 from spantrain.models.build import unit_names
-from spantrain.models.graph import build_graph
 from spantrain.models.tensor_parallel.division import take
 from spantrain.outer.client.optimizer import OuterOptimizer
 from spantrain.outer.client.parameters import spec_of
@@ -23,6 +22,7 @@ from spantrain.outer.master.config import MasterConfig
 from spantrain.outer.policy.settings import OuterSettings
 from spantrain.runtime.coordinator.barrier import StageMeetings, meeting_of
 from spantrain.runtime.worker.outer_part import moves_layers, stage_layers
+from testing.models.graphs import graph_of
 from testing.outer.clients import EXACT
 from testing.runtime.sessions import Ran, train_in_threads
 
@@ -123,7 +123,7 @@ def test_units_that_move_while_it_trains_take_their_layers_along(plan, make_plan
 
 
 def test_a_stage_moves_what_it_holds_and_the_first_what_several_do(plan):
-    graph = build_graph(plan.model)
+    graph = graph_of(plan.model)
     found = stage_layers(plan, graph)
     names = [name for stage in found.by_stage for name in found.names(stage)]
     assert len(names) == len(set(names))
@@ -137,7 +137,7 @@ def test_layers_are_those_of_the_plain_model(plan, reference):
     _, named = reference(plan.model, 0)
     named.pop("lm_head.weight", None)
     plain = group_layers(spec_of(name, one) for name, one in named.items())
-    assert stage_layers(plan, build_graph(plan.model)).layers == plain
+    assert stage_layers(plan, graph_of(plan.model)).layers == plain
 
 
 def test_plans_with_the_same_cuts_move_no_layers(plan):
@@ -172,7 +172,7 @@ def test_a_layer_that_a_cut_runs_through_is_moved_by_the_first_of_its_stages(mak
     names = unit_names(spec)
     cut = next(index for index, name in enumerate(names) if "stages.1.layers.1" in name)
     plan = make_plan(spec, [0, cut, len(names)], [[1], [1]], [HALVES, HALVES], "1f1b")
-    found = stage_layers(plan, build_graph(spec))
+    found = stage_layers(plan, graph_of(spec))
     apart = [route for route in found.routes if route.holders != (route.mover,)]
     assert apart
     assert all("stages.1.layers.1" in route.spec.name for route in apart)

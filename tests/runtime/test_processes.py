@@ -27,12 +27,12 @@ from spantrain.core.span import Span
 from spantrain.errors import ConfigError, WorkerError
 from spantrain.formats.registry import WireFormat
 from spantrain.models.data.dataset import open_dataset
-from spantrain.models.graph import build_graph
 from spantrain.models.units import loss_of, rows_read
 from spantrain.runtime.coordinator.barrier import StepOutcome
 from spantrain.runtime.gradients.optimizer import build_optimizer, clip_factor, learning_rate
 from spantrain.runtime.step.work import SampledFeed
 from spantrain.sim.replay import compare_all, replay, simulated_order
+from testing.models.graphs import graph_of
 from testing.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -316,7 +316,7 @@ def test_a_rounded_cut_learns_as_the_exact_one_does(wire_format, running, alone,
     assert held_out_of(outcome) == pytest.approx(held_out, rel=0.01)
     assert outcome.losses[-1] < outcome.losses[0]
     exact, fewer = sent
-    cut = build_graph(plan.model).units[0]
+    cut = graph_of(plan.model).units[0]
     native = cut.forward_bytes(WireFormat.NATIVE) + cut.backward_bytes(WireFormat.NATIVE)
     assert exact[0, 1] % native == 0
     per_sample = cut.forward_bytes(wire_format) + cut.backward_bytes(wire_format)

@@ -3,7 +3,6 @@
 import json
 import re
 import signal
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from spantrain.core.plan import Plan
 from spantrain.core.span import Span
 from testing.machines import interpreter, ssh_config
 from testing.namespaces import inside, three_places
-from testing.programs import Program, nothing_is_left, programs, written
+from testing.programs import Program, nothing_is_left, written
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -35,12 +34,6 @@ links: [{between: [lab, home], bandwidth: 100 Mbit/s, latency: 1 ms}]
 """
 
 TOKEN = "t" * 32
-
-
-@pytest.fixture
-def start(tmp_path_factory) -> Iterator[object]:
-    with programs(tmp_path_factory.mktemp) as run:
-        yield run
 
 
 @pytest.fixture

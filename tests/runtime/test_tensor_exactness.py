@@ -17,7 +17,6 @@ from spantrain.errors import ConfigError, Interrupted
 from spantrain.formats.registry import WireFormat
 from spantrain.models.build import build_units, unit_count
 from spantrain.models.data.dataset import open_dataset
-from spantrain.models.graph import build_graph
 from spantrain.models.randomness.draws import DrawnSamples
 from spantrain.models.tensor_parallel.division import put
 from spantrain.models.units import loss_of, rows_read
@@ -27,6 +26,7 @@ from spantrain.runtime.step.stage_member import StageMember, build_member
 from spantrain.runtime.step.work import SampledFeed
 from spantrain.runtime.worker.plan_part import StageActions
 from testing.memory_mailbox import MemoryNetwork
+from testing.models.graphs import graph_of
 from testing.models.library_models import library_spec
 from testing.patience import PATIENCE_S
 from testing.runtime.groups import divided, random_groups
@@ -66,7 +66,7 @@ class Cast:
         self.plan = plan
         self.mailboxes = {name: network.mailbox(name) for name in plan.devices}
         self._groups = {name: found for stage in plan.stages for name, found in thread_groups(stage).items()}
-        self._data, self._graph = open_dataset(plan.model), build_graph(plan.model)
+        self._data, self._graph = open_dataset(plan.model), graph_of(plan.model)
         # Here, since torch's random numbers belong to all threads.
         self._units = {
             name: build_units(plan.model, stage.units, seed=SEED) for stage in plan.stages for name in stage.devices
@@ -223,7 +223,7 @@ def test_replicas_of_unequal_samples_and_tensors(groups, schedule, slices, make_
 def test_stages_make_a_bias_of_positions_themselves(slices, make_plan, reference, tmp_path):
     """T5's, of parameters alone: three stages share its table, whose gradient is summed over them."""
     spec = library_spec("t5", tmp_path)
-    assert len(build_graph(spec).units[1].outputs) == 1, "behind the first block: what it made of what it read"
+    assert len(graph_of(spec).units[1].outputs) == 1, "behind the first block: what it made of what it read"
     plan = make_plan(spec, [0, 2, 4, 6], [[1], [1, 2], [1]], [THIRDS, THIRDS, THIRDS], "critical-path")
     check(divided(plan, [[[1, 1]], [[1], [1, 1]], [[2, 1]]], slices), reference)
 

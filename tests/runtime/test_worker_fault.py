@@ -23,8 +23,9 @@ cli.main(["worker", "--join", sys.argv[1], "--name", "edge-0", "--backend", "cpu
 """
 
 
-def test_a_worker_that_cannot_go_on_says_why_and_ends():
-    left = []
+def test_a_worker_that_cannot_go_on_says_why_and_ends(tmp_path):
+    left, script = [], tmp_path / "faulty.py"
+    script.write_text(WORKER)
     handlers = {
         "introduce": lambda _peer, _facts: {},
         "heartbeat": lambda _peer, _status: {},
@@ -36,7 +37,7 @@ def test_a_worker_that_cannot_go_on_says_why_and_ends():
     )
     server.start()
     try:
-        words = [sys.executable, "-c", WORKER, server.join_address]
+        words = [sys.executable, str(script), server.join_address]
         environment = {**os.environ, "SPANTRAIN_TOKEN": server.token}
         ended = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S, check=False, env=environment)
     finally:

@@ -14,8 +14,6 @@ from spantrain.cli.main import add_commands
 from spantrain.errors import UsageError
 from testing.patience import PATIENCE_S
 
-pytestmark = pytest.mark.usefixtures("plain_processes")  # they read PYTHONPATH when they start
-
 STRATEGY = """
 from spantrain.planner.strategies.baselines import single_device
 from spantrain.planner.strategies.registry import RegisteredStrategy

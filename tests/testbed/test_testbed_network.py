@@ -6,7 +6,6 @@ import pickle
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ from spantrain.errors import TestbedError
 from spantrain.testbed.control import ShapedLinkStatus
 from spantrain.testbed.testbed import Testbed
 from spantrain_studies.testbed_traffic import Flow, measure_round_trips
-from testing.patience import PATIENCE_S
+from testing.patience import until
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(600), pytest.mark.usefixtures("namespaces_or_skip")]
 
@@ -51,13 +50,6 @@ def test_hosts_reach_each_other_and_nothing_else(testbed: Testbed) -> None:
 
 def link_of(testbed: Testbed, source: str) -> ShapedLinkStatus:
     return next(link for link in testbed.status().links if link.source == source)
-
-
-def until(holds: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < deadline_s, "it never came true"
-        time.sleep(0.005)
 
 
 def burst(testbed: Testbed, source: str, target: str, *, port: int = 9, size_bytes: int, count: int) -> None:

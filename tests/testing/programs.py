@@ -53,12 +53,7 @@ class Program:
 
     def family(self) -> list[psutil.Process]:
         """All processes that live in this program's temporary folder: it and what it started."""
-        found = []
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error):
-                if process.cwd() == str(self.temporary) and process.status() != "zombie":
-                    found.append(process)
-        return found
+        return living_in(self.temporary)
 
     def worker(self, device: str) -> psutil.Process:
         """The process that writes this device's log."""
@@ -101,6 +96,16 @@ def programs(make_folder: Callable[[str], Path]) -> Iterator[Callable[..., Progr
             with contextlib.suppress(psutil.Error):
                 process.kill()
         program.process.wait()
+
+
+def living_in(folder: Path) -> list[psutil.Process]:
+    """Return all processes whose working directory a folder is."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.cwd() == str(folder) and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
 
 
 def process_of_log(log: Path) -> int:

@@ -39,17 +39,6 @@ def collect() -> Callable[[MailboxLike, int], list[Message]]:
     return take
 
 
-@pytest.fixture
-def until() -> Callable[[Callable[[], bool]], None]:
-    def wait(holds: Callable[[], bool]) -> None:
-        deadline_s = time.monotonic() + PATIENCE_S
-        while not holds():
-            assert time.monotonic() < deadline_s, "it never came true"
-            time.sleep(0.002)
-
-    return wait
-
-
 PATIENT = Limits(welcome_s=PATIENCE_S)
 """Where all sides admit each other before one dials, nobody dials twice, however long a handshake takes."""
 

@@ -6,6 +6,7 @@ import torch
 from spantrain.transport.connection.peers import PeerAddress
 from spantrain.transport.mailbox.mailbox import Mailbox
 from testing.outer.layer_wires import Wires, a_key, a_layer, has_refused, same, specs
+from testing.patience import until
 
 NO_KEY = "#" * 40
 """Looks like Z85, and stands for no 32 bytes."""
@@ -33,7 +34,7 @@ def test_what_can_be_dialled_is_an_address(endpoint):
     assert PeerAddress(name="b", endpoint=endpoint, public_key="").endpoint == endpoint
 
 
-def test_a_mailbox_lives_on_beside_a_peer_that_cannot_be_dialled(key, collect, until):
+def test_a_mailbox_lives_on_beside_a_peer_that_cannot_be_dialled(key, collect):
     a, c = Mailbox(name="a"), Mailbox(name="c")
     try:
         nobody = PeerAddress(name="b", endpoint="tcp://127.0.0.1:9", public_key=NO_KEY)

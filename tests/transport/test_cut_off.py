@@ -15,6 +15,7 @@ import torch
 from spantrain.core.messages import MessageKey
 from spantrain.transport.mailbox.interface import Message
 from spantrain.transport.mailbox.mailbox import Mailbox
+from testing.patience import until
 
 SILENCE_S = 0.3
 """After this, acknowledgements have gone: who has nothing to send would not find out by sending."""
@@ -119,7 +120,6 @@ def test_what_was_on_its_way_comes_though_nobody_sends_again(
     sender_dials: bool,
     key: Callable[..., MessageKey],
     collect: Callable[[Mailbox, int], list[Message]],
-    until: Callable[[Callable[[], bool]], None],
 ) -> None:
     dialler, listener, wire = joined
     source, target = (dialler, listener) if sender_dials else (listener, dialler)

@@ -193,13 +193,14 @@ sys.stdin.read()
 """
 
 
-def test_a_peer_that_is_killed_is_noticed_at_once_and_comes_back():
+def test_a_peer_that_is_killed_is_noticed_at_once_and_comes_back(tmp_path):
     """What was on its way is lost; from its next life all is taken in again."""
     with Wires(encrypted=False, limits=patient()) as wires:
         shard, worker = wires.met("a")
         shard.set_peers([wires.address("a"), PeerAddress(name="b", endpoint="", public_key="")])
-        program = CHILD.format(path=sys.path, endpoint=shard.endpoint)
-        with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        script = tmp_path / "child.py"
+        script.write_text(CHILD.format(path=sys.path, endpoint=shard.endpoint))
+        with subprocess.Popen([sys.executable, script], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
             assert child.stdout.readline() == b"sending\n"
             for k in (1, 2):
                 shard.expect("b", a_key(k), [ParameterSpec(name="w", shape=(3,))])

@@ -7,7 +7,7 @@ import torch
 
 from spantrain.errors import PeerLostError, ProtocolError
 from spantrain.transport.mailbox.interface import Limits
-from testing.patience import PATIENCE_S
+from testing.patience import PATIENCE_S, until
 
 MB = 1_000_000
 
@@ -96,7 +96,7 @@ def test_a_message_over_the_limit_is_the_senders_error(make_mailbox, key):
         a.send("b", key(), [torch.zeros(1, dtype=torch.complex64)])
 
 
-def test_older_generations_are_dropped_and_newer_ones_wait(make_mailbox, key, collect, until):
+def test_older_generations_are_dropped_and_newer_ones_wait(make_mailbox, key, collect):
     a, b = make_mailbox("a"), make_mailbox("b")
     introduce(a, b)
     a.set_peers(2, [b.address])
@@ -112,7 +112,7 @@ def test_older_generations_are_dropped_and_newer_ones_wait(make_mailbox, key, co
     assert a.counters().refused["old generation, not sent"] == 1
 
 
-def test_the_next_generation_starts_with_nothing_of_the_last(make_mailbox, key, collect, until):
+def test_the_next_generation_starts_with_nothing_of_the_last(make_mailbox, key, collect):
     a, b = make_mailbox("a"), make_mailbox("b")
     introduce(a, b)
     a.send("b", key(1), [torch.ones(3)])
@@ -164,7 +164,7 @@ def test_close_ends_a_wait(make_mailbox):
         a.receive(0)
 
 
-def test_sent_intervals_are_reported_once_and_in_order(make_mailbox, key, collect, until):
+def test_sent_intervals_are_reported_once_and_in_order(make_mailbox, key, collect):
     a, b = make_mailbox("a"), make_mailbox("b")
     introduce(a, b)
     for step in range(3):

@@ -7,7 +7,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import pytest
@@ -19,7 +19,7 @@ from spantrain.transport.relay import tunnel as tunnels
 from spantrain.transport.relay.protocol import RelayAccess, greeting, proof
 from spantrain.transport.relay.server import RelayLimits, RelayNews, RelayServer
 from spantrain.transport.relay.tunnel import TunnelEnd, tunnel
-from testing.patience import PATIENCE_S
+from testing.patience import PATIENCE_S, until
 
 HOST = "127.0.0.1"
 TOKENS = {"lab": "l" * 32, "home": "h" * 40}
@@ -81,13 +81,6 @@ def dial(where: Address, first: bytes = b"") -> socket.socket:
     line = socket.create_connection((where.host, where.port), timeout=PATIENCE_S)
     line.sendall(first)
     return line
-
-
-def until(holds: Callable[[], object]) -> None:
-    deadline_s = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < deadline_s, "it never came true"
-        time.sleep(0.005)
 
 
 def ended(line: socket.socket) -> bool:

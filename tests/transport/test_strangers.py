@@ -24,7 +24,7 @@ from spantrain.transport.mailbox.wire import (
     encode_header,
     header_of,
 )
-from testing.patience import PATIENCE_S
+from testing.patience import PATIENCE_S, until
 
 KEY = MessageKey(1, 0, "forward", 3, Span(0, 4))
 
@@ -90,7 +90,7 @@ def refused(mailbox, reason):
     return mailbox.counters().refused.get(reason, 0)
 
 
-def test_a_stranger_is_refused_counted_and_disturbs_nobody(open_mailbox, dial, collect, until):
+def test_a_stranger_is_refused_counted_and_disturbs_nobody(open_mailbox, dial, collect):
     b, c = open_mailbox("b"), open_mailbox("c")
     b.set_peers(1, [c.address])
     c.set_peers(1, [b.address])
@@ -102,7 +102,7 @@ def test_a_stranger_is_refused_counted_and_disturbs_nobody(open_mailbox, dial, c
     assert b.counters().peers["c"].messages_received == 1
 
 
-def test_a_known_key_cannot_speak_for_another_name(open_mailbox, dial, until):
+def test_a_known_key_cannot_speak_for_another_name(open_mailbox, dial):
     b = open_mailbox("b")
     a_keys, c_keys = KeyPair.generate(), KeyPair.generate()
     b.set_peers(
@@ -116,20 +116,20 @@ def test_a_known_key_cannot_speak_for_another_name(open_mailbox, dial, until):
     assert b.receive(0) == []
 
 
-def test_a_name_that_is_not_a_peer_is_refused_without_encryption_too(open_mailbox, dial, until):
+def test_a_name_that_is_not_a_peer_is_refused_without_encryption_too(open_mailbox, dial):
     b = open_mailbox("b", encrypted=False)
     b.set_peers(1, [PeerAddress(name="a", endpoint="", public_key="")])
     dial(b).send(hello("z"))
     until(lambda: refused(b, "unknown peer") == 1)
 
 
-def test_someone_without_encryption_is_refused_and_counted(open_mailbox, dial, until):
+def test_someone_without_encryption_is_refused_and_counted(open_mailbox, dial):
     b = open_mailbox("b")
     dial(b).send(hello("a"))
     until(lambda: refused(b, "handshake") > 0)
 
 
-def test_an_unknown_key_is_counted_once(open_mailbox, dial, until):
+def test_an_unknown_key_is_counted_once(open_mailbox, dial):
     b = open_mailbox("b")
     stranger = dial(b, KeyPair.generate())
     until(lambda: refused(b, "unknown peer") == 1)
@@ -142,7 +142,7 @@ def test_an_unknown_key_is_counted_once(open_mailbox, dial, until):
 
 @pytest.mark.parametrize("said", [b"", b"GET / HTTP/1.1\r\nHost: here\r\n\r\n" * 10, b"\xff" + bytes(300)])
 @pytest.mark.parametrize("encrypted", [True, False])
-def test_someone_who_speaks_no_zeromq_is_counted_and_does_no_harm(open_mailbox, collect, until, said, encrypted):
+def test_someone_who_speaks_no_zeromq_is_counted_and_does_no_harm(open_mailbox, collect, said, encrypted):
     b, c = (open_mailbox(name, encrypted=encrypted) for name in "bc")
     b.set_peers(1, [c.address])
     c.set_peers(1, [b.address])
@@ -174,7 +174,7 @@ BAD_FRAMES = {
 
 
 @pytest.mark.parametrize("case", BAD_FRAMES)
-def test_bad_frames_of_a_peer_are_refused_counted_and_do_no_harm(open_mailbox, dial, collect, until, case):
+def test_bad_frames_of_a_peer_are_refused_counted_and_do_no_harm(open_mailbox, dial, collect, case):
     frames, reason = BAD_FRAMES[case]
     b = open_mailbox("b", encrypted=reason != "bad checksum")
     keys = KeyPair.generate() if reason != "bad checksum" else None
@@ -190,7 +190,7 @@ def test_bad_frames_of_a_peer_are_refused_counted_and_do_no_harm(open_mailbox, d
         assert torch.equal(message.tensors[0], GOOD)
 
 
-def test_a_frame_beyond_every_bound_is_counted_and_costs_the_connection_only(open_mailbox, dial, collect, until):
+def test_a_frame_beyond_every_bound_is_counted_and_costs_the_connection_only(open_mailbox, dial, collect):
     b, c = open_mailbox("b"), open_mailbox("c")
     keys = KeyPair.generate()
     b.set_peers(1, [c.address, PeerAddress(name="a", endpoint="", public_key=keys.public_key)])
@@ -206,7 +206,7 @@ def test_a_frame_beyond_every_bound_is_counted_and_costs_the_connection_only(ope
 
 @pytest.mark.parametrize("encrypted", [True, False])
 def test_a_connection_that_breaks_without_goodbye_is_counted_and_one_with_is_not(
-    open_mailbox, dial, collect, until, encrypted
+    open_mailbox, dial, collect, encrypted
 ):
     b = open_mailbox("b", encrypted=encrypted)
     keys = KeyPair.generate() if encrypted else None
@@ -260,7 +260,7 @@ def test_addresses_are_checked(open_mailbox, address):
         open_mailbox("a").set_peers(1, [PeerAddress(name=name, endpoint=endpoint, public_key=public_key)])
 
 
-def test_a_peer_may_be_late_and_nothing_is_lost(open_mailbox, collect, until):
+def test_a_peer_may_be_late_and_nothing_is_lost(open_mailbox, collect):
     a, b = open_mailbox("a"), open_mailbox("b")
     a.set_peers(1, [b.address])
     for step in range(5):

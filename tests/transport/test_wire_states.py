@@ -20,7 +20,7 @@ from spantrain.transport.mailbox.loop import MailboxLoop
 from spantrain.transport.mailbox.mailbox import Mailbox
 from spantrain.transport.mailbox.outbox import Outbox, OutgoingMessage, Pace
 from spantrain.transport.mailbox.wire import WELCOME, Chunk, Greeting, encode_bye, encode_greeting
-from testing.patience import PATIENCE_S
+from testing.patience import PATIENCE_S, until
 
 Dialled = DialledLink[MailboxPeer]
 NOTHING = ((0, ()), (0, ()))
@@ -136,7 +136,7 @@ def test_what_may_be_on_its_way_is_rate_times_quickest_answer_and_a_fifth_of_a_s
     assert pace.room_bytes == 100_000 * 1.2
 
 
-def test_a_listener_with_another_key_is_told_nothing(until) -> None:
+def test_a_listener_with_another_key_is_told_nothing() -> None:
     with_wrong_key, listener = Mailbox(name="a"), Mailbox(name="b")
     try:
         listener.set_peers(1, [with_wrong_key.address])
@@ -162,7 +162,7 @@ def test_a_reason_is_logged_the_first_time_and_counted_each_time(caplog: pytest.
 # Beginnings and ends.
 
 
-def test_a_new_connection_is_asked_who_it_is_and_a_stranger_to_begin_again(until) -> None:
+def test_a_new_connection_is_asked_who_it_is_and_a_stranger_to_begin_again() -> None:
     mailbox = Mailbox(name="b", encrypted=False)
     with zmq.Context() as context, context.socket(zmq.DEALER) as raw:
         raw.setsockopt(zmq.PROBE_ROUTER, 1)
@@ -234,7 +234,7 @@ def test_after_a_bye_a_side_of_a_later_generation_dials_at_once_and_others_in_a_
     assert len(link.sockets) == 4, "they were set anew since that bye"
 
 
-def test_a_peer_that_cannot_be_dialled_is_tried_again(until) -> None:
+def test_a_peer_that_cannot_be_dialled_is_tried_again() -> None:
     mailbox = Mailbox(name="a", limits=Limits(welcome_s=0.002))
     try:
         mailbox.set_peers(1, [PeerAddress(name="b", endpoint=NOWHERE, public_key="#" * 40)])

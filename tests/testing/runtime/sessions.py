@@ -13,7 +13,6 @@ from spantrain.core.job import TrainJob
 from spantrain.core.outer.stages import OuterCluster
 from spantrain.core.plan import Plan
 from spantrain.errors import Interrupted
-from spantrain.models.graph import build_graph
 from spantrain.runtime.checkpoint.manifest import CheckpointSet, Manifest
 from spantrain.runtime.control.orders import TrainOrder, TrainResult
 from spantrain.runtime.control.requests import Introduction, SavedFile
@@ -27,6 +26,7 @@ from spantrain.runtime.worker.stale_session import session_of
 from spantrain.runtime.worker.trainer import TrainSession
 from testing.backend import compute_device
 from testing.memory_mailbox import MemoryNetwork
+from testing.models.graphs import graph_of
 from testing.patience import PATIENCE_S
 from testing.runtime.control import MemoryControlPlane
 from testing.runtime.thread_groups import thread_groups
@@ -162,7 +162,7 @@ class _Cast:
         first_step = content.step if content else 0
         return TrainOrder(
             plan=self.plan,
-            graph=build_graph(self.plan.model),
+            graph=graph_of(self.plan.model),
             job=self.job,
             peers=tuple(box.address for box in self.boxes.values()),
             output_dir=str(self.out) if self.out else "",

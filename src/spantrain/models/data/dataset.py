@@ -4,6 +4,7 @@ Each stage reads what its units need, as a rule the first one inputs and the las
 """
 
 from collections.abc import Sequence
+from functools import cache
 from hashlib import sha256
 from typing import Protocol
 
@@ -215,6 +216,7 @@ class HeldSamples:
         return self._labels[list(indices)]
 
 
+@cache
 def _digits(*, held_out: bool) -> HeldSamples:
     """Return scikit-learn's handwritten digits (1797 images of 8x8), of mean 0 and deviation 1 once they are resized.
 

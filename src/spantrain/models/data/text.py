@@ -8,6 +8,7 @@ import os
 import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from hashlib import sha256
 from itertools import chain, islice
 from pathlib import Path
@@ -166,7 +167,7 @@ def _numbers(dataset: str, encoder: ByteEncoder | TokenEncoder, *, held_out: boo
     kind, _, place = dataset.partition(":")
     match kind:
         case "stdlib-text" if not place:
-            parts = _file_parts(_library_files(), _LIBRARY_BYTES, _LIBRARY_HELD_OUT_BYTES)
+            parts = _library_parts()
         case "text":
             files = _user_files(Path(place))
             check_size(files, place)
@@ -179,6 +180,11 @@ def _numbers(dataset: str, encoder: ByteEncoder | TokenEncoder, *, held_out: boo
                 "jsonl:PATH or hf:PATH"
             )
     return encoder.text(parts[held_out])
+
+
+@cache
+def _library_parts() -> tuple[bytes, bytes]:
+    return _file_parts(_library_files(), _LIBRARY_BYTES, _LIBRARY_HELD_OUT_BYTES)
 
 
 def _library_files() -> list[Path]:
