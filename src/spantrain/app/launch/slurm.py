@@ -3,7 +3,6 @@
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import ClassVar
 
 from spantrain.app.launch.batch import TOKEN_FILE, BatchWorkers, run_tool
@@ -44,11 +43,14 @@ class SlurmWay(LaunchWay):
 
     def _script(self, wanted: WantedWorkers, jobs: "SlurmWorkers", site: str, hosts: _Hosts) -> Iterator[str]:
         yield "#!/bin/bash"
-        log = wanted.log_folder.resolve() / f"slurm-{site}.log"
+        log = str(wanted.log_folder.resolve() / f"slurm-{site}.log").replace("%", "%%")  # else a pattern's begin
         yield f"#SBATCH --job-name=spantrain-{site}"
-        yield f"#SBATCH --output={_escaped(log)}"
+        yield f"#SBATCH --output={shlex.quote(log)}"
         yield "#SBATCH --no-requeue"
-        groups = _groups(hosts)
+        groups: dict[int, list[str]] = {}
+        for host, devices in hosts.items():  # those with as many GPUs are one part of the job
+            numbers = [int(one.backend.partition(":")[2] or 0) for one in devices if one.backend.startswith("cuda")]
+            groups.setdefault(max(numbers, default=-1) + 1, []).append(host)
         for number, (gpus, names) in enumerate(groups.items()):
             if number:
                 yield "#SBATCH hetjob"
@@ -67,7 +69,11 @@ class SlurmWay(LaunchWay):
         if self.options.code is not None:
             folder = code_folder(self.options.code.digest)
             yield f"cd {shlex.quote(str(folder))}"
-        yield f"check={shlex.quote(self._check(wanted.data))}"
+        lacks = '{ echo "data $path is not on $(hostname); copy it there: code is copied, data are not"; exit 2; }'
+        looks = f'for path in {shlex.join(wanted.data)}; do [ -e "$path" ] || {lacks}; done; ' if wanted.data else ""
+        finds = 'export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"; ' if self.options.code else ""
+        check = f'{looks}{finds}exec "$@"'  # what a shell does on a node before it becomes a worker
+        yield f"check={shlex.quote(check)}"
         yield _WORKER
         for number, (gpus, names) in enumerate(groups.items()):
             for host in names:
@@ -77,44 +83,20 @@ class SlurmWay(LaunchWay):
                     own = (f"{name}={value}" for name, value in self.options.environment_at(place).items())
                     log = str(jobs.log_of(device.name).resolve()).replace("%", "%%")
                     words = [self.options.python_at(place), *self.options.worker_words(wanted, device)]
-                    begin = shlex.join(
-                        [
-                            "worker",
-                            part,
-                            f"--gpus-per-node={gpus}" if gpus else "--quiet",
-                            host,
-                            log,
-                            "env",
-                            *own,
-                            "bash",
-                            "-c",
-                        ]
-                    )
+                    places = [part, f"--gpus-per-node={gpus}" if gpus else "--quiet", host, log]
+                    begin = shlex.join(["worker", *places, "env", *own, "bash", "-c"])
                     yield f'{begin} "$check" worker {shlex.join(words)}'
-
-    def _check(self, data: Sequence[str]) -> str:
-        """Return what a shell does on a node before it becomes a worker: look whether data are there, find code."""
-        lacks = '{ echo "data $path is not on $(hostname); copy it there: code is copied, data are not"; exit 2; }'
-        looks = f'for path in {shlex.join(data)}; do [ -e "$path" ] || {lacks}; done; ' if data else ""
-        code = 'export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"; ' if self.options.code else ""
-        return f'{looks}{code}exec "$@"'
 
 
 class SlurmWorkers(BatchWorkers):
     """Jobs that were submitted."""
 
+    suffix = ".sbatch"
+
     def __init__(self, wanted: WantedWorkers, way: SlurmWay, reporter: Reporter) -> None:
         super().__init__(wanted, way, reporter)
         self._jobs: dict[str, str] = {}
         self._states: dict[str, str] = {}
-
-    def token_folders(self) -> Sequence[Path]:
-        """Return the folder of the scripts."""
-        return [self.folder]
-
-    def written(self, site: str) -> Path:
-        """Return a site's script."""
-        return self.folder / f"{site}.sbatch"
 
     def submit_words(self, site: str) -> list[str]:
         """Return what submits it."""
@@ -157,21 +139,3 @@ class SlurmWorkers(BatchWorkers):
                 return "ended"
             raise
         return found[0].removesuffix(" None") if found else "ended"
-
-
-def _groups(hosts: _Hosts) -> dict[int, list[str]]:
-    """Return hosts by how many GPUs they are to have: those alike are one part of a job."""
-    found: dict[int, list[str]] = {}
-    for host, devices in hosts.items():
-        found.setdefault(_gpus(devices), []).append(host)
-    return found
-
-
-def _gpus(devices: Sequence[Device]) -> int:
-    numbers = [int(device.backend.partition(":")[2] or 0) for device in devices if device.backend.startswith("cuda")]
-    return max(numbers, default=-1) + 1
-
-
-def _escaped(path: Path) -> str:
-    """Return a path in which Slurm sees no patterns."""
-    return shlex.quote(str(path).replace("%", "%%"))

@@ -6,11 +6,11 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from spantrain.app.outer.join import address_file, naming_state
-from spantrain.app.watching.member_metrics import master_metrics, shard_metrics
+from spantrain.app.watching.metrics_text import master_metrics, shard_metrics
 from spantrain.config.files.text_files import write_atomically
 from spantrain.errors import ConfigError, WorkerError
 from spantrain.outer.master.files import token_file
@@ -27,12 +27,8 @@ _Metrics = Callable[[Callable[[], str]], AbstractContextManager[None]]
 """Serves what a function returns as metrics, beside what is done inside."""
 
 
-def _unserved(_make: Callable[[], str]) -> AbstractContextManager[None]:
-    return nullcontext()
-
-
 def serve_master(
-    config: OuterConfig, *, ready: Callable[[str, Path], None], end_with_input: bool, metrics: _Metrics = _unserved
+    config: OuterConfig, *, ready: Callable[[str, Path], None], end_with_input: bool, metrics: _Metrics
 ) -> None:
     """Serve until interrupted; `ready` hears the address and where the token is.
 
@@ -55,7 +51,7 @@ def serve_master(
 
 def serve_shard(
     place: MemberPlace, *, master: str, token: str, encrypted: bool, ready: Callable[[str], None], end_with_input: bool,
-    metrics: _Metrics = _unserved,
+    metrics: _Metrics,
 ) -> None:  # fmt: skip
     """Serve until interrupted, whether the master is there or not; `ready` hears where layers come in.
 

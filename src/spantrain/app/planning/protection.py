@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
-from spantrain.core.cluster import Cluster
 from spantrain.core.plan import Plan, Stage
 from spantrain.core.profile import Profile
 from spantrain.core.quantities import format_bytes, format_seconds
@@ -63,17 +62,12 @@ def _room(plan: Plan, profile: Profile, memory: MemoryCost) -> tuple[dict[str, f
     for name, peak in memory.plan_peak_bytes(plan).items():
         device = cluster.device_by_name[name]
         host_bytes = cluster.host_by_name[device.host].memory_bytes
-        if _is_in_host_memory(cluster, name):
+        if device.backend == "cpu" or cluster.kind_by_name[device.kind].unified_memory:
             room[name] = device.memory_bytes - peak
         else:
             memory_of[name] = f"host {device.host}"
             room[memory_of[name]] = math.inf if host_bytes is None else host_bytes
     return room, memory_of
-
-
-def _is_in_host_memory(cluster: Cluster, name: str) -> bool:
-    device = cluster.device_by_name[name]
-    return device.backend == "cpu" or cluster.kind_by_name[device.kind].unified_memory
 
 
 def keepers_wait_s(plan: Plan, profile: Profile) -> float:

@@ -162,43 +162,26 @@ def _question(session: Session, model: ModelSpec, graph: UnitGraph, options: Pro
 
 
 def _network_round(session: Session, reporter: Reporter) -> list[LinkMeasurement]:
-    rounds = pair_rounds(session.cluster, session.devices, max_at_once=_most_at_once(session))
-    total = sum(len(pairs) for pairs in rounds)
-    peers_of = _connect(session, [pair for pairs in rounds for pair in pairs])
+    # Where this machine plays all hosts itself, a pair keeps the threads of two programs and the router busy; if they
+    # wait for a processor, the processors are measured, not the links.
+    carried = max(1, len(os.sched_getaffinity(0)) // _PROCESSORS_OF_A_PAIR)
+    rounds = pair_rounds(session.cluster, session.devices, max_at_once=carried if session.workers else None)
+    all_pairs = [pair for pairs in rounds for pair in pairs]
+    peers_of = _connect(session, all_pairs)
     links: list[LinkMeasurement] = []
     done = 0
     for pairs in rounds:
         links.extend(_measure_pairs(session, pairs, peers_of, links))
         done += len(pairs)
-        reporter.progress(done, total, f"{pairs[0][0]} - {pairs[0][1]}")
-    return _measured_again(session, links, [pair for pairs in rounds for pair in pairs], peers_of)
-
-
-def _measured_again(
-    session: Session,
-    links: Sequence[LinkMeasurement],
-    pairs: Sequence[tuple[str, str]],
-    peers_of: Mapping[str, tuple[PeerAddress, ...]],
-) -> list[LinkMeasurement]:
-    """Measure once more the pairs with a direction that came out much slower than others like it."""
+        reporter.progress(done, len(all_pairs), f"{pairs[0][0]} - {pairs[0][1]}")
+    # Once more those with a direction that came out much slower than others like it.
     doubts = doubtful(session.cluster, links)
     found = {(link.source, link.target): link for link in links}
-    for pair in pairs:
+    for pair in all_pairs:
         if doubts & {pair, pair[::-1]}:
             for link in _measure_pairs(session, [pair], peers_of, links):
                 found[link.source, link.target] = better(found[link.source, link.target], link)
     return list(found.values())
-
-
-def _most_at_once(session: Session) -> int | None:
-    """Return how many pairs this machine's processors carry where it plays all hosts itself; None: any number.
-
-    A pair keeps the threads of two programs and the router busy; where they wait for a processor, the processors are
-    measured, not the links.
-    """
-    if session.workers is None:
-        return None
-    return max(1, len(os.sched_getaffinity(0)) // _PROCESSORS_OF_A_PAIR)
 
 
 def _connect(session: Session, pairs: Sequence[tuple[str, str]]) -> dict[str, tuple[PeerAddress, ...]]:

@@ -94,11 +94,15 @@ class RunNetwork:
         normal = _normal_rates(self._plan.cluster)
         ends_s = tuple(outcome.closed_s - begun_s for outcome in outcomes if outcome.loss is not None)
         predicted = simulate_traced(self._plan, self._profile, min(len(ends_s), _MAX_PREDICTED_STEPS), self._speeds)
+        rates = {}
+        for name, speed in self._speeds.items():
+            changes = tuple((at_s, part * normal[name]) for at_s, part in speed.changes)
+            rates[name] = changes if changes[0][0] <= 0 else ((0.0, normal[name]), *changes)
         return NetworkTraceFigures(
             trace=self._trace.text,
             file=str(folder / TRACE_NAME),
             run_s=self._run_s,
-            bytes_per_s={name: _rates(speed, normal[name]) for name, speed in self._speeds.items()},
+            bytes_per_s=rates,
             step_ends_s=ends_s,
             predicted_step_ends_s=predicted.step_ends_s,
         )
@@ -110,8 +114,3 @@ def _normal_rates(cluster: Cluster) -> dict[str, float]:
         rates[f"{site.name} up"] = site.uplink_bandwidth_bytes_per_s or math.inf
         rates[f"{site.name} down"] = site.downlink_bandwidth_bytes_per_s or math.inf
     return rates
-
-
-def _rates(speed: SpeedTrace, normal_bytes_per_s: float) -> tuple[tuple[float, float], ...]:
-    changes = tuple((at_s, part * normal_bytes_per_s) for at_s, part in speed.changes)
-    return changes if changes[0][0] <= 0 else ((0.0, normal_bytes_per_s), *changes)

@@ -25,12 +25,10 @@ from spantrain.app.training.outcome import (
     steady,
     with_reasons,
 )
-from spantrain.app.training.recovery.carry_on import Leg, Loss, about_pause, leg_after_loss, orders_of
+from spantrain.app.training.recovery.carry_on import Leg, Loss, PreparedChanges, about_pause, leg_after_loss, orders_of
 from spantrain.app.training.recovery.joining import Membership
 from spantrain.app.training.recovery.journal import BegunLeg, Journal, first_leg, with_what_is_held
-from spantrain.app.training.recovery.prepared import PreparedChanges
-from spantrain.app.training.requests import TrainRequest
-from spantrain.app.training.resume import Resume, newest
+from spantrain.app.training.requests import Resume, TrainRequest, newest
 from spantrain.app.training.run_folder import TRACE_FILE, RunContent, RunRecord, measured, write_run
 from spantrain.app.training.stop import StopRequest
 from spantrain.app.training.traced_run import RunNetwork

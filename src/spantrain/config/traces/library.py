@@ -96,12 +96,18 @@ def named_trace(text: str) -> NamedTrace:
         parameter, _, value = part.partition("=")
         known = (*shape.times, *(name for name in shape.numbers if name != shape.number_is))
         if parameter not in known or not value:
+            example = shape.times.get(known[0]) or f"{shape.numbers[known[0]]:g}"
             raise ConfigError(
                 f"network trace {text}: {part!r} is no parameter=value of {shape.name}; "
-                f"{did_you_mean(parameter, known)}, e.g. {shape.name}:{known[0]}={_example(shape, known[0])}"
+                f"{did_you_mean(parameter, known)}, e.g. {shape.name}:{known[0]}={example}"
             )
         if parameter in shape.times:
-            _check_time(value, parameter, text)
+            try:
+                _seconds(value, 1.0)
+            except ValueError as error:
+                raise ConfigError(
+                    f"network trace {text}: {parameter}: {error}; or a part of the run, e.g. 25%"
+                ) from None
             times[parameter] = value
         else:
             numbers[parameter] = _number(value, parameter, text)
@@ -120,17 +126,6 @@ def _shape_of(name: str, text: str) -> tuple[TraceShape, str | None]:
         f"network trace {text}: there is none called {name!r}; {did_you_mean(name, EXAMPLES)}; "
         f"`spantrain testbed traces` shows all; a file ends with .yaml"
     )
-
-
-def _example(shape: TraceShape, parameter: str) -> str:
-    return shape.times[parameter] if parameter in shape.times else f"{shape.numbers[parameter]:g}"
-
-
-def _check_time(value: str, parameter: str, text: str) -> None:
-    try:
-        _seconds(value, 1.0)
-    except ValueError as error:
-        raise ConfigError(f"network trace {text}: {parameter}: {error}; or a part of the run, e.g. 25%") from None
 
 
 def _number(value: str, parameter: str, text: str) -> float:
