@@ -9,11 +9,9 @@ from spantrain.app.launch.batch import TOKEN_FILE, BatchWorkers, run_tool
 from spantrain.app.launch.way import LaunchWay, WantedWorkers
 from spantrain.app.reporter import Reporter
 from spantrain.config.files.text_files import write_atomically
-from spantrain.core.cluster import Device
 from spantrain.errors import WorkerError
 from spantrain.reach.programs.keeper import code_folder, place_code
 
-_Hosts = Mapping[str, tuple[Device, ...]]
 _WORKER = """\
 worker() {  # PART GPUS NODE LOG WORD...
   srun "$1" "$2" --overlap --nodes=1 --ntasks=1 --nodelist="$3" --cpu-bind=none --kill-on-bad-exit=0 \\
@@ -37,18 +35,18 @@ class SlurmWay(LaunchWay):
         code = self.options.code
         if code is not None and not code_folder(code.digest).is_dir():
             place_code(code.digest, code.packed)
-        for site, hosts in wanted.by_site.items():
-            write_atomically(jobs.written(site), "\n".join(self._script(wanted, jobs, site, hosts)) + "\n")
+        for site in wanted.by_site:
+            write_atomically(jobs.written(site), "\n".join(self._script(wanted, jobs, site)) + "\n")
         return jobs
 
-    def _script(self, wanted: WantedWorkers, jobs: "SlurmWorkers", site: str, hosts: _Hosts) -> Iterator[str]:
+    def _script(self, wanted: WantedWorkers, jobs: "SlurmWorkers", site: str) -> Iterator[str]:
         yield "#!/bin/bash"
         log = str(wanted.log_folder.resolve() / f"slurm-{site}.log").replace("%", "%%")  # else a pattern's begin
         yield f"#SBATCH --job-name=spantrain-{site}"
         yield f"#SBATCH --output={shlex.quote(log)}"
         yield "#SBATCH --no-requeue"
         groups: dict[int, list[str]] = {}
-        for host, devices in hosts.items():  # those with as many GPUs are one part of the job
+        for host, devices in wanted.by_site[site].items():  # those with as many GPUs are one part of the job
             numbers = [int(one.backend.partition(":")[2] or 0) for one in devices if one.backend.startswith("cuda")]
             groups.setdefault(max(numbers, default=-1) + 1, []).append(host)
         for number, (gpus, names) in enumerate(groups.items()):

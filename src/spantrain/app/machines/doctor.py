@@ -68,7 +68,7 @@ def _lines(machines: Sequence[Machine], options: DoctorOptions, reporter: Report
     for one in found:
         yield from machine_lines(one, cluster=options.cluster, deep=deep, testbed=alone)
     compared = list(found)
-    if all(machine.way != "local" for machine in machines):  # this one's code, and data if it has it, are like theirs
+    if all(machine.way != "local" for machine in machines):  # with code and data of this one, as far as it has them
         here = this_machine(_HERE)
         facts = probe(here, paths=options.paths)
         there = {what: digest for what, digest in facts.digests.items() if digest != "missing"}

@@ -17,7 +17,6 @@ from spantrain.app.profiling.slowing import MAX_REAL_COMPUTE, too_fast
 from spantrain.app.reporter import Reporter
 from spantrain.app.session import Session
 from spantrain.config.files.json_codec import to_json
-from spantrain.core.cluster import Cluster
 from spantrain.core.profile import DeviceScore, LinkMeasurement, Profile, Provenance, UnitTiming
 from spantrain.core.units import ModelSpec, UnitGraph
 from spantrain.errors import PeerLostError
@@ -77,6 +76,10 @@ def measure_profile(session: Session, model: ModelSpec, options: ProfileOptions,
     network_s = (time.monotonic() - started_s) / options.network_rounds
     spread_links = spread(cluster, _averaged(links), session.devices)
     reporter.phase("Measuring the runtime: a few steps of a small model")
+    computes = (
+        f"emulated at {cluster.emulated_speed:g} of the kinds' speed" if backend == "emulated" else f"real {backend}"
+        for backend in sorted({device.backend for device in cluster.devices})
+    )
     return Profile(
         cluster=cluster,
         model=model,
@@ -91,18 +94,10 @@ def measure_profile(session: Session, model: ModelSpec, options: ProfileOptions,
             spantrain_version=VERSION,
             torch_version=torch.__version__,
             machine=f"{platform.node()} {platform.machine()} {platform.system()} {platform.release()}",
-            method=f"compute: {_what_computes(cluster)}; links: {session.network}",
+            method=f"compute: {', '.join(computes)}; links: {session.network}",
             compute_s=compute_s,
             network_s=network_s,
         ),
-    )
-
-
-def _what_computes(cluster: Cluster) -> str:
-    backends = sorted({device.backend for device in cluster.devices})
-    return ", ".join(
-        f"emulated at {cluster.emulated_speed:g} of the kinds' speed" if backend == "emulated" else f"real {backend}"
-        for backend in backends
     )
 
 
