@@ -136,7 +136,7 @@ def build(layout: NetworkLayout) -> Built:
         tun_fds.append(_open_tun())
         _build_switch(layout, number, host_fds)
         for host in site.hosts:
-            enter_network(host_fds[host])
+            _call("setns", host_fds[host], _CLONE_NEWNET)
             _build_host(layout, number, host)
     return Built(
         site_fds=tuple(site_fds), host_fds=host_fds, tun_fds=tuple(tun_fds), has_user_namespace=has_user_namespace
@@ -274,11 +274,6 @@ def new_network() -> int:
     """Move this process into a new network namespace and return an open file that keeps it."""
     _call("unshare", _CLONE_NEWNET)
     return os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-
-
-def enter_network(namespace_fd: int) -> None:
-    """Move this thread into a network namespace."""
-    _call("setns", namespace_fd, _CLONE_NEWNET)
 
 
 def set_segmentation(tun_fd: int, *, joined: bool) -> None:

@@ -95,12 +95,6 @@ class BatchWorkers(StartedWorkers):
                     self.look(site)
             self._stop.wait(_LOOK_S)
 
-    def note_site(self, site: str, how: str) -> None:
-        """Take it that all workers of a site have ended."""
-        for devices in self.wanted.by_site[site].values():
-            for device in devices:
-                self.note_end(device.name, how)
-
     def token_folders(self) -> Sequence[Path]:
         """Return where jobs look for the file with the token."""
         return [self.folder]

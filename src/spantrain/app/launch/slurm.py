@@ -115,7 +115,8 @@ class SlurmWorkers(BatchWorkers):
         self._states[site] = state
         if state == "ended":
             log = self.wanted.log_folder / f"slurm-{site}.log"
-            self.note_site(site, f"job {self._jobs[site]} has ended, its output: {log}")
+            for device in (one for devices in self.wanted.by_site[site].values() for one in devices):
+                self.note_end(device.name, f"job {self._jobs[site]} has ended, its output: {log}")
         else:
             self.reporter.note(f"Job {self._jobs[site]} of {site}: {state}")
 

@@ -125,11 +125,6 @@ class TrainRequest:
                 "--on-loss end, --staleness 1 and an outer optimizer"
             )
 
-    def calm_for(self, plan: Plan) -> Plan | None:
-        """Return the plan that was made for links as planned, where a later one runs."""
-        first = self.calm_plan or self.plan
-        return None if (first.stages, first.hints) == (plan.stages, plan.hints) else first
-
     def protected(self, plan: Plan) -> Plan:
         """Return a plan with the keepers that this run wants."""
         return with_keepers(plan, self.profile, self.job.optimizer_state, self._losses)

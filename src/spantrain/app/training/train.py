@@ -296,7 +296,7 @@ class _RunOnSession:
 
     def _manifest(self, step: int) -> Manifest:
         request = self._request
-        plan = self._plans.after(step)
+        plan, first = self._plans.after(step), request.calm_plan or request.plan
         return Manifest(
             step=step,
             model=plan.model,
@@ -306,7 +306,7 @@ class _RunOnSession:
             profile=request.profile_path,
             losses=tuple(self._losses[:step]),
             ledger=self._ledger,
-            calm_plan=request.calm_for(plan),
+            calm_plan=None if (first.stages, first.hints) == (plan.stages, plan.hints) else first,
         )
 
     def _outcome(self, results: Mapping[str, TrainResult]) -> TrainOutcome:
@@ -317,6 +317,7 @@ class _RunOnSession:
         predicted = predict(plan, request.profile, optimizer=job.optimizer_state, staleness=job.staleness)
         self._say_what_was_odd(results)
         self._write(results)
+        before = self._ledger.samples_before
         return TrainOutcome(
             losses=tuple(self._losses),
             step_s_measured=measured_s,
@@ -336,7 +337,7 @@ class _RunOnSession:
             refused_messages=refused_messages(results.values()),
             first_step=self._first_step,
             train_s=sum(outcome.duration_s for outcome in self._outcomes),
-            samples=self._log.samples_between(self._first_step, len(self._losses)),
+            samples=before(len(self._losses)) - before(self._first_step),
             epoch=self._log.epoch,
             interrupted=self._stop.wanted,
             emulated=what_is_emulated(plan, self._session.network),

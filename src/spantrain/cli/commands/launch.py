@@ -1,14 +1,13 @@
 """`spantrain launch`: another command of SpanTrain, with its workers started on the machines that it needs."""
 
 import shlex
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from spantrain.cli.options import given_options, with_options
+from spantrain.cli.options import given_options, with_options, words_of
 from spantrain.core.names import is_name
 from spantrain.errors import ConfigError
 
@@ -73,7 +72,8 @@ def launch(asked: LaunchArguments, context: typer.Context) -> None:
     words = asked.command[1:] if asked.command[0] == "spantrain" else list(asked.command)
     if not words or words[0] not in _COMMANDS:
         raise ConfigError(f"launch: give `-- train ...` or `-- profile ...` behind its options, got {words[:1]}")
-    way = _way(asked, _own_words(asked, given_options(context)))
+    given = given_options(context)
+    way = _way(asked, ("spantrain", "launch", *words_of(asked, given, given.keys() - {"command"})))
     if way.only_writes and (words[0] != "train" or "--overwrite" in words):
         raise ConfigError("--dry-run: goes with `train`, and without --overwrite: what is written is of one new run")
     if not any(word.partition("=")[0] == "--listen" for word in words):
@@ -160,13 +160,3 @@ def _placed(text: str) -> tuple[str, str]:
     """
     place, given, value = text.partition("=")
     return (place, value) if given and is_name(place) else ("", text)
-
-
-def _own_words(asked: LaunchArguments, given: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the words of `spantrain launch` itself, as they were given."""
-    words = ["spantrain", "launch"]
-    for name, option in given.items():
-        value = getattr(asked, name)
-        for one in () if name == "command" else value if isinstance(value, list) else [value]:
-            words += [option] if one is True else [option, str(one)]
-    return tuple(words)
