@@ -1,7 +1,7 @@
 """A Slurm job for each site: hosts are its nodes, logs and code lie on a file system that nodes share."""
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -56,13 +56,7 @@ class SlurmWay(LaunchWay):
             words += [f"--gpus-per-node={gpus}"] if gpus else []
             for word in (*words, *self.options.words_at((site,))):
                 yield f"#SBATCH {word}"
-        yield from self._steps(wanted, jobs, site, groups)
-        yield "wait"
-
-    def _steps(
-        self, wanted: WantedWorkers, jobs: "SlurmWorkers", site: str, groups: Mapping[int, Sequence[str]]
-    ) -> Iterator[str]:
-        """Yield what the job does: a step for each worker, all at once."""
+        # What it does: a step for each worker, all at once.
         yield f"set -a; . {shlex.quote(str(jobs.folder / TOKEN_FILE))}; set +a"
         if self.options.code is not None:
             folder = code_folder(self.options.code.digest)
@@ -84,6 +78,7 @@ class SlurmWay(LaunchWay):
                     places = [part, f"--gpus-per-node={gpus}" if gpus else "--quiet", host, log]
                     begin = shlex.join(["worker", *places, "env", *own, "bash", "-c"])
                     yield f'{begin} "$check" worker {shlex.join(words)}'
+        yield "wait"
 
 
 class SlurmWorkers(BatchWorkers):

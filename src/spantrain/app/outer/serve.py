@@ -60,10 +60,18 @@ def serve_shard(
         WorkerError: it cannot go on.
     """
     stop = _begin(end_with_input=end_with_input)
+    try:  # its sockets know no names
+        found = socket.getaddrinfo(place.listen, place.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    except OSError as error:
+        raise ConfigError(
+            f"shard {place.name}: cannot listen on {place.listen}: {error.strerror}; give `listen`, an address of this "
+            "machine, e.g. 0.0.0.0"
+        ) from None
+    address = str(found[4][0])
     try:
         server = ShardServer(
             name=place.name,
-            bind=f"tcp://{_numeric(place)}:{place.port}",
+            bind=f"tcp://{f'[{address}]' if ':' in address else address}:{place.port}",
             snapshots=FolderSnapshots(place.folder),
             link_of=master_link(address=master, token=token, name=place.name),
             host=place.host,
@@ -79,19 +87,6 @@ def serve_shard(
         while not stop.wait(_LOOK_EVERY_S):
             if server.failure:
                 raise WorkerError(f"shard {place.name}: {server.failure}")
-
-
-def _numeric(place: MemberPlace) -> str:
-    """Return the address that a shard listens on in numbers: its sockets know no names."""
-    try:
-        found = socket.getaddrinfo(place.listen, place.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-    except OSError as error:
-        raise ConfigError(
-            f"shard {place.name}: cannot listen on {place.listen}: {error.strerror}; give `listen`, an address of this "
-            "machine, e.g. 0.0.0.0"
-        ) from None
-    address = str(found[4][0])
-    return f"[{address}]" if ":" in address else address
 
 
 def _begin(*, end_with_input: bool) -> threading.Event:

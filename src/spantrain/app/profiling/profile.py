@@ -162,7 +162,14 @@ def _network_round(session: Session, reporter: Reporter) -> list[LinkMeasurement
     carried = max(1, len(os.sched_getaffinity(0)) // _PROCESSORS_OF_A_PAIR)
     rounds = pair_rounds(session.cluster, session.devices, max_at_once=carried if session.workers else None)
     all_pairs = [pair for pairs in rounds for pair in pairs]
-    peers_of = _connect(session, all_pairs)
+    names: dict[str, set[str]] = {}
+    for one, other in all_pairs:
+        names.setdefault(one, {one}).add(other)
+        names.setdefault(other, {other}).add(one)
+    peers_of = {name: session.coordinator.peers(sorted(peers)) for name, peers in names.items()}
+    session.coordinator.perform(
+        {name: ConnectOrder(generation=_PROBE_GENERATION, peers=peers) for name, peers in peers_of.items()}
+    )
     links: list[LinkMeasurement] = []
     done = 0
     for pairs in rounds:
@@ -177,19 +184,6 @@ def _network_round(session: Session, reporter: Reporter) -> list[LinkMeasurement
             for link in _measure_pairs(session, [pair], peers_of, links):
                 found[link.source, link.target] = better(found[link.source, link.target], link)
     return list(found.values())
-
-
-def _connect(session: Session, pairs: Sequence[tuple[str, str]]) -> dict[str, tuple[PeerAddress, ...]]:
-    """Have all pairs connect, all at once; return how each device is told whom it measures with."""
-    names: dict[str, set[str]] = {}
-    for one, other in pairs:
-        names.setdefault(one, {one}).add(other)
-        names.setdefault(other, {other}).add(one)
-    peers_of = {name: session.coordinator.peers(sorted(peers)) for name, peers in names.items()}
-    session.coordinator.perform(
-        {name: ConnectOrder(generation=_PROBE_GENERATION, peers=peers) for name, peers in peers_of.items()}
-    )
-    return peers_of
 
 
 def _measure_pairs(

@@ -141,17 +141,13 @@ class _RunOnSession:
             results = None
             while results is None:
                 results = self._run_leg()
-        self._end_with_best()
-        return self._outcome(results)
-
-    def _end_with_best(self) -> None:
-        """Have the best checkpoint be what the run gives, if that is wished and there is one."""
-        best = self._request.best
+        best = request.best
         if best.kept_step is not None:
             self._checkpoints.end_with(best.kept_step)
             self._reporter.note(f"The run ends with the weights of {best.checkpoint}, the best by {best.metric}")
         elif best.kept:
             self._reporter.note(f"The run ends with its last weights: no checkpoint was the best by {best.metric}")
+        return self._outcome(results)
 
     def _run_leg(self) -> dict[str, TrainResult] | None:
         """Train with the same devices until the run ends; None: it goes on with others."""

@@ -211,7 +211,11 @@ def _status(status: "MasterStatus") -> RenderableType:
         parts.append(Text(f"no new version for {format_seconds(status.late_s)}: waits for {status.waits_for}"))
     parts += [_clusters(status), _shards(status)]
     if status.links:
-        parts.append(_links(status))
+        links = Table("cluster", "shard", "way", "layers", "bytes", "rate of late")
+        for one in status.links:
+            sizes = (str(one.layers), format_bytes(one.size_bytes), format_bandwidth(one.bytes_per_s))
+            links.add_row(one.cluster, one.shard, one.way, *sizes)
+        parts.append(links)
     lines = [
         f"{one.cluster} {one.way}es layer {one.layer}, {format_bytes(one.size_bytes)}, at {one.shard} since "
         f"{format_seconds(one.since_s)}"
@@ -269,16 +273,6 @@ def _shards(status: "MasterStatus") -> Table:
             ", ".join(map(str, one.versions)),
             _ago(one.heard_ago_s),
         )
-    return table
-
-
-def _links(status: "MasterStatus") -> Table:
-    table = Table("cluster", "shard", "way", "layers", "bytes", "rate of late")
-    for one in status.links:
-        table.add_row(
-            one.cluster, one.shard, one.way, str(one.layers), format_bytes(one.size_bytes),
-            format_bandwidth(one.bytes_per_s),
-        )  # fmt: skip
     return table
 
 
