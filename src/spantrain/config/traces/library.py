@@ -11,6 +11,8 @@ import random
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import groupby
+from operator import itemgetter
 
 from spantrain.config.files.problems import did_you_mean
 from spantrain.core.quantities import parse_seconds
@@ -170,14 +172,9 @@ def _seconds(text: str, run_s: float) -> float:
 
 def _tidy(steps: Steps) -> tuple[tuple[float, float], ...]:
     """Return the changes at whole milliseconds; of several at one time the last, and none to the same speed."""
-    by_time: dict[float, float] = {}
-    for at_s, speed in steps:
-        by_time[round(at_s / _TICK_S) * 1.0] = round(speed, 6)
-    tidy: Steps = []
-    for at_ms, speed in sorted(by_time.items()):
-        if not tidy or speed != tidy[-1][1]:
-            tidy.append((at_ms / 1000, speed))
-    return tuple(tidy)
+    by_time = {round(at_s / _TICK_S): round(speed, 6) for at_s, speed in steps}
+    alike = groupby(sorted(by_time.items()), key=itemgetter(1))
+    return tuple((next(group)[0] / 1000, speed) for speed, group in alike)
 
 
 def _drop(wanted: Wanted) -> Steps:
