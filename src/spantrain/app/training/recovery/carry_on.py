@@ -1,4 +1,4 @@
-"""A run whose devices change: what goes on after a loss, from where, and what is told of it.
+"""A run whose devices change: what goes on after a loss, from where, what is told of it, and what is worked out before.
 
 Sailor, 4.4, plans anew for what is left and goes back to a checkpoint; Asteroid, 3.4, has neighbours keep what a lost
 device held. Here survivors keep their state, and where they hold the whole model nothing is lost but the step that was
