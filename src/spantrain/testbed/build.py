@@ -153,7 +153,7 @@ def _gain_network_rights() -> bool:
         return False
     uid, gid = os.geteuid(), os.getegid()
     try:
-        _call("unshare", _CLONE_NEWUSER)  # in which it is root; nothing is gained outside of it
+        _call("unshare", _CLONE_NEWUSER)  # it is root in there; nothing is gained outside of it
         for name, text in (("setgroups", "deny"), ("uid_map", f"0 {uid} 1"), ("gid_map", f"0 {gid} 1")):
             with open(f"/proc/self/{name}", "w", encoding="ascii") as file:
                 file.write(text)

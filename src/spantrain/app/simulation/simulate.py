@@ -18,11 +18,11 @@ from spantrain.core.quantities import format_bytes
 from spantrain.core.speed import SpeedTrace
 from spantrain.cost.memory import HeldBytes, MemoryCost, divisions_of
 from spantrain.cost.money import Energy, Money, energy_of_step, money_of_step
+from spantrain.cost.network import NetworkCost
 from spantrain.errors import InfeasiblePlanError, PlanError, ScheduleError
 from spantrain.planner.engine.predict import costs_of, predict, with_best_order
 from spantrain.schedule.layout import CutLayout, check_limits, minimum_in_flight
 from spantrain.schedule.render.perfetto import perfetto_json
-from spantrain.sim.adaptive import used_links
 from spantrain.sim.bounds import step_bound_s
 from spantrain.sim.costs import ProfileCosts
 from spantrain.sim.engine import SimulationOptions, SimulationResult, simulate
@@ -36,10 +36,18 @@ def calm_run_s(plan: Plan, profile: Profile, steps: int) -> float:
 
 def simulate_traced(plan: Plan, profile: Profile, steps: int, speeds: Mapping[str, SpeedTrace]) -> SimulationResult:
     """Simulate a plan while links change; those that it does not use do not matter."""
-    costs = costs_of(plan, profile)
-    used = used_links(plan, costs)
+    used = used_links(plan, profile)
     options = SimulationOptions(trace=False, link_speed={name: speed for name, speed in speeds.items() if name in used})
-    return simulate(plan, costs, steps=max(1, steps), options=options)
+    return simulate(plan, costs_of(plan, profile), steps=max(1, steps), options=options)
+
+
+def used_links(plan: Plan, profile: Profile) -> frozenset[str]:
+    """Return the ways between sites, and the sites' lines, that a step's samples take."""
+    network = NetworkCost(profile)
+    result = simulate(plan, costs_of(plan, profile), steps=1, options=SimulationOptions(trace=False))
+    return frozenset(
+        shared.name for pair in result.link_bytes for shared in network.route(*pair) if shared.between_sites
+    )
 
 
 _MAX_TIGHTENINGS = 12
@@ -146,7 +154,7 @@ class _Case:
             one = request.schedules[0] if len(request.schedules) == 1 else None
             plan, profile = under_schedule(request.plan, one), request.profile
             speeds = request.network_trace.on(plan.cluster, calm_run_s(plan, profile, request.steps))
-            used = used_links(plan, costs_of(plan, profile))
+            used = used_links(plan, profile)
             link_speed = {name: speed for name, speed in speeds.items() if name in used}
         self._options = SimulationOptions(
             held_sizes=self._sizes, device_speed=request.changes.device_speed, link_speed=link_speed

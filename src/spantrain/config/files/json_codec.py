@@ -33,7 +33,7 @@ _TEXT_FORMS: Mapping[type[Span] | type[Action] | type[Ticket], str] = {
 _MAX_TEXT, _MAX_LIST = 65_536, 200_000
 """In `wire` messages."""
 _LARGEST = sys.float_info.max
-"""Whole numbers may be larger; infinity and NaN are no less."""
+"""Of floats; whole numbers may be larger, and NaN is not at most that."""
 _BAD = object()
 """In the place of a value that could not be read; its problem is noted."""
 
