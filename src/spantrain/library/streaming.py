@@ -166,8 +166,3 @@ def is_stream(data: object) -> bool:
     if isinstance(data, IterableDataset):
         return True
     return hasattr(data, "__iter__") and not hasattr(data, "__getitem__") and not callable(data)
-
-
-def is_data_set(data: object) -> bool:
-    """Whether data are samples by their number."""
-    return hasattr(data, "__getitem__") and not isinstance(data, str)

@@ -30,7 +30,7 @@ from spantrain.library.evaluation import (
     rows_of,
 )
 from spantrain.library.setting import ModelFactory, Setting, function_source, model_of
-from spantrain.library.streaming import Dealer, Shuffled, Streamed, is_data_set, is_stream
+from spantrain.library.streaming import Dealer, Shuffled, Streamed, is_stream
 from spantrain.models.adapters import LoraForm, with_lora
 from spantrain.models.build import unit_names, whole_model, whole_parameters
 from spantrain.models.data.chat import ChatSamples
@@ -116,7 +116,8 @@ class Trainer:
             ConfigError: a function cannot be imported by workers, or what is given does not fit together.
         """
         self._parts = checked_parts(parts)
-        self._rows = data if is_stream(data) or is_data_set(data) else None
+        is_data_set = hasattr(data, "__getitem__") and not isinstance(data, str)
+        self._rows = data if is_stream(data) or is_data_set else None
         name = _name_of(data) if self._rows is None else None
         model = model_of(
             model_factory, loss_fn, data=name, tokenizer=tokenizer, sequence_length=sequence_length, chat=chat

@@ -82,8 +82,15 @@ def about_keepers(plan: Plan, profile: Profile, optimizer: str, losses: int | No
     """
     if losses == 0 or len(plan.devices) == 1:
         return
-    if any(stage.keepers for stage in plan.stages):
-        yield f"Kept twice: {_kept(plan, profile)}"
+    kept = [(index, stage) for index, stage in enumerate(plan.stages) if stage.keepers]
+    if kept:
+        who = ", ".join(f"stage {index} by {' and '.join(stage.keepers)}" for index, stage in kept)
+        sent = sum(len(stage.keepers) * _gradient_bytes(profile, stage) for _, stage in kept)
+        wait_s = keepers_wait_s(plan, profile)
+        yield (
+            f"Kept twice: {who}; that takes {format_bytes(sent)} of gradients a step, and {format_seconds(wait_s)} at "
+            f"most ({_part(wait_s, plan, profile)})"
+        )
         yield from _about_room(plan, profile, optimizer)
     wished = with_keepers(plan, profile, optimizer, losses or 1)
     for index, (stage, able) in enumerate(zip(plan.stages, wished.stages, strict=True)):
@@ -113,17 +120,6 @@ def _about_room(plan: Plan, profile: Profile, optimizer: str) -> Iterator[str]:
             f"{', '.join(where.removeprefix('host ') for where in unknown)}, which is taken to be there; `memory` of "
             "a host in the cluster file says how much there is"
         )
-
-
-def _kept(plan: Plan, profile: Profile) -> str:
-    stages = [(index, stage) for index, stage in enumerate(plan.stages) if stage.keepers]
-    who = ", ".join(f"stage {index} by {' and '.join(stage.keepers)}" for index, stage in stages)
-    sent = sum(len(stage.keepers) * _gradient_bytes(profile, stage) for _, stage in stages)
-    wait_s = keepers_wait_s(plan, profile)
-    return (
-        f"{who}; that takes {format_bytes(sent)} of gradients a step, and {format_seconds(wait_s)} at most "
-        f"({_part(wait_s, plan, profile)})"
-    )
 
 
 def _part(wait_s: float, plan: Plan, profile: Profile) -> str:
