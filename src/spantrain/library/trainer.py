@@ -116,8 +116,7 @@ class Trainer:
             ConfigError: a function cannot be imported by workers, or what is given does not fit together.
         """
         self._parts = checked_parts(parts)
-        is_data_set = hasattr(data, "__getitem__") and not isinstance(data, str)
-        self._rows = data if is_stream(data) or is_data_set else None
+        self._rows = data if is_stream(data) or (hasattr(data, "__getitem__") and not isinstance(data, str)) else None
         name = _name_of(data) if self._rows is None else None
         model = model_of(
             model_factory, loss_fn, data=name, tokenizer=tokenizer, sequence_length=sequence_length, chat=chat
