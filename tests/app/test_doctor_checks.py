@@ -2,8 +2,7 @@
 
 import pytest
 
-from spantrain.app.machines.checks import common_lines, machine_lines
-from spantrain.app.machines.ways import way_lines
+from spantrain.app.machines.checks import common_lines, machine_lines, way_lines
 from spantrain.config.cluster_file import parse_cluster
 from spantrain.reach.facts import TorchView
 from spantrain.reach.pairs import PairReport

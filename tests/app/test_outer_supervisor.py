@@ -1,13 +1,14 @@
 """Master and shards of this machine: started again when they end, in order, and nothing left behind."""
 
 import os
+import re
 import time
 from pathlib import Path
 
 import psutil
 import pytest
 
-from spantrain.app.outer.up import ProcessSupervisor, Restarts
+from spantrain.app.outer.up import ProcessSupervisor
 from spantrain.errors import UsageError
 from testing.patience import PATIENCE_S
 
@@ -19,13 +20,6 @@ shards:
 """
 
 
-def test_pauses_grow_and_are_forgotten_one_by_one() -> None:
-    restarts = Restarts()
-    assert [restarts.pause_s("a", ran_s=59.0) for _ in range(6)] == [1.0, 2.0, 4.0, 8.0, 10.0, 10.0]
-    assert restarts.pause_s("b", ran_s=1.0) == 1.0
-    assert restarts.pause_s("a", ran_s=60.0) == 1.0
-
-
 def look_until(supervisor: ProcessSupervisor, done) -> None:
     """Look, an hour later each time, so that no pause is waited for."""
     end_s = time.monotonic() + PATIENCE_S
@@ -34,6 +28,22 @@ def look_until(supervisor: ProcessSupervisor, done) -> None:
         assert time.monotonic() < end_s
         supervisor.look(3600.0 * (hour := hour + 1))
         time.sleep(0.02)
+
+
+def test_pauses_grow_up_to_a_limit_and_are_forgotten_after_a_calm_run(tmp_path: Path) -> None:
+    notes: list[str] = []
+    now_s, end_s = 0.0, time.monotonic() + PATIENCE_S
+    with ProcessSupervisor({"brief": ("--version",)}, tmp_path, notes.append) as supervisor:
+        for number, ran_s in enumerate((0.0, 59.0, 0.0, 0.0, 0.0, 60.0), start=1):
+            supervisor.look(now_s)
+            now_s += ran_s
+            while sum("ended" in note for note in notes) < number:
+                assert time.monotonic() < end_s
+                supervisor.look(now_s)
+                time.sleep(0.02)
+            now_s += 10.0
+    pauses = [re.search(r"again in (\d+) s", note) for note in notes]
+    assert [found[1] for found in pauses if found] == ["1", "2", "4", "8", "10", "1"]
 
 
 @pytest.mark.usefixtures("plain_processes")

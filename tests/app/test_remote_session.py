@@ -2,6 +2,7 @@
 
 import re
 import threading
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -120,11 +121,11 @@ def test_a_master_and_a_shard_end_with_the_reason_when_a_thread_has_ended(which,
     monkeypatch.setattr(outer_serve, "_LOOK_EVERY_S", 0.001)
     (tmp_path / "outer.yaml").write_text(OUTER)
     (tmp_path / "state" / "master").mkdir(parents=True)
-    config = load_outer(tmp_path / "outer.yaml")
+    config, told = load_outer(tmp_path / "outer.yaml"), {"end_with_input": False, "metrics": nullcontext}
     serve = {
-        "master": lambda: outer_serve.serve_master(config, ready=lambda *_: None, end_with_input=False),
+        "master": lambda: outer_serve.serve_master(config, ready=lambda *_: None, **told),
         "shard": lambda: outer_serve.serve_shard(
-            config.shard("s0"), master="127.0.0.1:1", token="", encrypted=True, ready=print, end_with_input=False
+            config.shard("s0"), master="127.0.0.1:1", token="", encrypted=True, ready=print, **told
         ),
     }
     with pytest.raises(WorkerError, match="the thread 'layers of s0' has ended") as caught:

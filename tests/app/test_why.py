@@ -6,8 +6,7 @@ from dataclasses import replace
 import pytest
 
 from spantrain.app.reporter import Reporter
-from spantrain.app.watching.chain import StepForecast, StepTrace, reason_of
-from spantrain.app.watching.present import chain_lines, late_line, lateness_text
+from spantrain.app.watching.chain import StepForecast, StepTrace, chain_lines, late_line, lateness_text, reason_of
 from spantrain.app.watching.run_watch import Points, RunWatch
 from spantrain.app.watching.view import VIEW_FILE, read_view
 from spantrain.config.cluster_file import load_preset

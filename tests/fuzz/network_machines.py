@@ -6,10 +6,9 @@ from random import Random
 
 from fuzz.mutation import changed, corrupted
 from fuzz.target import Target
-from spantrain.app.machines.checks import common_lines, machine_lines
+from spantrain.app.machines.checks import common_lines, machine_lines, way_lines
 from spantrain.app.machines.describe import FoundMachine
 from spantrain.app.machines.init import described_cluster
-from spantrain.app.machines.ways import way_lines
 from spantrain.app.reporter import SilentReporter
 from spantrain.config.cluster_file import parse_cluster
 from spantrain.config.cluster_text import cluster_text
@@ -21,9 +20,9 @@ from spantrain.reach.pairs import PairReport
 
 _GPU = {"name": "NVIDIA L4", "vendor": "nvidia", "memory_bytes": 2.4e10, "free_bytes": 2e10, "slowed": ["power brake"]}
 _FACTS = {
-    "hostname": "lab1", "system": "Linux 6", "machine": "x86_64", "python": "3.11.2", "executable": "/usr/bin/python3",
-    "processors": 8, "processor": "x", "memory_bytes": 1e10, "free_bytes": 9e9, "disk_free_bytes": 1e12,
-    "interfaces": [{"name": "eth0", "mtu": 1500.0, "addresses": ["10.0.0.5/24", "fd00::5/64"]}],
+    "hostname": "lab1", "system": "Linux 6", "python": "3.11.2", "executable": "/usr/bin/python3",
+    "processors": 8, "memory_bytes": 1e10, "free_bytes": 9e9, "disk_free_bytes": 1e12,
+    "interfaces": [{"name": "eth0", "addresses": ["10.0.0.5/24", "fd00::5/64"]}],
     "accelerators": [_GPU, {**_GPU, "name": "Odd GPU 7"}], "packages": {"torch": "2.8.0"},
     "digests": {"spantrain": "aa"}, "testbed": {"tun": ""}, "curve_bytes_per_s": 4e8,
     "torch": {"gpus": ["NVIDIA L4"], "made_for": "12.6", "error": ""},

@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from spantrain.app.training.recovery import prepared
-from spantrain.app.training.recovery.prepared import PreparedChanges
+from spantrain.app.training.recovery import carry_on
+from spantrain.app.training.recovery.carry_on import PreparedChanges
 from spantrain.core.span import Span
 from spantrain.errors import ProfileError
 from spantrain.planner.present import light_plan
@@ -27,7 +27,7 @@ def asked(monkeypatch):
         found.append((threading.current_thread().name, present))
         return answer
 
-    monkeypatch.setattr(prepared, "light_plan", heard)
+    monkeypatch.setattr(carry_on, "light_plan", heard)
     return found
 
 
@@ -39,7 +39,7 @@ def wait_for(done):
 
 
 def test_each_loss_is_planned_for_beside_the_steps(plan, law_profile, asked, monkeypatch):
-    monkeypatch.setattr(prepared, "_REST", 0)
+    monkeypatch.setattr(carry_on, "_REST", 0)
     profile, here = law_profile(plan.cluster, plan.model), frozenset(plan.devices)
     with PreparedChanges(profile, "adamw") as changes:
         changes.prepare(plan, here)
@@ -64,14 +64,14 @@ def test_what_is_not_known_is_planned_at_once(plan, law_profile, asked):
 
 
 def test_what_cannot_be_planned_is_told_when_it_is_asked_for(plan, law_profile, monkeypatch):
-    monkeypatch.setattr(prepared, "_REST", 0)
+    monkeypatch.setattr(carry_on, "_REST", 0)
     here, tried = frozenset(plan.devices), []
 
     def refuses(plan, profile, present, **options):
         tried.append(present)
         raise ProfileError("no such times")
 
-    monkeypatch.setattr(prepared, "light_plan", refuses)
+    monkeypatch.setattr(carry_on, "light_plan", refuses)
     with PreparedChanges(law_profile(plan.cluster, plan.model), "adamw") as changes:
         changes.prepare(plan, here)
         wait_for(lambda: len(tried) == len(plan.devices))
@@ -80,7 +80,7 @@ def test_what_cannot_be_planned_is_told_when_it_is_asked_for(plan, law_profile, 
 
 
 def test_no_thread_is_left(plan, law_profile, asked, monkeypatch):
-    monkeypatch.setattr(prepared, "_REST", 1e6)  # It would rest for days, were it not told to end.
+    monkeypatch.setattr(carry_on, "_REST", 1e6)  # It would rest for days, were it not told to end.
     with PreparedChanges(law_profile(plan.cluster, plan.model), "adamw") as changes:
         changes.prepare(plan, frozenset(plan.devices))
         wait_for(lambda: asked)

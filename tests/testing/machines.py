@@ -92,8 +92,8 @@ def workers(cache: Path) -> dict[str, psutil.Process]:
 def machine(name, *gpus, address="10.0.0.1/24", site=None, **more):
     """A machine as its probe could have told it."""
     facts = MachineFacts(
-        hostname=name, system="Linux 6", machine="x86_64", executable="python3", processors=8, processor="",
-        interfaces=(FoundInterface(name="eth0", addresses=(address,), mtu=1500.0),), accelerators=gpus,
+        hostname=name, system="Linux 6", executable="python3", processors=8,
+        interfaces=(FoundInterface(name="eth0", addresses=(address,)),), accelerators=gpus,
         **{
             "python": "3.11.2", "memory_bytes": 32.0 * GIB, "free_bytes": 20.5 * GIB, "disk_free_bytes": 1e12,
             "packages": {}, "digests": {}, **more,

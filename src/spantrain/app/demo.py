@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from spantrain.app.faults import Fault, FaultKind
@@ -190,23 +190,14 @@ class _Acts:
 def _summary(
     ours: TrainOutcome, site: TrainOutcome, site_plan: Plan, planned: PlanOutcome, seconds: Mapping[str, float]
 ) -> DemoSummary:
+    same = {one.name: getattr(ours, one.name) for one in fields(DemoSummary) if hasattr(ours, one.name)}
     return DemoSummary(
-        losses=ours.losses,
+        **same,
         heldout_loss_first=ours.heldout_losses[0].loss,
         heldout_loss_last=ours.heldout_losses[-1].loss,
-        step_s_measured=ours.step_s_measured,
-        step_s_predicted=ours.step_s_predicted,
-        prediction_error_ratio=ours.prediction_error_ratio,
-        samples_per_s=ours.samples_per_s,
         best_single_site_samples_per_s=site.samples_per_s,
         best_single_site_devices=site_plan.devices,
         best_single_device_samples_per_s_predicted=planned.best_single_device.samples_per_s,
         speedup_over_single_site=ours.samples_per_s / site.samples_per_s,
-        devices=ours.devices,
-        links=ours.links,
-        generation=ours.generation,
-        schedule=ours.schedule,
-        trace=ours.trace,
         seconds=seconds,
-        emulated=ours.emulated,
     )

@@ -6,8 +6,7 @@ By a file when steps have ended (`--faults`), or at any moment by `spantrain tes
 import json
 import signal
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -115,12 +114,10 @@ class FaultInjector:
         for name in sorted({name for fault in faults for name in fault.sites} - set(sites)):
             raise ConfigError(f"--faults: there is no site {name}; this run has {', '.join(sites)}")
 
-    @contextmanager
-    def hearing(self) -> Iterator[None]:
+    def hearing(self) -> AbstractContextManager[None]:
         """Let faults be wished for."""
         names = self._session.cluster.device_by_name if self._session.workers else ()
-        with wishes_heard(self._run, names, FAULTS):
-            yield
+        return wishes_heard(self._run, names, FAULTS)
 
     def look(self) -> None:
         """Make those that were wished for since."""

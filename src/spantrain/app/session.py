@@ -63,17 +63,6 @@ class SessionOptions:
                 "--relay: goes with --listen HOST:PORT; PORT and the next must be of the relay's ports, too"
             )
 
-    def wanted(self, cluster: Cluster, devices: Sequence[str], log_folder: Path) -> WantedWorkers:
-        """Return what workers of other machines are to be."""
-        return WantedWorkers(
-            cluster=cluster,
-            devices=tuple(devices),
-            log_folder=log_folder,
-            functions=self.functions,
-            data=self.data,
-            encrypted=self.encrypted,
-        )
-
 
 class Generations:
     """Numbers what the workers of a session run, one thing after another (DESIGN idea 8).
@@ -106,8 +95,8 @@ class Session:
     coordinator: Coordinator
     network: str
     """What the links are: `testbed`, `loopback, unshaped` or `real`."""
-    testbed: Testbed | None
-    workers: LocalWorkers | None
+    testbed: Testbed | None = None
+    workers: LocalWorkers | None = None
     placement: Callable[[str], WorkerPlacement] | None = None
     """Where a device's worker lives, if this machine starts them."""
     outlived: bool = False
@@ -137,24 +126,28 @@ def open_session(
         PeerLostError: workers did not join in time.
     """
     with ExitStack() as stack:
-        if options.listen is not None:
-            session = _remote(cluster, devices, options, options.listen, log_folder, reporter, stack)
-        else:
-            session = _local(cluster, devices, options, log_folder, reporter, stack)
-        yield session
+        bring_up = _local if options.listen is None else _remote
+        yield bring_up(cluster, tuple(devices), options, log_folder, reporter, stack)
 
 
 def _remote(
     cluster: Cluster,
-    devices: Sequence[str],
+    devices: tuple[str, ...],
     options: SessionOptions,
-    listen: str,
     log_folder: Path,
     reporter: Reporter,
     stack: ExitStack,
 ) -> Session:
-    launch = options.launch
-    wanted = options.wanted(cluster, devices, log_folder)
+    listen, launch = options.listen, options.launch
+    assert listen is not None, "it is for other machines"
+    wanted = WantedWorkers(
+        cluster=cluster,
+        devices=devices,
+        log_folder=log_folder,
+        functions=options.functions,
+        data=options.data,
+        encrypted=options.encrypted,
+    )
     workers = stack.enter_context(launch.prepare(wanted, reporter) if launch else StartedByHand(wanted, reporter))
     # Workers that end with this process have no use for one that is started again.
     kept = options.credentials if launch is None or launch.only_writes else None
@@ -183,15 +176,7 @@ def _remote(
         lambda joined: reporter.progress(joined, len(devices), "workers joined"),
         reporter.note,
     )
-    return Session(
-        cluster=cluster,
-        devices=tuple(devices),
-        coordinator=coordinator,
-        network="real",
-        testbed=None,
-        workers=None,
-        outlived=kept is not None,
-    )
+    return Session(cluster=cluster, devices=devices, coordinator=coordinator, network="real", outlived=kept is not None)
 
 
 def _through(relay: RelayAccess, listen: str, stack: ExitStack) -> str:
@@ -210,7 +195,7 @@ def _keep(credentials: Credentials, path: Path | None) -> None:
 
 def _local(
     cluster: Cluster,
-    devices: Sequence[str],
+    devices: tuple[str, ...],
     options: SessionOptions,
     log_folder: Path,
     reporter: Reporter,
@@ -239,7 +224,7 @@ def _local(
     )
     return Session(
         cluster=cluster,
-        devices=tuple(devices),
+        devices=devices,
         coordinator=coordinator,
         network="testbed" if testbed else "loopback, unshaped",
         testbed=testbed,

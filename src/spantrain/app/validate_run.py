@@ -1,15 +1,16 @@
 """Compare a live run with what the simulator says of its plan; plan, profile, trace and decisions in, figures out."""
 
 import statistics
-from collections.abc import Iterable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
 from spantrain.app.planning.plan_files import open_plan
 from spantrain.app.training.run_folder import DECISIONS_FILE, RUN_FILE, TRACE_FILE, RunRecord, read_run_record
+from spantrain.app.watching.chain import lane_of
 from spantrain.config.traces.trace_file import read_decisions, read_trace
-from spantrain.core.messages import DeviceDecisions
 from spantrain.core.plan import Plan
 from spantrain.core.profile import Profile
 from spantrain.core.trace import Interval, Trace
@@ -89,7 +90,8 @@ def validate_run(folder: Path) -> RunValidation:
     plan, profile = open_plan(plan_path)
     staleness = record.staleness if record else 0
     trace = _read_trace(folder / TRACE_FILE, plan, staleness).since(record.first_step if record else 0)
-    logs = _read_logs(folder, plan)
+    logs = read_decisions(folder / DECISIONS_FILE) if (folder / DECISIONS_FILE).exists() else None
+    _check_devices(folder / DECISIONS_FILE, {log.device for log in logs or ()}, plan, "the files")
     optimizer = record.optimizer if record and record.peak_bytes else None
     predicted = predict(plan, profile, optimizer=optimizer, staleness=staleness)
     step_s, steps, source = _measured_step(trace, record, folder)
@@ -116,31 +118,17 @@ def _read_trace(path: Path, plan: Plan, staleness: int) -> Trace:
     if not trace.intervals:
         raise ConfigError(f"{path}: holds no steps; {_AGAIN} and --trace-steps 3")
     _check_devices(path, {interval.device for interval in trace.intervals}, plan, "the trace and the plan")
-    for device in plan.devices:
-        _check_steps(path, trace.of(device), staleness)
-    return trace
-
-
-def _check_steps(path: Path, intervals: Iterable[Interval], staleness: int) -> None:
-    for before, after in pairwise(intervals):
+    for before, after in (pair for device in plan.devices for pair in pairwise(trace.of(device))):
         if after.step < before.step - staleness:
             raise ConfigError(
                 f"{path}: steps are out of order: {_name(after)} starts at {after.start_s:.6f} s, after "
                 f"{_name(before)}; {_AGAIN}"
             )
+    return trace
 
 
 def _name(interval: Interval) -> str:
     return f"{interval.device}, {interval.lane}, {interval.name} of step {interval.step}"
-
-
-def _read_logs(folder: Path, plan: Plan) -> tuple[DeviceDecisions, ...] | None:
-    path = folder / DECISIONS_FILE
-    if not path.exists():
-        return None
-    logs = read_decisions(path)
-    _check_devices(path, {log.device for log in logs}, plan, "the files")
-    return logs
 
 
 def _check_devices(path: Path, found: set[str], plan: Plan, files: str) -> None:
@@ -193,33 +181,23 @@ def _devices(
 
 def _busy_s(trace: Trace, device: str) -> float:
     """Return the median over steps of the seconds that a device runs actions."""
-    by_step: dict[int, float] = {}
+    by_step: defaultdict[int, float] = defaultdict(float)
     for interval in trace.of(device):
         if interval.action is not None:
-            by_step[interval.step] = by_step.get(interval.step, 0.0) + interval.duration_s
+            by_step[interval.step] += interval.duration_s
     return statistics.median(by_step.values()) if by_step else 0.0
 
 
 def _links(plan: Plan, profile: Profile, predicted: SimulationResult, trace: Trace) -> dict[str, LinkComparison]:
     """Compare the bytes of the last step in the trace: of earlier ones, early messages may be missing."""
-    ours = dict(predicted.link_bytes)
-    for pair, size in costs_of(plan, profile).tied_bytes().items():
-        ours[pair] = ours.get(pair, 0) + size
+    ours = Counter(predicted.link_bytes)
+    ours.update(costs_of(plan, profile).tied_bytes())
     last = max((interval.step for interval in trace.intervals), default=0)
-    theirs: dict[tuple[str, str], int] = {}
+    theirs: Counter[tuple[str, str]] = Counter()
     for flow in trace.flows:
-        if flow.step == last and _lane(flow.name).startswith(_PIPELINE_LANES):
-            pair = flow.source, flow.target
-            theirs[pair] = theirs.get(pair, 0) + flow.size_bytes
+        if flow.step == last and lane_of(flow.name).startswith(_PIPELINE_LANES):
+            theirs[flow.source, flow.target] += flow.size_bytes
     return {
-        f"{source} -> {target}": LinkComparison(
-            bytes_predicted=ours.get((source, target), 0), bytes_measured=theirs.get((source, target), 0)
-        )
-        for source, target in sorted(ours.keys() | theirs.keys())
+        " -> ".join(pair): LinkComparison(bytes_predicted=ours[pair], bytes_measured=theirs[pair])
+        for pair in sorted(ours.keys() | theirs.keys())
     }
-
-
-def _lane(key: str) -> str:
-    """Return the lane in the text of a message's key, e.g. `forward` of g1/s3/forward/cut2[0:4]."""
-    parts = key.split("/")
-    return parts[2] if len(parts) > 2 else ""

@@ -100,7 +100,9 @@ def find_weights(folder: Path, spec: ModelSpec) -> FoundWeights:
     tensors = _stored(folder)
     whole = whole_parameters(spec)
     wanted = {name: base for name in whole if (base := base_name(spec, name)) is not None}
-    left_out = _prefix_left_out(tensors, wanted.values())
+    # What stands before most names of the model and before none in the folder was left out there.
+    ((most, _),) = Counter(base.partition(".")[0] + "." for base in wanted.values()).most_common(1)
+    left_out = "" if any(name.startswith(most) for name in tensors) else most
     there = {
         name: (base.removeprefix(left_out), *(base_name(spec, other) or other for other in whole[name].other_names))
         for name, base in wanted.items()
@@ -204,12 +206,6 @@ def _check_buffers(folder: Path, tensors: Mapping[str, StoredWeight], names: Ite
             f"{folder}: {lost[0]} ({len(lost)} such in all) is not what the model is made with, and would be lost; "
             "write a function that returns the model with its weights and buffers, and give FILE.py:FUNCTION"
         )
-
-
-def _prefix_left_out(tensors: Iterable[str], wanted: Iterable[str]) -> str:
-    """Return what stands before most names of the model and before none in the folder; empty if there is no such."""
-    ((most, _),) = Counter(name.partition(".")[0] + "." for name in wanted).most_common(1)
-    return "" if any(name.startswith(most) for name in tensors) else most
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -83,7 +83,7 @@ def export_run(
         raise UsageError(f"--dtype must be one of {', '.join(DTYPES)}, got {shortened(repr(dtype))}")
     check_new(to)
     folder = final_checkpoint(run)
-    manifest = manifest_with(read_manifest(folder), functions)
+    manifest = replace(saved := read_manifest(folder), model=with_own_functions(saved.model, functions))
     weights = trained_parameters(folder, manifest)
     whole = whole_model(manifest.model, seed=manifest.job.seed if manifest.job else 0)
     untrained = _fill(whole.module, weights, trained_statistics(folder, manifest))
@@ -112,15 +112,6 @@ def export_run(
         logits_sha256=logits_sha256,
         untrained=untrained,
     )
-
-
-def manifest_with(manifest: Manifest, functions: Sequence[str]) -> Manifest:
-    """Return a manifest with these functions of the user's in the place of those that its model names.
-
-    Raises:
-        ConfigError: it names one that is not among them.
-    """
-    return replace(manifest, model=with_own_functions(manifest.model, functions))
 
 
 def check_new(folder: Path) -> None:

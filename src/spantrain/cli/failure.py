@@ -7,7 +7,7 @@ import runpy
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -30,22 +30,23 @@ def tell_internal_error(error: BaseException, words: Sequence[str]) -> str:
         error: that nobody foresaw.
         words: of the command line.
     """
-    report = "".join((*_head(words), *traceback.format_exception(error)))
-    doing = f"while doing `{_command(words)}`"
+    now, command = datetime.datetime.now().astimezone().isoformat(timespec="seconds"), _command(words)
+    head = "".join(f"{line}\n" for line in (*software(), now, command, ""))
+    report = "".join((head, *traceback.format_exception(error)))
+    doing = f"while doing `{command}`"
     said = f"an error of SpanTrain itself {doing}: {_in_one_line(error)}"
-    try:
-        path = _written(report, _folders(words))
-    except (OSError, RuntimeError):  # the last where the user has no home
-        return f"{said}\nIts traceback could not be written to a file:\n{report}"
-    return (
-        f"{said}\nThe traceback is in {path}; to report the error, send that file, and those under logs/ in the run's "
-        "folder if there are any. `spantrain --traceback ...` shows it here, too."
-    )
-
-
-def _head(words: Sequence[str]) -> Iterator[str]:
-    yield from (f"{line}\n" for line in software())
-    yield f"{datetime.datetime.now().astimezone().isoformat(timespec='seconds')}\n{_command(words)}\n\n"
+    name = f"spantrain-error-{datetime.datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}.log"
+    with suppress(RuntimeError):  # where the user has no home
+        for folder in _folders(words):
+            with suppress(OSError):
+                path = folder.absolute() / name
+                folder.mkdir(parents=True, exist_ok=True)
+                path.write_text(report, encoding="utf-8", errors="backslashreplace")
+                return (
+                    f"{said}\nThe traceback is in {path}; to report the error, send that file, and those under logs/ "
+                    "in the run's folder if there are any. `spantrain --traceback ...` shows it here, too."
+                )
+    return f"{said}\nIts traceback could not be written to a file:\n{report}"
 
 
 def software() -> Iterator[str]:
@@ -91,26 +92,6 @@ def _folders(words: Sequence[str]) -> Iterator[Path]:
                 yield folder
     yield state_folder()
     yield Path()
-
-
-def _written(report: str, folders: Iterable[Path]) -> Path:
-    """Write it to the first folder that takes it.
-
-    Raises:
-        OSError: none does.
-    """
-    now = datetime.datetime.now()
-    problem = OSError("no folder")
-    for folder in folders:
-        path = folder.absolute() / f"spantrain-error-{now:%Y%m%d-%H%M%S}-{os.getpid()}.log"
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            path.write_text(report, encoding="utf-8", errors="backslashreplace")
-        except OSError as error:
-            problem = error
-            continue
-        return path
-    raise problem
 
 
 @contextmanager

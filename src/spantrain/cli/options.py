@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
 from inspect import Parameter, Signature
 from pathlib import Path
@@ -133,6 +133,16 @@ def given_options(context: typer.Context) -> dict[str, str]:
     named = {str(one.name): one.opts[0] for one in context.command.params}
     sources = {name: context.get_parameter_source(name) for name in named}
     return {name: named[name] for name, source in sources.items() if source and source.name == "COMMANDLINE"}
+
+
+def words_of(asked: object, given: Mapping[str, str], names: Collection[str]) -> list[str]:
+    """Return some of the options that stand on the command line as words, as they were given."""
+    words: list[str] = []
+    for name in (name for name in given if name in names):
+        value = getattr(asked, name)
+        for one in value if isinstance(value, list) else [value]:
+            words += [given[name]] if one is True else [given[name], str(one)]
+    return words
 
 
 def launch_way(context: typer.Context) -> "LaunchWay | None":

@@ -9,7 +9,7 @@ import os
 from dataclasses import dataclass, fields
 from importlib import resources
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from spantrain.config.consistency import check_known, check_plan, check_profile
 from spantrain.config.files.json_codec import from_json, render_json, to_json
@@ -192,25 +192,19 @@ def artefact_in(content: bytes, cls: type[T], form: str, path: Path, error: type
     remedy = _remedy(form)
     text = text_of(content, path, remedy=remedy, error=error)
     data = parse_json(text, str(path), error=error, remedy=remedy)
-    return from_json(cls, _open_envelope(data, form, path, error), str(path), error=error)
+    if not isinstance(data, dict) or "format" not in data:
+        raise error(f'{path}: is not a {form} file (no "format" in it); {remedy}')
+    if data["format"] != form:
+        raise error(f"{path}: is a {shortened(str(data['format']))} file, a {form} is needed; {remedy}")
+    version, ours = data.get("version"), _VERSIONS.get(form, 1)
+    if type(version) is not int or version != ours:
+        raise error(f"{path}: has format version {shortened(repr(version))}, this program reads {ours}; {remedy}")
+    fields_ = {key: value for key, value in data.items() if key not in ("format", "version")}
+    return from_json(cls, fields_, str(path), error=error)
 
 
 def _remedy(form: str) -> str:
     return _MAKE.get(form, "make it anew, or name the right file")
-
-
-def _open_envelope(data: object, form: str, path: Path, error: type[UsageError]) -> dict[str, Any]:
-    """Return what stands behind `format` and `version`, which must be ours."""
-    if not isinstance(data, dict) or "format" not in data:
-        raise error(f'{path}: is not a {form} file (no "format" in it); {_remedy(form)}')
-    if data["format"] != form:
-        raise error(f"{path}: is a {shortened(str(data['format']))} file, a {form} is needed; {_remedy(form)}")
-    version, ours = data.get("version"), _VERSIONS.get(form, 1)
-    if type(version) is not int or version != ours:
-        raise error(
-            f"{path}: has format version {shortened(repr(version))}, this program reads {ours}; {_remedy(form)}"
-        )
-    return {key: value for key, value in data.items() if key not in ("format", "version")}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,8 +15,8 @@ from spantrain.config.consistency import missing_links
 from spantrain.config.files.problems import Problems, did_you_mean
 from spantrain.config.files.text_files import read_text
 from spantrain.config.files.yaml_fields import Field, parse_yaml
-from spantrain.config.kinds import DeviceRow, load_kinds, read_devices, read_kind
-from spantrain.config.prices import inside_rate, read_egress, read_inside, read_kind_price
+from spantrain.config.kinds import DeviceRow, load_kinds, read_devices
+from spantrain.config.prices import inside_rate, read_egress, read_inside, read_kind_price, read_own_kinds
 from spantrain.core.cluster import LISTED_SITES, MAX_DEVICES, MAX_SITES, Cluster, Device, DeviceKind, Host, Link, Site
 from spantrain.core.names import is_name
 from spantrain.core.quantities import parse_bandwidth, parse_bytes, parse_seconds
@@ -140,8 +140,10 @@ def parse_cluster(text: str, *, source: str) -> Cluster:
     top = root.table(required=("name", "sites"), optional=("description", "emulated_speed", "kinds", "links"))
     name = top["name"].name() if "name" in top else ""
     description = (top["description"].text() or "") if "description" in top else ""
-    emulated_speed = _read_emulated_speed(top.get("emulated_speed"))
-    kinds = _read_kinds(top.get("kinds"))
+    emulated_speed = top["emulated_speed"].number() if "emulated_speed" in top else 1.0
+    if emulated_speed is not None and emulated_speed <= 0:
+        top["emulated_speed"].problem(f"{emulated_speed:g} must be more than zero; 1 is the kind's own speed")
+    kinds = {**load_kinds(), **(read_own_kinds(top["kinds"]) if "kinds" in top else {})}
     if "sites" in top:
         _read_sites(top["sites"], kinds, draft)
     links, default_link = read_links(top.get("links"), root, draft.site_names)
@@ -155,7 +157,7 @@ def parse_cluster(text: str, *, source: str) -> Cluster:
         devices=tuple(draft.devices),
         links=links,
         default_link=default_link,
-        emulated_speed=emulated_speed,
+        emulated_speed=emulated_speed or 1.0,
         description=" ".join(description.split()),
     )
 
@@ -178,27 +180,6 @@ class _Draft:
         if name and first is not None:
             at.problem(f"two {what}s are named {name!r} (the first on line {first}); rename one")
         self.lines.setdefault((what, name), at.line)
-
-
-def _read_emulated_speed(at: Field | None) -> float:
-    value = at.number() if at else None
-    if at and value is not None and value <= 0:
-        at.problem(f"{value:g} must be more than zero; 1 is the kind's own speed")
-    return 1.0 if value is None else value
-
-
-def _read_kinds(section: Field | None) -> Mapping[str, DeviceKind]:
-    """Return the kinds that ship with the program and those of this file."""
-    kinds = dict(load_kinds())
-    for name, entry in (section.entries() if section else {}).items():
-        if name in load_kinds():
-            entry.problem(f"kind {name!r} ships with the program; give yours another name")
-        else:
-            try:
-                kinds[name] = read_kind(name, entry)
-            except ValueError as reason:
-                entry.problem(str(reason))
-    return kinds
 
 
 def _read_sites(section: Field, kinds: Mapping[str, DeviceKind], draft: _Draft) -> None:

@@ -45,7 +45,8 @@ def _kind(kind: DeviceKind) -> Iterator[str]:
     yield f"    peak_fp16: {_flop_rate(kind.peak_fp16_flop_per_s)}"
     yield f"    peak_fp32: {_flop_rate(kind.peak_fp32_flop_per_s)}"
     yield f"    memory: {_memory(kind.memory_bytes)}"
-    yield f"    memory_bandwidth: {_exact(kind.memory_bandwidth_bytes_per_s, _giga, parse_bandwidth, 'B/s')}"
+    rate = kind.memory_bandwidth_bytes_per_s
+    yield f"    memory_bandwidth: {_exact(rate, f'{rate / 1e9:g} GB/s', parse_bandwidth, 'B/s')}"
     yield f"    power: {kind.power_w!r} W"
     yield f"    source: {_text(kind.source or 'not known')}"
     if kind.unified_memory:
@@ -115,35 +116,22 @@ def _text(text: str) -> str:
     return text if is_name(text) else json.dumps(text, ensure_ascii=False)
 
 
-def _exact(value: float, shown: Callable[[float], str], parse: Callable[[str], float], unit: str) -> str:
+def _exact(value: float, text: str, parse: Callable[[str], float], unit: str) -> str:
     """Return a quantity as people write it where that reads back as the same number, else in its own unit."""
-    text = shown(value)
     return text if parse(text) == value else f"{value!r} {unit}"
 
 
 def _rate(value: float) -> str:
-    return _exact(value, format_bandwidth, parse_bandwidth, "B/s")
+    return _exact(value, format_bandwidth(value), parse_bandwidth, "B/s")
 
 
 def _delay(value: float) -> str:
-    return _exact(value, _milli, parse_seconds, "s")
+    return _exact(value, f"{value * 1e3:g} ms", parse_seconds, "s")
 
 
 def _memory(value: int) -> str:
     text = format_bytes(value)
-    return text if parse_bytes(text) == value else _exact(value, _mebi, parse_bytes, "B")
-
-
-def _mebi(value: float) -> str:
-    return f"{value / 2**20:.10g} MiB"
-
-
-def _giga(value: float) -> str:
-    return f"{value / 1e9:g} GB/s"
-
-
-def _milli(value: float) -> str:
-    return f"{value * 1e3:g} ms"
+    return text if parse_bytes(text) == value else _exact(value, f"{value / 2**20:.10g} MiB", parse_bytes, "B")
 
 
 def _flop_rate(value: float) -> str:

@@ -97,7 +97,7 @@ def parse_prices(text: str, *, source: str, base: PriceTable | None) -> PriceFil
     top = parse_yaml(text, problems).table(
         required=(), optional=("rented", "owned", "electricity", "egress", "lines", "kinds", "offers")
     )
-    kinds = dict(_own_kinds(top["kinds"])) if "kinds" in top else {}
+    kinds = read_own_kinds(top["kinds"]) if "kinds" in top else {}
     known = {**load_kinds(), **kinds}
     rented = top["rented"].entries() if "rented" in top else {}
     owned = top["owned"].items() if "owned" in top else []
@@ -123,7 +123,8 @@ def parse_prices(text: str, *, source: str, base: PriceTable | None) -> PriceFil
     return PriceFile(table=table, kinds=kinds)
 
 
-def _own_kinds(section: Field) -> dict[str, DeviceKind]:
+def read_own_kinds(section: Field) -> dict[str, DeviceKind]:
+    """Read the kinds of a file, besides those that ship."""
     found = {}
     for name, entry in section.entries().items():
         if name in load_kinds():

@@ -272,12 +272,6 @@ class TrainingArguments:
         by_part = 0 < self.warmup_steps < 1 or (self.warmup_ratio > 0 and not self.warmup_steps)
         return by_part or needs_end(_word(self.lr_scheduler_type))
 
-    def _warmup(self, steps: int) -> int:
-        """Return the steps of warm-up, as the transformers library has them."""
-        if self.warmup_steps >= 1:
-            return int(self.warmup_steps)
-        return math.ceil(steps * (self.warmup_steps or self.warmup_ratio))
-
     def job(self, steps: int, optimizer: Mapping[str, Any]) -> TrainJob:
         """Return the job of so many steps; what `optimizer` says goes before these arguments.
 
@@ -290,7 +284,9 @@ class TrainingArguments:
             raise ConfigError(f"TrainingArguments: {_in_own_words(error)}") from None
 
     def _job(self, steps: int, optimizer: Mapping[str, Any]) -> TrainJob:
-        warmup_steps = self._warmup(steps)
+        # As the transformers library has it.
+        part = self.warmup_steps or self.warmup_ratio
+        warmup_steps = int(part) if self.warmup_steps >= 1 else math.ceil(steps * part)
         fields_of_job: dict[str, Any] = {
             "steps": steps,
             "momentum": 0.0,

@@ -253,14 +253,18 @@ class WholeModel:
         compute = parts.get("compute_metrics") if labelled else None
         gathered: list[tuple[Any, Tensor | None]] = []
         batches = [range(lo, min(lo + _BATCH, count)) for lo in range(0, count, _BATCH)]
-        counted = self._counted(data, batches) if labelled and self.loaded.batch.counts_labels else None
+        counted = None
+        if labelled and self.loaded.batch.counts_labels:  # as if all samples were one step
+            sums = [counted_labels(data.labels(indices), 1) * len(indices) for indices in batches]
+            counted = (torch.stack(sums).sum(dim=0) / count).to(self.device)
         for indices in batches:
             loss, outputs, labels = self._batch(data, indices, counted, labelled=labelled)
             loss_sum += loss
             if gather or compute is not None:
                 less = parts.get("preprocess_logits_for_metrics")
                 kept = outputs if less is None else less(outputs, labels)
-                gathered.append((_moved(kept), None if labels is None else labels.cpu()))
+                here = tuple(entry.cpu() for entry in kept) if isinstance(kept, tuple) else kept.cpu()
+                gathered.append((here, None if labels is None else labels.cpu()))
         found = EvalPrediction(*_joined(gathered)) if gathered else EvalPrediction(None, None)
         seconds = max(time.monotonic() - begun_s, 1e-9)
         metrics = {"loss": loss_sum / count} if labelled else {}
@@ -270,11 +274,6 @@ class WholeModel:
         metrics |= {"runtime": seconds, "samples_per_second": count / seconds}
         named = {f"{prefix}_{name}": value for name, value in metrics.items()}
         return PredictionOutput(found.predictions, found.label_ids, named)
-
-    def _counted(self, data: Dataset, batches: Sequence[range]) -> Tensor:
-        """Return `counted_labels` of all samples, as if they were one step."""
-        sums = [counted_labels(data.labels(indices), 1) * len(indices) for indices in batches]
-        return (torch.stack(sums).sum(dim=0) / len(data)).to(self.device)
 
     def _batch(
         self, data: Dataset, indices: range, counted: Tensor | None, *, labelled: bool
@@ -315,10 +314,6 @@ def _outputs(result: Any) -> Any:
     pairs = result.items() if isinstance(result, Mapping) else enumerate(result)
     found = tuple(value for name, value in pairs if isinstance(value, Tensor) and name != "loss" and value.dim() > 0)
     return found[0] if len(found) == 1 else found
-
-
-def _moved(outputs: Any) -> Any:
-    return tuple(entry.cpu() for entry in outputs) if isinstance(outputs, tuple) else outputs.cpu()
 
 
 def _joined(batches: Sequence[tuple[Any, Tensor | None]]) -> Iterator[Any]:

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils.data import IterableDataset
 
-from spantrain.app.training.resume import Resume
+from spantrain.app.training.requests import Resume
 from spantrain.config.files.text_files import write_atomically
 from spantrain.core.span import Span
 from spantrain.core.units import ModelSpec
@@ -166,8 +166,3 @@ def is_stream(data: object) -> bool:
     if isinstance(data, IterableDataset):
         return True
     return hasattr(data, "__iter__") and not hasattr(data, "__getitem__") and not callable(data)
-
-
-def is_data_set(data: object) -> bool:
-    """Whether data are samples by their number."""
-    return hasattr(data, "__getitem__") and not isinstance(data, str)

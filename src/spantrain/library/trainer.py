@@ -14,7 +14,7 @@ from spantrain.app.training.step_loop import StepLoop
 from spantrain.app.training.stop import StopRequest
 from spantrain.app.training.train import train
 from spantrain.app.weight_folder import first_weights
-from spantrain.app.weights import export_run, manifest_with, trained_parameters, trained_statistics
+from spantrain.app.weights import export_run, trained_parameters, trained_statistics
 from spantrain.config.files.text_files import check_can_make
 from spantrain.core.cluster import Cluster
 from spantrain.core.units import ChatForm, ModelSpec
@@ -30,7 +30,7 @@ from spantrain.library.evaluation import (
     rows_of,
 )
 from spantrain.library.setting import ModelFactory, Setting, function_source, model_of
-from spantrain.library.streaming import Dealer, Shuffled, Streamed, is_data_set, is_stream
+from spantrain.library.streaming import Dealer, Shuffled, Streamed, is_stream
 from spantrain.models.adapters import LoraForm, with_lora
 from spantrain.models.build import unit_names, whole_model, whole_parameters
 from spantrain.models.data.chat import ChatSamples
@@ -38,6 +38,7 @@ from spantrain.models.data.choice import user_functions
 from spantrain.models.data.dataset import Dataset, open_dataset
 from spantrain.models.tracing.factory import check_not_importing
 from spantrain.runtime.checkpoint.manifest import final_checkpoint, read_manifest
+from spantrain.runtime.worker.user_functions import with_own_functions
 
 if TYPE_CHECKING:
     import torch
@@ -55,11 +56,11 @@ def state_of(folder: Path, model: ModelSpec) -> "dict[str, torch.Tensor]":
         ConfigError: it is no complete checkpoint, or a file is damaged, or lies on another machine; or it is of a model
             from another function than `model`.
     """
-    manifest = manifest_with(read_manifest(folder), user_functions(model))
-    parameters = whole_parameters(manifest.model)
-    state: dict[str, torch.Tensor] = whole_model(
-        manifest.model, seed=manifest.job.seed if manifest.job else 0
-    ).module.state_dict()
+    manifest = read_manifest(folder)
+    own = with_own_functions(manifest.model, user_functions(model))
+    manifest, parameters = replace(manifest, model=own), whole_parameters(own)
+    whole = whole_model(own, seed=manifest.job.seed if manifest.job else 0)
+    state: dict[str, torch.Tensor] = whole.module.state_dict()
     for name, tensor in trained_parameters(folder, manifest).items():
         state.update(dict.fromkeys((name, *parameters[name].other_names), tensor))
     return state | trained_statistics(folder, manifest)
@@ -115,7 +116,7 @@ class Trainer:
             ConfigError: a function cannot be imported by workers, or what is given does not fit together.
         """
         self._parts = checked_parts(parts)
-        self._rows = data if is_stream(data) or is_data_set(data) else None
+        self._rows = data if is_stream(data) or (hasattr(data, "__getitem__") and not isinstance(data, str)) else None
         name = _name_of(data) if self._rows is None else None
         model = model_of(
             model_factory, loss_fn, data=name, tokenizer=tokenizer, sequence_length=sequence_length, chat=chat
@@ -219,9 +220,6 @@ class Trainer:
                     "or leave it out"
                 )
             check_fits(self._setting.model)
-        self._check_metric()
-
-    def _check_metric(self) -> None:
         arguments, computes = self._setting.arguments, "compute_metrics" in self._parts
         metric = str(arguments.metric_for_best_model).removeprefix("eval_")
         own = ("loss",) if self._rows is None else ("loss", "runtime", "samples_per_second")

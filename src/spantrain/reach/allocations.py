@@ -170,16 +170,11 @@ def kubernetes_machines(namespace: str, selector: str | None, *, python: str) ->
         last = said.stderr.decode(errors="replace").strip().rpartition("\n")[2][:300] or "lists more pods than are read"
         raise UsageError(f"{' '.join(words)}: {last}")
     data = parse_json(said.stdout.decode(errors="replace"), "kubectl's list of pods", remedy="see `kubectl get pods`")
-    names = list(_running(data))
-    if not names:
-        raise UsageError(f"no pod runs in namespace {namespace}; start some, with an image that has Python 3")
-    return named_machines(names, "kubernetes", python=python, options=options)
-
-
-def _running(data: object) -> Iterator[str]:
-    """Yield the names of pods that run, of what the cluster's API says."""
-    items = data.get("items") if isinstance(data, dict) else None
+    items, names = data.get("items") if isinstance(data, dict) else None, []
     for item in items if isinstance(items, list) else []:
         match item:
             case {"metadata": {"name": str(name)}, "status": {"phase": "Running"}}:
-                yield name
+                names.append(name)
+    if not names:
+        raise UsageError(f"no pod runs in namespace {namespace}; start some, with an image that has Python 3")
+    return named_machines(names, "kubernetes", python=python, options=options)

@@ -49,7 +49,6 @@ class FoundInterface(CheckedAnswer):
     name: str
     addresses: tuple[str, ...]
     """With the length of the network's part, as `10.0.0.5/24`."""
-    mtu: float | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -93,12 +92,9 @@ class MachineFacts(CheckedAnswer):
 
     hostname: str
     system: str
-    machine: str
-    """The processor's architecture."""
     python: str
     executable: str
     processors: int
-    processor: str
     memory_bytes: float | None
     free_bytes: float | None
     disk_free_bytes: float

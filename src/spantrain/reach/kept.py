@@ -32,8 +32,6 @@ class KeeperAnswer:
 
     problem: str = ""
     found: bool = False
-    pid: int = 0
-    python: str = ""
     lacks: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
 

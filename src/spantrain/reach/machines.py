@@ -15,8 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Literal, TypeVar
+from typing import IO, Literal, TypeVar
 
 from spantrain.core.names import check_name
 from spantrain.errors import Interrupted, PeerLostError, ProtocolError, UsageError
@@ -178,7 +177,7 @@ class RemoteProgram:
     def __enter__(self) -> "RemoteProgram":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         self._selector.close()
         with contextlib.suppress(OSError):
             self._stdin.close()
@@ -210,7 +209,7 @@ class RemoteProgram:
         found = next(self.lines(deadline_s), None)
         if found is None:
             self.check_ended()
-            raise PeerLostError(f"{self.machine}: its program ended early{self._said()}")
+            raise PeerLostError(f"{self.machine}: its program ended early{last_line(self._errors)}")
         return found
 
     def lines(self, deadline_s: float) -> Iterator[str]:
@@ -245,7 +244,7 @@ class RemoteProgram:
         except subprocess.TimeoutExpired:
             return  # its output is whole; it is ended with the block
         if status != 0:
-            raise PeerLostError(f"{self.machine}: {self.machine.failure(status, self._said())}")
+            raise PeerLostError(f"{self.machine}: {self.machine.failure(status, last_line(self._errors))}")
 
     def _want_input(self) -> None:
         if self._stdin.closed or self._stdin in self._selector.get_map():
@@ -258,14 +257,15 @@ class RemoteProgram:
         if self._stop.is_set():
             raise Interrupted(f"{self.machine}: is not waited for any more")
         if not ready and time.monotonic() >= deadline_s:
-            raise PeerLostError(f"{self.machine}: no answer in time{self._said()}; see whether it is overloaded")
+            said = last_line(self._errors)
+            raise PeerLostError(f"{self.machine}: no answer in time{said}; see whether it is overloaded")
         for key, _ in ready:
             if key.fileobj is self._stdin:
                 self._write()
             elif key.fileobj is self._stdout:
-                self._incoming += self._read(self._stdout.fileno(), key.fileobj)
+                self._incoming += self._read(self._stdout)
             else:
-                self._errors = (self._errors + self._read(self._stderr.fileno(), key.fileobj))[-_KEPT_BYTES:]
+                self._errors = (self._errors + self._read(self._stderr))[-_KEPT_BYTES:]
 
     def _write(self) -> None:
         try:
@@ -278,11 +278,11 @@ class RemoteProgram:
             if self._no_more_input:
                 self._stdin.close()
 
-    def _read(self, number: int, stream: object) -> bytes:
-        piece = os.read(number, _CHUNK_BYTES)
+    def _read(self, stream: IO[bytes]) -> bytes:
+        piece = os.read(stream.fileno(), _CHUNK_BYTES)
         if not piece:
-            self._selector.unregister(stream)  # type: ignore[arg-type]
-        elif number == self._stdout.fileno():
+            self._selector.unregister(stream)
+        elif stream is self._stdout:
             self._taken_bytes += len(piece)
             if self._taken_bytes > MAX_ANSWER_BYTES:
                 raise ProtocolError(f"{self.machine}: printed more than {MAX_ANSWER_BYTES} bytes; it is not read on")
@@ -293,6 +293,3 @@ class RemoteProgram:
             return line.decode()
         except UnicodeDecodeError:
             raise ProtocolError(f"{self.machine}: printed what is no UTF-8: {line[:60]!r}") from None
-
-    def _said(self) -> str:
-        return last_line(self._errors)

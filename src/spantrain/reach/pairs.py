@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import combinations
-from types import TracebackType
 from typing import TypeVar
 
 from spantrain.errors import PeerLostError, ProtocolError
@@ -55,15 +54,10 @@ class PairReport(CheckedAnswer):
 
 @dataclass(frozen=True, kw_only=True)
 class _ListenedPort(CheckedAnswer):
-    """Where a machine listens."""
+    """Where a machine listens; what a program answers first has nothing of that yet."""
 
     port: int = 0
     errors: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Begun(CheckedAnswer):
-    """What a program answers first."""
 
 
 class PairPrograms:
@@ -84,22 +78,23 @@ class PairPrograms:
         Raises:
             PeerLostError, ProtocolError: one does not start, or does not listen.
         """
+
+        def begin(machine: Machine) -> int:
+            self._ask(_ListenedPort, machine.name, {"secret": self._secret, "name": machine.name}, _START_S)
+            return self.listen(machine.name, 0)
+
         try:
             source = program("pair")
             for machine in self._machines:
                 self._programs[machine.name] = self._stack.enter_context(RemoteProgram(machine, source, stop=self.stop))
-            self._ports = dict(zip(self._programs, at_once(self._begin, self._machines, self.stop), strict=True))
+            self._ports = dict(zip(self._programs, at_once(begin, self._machines, self.stop), strict=True))
         except BaseException:
             self._stack.close()
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stack.close()
-
-    def _begin(self, machine: Machine) -> int:
-        self._ask(_Begun, machine.name, {"secret": self._secret, "name": machine.name}, _START_S)
-        return self.listen(machine.name, 0)
 
     def listen(self, machine: str, port: int) -> int:
         """Have a machine listen on a port, 0 for any; return which.

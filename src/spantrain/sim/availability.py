@@ -15,7 +15,7 @@ from spantrain.recovery.detection import HEARTBEAT_S, LossDetector
 from spantrain.recovery.policy import holds_all, is_worth
 
 PREPARED_S = 0.01
-"""Seconds until a light change that was worked out beforehand is taken over (`app.training.recovery.prepared`)."""
+"""Seconds until a light change that was worked out beforehand is taken over (`app.training.recovery.carry_on`)."""
 _PLAN_S = 0.3
 """Seconds that a plan takes to be worked out: an assumption, not a measurement."""
 _RESTS = 2

@@ -136,7 +136,7 @@ def build(layout: NetworkLayout) -> Built:
         tun_fds.append(_open_tun())
         _build_switch(layout, number, host_fds)
         for host in site.hosts:
-            enter_network(host_fds[host])
+            _call("setns", host_fds[host], _CLONE_NEWNET)
             _build_host(layout, number, host)
     return Built(
         site_fds=tuple(site_fds), host_fds=host_fds, tun_fds=tuple(tun_fds), has_user_namespace=has_user_namespace
@@ -151,8 +151,12 @@ def _gain_network_rights() -> bool:
             raise TestbedError(f"no network namespaces on this machine: {error}") from error
     else:
         return False
+    uid, gid = os.geteuid(), os.getegid()
     try:
-        new_user()
+        _call("unshare", _CLONE_NEWUSER)  # it is root in there; nothing is gained outside of it
+        for name, text in (("setgroups", "deny"), ("uid_map", f"0 {uid} 1"), ("gid_map", f"0 {gid} 1")):
+            with open(f"/proc/self/{name}", "w", encoding="ascii") as file:
+                file.write(text)
         os.close(new_network())
     except OSError as error:
         raise TestbedError(
@@ -163,8 +167,12 @@ def _gain_network_rights() -> bool:
 
 
 def _open_tun() -> int:
+    """Create the way out of a site in this process's network namespace; it lives as long as the returned file."""
     try:
-        return open_tun("wan0")
+        tun_fd = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        fcntl.ioctl(tun_fd, _TUNSETIFF, struct.pack("16sH22x", b"wan0", _IFF_TUN_BARE_WITH_OFFLOAD_HEADER))
+        set_segmentation(tun_fd, joined=True)
+        return tun_fd
     except OSError as error:
         raise TestbedError(
             f"cannot open a TUN device: {error}; /dev/net/tun must be there (modprobe tun) and be readable and "
@@ -266,28 +274,6 @@ def new_network() -> int:
     """Move this process into a new network namespace and return an open file that keeps it."""
     _call("unshare", _CLONE_NEWNET)
     return os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-
-
-def enter_network(namespace_fd: int) -> None:
-    """Move this thread into a network namespace."""
-    _call("setns", namespace_fd, _CLONE_NEWNET)
-
-
-def new_user() -> None:
-    """Move this process into a new user namespace in which it is root; nothing is gained outside of it."""
-    uid, gid = os.geteuid(), os.getegid()
-    _call("unshare", _CLONE_NEWUSER)
-    for name, text in (("setgroups", "deny"), ("uid_map", f"0 {uid} 1"), ("gid_map", f"0 {gid} 1")):
-        with open(f"/proc/self/{name}", "w", encoding="ascii") as file:
-            file.write(text)
-
-
-def open_tun(name: str) -> int:
-    """Create a TUN device in this process's network namespace; it lives as long as the returned file."""
-    tun_fd = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
-    fcntl.ioctl(tun_fd, _TUNSETIFF, struct.pack("16sH22x", name.encode(), _IFF_TUN_BARE_WITH_OFFLOAD_HEADER))
-    set_segmentation(tun_fd, joined=True)
-    return tun_fd
 
 
 def set_segmentation(tun_fd: int, *, joined: bool) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 
 from spantrain.config.files.json_codec import from_json
 from spantrain.config.files.parsing import parse_json
+from spantrain.config.files.text_files import write_atomically
 from spantrain.errors import ConfigError, TestbedError
 from spantrain.testbed.namespace_handle import process_started
 
@@ -70,7 +71,9 @@ class RequestServer:
     def receive(self, ready_fd: int) -> tuple[int, Answer] | None:
         """Take what a ready file has; return a whole request with the client to answer, if it is one."""
         if ready_fd == self._listener.fileno():
-            self._accept()
+            client, _ = self._listener.accept()
+            client.setblocking(False)
+            self._clients[client.fileno()] = (client, bytearray())
             return None
         client, received = self._clients[ready_fd]
         try:
@@ -95,11 +98,6 @@ class RequestServer:
             pass  # the client has left; nobody to tell
         finally:
             self._close(client_fd)
-
-    def _accept(self) -> None:
-        client, _ = self._listener.accept()
-        client.setblocking(False)
-        self._clients[client.fileno()] = (client, bytearray())
 
     def _close(self, client_fd: int) -> None:
         self._clients.pop(client_fd)[0].close()
@@ -241,14 +239,11 @@ class State:
 
     def write(self) -> None:
         """Write the state file at once and whole."""
-        path = self.file("json")
-        draft = path.with_suffix(".draft")
-        draft.write_text(json.dumps(dataclasses.asdict(self)), encoding="utf-8")
-        draft.replace(path)
+        write_atomically(self.file("json"), json.dumps(dataclasses.asdict(self)), error=TestbedError)
 
     def remove(self) -> None:
         """Remove every file of this testbed."""
-        for suffix in ("sock", "log", "draft", "json"):
+        for suffix in ("sock", "log", "json"):
             with contextlib.suppress(FileNotFoundError):
                 self.file(suffix).unlink()
 

@@ -214,29 +214,15 @@ class Forwarder:
     def deliver(self) -> None:
         """Hand over the packets that have arrived by now."""
         for target, packet in self.network.take(time.monotonic() + _EARLY_S):
-            self._write(self._tun_of[target], packet.data)
+            try:
+                os.write(self._tun_of[target], packet.data)
+            except OSError:
+                self.packets_refused += 1
 
     def reshape(self, pair: Pair, shape: Link) -> None:
         """Change a link at once."""
         self.network.reshape(time.monotonic(), pair, shape)
         self._choose_segmentation(pair[0])
-
-    def reshape_line(self, line: Line, bandwidth_bytes_per_s: float) -> None:
-        """Change the uplink or downlink of a site at once."""
-        self.network.reshape_line(time.monotonic(), line, bandwidth_bytes_per_s)
-
-    def follow(self, traces: Mapping[str, SpeedTrace], start_s: float | None) -> float:
-        """Let links follow traces that begin at a time of the monotonic clock, or now; return that time."""
-        now_s = time.monotonic()
-        start_s = now_s if start_s is None else start_s
-        self.network.follow(now_s, traces, start_s)
-        return start_s
-
-    def _write(self, tun_fd: int, data: bytes) -> None:
-        try:
-            os.write(tun_fd, data)
-        except OSError:
-            self.packets_refused += 1
 
     def _choose_segmentation(self, source: str) -> None:
         # Loss is drawn packet by packet, so they must come one by one where there is any.

@@ -134,7 +134,10 @@ def _sink(address: str) -> None:
                 if ready is listener:
                     sockets.append(listener.accept()[0])
                 elif isinstance(ready, socket.socket):
-                    count = _received(ready, buffer)
+                    try:
+                        count = ready.recv_into(buffer)
+                    except ConnectionError:
+                        count = 0
                     received += count
                     if not count:
                         sockets.remove(ready)
@@ -142,13 +145,6 @@ def _sink(address: str) -> None:
             if received != said and time.monotonic() >= next_s:
                 _say(wait=False, received_bytes=received)
                 said, next_s = received, time.monotonic() + _REPORT_S
-
-
-def _received(connection: socket.socket, buffer: bytearray) -> int:
-    try:
-        return connection.recv_into(buffer)
-    except ConnectionError:
-        return 0
 
 
 def _pour(address: str, port: str, bytes_per_s: str, connections: str, type_of_service: str) -> None:

@@ -44,7 +44,9 @@ def end_processes(networks: Collection[int], *, spare: Collection[int] = (), mar
             for handle in handles:
                 with suppress(ProcessLookupError):
                     signal.pidfd_send_signal(handle, signal.SIGKILL if late else signal.SIGTERM)
-            _wait_all(handles, deadline_s + late * 1.0)
+            waiting = set(handles)
+            while waiting and (left_s := deadline_s + late * 1.0 - time.monotonic()) > 0:
+                waiting.difference_update(select.select(list(waiting), [], [], left_s)[0])
     return len(ended)
 
 
@@ -65,12 +67,6 @@ def _handles(stack: ExitStack, pids: list[int], networks: Collection[int]) -> It
             stack.callback(os.close, handle)
             if network_of(pid) in networks:  # looked at again: the id may have been given to another process
                 yield handle
-
-
-def _wait_all(handles: list[int], deadline_s: float) -> None:
-    waiting = set(handles)
-    while waiting and (left_s := deadline_s - time.monotonic()) > 0:
-        waiting.difference_update(select.select(list(waiting), [], [], left_s)[0])
 
 
 def _started_with(pid: int, mark: str) -> bool:

@@ -133,12 +133,15 @@ class PacketRouter:
         return {"ways": sorted(pairs)}
 
     def _shape_line(self, *, site: str, way: str, bandwidth_bytes_per_s: float) -> Answer:
-        self._forwarder.reshape_line((site, way), bandwidth_bytes_per_s)
+        self._forwarder.network.reshape_line(time.monotonic(), (site, way), bandwidth_bytes_per_s)
         return {}
 
     def _follow(self, *, traces: dict[str, list[tuple[float, float]]], start_s: float | None) -> Answer:
         speeds = {name: SpeedTrace(changes=tuple((at, to) for at, to in rows)) for name, rows in traces.items()}
-        return {"start_s": self._forwarder.follow(speeds, start_s)}
+        now_s = time.monotonic()
+        start_s = now_s if start_s is None else start_s
+        self._forwarder.network.follow(now_s, speeds, start_s)
+        return {"start_s": start_s}
 
     def _status(self) -> Answer:
         network = self._forwarder.network
@@ -162,7 +165,7 @@ def _figures(carrier: ShapedLink) -> Answer:
     return {**shape, **counters, "speed": carrier.speed, "bytes_waiting": carrier.waiting_bytes}
 
 
-def _write_state(directory: Path, layout: NetworkLayout, built: Built, keeper_pid: int) -> State:
+def _write_state(directory: Path, layout: NetworkLayout, built: Built, keeper_pid: int) -> None:
     state = State(
         directory=str(directory),
         testbed_id=layout.testbed_id,
@@ -178,11 +181,19 @@ def _write_state(directory: Path, layout: NetworkLayout, built: Built, keeper_pi
         networks=tuple(built.networks.values()),
     )
     state.write()
-    return state
 
 
-def _keep(router_pid: int, directory: Path, layout: NetworkLayout, built: Built) -> None:
-    """Wait for the router's end, then clear up. Holds the namespaces open, so that none is taken for another."""
+def _start_keeper(directory: Path, layout: NetworkLayout, built: Built) -> int:
+    """Fork what waits for the router's end, then clears up; return its process id.
+
+    It holds the namespaces open, so that none is taken for another.
+    """
+    router_pid = os.getpid()
+    keeper_pid = os.fork()
+    if keeper_pid:
+        return keeper_pid
+    sys.stdout.close()
+    os.close(1)
     for tun_fd in built.tun_fds:
         os.close(tun_fd)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -192,27 +203,7 @@ def _keep(router_pid: int, directory: Path, layout: NetworkLayout, built: Built)
     end_processes(set(built.networks.values()), spare=(os.getpid(),))
     for path in directory.glob(f"{layout.testbed_id}.*"):
         path.unlink(missing_ok=True)
-
-
-def _start_keeper(directory: Path, layout: NetworkLayout, built: Built) -> int:
-    router_pid = os.getpid()
-    keeper_pid = os.fork()
-    if keeper_pid:
-        return keeper_pid
-    sys.stdout.close()
-    os.close(1)
-    _keep(router_pid, directory, layout, built)
     os._exit(0)
-
-
-def _settle() -> None:
-    """Make wake-ups exact and pauses rare."""
-    fine_timers()
-    with suppress(PermissionError):
-        os.setpriority(os.PRIO_PROCESS, 0, _NICENESS)
-    gc.collect()
-    gc.freeze()
-    gc.disable()  # the loop makes no cycles
 
 
 def _run(directory: Path, layout: NetworkLayout, *, probe: bool) -> None:
@@ -223,7 +214,13 @@ def _run(directory: Path, layout: NetworkLayout, *, probe: bool) -> None:
     keeper_pid = _start_keeper(directory, layout, built)
     router = PacketRouter(layout, built, control)
     _write_state(directory, layout, built, keeper_pid)
-    _settle()
+    # Wake-ups are to be exact, and pauses rare.
+    fine_timers()
+    with suppress(PermissionError):
+        os.setpriority(os.PRIO_PROCESS, 0, _NICENESS)
+    gc.collect()
+    gc.freeze()
+    gc.disable()  # the loop makes no cycles
     _reply({"ready": True})
     router.serve()
 

@@ -85,7 +85,11 @@ class FairQueue:
                 flow.credit_bytes += _QUANTUM_BYTES
                 self._old.append(turn.popleft())
             elif not flow.packets:
-                self._retire(turn)
+                turn.popleft()
+                if turn is self._new:
+                    self._old.append(flow)  # else a flow of single packets would be new, and so first, each time
+                else:
+                    del self._flows[flow.key]
             else:
                 packet = self._take(flow)
                 flow.credit_bytes -= packet.wire_bytes
@@ -102,13 +106,6 @@ class FairQueue:
         flow.waiting_bytes -= packet.wire_bytes
         self.waiting_bytes -= packet.wire_bytes
         return packet
-
-    def _retire(self, turn: deque[_FlowQueue]) -> None:
-        flow = turn.popleft()
-        if turn is self._new:
-            self._old.append(flow)  # else a flow of single packets would be new, and so first, each time
-        else:
-            del self._flows[flow.key]
 
 
 @dataclass
@@ -149,7 +146,6 @@ class ShapedLink:
         self._travelling: list[tuple[float, int, Packet]] = []
         self._order = 0
         self._last_arrival_s: dict[bytes, float] = {}
-        self._patience_s = _patience_s(shape)
         self._delay_elsewhere_s = 0.0
         self._measure()
 
@@ -207,15 +203,15 @@ class ShapedLink:
         self._advance(now_s)
         left_bytes = self._stalled_bytes if self._sent_at_s == inf else (self._sent_at_s - now_s) * self._bytes_per_s
         self.shape, self.speed = shape, speed
-        self._patience_s = _patience_s(shape)
         self._measure()
         if self._sending is not None:
             self._plan_end(now_s, left_bytes)
         self._drop_what_is_too_much()
 
     def _measure(self) -> None:
-        """Reckon the present rate, and what may wait at it."""
+        """Reckon the present rate, what may wait at it, and how late the end of sending may be noticed."""
         shape = self.shape
+        self._patience_s = min(_MAX_PATIENCE_S, max(0.0, (shape.latency_s - shape.jitter_s) / 2))
         self._bytes_per_s = shape.bandwidth_bytes_per_s * self.speed
         # A link that stands still has the buffer that it had.
         rate = self._bytes_per_s or shape.bandwidth_bytes_per_s
@@ -258,10 +254,6 @@ class ShapedLink:
         self._last_arrival_s[packet.flow] = arrival_s
         self._order += 1
         heapq.heappush(self._travelling, (arrival_s, self._order, packet))
-
-
-def _patience_s(shape: Link) -> float:
-    return min(_MAX_PATIENCE_S, max(0.0, (shape.latency_s - shape.jitter_s) / 2))
 
 
 LOAD_TYPE_OF_SERVICE = 0x20

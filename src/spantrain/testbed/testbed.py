@@ -8,7 +8,6 @@ import secrets
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from spantrain.config.files.json_codec import to_json
@@ -290,7 +289,8 @@ def _start_router(layout: NetworkLayout, *options: str) -> "subprocess.Popen[str
         router.stdin.write(json.dumps(to_json(layout, wire=True)) + "\n")
         router.stdin.flush()
         line = router.stdout.readline()
-    answer = json.loads(line) if line else {"error": f"its router failed: {_tail(log)}"}
+    said = log.read_text(encoding="utf-8", errors="replace").strip().rpartition("\n")[2]
+    answer = json.loads(line) if line else {"error": f"its router failed: {said or 'without a word'}"}
     if options or "error" in answer:
         log.unlink(missing_ok=True)
     if "error" in answer:
@@ -301,38 +301,24 @@ def _start_router(layout: NetworkLayout, *options: str) -> "subprocess.Popen[str
     return router
 
 
-def _tail(log: Path) -> str:
-    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    return lines[-1] if lines else "without a word"
-
-
 def _take_down(state: State) -> None:
     spare = (os.getpid(), state.router.pid, state.keeper.pid)
-    if state.running or (state.keeper.alive and _same_boot(state)):
+    same_boot = state.boot_id == boot_id()
+    if same_boot and (state.router.alive or state.keeper.alive):
         end_processes(state.networks, spare=spare)
-        _stop_router(state)
+        if state.running:
+            grace_s = _GRACE_S
+            try:
+                ask(state.file("sock"), "stop")
+            except TestbedError:
+                grace_s = 0.0
+            end_process(state.router.pid, grace_s=grace_s)
         if state.keeper.alive:
             end_process(state.keeper.pid, grace_s=2 * _GRACE_S)
-    elif _same_boot(state):
+    elif same_boot:
         # Router and keeper were both killed, so the namespaces may be others' by now: the mark must match as well.
         end_processes(state.networks, spare=spare, mark=f"{_MARK}={state.testbed_id}")
     state.remove()
-
-
-def _stop_router(state: State) -> None:
-    if not state.running:
-        return
-    try:
-        ask(state.file("sock"), "stop")
-    except TestbedError:
-        grace_s = 0.0
-    else:
-        grace_s = _GRACE_S
-    end_process(state.router.pid, grace_s=grace_s)
-
-
-def _same_boot(state: State) -> bool:
-    return state.boot_id == boot_id()
 
 
 def _known(what: str, name: str, known: Iterable[str]) -> str:

@@ -1,6 +1,7 @@
 """The adapter of a run: what it asks of costs, memory and the simulator, and how its answers reach the devices."""
 
 import math
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import product
@@ -62,26 +63,20 @@ class ProfileForecast(SimulatedForecast):
 
         What leaves one site, or comes to one, shares its line: those seconds add up.
         """
-        network, own = self._replicas.groups.network, before.cluster.device_by_name
-        lines: dict[tuple[str, str], float] = {}
-        for (source, target), size in self._moving(before, after).items():
-            taken_s = network.transfer_seconds(source, target, size) / state.speed(source, target)
-            for line in (("from", own[source].site), ("to", own[target].site)):
-                lines[line] = lines.get(line, 0.0) + taken_s
-        return _SWITCH_S + max(lines.values()) if lines else 0.0
-
-    def _moving(self, before: Plan, after: Plan) -> dict[Pair, int]:
-        """Return the bytes that go from one device to another; a unit comes from the first device that has it."""
         had = {unit: stage.devices for stage in before.stages for unit in stage.units}
-        sizes: dict[Pair, int] = {}
+        sizes: Counter[Pair] = Counter()
         for stage in after.stages:
             for unit, device in product(stage.units, stage.devices):
-                if device not in had[unit]:
-                    pair = had[unit][0], device
+                if device not in had[unit]:  # it comes from the first device that has it
                     own = self._profile.graph.units[unit]
-                    unit_bytes = own.parameter_bytes + round(self._state_ratio * own.trained_bytes)
-                    sizes[pair] = sizes.get(pair, 0) + unit_bytes
-        return sizes
+                    sizes[had[unit][0], device] += own.parameter_bytes + round(self._state_ratio * own.trained_bytes)
+        network, place = self._replicas.groups.network, before.cluster.device_by_name
+        lines_s: defaultdict[tuple[str, str], float] = defaultdict(float)
+        for (source, target), size in sizes.items():
+            taken_s = network.transfer_seconds(source, target, size) / state.speed(source, target)
+            lines_s["from", place[source].site] += taken_s
+            lines_s["to", place[target].site] += taken_s
+        return _SWITCH_S + max(lines_s.values()) if lines_s else 0.0
 
 
 class PlanAdviser:

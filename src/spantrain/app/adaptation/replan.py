@@ -81,8 +81,7 @@ class BackgroundPlanner:
         """Take what stays as it is: the profile of calm links, and the plan whose devices and batch are planned for."""
         self._profile = profile
         self._base = replace(base, profile=None)
-        self._arguments = (optimizer, ",".join(allowed))
-        self._limit_s = limit_s
+        self._arguments = (optimizer, ",".join(allowed), str(limit_s))
         self._lock = threading.Lock()
         self._closed = False
         self._folder: tempfile.TemporaryDirectory[str] | None = None
@@ -98,14 +97,7 @@ class BackgroundPlanner:
             folder = Path(self._folder.name)
             write_profile(slowed_profile(self._profile, state), folder / _PROFILE)
             write_plan(self._base, folder / _PLAN)
-            command = [
-                sys.executable,
-                "-m",
-                "spantrain.app.adaptation.replan",
-                str(folder),
-                *self._arguments,
-                str(self._limit_s),
-            ]
+            command = [sys.executable, "-m", "spantrain.app.adaptation.replan", str(folder), *self._arguments]
             silent = subprocess.DEVNULL
             self._process = subprocess.Popen(command, stdin=silent, stdout=silent, stderr=silent)
 

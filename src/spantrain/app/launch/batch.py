@@ -8,6 +8,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
+from typing import ClassVar
 
 from spantrain.app.launch.way import LaunchWay, StartedWorkers, WantedWorkers, joining
 from spantrain.app.reporter import Reporter
@@ -43,6 +44,9 @@ def run_tool(words: Sequence[str]) -> str:
 
 class BatchWorkers(StartedWorkers):
     """Workers of jobs, one for each site."""
+
+    suffix: ClassVar[str] = ""
+    """Of the file that is written for a site; of a folder nothing."""
 
     def __init__(self, wanted: WantedWorkers, way: LaunchWay, reporter: Reporter) -> None:
         super().__init__(wanted, reporter)
@@ -92,19 +96,13 @@ class BatchWorkers(StartedWorkers):
                     self.look(site)
             self._stop.wait(_LOOK_S)
 
-    def note_site(self, site: str, how: str) -> None:
-        """Take it that all workers of a site have ended."""
-        for devices in self.wanted.by_site[site].values():
-            for device in devices:
-                self.note_end(device.name, how)
-
-    @abstractmethod
     def token_folders(self) -> Sequence[Path]:
         """Return where jobs look for the file with the token."""
+        return [self.folder]
 
-    @abstractmethod
     def written(self, site: str) -> Path:
         """Return what was written for a site."""
+        return self.folder / f"{site}{self.suffix}"
 
     @abstractmethod
     def submit_words(self, site: str) -> list[str]:

@@ -82,7 +82,7 @@ class KubernetesWay(LaunchWay):
             "nodeSelector": {"kubernetes.io/hostname": device.host},
             "terminationGracePeriodSeconds": 30,
             "containers": [self._container(wanted, device)],
-            "volumes": list(self._volumes(wanted, device.site)),
+            "volumes": [volume for _, volume in self._volumes(wanted, device.site)],
         }
         return {"parallelism": 1, "completions": 1, "backoffLimit": 0, "template": {"spec": pod}}
 
@@ -97,32 +97,30 @@ class KubernetesWay(LaunchWay):
             "image": self.options.image,
             "command": [*unpack, self.options.python_at(place), *worker],
             "env": [{"name": name, "value": value} for name, value in own.items()],
-            "envFrom": [{"secretRef": {"name": _token_name(device.site)}}],
+            "envFrom": [{"secretRef": {"name": f"{set_name(device.site)}-token"}}],
             "resources": {"limits": {"nvidia.com/gpu": 1}} if gpu else {},
             "securityContext": {"allowPrivilegeEscalation": False},
             "volumeMounts": [
                 {"name": volume["name"], "mountPath": path, **({} if path == "/dev/shm" else {"readOnly": True})}
-                for volume, path in zip(self._volumes(wanted, device.site), self._mounts(wanted), strict=True)
+                for path, volume in self._volumes(wanted, device.site)
             ],
         }
 
-    def _volumes(self, wanted: WantedWorkers, site: str) -> Iterator[dict[str, Any]]:
-        yield {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": _SHARED_MEMORY}}
+    def _volumes(self, wanted: WantedWorkers, site: str) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield where each volume is mounted, and the volume."""
+        yield "/dev/shm", {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": _SHARED_MEMORY}}
         if self.options.code is not None:
-            yield {"name": "code", "configMap": {"name": _code_name(site)}}
+            yield "/spantrain", {"name": "code", "configMap": {"name": f"{set_name(site)}-code"}}
         for number, path in enumerate(wanted.data):
-            yield {"name": f"data-{number}", "hostPath": {"path": path, "type": _path_type(path)}}
-
-    def _mounts(self, wanted: WantedWorkers) -> Iterator[str]:
-        yield "/dev/shm"
-        if self.options.code is not None:
-            yield "/spantrain"
-        yield from wanted.data
+            # A node refuses a pod where it has not got it: a file or a folder, as it is here.
+            kind = "File" if Path(path).is_file() else "Directory" if Path(path).is_dir() else ""
+            yield path, {"name": f"data-{number}", "hostPath": {"path": path, "type": kind}}
 
     def _kustomization(self, site: str) -> dict[str, Any]:
-        generated: dict[str, Any] = {"secretGenerator": [{"name": _token_name(site), "envs": [TOKEN_FILE]}]}
+        name = set_name(site)
+        generated: dict[str, Any] = {"secretGenerator": [{"name": f"{name}-token", "envs": [TOKEN_FILE]}]}
         if self.options.code is not None:
-            generated["configMapGenerator"] = [{"name": _code_name(site), "files": [_CODE_FILE]}]
+            generated["configMapGenerator"] = [{"name": f"{name}-code", "files": [_CODE_FILE]}]
         return {
             "apiVersion": "kustomize.config.k8s.io/v1beta1",
             "kind": "Kustomization",
@@ -145,10 +143,6 @@ class KubernetesWorkers(BatchWorkers):
     def token_folders(self) -> Sequence[Path]:
         """Return the folder of each site: files outside of it are not read."""
         return [self.written(site) for site in self.wanted.by_site]
-
-    def written(self, site: str) -> Path:
-        """Return a site's folder."""
-        return self.folder / site
 
     def submit_words(self, site: str) -> list[str]:
         """Return what applies it."""
@@ -202,19 +196,6 @@ def set_name(site: str) -> str:
     'spantrain-lab-1-north'
     """
     return f"spantrain-{re.sub('[^a-z0-9]+', '-', site.lower()).strip('-')[:20]}"
-
-
-def _token_name(site: str) -> str:
-    return f"{set_name(site)}-token"
-
-
-def _code_name(site: str) -> str:
-    return f"{set_name(site)}-code"
-
-
-def _path_type(path: str) -> str:
-    """Return what a node refuses a pod for, where it has not got it: a file or a folder, as it is here."""
-    return "File" if Path(path).is_file() else "Directory" if Path(path).is_dir() else ""
 
 
 def _yaml(document: object) -> str:

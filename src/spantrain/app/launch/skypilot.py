@@ -4,9 +4,8 @@ As of https://docs.skypilot.co/en/latest/reference/yaml-spec.html; a task's node
 """
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar
 
 import yaml
@@ -15,7 +14,6 @@ from spantrain.app.launch.batch import TOKEN_FILE, BatchWorkers
 from spantrain.app.launch.way import LaunchWay, WantedWorkers, joining
 from spantrain.app.reporter import Reporter
 from spantrain.config.files.text_files import write_atomically
-from spantrain.core.cluster import Device
 from spantrain.errors import ConfigError
 
 
@@ -67,28 +65,19 @@ class SkypilotWay(LaunchWay):
         yield 'case "$SKYPILOT_NODE_RANK" in'
         for rank, (host, devices) in enumerate(wanted.by_site[site].items()):
             yield f"{rank})"
-            yield from (f"  {self._line(wanted, host, device)} &" for device in devices)
+            own = [f"{name}={value}" for name, value in self.options.environment_at((host, site)).items()]
+            begin = [*(["env", *own] if own else []), self.options.python_at((host, site))]
+            for device in devices:
+                yield f"  {shlex.join([*begin, *self.options.worker_words(wanted, device)])} &"
             yield "  ;;"
         yield "esac"
         yield "wait"
-
-    def _line(self, wanted: WantedWorkers, host: str, device: Device) -> str:
-        place = (host, device.site)
-        own = [f"{name}={value}" for name, value in self.options.environment_at(place).items()]
-        words = [self.options.python_at(place), *self.options.worker_words(wanted, device)]
-        return shlex.join([*(["env", *own] if own else []), *words])
 
 
 class SkypilotTasks(BatchWorkers):
     """Tasks that were written."""
 
-    def token_folders(self) -> Sequence[Path]:
-        """Return the folder of the tasks."""
-        return [self.folder]
-
-    def written(self, site: str) -> Path:
-        """Return a site's task."""
-        return self.folder / f"{site}.sky.yaml"
+    suffix = ".sky.yaml"
 
     def submit_words(self, site: str) -> list[str]:
         """Return what starts it."""

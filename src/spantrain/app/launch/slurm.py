@@ -1,20 +1,17 @@
 """A Slurm job for each site: hosts are its nodes, logs and code lie on a file system that nodes share."""
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import ClassVar
 
 from spantrain.app.launch.batch import TOKEN_FILE, BatchWorkers, run_tool
 from spantrain.app.launch.way import LaunchWay, WantedWorkers
 from spantrain.app.reporter import Reporter
 from spantrain.config.files.text_files import write_atomically
-from spantrain.core.cluster import Device
 from spantrain.errors import WorkerError
 from spantrain.reach.programs.keeper import code_folder, place_code
 
-_Hosts = Mapping[str, tuple[Device, ...]]
 _WORKER = """\
 worker() {  # PART GPUS NODE LOG WORD...
   srun "$1" "$2" --overlap --nodes=1 --ntasks=1 --nodelist="$3" --cpu-bind=none --kill-on-bad-exit=0 \\
@@ -38,17 +35,20 @@ class SlurmWay(LaunchWay):
         code = self.options.code
         if code is not None and not code_folder(code.digest).is_dir():
             place_code(code.digest, code.packed)
-        for site, hosts in wanted.by_site.items():
-            write_atomically(jobs.written(site), "\n".join(self._script(wanted, jobs, site, hosts)) + "\n")
+        for site in wanted.by_site:
+            write_atomically(jobs.written(site), "\n".join(self._script(wanted, jobs, site)) + "\n")
         return jobs
 
-    def _script(self, wanted: WantedWorkers, jobs: "SlurmWorkers", site: str, hosts: _Hosts) -> Iterator[str]:
+    def _script(self, wanted: WantedWorkers, jobs: "SlurmWorkers", site: str) -> Iterator[str]:
         yield "#!/bin/bash"
-        log = wanted.log_folder.resolve() / f"slurm-{site}.log"
+        log = str(wanted.log_folder.resolve() / f"slurm-{site}.log").replace("%", "%%")  # else a pattern's begin
         yield f"#SBATCH --job-name=spantrain-{site}"
-        yield f"#SBATCH --output={_escaped(log)}"
+        yield f"#SBATCH --output={shlex.quote(log)}"
         yield "#SBATCH --no-requeue"
-        groups = _groups(hosts)
+        groups: dict[int, list[str]] = {}
+        for host, devices in wanted.by_site[site].items():  # those with as many GPUs are one part of the job
+            numbers = [int(one.backend.partition(":")[2] or 0) for one in devices if one.backend.startswith("cuda")]
+            groups.setdefault(max(numbers, default=-1) + 1, []).append(host)
         for number, (gpus, names) in enumerate(groups.items()):
             if number:
                 yield "#SBATCH hetjob"
@@ -56,18 +56,16 @@ class SlurmWay(LaunchWay):
             words += [f"--gpus-per-node={gpus}"] if gpus else []
             for word in (*words, *self.options.words_at((site,))):
                 yield f"#SBATCH {word}"
-        yield from self._steps(wanted, jobs, site, groups)
-        yield "wait"
-
-    def _steps(
-        self, wanted: WantedWorkers, jobs: "SlurmWorkers", site: str, groups: Mapping[int, Sequence[str]]
-    ) -> Iterator[str]:
-        """Yield what the job does: a step for each worker, all at once."""
+        # What it does: a step for each worker, all at once.
         yield f"set -a; . {shlex.quote(str(jobs.folder / TOKEN_FILE))}; set +a"
         if self.options.code is not None:
             folder = code_folder(self.options.code.digest)
             yield f"cd {shlex.quote(str(folder))}"
-        yield f"check={shlex.quote(self._check(wanted.data))}"
+        lacks = '{ echo "data $path is not on $(hostname); copy it there: code is copied, data are not"; exit 2; }'
+        looks = f'for path in {shlex.join(wanted.data)}; do [ -e "$path" ] || {lacks}; done; ' if wanted.data else ""
+        finds = 'export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"; ' if self.options.code else ""
+        check = f'{looks}{finds}exec "$@"'  # what a shell does on a node before it becomes a worker
+        yield f"check={shlex.quote(check)}"
         yield _WORKER
         for number, (gpus, names) in enumerate(groups.items()):
             for host in names:
@@ -77,33 +75,21 @@ class SlurmWay(LaunchWay):
                     own = (f"{name}={value}" for name, value in self.options.environment_at(place).items())
                     log = str(jobs.log_of(device.name).resolve()).replace("%", "%%")
                     words = [self.options.python_at(place), *self.options.worker_words(wanted, device)]
-                    share = f"--gpus-per-node={gpus}" if gpus else "--quiet"
-                    begin = shlex.join(["worker", part, share, host, log, "env", *own, "bash", "-c"])
+                    places = [part, f"--gpus-per-node={gpus}" if gpus else "--quiet", host, log]
+                    begin = shlex.join(["worker", *places, "env", *own, "bash", "-c"])
                     yield f'{begin} "$check" worker {shlex.join(words)}'
-
-    def _check(self, data: Sequence[str]) -> str:
-        """Return what a shell does on a node before it becomes a worker: look whether data are there, find code."""
-        lacks = '{ echo "data $path is not on $(hostname); copy it there: code is copied, data are not"; exit 2; }'
-        looks = f'for path in {shlex.join(data)}; do [ -e "$path" ] || {lacks}; done; ' if data else ""
-        code = 'export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"; ' if self.options.code else ""
-        return f'{looks}{code}exec "$@"'
+        yield "wait"
 
 
 class SlurmWorkers(BatchWorkers):
     """Jobs that were submitted."""
 
+    suffix = ".sbatch"
+
     def __init__(self, wanted: WantedWorkers, way: SlurmWay, reporter: Reporter) -> None:
         super().__init__(wanted, way, reporter)
         self._jobs: dict[str, str] = {}
         self._states: dict[str, str] = {}
-
-    def token_folders(self) -> Sequence[Path]:
-        """Return the folder of the scripts."""
-        return [self.folder]
-
-    def written(self, site: str) -> Path:
-        """Return a site's script."""
-        return self.folder / f"{site}.sbatch"
 
     def submit_words(self, site: str) -> list[str]:
         """Return what submits it."""
@@ -124,7 +110,8 @@ class SlurmWorkers(BatchWorkers):
         self._states[site] = state
         if state == "ended":
             log = self.wanted.log_folder / f"slurm-{site}.log"
-            self.note_site(site, f"job {self._jobs[site]} has ended, its output: {log}")
+            for device in (one for devices in self.wanted.by_site[site].values() for one in devices):
+                self.note_end(device.name, f"job {self._jobs[site]} has ended, its output: {log}")
         else:
             self.reporter.note(f"Job {self._jobs[site]} of {site}: {state}")
 
@@ -146,21 +133,3 @@ class SlurmWorkers(BatchWorkers):
                 return "ended"
             raise
         return found[0].removesuffix(" None") if found else "ended"
-
-
-def _groups(hosts: _Hosts) -> dict[int, list[str]]:
-    """Return hosts by how many GPUs they are to have: those alike are one part of a job."""
-    found: dict[int, list[str]] = {}
-    for host, devices in hosts.items():
-        found.setdefault(_gpus(devices), []).append(host)
-    return found
-
-
-def _gpus(devices: Sequence[Device]) -> int:
-    numbers = [int(device.backend.partition(":")[2] or 0) for device in devices if device.backend.startswith("cuda")]
-    return max(numbers, default=-1) + 1
-
-
-def _escaped(path: Path) -> str:
-    """Return a path in which Slurm sees no patterns."""
-    return shlex.quote(str(path).replace("%", "%%"))

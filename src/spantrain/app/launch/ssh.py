@@ -5,7 +5,7 @@ import os
 import shlex
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -102,10 +102,14 @@ class SshWorkers(StartedWorkers):
             hosts = [host for host, was in sent.items() if was]
             where = f"copied to {few(hosts)}" if hosts else "is on all machines already"
             self.reporter.note(f"Code {code.root} ({len(code.packed) / 1e6:.1f} MB, {code.digest[:12]}): {where}")
-        looks = self._on_all(self._look)
-        problems = [_lacking(self._machines[host].machine, lacks) for host, (lacks, _) in looks.items() if lacks]
-        missing: dict[str, list[str]] = {}
-        for host, (_, paths) in looks.items():
+        problems, missing = [], dict[str, list[str]]()
+        for host, (lacks, paths) in self._on_all(self._look).items():
+            machine = self._machines[host].machine
+            if lacks:
+                problems.append(
+                    f"{machine}: {machine.python} cannot import {' and '.join(lacks)}; install it there (pip install "
+                    f"spantrain), or name the interpreter that has it: --python {machine.name}=PATH"
+                )
             for path in paths:
                 missing.setdefault(path, []).append(host)
         problems += [
@@ -167,13 +171,6 @@ class SshWorkers(StartedWorkers):
 
 def _now() -> str:
     return datetime.datetime.now().isoformat(sep=" ", timespec="seconds")
-
-
-def _lacking(machine: Machine, modules: Sequence[str]) -> str:
-    return (
-        f"{machine}: {machine.python} cannot import {' and '.join(modules)}; install it there (pip install spantrain), "
-        f"or name the interpreter that has it: --python {machine.name}=PATH"
-    )
 
 
 class _Logs:

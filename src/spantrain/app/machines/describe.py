@@ -89,7 +89,10 @@ class ClusterDraft:
                 continue
             number = sum(entry.backend.startswith(backend.name) for entry in found)
             named = f"{backend.name}:{number}" if backend.numbered else backend.name
-            found.append(self._device(one, site, self._kind(accelerator), named, accelerator))
+            own = self.measured_kinds.get(accelerator.name)
+            kind = own.name if own else kind_named(accelerator.name)
+            assert kind is not None, f"{accelerator.name} is of no kind, and was not measured"
+            found.append(self._device(one, site, kind, named, accelerator))
         if len({device.kind for device in found}) > 1:
             self.notes.append(
                 f"{host}: its GPUs are numbered as the driver does: set CUDA_DEVICE_ORDER=PCI_BUS_ID there"
@@ -109,12 +112,6 @@ class ClusterDraft:
         whole = int(memory or 0) // _MIB * _MIB or (usual or load_kinds()[kind]).memory_bytes
         host = one.machine.name
         return Device(name=host, kind=kind, host=host, site=site, backend=backend, memory_bytes=whole)
-
-    def _kind(self, accelerator: FoundAccelerator) -> str:
-        own = self.measured_kinds.get(accelerator.name)
-        kind = own.name if own else kind_named(accelerator.name)
-        assert kind is not None, f"{accelerator.name} is of no kind, and was not measured"
-        return kind
 
     def _address(self, one: FoundMachine) -> str | None:
         """Return where most others have reached it; where nothing was tried, its first address."""

@@ -4,12 +4,11 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from spantrain.app.machines.checks import CheckLine, Verdict, common_lines, machine_lines
+from spantrain.app.machines.checks import CheckLine, Verdict, common_lines, machine_lines, way_lines
 from spantrain.app.machines.describe import FoundMachine
-from spantrain.app.machines.ways import way_lines
 from spantrain.app.reporter import Reporter
 from spantrain.core.cluster import Cluster
-from spantrain.errors import PeerLostError, ProtocolError, SpanTrainError
+from spantrain.errors import PeerLostError, ProtocolError
 from spantrain.reach.facts import MachineFacts, ask_all, probe
 from spantrain.reach.machines import Machine, this_machine
 from spantrain.reach.pairs import PairPrograms, addresses_of, load_ways, pairs_of, try_ways
@@ -62,33 +61,23 @@ def _lines(machines: Sequence[Machine], options: DoctorOptions, reporter: Report
             text = f"{facts.hostname}, {facts.processors} processors, {', '.join(facts.addresses) or 'no address'}"
             yield CheckLine(check="reach", where=machine.name, verdict="ok", text=text)
         else:
-            yield _unreachable(machine, facts)
+            text, _, remedy = str(facts).removeprefix(f"{machine}: ").partition("; ")
+            remedy = remedy or "see what it prints there"
+            yield CheckLine(check="reach", where=machine.name, verdict="fail", text=text, remedy=remedy)
     alone = all(machine.way == "local" for machine in machines)
     for one in found:
         yield from machine_lines(one, cluster=options.cluster, deep=deep, testbed=alone)
-    here = [] if alone else _here(machines, options.paths)
-    yield from common_lines([*here, *found], options.paths)
+    compared = list(found)
+    if all(machine.way != "local" for machine in machines):  # with code and data of this one, as far as it has them
+        here = this_machine(_HERE)
+        facts = probe(here, paths=options.paths)
+        there = {what: digest for what, digest in facts.digests.items() if digest != "missing"}
+        compared.insert(0, FoundMachine(machine=here, facts=replace(facts, digests=there)))
+    yield from common_lines(compared, options.paths)
     if len(found) > 1:
         yield from _between(found, options, reporter)
     if options.listen is not None:
         yield from _coordinator(found, options.listen)
-
-
-def _unreachable(machine: Machine, error: SpanTrainError) -> CheckLine:
-    text, _, remedy = str(error).removeprefix(f"{machine}: ").partition("; ")
-    return CheckLine(
-        check="reach", where=machine.name, verdict="fail", text=text, remedy=remedy or "see what it prints there"
-    )
-
-
-def _here(machines: Sequence[Machine], paths: Sequence[str]) -> list[FoundMachine]:
-    """Return this machine, whose code, and data if it has it, the others' should be like; not if it is one of them."""
-    if any(machine.way == "local" for machine in machines):
-        return []
-    machine = this_machine(_HERE)
-    facts = probe(machine, paths=paths)
-    there = {what: digest for what, digest in facts.digests.items() if digest != "missing"}
-    return [FoundMachine(machine=machine, facts=replace(facts, digests=there))]
 
 
 def _between(found: Sequence[FoundMachine], options: DoctorOptions, reporter: Reporter) -> Iterator[CheckLine]:

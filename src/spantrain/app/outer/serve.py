@@ -6,11 +6,11 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from spantrain.app.outer.join import address_file, naming_state
-from spantrain.app.watching.member_metrics import master_metrics, shard_metrics
+from spantrain.app.watching.metrics_text import master_metrics, shard_metrics
 from spantrain.config.files.text_files import write_atomically
 from spantrain.errors import ConfigError, WorkerError
 from spantrain.outer.master.files import token_file
@@ -27,12 +27,8 @@ _Metrics = Callable[[Callable[[], str]], AbstractContextManager[None]]
 """Serves what a function returns as metrics, beside what is done inside."""
 
 
-def _unserved(_make: Callable[[], str]) -> AbstractContextManager[None]:
-    return nullcontext()
-
-
 def serve_master(
-    config: OuterConfig, *, ready: Callable[[str, Path], None], end_with_input: bool, metrics: _Metrics = _unserved
+    config: OuterConfig, *, ready: Callable[[str, Path], None], end_with_input: bool, metrics: _Metrics
 ) -> None:
     """Serve until interrupted; `ready` hears the address and where the token is.
 
@@ -55,7 +51,7 @@ def serve_master(
 
 def serve_shard(
     place: MemberPlace, *, master: str, token: str, encrypted: bool, ready: Callable[[str], None], end_with_input: bool,
-    metrics: _Metrics = _unserved,
+    metrics: _Metrics,
 ) -> None:  # fmt: skip
     """Serve until interrupted, whether the master is there or not; `ready` hears where layers come in.
 
@@ -64,10 +60,18 @@ def serve_shard(
         WorkerError: it cannot go on.
     """
     stop = _begin(end_with_input=end_with_input)
+    try:  # its sockets know no names
+        found = socket.getaddrinfo(place.listen, place.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    except OSError as error:
+        raise ConfigError(
+            f"shard {place.name}: cannot listen on {place.listen}: {error.strerror}; give `listen`, an address of this "
+            "machine, e.g. 0.0.0.0"
+        ) from None
+    address = str(found[4][0])
     try:
         server = ShardServer(
             name=place.name,
-            bind=f"tcp://{_numeric(place)}:{place.port}",
+            bind=f"tcp://{f'[{address}]' if ':' in address else address}:{place.port}",
             snapshots=FolderSnapshots(place.folder),
             link_of=master_link(address=master, token=token, name=place.name),
             host=place.host,
@@ -83,19 +87,6 @@ def serve_shard(
         while not stop.wait(_LOOK_EVERY_S):
             if server.failure:
                 raise WorkerError(f"shard {place.name}: {server.failure}")
-
-
-def _numeric(place: MemberPlace) -> str:
-    """Return the address that a shard listens on in numbers: its sockets know no names."""
-    try:
-        found = socket.getaddrinfo(place.listen, place.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-    except OSError as error:
-        raise ConfigError(
-            f"shard {place.name}: cannot listen on {place.listen}: {error.strerror}; give `listen`, an address of this "
-            "machine, e.g. 0.0.0.0"
-        ) from None
-    address = str(found[4][0])
-    return f"[{address}]" if ":" in address else address
 
 
 def _begin(*, end_with_input: bool) -> threading.Event:

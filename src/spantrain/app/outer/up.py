@@ -1,6 +1,6 @@
 """Master and shards of an outer.yaml on this machine, kept up until told to stop.
 
-What is decided is in `Restarts` and `Health`, which know no clock and no process; `ProcessSupervisor` carries it out.
+`Health` decides, and knows no clock and no process; `ProcessSupervisor` carries it out, and is told the time.
 A thread that has ended takes its process with it, and a shard that moves no layers is told by the master to end:
 `Health` is for a process that runs and does nothing any more. The master is asked how it stands, and how the shards do.
 """
@@ -38,24 +38,6 @@ _ERROR = "\nError: "
 """Before the message with which a process ends."""
 _LAST_BYTES = 2**16
 """Of a log: the last words are among them."""
-
-
-class Restarts:
-    """How long a process that ended stays down: longer each time, until it has run for a while.
-
-    >>> restarts = Restarts()
-    >>> [restarts.pause_s("s0", ran_s=0.5) for _ in range(6)], restarts.pause_s("s0", ran_s=100.0)
-    ([1.0, 2.0, 4.0, 8.0, 10.0, 10.0], 1.0)
-    """
-
-    def __init__(self) -> None:
-        self._ends: dict[str, int] = {}
-
-    def pause_s(self, name: str, *, ran_s: float) -> float:
-        """Return the seconds until a process that ran so long may be started again."""
-        ends = 0 if ran_s >= _CALM_S else self._ends.get(name, 0)
-        self._ends[name] = ends + 1
-        return float(min(_MAX_PAUSE_S, _PAUSE_S * 2**ends))
 
 
 class Health:
@@ -160,6 +142,8 @@ class _Child:
     kill_at_s: float | None = None
     """If it was told to end."""
     starts: int = 0
+    pause_s: float = 0.0
+    """How long it stayed down the last time."""
     log_begin: int = 0
     """Where in its log the process's own words begin."""
 
@@ -187,7 +171,6 @@ class ProcessSupervisor:
         self._log_folder = log_folder
         self._note = note
         self._may_start = may_start
-        self._restarts = Restarts()
         log_folder.mkdir(parents=True, exist_ok=True)
 
     def __enter__(self) -> "ProcessSupervisor":
@@ -274,9 +257,11 @@ class ProcessSupervisor:
         how = f"was killed by signal {-code}" if code < 0 else f"ended with status {code}"
         if code == _WRONG_INPUT:
             raise UsageError(f"{name} {how}: {self._last_words(name, child)}; its log: {self.log_of(name)}")
-        pause_s = self._restarts.pause_s(name, ran_s=now_s - child.started_s)
-        child.start_at_s = now_s + pause_s
-        self._note(f"{name} {how}; it is started again in {pause_s:.0f} s (its log: {self.log_of(name)})")
+        # It stays down longer each time, until it has run for a while.
+        calm = now_s - child.started_s >= _CALM_S
+        child.pause_s = _PAUSE_S if calm else min(_MAX_PAUSE_S, 2 * child.pause_s or _PAUSE_S)
+        child.start_at_s = now_s + child.pause_s
+        self._note(f"{name} {how}; it is started again in {child.pause_s:.0f} s (its log: {self.log_of(name)})")
 
     def _last_words(self, name: str, child: _Child) -> str:
         """Return the message with which a process ended, or else its last line."""

@@ -115,7 +115,16 @@ def with_more_of(plan: Plan, profile: Profile, stage_index: int, template: Repli
     old = profile.cluster.device_by_name[template.devices[0]]
     taken = profile.cluster.device_by_name.keys() | profile.cluster.host_by_name.keys()
     name = next(name for name in (f"more-{number}" for number in itertools.count(1)) if name not in taken)
-    cluster = _with_host(profile.cluster, old, replace(old, name=name, host=name))
+    host = replace(profile.cluster.host_by_name[old.host], name=name, devices=(name,), address=None)
+    sites = _but(
+        profile.cluster.sites, lambda site: site.name == old.site, lambda site: replace(site, hosts=(*site.hosts, name))
+    )
+    cluster = replace(
+        profile.cluster,
+        sites=sites,
+        hosts=(*profile.cluster.hosts, host),
+        devices=(*profile.cluster.devices, replace(old, name=name, host=name)),
+    )
     copied = tuple(_copies(profile, cluster, old, name))
     scores = tuple(replace(score, device=name) for score in profile.scores if score.device == old.name)
     other = replace(profile, cluster=cluster, links=(*profile.links, *copied), scores=(*profile.scores, *scores))
@@ -128,14 +137,6 @@ def with_more_of(plan: Plan, profile: Profile, stage_index: int, template: Repli
     )
     stages = (*plan.stages[:stage_index], more, *plan.stages[stage_index + 1 :])
     return replace(plan, cluster=cluster, stages=stages, hints=None), other
-
-
-def _with_host(cluster: Cluster, old: Device, new: Device) -> Cluster:
-    host = replace(cluster.host_by_name[old.host], name=new.host, devices=(new.name,), address=None)
-    sites = _but(
-        cluster.sites, lambda site: site.name == old.site, lambda site: replace(site, hosts=(*site.hosts, new.host))
-    )
-    return replace(cluster, sites=sites, hosts=(*cluster.hosts, host), devices=(*cluster.devices, new))
 
 
 def _copies(profile: Profile, cluster: Cluster, old: Device, name: str) -> Iterator[LinkMeasurement]:
@@ -214,12 +215,28 @@ def explain_plan(plan: Plan, profile: Profile) -> Explanation:
     ]
     helps = [entry for entry in tried if entry.step_s < now.step_s * (1 - _MATTERS)]
     helps.sort(key=lambda entry: entry.step_s)
-    bound_s = step_bound_s(plan, costs_of(plan, profile))
+    costs = costs_of(plan, profile)
+    bound_s = step_bound_s(plan, costs)
+    estimate = StepCost(profile, plan.dtype).estimate(plan)
+    text = f"{estimate.bound_by}: its work and the way there and back take at least {format_seconds(estimate.bound_s)}"
+    if bound_s < now.step_s * (1 - _MATTERS):
+        over = 100 * (now.step_s / bound_s - 1)
+        text += f"; the order of work takes {over:.1f} % more than the bound of all orders, {format_seconds(bound_s)}"
     return Explanation(
         step_s=now.step_s,
         bound_s=bound_s,
-        limited_by=_limited_by(plan, profile, now, bound_s),
-        stages=_stage_loads(plan, profile, now),
+        limited_by=text,
+        stages=tuple(
+            StageLoad(
+                devices=stage.devices,
+                busy_ratio=sum(now.utilisation[name] for name in stage.devices) / len(stage.devices),
+                gradient_sum_s=costs.gradient_sum_s(index),
+                held_by_memory=any(
+                    replica.in_flight_limit < stage.samples_of(number) for number, replica in enumerate(stage.replicas)
+                ),
+            )
+            for index, stage in enumerate(plan.stages)
+        ),
         links=link_loads(plan, profile),
         helps=tuple(helps),
         tried=len(tried),
@@ -229,30 +246,6 @@ def explain_plan(plan: Plan, profile: Profile) -> Explanation:
 def _simulate(plan: Plan, profile: Profile, speed: Mapping[str, SpeedTrace] | None = None) -> SimulationResult:
     options = SimulationOptions(trace=False, device_speed=speed or {})
     return simulate(plan, costs_of(plan, profile), steps=1, options=options)
-
-
-def _limited_by(plan: Plan, profile: Profile, now: SimulationResult, bound_s: float) -> str:
-    estimate = StepCost(profile, plan.dtype).estimate(plan)
-    text = f"{estimate.bound_by}: its work and the way there and back take at least {format_seconds(estimate.bound_s)}"
-    if bound_s < now.step_s * (1 - _MATTERS):
-        over = 100 * (now.step_s / bound_s - 1)
-        text += f"; the order of work takes {over:.1f} % more than the bound of all orders, {format_seconds(bound_s)}"
-    return text
-
-
-def _stage_loads(plan: Plan, profile: Profile, now: SimulationResult) -> tuple[StageLoad, ...]:
-    costs = costs_of(plan, profile)
-    return tuple(
-        StageLoad(
-            devices=stage.devices,
-            busy_ratio=sum(now.utilisation[name] for name in stage.devices) / len(stage.devices),
-            gradient_sum_s=costs.gradient_sum_s(index),
-            held_by_memory=any(
-                replica.in_flight_limit < stage.samples_of(number) for number, replica in enumerate(stage.replicas)
-            ),
-        )
-        for index, stage in enumerate(plan.stages)
-    )
 
 
 def _what_ifs(plan: Plan, profile: Profile) -> Iterator[tuple[str, str, float]]:

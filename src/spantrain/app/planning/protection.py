@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
-from spantrain.core.cluster import Cluster
 from spantrain.core.plan import Plan, Stage
 from spantrain.core.profile import Profile
 from spantrain.core.quantities import format_bytes, format_seconds
@@ -63,17 +62,12 @@ def _room(plan: Plan, profile: Profile, memory: MemoryCost) -> tuple[dict[str, f
     for name, peak in memory.plan_peak_bytes(plan).items():
         device = cluster.device_by_name[name]
         host_bytes = cluster.host_by_name[device.host].memory_bytes
-        if _is_in_host_memory(cluster, name):
+        if device.backend == "cpu" or cluster.kind_by_name[device.kind].unified_memory:
             room[name] = device.memory_bytes - peak
         else:
             memory_of[name] = f"host {device.host}"
             room[memory_of[name]] = math.inf if host_bytes is None else host_bytes
     return room, memory_of
-
-
-def _is_in_host_memory(cluster: Cluster, name: str) -> bool:
-    device = cluster.device_by_name[name]
-    return device.backend == "cpu" or cluster.kind_by_name[device.kind].unified_memory
 
 
 def keepers_wait_s(plan: Plan, profile: Profile) -> float:
@@ -88,8 +82,15 @@ def about_keepers(plan: Plan, profile: Profile, optimizer: str, losses: int | No
     """
     if losses == 0 or len(plan.devices) == 1:
         return
-    if any(stage.keepers for stage in plan.stages):
-        yield f"Kept twice: {_kept(plan, profile)}"
+    kept = [(index, stage) for index, stage in enumerate(plan.stages) if stage.keepers]
+    if kept:
+        who = ", ".join(f"stage {index} by {' and '.join(stage.keepers)}" for index, stage in kept)
+        sent = sum(len(stage.keepers) * _gradient_bytes(profile, stage) for _, stage in kept)
+        wait_s = keepers_wait_s(plan, profile)
+        yield (
+            f"Kept twice: {who}; that takes {format_bytes(sent)} of gradients a step, and {format_seconds(wait_s)} at "
+            f"most ({_part(wait_s, plan, profile)})"
+        )
         yield from _about_room(plan, profile, optimizer)
     wished = with_keepers(plan, profile, optimizer, losses or 1)
     for index, (stage, able) in enumerate(zip(plan.stages, wished.stages, strict=True)):
@@ -119,17 +120,6 @@ def _about_room(plan: Plan, profile: Profile, optimizer: str) -> Iterator[str]:
             f"{', '.join(where.removeprefix('host ') for where in unknown)}, which is taken to be there; `memory` of "
             "a host in the cluster file says how much there is"
         )
-
-
-def _kept(plan: Plan, profile: Profile) -> str:
-    stages = [(index, stage) for index, stage in enumerate(plan.stages) if stage.keepers]
-    who = ", ".join(f"stage {index} by {' and '.join(stage.keepers)}" for index, stage in stages)
-    sent = sum(len(stage.keepers) * _gradient_bytes(profile, stage) for _, stage in stages)
-    wait_s = keepers_wait_s(plan, profile)
-    return (
-        f"{who}; that takes {format_bytes(sent)} of gradients a step, and {format_seconds(wait_s)} at most "
-        f"({_part(wait_s, plan, profile)})"
-    )
 
 
 def _part(wait_s: float, plan: Plan, profile: Profile) -> str:

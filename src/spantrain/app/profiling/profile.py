@@ -17,7 +17,6 @@ from spantrain.app.profiling.slowing import MAX_REAL_COMPUTE, too_fast
 from spantrain.app.reporter import Reporter
 from spantrain.app.session import Session
 from spantrain.config.files.json_codec import to_json
-from spantrain.core.cluster import Cluster
 from spantrain.core.profile import DeviceScore, LinkMeasurement, Profile, Provenance, UnitTiming
 from spantrain.core.units import ModelSpec, UnitGraph
 from spantrain.errors import PeerLostError
@@ -77,6 +76,10 @@ def measure_profile(session: Session, model: ModelSpec, options: ProfileOptions,
     network_s = (time.monotonic() - started_s) / options.network_rounds
     spread_links = spread(cluster, _averaged(links), session.devices)
     reporter.phase("Measuring the runtime: a few steps of a small model")
+    computes = (
+        f"emulated at {cluster.emulated_speed:g} of the kinds' speed" if backend == "emulated" else f"real {backend}"
+        for backend in sorted({device.backend for device in cluster.devices})
+    )
     return Profile(
         cluster=cluster,
         model=model,
@@ -91,18 +94,10 @@ def measure_profile(session: Session, model: ModelSpec, options: ProfileOptions,
             spantrain_version=VERSION,
             torch_version=torch.__version__,
             machine=f"{platform.node()} {platform.machine()} {platform.system()} {platform.release()}",
-            method=f"compute: {_what_computes(cluster)}; links: {session.network}",
+            method=f"compute: {', '.join(computes)}; links: {session.network}",
             compute_s=compute_s,
             network_s=network_s,
         ),
-    )
-
-
-def _what_computes(cluster: Cluster) -> str:
-    backends = sorted({device.backend for device in cluster.devices})
-    return ", ".join(
-        f"emulated at {cluster.emulated_speed:g} of the kinds' speed" if backend == "emulated" else f"real {backend}"
-        for backend in backends
     )
 
 
@@ -162,56 +157,33 @@ def _question(session: Session, model: ModelSpec, graph: UnitGraph, options: Pro
 
 
 def _network_round(session: Session, reporter: Reporter) -> list[LinkMeasurement]:
-    rounds = pair_rounds(session.cluster, session.devices, max_at_once=_most_at_once(session))
-    total = sum(len(pairs) for pairs in rounds)
-    peers_of = _connect(session, [pair for pairs in rounds for pair in pairs])
-    links: list[LinkMeasurement] = []
-    done = 0
-    for pairs in rounds:
-        links.extend(_measure_pairs(session, pairs, peers_of, links))
-        done += len(pairs)
-        reporter.progress(done, total, f"{pairs[0][0]} - {pairs[0][1]}")
-    return _measured_again(session, links, [pair for pairs in rounds for pair in pairs], peers_of)
-
-
-def _measured_again(
-    session: Session,
-    links: Sequence[LinkMeasurement],
-    pairs: Sequence[tuple[str, str]],
-    peers_of: Mapping[str, tuple[PeerAddress, ...]],
-) -> list[LinkMeasurement]:
-    """Measure once more the pairs with a direction that came out much slower than others like it."""
-    doubts = doubtful(session.cluster, links)
-    found = {(link.source, link.target): link for link in links}
-    for pair in pairs:
-        if doubts & {pair, pair[::-1]}:
-            for link in _measure_pairs(session, [pair], peers_of, links):
-                found[link.source, link.target] = better(found[link.source, link.target], link)
-    return list(found.values())
-
-
-def _most_at_once(session: Session) -> int | None:
-    """Return how many pairs this machine's processors carry where it plays all hosts itself; None: any number.
-
-    A pair keeps the threads of two programs and the router busy; where they wait for a processor, the processors are
-    measured, not the links.
-    """
-    if session.workers is None:
-        return None
-    return max(1, len(os.sched_getaffinity(0)) // _PROCESSORS_OF_A_PAIR)
-
-
-def _connect(session: Session, pairs: Sequence[tuple[str, str]]) -> dict[str, tuple[PeerAddress, ...]]:
-    """Have all pairs connect, all at once; return how each device is told whom it measures with."""
+    # Where this machine plays all hosts itself, a pair keeps the threads of two programs and the router busy; if they
+    # wait for a processor, the processors are measured, not the links.
+    carried = max(1, len(os.sched_getaffinity(0)) // _PROCESSORS_OF_A_PAIR)
+    rounds = pair_rounds(session.cluster, session.devices, max_at_once=carried if session.workers else None)
+    all_pairs = [pair for pairs in rounds for pair in pairs]
     names: dict[str, set[str]] = {}
-    for one, other in pairs:
+    for one, other in all_pairs:
         names.setdefault(one, {one}).add(other)
         names.setdefault(other, {other}).add(one)
     peers_of = {name: session.coordinator.peers(sorted(peers)) for name, peers in names.items()}
     session.coordinator.perform(
         {name: ConnectOrder(generation=_PROBE_GENERATION, peers=peers) for name, peers in peers_of.items()}
     )
-    return peers_of
+    links: list[LinkMeasurement] = []
+    done = 0
+    for pairs in rounds:
+        links.extend(_measure_pairs(session, pairs, peers_of, links))
+        done += len(pairs)
+        reporter.progress(done, len(all_pairs), f"{pairs[0][0]} - {pairs[0][1]}")
+    # Once more those with a direction that came out much slower than others like it.
+    doubts = doubtful(session.cluster, links)
+    found = {(link.source, link.target): link for link in links}
+    for pair in all_pairs:
+        if doubts & {pair, pair[::-1]}:
+            for link in _measure_pairs(session, [pair], peers_of, links):
+                found[link.source, link.target] = better(found[link.source, link.target], link)
+    return list(found.values())
 
 
 def _measure_pairs(

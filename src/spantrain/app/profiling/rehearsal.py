@@ -48,7 +48,10 @@ def rehearse(session: Session, links: Iterable[LinkMeasurement]) -> RuntimeCosts
     Raises:
         WorkerError, PeerLostError: a device failed or was lost.
     """
-    devices = _near(session)
+    # Of the sites with most devices first: between sites, links take most of a rehearsal.
+    site_of = {name: session.cluster.device_by_name[name].site for name in session.devices}
+    sites = [site for site, _ in Counter(site_of.values()).most_common()]
+    devices = tuple(sorted(session.devices, key=lambda name: sites.index(site_of[name]))[:_MAX_DEVICES])
     if len(devices) < 2:
         return None
     graph = build_graph(resolve_model(_MODEL))
@@ -65,14 +68,6 @@ def rehearse(session: Session, links: Iterable[LinkMeasurement]) -> RuntimeCosts
     trace = Trace.joined([result.trace for result in results], "wall")
     link_by_pair = {(link.source, link.target): link for link in links}
     return costs_from(trace, plan, graph, link_by_pair)
-
-
-def _near(session: Session) -> tuple[str, ...]:
-    """Return a few devices, of the sites with most of them first: between sites, links take most of a rehearsal."""
-    site_of = {name: session.cluster.device_by_name[name].site for name in session.devices}
-    sites = Counter(site_of[name] for name in session.devices)
-    order = {site: number for number, (site, _) in enumerate(sites.most_common())}
-    return tuple(sorted(session.devices, key=lambda name: order[site_of[name]])[:_MAX_DEVICES])
 
 
 def costs_from(

@@ -111,7 +111,9 @@ def slowed(cluster: Cluster, model: ModelSpec, *, dtype: str, global_batch: int)
     if ratio <= SOUND_REAL_COMPUTE:
         return cluster, ""
     graph = described_profile(cluster, model, dtype=dtype).graph
-    speed = _one_digit(sound_speed(cluster, graph, real_s, dtype=dtype))
+    speed = sound_speed(cluster, graph, real_s, dtype=dtype)
+    power = 10.0 ** math.floor(math.log10(speed))
+    speed = float(f"{math.floor(speed / power) * power:.1g}")  # the next smaller one with one digit that is not zero
     step_s = _step_s(emulated_s, global_batch) * cluster.emulated_speed / speed
     now = f"at {cluster.emulated_speed:g} of their kinds' speed real computation takes {ratio:.0%} of their time"
     if step_s > _LONGEST_STEP_S:
@@ -127,15 +129,9 @@ def slowed(cluster: Cluster, model: ModelSpec, *, dtype: str, global_batch: int)
 
 def _emulated_seconds(cluster: Cluster, model: ModelSpec, dtype: str) -> list[float]:
     """Return what forward and backward of the whole model take on each emulated device."""
-    names = [device.name for device in cluster.devices if device.emulated]
-    if not names:
-        return []
-    units = described_profile(cluster, model, dtype=dtype).graph.units
-    found = []
-    for name in names:
-        seconds = emulated_seconds(cluster, name, dtype, units)
-        found.append(sum(seconds(op, _SAMPLES) or 0.0 for op in (Op.FORWARD, Op.BACKWARD)))
-    return found
+    units = described_profile(cluster, model, dtype=dtype).graph.units if cluster.emulated else ()
+    laws = (emulated_seconds(cluster, device.name, dtype, units) for device in cluster.devices if device.emulated)
+    return [sum(seconds(op, _SAMPLES) or 0.0 for op in (Op.FORWARD, Op.BACKWARD)) for seconds in laws]
 
 
 def real_seconds_per_sample(model: ModelSpec, dtype: str = "float32") -> float:
@@ -171,9 +167,3 @@ def real_seconds_per_sample(model: ModelSpec, dtype: str = "float32") -> float:
 def _step_s(emulated_s: list[float], global_batch: int) -> float:
     """Return what a step takes at least, if all devices share it with nothing lost."""
     return global_batch / sum(_SAMPLES / seconds for seconds in emulated_s if seconds > 0)
-
-
-def _one_digit(value: float) -> float:
-    """Return the next smaller number with one digit that is not zero."""
-    power = 10.0 ** math.floor(math.log10(value))
-    return float(f"{math.floor(value / power) * power:.1g}")

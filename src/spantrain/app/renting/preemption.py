@@ -2,8 +2,6 @@
 another machine is there (docs/recovery.md has what live runs do).
 """
 
-from dataclasses import dataclass
-
 from spantrain.app.planning.protection import with_keepers
 from spantrain.core.plan import Plan
 from spantrain.core.profile import Profile
@@ -20,25 +18,15 @@ CHECKPOINT_S = 600.0
 """Between two checkpoints, to which a run goes back where nobody else holds what is lost: on average by half of it."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class HostLoss:
-    """What one loss of a machine costs."""
-
-    lost_s: float
-    """Seconds of the run as it was, in all."""
-    goes_back: bool
-    """Whether the run goes back to a checkpoint."""
-
-
-def loss_of_host(plan: Plan, profile: Profile, host: str, optimizer: str, step_s: float) -> HostLoss:
-    """Return what it costs a run of this plan that a host is taken away.
+def loss_of_host_s(plan: Plan, profile: Profile, host: str, optimizer: str, step_s: float) -> float:
+    """Return the seconds that it costs a run of this plan, as it was, in all, that a host is taken away.
 
     `optimizer` has the name that `cost.memory` gives it.
     """
     gone = set(profile.cluster.host_by_name[host].devices)
     present = frozenset(name for name in profile.cluster.device_by_name if name not in gone)
     if not gone & set(plan.devices):
-        return HostLoss(lost_s=0.0, goes_back=False)
+        return 0.0
     held = with_keepers(plan, profile, optimizer, None)
     holders = present & set(plan.devices)
     goes_back = not holds_all(held, holders)
@@ -49,8 +37,8 @@ def loss_of_host(plan: Plan, profile: Profile, host: str, optimizer: str, step_s
     except (PlanError, ProfileError):
         light = None
     if light is None:
-        return HostLoss(lost_s=pause_s + REPLACED_S, goes_back=True)
+        return pause_s + REPLACED_S
     there_s, _ = moved(profile, optimizer, held, frozenset() if goes_back else holders, light)
     back_s, _ = moved(profile, optimizer, light, frozenset(light.devices), plan)
     slower = max(0.0, 1 - step_s / predict(light, profile).step_s)
-    return HostLoss(lost_s=pause_s + there_s + back_s + slower * REPLACED_S, goes_back=goes_back)
+    return pause_s + there_s + back_s + slower * REPLACED_S

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from spantrain.app.profiling.describe import described_profile
 from spantrain.app.renting.candidates import Candidate, LeastCosts, cluster_text, paired, single_offers
 from spantrain.app.renting.choice import RentGoal, RentOutcome, RentRow, frontier
-from spantrain.app.renting.preemption import loss_of_host
+from spantrain.app.renting.preemption import loss_of_host_s
 from spantrain.config.cluster_file import parse_cluster
 from spantrain.config.prices import PriceFile
 from spantrain.core.money.offers import Market, Offer
@@ -99,7 +99,8 @@ class _Search:
         memory = MemoryCost(first, request.job.optimizer, request.dtype)
         self._state_bytes = memory.state_bytes(range(len(first.graph.units)))
         self._planned: dict[Shape, _PlannedShape | None] = {}
-        self._losses: dict[tuple[Shape, int], float] = {}
+        self._losses_s: dict[tuple[Shape, int], float] = {}
+        """What it costs that a machine of a part is taken away."""
         self._spent, self._looked_at = 0.0, 0
         self.rows: dict[Candidate, RentRow] = {}
         self.refusal = f"its state takes {format_bytes(self._state_bytes)}, which no machines of two offers have"
@@ -132,7 +133,12 @@ class _Search:
     def _try(self, candidates: Sequence[Candidate], effort: float) -> None:
         """Plan for candidates as far as the effort goes: the most promising first, those that take long last."""
         self._looked_at += sum(found not in self.rows for found in candidates)
-        able = [found for found in candidates if self._memory_bytes(found) > self._state_bytes]
+        memory = {name: kind.memory_bytes for name, kind in self._bounds.kinds.items()}
+        able = [
+            found
+            for found in candidates
+            if sum(part.devices * memory[part.offer.kind] for part in found.parts) > self._state_bytes
+        ]
         ranked = sorted(self._by_layers(able), key=lambda found: _effort(found) > _EFFORT / 4)
         for done, candidate in enumerate(ranked):
             if candidate in self.rows or self._is_beaten(candidate):
@@ -166,10 +172,6 @@ class _Search:
         if candidate.is_one_node:
             rows = [row for row in rows if row.candidate.is_one_node]
         return any(row.hours <= hours and row.usd <= usd for row in rows)
-
-    def _memory_bytes(self, candidate: Candidate) -> int:
-        kinds = self._bounds.kinds
-        return sum(part.devices * kinds[part.offer.kind].memory_bytes for part in candidate.parts)
 
     def _described(self, candidate: Candidate) -> Profile:
         """Return what data sheets and the described network let one expect of the machines."""
@@ -217,7 +219,10 @@ class _Search:
         steps = goal.samples / batch
         hours = steps * planned.step_s / (1 - lost) / 3600
         rent_usd = hours * candidate.usd_per_hour(self._bounds.kinds)
-        egress_usd = self._egress_usd(planned, steps)
+        prices, egress_usd = Prices(planned.profile.cluster, self._request.prices.table), 0.0
+        for (source, target), size_bytes in planned.sent_bytes.items():  # of the whole run, tier by tier
+            egress, far = prices.egress(source, target)
+            egress_usd += egress.usd(far, size_bytes * steps)
         return RentRow(
             candidate=candidate,
             plan=planned.plan,
@@ -236,27 +241,17 @@ class _Search:
         for index, part in enumerate(candidate.parts):
             rate = part.price.preemptions_per_hour
             if part.market is Market.SPOT and rate:
-                per_s += part.hosts * rate / 3600 * self._loss_s(candidate, index, planned)
+                key = candidate.shape, index
+                if key not in self._losses_s:
+                    self._losses_s[key] = loss_of_host_s(
+                        planned.plan,
+                        planned.profile,
+                        f"{part.offer.place}-{part.offer.kind}-0",
+                        self._request.job.optimizer,
+                        planned.step_s,
+                    )
+                per_s += part.hosts * rate / 3600 * self._losses_s[key]
         return min(1.0, per_s / (1 + per_s))
-
-    def _loss_s(self, candidate: Candidate, index: int, planned: _PlannedShape) -> float:
-        """Return the seconds that the loss of a machine of a part costs."""
-        key = candidate.shape, index
-        if key not in self._losses:
-            offer = candidate.parts[index].offer
-            host = f"{offer.place}-{offer.kind}-0"
-            loss = loss_of_host(planned.plan, planned.profile, host, self._request.job.optimizer, planned.step_s)
-            self._losses[key] = loss.lost_s
-        return self._losses[key]
-
-    def _egress_usd(self, planned: _PlannedShape, steps: float) -> float:
-        """Return what a whole run's traffic between places costs, tier by tier."""
-        prices = Prices(planned.profile.cluster, self._request.prices.table)
-        total = 0.0
-        for (source, target), size_bytes in planned.sent_bytes.items():
-            egress, far = prices.egress(source, target)
-            total += egress.usd(far, size_bytes * steps)
-        return total
 
 
 def _effort(candidate: Candidate) -> float:

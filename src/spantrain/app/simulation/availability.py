@@ -6,6 +6,7 @@ import json
 import math
 import random
 from collections.abc import Collection, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +124,8 @@ class LivePlans:
         self._profile, self._optimizer, self._losses = profile, optimizer, losses
         self._found: dict[object, tuple[Plan, str] | None] = {}
         self._steps_s: dict[object, float] = {}
+        self.light, self.full = partial(self._once, light_plan), partial(self._once, full_plan)
+        """For a plan and the devices present: the light change, and the planner's answer."""
 
     def _once(self, make: Any, plan: Plan, present: frozenset[str]) -> tuple[Plan, str] | None:
         key = (make, plan.stages, present)
@@ -133,14 +136,6 @@ class LivePlans:
             except PlanError:
                 self._found[key] = None
         return self._found[key]
-
-    def light(self, plan: Plan, present: frozenset[str]) -> tuple[Plan, str] | None:
-        """Return the light change."""
-        return self._once(light_plan, plan, present)
-
-    def full(self, plan: Plan, present: frozenset[str]) -> tuple[Plan, str] | None:
-        """Return the planner's answer."""
-        return self._once(full_plan, plan, present)
 
     def protected(self, plan: Plan) -> Plan:
         """Return a plan with its keepers."""

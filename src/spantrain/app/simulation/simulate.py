@@ -3,6 +3,7 @@
 import json
 import math
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from spantrain.core.plan import Plan, Stage
 from spantrain.core.profile import Profile
 from spantrain.core.quantities import format_bytes
 from spantrain.core.speed import SpeedTrace
-from spantrain.cost.memory import HeldBytes, MemoryCost, MemoryNeed, divisions_of
+from spantrain.cost.memory import HeldBytes, MemoryCost, divisions_of
 from spantrain.cost.money import Energy, Money, energy_of_step, money_of_step
 from spantrain.cost.network import NetworkCost
 from spantrain.errors import InfeasiblePlanError, PlanError, ScheduleError
@@ -148,11 +149,15 @@ class _Case:
         self._request = request
         self._memory = MemoryCost(request.profile, request.optimizer, request.plan.dtype, staleness=request.staleness)
         self._sizes = self._memory.plan_held_sizes(request.plan)
-        changes = request.changes
+        link_speed = request.changes.link_speed
+        if request.network_trace is not None:  # parts of the run are parts of its length without a change
+            one = request.schedules[0] if len(request.schedules) == 1 else None
+            plan, profile = under_schedule(request.plan, one), request.profile
+            speeds = request.network_trace.on(plan.cluster, calm_run_s(plan, profile, request.steps))
+            used = used_links(plan, profile)
+            link_speed = {name: speed for name, speed in speeds.items() if name in used}
         self._options = SimulationOptions(
-            held_sizes=self._sizes,
-            device_speed=changes.device_speed,
-            link_speed=changes.link_speed if request.network_trace is None else _traced(request, request.network_trace),
+            held_sizes=self._sizes, device_speed=request.changes.device_speed, link_speed=link_speed
         )
         limited = request.memory_limit_bytes
         self._plan = request.plan if limited is None else _limited(request.plan, self._memory, limited)
@@ -182,9 +187,8 @@ class _Case:
         """Return the figures of a simulated schedule."""
         costs = ProfileCosts(self._request.profile, plan)
         bound_s = None if self._request.staleness else step_bound_s(plan, costs)
-        sent = dict(result.link_bytes)
-        for pair, size_bytes in costs.end_of_step_bytes().items():
-            sent[pair] = sent.get(pair, 0) + size_bytes
+        sent = Counter(result.link_bytes)
+        sent.update(costs.end_of_step_bytes())
         busy_s = {device: ratio * result.step_s for device, ratio in result.utilisation.items()}
         cluster = self._request.profile.cluster
         energy = energy_of_step(cluster, result.step_s, busy_s=busy_s, sent_bytes=sent)
@@ -250,16 +254,6 @@ class _Case:
         return plan.with_limits(limits)
 
 
-def _traced(request: SimulateRequest, trace: NetworkTrace) -> Mapping[str, SpeedTrace]:
-    """Return how the links that the plan uses change; parts of the run are parts of its length without a change."""
-    plan, profile = request.plan, request.profile
-    if len(request.schedules) == 1:
-        plan = under_schedule(plan, request.schedules[0])
-    speeds = trace.on(plan.cluster, calm_run_s(plan, profile, request.steps))
-    used = used_links(plan, profile)
-    return {name: speed for name, speed in speeds.items() if name in used}
-
-
 def _limited(plan: Plan, memory: MemoryCost, limit_bytes: int) -> Plan:
     """Return the plan with the in-flight limits that so many bytes on every device allow.
 
@@ -281,8 +275,13 @@ def _limited(plan: Plan, memory: MemoryCost, limit_bytes: int) -> Plan:
         )  # fmt: skip
         if fits < largest:
             needs = {name: memory.need(stage.units, name, largest, largest, divisions[name]) for name in devices}
-            most = max(needs, key=lambda name: needs[name].peak_bytes)
-            problems.append(_needs(most, needs[most], largest))
+            device, need = max(needs.items(), key=lambda entry: entry[1].peak_bytes)
+            problems.append(
+                f"{device} needs {format_bytes(need.peak_bytes)} ({need.peak_bytes} bytes) for "
+                f"{largest} samples (state {format_bytes(need.state_bytes)}, activations "
+                f"{format_bytes(need.activation_bytes)}, buffers {format_bytes(need.buffer_bytes)}, framework "
+                f"{format_bytes(need.framework_bytes)})"
+            )
         return max(1, fits)
 
     limits = [[limit(stage, number) for number in range(len(stage.replicas))] for stage in plan.stages]
@@ -296,15 +295,6 @@ def _limited(plan: Plan, memory: MemoryCost, limit_bytes: int) -> Plan:
     if stops:
         raise InfeasiblePlanError(f"--memory-limit {format_bytes(limit_bytes)} stops the pipeline: {'; '.join(stops)}")
     return limited
-
-
-def _needs(device: str, need: MemoryNeed, largest: int) -> str:
-    return (
-        f"{device} needs {format_bytes(need.peak_bytes)} ({need.peak_bytes} bytes) for "
-        f"{largest} samples (state {format_bytes(need.state_bytes)}, activations "
-        f"{format_bytes(need.activation_bytes)}, buffers {format_bytes(need.buffer_bytes)}, framework "
-        f"{format_bytes(need.framework_bytes)})"
-    )
 
 
 def write_simulated_trace(result: SimulationResult, path: Path) -> None:

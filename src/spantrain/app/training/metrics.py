@@ -226,10 +226,6 @@ class RunLog:
         self._request.best.saved(step, folder)
         self._reporter.saved(folder)
 
-    def samples_between(self, first: int, end: int) -> int:
-        """Return how many samples the steps behind the first so many have, up to the end."""
-        return self._ledger.samples_before(end) - self._ledger.samples_before(first)
-
     def evaluated(self, metrics: EvaluationMetrics) -> None:
         """Tell of an evaluation that was made in this process, where steps wait for batches."""
         self._evaluated(replace(metrics, epoch=self.epoch))

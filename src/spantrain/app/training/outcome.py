@@ -55,7 +55,8 @@ class PlanChanges:
         self._goes_on = first_step > 0
         """Whether the folder's log is of this run."""
         self._plans = [(first_step, plan)]
-        self._files: dict[str, Plan] = {}
+        self.files: dict[str, Plan] = {}
+        """The plans that took over, by the names of their files in the run's folder."""
         self._under_way: tuple[str, str] | None = None
         """File and reason of the plan that takes over."""
         self.changes: list[PlanChange] = []
@@ -69,11 +70,6 @@ class PlanChanges:
     def first_step(self) -> int:
         """First step under the present plan."""
         return self._plans[-1][0]
-
-    @property
-    def files(self) -> Mapping[str, Plan]:
-        """The plans that took over, by the names of their files in the run's folder."""
-        return self._files
 
     def after(self, steps_done: int) -> Plan:
         """Return the plan of the step behind so many."""
@@ -89,7 +85,7 @@ class PlanChanges:
         name = free_name(self._folder, f"plan-{plan.generation}")
         self._folder.mkdir(parents=True, exist_ok=True)
         write_plan(replace(plan, profile=None), self._folder / name)
-        self._files[name] = plan
+        self.files[name] = plan
         self._plans.append((step + 1, plan))
         self._under_way = name, advice.reason
 
@@ -97,7 +93,7 @@ class PlanChanges:
         """Forget a plan that has run no step."""
         if self.first_step >= steps_done and self._under_way is not None and len(self._plans) > 1:
             self._plans.pop()
-            del self._files[self._under_way[0]]
+            del self.files[self._under_way[0]]
 
     def done(self, figures: SwitchFigures) -> None:
         """Note what the change took, behind the first step under the plan.

@@ -8,13 +8,12 @@ from spantrain.app.faults import Fault
 from spantrain.app.planning.plan_files import check_fits_profile, differences, open_plan, under_schedule
 from spantrain.app.planning.protection import about_keepers, with_keepers
 from spantrain.app.training.metrics import BestCheckpoint, EvaluationMetrics
-from spantrain.app.training.resume import Resume
 from spantrain.app.weight_folder import FirstWeights, first_weights
 from spantrain.app.weights import write_weights
 from spantrain.config.artefacts import profile_at, profile_path_of, read_plan_report, read_profile
 from spantrain.config.files.problems import shortened
 from spantrain.config.traces.network_traces import NetworkTrace
-from spantrain.core.checkpoint import SampleLedger
+from spantrain.core.checkpoint import CheckpointContent, SampleLedger
 from spantrain.core.job import TrainJob
 from spantrain.core.outer.stages import OuterCluster
 from spantrain.core.plan import Plan, PlanReport
@@ -27,6 +26,7 @@ from spantrain.planner.engine.outcome import not_trained_yet
 from spantrain.recovery.policy import OnLoss
 from spantrain.runtime.checkpoint.manifest import Manifest, latest_checkpoint, read_manifest
 from spantrain.runtime.coordinator.advice import Adviser
+from spantrain.runtime.coordinator.barrier import CommitPoint
 from spantrain.runtime.coordinator.batches import EXTERNAL, BatchQueue
 from spantrain.runtime.worker.user_functions import with_own_functions
 from spantrain.schedule.at_once import about_samples, check_samples_at_once
@@ -59,6 +59,31 @@ class RunOptions:
     """So many losses at once are to cost the step under way and no more (`app.planning.protection`)."""
     faults: tuple[Fault, ...] = ()
     """Made on purpose."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resume:
+    """What an earlier run left."""
+
+    folder: Path
+    """Folder of its checkpoint."""
+    content: CheckpointContent
+    """Its steps among it."""
+    losses: tuple[float, ...]
+    ledger: SampleLedger
+    """Which samples were consumed."""
+    held: CommitPoint | None = None
+    """Where workers hold it in memory, and there is no such checkpoint."""
+
+    @classmethod
+    def of(cls, folder: Path, manifest: Manifest) -> "Resume":
+        """Return what a checkpoint holds."""
+        return cls(folder=folder, content=manifest.content, losses=manifest.losses, ledger=manifest.ledger)
+
+    @property
+    def samples(self) -> int:
+        """How many these were."""
+        return self.ledger.samples_before(self.content.step)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,11 +124,6 @@ class TrainRequest:
                 f"--protect {self.options.protect} keeps state for a run that goes on after a loss; leave it out with "
                 "--on-loss end, --staleness 1 and an outer optimizer"
             )
-
-    def calm_for(self, plan: Plan) -> Plan | None:
-        """Return the plan that was made for links as planned, where a later one runs."""
-        first = self.calm_plan or self.plan
-        return None if (first.stages, first.hints) == (plan.stages, plan.hints) else first
 
     def protected(self, plan: Plan) -> Plan:
         """Return a plan with the keepers that this run wants."""
@@ -155,21 +175,26 @@ class TrainRequest:
     def notes(self) -> tuple[str, ...]:
         """What is said before it runs, a line each."""
         line = self.job.about_statistics(self.plan.model, self.profile.graph)
-        taken = line and self.job.takes_batch_statistics(self.plan.model)
         weights = (self.weights.text,) if self.weights.text else ()
         left_out = (f"Not as the model was given: {one}" for one in self.left_out)
-        statistics = (f"B{line[1:]}; under this plan {self._samples_at_once()}",) if taken else ()
+        statistics: tuple[str, ...] = ()
+        if line and self.job.takes_batch_statistics(self.plan.model):
+            units, joined = self.profile.graph.units, self.job.joins_statistics
+            taking = [stage for stage in self.plan.stages if any(units[unit].batch_norms for unit in stage.units)]
+            sizes = [span.size for stage in taking for span in statistics_spans(stage, joined=joined)]
+            statistics = (f"B{line[1:]}; under this plan they are of {min(sizes)} to {max(sizes)} samples",)
         samples = about_samples(self.plan, self.profile.graph)
         keepers = about_keepers(self.plan, self.profile, self.job.optimizer_state, self._losses)
         return (*weights, *left_out, *statistics, *samples, *keepers)
 
-    def _samples_at_once(self) -> str:
-        """Say of how many samples statistics are."""
-        units = self.profile.graph.units
-        taking = [stage for stage in self.plan.stages if any(units[unit].batch_norms for unit in stage.units)]
-        joined = self.job.joins_statistics
-        sizes = [span.size for stage in taking for span in statistics_spans(stage, joined=joined)]
-        return f"they are of {min(sizes)} to {max(sizes)} samples"
+
+def newest(run: Path) -> Resume | None:
+    """Return the newest complete checkpoint of a run."""
+    try:
+        folder = latest_checkpoint(run)
+    except ConfigError:
+        return None
+    return Resume.of(folder, read_manifest(folder, check_files=False))
 
 
 Grouping = Callable[[TrainJob, ModelSpec], TrainJob]

@@ -3,6 +3,7 @@
 import json
 import statistics
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -127,7 +128,10 @@ def write_run(folder: Path, content: RunContent) -> None:
     plan_name, profile_name = _write_inputs(folder, content)
     for name, plan in content.later_plans.items():
         write_plan(replace(plan, profile=reference_to_profile(folder / profile_name, folder / name)), folder / name)
-    names = (*_earlier(folder, plan_name), plan_name, *content.later_plans)
+    before = _sound_record(folder)
+    ran = (*before.earlier_plans, before.plan) if before else ()
+    earlier = ran[: ran.index(plan_name)] if plan_name in ran else ()  # where the run goes on under this plan
+    names = (*earlier, plan_name, *content.later_plans)
     start_s = min((interval.start_s for interval in content.trace.intervals), default=0.0)
     write_atomically(folder / TRACE_FILE, json.dumps(perfetto_json(_shifted(content.trace, -start_s))))
     shifted = (replace(log, trace_shift_s=log.trace_shift_s - start_s) for log in content.decisions)
@@ -195,8 +199,9 @@ def _write_inputs(folder: Path, content: RunContent) -> tuple[str, str]:
         if found:
             return name, found
     ours = files_of_run(folder)
-    if _holds_profile(folder / "profile.json", profile):
-        ours = (*ours, "profile.json")
+    with suppress(UsageError):
+        if read_profile(folder / "profile.json") == profile:
+            ours = (*ours, "profile.json")
     profile_path = _free(folder, "profile", ours)
     write_profile(profile, profile_path)
     plan_path = _free(folder, "plan", ours)
@@ -214,20 +219,6 @@ def _profile_beside(path: Path, plan: Plan) -> str:
         return ""
     same_profile = plan.profile is None or plan.profile.sha256 == found.profile.sha256
     return found.profile.path if same_profile and replace(plan, profile=found.profile) == found else ""
-
-
-def _holds_profile(path: Path, profile: Profile) -> bool:
-    try:
-        return read_profile(path) == profile
-    except UsageError:
-        return False
-
-
-def _earlier(folder: Path, plan: str) -> tuple[str, ...]:
-    """Return the plans that ran here before the one of this name, where a run goes on under it."""
-    record = _sound_record(folder)
-    plans = (*record.earlier_plans, record.plan) if record else ()
-    return plans[: plans.index(plan)] if plan in plans else ()
 
 
 def _free(folder: Path, stem: str, ours: Sequence[str]) -> Path:

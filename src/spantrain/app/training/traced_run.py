@@ -1,13 +1,11 @@
 """The network of a run: on a testbed its links may follow a trace, which leaves something for a plot."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from spantrain.app.simulation.simulate import calm_run_s, simulate_traced
-from spantrain.config.traces.network_traces import Changes, NetworkTrace, write_changes
-from spantrain.core.cluster import Cluster
+from spantrain.config.traces.network_traces import Changes, NetworkTrace, network_links, write_changes
 from spantrain.core.plan import Plan
 from spantrain.core.profile import Profile
 from spantrain.core.speed import SpeedTrace
@@ -83,7 +81,7 @@ class RunNetwork:
     def rates_at(self, now_s: float) -> dict[str, float]:
         """Return the present bytes per second of each link that changes."""
         since_s = now_s - (now_s if self._begun_s is None else self._begun_s)
-        normal = _normal_rates(self._plan.cluster)
+        normal = network_links(self._plan.cluster)
         return {name: normal[name] * speed.speed_at(since_s) for name, speed in self._speeds.items()}
 
     def figures(self, outcomes: Sequence[StepOutcome], folder: Path) -> NetworkTraceFigures | None:
@@ -91,27 +89,18 @@ class RunNetwork:
         if self._trace is None:
             return None
         begun_s = 0.0 if self._begun_s is None else self._begun_s
-        normal = _normal_rates(self._plan.cluster)
+        normal = network_links(self._plan.cluster)
         ends_s = tuple(outcome.closed_s - begun_s for outcome in outcomes if outcome.loss is not None)
         predicted = simulate_traced(self._plan, self._profile, min(len(ends_s), _MAX_PREDICTED_STEPS), self._speeds)
+        rates = {}
+        for name, speed in self._speeds.items():
+            changes = tuple((at_s, part * normal[name]) for at_s, part in speed.changes)
+            rates[name] = changes if changes[0][0] <= 0 else ((0.0, normal[name]), *changes)
         return NetworkTraceFigures(
             trace=self._trace.text,
             file=str(folder / TRACE_NAME),
             run_s=self._run_s,
-            bytes_per_s={name: _rates(speed, normal[name]) for name, speed in self._speeds.items()},
+            bytes_per_s=rates,
             step_ends_s=ends_s,
             predicted_step_ends_s=predicted.step_ends_s,
         )
-
-
-def _normal_rates(cluster: Cluster) -> dict[str, float]:
-    rates = {f"{link.source}->{link.target}": link.bandwidth_bytes_per_s for link in cluster.links}
-    for site in cluster.sites:
-        rates[f"{site.name} up"] = site.uplink_bandwidth_bytes_per_s or math.inf
-        rates[f"{site.name} down"] = site.downlink_bandwidth_bytes_per_s or math.inf
-    return rates
-
-
-def _rates(speed: SpeedTrace, normal_bytes_per_s: float) -> tuple[tuple[float, float], ...]:
-    changes = tuple((at_s, part * normal_bytes_per_s) for at_s, part in speed.changes)
-    return changes if changes[0][0] <= 0 else ((0.0, normal_bytes_per_s), *changes)

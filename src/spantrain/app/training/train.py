@@ -25,12 +25,10 @@ from spantrain.app.training.outcome import (
     steady,
     with_reasons,
 )
-from spantrain.app.training.recovery.carry_on import Leg, Loss, about_pause, leg_after_loss, orders_of
+from spantrain.app.training.recovery.carry_on import Leg, Loss, PreparedChanges, about_pause, leg_after_loss, orders_of
 from spantrain.app.training.recovery.joining import Membership
 from spantrain.app.training.recovery.journal import BegunLeg, Journal, first_leg, with_what_is_held
-from spantrain.app.training.recovery.prepared import PreparedChanges
-from spantrain.app.training.requests import TrainRequest
-from spantrain.app.training.resume import Resume, newest
+from spantrain.app.training.requests import Resume, TrainRequest, newest
 from spantrain.app.training.run_folder import TRACE_FILE, RunContent, RunRecord, measured, write_run
 from spantrain.app.training.stop import StopRequest
 from spantrain.app.training.traced_run import RunNetwork
@@ -143,17 +141,13 @@ class _RunOnSession:
             results = None
             while results is None:
                 results = self._run_leg()
-        self._end_with_best()
-        return self._outcome(results)
-
-    def _end_with_best(self) -> None:
-        """Have the best checkpoint be what the run gives, if that is wished and there is one."""
-        best = self._request.best
+        best = request.best
         if best.kept_step is not None:
             self._checkpoints.end_with(best.kept_step)
             self._reporter.note(f"The run ends with the weights of {best.checkpoint}, the best by {best.metric}")
         elif best.kept:
             self._reporter.note(f"The run ends with its last weights: no checkpoint was the best by {best.metric}")
+        return self._outcome(results)
 
     def _run_leg(self) -> dict[str, TrainResult] | None:
         """Train with the same devices until the run ends; None: it goes on with others."""
@@ -298,7 +292,7 @@ class _RunOnSession:
 
     def _manifest(self, step: int) -> Manifest:
         request = self._request
-        plan = self._plans.after(step)
+        plan, first = self._plans.after(step), request.calm_plan or request.plan
         return Manifest(
             step=step,
             model=plan.model,
@@ -308,7 +302,7 @@ class _RunOnSession:
             profile=request.profile_path,
             losses=tuple(self._losses[:step]),
             ledger=self._ledger,
-            calm_plan=request.calm_for(plan),
+            calm_plan=None if (first.stages, first.hints) == (plan.stages, plan.hints) else first,
         )
 
     def _outcome(self, results: Mapping[str, TrainResult]) -> TrainOutcome:
@@ -319,6 +313,7 @@ class _RunOnSession:
         predicted = predict(plan, request.profile, optimizer=job.optimizer_state, staleness=job.staleness)
         self._say_what_was_odd(results)
         self._write(results)
+        before = self._ledger.samples_before
         return TrainOutcome(
             losses=tuple(self._losses),
             step_s_measured=measured_s,
@@ -338,7 +333,7 @@ class _RunOnSession:
             refused_messages=refused_messages(results.values()),
             first_step=self._first_step,
             train_s=sum(outcome.duration_s for outcome in self._outcomes),
-            samples=self._log.samples_between(self._first_step, len(self._losses)),
+            samples=before(len(self._losses)) - before(self._first_step),
             epoch=self._log.epoch,
             interrupted=self._stop.wanted,
             emulated=what_is_emulated(plan, self._session.network),

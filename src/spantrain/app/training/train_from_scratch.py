@@ -132,22 +132,17 @@ def prepare(session: Session, request: ScratchRequest, listener: Reporter) -> Tr
     profile_path = request.out / _PROFILE_FILE
     profile = kept_profile(profile_path, session.network, request)
     if profile is None:
-        session = replace(session, cluster=_emulated_cluster(session.cluster, request, listener))
+        if not request.own_speed:
+            own = session.cluster
+            own, says = slowed(own, request.model, dtype=request.dtype, global_batch=request.global_batch)
+            session = replace(session, cluster=own)
+            if says:
+                listener.note(says)
         profile = measure_profile(session, request.model, ProfileOptions(dtype=request.dtype), listener)
         write_profile(profile, profile_path)
     else:
         listener.note(f"The profile of {profile.provenance.created} in {profile_path} still holds: not measured again")
     return _planned(profile, request, listener)
-
-
-def _emulated_cluster(cluster: Cluster, request: ScratchRequest, listener: Reporter) -> Cluster:
-    """Return the cluster with devices as slow as the model needs, and say so."""
-    if request.own_speed:
-        return cluster
-    cluster, says = slowed(cluster, request.model, dtype=request.dtype, global_batch=request.global_batch)
-    if says:
-        listener.note(says)
-    return cluster
 
 
 def _planned(profile: Profile, request: ScratchRequest, listener: Reporter) -> TrainRequest:

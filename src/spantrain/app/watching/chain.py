@@ -1,4 +1,4 @@
-"""Who waited for whom: the chain of work and messages that a step's duration is made of, beside its forecast.
+"""Who waited for whom: the chain of work and messages that a step's duration is made of, beside its forecast; in words.
 
 From the last work of a step back to its first: what a piece of work waited for last is the link before it, whether
 that was the same device's work before it, a message, or another device that came late to a sum. The method is that of
@@ -9,13 +9,18 @@ import contextlib
 import re
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import TYPE_CHECKING
 
-from spantrain.core.action import Action, Op
+from spantrain.core.action import Op
+from spantrain.core.quantities import format_seconds
 from spantrain.core.span import Span
-from spantrain.core.trace import Flow, Trace
+from spantrain.core.trace import Interval, Trace
+
+if TYPE_CHECKING:
+    from spantrain.app.watching.view import Timeline
 
 _SWITCH, _SUM = "change to plan", "gradient sum"
 _SPAN = re.compile(r"\[\d{1,9}:\d{1,9}\]$")
@@ -54,18 +59,6 @@ class ChainPart:
 
 
 @dataclass(frozen=True, slots=True)
-class StepWork:
-    """One piece of a device's work."""
-
-    device: str
-    name: str
-    action: Action | None
-    """None: a sum, or what else is no action."""
-    start_s: float
-    end_s: float
-
-
-@dataclass(frozen=True, slots=True)
 class StepMessage:
     """Samples between stages."""
 
@@ -88,8 +81,8 @@ class StepTrace:
     def __init__(self, trace: Trace, step: int, stage_of: Mapping[str, int]) -> None:
         """Take a step of a trace of devices, whose stages are given."""
         self._stage_of = stage_of
-        self._work: dict[str, list[StepWork]] = defaultdict(list)
-        self._makers: dict[tuple[str, str], list[tuple[int, StepWork]]] = defaultdict(list)
+        self._work: dict[str, list[Interval]] = defaultdict(list)
+        self._makers: dict[tuple[str, str], list[tuple[int, Interval]]] = defaultdict(list)
         """By device and lane: the actions that make what it sends there, by their first samples."""
         self._arrivals: dict[tuple[str, str], list[StepMessage]] = defaultdict(list)
         """By device and lane, as they came."""
@@ -99,29 +92,25 @@ class StepTrace:
             if one.step != step:
                 continue
             if one.lane == "compute" and not one.name.startswith(_SWITCH):
-                action = one.action if _span_in(one.name) else None
-                self._add(StepWork(one.device, one.name, action, one.start_s, one.end_s))
+                self._work[one.device].append(one)
+                if (action := one.action) is not None and action.op in _LANES:
+                    self._makers[one.device, _LANES[action.op]].append((action.span.lo, one))
             elif one.lane == "sum" and one.name == _SUM:
                 self._sums_end_s[one.device] = one.end_s
         for flow in sorted(trace.flows, key=lambda one: one.received_s):
-            message = _message(flow) if flow.step == step and flow.source in stage_of else None
-            if message is not None:
-                self._arrivals[message.target, message.lane].append(message)
+            lane, span = lane_of(flow.name), _span_in(flow.name)
+            if flow.step == step and flow.source in stage_of and lane in _LANES.values() and span is not None:
+                message = StepMessage(flow.source, flow.target, lane, span, flow.sent_s, flow.received_s)
+                self._arrivals[flow.target, lane].append(message)
         for makers in self._makers.values():
             makers.sort(key=lambda one: one[0])
-
-    def _add(self, work: StepWork) -> None:
-        self._work[work.device].append(work)
-        lane = _LANES.get(work.action.op) if work.action else None
-        if work.action is not None and lane is not None:
-            self._makers[work.device, lane].append((work.action.span.lo, work))
 
     @property
     def start_s(self) -> float:
         """When its first work began."""
         return min((one.start_s for one in self.work()), default=0.0)
 
-    def work(self) -> Iterable[StepWork]:
+    def work(self) -> Iterable[Interval]:
         """All pieces of work."""
         return (one for work in self._work.values() for one in work)
 
@@ -157,7 +146,7 @@ class StepTrace:
                 end_s = left_s
         return tuple(reversed(found))
 
-    def _last_to_join(self, node: StepWork) -> StepWork:
+    def _last_to_join(self, node: Interval) -> Interval:
         """Return who came last to what several devices do together: the same interval, if it is alone or the last."""
         if node.action is not None:
             return node
@@ -169,40 +158,29 @@ class StepTrace:
         ]
         return max((one for one in together if one.start_s < node.end_s), key=lambda one: one.start_s, default=node)
 
-    def _before(self, node: StepWork) -> tuple[StepWork | None, StepMessage | None]:
+    def _before(self, node: Interval) -> tuple[Interval | None, StepMessage | None]:
         """Return the work that a piece of work waited for last, and the message that brought it, if one did."""
         mine = self._work[node.device]
         index = bisect_left(mine, node.start_s, key=lambda one: one.start_s)
         previous = mine[index - 1] if index else None
-        message = self._awaited(node)
+        message = None
+        if (action := node.action) is not None and action.op in _LANES:
+            arrived = reversed(self._arrivals[node.device, _LANES[action.op]])
+            message = next((one for one in arrived if one.span.intersect(action.span)), None)
         if message is not None and (previous is None or message.there_s > previous.end_s):
             maker = self._maker(message)
             # Clocks of two machines may differ: a chain only ever goes back.
             return (maker if maker is None or maker.start_s < node.start_s else None), message
         return previous, None
 
-    def _awaited(self, node: StepWork) -> StepMessage | None:
-        lane = _LANES.get(node.action.op) if node.action else None
-        if node.action is None or lane is None:
-            return None
-        return _last_sharing(self._arrivals[node.device, lane], node.action.span)
-
-    def _maker(self, message: StepMessage) -> StepWork | None:
+    def _maker(self, message: StepMessage) -> Interval | None:
         """Return the action that made a message's samples, or the last of them."""
         makers = self._makers[message.source, message.lane]
         index = bisect_left(makers, message.span.hi, key=lambda one: one[0])
         found = makers[index - 1][1] if index else None
-        if found is None or found.action is None or found.start_s >= message.there_s:
+        if found is None or (action := found.action) is None or found.start_s >= message.there_s:
             return None
-        return found if found.action.span.intersect(message.span) else None
-
-
-def _message(flow: Flow) -> StepMessage | None:
-    """Return what is in the text of a message's key, e.g. g1/s3/forward/cut2[0:4]; None if it has no samples."""
-    lane, span = _lane_of(flow.name), _span_in(flow.name)
-    if lane not in _LANES.values() or span is None:
-        return None
-    return StepMessage(flow.source, flow.target, lane, span, flow.sent_s, flow.received_s)
+        return found if action.span.intersect(message.span) else None
 
 
 def _span_in(text: str) -> Span | None:
@@ -213,13 +191,10 @@ def _span_in(text: str) -> Span | None:
     return None
 
 
-def _lane_of(key: str) -> str:
+def lane_of(key: str) -> str:
+    """Return the lane in the text of a message's key, e.g. `forward` of g1/s3/forward/cut2[0:4]."""
     parts = key.split("/")
     return parts[2] if len(parts) > 2 else ""
-
-
-def _last_sharing(messages: Sequence[StepMessage], span: Span) -> StepMessage | None:
-    return next((one for one in reversed(messages) if one.span.intersect(span)), None)
 
 
 class StepForecast:
@@ -232,9 +207,8 @@ class StepForecast:
         """By place and kind: (samples, seconds)."""
         self.step = step = StepTrace(trace, max((one.step for one in trace.intervals), default=0), stage_of)
         for work in step.work():
-            if work.action is not None:
-                samples, seconds = work.action.span.size, work.end_s - work.start_s
-                self._seconds[work.device, work.action.op.value].append((samples, seconds))
+            if (action := work.action) is not None:
+                self._seconds[work.device, action.op.value].append((action.span.size, work.duration_s))
         for one, left_s in step.messages():
             self._seconds[f"{one.source} -> {one.target}", one.lane].append((one.span.size, one.there_s - left_s))
         for device in stage_of:
@@ -245,7 +219,7 @@ class StepForecast:
     def seconds(self, place: str, what: str) -> float | None:
         """Return how long a part of a chain should take; None where the forecast has nothing like it.
 
-        StepWork on other numbers of samples than the forecast's takes in proportion.
+        Work on other numbers of samples than the forecast's takes in proportion.
         """
         kind, samples = _kind(what)
         known = self._seconds.get((place, kind))
@@ -350,3 +324,57 @@ def _lateness(place: str, excess_s: float, series: Sequence[tuple[int, float]]) 
             break
         since = step
     return Lateness(place=place, excess_s=excess_s, usual_s=usual_s, now_s=series[-1][1], since_step=since)
+
+
+def late_line(reason: StepReason) -> str:
+    """Return one line on a step that took much longer than forecast."""
+    times = reason.duration_s / reason.forecast_s
+    took = f"Step {reason.step + 1} took {format_seconds(reason.duration_s)}, {times:.1f} times its forecast"
+    if reason.late is None or reason.rest_s > reason.late.excess_s:
+        return f"{took}: {format_seconds(reason.rest_s)} of it are outside of its work and messages"
+    return f"{took}: {lateness_text(reason.late)}"
+
+
+def lateness_text(late: Lateness) -> str:
+    """Return who was late, by how much, since when, against what."""
+    what = "the link" if " -> " in late.place else "device"
+    text = f"{what} {late.place} took {format_seconds(late.excess_s)} longer than forecast"
+    if late.usual_s is None or late.now_s is None:
+        return f"{text}; nothing was measured before"
+    compared = f"{format_seconds(late.now_s)} in this step, {format_seconds(late.usual_s)} as a rule"
+    if late.since_step is None:
+        return f"{text}, about as in the steps before ({compared})"
+    return f"{text}, late since step {late.since_step + 1} ({compared})"
+
+
+def chain_lines(reason: StepReason) -> Iterator[str]:
+    """Yield the chain, a line for each part; work in a row on one device is one line."""
+    for group in _together(reason.chain):
+        first, last = group[0], group[-1]
+        spent_s = sum(part.duration_s for part in group)
+        known = [part.forecast_s for part in group if part.forecast_s is not None]
+        forecast = f", forecast {format_seconds(sum(known))}" if known else ""
+        names = [part.what for part in group if part.what != BETWEEN]
+        what = f"{names[0]} to {names[-1]}, {len(names)} in all" if len(names) > 1 else "".join(names) or BETWEEN
+        times = f"{first.start_s:8.3f} s to {last.end_s:8.3f} s"
+        yield f"{times}  {first.place}: {what}: {format_seconds(spent_s)}{forecast}"
+
+
+def unfinished_lines(step: "Timeline", devices: Iterable[str]) -> Iterator[str]:
+    """Yield what each device did last of a step that was never ended."""
+    for device in devices:
+        work = step.work.get(device, ())
+        came = max((message for message in step.messages if message[1] == device), key=lambda one: one[4], default=None)
+        did = f"{work[-1][0]}, ended at {work[-1][2]:.3f} s" if work else "nothing that anybody knows of"
+        heard = f"; the last that came to it: {came[2]} from {came[0]} at {came[4]:.3f} s" if came else ""
+        yield f"{device}: {did}{heard}"
+
+
+def _together(chain: tuple[ChainPart, ...]) -> list[list[ChainPart]]:
+    groups: list[list[ChainPart]] = []
+    for part in chain:
+        if groups and groups[-1][-1].place == part.place and " -> " not in part.place:
+            groups[-1].append(part)
+        else:
+            groups.append([part])
+    return groups

@@ -10,8 +10,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from spantrain.app.reporter import Reporter
-from spantrain.app.watching.chain import StepForecast, StepReason, StepTrace, reason_of
-from spantrain.app.watching.present import late_line
+from spantrain.app.watching.chain import StepForecast, StepReason, StepTrace, late_line, reason_of
 from spantrain.app.watching.view import (
     ENDED,
     FAILED,
@@ -87,6 +86,8 @@ class RunWatch(Reporter):
     ) -> None:
         """Pass on to `shown`; write into `folder` what there is to see of a run, which has these losses behind it."""
         self._shown, self._folder, self._profile, self._job = shown, folder, profile, job
+        for name in ("phase", "progress", "logged"):  # of which there is nothing to see
+            setattr(self, name, getattr(shown, name))
         self._plan: Plan | None = None
         self._first_step = 0
         """Steps done before the present plan."""
@@ -122,14 +123,6 @@ class RunWatch(Reporter):
 
     # What a reporter hears.
 
-    def phase(self, text: str) -> None:
-        """Pass it on."""
-        self._shown.phase(text)
-
-    def progress(self, done: int, total: int, text: str) -> None:
-        """Pass it on."""
-        self._shown.progress(done, total, text)
-
     def run_begins(self, plan: Plan, reason: str = "") -> None:
         """Take the plan that the steps to come belong to."""
         self._shown.run_begins(plan, reason)
@@ -159,10 +152,6 @@ class RunWatch(Reporter):
         self._shown.evaluated(metrics)
         self._evaluations.add(metrics.step, metrics.eval_loss)
 
-    def logged(self, scalars: Mapping[str, float], step: int) -> None:
-        """Pass it on."""
-        self._shown.logged(scalars, step)
-
     def saved(self, folder: str) -> None:
         """Take a checkpoint as an event."""
         self._shown.saved(folder)
@@ -187,7 +176,10 @@ class RunWatch(Reporter):
             return
         forecast, stages = self._forecast_of(plan), _stages(plan)
         trace = StepTrace(step.trace, outcome.step, stages)
-        for link, seconds in _by_link(trace).items():
+        took_s: defaultdict[str, float] = defaultdict(float)
+        for message, left_s in trace.messages():
+            took_s[f"{message.source} -> {message.target}"] += message.there_s - left_s
+        for link, seconds in took_s.items():
             self._history[link].append((outcome.step, seconds))
         self._peaks, self._unfinished = dict(step.peak_bytes), None
         self._reason = reason_of(outcome.step, outcome.duration_s, step.trace, forecast, stages, self._history)
@@ -351,11 +343,3 @@ def _by_device(step: StepTrace) -> dict[str, tuple[tuple[str, float, float], ...
     for one in step.work():
         found[one.device].append((one.name, one.start_s - step.start_s, one.end_s - step.start_s))
     return {device: tuple(rows) for device, rows in found.items()}
-
-
-def _by_link(step: StepTrace) -> dict[str, float]:
-    """Return the seconds that the messages of each link took, together."""
-    found: defaultdict[str, float] = defaultdict(float)
-    for one, left_s in step.messages():
-        found[f"{one.source} -> {one.target}"] += one.there_s - left_s
-    return found

@@ -3,7 +3,7 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -41,9 +41,6 @@ from spantrain.config.files.text_files import check_can_make, write_atomically
 from spantrain.core.job import LARGEST_NUMBER
 from spantrain.core.quantities import parse_bandwidth
 from spantrain.errors import ConfigError
-
-if TYPE_CHECKING:
-    from spantrain.core.profile import Profile
 
 
 def demo(
@@ -128,22 +125,19 @@ def profile(asked: ProfileArguments, context: typer.Context) -> None:
     ):
         result = measure_profile(session, model, options, reporter)
     if as_json:
-        print_json(_profile_figures(result, out))
+        figures = {
+            "profile": str(out / "profile.json"),
+            "devices": {entry.device: entry.score for entry in result.scores},
+            "links": [to_json(link) for link in result.links],
+            "compute_s": result.provenance.compute_s,
+            "network_s": result.provenance.network_s,
+        }
+        print_json(figures)
     else:
         reporter.show_profile(result)
     write_profile(result, out / "profile.json")
     if not as_json:
         reporter.note(f"Wrote {out / 'profile.json'}; next: spantrain groups {out / 'profile.json'}")
-
-
-def _profile_figures(profile: "Profile", out: Path) -> dict[str, object]:
-    return {
-        "profile": str(out / "profile.json"),
-        "devices": {entry.device: entry.score for entry in profile.scores},
-        "links": [to_json(link) for link in profile.links],
-        "compute_s": profile.provenance.compute_s,
-        "network_s": profile.provenance.network_s,
-    }
 
 
 def groups(
@@ -200,7 +194,7 @@ class WorkerArguments:
 def worker(asked: WorkerArguments, context: typer.Context) -> None:
     """Serve one device of this machine to a coordinator."""
     del context
-    from spantrain.app.watching.member_metrics import worker_metrics
+    from spantrain.app.watching.metrics_text import worker_metrics
     from spantrain.app.watching.serve import metrics_at
     from spantrain.app.worker import WorkerReach, noticing, prepared_worker
 

@@ -107,24 +107,24 @@ def run_json(validation: "RunValidation") -> dict[str, Any]:
 def show_run(validation: "RunValidation") -> None:
     """Print the tables, and what the log of decisions says."""
     console = console_for_people(_VALIDATE_WIDTH)
-    console.print(_step_table(validation))
-    console.print(_device_table(validation))
-    if validation.links:
-        console.print(_link_table(validation))
-    for line in _decision_lines(validation):
-        console.print(f"  {line}", highlight=False, markup=False)
-
-
-def _step_table(validation: "RunValidation") -> "Table":
     title = f"{validation.folder}: {validation.model}, {validation.schedule}"
-    table = figures_table("", "predicted", "measured", "error", title=title)
-    table.add_row(
+    steps = figures_table("", "predicted", "measured", "error", title=title)
+    steps.add_row(
         f"step (median of {validation.steps_measured}, {validation.measured_by})",
         format_seconds(validation.step_s_predicted),
         format_seconds(validation.step_s_measured),
         f"{validation.step_error_ratio:+.1%}",
     )
-    return table
+    console.print(steps)
+    console.print(_device_table(validation))
+    if validation.links:
+        heads = ("link", "predicted", "measured", "error")
+        links = figures_table(*heads, title="A step, by link (bytes of tensors)")
+        for name, link in validation.links.items():
+            links.add_row(name, *_compared(link.bytes_predicted, link.bytes_measured, format_bytes))
+        console.print(links)
+    for line in _decision_lines(validation):
+        console.print(f"  {line}", highlight=False, markup=False)
 
 
 def _device_table(validation: "RunValidation") -> "Table":
@@ -142,14 +142,6 @@ def _device_table(validation: "RunValidation") -> "Table":
             "-" if held is None else str(held),
             *("-" if size is None else format_bytes(size) for size in sizes),
         )
-    return table
-
-
-def _link_table(validation: "RunValidation") -> "Table":
-    heads = ("link", "predicted", "measured", "error")
-    table = figures_table(*heads, title="A step, by link (bytes of tensors)")
-    for name, link in validation.links.items():
-        table.add_row(name, *_compared(link.bytes_predicted, link.bytes_measured, format_bytes))
     return table
 
 

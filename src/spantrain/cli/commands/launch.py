@@ -1,14 +1,13 @@
 """`spantrain launch`: another command of SpanTrain, with its workers started on the machines that it needs."""
 
 import shlex
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from spantrain.cli.options import given_options, with_options
+from spantrain.cli.options import given_options, with_options, words_of
 from spantrain.core.names import is_name
 from spantrain.errors import ConfigError
 
@@ -80,11 +79,21 @@ def launch(asked: LaunchArguments, context: typer.Context) -> None:
     words = asked.command[1:] if asked.command[0] == "spantrain" else list(asked.command)
     if not words or words[0] not in _COMMANDS:
         raise ConfigError(f"launch: give `-- train ...` or `-- profile ...` behind its options, got {words[:1]}")
-    way = _way(asked, _own_words(asked, given_options(context)), encrypted="--insecure" not in words)
+    given = given_options(context)
+    command = ("spantrain", "launch", *words_of(asked, given, given.keys() - {"command"}))
+    way = _way(asked, command, encrypted="--insecure" not in words)
     if way.only_writes and (words[0] != "train" or "--overwrite" in words):
         raise ConfigError("--dry-run: goes with `train`, and without --overwrite: what is written is of one new run")
     if not any(word.partition("=")[0] == "--listen" for word in words):
-        words += ["--listen", f"{_own_address()}:{0 if asked.ssh or asked.docker or asked.ray else _PORT}"]
+        from spantrain.app.worker import address_towards
+
+        try:
+            address = address_towards(_ANYWHERE)
+        except ConfigError:
+            raise ConfigError(
+                "this machine has no way to others; say where workers reach it: --listen HOST:PORT"
+            ) from None
+        words += ["--listen", f"{address}:{0 if asked.ssh or asked.docker or asked.ray else _PORT}"]
     try:
         context.find_root().command.main(words, prog_name="spantrain", obj=way)
     except OnlyWrittenError:
@@ -115,16 +124,13 @@ def _way(asked: LaunchArguments, command: tuple[str, ...], *, encrypted: bool) -
         raise ConfigError(f"--restarts: goes with --ssh, --docker and --ray, not with --{name}")
     if asked.dry_run and name in ("ssh", "docker", "ray"):
         raise ConfigError(f"--dry-run: --{name} writes no files; leave it out")
+    written: dict[str, type[LaunchWay]] = {"slurm": SlurmWay, "kubernetes": KubernetesWay, "skypilot": SkypilotWay}
     options = _options(asked, encrypted=encrypted)
-    match name:
-        case "slurm":
-            return SlurmWay(options=options, command=command, only_writes=asked.dry_run)
-        case "kubernetes":
-            return KubernetesWay(options=options, command=command, only_writes=asked.dry_run)
-        case "ray":
-            return RayWay(options=options, command=command, restarts=asked.restarts)
-        case "skypilot":
-            return SkypilotWay(options=options, command=command, only_writes=True)
+    if name in written:
+        only_writes = asked.dry_run or name == "skypilot"
+        return written[name](options=options, command=command, only_writes=only_writes)
+    if name == "ray":
+        return RayWay(options=options, command=command, restarts=asked.restarts)
     return SshWay(options=options, command=command, restarts=asked.restarts)
 
 
@@ -165,27 +171,3 @@ def _placed(text: str) -> tuple[str, str]:
     """
     place, given, value = text.partition("=")
     return (place, value) if given and is_name(place) else ("", text)
-
-
-def _own_words(asked: LaunchArguments, given: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the words of `spantrain launch` itself, as they were given."""
-    words = ["spantrain", "launch"]
-    for name, option in given.items():
-        value = getattr(asked, name)
-        for one in () if name == "command" else value if isinstance(value, list) else [value]:
-            words += [option] if one is True else [option, str(one)]
-    return tuple(words)
-
-
-def _own_address() -> str:
-    """Return this machine's address on the way to all others.
-
-    Raises:
-        ConfigError: there is no such way.
-    """
-    from spantrain.app.worker import address_towards
-
-    try:
-        return address_towards(_ANYWHERE)
-    except ConfigError:
-        raise ConfigError("this machine has no way to others; say where workers reach it: --listen HOST:PORT") from None

@@ -1,25 +1,36 @@
 """`spantrain init` and `spantrain doctor`: machines as they are, before anything runs on them."""
 
 import os
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
+from rich.text import Text
 
 from spantrain.cli.failure import clean_interrupt
 from spantrain.cli.options import Json, print_json, with_options
+from spantrain.cli.render.text import console_for_people, say
 from spantrain.config.cluster_file import load_cluster, parse_cluster
 from spantrain.config.cluster_text import cluster_text
 from spantrain.config.files.json_codec import to_json
 from spantrain.config.files.text_files import check_can_write, write_atomically
-from spantrain.core.cluster import Cluster
 from spantrain.core.names import check_name, is_name
 from spantrain.errors import ConfigError
 
 if TYPE_CHECKING:
+    from spantrain.app.machines.checks import CheckLine
+    from spantrain.app.machines.doctor import DoctorReport
     from spantrain.reach.machines import Machine
+
+_PLAIN_WIDTH = 120
+_STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
+_FEW_WAYS = 6
+_IN_ONE = ("ports", "mtu", "clock")
+"""Checks of which many good ways are one line; each rate is worth its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,8 +124,7 @@ class InitArguments(MachineOptions):
 @with_options(InitArguments)
 def init(asked: InitArguments, _: typer.Context) -> None:
     """Write a cluster file from what machines are: this one, or those of SSH, Slurm, Kubernetes or torchrun."""
-    from spantrain.app.machines.init import found_cluster
-    from spantrain.app.machines.torchrun import gathered_cluster
+    from spantrain.app.machines.init import found_cluster, gathered_cluster
     from spantrain.cli.render.render import TerminalReporter
 
     try:
@@ -187,8 +197,8 @@ class DoctorArguments(MachineOptions):
 def doctor(asked: DoctorArguments, _: typer.Context) -> None:
     """Check machines and what goes between them, each line with a remedy; exit 1 where something would fail."""
     from spantrain.app.machines.doctor import DoctorOptions, examine
-    from spantrain.cli.render.machines import show_checks
     from spantrain.cli.render.render import TerminalReporter
+    from spantrain.reach.allocations import host_machines
     from spantrain.transport.control.address import Address
 
     cluster = load_cluster(asked.cluster) if asked.cluster else None
@@ -201,20 +211,42 @@ def doctor(asked: DoctorArguments, _: typer.Context) -> None:
         listen=listen,
         quick=asked.quick,
     )
-    machines = _machines_of(cluster, asked) if cluster and not asked.given else asked.machines()
+    real = []
+    if cluster and not asked.given:  # where all are emulated, this machine
+        own = cluster.device_by_name
+        real = [host for host in cluster.hosts if any(not own[name].emulated for name in host.devices)]
+    machines = host_machines(real, python=asked.python, options=asked.ssh_words) if real else asked.machines()
     with clean_interrupt("doctor"), TerminalReporter(tables=not asked.json_) as reporter:
         report = examine(machines, options, reporter)
     if asked.json_:
         print_json(to_json(report))
     else:
-        show_checks(report)
+        _show_checks(report)
     if report.fail:
         raise typer.Exit(1)
 
 
-def _machines_of(cluster: Cluster, asked: MachineOptions) -> "tuple[Machine, ...]":
-    """Return the hosts that have real devices; this machine where all are emulated."""
-    from spantrain.reach.allocations import host_machines
+def _show_checks(report: "DoctorReport") -> None:
+    """Print a line for each check, what to do under it, and a count."""
+    from spantrain.app.machines.checks import CheckLine
 
-    real = [host for host in cluster.hosts if any(not cluster.device_by_name[name].emulated for name in host.devices)]
-    return host_machines(real, python=asked.python, options=asked.ssh_words) if real else asked.machines()
+    console = console_for_people(_PLAIN_WIDTH)
+    good = Counter(line.check for line in report.lines if line.verdict == "ok" and "->" in line.where)
+    told: set[str] = set()
+    width = max((len(line.where) for line in report.lines), default=0)
+    for line in report.lines:
+        many = good[line.check] > _FEW_WAYS and line.check in _IN_ONE
+        if line.verdict != "ok" or "->" not in line.where or not many:
+            _show(console, line, width)
+        elif line.check not in told:
+            told.add(line.check)
+            text = f"{good[line.check]} ways, e.g. {line.where}: {line.text}"
+            _show(console, CheckLine(check=line.check, where="all", verdict="ok", text=text), width)
+    console.print(f"{report.ok} ok, {report.warn} warnings, {report.fail} failures", highlight=False)
+
+
+def _show(console: Console, line: "CheckLine", width: int) -> None:
+    mark = Text(f"{line.verdict:4}", style=_STYLES[line.verdict])
+    console.print(mark, Text(f" {line.check:11} {line.where:{width}}  {line.text}"), sep="", soft_wrap=True)
+    if line.remedy:
+        say(console, line.remedy, mark="   \N{RIGHTWARDS ARROW}")

@@ -1,20 +1,35 @@
-"""`spantrain outer`: clusters that train whole copies of one model and never wait for each other.
+"""`spantrain outer`: clusters that train whole copies of one model and never wait for each other."""
 
-Options that the verbs of `spantrain outer` share.
-"""
-
+import json
 import os
+import sys
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
 
 from spantrain.cli.failure import clean_interrupt
 from spantrain.cli.options import Json, Metrics, MetricsToken, print_json
+from spantrain.cli.render.text import console_for_people, say
 from spantrain.config.files.json_codec import to_json
-from spantrain.errors import ConfigError
+from spantrain.core.quantities import format_bandwidth, format_bytes, format_seconds
+from spantrain.errors import ConfigError, PeerLostError
 from spantrain.outer.outer_file import load_outer
+
+if TYPE_CHECKING:
+    from spantrain.app.outer.up import OuterUp
+    from spantrain.outer.link.status import MasterStatus
+    from spantrain.outer.policy.placement import ShardPlacement
+
+_PLAIN_WIDTH = 120
+_WATCH_EVERY_S = 1.0
+_FEW_TRANSFERS = 8
 
 Config = Annotated[Path, typer.Argument(metavar="CONFIG", help="A file as docs/outer.md shows, e.g. outer.yaml.")]
 TokenFile = Annotated[
@@ -36,7 +51,6 @@ app = typer.Typer(
 def up(config_path: Config, metrics: Metrics = None, metrics_token: MetricsToken = None, json_: Json = False) -> None:
     """Run master and shards on this machine, start again what ends; Ctrl-C ends all of it."""
     from spantrain.app.outer.up import keep_up
-    from spantrain.cli.render.outer import say_up
 
     config = load_outer(config_path)
     if metrics is not None and metrics_token is None:
@@ -47,7 +61,7 @@ def up(config_path: Config, metrics: Metrics = None, metrics_token: MetricsToken
         os.environ["SPANTRAIN_METRICS_TOKEN"] = metrics_token  # for master and shards, out of sight of others
     with clean_interrupt("master and shards"):
         keep_up(
-            config, config_path, threading.Event(), ready=lambda found: say_up(found, config_path, as_json=json_),
+            config, config_path, threading.Event(), ready=lambda found: _say_up(found, config_path, as_json=json_),
             note=lambda text: typer.echo(text, err=True), metrics=metrics,
         )  # fmt: skip
 
@@ -63,11 +77,13 @@ def master(
     config = load_outer(config_path)
     from spantrain.app.outer.serve import serve_master
     from spantrain.app.watching.serve import metrics_at
-    from spantrain.cli.render.outer import say_master
+
+    def ready(address: str, token_file: Path) -> None:
+        typer.echo(f"master: {address}\ntoken: in {token_file}")  # which is not printed: logs are read by many
 
     with clean_interrupt("the master"):
         serve_master(
-            config, ready=say_master, end_with_input=end_with_input,
+            config, ready=ready, end_with_input=end_with_input,
             metrics=lambda make: metrics_at(metrics, metrics_token, make, typer.echo),
         )  # fmt: skip
 
@@ -109,18 +125,17 @@ def status(
 ) -> None:
     """Show clusters, versions, staleness, tokens, shards and what is under way."""
     from spantrain.app.outer.join import reach
-    from spantrain.cli.render.outer import show_status, watch_status
 
     address, found = reach(where, token=token, file=token_file)
     from spantrain.outer.link.link import ask_status
 
     with clean_interrupt("watching"):
         if watch:
-            watch_status(lambda: ask_status(address, found), as_json=json_)
+            _watch_status(lambda: ask_status(address, found), as_json=json_)
         elif json_:
             print_json(ask_status(address, found).to_plain())
         else:
-            show_status(ask_status(address, found))
+            console_for_people(_PLAIN_WIDTH).print(_status(ask_status(address, found)))
 
 
 @app.command()
@@ -131,10 +146,8 @@ def place(config_path: Config, json_: Json = False) -> None:
     found = place_outer(load_outer(config_path))
     if json_:
         print_json(to_json(found))
-        return
-    from spantrain.cli.render.outer import show_placement
-
-    show_placement(found)
+    else:
+        _show_placement(found)
 
 
 @app.command()
@@ -158,3 +171,133 @@ def run(
         encrypted=config.for_master.encrypted,
     )
     become(command, told)
+
+
+def _say_up(found: "OuterUp", config_path: Path, *, as_json: bool) -> None:
+    """Print how to join what is up."""
+    if as_json:
+        print_json({name: str(value) for name, value in vars(found).items()})
+    else:
+        typer.echo(
+            f"master: {found.address}\n"
+            f"token: {found.token} (also in {found.token_file})\n"
+            f"logs: {found.logs}\n"
+            "in each cluster, with the token in SPANTRAIN_OUTER_TOKEN where that file is not at hand:\n"
+            f"  spantrain outer run {config_path} --cluster NAME -- COMMAND...\n"
+            f"  spantrain outer status {config_path}"
+        )
+    sys.stdout.flush()
+
+
+def _watch_status(ask: Callable[[], "MasterStatus"], *, as_json: bool) -> None:
+    """Show it once a second until interrupted, in place or as lines of JSON; a master that is away is waited for."""
+    while as_json:
+        typer.echo(json.dumps(ask().to_plain()))
+        time.sleep(_WATCH_EVERY_S)
+    from rich.live import Live
+
+    with Live(_status(ask()), console=console_for_people(_PLAIN_WIDTH), auto_refresh=False) as live:
+        while True:
+            time.sleep(_WATCH_EVERY_S)
+            try:
+                live.update(_status(ask()), refresh=True)
+            except PeerLostError as error:
+                live.update(Text(str(error)), refresh=True)
+
+
+def _status(status: "MasterStatus") -> RenderableType:
+    parts: list[RenderableType] = [Text(_summary(status))]
+    if status.late_s is not None:
+        parts.append(Text(f"no new version for {format_seconds(status.late_s)}: waits for {status.waits_for}"))
+    parts += [_clusters(status), _shards(status)]
+    if status.links:
+        links = Table("cluster", "shard", "way", "layers", "bytes", "rate of late")
+        for one in status.links:
+            sizes = (str(one.layers), format_bytes(one.size_bytes), format_bandwidth(one.bytes_per_s))
+            links.add_row(one.cluster, one.shard, one.way, *sizes)
+        parts.append(links)
+    lines = [
+        f"{one.cluster} {one.way}es layer {one.layer}, {format_bytes(one.size_bytes)}, at {one.shard} since "
+        f"{format_seconds(one.since_s)}"
+        for one in status.transfers[:_FEW_TRANSFERS]
+    ]
+    if len(status.transfers) > _FEW_TRANSFERS:
+        lines.append(f"and {len(status.transfers) - _FEW_TRANSFERS} more layers on their way")
+    for number, update in enumerate([one.last_update for one in status.fragments] or [status.last_update]):
+        if update is not None:
+            of = f" of fragment {number}" if status.fragments else ""
+            lines.append(f"last update{of}: norm {update.norm:.4g}, scaled by {update.scale:.3g}")
+            lines += [f"  {cluster}: {verdict}" for cluster, verdict in update.verdicts.items()]
+    lines += [f"refused {count} times: {reason}" for reason, count in status.refusals.items()]
+    return Group(*parts, *(Text(line) for line in lines))
+
+
+def _summary(status: "MasterStatus") -> str:
+    versions = ", ".join(str(one.version) for one in status.fragments) or str(status.version)
+    text = (
+        f"{status.address}: version{'s' if status.fragments else ''} {versions}, {status.updates} updates, "
+        f"{status.left_out} pushes left out, {status.layers} layers of {format_bytes(status.size_bytes)}"
+    )
+    if status.chunks is not None:
+        text += f"; data: {status.chunks.counted_samples:,} of {status.chunks.samples:,} samples counted"
+    return text
+
+
+def _clusters(status: "MasterStatus") -> Table:
+    table = Table("cluster", "state", "version", "got", "staleness", "pushes", "left out", "tokens", "chunks", "heard")
+    for one in status.clusters:
+        table.add_row(
+            one.name,
+            one.state,
+            str(one.version),
+            "" if one.got_version is None else f"{one.got_version}, {_ago(one.got_ago_s)}",
+            f"{one.mean_staleness:.1f}",
+            str(one.pushes),
+            str(one.left_out),
+            f"{one.tokens:,}",
+            str(one.leases),
+            _ago(one.heard_ago_s),
+        )
+    return table
+
+
+def _shards(status: "MasterStatus") -> Table:
+    table = Table("shard", "state", "listens on", "layers", "holds", "versions", "heard")
+    for one in status.shards:
+        table.add_row(
+            one.name,
+            one.state,
+            one.endpoint,
+            str(one.layers),
+            format_bytes(one.size_bytes),
+            ", ".join(map(str, one.versions)),
+            _ago(one.heard_ago_s),
+        )
+    return table
+
+
+def _show_placement(found: "ShardPlacement") -> None:
+    """Print where shards belong, and each place by itself."""
+    console = console_for_people(_PLAIN_WIDTH)
+    shards = Table("shard", "place")
+    for shard, place in found.places.items():
+        shards.add_row(shard, place)
+    console.print(shards)
+    say(console, found.reason)
+    clusters = list(found.exchange_s)
+    table = Table("all at", "an exchange", *clusters, "bandwidth × throughput", "memory", title="Each place by itself")
+    for score in found.single:
+        table.add_row(
+            score.place,
+            format_seconds(score.weighted_s),
+            *(format_seconds(score.exchange_s[cluster]) for cluster in clusters),
+            f"{score.paper_score:.3g}",
+            "fits" if score.fits else "too little",
+        )
+    console.print(table)
+    say(console, "an exchange: a push and a pull, mean over clusters by throughput; then each cluster's own. Bandwidth "
+                 "× throughput is the Di-PS paper's figure: one fast link can win by it")  # fmt: skip
+
+
+def _ago(seconds: float | None) -> str:
+    return "" if seconds is None else f"{format_seconds(seconds)} ago"

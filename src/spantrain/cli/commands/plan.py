@@ -149,10 +149,13 @@ class PlanArguments(RentOptions, ModelOptions):
         """
         from spantrain.planner.engine.outcome import PlanOptions
 
+        strategies = tuple(name.strip() for name in self.strategy.split(",") if name.strip())
+        if self.strategy and not strategies:
+            raise PlanError(f"--strategy {self.strategy!r}: names no strategy; write names with commas, or `all`")
         return PlanOptions(
             objective=self.objective,
             constraints=self._constraints(),
-            strategies=_strategies(self.strategy),
+            strategies=strategies,
             any_schedule=self.schedule == _ANY,
             restriction=self.restrict,
             allow_outer=self.allow_outer,
@@ -274,13 +277,6 @@ def _show(
     if out is not None and outcome.outer_plans:
         wrote += f" and the plans of {', '.join(outcome.outer_plans)} beside it"
     typer.echo(f"{wrote} after {outcome.search_s:.2f} s{next_}", err=True)
-
-
-def _strategies(text: str) -> tuple[str, ...]:
-    names = tuple(name.strip() for name in text.split(",") if name.strip())
-    if text and not names:
-        raise PlanError(f"--strategy {text!r}: names no strategy; write names with commas, or `all`")
-    return names
 
 
 def _limit(option: str, value: float | None) -> float | None:

@@ -7,16 +7,21 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from spantrain.cli.options import PricesFile, check_dtype, given_options, positive, print_json
+from spantrain.cli.render.text import console_for_people, figures_table, say
 from spantrain.config.files.text_files import check_can_write, write_atomically
 from spantrain.config.prices import PriceFile, read_prices, shipped_prices
 from spantrain.core.quantities import parse_seconds
 from spantrain.errors import ConfigError
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from spantrain.app.renting.choice import RentGoal, RentOutcome
     from spantrain.cli.commands.plan import PlanArguments
     from spantrain.core.units import ModelSpec
+    from spantrain.planner.engine.outcome import PlanOutcome
 
+_PLAIN_WIDTH = 150
 _TODAY = "today"
 _BATCH_TOKENS, _BATCH_SAMPLES = 2**19, 256
 """Of a global batch that nobody named: what GPT-2 and the small GPT-3 were trained with; a usual one of images."""
@@ -79,7 +84,6 @@ def rent_command(asked: "PlanArguments") -> None:
     from spantrain.app.renting.picture import check_plot, write_plot
     from spantrain.app.renting.search import RentRequest, rent
     from spantrain.cli.render.render import TerminalReporter
-    from spantrain.cli.render.rent import show_rent
     from spantrain.config.cluster_file import parse_cluster
     from spantrain.planner.engine.engine import make_plan
 
@@ -118,7 +122,7 @@ def rent_command(asked: "PlanArguments") -> None:
     if asked.json_:
         print_json(_document(outcome, job.global_batch))
     else:
-        show_rent(outcome, planned, job.global_batch)
+        _show(outcome, planned, job.global_batch)
     wrote = [str(path) for path in (out, cluster_path, asked.out_plot) if path is not None]
     typer.echo(f"Wrote {', '.join(wrote)}" if wrote else "Not written (--out FILE keeps the plan)", err=True)
 
@@ -176,3 +180,44 @@ def _document(outcome: "RentOutcome", global_batch: int) -> dict[str, object]:
         "reasons": outcome.reasons(),
         "cluster": outcome.cluster_text,
     }
+
+
+def _show(outcome: "RentOutcome", planned: "PlanOutcome", global_batch: int) -> None:
+    """Print the frontier as a table, the choice, and its plan."""
+    from spantrain.cli.render.plan import picture_lines
+
+    console = console_for_people(_PLAIN_WIDTH)
+    console.print(_table(outcome, global_batch))
+    for line in outcome.reasons():
+        say(console, line)
+    for line in picture_lines(planned):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def _table(outcome: "RentOutcome", global_batch: int) -> "Table":
+    """Return the frontier, the cheapest first; the choice is ticked, and the best single machine stands below."""
+    from rich import box
+
+    goal = outcome.goal
+    title = (
+        f"{outcome.chosen.plan.model.name}, global batch {global_batch}, {goal.shown_amount:.4g} {goal.unit}: what "
+        "money buys in time"
+    )
+    heads = ("hours", "USD", "of it egress", f"USD/M {goal.unit}", "lost", "plan")
+    table = figures_table("what to rent", *heads, title=title, box=box.SQUARE)
+    shown = [row.candidate for row in outcome.frontier]
+    more = [row for row in (outcome.chosen, outcome.one_node) if row is not None and row.candidate not in shown]
+    for number, row in enumerate((*outcome.frontier, *more)):
+        if number == len(shown):
+            table.add_section()
+        mark = "✓" if row.candidate == outcome.chosen.candidate else " "
+        table.add_row(
+            f"{mark} {row.candidate.what}",
+            f"{row.hours:.3g}",
+            f"{row.usd:,.4g}" if row.usd < 1000 else f"{row.usd:,.0f}",
+            f"{row.egress_usd:.3g}" if row.egress_usd else "-",
+            f"{row.usd_per_million:.3g}",
+            f"{row.lost_ratio:.1%}" if row.lost_ratio else "-",
+            row.how,
+        )
+    return table

@@ -167,8 +167,14 @@ def _run_schedules(
         print_json(head | {"schedules": {name: to_json(outcome) for name, outcome in report.schedules.items()}})
         return
     _show(report)
-    if asked.network_trace is not None:
-        _show_run(report, asked.network_trace)
+    if asked.network_trace is not None:  # under which steps differ: the tables are of the last one
+        for outcome in report.schedules.values():
+            if ends_s := outcome.step_ends_s:
+                slowest_s = max(end_s - start_s for start_s, end_s in pairwise((0.0, *ends_s)))
+                typer.echo(
+                    f"  {outcome.schedule}: {len(ends_s)} steps under {asked.network_trace} take "
+                    f"{format_seconds(ends_s[-1])}, the slowest {format_seconds(slowest_s)}"
+                )
     if asked.trace is not None:
         typer.echo(f"Wrote {asked.trace}; open it at ui.perfetto.dev")
 
@@ -232,18 +238,6 @@ def _show(report: "SimulationReport") -> None:
             console.print(f"  {outcome.schedule}: cannot run: {outcome.reason}", highlight=False, markup=False)
     for line in _remarks(ran):
         console.print(f"  {line}", style="dim", highlight=False, markup=False)
-
-
-def _show_run(report: "SimulationReport", network_trace: str) -> None:
-    """Say how long all steps take together: under a trace they differ, and the tables are of the last one."""
-    for outcome in report.schedules.values():
-        ends_s = outcome.step_ends_s
-        if ends_s:
-            slowest_s = max(end_s - start_s for start_s, end_s in pairwise((0.0, *ends_s)))
-            typer.echo(
-                f"  {outcome.schedule}: {len(ends_s)} steps under {network_trace} take {format_seconds(ends_s[-1])}, "
-                f"the slowest {format_seconds(slowest_s)}"
-            )
 
 
 def _step_table(outcomes: "list[ScheduleOutcome]") -> "Table":

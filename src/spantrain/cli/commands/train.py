@@ -25,6 +25,7 @@ from spantrain.cli.options import (
     print_json,
     session_options,
     with_options,
+    words_of,
 )
 from spantrain.config.files.json_codec import to_json
 from spantrain.config.files.text_files import check_can_make, is_file
@@ -288,12 +289,7 @@ class _Command:
         words += ["train", "--resume", str(folder), *more, "--steps", str(self._asked.steps)]
         for name in user_functions(read_manifest(checkpoint, check_files=False).model):
             words += ["--function", name]
-        for name, option in self._given.items():
-            if name in _WHERE_OPTIONS:
-                value = getattr(self._asked, name)
-                for one in value if isinstance(value, list) else [value]:
-                    words += [option] if one is True else [option, str(one)]
-        return shlex.join(words)
+        return shlex.join([*words, *words_of(self._asked, self._given, _WHERE_OPTIONS)])
 
 
 def _check_run_folder(out: Path | None, resume: Path | None, *, overwrite: bool) -> None:

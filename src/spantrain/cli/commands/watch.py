@@ -54,7 +54,7 @@ def why(
 
 
 def _show_why(view: "RunView") -> None:
-    from spantrain.app.watching.present import chain_lines, lateness_text, unfinished_lines
+    from spantrain.app.watching.chain import chain_lines, lateness_text, unfinished_lines
 
     reason = view.reason
     assert reason is not None, "it was asked for"

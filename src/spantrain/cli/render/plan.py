@@ -29,6 +29,10 @@ _GAP = 3
 _LEFT_OUT_FIRST = ("search s", "own estimate", "J/sample", "USD/step", "bubble", "memory")
 """Columns that give way, in this order, where the terminal is too narrow for all."""
 _HEADS = {"own estimate": "own\nestimate"}
+_DIVIDED = {
+    StateSharding.ZERO2: "gradients and optimizer state",
+    StateSharding.ZERO3: "parameters, gradients and optimizer state",
+}
 
 
 def show_plan(outcome: "PlanOutcome", profile: "Profile") -> None:
@@ -43,7 +47,15 @@ def print_plan(outcome: "PlanOutcome", console: Console) -> None:
     """Print the strategies, the chosen plan, and why."""
     rows = _rows(outcome)
     columns = _columns(rows, console.width)
-    console.print(_strategy_table(outcome.plan, rows, columns))
+    heads = [
+        Column(_HEADS.get(name, name), justify="left" if name == _NAME else "right", no_wrap=True) for name in columns
+    ]
+    plan = outcome.plan
+    title = f"{plan.model.name}, global batch {plan.global_batch}, on {plan.cluster.name}: simulated"
+    table = Table(*heads, title=title, box=box.SQUARE)
+    for row in rows:
+        table.add_row(*(row[name] for name in columns))
+    console.print(table)
     left_out = [name for name in rows[0] if name not in columns]
     if left_out:
         say(console, f"Not shown in {console.width} characters: {', '.join(left_out)} (--json has all)")
@@ -53,18 +65,6 @@ def print_plan(outcome: "PlanOutcome", console: Console) -> None:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     for reason in outcome.report.reasons:
         say(console, reason, mark="·")
-
-
-def _strategy_table(plan: Plan, rows: Sequence[Mapping[str, str]], columns: Sequence[str]) -> Table:
-    """Return the table of some columns; no cell is cut."""
-    heads = [
-        Column(_HEADS.get(name, name), justify="left" if name == _NAME else "right", no_wrap=True) for name in columns
-    ]
-    title = f"{plan.model.name}, global batch {plan.global_batch}, on {plan.cluster.name}: simulated"
-    table = Table(*heads, title=title, box=box.SQUARE)
-    for row in rows:
-        table.add_row(*(row[name] for name in columns))
-    return table
 
 
 def _columns(rows: Sequence[Mapping[str, str]], width: int) -> list[str]:
@@ -169,7 +169,9 @@ def picture_lines(outcome: "PlanOutcome") -> list[str]:
         batch = f"micro-batches of {'/'.join(map(str, sizes))}"
         again = f", {len(stage.recompute)} units computed again" if stage.recompute else ""
         sliced = ", slices of the sequence" if stage.sequence_parallel else ""
-        lines.append(f"  ┌ stage {index}: {units}, {batch}{_divided_text(stage)}{sliced}{again}")
+        what = _DIVIDED.get(stage.state_sharding)
+        divided = f", {what} divided among replicas ({stage.state_sharding.value})" if what else ""
+        lines.append(f"  ┌ stage {index}: {units}, {batch}{divided}{sliced}{again}")
         lines += [f"  │   {text}" for text in _replica_texts(stage, outcome)]
         lines += [f"  │   gradient sum over {text}" for text in _links(outcome, stage, stage, shown)]
         if index + 1 < len(plan.stages):
@@ -196,16 +198,6 @@ def _replica_texts(stage: Stage, outcome: "PlanOutcome") -> list[str]:
         hidden = len(texts) - 2 * _ENDS_SHOWN
         texts = [*texts[:_ENDS_SHOWN], f"… {hidden} more …", *texts[-_ENDS_SHOWN:]]
     return texts
-
-
-def _divided_text(stage: Stage) -> str:
-    """Return what a stage's replicas divide among themselves, in words; empty where each holds all of it."""
-    what = {
-        StateSharding.NONE: "",
-        StateSharding.ZERO2: "gradients and optimizer state",
-        StateSharding.ZERO3: "parameters, gradients and optimizer state",
-    }[stage.state_sharding]
-    return f", {what} divided among replicas ({stage.state_sharding.value})" if what else ""
 
 
 def _group_text(replica: Replica) -> str:

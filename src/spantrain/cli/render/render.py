@@ -2,7 +2,6 @@
 
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from rich.table import Table
@@ -19,7 +18,7 @@ from spantrain.planner.groups import DeviceGroups, tree_lines
 if TYPE_CHECKING:
     from spantrain.app.demo import DemoSummary
     from spantrain.app.training.metrics import StepMetrics
-    from spantrain.app.training.outcome import LinkFigures, TrainOutcome
+    from spantrain.app.training.outcome import TrainOutcome
     from spantrain.planner.engine.outcome import PlanOutcome
     from spantrain.runtime.coordinator.barrier import StepOutcome
 
@@ -56,7 +55,12 @@ class TerminalReporter(DrawingReporter):
 
     def show_profile(self, profile: Profile) -> None:
         """Print what was measured."""
-        self._output.print(_score_table(profile))
+        scores = Table("device", "site", "kind", "memory", "capacity score", title="Devices")
+        for device in profile.cluster.devices:
+            score = profile.score_by_device.get(device.name)
+            shown = "-" if score is None else f"{score:.4g}"
+            scores.add_row(device.name, device.site, device.kind, format_bytes(device.memory_bytes), shown)
+        self._output.print(scores)
         self._output.print(_network_table(profile))
         provenance = profile.provenance
         self._output.print(
@@ -76,7 +80,11 @@ class TerminalReporter(DrawingReporter):
         self._output.print(_run_table(outcome, plan, report))
         self._output.print(_device_table(outcome))
         if outcome.links:
-            self._output.print(_link_table(outcome.links))
+            links = Table("link", "sent", "received", "mean", title="Links")
+            for name, one in outcome.links.items():
+                sizes = format_bytes(one.bytes_sent), format_bytes(one.bytes_received)
+                links.add_row(name, *sizes, format_bandwidth(one.mean_bytes_per_s))
+            self._output.print(links)
         if any(len({plan.cluster.device_by_name[name].site for name in stage.devices}) > 1 for stage in plan.stages):
             self._output.print(
                 "  gradient sums between sites go by torch.distributed, which does not count bytes", style="dim"
@@ -127,15 +135,6 @@ def show_demo_summary(summary: "DemoSummary", *, stderr: bool) -> None:
     console_for_people(_PLAIN_WIDTH, stderr=stderr).print(table)
 
 
-def _score_table(profile: Profile) -> Table:
-    table = Table("device", "site", "kind", "memory", "capacity score", title="Devices")
-    for device in profile.cluster.devices:
-        score = profile.score_by_device.get(device.name)
-        shown = "-" if score is None else f"{score:.4g}"
-        table.add_row(device.name, device.site, device.kind, format_bytes(device.memory_bytes), shown)
-    return table
-
-
 def _network_table(profile: Profile) -> Table:
     """Return the links between sites: the median over the pairs of devices."""
     table = Table("from", "to", "bandwidth", "latency", title="Network (median over pairs of devices)")
@@ -174,12 +173,4 @@ def _device_table(outcome: "TrainOutcome") -> Table:
             figures.utilisation, figures.bubble_ratio, figures.real_compute_ratio,
         )  # fmt: skip
         table.add_row(name, figures.kind, str(figures.stage), *(f"{part:.0%}" for part in parts))
-    return table
-
-
-def _link_table(links: "Mapping[str, LinkFigures]") -> Table:
-    table = Table("link", "sent", "received", "mean", title="Links")
-    for name, one in links.items():
-        sizes = format_bytes(one.bytes_sent), format_bytes(one.bytes_received)
-        table.add_row(name, *sizes, format_bandwidth(one.mean_bytes_per_s))
     return table

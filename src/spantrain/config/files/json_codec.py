@@ -7,15 +7,16 @@ they are: messages have them, files do not.
 
 import json
 import math
+import sys
 import types
 from collections.abc import Mapping
-from dataclasses import MISSING, Field, fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
 from functools import cache
 from typing import Any, ClassVar, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from spantrain.config.files.parsing import OutOfRange
-from spantrain.config.files.problems import Problems, shortened
+from spantrain.config.files.problems import Problems, below, shortened
 from spantrain.core.action import Action
 from spantrain.core.outer.events import Ticket
 from spantrain.core.span import Span
@@ -31,6 +32,8 @@ _TEXT_FORMS: Mapping[type[Span] | type[Action] | type[Ticket], str] = {
 """What is written as its text form, with an example."""
 _MAX_TEXT, _MAX_LIST = 65_536, 200_000
 """In `wire` messages."""
+_LARGEST = sys.float_info.max
+"""Of floats; whole numbers may be larger, and NaN is not at most that."""
 _BAD = object()
 """In the place of a value that could not be read; its problem is noted."""
 
@@ -68,9 +71,9 @@ def _write(value: object, path: str, wire: bool) -> Any:
         return str(value)
     if is_dataclass(value) and not isinstance(value, type):
         named = {"name": value.name} if isinstance(value, NamedKinds) else {}
-        return named | {f.name: _write(getattr(value, f.name), _below(path, f.name), wire) for f in fields(value)}
+        return named | {f.name: _write(getattr(value, f.name), below(path, f.name), wire) for f in fields(value)}
     if isinstance(value, Mapping):
-        return {_key(key, path): _write(value[key], _below(path, str(key)), wire) for key in sorted(value)}
+        return {_key(key, path): _write(value[key], below(path, str(key)), wire) for key in sorted(value)}
     if isinstance(value, tuple | list):
         return [_write(item, f"{path}[{index}]", wire) for index, item in enumerate(value)]
     raise ValueError(f"{path or 'value'}: a {type(value).__name__} has no JSON form")
@@ -137,7 +140,7 @@ def _read(kind: Any, data: object, path: str, problems: Problems) -> object:
         problems.add(path, "is larger than messages have it")
         return _BAD
     if kind is float:
-        if isinstance(data, int | float) and not isinstance(data, bool) and (problems.wire or _is_finite(data)):
+        if isinstance(data, int | float) and not isinstance(data, bool) and (problems.wire or abs(data) <= _LARGEST):
             return float(data)
     elif kind in (int, str, bool, bytes):
         if type(data) is kind:
@@ -170,18 +173,11 @@ def _is_large(data: object) -> bool:
     return isinstance(data, str | list | dict) and len(data) > (_MAX_TEXT if isinstance(data, str) else _MAX_LIST)
 
 
-def _is_finite(number: float) -> bool:
-    try:
-        return math.isfinite(number)
-    except OverflowError:  # a whole number beyond any float
-        return False
-
-
 def _read_dataclass(kind: Any, data: dict[str, Any], path: str, problems: Problems) -> object:
     if not is_dataclass(kind):
         name, kinds = data.get("name"), kind.kinds()
         if not isinstance(name, str) or name not in kinds:
-            problems.add(_below(path, "name"), f"must be one of {', '.join(sorted(kinds))}, got {_shown(name)}")
+            problems.add(below(path, "name"), f"must be one of {', '.join(sorted(kinds))}, got {_shown(name)}")
             return _BAD
         kind, data = kinds[name], {key: value for key, value in data.items() if key != "name"}
     before = len(problems.entries)
@@ -189,12 +185,12 @@ def _read_dataclass(kind: Any, data: dict[str, Any], path: str, problems: Proble
     for key in data:
         if key not in known:
             left = [name for name in known if name not in data] or known
-            problems.add(_below(path, key), problems.unknown("key", key, left))
+            problems.add(below(path, key), problems.unknown("key", key, left))
     for name, (hint, optional) in known.items():
         if name in data:
-            values[name] = _read(hint, data[name], _below(path, name), problems)
+            values[name] = _read(hint, data[name], below(path, name), problems)
         elif not optional:
-            problems.add(_below(path, name), f"is missing; it must be {_wanted(hint)}")
+            problems.add(below(path, name), f"is missing; it must be {_wanted(hint)}")
     if len(problems.entries) > before:
         return _BAD
     try:
@@ -208,11 +204,10 @@ def _read_dataclass(kind: Any, data: dict[str, Any], path: str, problems: Proble
 def _fields_of(kind: type) -> dict[str, tuple[Any, bool]]:
     """Return, for each field of a dataclass, its type and whether it may be left out."""
     hints = get_type_hints(kind)
-
-    def optional(entry: "Field[Any]") -> bool:
-        return entry.default is not MISSING or entry.default_factory is not MISSING
-
-    return {entry.name: (hints[entry.name], optional(entry)) for entry in fields(kind)}
+    return {
+        entry.name: (hints[entry.name], entry.default is not MISSING or entry.default_factory is not MISSING)
+        for entry in fields(kind)
+    }
 
 
 def _read_tuple(kind: Any, data: list[Any], path: str, problems: Problems) -> object:
@@ -231,7 +226,7 @@ def _read_tuple(kind: Any, data: list[Any], path: str, problems: Problems) -> ob
 def _read_mapping(kind: Any, data: dict[str, Any], path: str, problems: Problems) -> object:
     of_keys, hint = get_args(kind)
     keys = [_read(of_keys, key, path, problems) for key in data]
-    values = [_read(hint, item, _below(path, key), problems) for key, item in data.items()]
+    values = [_read(hint, item, below(path, key), problems) for key, item in data.items()]
     if any(value is _BAD for value in (*keys, *values)):
         return _BAD
     if len(set(keys)) < len(keys):
@@ -310,7 +305,3 @@ def _shown(data: object) -> str:
     if isinstance(data, OutOfRange):
         return f"{shortened(data.written)}, which is out of range"
     return "bytes" if isinstance(data, bytes) else shortened(json.dumps(data, ensure_ascii=False))
-
-
-def _below(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name

@@ -5,6 +5,7 @@ Whatever a text holds, it is answered within seconds and a few hundred megabytes
 
 import json
 import re
+from collections import Counter
 from typing import Any
 
 import yaml
@@ -90,8 +91,7 @@ def parse_json(
 
 
 def _twice(pairs: list[tuple[str, Any]]) -> str:
-    seen: set[str] = set()
-    twice = sorted({key for key, _ in pairs if key in seen or seen.add(key)})  # type: ignore[func-returns-value]
+    twice = sorted(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
     return ", ".join(key[:60] for key in twice[:5]) + (f" and {len(twice) - 5} more" if len(twice) > 5 else "")
 
 

@@ -75,5 +75,10 @@ def shortened(text: str, most: int = _MAX_WORD) -> str:
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
+def below(path: str, name: str) -> str:
+    """Return the path of a field of this name in what stands at a path."""
+    return f"{path}.{name}" if path else name
+
+
 def _plain(word: str) -> str:
     return "".join(letter for letter in word.lower() if letter.isalnum())

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import yaml
 
 from spantrain.config.files.parsing import is_in_range, parse_yaml_nodes
-from spantrain.config.files.problems import Problems, shortened
+from spantrain.config.files.problems import Problems, below, shortened
 from spantrain.core.names import check_name
 from spantrain.errors import ConfigError
 
@@ -71,9 +71,9 @@ class Field:
                 continue
             key = key_node.value
             if key in found:
-                self.problems.add(self._below(key), "is given twice; keep one", line=line)
+                self.problems.add(below(self.path, key), "is given twice; keep one", line=line)
                 continue
-            found[key] = Field(node=value_node, path=self._below(key), problems=self.problems, line=line)
+            found[key] = Field(node=value_node, path=below(self.path, key), problems=self.problems, line=line)
         return found
 
     def table(self, *, required: Collection[str], optional: Collection[str] = ()) -> dict[str, "Field"]:
@@ -181,9 +181,6 @@ class Field:
         if text not in (None, "true", "false"):
             self.problem(f"{shortened(text)!r} must be true or false")
         return text == "true"
-
-    def _below(self, key: str) -> str:
-        return f"{self.path}.{key}" if self.path else key
 
     def _wanted(self, what: str) -> None:
         """Note that something else stands here."""

@@ -11,6 +11,8 @@ import random
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import groupby
+from operator import itemgetter
 
 from spantrain.config.files.problems import did_you_mean
 from spantrain.core.quantities import parse_seconds
@@ -96,12 +98,18 @@ def named_trace(text: str) -> NamedTrace:
         parameter, _, value = part.partition("=")
         known = (*shape.times, *(name for name in shape.numbers if name != shape.number_is))
         if parameter not in known or not value:
+            example = shape.times.get(known[0]) or f"{shape.numbers[known[0]]:g}"
             raise ConfigError(
                 f"network trace {text}: {part!r} is no parameter=value of {shape.name}; "
-                f"{did_you_mean(parameter, known)}, e.g. {shape.name}:{known[0]}={_example(shape, known[0])}"
+                f"{did_you_mean(parameter, known)}, e.g. {shape.name}:{known[0]}={example}"
             )
         if parameter in shape.times:
-            _check_time(value, parameter, text)
+            try:
+                _seconds(value, 1.0)
+            except ValueError as error:
+                raise ConfigError(
+                    f"network trace {text}: {parameter}: {error}; or a part of the run, e.g. 25%"
+                ) from None
             times[parameter] = value
         else:
             numbers[parameter] = _number(value, parameter, text)
@@ -120,17 +128,6 @@ def _shape_of(name: str, text: str) -> tuple[TraceShape, str | None]:
         f"network trace {text}: there is none called {name!r}; {did_you_mean(name, EXAMPLES)}; "
         f"`spantrain testbed traces` shows all; a file ends with .yaml"
     )
-
-
-def _example(shape: TraceShape, parameter: str) -> str:
-    return shape.times[parameter] if parameter in shape.times else f"{shape.numbers[parameter]:g}"
-
-
-def _check_time(value: str, parameter: str, text: str) -> None:
-    try:
-        _seconds(value, 1.0)
-    except ValueError as error:
-        raise ConfigError(f"network trace {text}: {parameter}: {error}; or a part of the run, e.g. 25%") from None
 
 
 def _number(value: str, parameter: str, text: str) -> float:
@@ -175,14 +172,9 @@ def _seconds(text: str, run_s: float) -> float:
 
 def _tidy(steps: Steps) -> tuple[tuple[float, float], ...]:
     """Return the changes at whole milliseconds; of several at one time the last, and none to the same speed."""
-    by_time: dict[float, float] = {}
-    for at_s, speed in steps:
-        by_time[round(at_s / _TICK_S) * 1.0] = round(speed, 6)
-    tidy: Steps = []
-    for at_ms, speed in sorted(by_time.items()):
-        if not tidy or speed != tidy[-1][1]:
-            tidy.append((at_ms / 1000, speed))
-    return tuple(tidy)
+    by_time = {round(at_s / _TICK_S): round(speed, 6) for at_s, speed in steps}
+    alike = groupby(sorted(by_time.items()), key=itemgetter(1))
+    return tuple((next(group)[0] / 1000, speed) for speed, group in alike)
 
 
 def _drop(wanted: Wanted) -> Steps:

@@ -114,7 +114,7 @@ class NetworkTrace:
         Raises:
             ConfigError: as `on_links`.
         """
-        return self.on_links(network_links(cluster), run_s)
+        return self.on_links(tuple(network_links(cluster)), run_s)
 
     def on_links(self, known: Sequence[str], run_s: float) -> dict[str, SpeedTrace]:
         """Return how fast each link is, over a run that should take so many seconds.
@@ -180,13 +180,13 @@ def network_trace(text: str) -> NetworkTrace:
     return NetworkTrace(text=text, named=named, links=chosen)
 
 
-def network_links(cluster: Cluster) -> tuple[str, ...]:
-    """Return the names of all that may change between a cluster's sites: ways, then uplinks and downlinks."""
-    ways = (f"{link.source}->{link.target}" for link in cluster.links)
-    lines = (
-        f"{site.name} {way}"
-        for site in cluster.sites
-        for way, rate in (("up", site.uplink_bandwidth_bytes_per_s), ("down", site.downlink_bandwidth_bytes_per_s))
-        if rate is not None
-    )
-    return (*ways, *lines)
+def network_links(cluster: Cluster) -> dict[str, float]:
+    """Return all that may change between a cluster's sites, with its normal bytes per second, by name.
+
+    Ways come first, then uplinks and downlinks.
+    """
+    rates = {f"{link.source}->{link.target}": link.bandwidth_bytes_per_s for link in cluster.links}
+    for site in cluster.sites:
+        lines = {"up": site.uplink_bandwidth_bytes_per_s, "down": site.downlink_bandwidth_bytes_per_s}
+        rates |= {f"{site.name} {way}": rate for way, rate in lines.items() if rate is not None}
+    return rates

@@ -137,7 +137,12 @@ def read_decisions(path: Path) -> tuple[DeviceDecisions, ...]:
     if not text.endswith("\n"):
         raise ConfigError(f"{path}: its last line is cut off; {_TRAIN_AGAIN}")
     rows = [(f"{path}, line {n}", line) for n, line in enumerate(text.split("\n")[:-1], start=1)]
-    _check_head(path, rows)
+    head = _object(*rows[0]) if rows else {}
+    if head.get("format") != DECISIONS_FORMAT:
+        raise ConfigError(f"{path}: is not a {DECISIONS_FORMAT} file; {_TRAIN_AGAIN}")
+    if head != {"format": DECISIONS_FORMAT, "version": _VERSION}:
+        got = shortened(repr(head.get("version")))
+        raise ConfigError(f"{path}, line 1: has format version {got}, this program reads {_VERSION}; {_TRAIN_AGAIN}")
     parts: list[tuple[str, dict[str, Any], list[Decision]]] = []
     for where, line in rows[1:]:
         data = _object(where, line)
@@ -148,15 +153,6 @@ def read_decisions(path: Path) -> tuple[DeviceDecisions, ...]:
         else:
             parts[-1][2].append(from_json(Decision, data, where))
     return tuple(_device(where, head, decisions, path) for where, head, decisions in parts)
-
-
-def _check_head(path: Path, rows: list[tuple[str, str]]) -> None:
-    head = _object(*rows[0]) if rows else {}
-    if head.get("format") != DECISIONS_FORMAT:
-        raise ConfigError(f"{path}: is not a {DECISIONS_FORMAT} file; {_TRAIN_AGAIN}")
-    if head != {"format": DECISIONS_FORMAT, "version": _VERSION}:
-        got = shortened(repr(head.get("version")))
-        raise ConfigError(f"{path}, line 1: has format version {got}, this program reads {_VERSION}; {_TRAIN_AGAIN}")
 
 
 def _object(where: str, line: str) -> dict[str, Any]:

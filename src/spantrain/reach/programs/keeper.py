@@ -126,11 +126,8 @@ class Keeper:
     def _look(self, modules: list[str], paths: list[str], python_path: str) -> dict[str, object]:
         """Say what is not there of modules to import, and of paths."""
         sys.path[:0] = [*([str(self._code)] if self._code else []), *filter(None, python_path.split(os.pathsep))]
-        return {
-            "python": platform.python_version(),
-            "lacks": [name for name in modules if find_spec(name) is None],
-            "missing": [path for path in paths if not Path(path).exists()],
-        }
+        lacks = [name for name in modules if find_spec(name) is None]
+        return {"lacks": lacks, "missing": [path for path in paths if not Path(path).exists()]}
 
     def _start(self, name: str, words: list[str], environment: dict[str, str]) -> dict[str, object]:
         own = {**os.environ, **environment}
@@ -148,7 +145,7 @@ class Keeper:
         )
         self._workers.append(worker)
         threading.Thread(target=self._follow, args=(name, worker), daemon=True).start()
-        return {"pid": worker.pid}
+        return {}
 
     # Threads.
 

@@ -1,4 +1,4 @@
-"""A program that listens on its machine, and tries what goes to the listeners of others; `app.machines.pairs` leads it.
+"""A program that listens on its machine, and tries what goes to the listeners of others; `reach.pairs` leads it.
 
 As `probe`, it needs Python 3.6 and nothing else. Lines of JSON come on standard input, one answer to each goes out:
 first `{"secret": HEX, "name": ME}`, then `{"listen": PORT}` or `{"connect": ..}`; it ends when its input does. Who

@@ -209,31 +209,18 @@ def interfaces() -> "list[dict[str, Any]]":
                 if owner == name and scope == "00":
                     address = socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits))
                     addresses.append(f"{address}/{int(prefix, 16)}")
-            mtu = number(read(f"/sys/class/net/{name}/mtu"))
-            if not addresses or mtu is None:
-                mtu = of_kernel(asked, request)
             if addresses and not addresses[0].startswith("127."):
-                found.append({"name": name, "mtu": mtu, "addresses": addresses})
+                found.append({"name": name, "addresses": addresses})
     return found
-
-
-def of_kernel(asked: "socket.socket", request: bytes) -> "int | None":
-    """Return an interface's MTU where /sys is another namespace's."""
-    import fcntl
-
-    try:
-        return int(struct.unpack_from("i", fcntl.ioctl(asked, 0x8921, request), 16)[0])  # SIOCGIFMTU
-    except OSError:
-        return None
 
 
 def of_ifconfig(text: str) -> "Iterator[dict[str, Any]]":
     """Yield what macOS's ifconfig tells."""
-    for name, mtu, lines in re.findall(r"^(\w+): flags=\S+ mtu (\d+)\n((?:\t.*\n)*)", text, re.MULTILINE):
+    for name, lines in re.findall(r"^(\w+): flags=\S+ mtu \d+\n((?:\t.*\n)*)", text, re.MULTILINE):
         pairs = re.findall(r"inet (\S+) netmask 0x(\w+)", lines)
         addresses = [f"{address}/{ones(int(mask, 16))}" for address, mask in pairs]
         if addresses and not addresses[0].startswith("127."):
-            yield {"name": name, "mtu": int(mtu), "addresses": addresses}
+            yield {"name": name, "addresses": addresses}
 
 
 def packages() -> "dict[str, str]":
@@ -346,17 +333,14 @@ def main(words: "list[str]") -> None:
     deep, paths = "--deep" in words, [word for word in words if word != "--deep"]
     has = memory()
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    model = re.search(r"model name\s*: (.+)", read("/proc/cpuinfo"))
     code = code_digest()
     found = dict(
         has,
         hostname=socket.gethostname(),
         system=platform.system() + " " + platform.release(),
-        machine=platform.machine(),
         python=platform.python_version(),
         executable=sys.executable,
         processors=count,
-        processor=model.group(1) if model else platform.processor(),
         disk_free_bytes=shutil.disk_usage(os.path.expanduser("~")).free,
         interfaces=interfaces(),
         accelerators=accelerators(has),

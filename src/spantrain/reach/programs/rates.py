@@ -1,7 +1,6 @@
-"""A program that measures what GPUs of unknown kinds compute, by torch; arguments: their numbers.
+"""A program that measures what a GPU of an unknown kind computes, by torch; its argument is the GPU's number.
 
-It prints one object, `gpus`: of each number the operations a second in float16 and float32 and the bytes a second of
-memory, or an error.
+It prints one object: the operations a second in float16 and float32 and the bytes a second of memory, or an error.
 """
 
 import json
@@ -50,4 +49,4 @@ def rates(number: str) -> "dict[str, Any]":
 
 
 if __name__ == "__main__":
-    print(json.dumps({"gpus": {number: rates(number) for number in sys.argv[1:]}}))  # noqa: T201 - to whoever sent it
+    print(json.dumps(rates(sys.argv[1])))  # noqa: T201 - to whoever sent it

@@ -173,11 +173,10 @@ class ControlServer:
         self._refusals = RefusalCounter()
         self._members = Members(max_peers=max_peers, calls_per_peer=_CALLS_PER_PEER, may_replace=may_replace)
         credentials = credentials or Credentials.create()
-        self.token = credentials.token.text
-        """What workers join with, besides the address: a secret and the fingerprint of this server's certificate."""
+        self._token = credentials.token
         self._calls = CallDispatcher(handlers, on_line=on_line, members=self._members, refusals=self._refusals)
         self._joins = JoinService(
-            token=credentials.token,
+            token=self._token,
             authority=credentials.authority,
             members=self._members,
             on_join=on_join,
@@ -237,6 +236,11 @@ class ControlServer:
         """Where workers join, as they can dial it; on all addresses: by this machine's name."""
         assert self._join is not None, "not started"
         return str(self._join.as_dialled())
+
+    @property
+    def token(self) -> str:
+        """What workers join with, besides the address: a secret and the fingerprint of this server's certificate."""
+        return self._token.text
 
     @property
     def peers(self) -> tuple[str, ...]:

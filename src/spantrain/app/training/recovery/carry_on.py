@@ -1,27 +1,31 @@
-"""A run whose devices change: what goes on after a loss, from where, and what is told of it.
+"""A run whose devices change: what goes on after a loss, from where, what is told of it, and what is worked out before.
 
 Sailor, 4.4, plans anew for what is left and goes back to a checkpoint; Asteroid, 3.4, has neighbours keep what a lost
 device held. Here survivors keep their state, and where they hold the whole model nothing is lost but the step that was
 under way; else all go back to the newest checkpoint, or to where the run began.
 """
 
+import threading
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
+from typing import Self
 
 from spantrain.app.session import Session
-from spantrain.app.training.recovery.prepared import PreparedChanges
-from spantrain.app.training.requests import TrainRequest
-from spantrain.app.training.resume import Resume
+from spantrain.app.training.requests import Resume, TrainRequest
 from spantrain.core.plan import Plan
+from spantrain.core.profile import Profile
 from spantrain.core.quantities import format_seconds
 from spantrain.errors import PeerLostError, PlanError
 from spantrain.planner.engine.predict import predict
-from spantrain.planner.present import NewPlan
+from spantrain.planner.present import NewPlan, light_plan
 from spantrain.recovery.policy import holds_all
 from spantrain.runtime.control.orders import GiveOrder, KeptState, TrainOrder
 from spantrain.runtime.coordinator.barrier import CommitPoint
 from spantrain.runtime.coordinator.roster import DeviceLostError
+
+_REST = 1
+"""How many times as long as it works a thread rests, for the coordinator's other threads."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +97,64 @@ def about_pause(leg: Leg, before: Plan, request: TrainRequest, stood_still_s: fl
     speeds = " -> ".join(f"{samples_per_s:.3g}" for samples_per_s in figures)
     after = f"Training goes on after {format_seconds(stood_still_s)}"
     return f"{after}{f' ({parts})' if leg.parts else ''}; {speeds} samples/s predicted"
+
+
+class PreparedChanges:
+    """Knows the light change of the present plan for each device that may be lost; a context."""
+
+    def __init__(self, profile: Profile, optimizer: str) -> None:
+        self._profile, self._optimizer = profile, optimizer
+        self._lock = threading.Lock()
+        self._for: tuple[Plan, frozenset[str]] | None = None
+        """What changes are known of: the plan, and the devices that are here."""
+        self._known: dict[frozenset[str], NewPlan] = {}
+        """By devices left."""
+        self._stop = threading.Event()
+        """Ends the thread that works, behind the change that it is at."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+
+    def prepare(self, plan: Plan, here: frozenset[str]) -> None:
+        """Work out changes of a plan, in a thread, if they are not known yet; those of another are forgotten."""
+        if self._for == (plan, here):
+            return
+        self._stop.set()
+        self._stop = threading.Event()
+        with self._lock:
+            self._for, self._known = (plan, here), {}
+        arguments = (plan, here, self._stop)
+        threading.Thread(target=self._work, args=arguments, name="prepared changes", daemon=True).start()
+
+    def light_plan(self, plan: Plan, present: frozenset[str]) -> NewPlan:
+        """Return the light change of a plan for devices that are left, at once if it is known.
+
+        Raises:
+            PlanError, ProfileError: as `planner.present.light_plan`.
+        """
+        self._stop.set()
+        with self._lock:
+            known = self._known.get(present) if self._for is not None and self._for[0] == plan else None
+        return known or light_plan(plan, self._profile, present, optimizer=self._optimizer)
+
+    def _work(self, plan: Plan, here: frozenset[str], stop: threading.Event) -> None:
+        # First those that have a stage for themselves: what is left has most to change.
+        for stage in sorted(plan.stages, key=lambda stage: len(stage.devices)):
+            for name in stage.devices:
+                begun_s = time.monotonic()
+                try:
+                    found = light_plan(plan, self._profile, here - {name}, optimizer=self._optimizer)
+                except Exception:  # noqa: BLE001 - said when it comes to that, and the run asks again
+                    continue
+                with self._lock:
+                    if stop.is_set():
+                        return
+                    self._known[here - {name}] = found
+                if stop.wait(_REST * (time.monotonic() - begun_s)):
+                    return
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -51,9 +51,11 @@ class Membership:
         return self._found is not None
 
     def look(self, plan: Plan) -> None:
-        """Have a plan made if somebody has come or wants to leave, beside the one that runs."""
+        """Have a plan made if somebody has come or wants to leave (or is to, by files), beside the one that runs."""
         coordinator = self._session.coordinator
-        self._take_wishes()
+        for device in taken(self._request.out, DRAIN):
+            if not coordinator.ask_to_leave(device, "asked to by spantrain drain"):
+                self._tell(f"spantrain drain: there is no device {device} in this run now")
         leaving = coordinator.leaving()
         idle = [name for name in leaving if name not in plan.devices and name not in self._leg.leaving]
         for name in idle:
@@ -78,12 +80,6 @@ class Membership:
     def _tell(self, text: str) -> None:
         """Have people told of what changes nothing; in any thread."""
         self._session.coordinator.later(lambda: self._reporter.note(text))
-
-    def _take_wishes(self) -> None:
-        """Hear who is to leave from files in the run's folder."""
-        for device in taken(self._request.out, DRAIN):
-            if not self._session.coordinator.ask_to_leave(device, "asked to by spantrain drain"):
-                self._tell(f"spantrain drain: there is no device {device} in this run now")
 
     def _plan_in_background(self, work: Callable[..., None], *arguments: object) -> None:
         self._thread = threading.Thread(target=work, args=arguments, name="planner", daemon=True)

@@ -15,8 +15,7 @@ from typing import IO, Any, Self, get_args
 from spantrain.app.reporter import Reporter
 from spantrain.app.session import Session
 from spantrain.app.training.recovery.carry_on import Leg
-from spantrain.app.training.requests import TrainRequest, what_to_run
-from spantrain.app.training.resume import Resume, newest
+from spantrain.app.training.requests import Resume, TrainRequest, newest, what_to_run
 from spantrain.config.files.json_codec import from_json, to_json
 from spantrain.config.files.parsing import parse_json
 from spantrain.config.files.text_files import read_text
@@ -123,18 +122,11 @@ class Journal:
             self._file = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Read:
-    manifest: Manifest
-    plan: Plan
-    """That runs next."""
-    held: CommitPoint | None
-    """None: a part had begun from a checkpoint, and no step of it is committed."""
-    losses: tuple[float, ...]
+def _read(path: Path) -> tuple[Manifest, CommitPoint | None]:
+    """Read a journal; return what the run is, with the plan that runs next and all losses, and what devices hold.
 
-
-def _read(path: Path) -> _Read:
-    """Read a journal; a last line that was cut off is none.
+    That is None where a part had begun from a checkpoint, and no step of it is committed. A last line that was cut off
+    is none.
 
     Raises:
         ConfigError: it is damaged.
@@ -160,8 +152,7 @@ def _read(path: Path) -> _Read:
                 held = CommitPoint(step=entry.step + 1, verdict=entry.verdict, plan=ran)
                 losses.append(entry.loss)
                 plan = entry.verdict.plan or plan
-    assert plan is not None, "a run that has begun has a plan"
-    return _Read(manifest=manifest, plan=plan, held=held, losses=tuple(losses))
+    return replace(manifest, plan=plan, losses=tuple(losses)), held
 
 
 def _entry(line: str, where: str) -> Entry:
@@ -183,12 +174,11 @@ def adopted_run(run: Path, steps: int, *, functions: tuple[str, ...]) -> TrainRe
     path = run / FOLDER / _JOURNAL
     if not path.is_file():
         return None
-    found = _read(path)
-    if found.held is None:
+    manifest, held = _read(path)
+    if held is None:
         return None
-    manifest = replace(found.manifest, plan=found.plan)
-    if steps <= found.held.step:
-        raise ConfigError(f"{run} has {found.held.step} steps done; --steps is the number in all, give more than that")
+    if steps <= held.step:
+        raise ConfigError(f"{run} has {held.step} steps done; --steps is the number in all, give more than that")
     plan, report, profile, profile_path = what_to_run(run, manifest, None, functions)
     assert manifest.job is not None, "a run that has begun has a job"
     return TrainRequest(
@@ -199,11 +189,11 @@ def adopted_run(run: Path, steps: int, *, functions: tuple[str, ...]) -> TrainRe
         job=replace(manifest.job, steps=steps),
         out=run,
         resume=Resume(
-            folder=step_folder(run / CHECKPOINTS, found.held.step),
-            content=CheckpointContent(step=found.held.step, files={}),
-            losses=found.losses,
+            folder=step_folder(run / CHECKPOINTS, held.step),
+            content=CheckpointContent(step=held.step, files={}),
+            losses=manifest.losses,
             ledger=manifest.ledger,
-            held=found.held,
+            held=held,
         ),
     )
 
