@@ -5,6 +5,7 @@ others, so the rate of each pair of devices changes within a step though no link
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -21,7 +22,7 @@ from spantrain.planner.engine.predict import costs_of
 from spantrain.sim.adaptive import AdaptedStep, simulate_adapting
 
 STEPS = 24
-PROFILE = described_profile(load_preset("laptop"), resolve_model("gpt2-tiny"))
+PROFILE = described_profile(replace(load_preset("laptop"), emulated_speed=0.006), resolve_model("gpt2-tiny"))
 
 
 def stage(units: tuple[int, int], size: int, *replicas: tuple[Sequence[str], float, int]) -> Stage:

@@ -42,7 +42,7 @@ def test_a_slow_line_is_found_to_limit(case):
     plan, profile = case
     cluster = slow_line(profile.cluster, 0.02)
     found = explain_plan(replace(plan, cluster=cluster), replace(profile, cluster=cluster))
-    assert found.limited_by.startswith("link lab->home")
+    assert found.limited_by.startswith(("link lab->home", "link home->lab"))
     faster = next(help_ for help_ in found.helps if help_.kind == "link")
     assert "lab <-> home" in faster.change
     assert faster.times_as_fast > 1.1

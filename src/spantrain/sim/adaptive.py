@@ -182,11 +182,13 @@ def _later(trace: SpeedTrace, by_s: float) -> SpeedTrace:
 
 
 def used_links(plan: Plan, costs: StepCosts) -> set[str]:
-    """Return the names of the links that the plan's stages send over."""
+    """Return the names of the links that a step's samples go over."""
+    routes = simulate(plan, costs, steps=1, options=SimulationOptions(trace=False)).link_bytes
     found: set[str] = set()
     for stage, (here, there) in enumerate(zip(plan.stages, plan.stages[1:], strict=False)):
-        for a, b in product(here.replicas, there.replicas):
-            up, down = (a.devices[0], b.devices[0]), (b.devices[0], a.devices[0])
-            found |= set(costs.transfer(*up, Direction.FORWARD, stage, Span(0, 1)).links)
-            found |= set(costs.transfer(*down, Direction.BACKWARD, stage + 1, Span(0, 1)).links)
+        for a, b in product((one.devices[0] for one in here.replicas), (one.devices[0] for one in there.replicas)):
+            if (a, b) in routes:
+                found |= set(costs.transfer(a, b, Direction.FORWARD, stage, Span(0, 1)).links)
+            if (b, a) in routes:
+                found |= set(costs.transfer(b, a, Direction.BACKWARD, stage + 1, Span(0, 1)).links)
     return found
