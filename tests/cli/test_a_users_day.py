@@ -20,7 +20,7 @@ import pytest
 from spantrain.core.cluster import Cluster, Host, Link, Site
 from spantrain.testbed.control import runtime_dir
 from spantrain.testbed.testbed import Testbed, why_unavailable
-from testing.machines import interpreter, ssh_config, sshd_words, tool, workers
+from testing.machines import interpreter, ssh_config, sshd_words, tool, wait_for_sshd, workers
 from testing.patience import PATIENCE_S
 from testing.programs import Program, nothing_is_left, programs
 
@@ -92,6 +92,7 @@ def network(folder) -> Iterator[Testbed]:
         with Testbed.up(cluster) as network:
             ssh_config(folder, {place: network.address(place) for place in PLACES})
             servers = [network.popen(place, sshd_words(folder, "-D"), stderr=subprocess.DEVNULL) for place in PLACES]
+            wait_for_sshd(network, PLACES)
             yield network
             for server in servers:
                 server.kill()

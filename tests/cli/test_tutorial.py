@@ -18,7 +18,7 @@ import spantrain
 from preloaded import ADDRESS, start
 from spantrain.core.cluster import Cluster, Host, Link, Site
 from spantrain.testbed.testbed import Testbed, why_unavailable
-from testing.machines import ssh_config, sshd_words, tool
+from testing.machines import ssh_config, sshd_words, tool, wait_for_sshd
 from testing.pages import ROOT, difference, shown_in
 from testing.patience import PATIENCE_S
 
@@ -95,6 +95,7 @@ def desk(home) -> Iterator[Sequence[str]]:
             config = ssh_config(home, {"lab": network.address("lab")})
             tool(home / "spantrain" / "bin", "ssh", f'exec {shutil.which("ssh")} -F {config} "$@"')
             server = network.popen("lab", [*called("lab"), *sshd_words(home, "-D")], stderr=subprocess.DEVNULL)
+            wait_for_sshd(network, ("lab",))
             yield [*network.namespace("desk").command([]), *called("desk")]
             server.kill()
             server.wait()

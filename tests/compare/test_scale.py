@@ -25,7 +25,7 @@ def alike(cluster: Cluster, model: str, speed: float, full_global_batch: float |
 
 @pytest.mark.parametrize("model", FULL_SIZE)
 def test_compute_weighs_beside_traffic_what_it_does_in_life(model):
-    like = alike(BOARDS, model, 1e-3)
+    like = alike(BOARDS, model, 2e-3)
     assert like.bounded == ()
     assert like.here.cuts == pytest.approx(like.full.cuts)
     assert like.here.sums == pytest.approx(like.full.sums, rel=0.1), "but for a batch that divides among the devices"
@@ -33,7 +33,7 @@ def test_compute_weighs_beside_traffic_what_it_does_in_life(model):
 
 
 def test_over_sites_the_way_weighs_alike_too():
-    like = alike(SITES, "gpt2-tiny", 4e-4)
+    like = alike(SITES, "gpt2-tiny", 1.5e-3)
     assert like.bounded == ()
     assert like.here.latency == pytest.approx(like.full.latency)
     assert like.latency_scale != 1.0

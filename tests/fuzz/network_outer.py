@@ -44,10 +44,7 @@ class _NoFiles:
     def load_state(self, _config: MasterConfig) -> Any:
         return self._first
 
-    def save_layout(self, _layout: Any) -> None:
-        pass
-
-    def save_state(self, _state: Any) -> None:
+    def save(self, _kept: Any) -> None:
         pass
 
 

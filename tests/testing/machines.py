@@ -6,7 +6,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import psutil
@@ -16,6 +16,8 @@ import spantrain
 from spantrain.app.machines.describe import FoundMachine
 from spantrain.reach.facts import FoundAccelerator, FoundInterface, MachineFacts
 from spantrain.reach.machines import Machine
+from spantrain.testbed.testbed import Testbed
+from testing.patience import PATIENCE_S
 
 GIB = 2**30
 
@@ -72,6 +74,13 @@ def ssh_config(folder: Path, hosts: Mapping[str, Sequence[str] | str]) -> Path:
 def sshd_words(folder: Path, how: str) -> list[str]:
     """Return the words of the server that `ssh_config` here is for: `-i` for one connection, `-D` to listen."""
     return [SSHD, how, "-f", str(folder / "sshd_config")]
+
+
+def wait_for_sshd(network: Testbed, places: Iterable[str]) -> None:
+    """Return when the servers that were started at these places can be reached."""
+    for place in places:
+        dial = f"until (: </dev/tcp/{network.address(place)}/22) 2>/dev/null; do sleep 0.05; done"
+        assert network.popen(place, ["timeout", str(PATIENCE_S), "bash", "-c", dial]).wait() == 0, f"no sshd at {place}"
 
 
 def by_ssh(name: str, config: Path, python: str) -> Machine:

@@ -20,7 +20,7 @@ from testing.models.zoo.trial import EQUAL, FOLDER, largest_error
 
 pytestmark = pytest.mark.models
 
-PLACES = Constraints(keep=("lab", "office", "home"))
+PLACES = Constraints(keep=("lab", "office", "home"), leave_out=("lab-0", "office-nx"))
 
 
 @pytest.fixture(scope="module")

@@ -281,12 +281,13 @@ def _pairs_in_common(scores: Tensor, _: Tensor) -> Tensor:
 
 
 def _like_ones_attract(features: Tensor, kinds: Tensor) -> Tensor:
-    """The supervised contrastive loss (Khosla et al., 2020)."""
+    """The supervised contrastive loss (Khosla et al., 2020), and a little that two samples learn of, too."""
     normal = functional.normalize(features, dim=1)
     itself = torch.eye(len(normal), dtype=torch.bool, device=normal.device)
     scores = (normal @ normal.t() / 0.1).masked_fill(itself, -1e9)
     same = (kinds[:, None] == kinds[None]) & ~itself
-    return -(scores.log_softmax(dim=1) * same).sum(dim=1).div(same.sum(dim=1).clamp(min=1)).mean()
+    attraction = -(scores.log_softmax(dim=1) * same).sum(dim=1).div(same.sum(dim=1).clamp(min=1)).mean()
+    return attraction + 0.01 * features.square().mean()
 
 
 def contrastive():
