@@ -81,16 +81,21 @@ def test_why_tells_who_waited_for_whom_in_the_last_recorded_step(run, spantrain)
 
 def test_a_run_that_loses_a_device_leaves_what_the_others_had_done_of_the_step(folder, spantrain):
     (folder / "faults.json").write_text('[{"after_step": 3, "what": "kill", "device": "home-tx2"}]')
-    words = train_words(folder, "lost", "--faults", str(folder / "faults.json"), "--on-loss", "end")
-    ended = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
-    assert ended.returncode == 1, ended.stderr
-    view = read_view(folder / "lost")
-    assert view.state == "failed"
-    assert "home-tx2 was lost" in view.ending
+    for attempt in range(3):
+        # Where the loss is known before anybody has begun the next step, there is nothing to be told of.
+        lost = folder / f"lost-{attempt}"
+        words = train_words(folder, lost.name, "--faults", str(folder / "faults.json"), "--on-loss", "end")
+        ended = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+        assert ended.returncode == 1, ended.stderr
+        view = read_view(lost)
+        assert view.state == "failed"
+        assert "home-tx2 was lost" in view.ending
+        if view.unfinished is not None:
+            break
     assert view.unfinished is not None
     assert view.unfinished.step >= 3
     assert {"lab-0", "office-nx", "office-tx2"} >= view.unfinished.work.keys() > set()
-    told = spantrain("why", folder / "lost")
+    told = spantrain("why", lost)
     assert "was never ended" in told.out, told.err
     assert re.search(r"home-tx2: nothing that anybody knows of", told.out)
     assert re.search(r"lab-0: 0[FBIW]\[", told.out)

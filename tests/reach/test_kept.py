@@ -167,7 +167,8 @@ def test_code_comes_once_and_workers_import_it(kept, heard, tmp_path):
     assert heard.line() == ("a", "from the code")
     assert not kept().place(code)
     placed = keeper.code_folder(code.digest)
-    assert [path.relative_to(placed).as_posix() for path in placed.rglob("*.*")] == ["package/__init__.py"]
+    assert [path.relative_to(placed).as_posix() for path in placed.rglob("*.py")] == ["package/__init__.py"]
+    assert not [*placed.rglob("x.pyc"), *placed.rglob(".git")]
     assert [path.name for path in placed.parent.iterdir()] == [code.digest]
 
 
