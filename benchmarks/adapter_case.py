@@ -11,7 +11,7 @@ from itertools import combinations, pairwise, permutations
 from spantrain.adaptation.network_state import LinkState
 from spantrain.app.profiling.describe import described_profile
 from spantrain.config.cluster_file import parse_cluster
-from spantrain.core.action import Action, Op
+from spantrain.core.action import SPLIT_OPS, Action
 from spantrain.core.cluster import Cluster
 from spantrain.core.plan import Plan, Replica, Stage
 from spantrain.core.profile import Profile, RuntimeCosts
@@ -196,8 +196,8 @@ def _slowest_s(plan: Plan, profile: Profile, size: Size) -> float:
     """Return the seconds of the slowest stage's work on a sample."""
     costs = costs_of(plan, profile)
     whole = Span(0, size.micro_batch)
-    ops = (Op.FORWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)
     return max(
-        sum(costs.action_s(stage.replicas[0].devices[0], Action(number, op, whole)) for op in ops) / size.micro_batch
+        sum(costs.action_s(stage.replicas[0].devices[0], Action(number, op, whole)) for op in SPLIT_OPS)
+        / size.micro_batch
         for number, stage in enumerate(plan.stages)
     )

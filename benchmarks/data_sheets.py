@@ -39,14 +39,12 @@ from transformers import BertConfig, BertForQuestionAnswering, ResNetConfig, Res
 import gpu
 import results
 from spantrain.config.kinds import load_kinds
-from spantrain.core.action import Op
 from spantrain.core.cluster import DeviceKind
 from spantrain.core.units import Unit
 from spantrain.cost import analytic
 from spantrain.models.graph import build_graph
 from spantrain.models.sources import hf_spec
 
-OPS = (Op.FORWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)
 MODELS = ("bert-base", "bert-large", "resnet-50")
 LAMBDA = {
     # Samples a second in float16 and in float32, by model; H100 SXM is the median of four machines.
@@ -96,7 +94,7 @@ class Measured:
     @property
     def error(self) -> float:
         """Of the law as it is."""
-        return sum(self.law.stage_seconds(self.units, op, self.samples) for op in OPS) / self.seconds - 1.0
+        return self.law.training_seconds(self.units, self.samples) / self.seconds - 1.0
 
     def error_with(self, efficiency: float, passes: float) -> float:
         """Of the law with other constants."""

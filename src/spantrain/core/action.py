@@ -21,6 +21,10 @@ class Op(Enum):
     __hash__ = object.__hash__
 
 
+SPLIT_OPS = (Op.FORWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)
+"""All that is done to a sample; a whole backward pass counts as I and W."""
+
+
 class Direction(Enum):
     """Which way a message goes: activations up the pipeline, gradients down."""
 

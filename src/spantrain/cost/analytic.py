@@ -23,10 +23,10 @@ the device's and stays, being as many for a model scaled down with its devices a
 `analytic_profile` makes a whole profile of it, for planning on a cluster of which nothing was measured.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from spantrain.core.action import Op
+from spantrain.core.action import SPLIT_OPS, Op
 from spantrain.core.cluster import Cluster, DeviceKind
 from spantrain.core.precision import check_dtype
 from spantrain.core.profile import DeviceScore, Profile, Provenance, UnitTiming
@@ -110,6 +110,14 @@ class AnalyticLaw:
     def stage_seconds(self, units: Iterable[Unit], op: Op, samples: int) -> float:
         """Return the seconds of one action of a stage made of these units."""
         return sum(self.seconds(unit, op, samples) for unit in units)
+
+    def training_seconds(self, units: Iterable[Unit], samples: int) -> float:
+        """Return the seconds of forward and backward through units."""
+        return sum(self.seconds(unit, op, samples) for unit in units for op in SPLIT_OPS)
+
+    def marginal_seconds(self, units: Sequence[Unit]) -> float:
+        """Return what one sample more takes, forward and backward: the seconds are a line over the samples."""
+        return self.training_seconds(units, 2) - self.training_seconds(units, 1)
 
     def _one_pass(self, unit: Unit, samples: int) -> float:
         flop = unit.forward_flop_per_sample

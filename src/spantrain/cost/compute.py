@@ -160,8 +160,6 @@ def operations_of(op: Op, *, recomputed: bool) -> tuple[Op, ...]:
             return (Op.FORWARD, op)
 
 
-SPLIT_OPS = (Op.FORWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)
-"""A whole backward pass counts as I and W."""
 _EVEN = 1e-6
 """Tensor shares that differ by less than this part count as equal."""
 

@@ -18,12 +18,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from spantrain.core.action import Op
+from spantrain.core.action import SPLIT_OPS, Op
 from spantrain.core.profile import Profile
 from spantrain.core.shares import ALONE, MemberShare
 from spantrain.core.span import apportion
 from spantrain.core.units import UnitGraph
-from spantrain.cost.compute import SPLIT_OPS, GroupCost
+from spantrain.cost.compute import GroupCost
 from spantrain.cost.memory import BUFFERED_MICRO_BATCHES, MemoryCost, framework_bytes
 from spantrain.cost.network import NetworkCost, overlaps
 from spantrain.cost.sums import SumOptions

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain, pairwise
 
-from spantrain.core.action import Op
+from spantrain.core.action import SPLIT_OPS, Op
 from spantrain.core.plan import Plan, Stage
 from spantrain.core.profile import Profile
 from spantrain.cost.network import Path
@@ -81,19 +81,18 @@ class StepCost:
         return StepEstimate(step_s=step_s, bound_s=bound_s, bound_by=bound_by, tied_s=tied_s)
 
     def _stage_times(self, stage: Stage) -> _StageTimes:
-        ops = (Op.FORWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)
-        first, last = dict.fromkeys(ops, 0.0), dict.fromkeys(ops, 0.0)
+        first, last = dict.fromkeys(SPLIT_OPS, 0.0), dict.fromkeys(SPLIT_OPS, 0.0)
         run = run_without_w = forward_but_last = run_input = window = 0.0
         for index, replica in enumerate(stage.replicas):
             sizes = [span.size for span in stage.replica_spans(index)]
             if not sizes:
                 continue
             seconds = partial(self.replicas.action_s, stage, replica)
-            total = dict.fromkeys(ops, 0.0)
+            total = dict.fromkeys(SPLIT_OPS, 0.0)
             for size in set(sizes):
-                for op in ops:
+                for op in SPLIT_OPS:
                     total[op] += sizes.count(size) * seconds(op, size)
-            for op in ops:
+            for op in SPLIT_OPS:
                 first[op] = max(first[op], seconds(op, sizes[0]))
                 last[op] = max(last[op], seconds(op, sizes[-1]))
             run = max(run, sum(total.values()))

@@ -11,10 +11,10 @@ only the planner finds out.
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from spantrain.core.action import SPLIT_OPS
 from spantrain.core.plan import Plan, Replica, Stage, StateSharding
 from spantrain.core.profile import Profile
 from spantrain.core.span import apportion
-from spantrain.cost.compute import SPLIT_OPS
 from spantrain.cost.span_tables import SpanTables
 from spantrain.errors import InfeasiblePlanError, PlanError
 from spantrain.formats.registry import WireFormat

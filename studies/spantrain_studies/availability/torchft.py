@@ -12,10 +12,9 @@ checkpoint.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from spantrain.core.action import Op
+from spantrain.core.action import SPLIT_OPS, Op
 from spantrain.core.plan import Plan
 from spantrain.core.span import apportion
-from spantrain.cost.compute import SPLIT_OPS
 from spantrain.cost.moving import moved
 from spantrain.cost.network import NetworkCost
 from spantrain.planner.engine.predict import predict

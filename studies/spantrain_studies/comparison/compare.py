@@ -17,7 +17,7 @@ from spantrain.app.training.old_run import refuse_run
 from spantrain.app.training.train_from_scratch import ScratchRequest, kept_profile
 from spantrain.config.artefacts import write_profile
 from spantrain.config.traces.network_traces import NetworkTrace
-from spantrain.core.action import Op
+from spantrain.core.action import SPLIT_OPS
 from spantrain.core.cluster import Cluster, Device
 from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan
@@ -52,8 +52,6 @@ from spantrain_studies.comparison.runs import Runner, median_step_s
 from spantrain_studies.comparison.worker.orders import Framework
 from spantrain_studies.comparison.worker.reference import reference_losses
 
-_OPS = (Op.FORWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)
-
 
 def bounds_of(profile: Profile, global_batch: int, plan: Plan | None) -> ComparisonBounds:
     """Return the bounds of a setting; with a plan, also that of its own work under any order (`sim.bounds`)."""
@@ -73,7 +71,7 @@ def bounds_of(profile: Profile, global_batch: int, plan: Plan | None) -> Compari
 
 def _most_samples_per_s(compute: ComputeCost, graph: UnitGraph, device: Device, global_batch: int) -> float:
     units = range(len(graph.units))
-    return global_batch / sum(compute.stage_seconds(units, device.name, op, global_batch) for op in _OPS)
+    return global_batch / sum(compute.stage_seconds(units, device.name, op, global_batch) for op in SPLIT_OPS)
 
 
 def _through_links(cluster: Cluster, global_batch: int, size_bytes: int) -> float:

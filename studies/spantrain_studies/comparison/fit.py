@@ -24,7 +24,6 @@ from dataclasses import dataclass, replace
 
 from spantrain.app.profiling.describe import described_profile
 from spantrain.app.profiling.slowing import sound_speed
-from spantrain.core.action import Op
 from spantrain.core.cluster import Cluster, Device
 from spantrain.core.units import ModelSpec, UnitGraph
 from spantrain.cost.analytic import AnalyticLaw
@@ -52,14 +51,11 @@ FULL_SIZE = {
 }
 """What a scaled-down model of the catalog stands for."""
 
-_OPS = (Op.FORWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)
 _SAMPLES = 2
 """Samples of the micro-batch that compute is compared with traffic at."""
 _BURST_PARTS = 2.5
 """While all devices compute at once, real computation may take so many times the part that it may take on average: it
 still hides in the emulated time, since that is ten times as long."""
-_MANY = 1024
-"""Samples of a micro-batch in which what an operation costs besides its samples is gone."""
 _MIN_BATCH, _MAX_BATCH = 8, 256
 _MIN_RATE_BYTES_PER_S = 50e3
 """Under it a single packet of the testbed, of up to 60 kB, holds a link for more than a second."""
@@ -160,8 +156,7 @@ def sample_seconds(cluster: Cluster, graph: UnitGraph, speed: float) -> float:
 
 def _device_seconds(cluster: Cluster, device: Device, graph: UnitGraph, speed: float) -> float:
     law = AnalyticLaw(kind=cluster.kind_by_name[device.kind], speed=speed, dtype="float32")
-    more, less = (sum(law.stage_seconds(graph.units, op, samples) for op in _OPS) for samples in (2 * _MANY, _MANY))
-    return (more - less) / _MANY
+    return law.marginal_seconds(graph.units)
 
 
 def _middle_cut(graph: UnitGraph) -> float:
@@ -369,7 +364,7 @@ def batch_for(devices: int) -> int:
 
 def _sample_s(cluster: Cluster, device: Device, graph: UnitGraph, *, speed: float) -> float:
     law = AnalyticLaw(kind=cluster.kind_by_name[device.kind], speed=speed, dtype="float32")
-    return sum(law.stage_seconds(graph.units, op, _SAMPLES) for op in _OPS) / _SAMPLES
+    return law.training_seconds(graph.units, _SAMPLES) / _SAMPLES
 
 
 def compute_to_traffic(cluster: Cluster, graph: UnitGraph) -> float | None:

@@ -14,8 +14,8 @@ from itertools import pairwise
 
 import numpy as np
 
+from spantrain.core.action import SPLIT_OPS
 from spantrain.core.plan import SumModel
-from spantrain.cost.compute import SPLIT_OPS
 from spantrain.cost.span_tables import Array, over_spans
 from spantrain.planner.assembly.assemble import StageShape, least_largest
 from spantrain.planner.request import PlanRequest, Proposal

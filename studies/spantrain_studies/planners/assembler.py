@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from spantrain.cost.compute import SPLIT_OPS
+from spantrain.core.action import SPLIT_OPS
 from spantrain.cost.span_tables import Array
 from spantrain.planner.assembly.assemble import Assembler
 

@@ -24,7 +24,6 @@ SOUND_REAL_COMPUTE = 0.1
 MAX_REAL_COMPUTE = 0.3
 """Above this, times are this machine's rather than the emulated kind's."""
 
-_OPS = (Op.FORWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)
 _COMPARED_AT = 1
 """Samples of the micro-batch that real and emulated time are compared at: one alone takes the most real time."""
 
@@ -51,10 +50,7 @@ def _sample_seconds(cluster: Cluster, device: Device, graph: UnitGraph, dtype: s
     """Return what a sample takes a device at its kind's speed: what grows with slowness, and what stays."""
     kind = cluster.kind_by_name[device.kind]
     whole_s, half_s = (
-        sum(
-            AnalyticLaw(kind=kind, speed=speed, dtype=dtype).stage_seconds(graph.units, op, _COMPARED_AT) for op in _OPS
-        )
-        / _COMPARED_AT
+        AnalyticLaw(kind=kind, speed=speed, dtype=dtype).training_seconds(graph.units, _COMPARED_AT) / _COMPARED_AT
         for speed in (1.0, 0.5)
     )
     work_s = half_s - whole_s

@@ -9,7 +9,6 @@ import yaml
 
 from spantrain.config.kinds import load_kinds
 from spantrain.config.prices import PriceFile
-from spantrain.core.action import Op
 from spantrain.core.cluster import DeviceKind
 from spantrain.core.money.offers import Market, Offer
 from spantrain.core.money.prices import KindPrice, distance
@@ -18,7 +17,6 @@ from spantrain.cost.analytic import AnalyticLaw
 
 MOST_DEVICES = 64
 """Of a candidate: with more, planning takes longer than people wait."""
-_OPS = (Op.FORWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)
 _MARKETS = {Market.ON_DEMAND: "on demand", Market.SPOT: "spot", Market.OWNED: "owned"}
 
 
@@ -208,9 +206,7 @@ class LeastCosts:
 
     def _one_more_s(self, kind: str) -> float:
         """Return what one more sample takes a device of a kind."""
-        law = AnalyticLaw(kind=self.kinds[kind], speed=1.0, dtype=self._dtype)
-        one, two = (sum(law.stage_seconds(self._graph.units, op, n) for op in _OPS) for n in (1, 2))
-        return two - one
+        return AnalyticLaw(kind=self.kinds[kind], speed=1.0, dtype=self._dtype).marginal_seconds(self._graph.units)
 
     def sample_usd(self, candidate: Candidate) -> float:
         """Return the least US dollars of a sample: nothing is sent to another place."""

@@ -29,7 +29,7 @@ from spantrain.planner.request import Constraints, JobSpec, PlanRequest
 from spantrain.planner.strategies.registry import DEFAULT_STRATEGY, strategies
 
 _EFFORT = 48.0
-"""What may be planned for, in plans of few devices; see `_effort`."""
+"""What may be planned for, in plans for one host; see `_effort`."""
 _ONE_BY_ONE = 32
 """Devices up to which `auto` looks at each of them, or at each host."""
 _PAIRED = 5
@@ -255,9 +255,12 @@ class _Search:
 
 
 def _effort(candidate: Candidate) -> float:
-    """Return about what planning for a candidate takes, in plans for few devices: hosts are what it is slow in.
+    """Return about what planning for a candidate takes, in plans for one host.
 
-    Of more devices only counts are searched over.
+    All devices of several hosts share the hosts' ports, and each plan that is tried is simulated. Of more devices only
+    counts are searched over.
     """
     hosts = sum(part.hosts for part in candidate.parts)
-    return 1 + (hosts**2 / 20 if candidate.devices <= _ONE_BY_ONE else 3)
+    if hosts == 1:
+        return 1.0
+    return 1 + (hosts * candidate.devices / 10 if candidate.devices <= _ONE_BY_ONE else 3)

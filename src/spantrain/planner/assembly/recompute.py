@@ -11,11 +11,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from spantrain.core.action import Op
+from spantrain.core.action import SPLIT_OPS, Op
 from spantrain.core.plan import Plan, Stage
 from spantrain.core.profile import Profile
 from spantrain.core.quantities import format_bytes
-from spantrain.cost.compute import SPLIT_OPS
 from spantrain.cost.memory import Division, divisions_of
 from spantrain.cost.span_tables import SpanTables
 from spantrain.errors import InfeasiblePlanError, PlanError, ScheduleError

@@ -21,8 +21,7 @@ from functools import cached_property
 
 import numpy as np
 
-from spantrain.core.action import Op
-from spantrain.cost.compute import SPLIT_OPS
+from spantrain.core.action import SPLIT_OPS, Op
 from spantrain.cost.memory import framework_bytes
 from spantrain.cost.span_tables import Array
 from spantrain.planner.request import Objective, PlanRequest

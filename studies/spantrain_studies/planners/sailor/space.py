@@ -11,10 +11,10 @@ from itertools import permutations
 
 import numpy as np
 
+from spantrain.core.action import SPLIT_OPS
 from spantrain.core.cluster import Cluster
 from spantrain.core.quantities import format_bytes
 from spantrain.core.shares import even_share
-from spantrain.cost.compute import SPLIT_OPS
 from spantrain.cost.memory import Division
 from spantrain.cost.span_tables import Array, SpanTables, over_spans
 from spantrain.planner.assembly.assemble import least_largest

@@ -7,11 +7,10 @@ from functools import cache, partial
 import numpy as np
 from numpy.typing import NDArray
 
-from spantrain.core.action import Op
+from spantrain.core.action import SPLIT_OPS, Op
 from spantrain.core.profile import Profile
 from spantrain.core.shares import shares_of
 from spantrain.core.span import apportion
-from spantrain.cost.compute import SPLIT_OPS
 from spantrain.cost.span_tables import Array, HopRates, RingRate, hop_rates, over_spans
 from spantrain.planner.assembly.assemble import ReplicaDevices
 from spantrain.planner.request import JobSpec

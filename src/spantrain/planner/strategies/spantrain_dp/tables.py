@@ -6,9 +6,9 @@ from functools import cache
 
 import numpy as np
 
+from spantrain.core.action import SPLIT_OPS
 from spantrain.core.profile import Profile
 from spantrain.core.span import apportion
-from spantrain.cost.compute import SPLIT_OPS
 from spantrain.cost.network import Path
 from spantrain.cost.span_tables import Array, over_spans
 from spantrain.cost.step import StepCost
