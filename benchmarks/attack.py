@@ -184,14 +184,21 @@ def let_talk(stream: IO[str] | None) -> None:
     threading.Thread(target=collections.deque, args=(stream, 0), daemon=True).start()
 
 
+def planned(folder: Path) -> Path:
+    """Return the file of a plan over both sites."""
+    (folder / "cluster.yaml").write_text(CLUSTER)
+    words = ("--cluster", folder / "cluster.yaml", "--model", "gpt2-tiny", "--global-batch", 8)
+    plan = folder / "plan.json"
+    program = spantrain("plan", *words, "--keep", "lab", "--keep", "home", "--out", plan, cores=CORES)
+    hear(program, r"Wrote|written")
+    program.communicate()
+    return plan
+
+
 @contextlib.contextmanager
 def attacked(folder: Path) -> Iterator[Attacked]:
     """Start a relay, a coordinator with a page, and two workers with metrics; give them when they train."""
-    (folder / "cluster.yaml").write_text(CLUSTER)
-    words = ("--cluster", folder / "cluster.yaml", "--model", "gpt2-tiny", "--global-batch", 8)
-    planned = spantrain("plan", *words, "--keep", "lab", "--keep", "home", "--out", folder / "plan.json", cores=CORES)
-    hear(planned, r"Wrote|written")
-    planned.communicate()
+    plan = planned(folder)
     token, tokens, out = secrets.token_urlsafe(24), folder / "relay.tokens", folder / "run"
     tokens.touch(0o600)
     tokens.write_text(f"us {token}\n")
@@ -207,7 +214,7 @@ def attacked(folder: Path) -> Iterator[Attacked]:
         )
         at = hear(relay, r'"listen": "(127\.0\.0\.1:(\d+))"')
         train = start(
-            "train", folder / "plan.json", "--steps", 10**6, "--out", out, "--listen", "127.0.0.1:0", "--page",
+            "train", plan, "--steps", 10**6, "--out", out, "--listen", "127.0.0.1:0", "--page",
             "--adapter", "off", cores=TRAINING,
         )  # fmt: skip
         page = int(hear(train, r"page: http://127\.0\.0\.1:(\d+)/")[1])
@@ -225,17 +232,11 @@ def attacked(folder: Path) -> Iterator[Attacked]:
         hear(train, r"step 1/")
         for program in (relay, train, *workers):
             let_talk(program.stdout)
-        pages = [
-            one for one in psutil.Process(train.pid).children() if "spantrain.app.watching.server" in one.cmdline()
-        ]
-        for one in pages:  # it has inherited those of training
-            one.cpu_affinity(OTHERS)
-        ports = {
-            "relay": ((int(at[2]), TO_RELAY),),
-            "a worker's port": ((given[0], TO_WORKER),),
-            "page": ((page, TO_HTTP),),
-            "metrics": ((metrics[0], TO_HTTP),),
-        }
+        pages = pages_of(train)
+        ports: dict[str, tuple[tuple[int, Sequence[bytes]], ...]] = {
+            "relay": ((int(at[2]), TO_RELAY),), "a worker's port": ((given[0], TO_WORKER),),
+            "page": ((page, TO_HTTP),), "metrics": ((metrics[0], TO_HTTP),),
+        }  # fmt: skip
         yield Attacked(
             out=out,
             victims={
@@ -245,6 +246,14 @@ def attacked(folder: Path) -> Iterator[Attacked]:
             },
             ports={"nothing": (), **ports, "all": tuple(port for found in ports.values() for port in found)},
         )
+
+
+def pages_of(train: "subprocess.Popen[str]") -> list[psutil.Process]:
+    """Return the process of a run's page, on the cores of the others: it has inherited those of training."""
+    found = [one for one in psutil.Process(train.pid).children() if "spantrain.app.watching.server" in one.cmdline()]
+    for one in found:
+        one.cpu_affinity(OTHERS)
+    return found
 
 
 def end(program: "subprocess.Popen[str]") -> None:

@@ -43,9 +43,8 @@ def test_a_slow_line_is_found_to_limit(case):
     cluster = slow_line(profile.cluster, 0.02)
     found = explain_plan(replace(plan, cluster=cluster), replace(profile, cluster=cluster))
     assert found.limited_by.startswith(("link lab->home", "link home->lab"))
-    faster = next(help_ for help_ in found.helps if help_.kind == "link")
-    assert "lab <-> home" in faster.change
-    assert faster.times_as_fast > 1.1
+    assert found.helps[0].kind == "link"
+    assert "lab <-> home" in found.helps[0].change
     assert max(load.busy_ratio for load in found.links.values()) > 0.5
 
 

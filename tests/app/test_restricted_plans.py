@@ -20,7 +20,7 @@ MEGATRON = PlanOptions(restriction=Restriction.MEGATRON)
 @pytest.fixture(scope="module")
 def many() -> Profile:
     """Hosts of four devices of two kinds at two sites, forty devices in all."""
-    kinds = load_preset("spantrain-setting-2").kinds[:2]
+    kinds = load_preset("spantrain-setting-2").kinds[1:]
     hosts, devices = [], []
     for number in range(10):
         name, site = f"h{number}", "near" if number < 6 else "far"
@@ -124,4 +124,4 @@ def test_many_devices_are_searched_by_counts(many):
     assert all(evaluate(other.plan).step_s >= found.step_s for other in others)
     assert all(len(replica.devices) == 1 for stage in best.plan.stages for replica in stage.replicas)
     single = make_plan(many, job, PlanOptions(strategies=("single-device",)))
-    assert found.step_s < single.step_s_predicted / 3
+    assert found.step_s < single.step_s_predicted / 4

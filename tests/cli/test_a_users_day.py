@@ -17,10 +17,8 @@ from typing import Any
 
 import pytest
 
-from spantrain.core.cluster import Cluster, Host, Link, Site
-from spantrain.testbed.control import runtime_dir
-from spantrain.testbed.testbed import Testbed, why_unavailable
-from testing.machines import interpreter, ssh_config, sshd_words, tool, wait_for_sshd, workers
+from spantrain.testbed.testbed import Testbed
+from testing.machines import interpreter, joined, ssh_config, sshd_words, tool, wait_for_sshd, workers
 from testing.patience import PATIENCE_S
 from testing.programs import Program, nothing_is_left, programs
 
@@ -76,28 +74,14 @@ def folder(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def network(folder) -> Iterator[Testbed]:
     """One host at each place, with sshd."""
-    if why_unavailable() is not None:
-        pytest.skip(why_unavailable())
-    cluster = Cluster(
-        name="places", kinds=(), devices=(),
-        sites=tuple(Site(name=one, hosts=(one,), bandwidth_bytes_per_s=1.25e8, latency_s=1e-4) for one in PLACES),
-        hosts=tuple(Host(name=one, site=one, devices=()) for one in PLACES),
-        links=tuple(
-            Link(source=one, target=other, bandwidth_bytes_per_s=50e6 / 8, latency_s=0.02)
-            for one in PLACES for other in PLACES if one != other
-        ),
-    )  # fmt: skip
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_RUNTIME_DIR", str(folder))
-        with Testbed.up(cluster) as network:
-            ssh_config(folder, {place: network.address(place) for place in PLACES})
-            servers = [network.popen(place, sshd_words(folder, "-D"), stderr=subprocess.DEVNULL) for place in PLACES]
-            wait_for_sshd(network, PLACES)
-            yield network
-            for server in servers:
-                server.kill()
-                server.wait()
-        assert list(runtime_dir().iterdir()) == [], "of the testbed"
+    with joined(PLACES, latency_s=0.02, folder=folder) as network:
+        ssh_config(folder, {place: network.address(place) for place in PLACES})
+        servers = [network.popen(place, sshd_words(folder, "-D"), stderr=subprocess.DEVNULL) for place in PLACES]
+        wait_for_sshd(network, PLACES)
+        yield network
+        for server in servers:
+            server.kill()
+            server.wait()
 
 
 @pytest.fixture(scope="module")

@@ -4,18 +4,17 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from spantrain.app.planning.plan_files import open_plan
 from spantrain.app.simulation.simulate import SimulateRequest, calm_run_s, run_simulation
-from spantrain.config.artefacts import reference_to_profile, write_plan, write_profile
+from spantrain.config.artefacts import write_profile
 from spantrain.config.cluster_file import load_preset
 from spantrain.config.traces.network_traces import Changes, network_trace, write_changes
 from spantrain.config.traces.trace_file import read_trace
-from spantrain.core.plan import Plan, Replica, Stage, StateSharding
+from spantrain.core.plan import Plan, Replica, StateSharding
 from spantrain.core.span import equal_spans
 from spantrain.cost.memory import MemoryCost
 from spantrain.errors import InfeasiblePlanError
@@ -23,41 +22,18 @@ from spantrain.formats.registry import WireFormat
 from spantrain.planner.engine.predict import predict
 from spantrain.schedule.registry import schedule_names
 from testing.patience import PATIENCE_S
-
-PLACES = ((3, ("office-nx",)), (6, ("office-tx2",)), (10, ("lab-0", "lab-1")), (0, ("home-tx2", "home-nano")))
+from testing.plans import over_all_places, written
+from testing.programs import simulate_refuses
 
 
 @pytest.fixture(scope="module")
 def plan(laptop_profile) -> Plan:
-    """Four stages over all three places; the last one ends with the model."""
-    stages, first = [], 0
-    for end, devices in PLACES:
-        end = end or len(laptop_profile.graph.units)
-        shares = (3.0, 1.0) if "home-nano" in devices else (1.0, 1.0)
-        replicas = tuple(
-            Replica(devices=(name,), sample_share=share, in_flight_limit=64)
-            for name, share in zip(devices, shares, strict=False)
-        )
-        stages.append(Stage(first_unit=first, end_unit=end, replicas=replicas, micro_batches=equal_spans(64, 8)))
-        first = end
-    return Plan(
-        cluster=laptop_profile.cluster,
-        model=laptop_profile.model,
-        global_batch=64,
-        dtype="float32",
-        stages=tuple(stages),
-        schedule="critical-path",
-    )
+    return over_all_places(laptop_profile)
 
 
 @pytest.fixture
 def plan_path(plan, profile_path, tmp_path) -> Path:
     return written(plan, profile_path, tmp_path / "plan.json")
-
-
-def written(plan: Plan, profile_path: Path, path: Path) -> Path:
-    write_plan(replace(plan, profile=reference_to_profile(profile_path, path)), path)
-    return path
 
 
 def test_all_schedules_with_their_figures(spantrain, plan, plan_path, laptop_profile):
@@ -181,7 +157,7 @@ def test_wrong_options(words, says, spantrain, plan_path, monkeypatch, tmp_path)
     assert "Traceback" not in ended.err
 
 
-def test_a_plan_for_other_units_is_refused(spantrain, plan, profile_path, tmp_path):
+def test_a_plan_for_other_units_is_simulate_refuses(spantrain, plan, profile_path, tmp_path):
     longer = (*plan.stages[:-1], replace(plan.stages[-1], end_unit=plan.stages[-1].end_unit + 1))
     path = written(replace(plan, stages=longer), profile_path, tmp_path / "other.json")
     ended = spantrain("simulate", path)
@@ -190,17 +166,10 @@ def test_a_plan_for_other_units_is_refused(spantrain, plan, profile_path, tmp_pa
     assert spantrain("simulate", profile_path).code == spantrain("simulate", "none.json").code == 2
 
 
-def refused(spantrain, *words) -> str:
-    ended = spantrain("simulate", *words)
-    assert (ended.code, ended.out) == (2, ""), ended
-    assert "Traceback" not in ended.err
-    return " ".join(ended.err.split())
-
-
-def test_a_plan_for_another_model_or_cluster_is_refused(spantrain, plan, profile_path, tmp_path):
+def test_a_plan_for_another_model_or_cluster_is_simulate_refuses(spantrain, plan, profile_path, tmp_path):
     path = tmp_path / "other.json"
     wider = replace(plan.model, config={**plan.model.config, "n_embd": 1024})
-    err = refused(spantrain, written(replace(plan, model=wider), profile_path, path))
+    err = simulate_refuses(spantrain, written(replace(plan, model=wider), profile_path, path))
     assert "another gpt2-tiny than the profile: config.n_embd 1024 (profile: " in err
     ended = spantrain("schedule", "show", "1f1b", "--plan", path)
     assert (ended.code, ended.out) == (2, "")
@@ -218,7 +187,7 @@ def test_a_plan_for_another_model_or_cluster_is_refused(spantrain, plan, profile
         for stage in plan.stages
     )
     other = replace(plan, cluster=replace(cluster, devices=devices, hosts=hosts), stages=stages)
-    assert "uses lab-9, which the profile's cluster does not have" in refused(
+    assert "uses lab-9, which the profile's cluster does not have" in simulate_refuses(
         spantrain, written(other, profile_path, path)
     )
 
@@ -238,7 +207,7 @@ def test_a_link_without_bandwidth_is_named(bandwidth, spantrain, plan, laptop_pr
     )
     assert text != path.read_text()
     path.write_text(text)
-    err = refused(spantrain, written(plan, path, tmp_path / "plan.json"))
+    err = simulate_refuses(spantrain, written(plan, path, tmp_path / "plan.json"))
     assert "bandwidth" in err
     assert "links[3]" in err
 
@@ -247,7 +216,7 @@ def test_a_pair_that_was_not_measured_is_named(spantrain, plan, laptop_profile, 
     links = tuple(k for k in laptop_profile.links if (k.source, k.target) != ("office-tx2", "lab-0"))
     path = tmp_path / "profile.json"
     write_profile(replace(laptop_profile, links=links), path)
-    err = refused(spantrain, written(plan, path, tmp_path / "plan.json"))
+    err = simulate_refuses(spantrain, written(plan, path, tmp_path / "plan.json"))
     assert "no measurement from office-tx2 to lab-0" in err
 
 
@@ -274,8 +243,8 @@ def test_links_follow_a_trace(spantrain, plan_path, tmp_path):
         "4 steps under outage-30 take"
         in spantrain("simulate", plan_path, "--steps", 4, "--network-trace", "outage-30").out
     )
-    assert "give one of them" in refused(spantrain, plan_path, "--network-trace", "burst", "--changes", path)
-    assert "drop-50" in refused(spantrain, plan_path, "--network-trace", "drp-50")
+    assert "give one of them" in simulate_refuses(spantrain, plan_path, "--network-trace", "burst", "--changes", path)
+    assert "drop-50" in simulate_refuses(spantrain, plan_path, "--network-trace", "drp-50")
 
 
 def test_a_rounded_cut_is_half_on_its_link_and_in_memory(plan, laptop_profile):
@@ -326,79 +295,6 @@ def test_members_of_a_tensor_parallel_group_hold_their_parts(plan, laptop_profil
     assert held["lab-0"].received_bytes == held["lab-1"].received_bytes
 
 
-def test_changes_of_speed_lengthen_a_step(spantrain, plan_path, tmp_path):
-    path = tmp_path / "changes.yaml"
-    path.write_text(
-        "devices:\n  office-nx:\n    - {at: 0 s, speed: 0.5}\n"
-        "links:\n  lab->home:\n    - {at: 0 s, speed: 0.25}\n    - {at: 1 h, speed: 1}\n"
-    )
-    steps = {}
-    for words in ((), ("--changes", path)):
-        ended = spantrain("simulate", plan_path, "--json", *words)
-        assert ended.code == 0, ended.err
-        steps[words] = json.loads(ended.out)["schedules"]["critical-path"]["step_s"]
-    assert steps["--changes", path] > 1.1 * steps[()]
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("links:\n  lab->home:\n    - {at: 8 s, speed: 1}\n    - {at: 5 s, speed: 2}\n", "line 4"),
-        ("links:\n  lab->home:\n    - {at: 8 s, speed: 1}\n    - {at: 5 s, speed: 2}\n", "runs backwards in time"),
-        ("links:\n  lab->moon:\n    - {at: 8 s, speed: 1}\n", "sends nothing over lab->moon; it uses"),
-        ("devices:\n  lab-7:\n    - {at: 8 s, speed: 1}\n", "no replica is led by lab-7"),
-        ("devices:\n  lab-0:\n    - {at: 8 s, speed: 0}\n", "ends with speed 0"),
-        ("devices:\n  lab-0:\n    - {at: 8 s, speed: -1}\n    - {at: 9 s, speed: 1}\n", "a millionth or more"),
-        ("devices:\n  lab-0:\n", "at least one change"),
-        ("devices:\n  lab-0:\n    - {at: 8, speed: fast}\n", "2 problems"),
-        ("device: {}\n", "did you mean 'devices'"),
-    ],
-)
-def test_wrong_changes(text, says, spantrain, plan_path, tmp_path):
-    path = tmp_path / "changes.yaml"
-    path.write_text(text)
-    assert says in refused(spantrain, plan_path, "--changes", path)
-
-
-@pytest.mark.parametrize("adapter", ["auto", "paper", "off"])
-def test_steps_with_an_adapter_say_when_and_why_plans_changed(adapter, spantrain, plan, plan_path, laptop_profile):
-    ended = spantrain(
-        "simulate", plan_path, "--network-trace", "drop-60", "--adapter", adapter, "--steps", 14, "--json"
-    )
-    assert ended.code == 0, ended.err
-    found = json.loads(ended.out)
-    steps = found["steps"]
-    assert [step["step"] for step in steps] == list(range(14))
-    assert found["calm_step_s"] == pytest.approx(predict(plan, laptop_profile).step_s)
-    assert found["total_s"] == pytest.approx(steps[-1]["begun_s"] + steps[-1]["step_s"])
-    assert all(bool(step["reason"]) == (step["plan"] > before["plan"]) for before, step in pairwise(steps))
-    if adapter == "off":
-        assert not any(step["plan"] or step["recuts"] for step in steps)
-    if adapter == "paper":
-        assert "small ones at the end" in steps[1]["reason"]
-
-
-def test_the_table_of_an_adapter_names_steps_and_reasons(spantrain, plan_path):
-    ended = spantrain("simulate", plan_path, "--network-trace", "drop-60", "--adapter", "paper", "--steps", 3)
-    assert ended.code == 0, ended.err
-    for word in ("3 steps under drop-60", "a calm step takes", "plan 1: small ones at the end of the step"):
-        assert word in ended.out
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        (("--adapter", "fast", "--network-trace", "drop-50"), "auto, paper, off"),
-        (("--adapter", "auto"), "--network-trace"),
-        (("--adapter", "auto", "--network-trace", "drop-50", "--memory-limit", "4GiB"), "--memory-limit"),
-    ],
-)
-def test_what_does_not_go_with_an_adapter(options, says, spantrain, plan_path):
-    ended = spantrain("simulate", plan_path, *options)
-    assert ended.code == 2
-    assert says in ended.err
-
-
 def test_it_needs_no_torch(plan_path):
     code = (
         "import sys\n"
@@ -412,23 +308,3 @@ def test_it_needs_no_torch(plan_path):
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
     assert ended.returncode == 0, ended.stderr
-
-
-def test_a_run_whose_devices_leave_and_come(spantrain, plan_path, tmp_path):
-    trace = tmp_path / "outages.csv"
-    trace.write_text("time_s,device,event\n60,home-nano,leaves\n120,home-nano,comes\n")
-    asked = ("simulate", plan_path, "--availability", trace, "--hours", "0.1")
-    ended = spantrain(*asked, "--json")
-    assert ended.code == 0, ended.err
-    found = json.loads(ended.out)
-    assert found["lines"][0].startswith("60.0 s: home-nano lost (no heartbeat for 1.9 s): step ")
-    assert (found["steps_lost"], found["rent_usd"]) == (1, None)
-    assert 0.9 < found["share"] <= 1
-    before_it_leaves = spantrain(*asked[:-1], "0.01")
-    assert "of what the devices present could do" in before_it_leaves.out
-    trace.write_text("time_s,device,event\n60,nobody,leaves\n")
-    assert "outages.csv, line 2, field device" in refused(spantrain, *asked[1:])
-    assert "--hours, --checkpoint-every and --protect" in refused(spantrain, plan_path, "--hours", "1")
-    assert "not with --schedule" in refused(spantrain, *asked[1:], "--schedule", "all")
-    assert "--steps" in refused(spantrain, *asked[1:], "--steps", "4")
-    assert "--protect some: give auto, none, one" in refused(spantrain, *asked[1:], "--protect", "some")

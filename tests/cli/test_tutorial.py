@@ -16,9 +16,7 @@ import pytest
 
 import spantrain
 from preloaded import ADDRESS, start
-from spantrain.core.cluster import Cluster, Host, Link, Site
-from spantrain.testbed.testbed import Testbed, why_unavailable
-from testing.machines import ssh_config, sshd_words, tool, wait_for_sshd
+from testing.machines import joined, ssh_config, sshd_words, tool, wait_for_sshd
 from testing.pages import ROOT, difference, shown_in
 from testing.patience import PATIENCE_S
 
@@ -76,29 +74,16 @@ def test_one_machine(home):
 @pytest.fixture
 def desk(home) -> Iterator[Sequence[str]]:
     """The words before a command at the desk, from which `ssh lab` leads to another machine."""
-    if why_unavailable() is not None:
-        pytest.skip(why_unavailable())
     if shutil.which("nvidia-smi"):
         pytest.skip("the tutorial's machines have no GPU, and this one has")
-    cluster = Cluster(
-        name="places", kinds=(), devices=(),
-        sites=tuple(Site(name=one, hosts=(one,), bandwidth_bytes_per_s=1.25e8, latency_s=1e-4) for one in PLACES),
-        hosts=tuple(Host(name=one, site=one, devices=()) for one in PLACES),
-        links=tuple(
-            Link(source=one, target=other, bandwidth_bytes_per_s=50e6 / 8, latency_s=0.01)
-            for one in PLACES for other in PLACES if one != other
-        ),
-    )  # fmt: skip
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_RUNTIME_DIR", str(home.parent))
-        with Testbed.up(cluster) as network:
-            config = ssh_config(home, {"lab": network.address("lab")})
-            tool(home / "spantrain" / "bin", "ssh", f'exec {shutil.which("ssh")} -F {config} "$@"')
-            server = network.popen("lab", [*called("lab"), *sshd_words(home, "-D")], stderr=subprocess.DEVNULL)
-            wait_for_sshd(network, ("lab",))
-            yield [*network.namespace("desk").command([]), *called("desk")]
-            server.kill()
-            server.wait()
+    with joined(PLACES, latency_s=0.01, folder=home.parent) as network:
+        config = ssh_config(home, {"lab": network.address("lab")})
+        tool(home / "spantrain" / "bin", "ssh", f'exec {shutil.which("ssh")} -F {config} "$@"')
+        server = network.popen("lab", [*called("lab"), *sshd_words(home, "-D")], stderr=subprocess.DEVNULL)
+        wait_for_sshd(network, ("lab",))
+        yield [*network.namespace("desk").command([]), *called("desk")]
+        server.kill()
+        server.wait()
 
 
 def called(name: str) -> list[str]:

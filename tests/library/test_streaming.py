@@ -2,7 +2,10 @@
 
 import importlib.util
 import sys
+from collections.abc import Sequence
 from itertools import islice
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -13,6 +16,8 @@ from spantrain.app.training.requests import Resume
 from spantrain.core.checkpoint import CheckpointContent, SampleLedger
 from spantrain.errors import ConfigError
 from spantrain.library.streaming import Shuffled, Streamed, is_stream
+from spantrain.models.build import whole_model
+from spantrain.models.data.choice import model_on_data, with_loss
 
 
 class Numbers(IterableDataset):
@@ -125,6 +130,23 @@ def test_what_is_a_stream():
     assert Shuffled(range(7)).size == 7
 
 
+def plain_losses(mine: ModuleType, user_file: Path, batches: Sequence[int]) -> list[float]:
+    """Return the losses of plain torch on the stream, by batches of these sizes."""
+    torch.manual_seed(0)
+    model = whole_model(with_loss(model_on_data(f"{user_file}:build"), f"{user_file}:loss"), seed=3).module
+    stream, losses = [mine.Samples(20)[index % 20] for index in range(sum(batches))], []
+    for batch in batches:
+        rows, stream = stream[:batch], stream[batch:]
+        inputs, labels = (torch.stack(column) for column in zip(*rows, strict=True))
+        loss = mine.loss(model(inputs), labels).mean()
+        losses.append(float(loss.detach()))
+        for parameter, gradient in zip(
+            model.parameters(), torch.autograd.grad(loss, list(model.parameters())), strict=True
+        ):
+            parameter.data -= 0.05 * gradient
+    return losses
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_training_on_a_stream_resumed_under_another_batch_is_plain_torch(user_file, monkeypatch, tmp_path):
@@ -157,22 +179,7 @@ def test_training_on_a_stream_resumed_under_another_batch_is_plain_torch(user_fi
     source = Rows()
     outcome = trainer(8, 6, resume_from_checkpoint=True).train()
     assert source.read == 24
-    torch.manual_seed(0)
-    from spantrain.models.build import whole_model
-    from spantrain.models.data.choice import model_on_data, with_loss
-
-    model = whole_model(with_loss(model_on_data(f"{user_file}:build"), f"{user_file}:loss"), seed=3).module
-    stream, losses = [mine.Samples(20)[index % 20] for index in range(60)], []
-    for batch in (12, 12, 12, 8, 8, 8):
-        rows, stream = stream[:batch], stream[batch:]
-        inputs, labels = (torch.stack(column) for column in zip(*rows, strict=True))
-        loss = mine.loss(model(inputs), labels).mean()
-        losses.append(float(loss.detach()))
-        for parameter, gradient in zip(
-            model.parameters(), torch.autograd.grad(loss, list(model.parameters())), strict=True
-        ):
-            parameter.data -= 0.05 * gradient
-    assert outcome.losses == pytest.approx(losses, rel=1e-4)
+    assert outcome.losses == pytest.approx(plain_losses(mine, user_file, (12, 12, 12, 8, 8, 8)), rel=1e-4)
     assert outcome.losses[:3] == first.losses
     with pytest.raises(ConfigError, match="give max_steps"):
         trainer(8, -1).train()

@@ -6,7 +6,8 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import permutations
 from pathlib import Path
 
 import psutil
@@ -14,9 +15,11 @@ import pytest
 
 import spantrain
 from spantrain.app.machines.describe import FoundMachine
+from spantrain.core.cluster import Cluster, Host, Link, Site
 from spantrain.reach.facts import FoundAccelerator, FoundInterface, MachineFacts
 from spantrain.reach.machines import Machine
-from spantrain.testbed.testbed import Testbed
+from spantrain.testbed.control import runtime_dir
+from spantrain.testbed.testbed import Testbed, why_unavailable
 from testing.patience import PATIENCE_S
 
 GIB = 2**30
@@ -74,6 +77,27 @@ def ssh_config(folder: Path, hosts: Mapping[str, Sequence[str] | str]) -> Path:
 def sshd_words(folder: Path, how: str) -> list[str]:
     """Return the words of the server that `ssh_config` here is for: `-i` for one connection, `-D` to listen."""
     return [SSHD, how, "-f", str(folder / "sshd_config")]
+
+
+@contextlib.contextmanager
+def joined(names: Sequence[str], *, latency_s: float, folder: Path) -> Iterator[Testbed]:
+    """Give a network of places with a host each, joined by 50 Mbit/s; what is known of it lies in a folder."""
+    if why_unavailable() is not None:
+        pytest.skip(why_unavailable())
+    cluster = Cluster(
+        name="places", kinds=(), devices=(),
+        sites=tuple(Site(name=one, hosts=(one,), bandwidth_bytes_per_s=1.25e8, latency_s=1e-4) for one in names),
+        hosts=tuple(Host(name=one, site=one, devices=()) for one in names),
+        links=tuple(
+            Link(source=one, target=other, bandwidth_bytes_per_s=50e6 / 8, latency_s=latency_s)
+            for one, other in permutations(names, 2)
+        ),
+    )  # fmt: skip
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_RUNTIME_DIR", str(folder))
+        with Testbed.up(cluster) as network:
+            yield network
+        assert list(runtime_dir().iterdir()) == [], "of the testbed"
 
 
 def wait_for_sshd(network: Testbed, places: Iterable[str]) -> None:

@@ -1,7 +1,10 @@
-"""Made-up plans: stages of one unit on devices that only exist in a test."""
+"""Made-up plans: stages of one unit on devices that only exist in a test, and some over the laptop preset."""
 
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 
+from spantrain.config.artefacts import reference_to_profile, write_plan
 from spantrain.core.cluster import Cluster, Device, DeviceKind, Host, Site
 from spantrain.core.plan import Plan, Replica, Stage
 from spantrain.core.profile import Profile
@@ -90,3 +93,33 @@ def laptop_plan(profile: Profile, schedule: str = "critical-path", global_batch:
         stages=stages,
         schedule=schedule,
     )
+
+
+PLACES = ((3, ("office-nx",)), (6, ("office-tx2",)), (10, ("lab-0", "lab-1")), (0, ("home-tx2", "home-nano")))
+
+
+def over_all_places(profile: Profile) -> Plan:
+    """Four stages over all three places; the last one ends with the model."""
+    stages, first = [], 0
+    for end, devices in PLACES:
+        end = end or len(profile.graph.units)
+        shares = (3.0, 1.0) if "home-nano" in devices else (1.0, 1.0)
+        replicas = tuple(
+            Replica(devices=(name,), sample_share=share, in_flight_limit=64)
+            for name, share in zip(devices, shares, strict=False)
+        )
+        stages.append(Stage(first_unit=first, end_unit=end, replicas=replicas, micro_batches=equal_spans(64, 8)))
+        first = end
+    return Plan(
+        cluster=profile.cluster,
+        model=profile.model,
+        global_batch=64,
+        dtype="float32",
+        stages=tuple(stages),
+        schedule="critical-path",
+    )
+
+
+def written(plan: Plan, profile_path: Path, path: Path) -> Path:
+    write_plan(replace(plan, profile=reference_to_profile(profile_path, path)), path)
+    return path

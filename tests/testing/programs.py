@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -129,3 +130,11 @@ def nothing_is_left(program: Program) -> None:
     assert program.family() == []
     left = list(program.temporary.rglob("*"))
     assert not left, left
+
+
+def simulate_refuses(spantrain: Callable[..., Any], *words: object) -> str:
+    """Return what `spantrain simulate` says, which refuses this; `spantrain` runs the program."""
+    ended = spantrain("simulate", *words)
+    assert (ended.code, ended.out) == (2, ""), ended
+    assert "Traceback" not in ended.err
+    return " ".join(ended.err.split())
