@@ -18,7 +18,8 @@ _HEAD = """# Results
 
 Made by `python scripts/results_page.py` of the files that benchmarks write to `benchmarks/results/`; not to be edited.
 Each table stands as its benchmark printed it. A commit with `-dirty` had changes that were not committed. Where a
-bound is missed, the table says so.
+bound is missed, the table says so. Emulated devices took other times before commit 7c62573 (their data sheets' law is
+another since, [planner](planner.md#without-measuring)): tables of emulated devices that are older are of those times.
 """
 
 

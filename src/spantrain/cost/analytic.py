@@ -14,7 +14,7 @@ by itself: n_half is what it computes in `SATURATION_S` of its full speed, and a
 do as many operations as F and move as many bytes; B = I + W. An operation of no flop (an embedding, a lookup) has no I,
 since nobody waits for the gradient of integers.
 
-The three constants fit measured training of 14 kinds and 5 models (`benchmarks/data_sheets.py`, docs/planner.md).
+Efficiencies and passes fit measured training of 13 kinds and 7 models (`benchmarks/data_sheets.py`, docs/planner.md).
 
 `speed` is `Cluster.emulated_speed`. Everything that a device does scales with 1/speed, so ratios between devices,
 units and operations are the real ones; only `launch`, a few microseconds in which the host starts an operation, is not
@@ -49,7 +49,9 @@ HALF_RATE_SAMPLES = 0.5
 """n_half of small samples: this many samples' worth of time is lost in every operation."""
 
 SATURATION_S = 70e-6
-"""n_half of large samples is what a device computes in so many seconds at its full speed."""
+"""n_half of large samples is what a device computes in so many seconds at its full speed: an assumption, the time of a
+few launches. Blocks of GPT-Neo and OPT that are timed alone lose about 200 µs in each of F, I and W, most of which a
+running step hides."""
 
 LAUNCH_S = 20e-6
 """Seconds of the host for one operation of one unit."""
