@@ -174,6 +174,11 @@ class Cluster:
     emulated_speed: float = 1.0
     description: str = ""
 
+    def with_memory(self, memory_bytes: Mapping[str, int]) -> "Cluster":
+        """Return the cluster with other sizes of memory, by device."""
+        devices = (replace(one, memory_bytes=memory_bytes.get(one.name, one.memory_bytes)) for one in self.devices)
+        return replace(self, devices=tuple(devices))
+
     def __post_init__(self) -> None:
         for what in ("kinds", "sites", "hosts", "devices"):
             names = [entry.name for entry in getattr(self, what)]

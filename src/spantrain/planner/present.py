@@ -48,6 +48,7 @@ _NEAR = 1.03
 _PROPOSED, _SHOWN = 3, 3
 """Plans of a sort that are proposed, and devices that are named in a phrase."""
 _CUT, _MOVED = _MOVING = "stages cut anew", "devices change stages"
+_NOTHING = "nothing changes"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,6 +177,8 @@ class _LightChange:
     def made(self, proposal: Proposal, profile: Profile, evaluator: Evaluator) -> NewPlan:
         """Return the answer of a proposal, with an order of work."""
         plan, how = evaluator.bucketed(proposal.plan), proposal.reasons[0]
+        if how == _NOTHING:
+            how = _eased(self._plan, plan) or how
         search = with_best_spans if len(plan.devices) <= _FEW else with_best_order
         ordered = plan if plan.hints is not None else search(plan, profile, effort=_EFFORT)
         if evaluator(ordered).fits and evaluator(ordered).step_s < evaluator(plan).step_s:
@@ -202,7 +205,7 @@ class _LightChange:
             gone = [name for name in stage.devices if name not in made.devices]
             moved.append(f"samples of {_named(gone)} go to {_named([one.devices[0] for one in made.replicas])}")
         plan = replace(self._plan, stages=tuple(stages), hints=None) if moved else self._plan
-        return Proposal(plan=plan, own_estimate_s=None, reasons=("; ".join(moved) or "nothing changes",))
+        return Proposal(plan=plan, own_estimate_s=None, reasons=("; ".join(moved) or _NOTHING,))
 
     def _cut(self, request: PlanRequest) -> Iterator[Proposal]:
         """Yield plans of the stages that are left, with cuts chosen anew; then such in which devices move, too."""
@@ -268,6 +271,21 @@ def _shared(stage: Stage, replicas: tuple[Replica, ...], spans: SpanTables) -> S
         ),
         sequence_parallel=stage.sequence_parallel and any(len(one.devices) > 1 for one in replicas),
     )
+
+
+def _eased(before: Plan, after: Plan) -> str:
+    """Return how stages with the same units on the same devices need less memory; empty: they do not."""
+    found = []
+    for old, new in zip(before.stages, after.stages, strict=True):
+        limits = [
+            (one.in_flight_limit, two.in_flight_limit) for one, two in zip(old.replicas, new.replicas, strict=True)
+        ]
+        fewer = [(one, two) for one, two in limits if two < one]
+        if fewer:
+            found.append(f"{_named(new.devices)} hold at most {fewer[0][1]} samples at once, {fewer[0][0]} before")
+        if more := set(new.recompute) - set(old.recompute):
+            found.append(f"{_named(new.devices)} compute {len(more)} unit{'s' * (len(more) > 1)} again")
+    return "; ".join(found)
 
 
 def _named(names: Sequence[str]) -> str:

@@ -12,7 +12,7 @@ from spantrain.app.training.run_folder import SWITCHES_FILE, free_name, typical_
 from spantrain.app.training.traced_run import NetworkTraceFigures
 from spantrain.config.artefacts import write_plan
 from spantrain.config.files.json_codec import to_json
-from spantrain.core.plan import Plan
+from spantrain.core.plan import Plan, PlanReport
 from spantrain.core.quantities import format_bytes, format_seconds
 from spantrain.core.trace import Interval, Trace
 from spantrain.cost.compute import normalised
@@ -84,7 +84,7 @@ class PlanChanges:
         plan = advice.plan
         name = free_name(self._folder, f"plan-{plan.generation}")
         self._folder.mkdir(parents=True, exist_ok=True)
-        write_plan(replace(plan, profile=None), self._folder / name)
+        write_plan(replace(plan, profile=None), self._folder / name, PlanReport(reasons=(advice.reason,)))
         self.files[name] = plan
         self._plans.append((step + 1, plan))
         self._under_way = name, advice.reason

@@ -12,6 +12,7 @@ from spantrain.config.artefacts import (
     RUN_FORMAT,
     read_artefact,
     read_plan,
+    read_plan_report,
     read_profile,
     reference_to_profile,
     write_artefact,
@@ -127,7 +128,9 @@ def write_run(folder: Path, content: RunContent) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     plan_name, profile_name = _write_inputs(folder, content)
     for name, plan in content.later_plans.items():
-        write_plan(replace(plan, profile=reference_to_profile(folder / profile_name, folder / name)), folder / name)
+        path = folder / name
+        own = replace(plan, profile=reference_to_profile(folder / profile_name, path))
+        write_plan(own, path, read_plan_report(path) if path.exists() else None)
     before = _sound_record(folder)
     ran = (*before.earlier_plans, before.plan) if before else ()
     earlier = ran[: ran.index(plan_name)] if plan_name in ran else ()  # where the run goes on under this plan

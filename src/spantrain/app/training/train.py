@@ -1,6 +1,5 @@
 """Train a plan: plan and job in, losses and measurements out."""
 
-import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
@@ -25,7 +24,15 @@ from spantrain.app.training.outcome import (
     steady,
     with_reasons,
 )
-from spantrain.app.training.recovery.carry_on import Leg, Loss, PreparedChanges, about_pause, leg_after_loss, orders_of
+from spantrain.app.training.recovery.carry_on import (
+    Leg,
+    PreparedChanges,
+    about_pause,
+    leg_after,
+    orders_of,
+    setback_of,
+    with_less_memory,
+)
 from spantrain.app.training.recovery.joining import Membership
 from spantrain.app.training.recovery.journal import BegunLeg, Journal, first_leg, with_what_is_held
 from spantrain.app.training.requests import Resume, TrainRequest, newest
@@ -49,7 +56,7 @@ from spantrain.runtime.coordinator.advice import Advice, Adviser, Advising
 from spantrain.runtime.coordinator.barrier import StepBarrier, StepOutcome, SwitchFigures
 from spantrain.runtime.coordinator.batches import EXTERNAL
 from spantrain.runtime.coordinator.records import StepRecords
-from spantrain.runtime.coordinator.roster import DeviceLostError
+from spantrain.runtime.coordinator.roster import DeviceLostError, DeviceMemoryError
 
 _LAST_WORDS_S = 2.0
 """How long a run that fails waits for what its devices had done in the step under way."""
@@ -101,6 +108,8 @@ class _RunOnSession:
         self._goes_on = request.options.on_loss is OnLoss.GO_ON and not request.options.outer
         """Whether devices may go and come."""
         self._hears_members = self._goes_on and not request.job.staleness
+        self._profile = request.profile
+        """As it was given, whatever devices turn out to have less memory."""
         self._prepared = PreparedChanges(request.profile, request.job.optimizer_state)
         self._stood_still_s = 0.0
         """Between this leg's first step and the end of the one before."""
@@ -170,18 +179,22 @@ class _RunOnSession:
                     return results
                 self._go_on(self._membership.leg(barrier.committed))
             except (DeviceLostError, WorkerError) as error:
-                if not self._goes_on or not isinstance(error, DeviceLostError):
+                if not self._goes_on or not isinstance(error, (DeviceLostError, DeviceMemoryError)):
                     coordinator.settle(leg.plan.devices, _LAST_WORDS_S)
                     self._watch.stopped_in(coordinator.unfinished())
                     raise
-                known_s = time.monotonic()
-                barrier.abort(str(error))
-                survivors = coordinator.settle((*leg.plan.devices, *leg.givers))
-                self._watch.stopped_in(coordinator.unfinished())
-                leg = replace(leg, plan=barrier.plan)
-                loss = Loss(error=error, known_s=known_s, committed=barrier.committed, survivors=survivors)
-                self._go_on(leg_after_loss(leg, loss, self._session, self._request, self._prepared, self._newest))
+                self._go_on(self._leg_after(error, barrier))
         return None
+
+    def _leg_after(self, error: DeviceLostError | DeviceMemoryError, barrier: StepBarrier) -> Leg:
+        """Return how the run goes on without a device that was lost, or with less on one that ran out of memory."""
+        leg = replace(self._leg, plan=barrier.plan)
+        setback = setback_of(error, leg, barrier, self._session.coordinator)
+        self._watch.stopped_in(self._session.coordinator.unfinished())
+        if setback.short:
+            self._request = with_less_memory(self._request, leg.plan, setback.short)
+            self._prepared.plan_by(self._request.profile)
+        return leg_after(leg, setback, self._session, self._request, self._prepared, self._newest)
 
     def _looks_up(self) -> bool:
         """Make faults that are wished for; return whether to end at once."""
@@ -374,7 +387,7 @@ class _RunOnSession:
         content = RunContent(
             plan=request.plan,
             report=request.report,
-            profile=request.profile,
+            profile=self._profile,
             record=record,
             trace=with_reasons(trace, self._plans.changes),
             decisions=tuple(result.decisions for result in results.values()),

@@ -136,10 +136,10 @@ class OrderFailure:
     error: str
     caused_elsewhere: bool = False
     """Whether another device's failure was the cause."""
-    usage: bool = False
-    """Whether a person can mend it."""
-    internal: bool = False
-    """Whether it is an error of SpanTrain's own."""
+    usage: bool = False  # a person can mend it
+    internal: bool = False  # it is an error of SpanTrain's own
+    out_of_memory: bool = False
+    holds: bool = True  # all that it should of a training run: not where an update failed half-way
     unfinished: DeviceStep | None = None
     """What the device had done in the step under way."""
 

@@ -10,7 +10,7 @@ from spantrain.errors import PeerLostError
 from spantrain.recovery.policy import DeviceFailed, EndOnLoss
 from spantrain.runtime.control.orders import GiveOrder, TrainOrder, TrainResult
 from spantrain.runtime.control.plane import A, Order, read_answer
-from spantrain.runtime.control.requests import HeldState, OrderOutcome, SavedFile
+from spantrain.runtime.control.requests import HeldState, OrderFailure, OrderOutcome, SavedFile
 from spantrain.runtime.coordinator.barrier import StageMeetings, StepBarrier
 from spantrain.runtime.coordinator.batches import BatchQueue
 from spantrain.runtime.coordinator.roster import DeviceLostError, OrderAbandonedError, Roster, RosterEntry, error_of
@@ -256,9 +256,13 @@ class Coordinator:
 
     def unfinished(self) -> dict[str, DeviceStep]:
         """Return what devices had done in the step under way when their orders failed or were ended."""
+        told = self.failures()
+        return {name: failure.unfinished for name, failure in told.items() if failure.unfinished is not None}
+
+    def failures(self) -> dict[str, OrderFailure]:
+        """Return what devices have told of orders that failed or were ended."""
         with self._changed:
-            failures = {one.name: one.outcome.failure for one in self._roster if one.outcome and one.outcome.failure}
-        return {name: failure.unfinished for name, failure in failures.items() if failure.unfinished is not None}
+            return {one.name: one.outcome.failure for one in self._roster if one.outcome and one.outcome.failure}
 
     def settle(self, names: Sequence[str], within_s: float = math.inf) -> tuple[str, ...]:
         """Wait until devices have left the orders that were ended; return those of them that are still here.

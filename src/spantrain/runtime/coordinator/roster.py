@@ -36,6 +36,15 @@ class DeviceLostError(_DeviceError):
     """A device that takes part in an order has gone."""
 
 
+class DeviceMemoryError(WorkerError):
+    """A device that takes part in an order ran out of memory; its worker is there."""
+
+    def __init__(self, text: str, *, device: str = "", why: str = "") -> None:  # the text alone: `cli` adds to it
+        super().__init__(text)
+        self.device = device
+        self.why = why
+
+
 @dataclass
 class RosterEntry:
     """One worker, and the order that it has."""
@@ -239,6 +248,10 @@ def error_of(device: str, failure: OrderFailure, log: str) -> SpanTrainError:
         return InternalError(
             f"device {device} failed by an error of SpanTrain itself: {failure.error}; the traceback is in its log: "
             f"{log}; to report the error, send that"
+        )
+    if failure.out_of_memory:
+        return DeviceMemoryError(
+            f"device {device} ran out of memory: {failure.error}; its log: {log}", device=device, why=failure.error
         )
     return WorkerError(f"device {device} failed: {failure.error}; its log: {log}")
 

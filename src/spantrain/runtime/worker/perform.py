@@ -77,6 +77,11 @@ class OrderRunner:
         return self._last.held if self._last else None
 
     @property
+    def is_whole(self) -> bool:
+        """Whether nothing that is held of it was updated in part."""
+        return self._last is None or self._last.is_whole
+
+    @property
     def unfinished(self) -> DeviceStep | None:
         """What was done in the step under way of the last train order, if there is one."""
         return self._last.teller.unfinished() if self._last else None

@@ -46,6 +46,9 @@ Parameters = Mapping[str, torch.nn.Parameter]
 class TrainSession:
     """One train order on one device."""
 
+    is_whole = True
+    """Whether what it holds is of one step: not while an update is made, nor where one has failed."""
+
     def __init__(self, order: TrainOrder, links: WorkerLinks, left: LeftState | None = None) -> None:
         """Prepare to carry out an order; `left`: what this device still holds, where the order begins with that."""
         begun_s = time.monotonic()
@@ -223,7 +226,7 @@ class TrainSession:
         part, verdict = self._part, kept.verdict
         if self._summed and verdict is not None and self._steps_done == first_step - 1:
             self._update(self._steps_done, verdict)
-        if self._steps_done != first_step:
+        if self._steps_done != first_step or not self.is_whole:
             return None
         with torch.no_grad():  # they have the values of before a step that never happened
             for name, value in self._statistics.items():
@@ -289,9 +292,8 @@ class TrainSession:
             self._join_outer(step)
         elif self._outer:
             self._outer.hold(self._part)
-        end_s = time.monotonic()
-        self._recorder.switched(f"change to plan {plan.generation}", step, start_s, end_s)
-        self._switch_report = SwitchReport(duration_s=end_s - start_s, received_bytes=received_bytes)
+        self._recorder.switched(f"change to plan {plan.generation}", step, start_s, time.monotonic())
+        self._switch_report = SwitchReport(duration_s=time.monotonic() - start_s, received_bytes=received_bytes)
 
     def _save(self, steps_done: int) -> None:
         self._checkpoints.save(steps_done, self._scaling.scalars)
@@ -366,13 +368,14 @@ class TrainSession:
         )
 
     def _update(self, step: int, verdict: StepVerdict) -> None:
-        self._steps_done, self._summed = step + 1, False
+        self._steps_done, self._summed, self.is_whole = step + 1, False, False
         self._statistics, self._earlier = {}, None
         self._scaling.settle(skipped=verdict.skip_update)
         self._keeping.before_update()
         grad_norm = None if verdict.skip_update else verdict.grad_norm
         update(self._part.optimizer, self._job, step, grad_norm)
         self._keeping.commit(step, grad_norm)
+        self.is_whole = True
 
     def _peak(self) -> int:
         return max(self._peak_bytes, peak_bytes(self._here.device, self._part.member.executors, self._part.optimizer))

@@ -48,19 +48,22 @@ _MODEL = "spantrain/models/tracing/unit.py"
 """Where the model's own code is called."""
 _ENVIRONMENT = ("alloc", "out of memory", "gloo", "NCCL", "CUDA error", "cuDNN", "cuBLAS")
 """In texts of torch's RuntimeErrors that are no error of a program: memory, network, driver."""
+_MEMORY = ("allocate memory", "out of memory", "ALLOC_FAILED")
+"""Of those, what says that memory did not suffice."""
 
 
 def told(error: BaseException) -> OrderFailure:
     """Return what the coordinator is told of an error."""
-    own = isinstance(error, SpanTrainError)
+    own, short = isinstance(error, SpanTrainError), _out_of_memory(error)
     text = str(error) if own else f"{type(error).__name__}: {error}"
-    if not own and _in_the_model(error):
+    if not own and not short and _in_the_model(error):
         text = f"the model's own code failed on these samples: {what_was_raised(error)}"
     return OrderFailure(
         error=text,
         caused_elsewhere=isinstance(error, (PeerLostError, Interrupted)),
         usage=isinstance(error, UsageError),
         internal=not own and not _in_the_model(error) and not _of_the_environment(error),
+        out_of_memory=short,
     )
 
 
@@ -68,6 +71,12 @@ def _in_the_model(error: BaseException) -> bool:
     """Whether it was raised in code of the model's: at the end of the calls from a unit, not in the unit itself."""
     files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
     return any(file.endswith(_MODEL) for file in files[:-1]) and not files[-1].endswith(_MODEL)
+
+
+def _out_of_memory(error: BaseException) -> bool:
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and any(word in str(error) for word in _MEMORY)
 
 
 def _of_the_environment(error: BaseException) -> bool:
@@ -329,8 +338,9 @@ class Worker:
             # What fails because the order is over says nothing of why.
             cause = self._watch.cause() or error
             _log.error("order %s failed: %s", given.name, cause if cause is not error else traceback.format_exc())
-            unfinished = self._orders.unfinished if self._is_watched else None
-            failure = replace(told(cause), unfinished=unfinished)
+            failure = told(cause)
+            if self._is_watched:
+                failure = replace(failure, unfinished=self._orders.unfinished, holds=self._orders.is_whole)
             return OrderOutcome(order_id=given.order_id, failure=failure)
         finally:
             self._watch.begin(None)

@@ -7,25 +7,32 @@ under way; else all go back to the newest checkpoint, or to where the run began.
 
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Self
 
 from spantrain.app.session import Session
 from spantrain.app.training.requests import Resume, TrainRequest
+from spantrain.config.files.problems import shortened
 from spantrain.core.plan import Plan
 from spantrain.core.profile import Profile
-from spantrain.core.quantities import format_seconds
-from spantrain.errors import PeerLostError, PlanError
+from spantrain.core.quantities import format_bytes, format_seconds
+from spantrain.cost.memory import MemoryCost
+from spantrain.errors import PeerLostError, PlanError, SpanTrainError, WorkerError
 from spantrain.planner.engine.predict import predict
 from spantrain.planner.present import NewPlan, light_plan
 from spantrain.recovery.policy import holds_all
 from spantrain.runtime.control.orders import GiveOrder, KeptState, TrainOrder
-from spantrain.runtime.coordinator.barrier import CommitPoint
-from spantrain.runtime.coordinator.roster import DeviceLostError
+from spantrain.runtime.coordinator.barrier import CommitPoint, StepBarrier
+from spantrain.runtime.coordinator.coordinator import Coordinator
+from spantrain.runtime.coordinator.roster import DeviceLostError, DeviceMemoryError
 
 _REST = 1
 """How many times as long as it works a thread rests, for the coordinator's other threads."""
+_LESS = 0.8
+"""Part of the memory that was reckoned with which a device that ran out of it is planned with from then on."""
+_SHOWN = 160
+"""Letters of what a device says of its memory; all of it is in its log."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,6 +125,12 @@ class PreparedChanges:
     def __exit__(self, *_: object) -> None:
         self._stop.set()
 
+    def plan_by(self, profile: Profile) -> None:
+        """Have changes be worked out by another profile, and forget those that are known."""
+        self._stop.set()
+        with self._lock:
+            self._profile, self._for, self._known = profile, None, {}
+
     def prepare(self, plan: Plan, here: frozenset[str]) -> None:
         """Work out changes of a plan, in a thread, if they are not known yet; those of another are forgotten."""
         if self._for == (plan, here):
@@ -158,77 +171,119 @@ class PreparedChanges:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Loss:
-    """A device was lost, and the leg has ended by it."""
+class Setback:
+    """A leg has ended in mid-step: a device was lost, or its memory did not suffice."""
 
-    error: DeviceLostError
+    error: DeviceLostError | DeviceMemoryError
     """Which one, and on what evidence."""
     known_s: float
     """When that was known, by the monotonic clock."""
     committed: CommitPoint
     """What had happened by then."""
-    survivors: tuple[str, ...]
-    """Devices of its plan that are still here, with what they hold."""
+    holders: tuple[str, ...]
+    """Devices of its plan that are still here, and hold what they should."""
+    short: Mapping[str, str]
+    """Devices that are still here whose memory did not suffice, and what each says of it."""
 
 
-def leg_after_loss(
-    leg: Leg, loss: Loss, session: Session, request: TrainRequest, changes: PreparedChanges,
+def setback_of(
+    error: DeviceLostError | DeviceMemoryError, leg: Leg, barrier: StepBarrier, coordinator: Coordinator
+) -> Setback:
+    """Have all devices of a leg leave the step under way; return what is left of the leg."""
+    known_s = time.monotonic()
+    barrier.abort(str(error))
+    here = coordinator.settle((*leg.plan.devices, *leg.givers))
+    failures = coordinator.failures()
+    return Setback(
+        error=error,
+        known_s=known_s,
+        committed=barrier.committed,
+        holders=tuple(name for name in here if name not in failures or failures[name].holds),
+        short={name: failures[name].error for name in here if name in failures and failures[name].out_of_memory},
+    )
+
+
+def with_less_memory(request: TrainRequest, plan: Plan, devices: Collection[str]) -> TrainRequest:
+    """Return a request that plans for less memory on some devices than a plan was to need there."""
+    profile = request.profile
+    peaks = MemoryCost(profile, request.job.optimizer_state, plan.dtype).plan_peak_bytes(plan)
+    known = profile.cluster.device_by_name
+    less = {name: int(_LESS * min(peaks[name], known[name].memory_bytes)) for name in devices if name in peaks}
+    return replace(request, profile=replace(profile, cluster=profile.cluster.with_memory(less)))
+
+
+def leg_after(
+    leg: Leg, setback: Setback, session: Session, request: TrainRequest, changes: PreparedChanges,
     newest: Callable[[], Resume | None],
 ) -> Leg:  # fmt: skip
-    """Return how a run goes on without a device.
+    """Return how a run goes on without a device, or with less on one.
 
     Args:
         leg: that has ended.
-        loss: by what.
+        setback: by what.
         session: where the run runs.
-        request: what was asked for.
+        request: what was asked for, with less memory where it did not suffice (`with_less_memory`).
         changes: gives the light change of a plan for devices that are left.
         newest: gives the newest complete checkpoint of the run.
 
     Raises:
-        PeerLostError: it cannot go on; says why.
+        PeerLostError, WorkerError: it cannot go on; says why.
     """
-    error, committed, survivors = loss.error, loss.committed, loss.survivors
+    committed, holders = setback.committed, setback.holders
     settled_s = time.monotonic()
-    present = frozenset(survivors) - frozenset(leg.leaving) | frozenset(session.coordinator.here())
+    present = frozenset(holders) - frozenset(leg.leaving) | frozenset(session.coordinator.here())
     if not present:
-        raise error
-    found = _checked(error, request, lambda: changes.light_plan(leg.plan, present))
+        raise setback.error
+    found = _checked(setback, request, lambda: changes.light_plan(leg.plan, present))
     plan = replace(request.protected(found.plan), generation=session.generations.following(0), model=leg.plan.model)
-    parts = (("all stand still", settled_s - loss.known_s), ("a new plan", time.monotonic() - settled_s))
+    parts = (("all stand still", settled_s - setback.known_s), ("a new plan", time.monotonic() - settled_s))
     did_step = committed.step > leg.first_step
     held_under = committed.plan if did_step else leg.held_under
     verdict = committed.verdict or (leg.kept.verdict if leg.kept else None)
-    lost = f"{error.device} lost ({error.why})"
-    if held_under is not None and holds_all(held_under, survivors) and not request.job.staleness:
+    what = _what_happened(setback, request.profile)
+    if held_under is not None and holds_all(held_under, holders) and not request.job.staleness:
         return Leg(
             plan=plan, first_step=committed.step, kept=KeptState(verdict=verdict), held_under=held_under,
-            reason=f"{lost}: step {committed.step + 1} is trained again, {found.how}", begun_s=loss.known_s,
-            parts=parts, considered=present, givers=givers_of(held_under, plan, survivors), is_light=True,
-            leaving=() if did_step else tuple(name for name in leg.leaving if name in survivors),
+            reason=f"{what}: step {committed.step + 1} is trained again, {found.how}", begun_s=setback.known_s,
+            parts=parts, considered=present, givers=givers_of(held_under, plan, holders), is_light=True,
+            leaving=() if did_step else tuple(name for name in leg.leaving if name in holders),
         )  # fmt: skip
-    if request.batches is not None:
-        raise _no_way(error, "what it held is held by no other device, and the loop that gives batches goes not back")
+    if request.batches is not None and held_under is not None:
+        raise _no_way(setback, "what it held is held by no other device, and the loop that gives batches goes not back")
     first_step = resume.content.step if (resume := newest()) else 0
     where = f"the checkpoint after {first_step} steps" if resume else "the beginning"
-    again = committed.step - first_step
+    again, back = committed.step - first_step, f"step {first_step + 1} is trained again"
+    if held_under is not None:
+        back = (
+            f"what it held is held by no other device, so all go back to {where} "
+            f"({again} step{' is' if again == 1 else 's are'} trained again)"
+        )
     return Leg(
-        plan=plan, first_step=first_step, resume=resume, considered=present, is_light=True, begun_s=loss.known_s,
-        parts=parts,
-        reason=f"{lost}: what it held is held by no other device, so all go back to {where} "
-        f"({again} step{' is' if again == 1 else 's are'} trained again), {found.how}",
+        plan=plan, first_step=first_step, resume=resume, considered=present, is_light=True, begun_s=setback.known_s,
+        parts=parts, reason=f"{what}: {back}, {found.how}",
     )  # fmt: skip
 
 
-def _checked(error: DeviceLostError, request: TrainRequest, light: Callable[[], NewPlan]) -> NewPlan:
+def _what_happened(setback: Setback, profile: Profile) -> str:
+    """Return in a phrase what a run goes on after."""
+    found = [f"{setback.error.device} lost ({setback.error.why})"] if setback.error.device not in setback.short else []
+    for name, said in setback.short.items():
+        planned = format_bytes(profile.cluster.device_by_name[name].memory_bytes)
+        found.append(f"{name} ran out of memory ({shortened(said, _SHOWN)}), and is planned with {planned} from now on")
+    return "; ".join(found)
+
+
+def _checked(setback: Setback, request: TrainRequest, light: Callable[[], NewPlan]) -> NewPlan:
     """Return the light change, if there is one that the run can have."""
     try:
         found = light()
         request.check_plan(found.plan)
     except PlanError as reason:
-        raise _no_way(error, f"no plan fits the devices that are left: {reason}") from None
+        raise _no_way(setback, f"no plan fits the devices that are left: {reason}") from None
     return found
 
 
-def _no_way(error: DeviceLostError, why: str) -> PeerLostError:
-    return PeerLostError(f"{error}; the run cannot go on without it: {why}")
+def _no_way(setback: Setback, why: str) -> SpanTrainError:
+    if setback.short:
+        return WorkerError(f"{setback.error}; the run cannot go on with less memory there: {why}")
+    return PeerLostError(f"{setback.error}; the run cannot go on without it: {why}")
