@@ -256,13 +256,12 @@ class Coordinator:
 
     def unfinished(self) -> dict[str, DeviceStep]:
         """Return what devices had done in the step under way when their orders failed or were ended."""
-        told = self.failures()
-        return {name: failure.unfinished for name, failure in told.items() if failure.unfinished is not None}
+        return {name: told.unfinished for name, told in self.failures().items() if told.unfinished is not None}
 
     def failures(self) -> dict[str, OrderFailure]:
         """Return what devices have told of orders that failed or were ended."""
         with self._changed:
-            return {one.name: one.outcome.failure for one in self._roster if one.outcome and one.outcome.failure}
+            return {one.name: one.failure for one in self._roster if one.failure is not None}
 
     def settle(self, names: Sequence[str], within_s: float = math.inf) -> tuple[str, ...]:
         """Wait until devices have left the orders that were ended; return those of them that are still here.
@@ -379,11 +378,10 @@ class Coordinator:
         """Return the devices that have failed and are not among those told; from now on they are."""
         events = []
         for name, entry in entries.items():
-            failure = entry.outcome.failure if entry.outcome else None
-            if failure is not None and name not in told:
+            if entry.failure is not None and name not in told:
                 told.add(name)
-                error = error_of(name, failure, self._starter.where_is_log(name))
-                events.append(DeviceFailed(name, error, failure.caused_elsewhere))
+                error = error_of(name, entry.failure, self._starter.where_is_log(name))
+                events.append(DeviceFailed(name, error, entry.failure.caused_elsewhere))
         return events
 
     def _end_orders(self, entries: Mapping[str, RosterEntry], reason: str) -> None:

@@ -72,6 +72,11 @@ class RosterEntry:
         """Whether it has an order that it has not told the end of."""
         return self.order is not None and self.outcome is None
 
+    @property
+    def failure(self) -> OrderFailure | None:
+        """Why its order was not carried out; None: it was, or is not over."""
+        return self.outcome.failure if self.outcome else None
+
     def note_outcome(self, outcome: OrderOutcome) -> None:
         """Take what it says of its order, once; of another order, nothing."""
         if self.order is None or outcome.order_id != self.order[0] or self.outcome is not None:
