@@ -54,7 +54,7 @@ def test_graph_of_a_spec_that_was_in_a_file_is_the_same(small_spec):
 
 
 def test_graph_refuses_an_unknown_dtype(small_spec):
-    with pytest.raises(ValueError, match="float32, bfloat16 or float16, got 'float8'"):
+    with pytest.raises(ValueError, match="float32, bfloat16, float16 or bfloat16-weights, got 'float8'"):
         build_graph(small_spec("gpt2"), dtype="float8")
 
 

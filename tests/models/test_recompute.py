@@ -101,7 +101,7 @@ def test_bfloat16_recomputes_to_the_same_gradients() -> None:
             build_units(spec, seed=5),
             is_last=True,
             global_batch=4,
-            autocast_dtype=torch.bfloat16,
+            dtype="bfloat16",
             recompute=recompute,
         )
         executor.forward(Span(0, 4), (), rows_of((inputs,), labels))

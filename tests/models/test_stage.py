@@ -284,7 +284,7 @@ def test_first_stage_sends_no_gradient_and_does_its_backward_at_w() -> None:
 
 def test_bfloat16_autocast_keeps_float32_parameters_loss_and_gradients() -> None:
     units = toy_units()
-    executor = StageExecutor(units[4:], is_last=True, global_batch=2, autocast_dtype=torch.bfloat16)
+    executor = StageExecutor(units[4:], is_last=True, global_batch=2, dtype="bfloat16")
     tokens, labels = toy_batch(2)
     hidden = torch.randn(2, TOKENS, WIDTH)
     (loss_sum,) = executor.forward(Span(0, 2), (hidden, hidden.bfloat16(), tokens), {LABELS: labels})

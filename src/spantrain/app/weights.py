@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from spantrain.app.weight_folder import FoundWeights, find_weights
 from spantrain.config.files.problems import shortened
 from spantrain.core.checkpoint import SampleLedger, StoredFile
-from spantrain.core.precision import DTYPES
+from spantrain.core.precision import EXPORTED
 from spantrain.core.shares import TensorPart
 from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError, UsageError
@@ -71,7 +71,7 @@ def export_run(
         run: its folder.
         to: what is written.
         functions: of the user's, as `FILE.py:FUNCTION`, that may be called if the run's model is one of them.
-        dtype: one of `core.precision.DTYPES`, that weights are rounded to.
+        dtype: one of `core.precision.EXPORTED`, that weights are rounded to.
         merge: write adapters of `peft` as part of the weights that they adapt, not alone.
 
     Raises:
@@ -79,8 +79,8 @@ def export_run(
         ConfigError: there is no checkpoint, a file of it is damaged or on another machine, the folder holds something,
             or the model is of a function that may not be called.
     """
-    if dtype not in DTYPES:
-        raise UsageError(f"--dtype must be one of {', '.join(DTYPES)}, got {shortened(repr(dtype))}")
+    if dtype not in EXPORTED:
+        raise UsageError(f"--dtype must be one of {', '.join(EXPORTED)}, got {shortened(repr(dtype))}")
     check_new(to)
     folder = final_checkpoint(run)
     manifest = replace(saved := read_manifest(folder), model=with_own_functions(saved.model, functions))
@@ -199,7 +199,7 @@ def _save_as_given(module: nn.Module, spec: ModelSpec, folder: Path, *, dtype: s
         module: with the weights; used up.
         spec: of the model.
         folder: to be made.
-        dtype: one of `core.precision.DTYPES`, that weights are rounded to.
+        dtype: one of `core.precision.EXPORTED`, that weights are rounded to.
         merge: add adapters to the weights that they adapt.
 
     Raises:

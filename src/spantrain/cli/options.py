@@ -84,7 +84,7 @@ Tokenizer = Annotated[
     Path | None, typer.Option(help="A tokenizer.json, or the folder of one; default: the model reads bytes.")
 ]
 SequenceLength = Annotated[int | None, typer.Option(help="Tokens of a sample; default: the model's.")]
-Dtype = Annotated[str, typer.Option(help=f"{', '.join(DTYPES)}; the last two by autocast.")]
+Dtype = Annotated[str, typer.Option(help=f"{', '.join(DTYPES)}; 16 bits by autocast, with the last weights, too.")]
 EmulatedSpeed = Annotated[
     float | None,
     typer.Option(help="Fraction of their kind's speed at which emulated devices run; default: the cluster's."),

@@ -1,7 +1,12 @@
-"""In which numbers products are computed: parameters, gradients and optimizer state are float32 in any case."""
+"""In which numbers is computed; what is updated, summed over devices and saved is float32 in any case."""
 
-DTYPES = ("float32", "bfloat16", "float16")
-"""The last two by autocast; float16 with a scaled loss (`runtime.gradients.optimizer`)."""
+EXPORTED = ("float32", "bfloat16", "float16")
+"""What weights may be written in."""
+LOW_WEIGHTS = "bfloat16-weights"
+"""Weights are rounded to bfloat16 before each step, so that what goes from layer to layer has 16 bits, too."""
+DTYPES = (*EXPORTED, LOW_WEIGHTS)
+"""Those of 16 bits by autocast, float32 weights but for the last; float16 with a scaled loss
+(`runtime.gradients.optimizer`)."""
 
 
 def check_dtype(dtype: str) -> str:
@@ -22,6 +27,6 @@ def is_low(dtype: str) -> bool:
     """Whether products are computed in 16 bits.
 
     >>> [is_low(dtype) for dtype in DTYPES]
-    [False, True, True]
+    [False, True, True, True]
     """
     return check_dtype(dtype) != "float32"

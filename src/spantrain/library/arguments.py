@@ -13,6 +13,7 @@ from spantrain.app.planning.protection import losses_of
 from spantrain.app.training.trackers import chosen_trackers
 from spantrain.core.job import LARGEST_NUMBER, TrainJob
 from spantrain.core.names import unknown_name
+from spantrain.core.precision import LOW_WEIGHTS
 from spantrain.core.update.optimizers import named_values, optimizer_fields
 from spantrain.core.update.rates import needs_end
 from spantrain.errors import ConfigError
@@ -105,6 +106,8 @@ class TrainingArguments:
     """What BatchNorm goes by: `micro-batch`, statistics of the samples that a device runs at once; `frozen`, its
     running ones; `auto`: the first, but for models of the catalogue."""
     bf16: bool = False
+    bf16_weights: bool = False
+    """Weights are bfloat16 as well, of float32 ones that the optimizer updates."""
     fp16: bool = False
     """With a loss scale that all stages agree on."""
     save_strategy: str = "steps"
@@ -149,7 +152,7 @@ class TrainingArguments:
         problems = self._wrong_types()
         if problems:
             raise ConfigError("TrainingArguments: " + "; ".join(problems))
-        if self.bf16 and self.fp16:
+        if (self.bf16 or self.bf16_weights) and self.fp16:
             problems.append("bf16 and fp16 exclude each other")
         for name in ("train_batch_size", "save_total_limit"):
             if getattr(self, name) < 1:
@@ -198,6 +201,8 @@ class TrainingArguments:
     @property
     def dtype(self) -> str:
         """Type of numbers, as plans name it."""
+        if self.bf16_weights:
+            return LOW_WEIGHTS
         return "bfloat16" if self.bf16 else "float16" if self.fp16 else "float32"
 
     def steps(self, samples: int) -> int:

@@ -18,6 +18,7 @@ from spantrain.formats.tensor_bytes import dtype_name
 from spantrain.models.build import example_inputs, example_rows, unit_source
 from spantrain.models.execution.measure import TWO, FlopMeter, held_behind, held_by_two, working_bytes
 from spantrain.models.execution.segment import autocast_dtype
+from spantrain.models.low_weights import with_low_weights
 from spantrain.models.statistics import trained_names_of
 from spantrain.models.tensor_parallel.shard import divides_sequence, pieces_of, sums_of
 from spantrain.models.units import Rows, UnitModule
@@ -39,7 +40,7 @@ def build_graph(spec: ModelSpec, *, dtype: str = "float32") -> UnitGraph:
 
     Args:
         spec: the model.
-        dtype: of `core.precision`; parameters are float32 in any case.
+        dtype: of `core.precision`.
 
     Raises:
         ValueError: there is no such dtype.
@@ -60,7 +61,8 @@ def build_graph(spec: ModelSpec, *, dtype: str = "float32") -> UnitGraph:
         unit_class = _unit_class(spec, module, (*entering, *read))
         if unit_class not in measured:
             last = index == len(source.names) - 1
-            measured[unit_class] = _measure(spec, checked.at(index), module, entering, dtype=dtype, last=last)
+            own = with_low_weights(checked.at(index), dtype)
+            measured[unit_class] = _measure(spec, own, module, entering, dtype=dtype, last=last)
         found = replace(
             measured[unit_class], name=module.name, unit_class=unit_class, shared=tuple(sorted(module.shared))
         )
@@ -121,8 +123,8 @@ def _measure(
     # What did not grow with the batch before I is still there behind it.
     constant_bytes = small.forward_bytes - _SMALL * held_bytes
     working = [working_bytes(module, partial(batch, samples), low, ends_model=last) for samples in (_SMALL, 2 * _SMALL)]
-    parameter_bytes = sum(map(_bytes, module.parameters()))
-    frozen_bytes = sum(_bytes(parameter) for parameter in module.parameters() if not parameter.requires_grad)
+    parameter_bytes = sum(map(_bytes, empty.parameters()))
+    frozen_bytes = sum(_bytes(parameter) for parameter in empty.parameters() if not parameter.requires_grad)
     goes_back = frozen_bytes < parameter_bytes or any(tensor.requires_grad for tensor in entering)
     working_per_sample = max(0, math.ceil((working[1] - working[0]) / _SMALL))
     return Unit(

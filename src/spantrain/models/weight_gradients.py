@@ -20,6 +20,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from spantrain.models.low_weights import add_gradient
+
 Final = Callable[[Iterable[nn.Parameter]], None]
 """Is told parameters to whose gradients a pass adds nothing more, while it runs; of the last pass they are final."""
 
@@ -163,17 +165,9 @@ class _LayerWork:
 
     def compute(self) -> None:
         weight = self.weight.detach().to(self.tensor.dtype)
-        _add(self.weight, self.product.weight_gradient(self.gradient, self.tensor, weight))
+        add_gradient(self.weight, self.product.weight_gradient(self.gradient, self.tensor, weight))
         if self.bias is not None:
-            _add(self.bias, self.product.bias_gradient(self.gradient))
-
-
-def _add(parameter: nn.Parameter, gradient: Tensor) -> None:
-    gradient = gradient.to(parameter.dtype)
-    if parameter.grad is None:
-        parameter.grad = gradient
-    else:
-        parameter.grad += gradient
+            add_gradient(self.bias, self.product.bias_gradient(self.gradient))
 
 
 @dataclass(kw_only=True)

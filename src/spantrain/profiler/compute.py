@@ -21,7 +21,6 @@ from spantrain.cost.analytic import AnalyticLaw
 from spantrain.devices.base import ComputeDevice
 from spantrain.models.build import build_units, example_rows
 from spantrain.models.execution.measure import FlopMeter
-from spantrain.models.execution.segment import autocast_dtype
 from spantrain.models.execution.stage import StageExecutor
 from spantrain.models.units import UnitModule
 
@@ -109,7 +108,7 @@ class _UnitBench:
             [module],
             is_last=self._is_last,
             global_batch=1,
-            autocast_dtype=autocast_dtype(bench.dtype),
+            dtype=bench.dtype,
             torch_device=bench.device.torch_device,
             trains_before=any(tensor.requires_grad for tensor in self._before),
         )

@@ -220,7 +220,7 @@ def test_bfloat16_is_as_near_to_float32_as_one_process_in_bfloat16(family: str, 
     spec = small_spec(family)
     work = whole_model(spec, "FIW")
     exact = work.run(build_units(spec, seed=3))
-    rounded = replace(work, dtype=torch.bfloat16)
+    rounded = replace(work, dtype="bfloat16")
     alone = rounded.run(build_units(spec, seed=3))
     members = run_divided(lambda: build_units(spec, seed=3), rounded, (2, 1))
     together = whole_gradients(members)

@@ -39,7 +39,7 @@ class Work:
     """Of each span: `FB` or `FIW`."""
     is_first: bool = False
     """Whether inputs are read; otherwise a unit before has made them."""
-    dtype: torch.dtype | None = None
+    dtype: str = "float32"
     recompute: tuple[int, ...] = ()
     device: str = "cpu"
 
@@ -48,7 +48,7 @@ class Work:
             units,
             is_last=self.labels is not None,
             global_batch=self.inputs[0].shape[0],
-            autocast_dtype=self.dtype,
+            dtype=self.dtype,
             recompute=self.recompute,
             torch_device=torch.device(self.device),
         )

@@ -9,6 +9,7 @@ from spantrain.config.artefacts import profile_of_plan, read_plan, reference_to_
 from spantrain.config.files.problems import shortened
 from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan, Stage
+from spantrain.core.precision import LOW_WEIGHTS
 from spantrain.core.profile import Profile
 from spantrain.core.quantities import format_bytes
 from spantrain.core.units import ModelSpec
@@ -153,6 +154,8 @@ def _problems(plan: Plan, profile: Profile, job: TrainJob, own_loop: bool) -> It
         yield f"tensor-parallel replicas ({', '.join(groups)}) run one step at a time; plan without tensor parallelism"
     if plan.dtype == "float16":
         yield "float16 scales the loss by what the step before said; plan with bfloat16 or float32"
+    if plan.dtype == LOW_WEIGHTS:
+        yield f"{LOW_WEIGHTS} has one rounded copy of the weights; plan with bfloat16"
     peaks = MemoryCost(profile, job.optimizer_state, plan.dtype, staleness=job.staleness).plan_peak_bytes(plan)
     for device, peak_bytes in peaks.items():
         has_bytes = profile.cluster.device_by_name[device].memory_bytes

@@ -14,7 +14,6 @@ from spantrain.core.span import Span
 from spantrain.core.units import ModelSpec, UnitGraph
 from spantrain.cost.analytic import AnalyticLaw
 from spantrain.models.build import build_units, example_rows
-from spantrain.models.execution.segment import autocast_dtype
 from spantrain.models.execution.stage import StageExecutor
 from spantrain.runtime.step.emulation import emulated_seconds
 
@@ -145,7 +144,7 @@ def real_seconds_per_sample(model: ModelSpec, dtype: str = "float32") -> float:
             build_units(model, seed=0),
             is_last=True,
             global_batch=_SAMPLES,
-            autocast_dtype=autocast_dtype(dtype),
+            dtype=dtype,
         )
         rows = example_rows(model, _SAMPLES)
         taken_s = []

@@ -19,6 +19,7 @@ from torch.utils.flop_counter import flop_registry
 from spantrain.core.shares import shares_of
 from spantrain.models.execution.held import Allocations, StorageLog
 from spantrain.models.execution.segment import Segment
+from spantrain.models.low_weights import full_weight
 from spantrain.models.randomness.draws import DrawnSamples
 from spantrain.models.tensor_parallel.divided import own_part
 from spantrain.models.tensor_parallel.group import TensorGroup, run_members
@@ -62,7 +63,7 @@ def working_bytes(unit: UnitModule, batch: Batch, autocast_dtype: torch.dtype | 
         most_bytes = max(most_bytes, int(made.most_bytes()))
     unit.eval()
     for parameter in unit.parameters():
-        parameter.grad = None
+        full_weight(parameter).grad = None
     return max(0, most_bytes - held_bytes)
 
 

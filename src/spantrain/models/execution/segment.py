@@ -233,4 +233,4 @@ def autocast_dtype(dtype: str) -> torch.dtype | None:
     Raises:
         ValueError: it is none of `core.precision`.
     """
-    return {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}[check_dtype(dtype)]
+    return {"float32": None, "float16": torch.float16}.get(check_dtype(dtype), torch.bfloat16)

@@ -12,7 +12,8 @@ from spantrain.core.span import Span
 from spantrain.devices.registry import class_of
 from spantrain.errors import ConfigError, ProtocolError, ScheduleError
 from spantrain.models.execution.held import HeldMeter, StorageLog
-from spantrain.models.execution.segment import HeldSegment, Tensors, detached, segments_of
+from spantrain.models.execution.segment import HeldSegment, Segment, Tensors, autocast_dtype, detached, segments_of
+from spantrain.models.low_weights import LowWeights, full_weight, with_low_weights
 from spantrain.models.randomness.draws import DrawnSamples
 from spantrain.models.statistics import BatchStatistics
 from spantrain.models.tensor_parallel.divided import own_part, with_own_part
@@ -69,7 +70,7 @@ class StageExecutor:
         *,
         is_last: bool,
         global_batch: int,
-        autocast_dtype: torch.dtype | None = None,
+        dtype: str = "float32",
         torch_device: torch.device | None = None,
         recompute: Sequence[int] = (),
         trains_before: bool = True,
@@ -79,6 +80,8 @@ class StageExecutor:
         seed: int = 0,
     ) -> None:
         """Take the units to the device; `recompute` are positions among them, `seed` is of what they draw at random.
+
+        `dtype` is one of `core.precision`.
 
         Without `trains_before`, nothing in front of the stage is trained, and nobody there waits for gradients.
         `statistics` are those that its normalizations take of the samples of F; None: they go by their running ones.
@@ -92,24 +95,22 @@ class StageExecutor:
         self._torch_device = torch_device or torch.device("cpu")
         self.units = tuple(units)
         # Moved as one module, so that a parameter shared by two units stays one.
-        self.meter = HeldMeter(nn.ModuleList(units).to(self._torch_device))
+        self.meter = HeldMeter(with_low_weights(nn.ModuleList(units).to(self._torch_device), dtype))
         """Counts the bytes that spans in flight hold."""
         self._name_of: dict[int, str] = {}
         self._parameters: dict[str, nn.Parameter] = {}
         self.names_by_unit = tuple(tuple(self._new_names(unit)) for unit in units)
         """By unit: names of parameters whose gradients are whole when a backward pass is through it."""
         self._segments = segments_of(
-            units, recompute, is_last=is_last, autocast_dtype=autocast_dtype, torch_device=self._torch_device
+            units, recompute, is_last=is_last, autocast_dtype=autocast_dtype(dtype), torch_device=self._torch_device
         )
+        self.low_weights = LowWeights(own for segment in self._segments for own in segment.parameters)
+        """To be made anew before each step and evaluation."""
         trained = (any(own.requires_grad for own in segment.parameters) for segment in self._segments)
         self._trains_before = trains_before
         self._first_back = 0 if trains_before else next(compress(count(), trained), len(self._segments))
         """The first segment that a backward pass comes to."""
-        self._first_segment = {
-            id(parameter): number
-            for number, segment in reversed(list(enumerate(self._segments)))
-            for parameter in segment.parameters
-        }
+        self._first_segment = _first_segments(self._segments)
         self._held: dict[Span, _HeldSpan] = {}
         self.statistics = statistics or BatchStatistics(())
         self._fewest_samples = fewest_samples
@@ -120,7 +121,7 @@ class StageExecutor:
             parameter = unit.get_parameter(local)
             if id(parameter) not in self._name_of:
                 self._name_of[id(parameter)] = full
-                self._parameters[full] = parameter
+                self._parameters[full] = full_weight(parameter)
                 yield full
 
     @property
@@ -323,6 +324,15 @@ class StageExecutor:
             if shape != gradient.shape:
                 raise ProtocolError(f"{span}: output gradient {tuple(gradient.shape)}, wanted {tuple(shape)}")
         return held, output_gradients
+
+
+def _first_segments(segments: Sequence[Segment]) -> dict[int, int]:
+    """Return, by the identity of a parameter, the first segment that has it."""
+    found: dict[int, int] = {}
+    for number, segment in enumerate(segments):
+        for parameter in segment.parameters:
+            found.setdefault(id(parameter), number)
+    return found
 
 
 def _leaf(tensor: Tensor, *, wanted: bool) -> Tensor:

@@ -8,7 +8,6 @@ import torch
 from spantrain.core.plan import Plan, Replica, Stage
 from spantrain.core.shares import TensorPart
 from spantrain.errors import ConfigError
-from spantrain.models.execution.segment import autocast_dtype
 from spantrain.models.execution.stage import StageExecutor
 from spantrain.models.joint_norms import JoinedDevices
 from spantrain.models.statistics import BatchStatistics, statistics_parts
@@ -100,7 +99,7 @@ def stage_executor(here: WorkerContext, plan: Plan, units: Sequence[UnitModule],
         units,
         is_last=stage_index == len(plan.stages) - 1,
         global_batch=plan.global_batch,
-        autocast_dtype=autocast_dtype(plan.dtype),
+        dtype=plan.dtype,
         torch_device=here.device.torch_device,
         seed=job.seed,
         recompute=[unit - stage.first_unit for unit in stage.recompute],

@@ -34,6 +34,7 @@ class StageActions:
 
     def __init__(self, here: WorkerContext, plan: Plan, member: StageMember) -> None:
         """Take part in a plan; of a member with a second set of weights, two steps run at once."""
+        self._low_weights = member.executor.low_weights
         work = ReplicaWork(
             executors=member.executors,
             feed=here.feed,
@@ -75,6 +76,7 @@ class StageActions:
 
         `final` is told which gradients are final, while the step's last backward runs here.
         """
+        self._low_weights.refresh()
         if self._leading:
             driver, policy = self._leading
             return driver.run_step(step, policy, final)
@@ -83,6 +85,7 @@ class StageActions:
 
     def evaluate(self, step: int, feed: Feed) -> float | None:
         """Pass a held-out batch forward; return the loss sum of the last stage's leaders."""
+        self._low_weights.refresh()
         if self._leading:
             return self._leading[0].evaluate(step, feed)
         self._follower.evaluate(feed)
@@ -205,11 +208,12 @@ def peak_bytes(device: ComputeDevice, executors: Sequence[StageExecutor], optimi
     if counted is not None:
         return counted
     parameters = [parameter for one in executors for parameter in one.named_parameters().values()]
+    copies = [copy for one in executors for copy in one.low_weights.copies]
     gradients_bytes = sum(parameter.nbytes for parameter in parameters if parameter.requires_grad)
     state = (value for values in optimizer.state.values() for value in values.values() if isinstance(value, Tensor))
     buffers = [buffer for one in executors for unit in one.units for buffer in unit.buffers()]
     held_bytes = max(one.meter.peak_bytes for one in executors)
-    return storage_bytes([*parameters, *buffers, *state]) + gradients_bytes + held_bytes
+    return storage_bytes([*parameters, *copies, *buffers, *state]) + gradients_bytes + held_bytes
 
 
 def check_finite(step: int, values: Mapping[str, float | None]) -> None:

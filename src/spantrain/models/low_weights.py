@@ -1,0 +1,78 @@
+"""Weights of 16 bits that are computed with, beside the float32 ones that are updated, saved and sent.
+
+A parameter that is trained stands in its module as a copy in bfloat16, made anew before each step; what a backward pass
+gives it is added to the gradient of the float32 one at once, in float32. Autocast still chooses the type of each
+operation: normalizations and losses are float32. What goes from layer to layer, and so crosses cuts, is bfloat16.
+
+Normalizations over the batch keep float32 weights: their statistics are of that type.
+"""
+
+from collections.abc import Iterable
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from spantrain.core.precision import LOW_WEIGHTS
+
+Module = TypeVar("Module", bound=nn.Module)
+_OF_FLOAT32 = "of_float32"
+
+
+def full_weight(parameter: nn.Parameter) -> nn.Parameter:
+    """Return the float32 parameter that one in a module stands for, or the parameter itself."""
+    found: nn.Parameter = getattr(parameter, _OF_FLOAT32, parameter)
+    return found
+
+
+def add_gradient(parameter: nn.Parameter, gradient: Tensor) -> None:
+    """Add to the gradient of what a parameter stands for."""
+    full = full_weight(parameter)
+    gradient = gradient.to(full.dtype)
+    if full.grad is None:
+        full.grad = gradient
+    else:
+        full.grad += gradient
+
+
+def with_low_weights(module: Module, dtype: str) -> Module:
+    """Return a module, with copies in the place of all float32 parameters that are trained if the dtype says so.
+
+    Shared ones stay shared; where there are copies already, they stay.
+    """
+    made: dict[int, nn.Parameter] = {}
+    for layer in module.modules() if dtype == LOW_WEIGHTS else ():
+        for name, own in () if isinstance(layer, _BatchNorm) else list(layer._parameters.items()):
+            if own is not None and own.requires_grad and own.dtype is torch.float32:
+                if id(own) not in made:
+                    made[id(own)] = _copy_of(own)
+                setattr(layer, name, made[id(own)])  # recurrent layers have lists of theirs besides
+    return module
+
+
+class LowWeights:
+    """The copies of some parameters."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Of those that stand for others."""
+        self.copies = tuple({id(own): own for own in parameters if full_weight(own) is not own}.values())
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Round the float32 weights anew."""
+        if self.copies:
+            torch._foreach_copy_([own.detach() for own in self.copies], [full_weight(own) for own in self.copies])
+
+
+def _copy_of(full: nn.Parameter) -> nn.Parameter:
+    copy = nn.Parameter(full.detach().to(torch.bfloat16))
+    setattr(copy, _OF_FLOAT32, full)
+    copy.register_post_accumulate_grad_hook(_hand_over)  # type: ignore[no-untyped-call]
+    return copy
+
+
+def _hand_over(copy: nn.Parameter) -> None:
+    gradient, copy.grad = copy.grad, None
+    if gradient is not None:  # what a layer leaves to W comes later, and by itself
+        add_gradient(copy, gradient)
