@@ -345,3 +345,13 @@ def test_who_dials_again_takes_over_its_ports_from_a_tunnel_that_is_not_known_to
             data = b"\x93\xa6listen" + b"\xd9\x20" + held.session.encode() + b"\x91\xcd" + place.port.to_bytes(2, "big")
             line.sendall(len(data).to_bytes(2, "big") + data)
             until(lambda: frozen.is_closing() and len(relay.news) >= 2)
+
+
+def test_who_calls_faster_than_that_is_refused_and_what_is_open_stays(echo):
+    with RunningRelay() as relay, tunnel(relay.access(), [TunnelEnd(at=echo)]) as (place,), dial(place, b"a") as line:
+        assert line.recv(1) == b"a"
+        with contextlib.suppress(ConnectionError):
+            while not relay.server.refused["too many calls"]:
+                dial(place, b"rubbish").close()
+        line.sendall(b"b")
+        assert line.recv(1) == b"b"

@@ -3,8 +3,8 @@
 What it answers is a fixed table of paths, so no request names a file. All but the page itself, in which no figure
 stands, is for those alone who show the token in a header, which no other site's page can make a browser do. Each
 connection is one request of bounded size and time; of too many connections the oldest is dropped, so that a thousand
-slow ones keep nobody out. It is a process of its own with low priority, or one thread (`in_thread`): training waits
-for none of it.
+slow ones keep nobody out, and only so many are taken in a second. It is a process of its own with low priority, or one
+thread (`in_thread`): training waits for none of it.
 """
 
 import asyncio
@@ -21,17 +21,21 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
 from importlib import resources
 from pathlib import Path
 from queue import Queue
 
 from spantrain.app.watching.metrics_text import metrics_of_view
+from spantrain.transport.connection.pace import Pace
 
 _REQUEST_BYTES = 8192
 _REQUEST_S = 5.0
 _ANSWER_S = 30.0
 _CONNECTIONS = 128
+_BURST, _NEW_PER_S = 1024, 20.0
+"""Connections that are taken at once, and then in a second."""
 _FILE_BYTES = 2**25
 _REQUEST_LINE = re.compile(r"([A-Z]{1,16}) (/[!-~]{0,200}) HTTP/1\.[01]")
 _HEADER = re.compile(r"([A-Za-z0-9-]{1,64}):[ \t]*([\t -~]*)")
@@ -87,12 +91,20 @@ class PageServer:
         self._open: dict[asyncio.StreamWriter, None] = {}
 
     async def run(self, listening: socket.socket) -> None:
-        """Serve."""
-        server = await asyncio.start_server(self._connection, sock=listening, limit=_REQUEST_BYTES)
-        try:
-            await asyncio.Event().wait()
-        finally:
-            server.close()
+        """Serve. Whoever calls faster than that waits with the kernel, and costs this process nothing."""
+        loop, pace = asyncio.get_running_loop(), Pace(burst=_BURST, per_s=_NEW_PER_S)
+        listening.setblocking(False)
+        with listening:
+            while True:
+                while wait_s := pace.wait_s(loop.time()):
+                    await asyncio.sleep(wait_s)
+                try:
+                    taken, _ = await loop.sock_accept(listening)
+                except OSError:  # it has gone already, or this process has too many files open
+                    continue
+                reader = asyncio.StreamReader(limit=_REQUEST_BYTES)
+                met = partial(asyncio.StreamReaderProtocol, reader, self._connection)
+                await loop.connect_accepted_socket(met, taken)
 
     async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while len(self._open) >= _CONNECTIONS:

@@ -16,6 +16,7 @@ from functools import partial
 from spantrain.core.quantities import format_bytes
 from spantrain.errors import ConfigError
 from spantrain.transport.connection.bounds import Refusal
+from spantrain.transport.connection.pace import Pace
 from spantrain.transport.control.address import Address
 from spantrain.transport.relay import protocol
 from spantrain.transport.relay.protocol import WORD_BYTES, RelayFrame, Stream, proof
@@ -26,6 +27,10 @@ _MAX_SILENT = 256
 _SILENT_S = 10.0
 """How long a caller may say nothing."""
 _BACKLOG = 512
+_BURST, _CALLS_PER_S = 256, 16.0
+"""Connections that one port takes from one address at once, and then in a second: each costs the worker behind it."""
+_PACED = 4096
+"""Addresses that are told from each other."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +111,8 @@ class RelayServer:
         self._tunnels: list[_HeldTunnel] = []
         self._greeting: dict[asyncio.StreamWriter, None] = {}
         self._calling: dict[asyncio.StreamWriter, None] = {}
+        self._paces: dict[tuple[int, str], Pace] = {}
+        """By port and address of the caller."""
         self.refused: Counter[str] = Counter()
         """By reason."""
 
@@ -250,6 +257,7 @@ class RelayServer:
             first = await reader.read(protocol.CHUNK_BYTES)
         if not first:
             raise EOFError
+        self._check_pace(port, writer)
         if account.connections >= account.limits.connections or account.waiting >= account.limits.waiting:
             raise Refusal("too many connections", account.name)
         account.connections += 1
@@ -260,6 +268,19 @@ class RelayServer:
             await splice(caller, back, account.meter)
         finally:
             account.connections -= 1
+
+    def _check_pace(self, port: int, writer: asyncio.StreamWriter) -> None:
+        """Count one that has said something.
+
+        Raises:
+            Refusal: too many come from there.
+        """
+        now_s, peer = asyncio.get_running_loop().time(), writer.get_extra_info("peername")
+        if len(self._paces) >= _PACED:
+            self._paces = {key: one for key, one in self._paces.items() if not one.is_full(now_s)}
+        where = port, (peer[0] if peer and len(self._paces) < _PACED else "others")
+        if self._paces.setdefault(where, Pace(burst=_BURST, per_s=_CALLS_PER_S)).wait_s(now_s) > 0:
+            raise Refusal("too many calls", where[1])
 
     async def _met(self, held: _HeldTunnel, port: int) -> Stream:
         word = secrets.token_bytes(WORD_BYTES)
