@@ -1,11 +1,12 @@
 """Print what floods on a run's relay, page and metrics cost its training: seconds a step, and processor time by victim.
 
-python benchmarks/attack.py [--pairs 7] [--window-s 6] [--rate 200] [--held 1000]
+python benchmarks/attack.py [--pairs 7] [--window-s 6] [--before-s 8] [--rate 200] [--held 1000]
 
 Two devices in two sites train gpt2-tiny; all that passes between them goes through a relay. Windows with a flood and
 without alternate; a figure is the median over pairs of neighbours, beside the least and the most. The case `nothing` is
 a window without a flood, treated as if it had one: what is no larger than its figures is noise. A flood opens `--rate`
-connections a second to each port it is for, keeps the last `--held` of them open, and says in turn nothing, half of
+connections a second to each port it is for, so many seconds before its window (what is taken at once, up to 1,024
+connections, is taken then), keeps the last `--held` of them open, and says in turn nothing, half of
 what is wanted, what is wanted with a wrong token, and rubbish. `a worker's port` is the one that the relay gives a
 worker: what is said there reaches the worker itself.
 
@@ -133,9 +134,9 @@ class Attacked:
     victims: dict[str, list[psutil.Process]]
     ports: dict[str, tuple[tuple[int, Sequence[bytes]], ...]]
 
-    def window(self, seconds: float) -> Window:
-        """Let it train for some seconds."""
-        time.sleep(SETTLE_S)
+    def window(self, seconds: float, settle_s: float = SETTLE_S) -> Window:
+        """Let it train for some seconds, a while from now."""
+        time.sleep(settle_s)
         metrics = self.out / "metrics.jsonl"
         offset, before, since_s = metrics.stat().st_size, self._cpu_s(), time.monotonic()
         time.sleep(seconds)
@@ -271,8 +272,8 @@ def measure(run: Attacked, case: str, options: argparse.Namespace) -> Pair:
             stack.enter_context(Flood(port, openings, per_s=options.rate, held=options.held))
             for port, openings in run.ports[case]
         ]
-        under = run.window(options.window_s)
-        opened = sum(flood.opened for flood in floods) / (options.window_s + SETTLE_S)
+        under = run.window(options.window_s, options.before_s)
+        opened = sum(flood.opened for flood in floods) / (options.window_s + options.before_s)
     after = run.window(half_s)
     steps = before.steps + after.steps
     quiet = Window(
@@ -307,6 +308,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=7)
     parser.add_argument("--window-s", type=float, default=6.0)
+    parser.add_argument("--before-s", type=float, default=8.0)
     parser.add_argument("--rate", type=float, default=200.0)
     parser.add_argument("--held", type=int, default=1000)
     options = parser.parse_args()

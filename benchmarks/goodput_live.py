@@ -21,7 +21,7 @@ LEARNING_RATE = 3e-4
 CALM_SPEEDS = ("0.05", "0.02")
 """Of the devices in runs without faults: their plans differ, and so do the orders in which numbers are added."""
 _LIMIT = 1_000_000
-"""Steps that no run comes to: a wish to stop ends it."""
+"""Steps that no run comes to: a request to stop ends it."""
 OPTIMIZER = "adamw"
 
 Event = tuple[float, str, bool]

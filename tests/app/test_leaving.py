@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 
 from spantrain.app import worker
-from spantrain.app.wishes import DRAIN, ask_to_drain, wishes_heard
+from spantrain.app.live_requests import DRAIN, ask_to_drain, requests_heard
 from spantrain.cli.failure import told_interrupt
 from spantrain.errors import ConfigError
 from testing.patience import PATIENCE_S
@@ -125,7 +125,7 @@ def test_a_device_is_asked_for_by_a_file_in_the_folder_of_a_run_under_way(tmp_pa
     for names in (("lab-0", "lab-1"), ()):
         (tmp_path / DRAIN).mkdir()
         (tmp_path / DRAIN / "lab-0").touch()  # of a run that was killed
-        with wishes_heard(tmp_path, names):
+        with requests_heard(tmp_path, names):
             if not names:
                 with refused:
                     ask_to_drain(tmp_path, "lab-1")

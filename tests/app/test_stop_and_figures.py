@@ -27,7 +27,7 @@ def outcomes(*durations_s: float) -> list[StepOutcome]:
     return [replace(STEP, step=number, duration_s=value) for number, value in enumerate(durations_s)]
 
 
-def test_first_wish_stops_after_the_step_and_second_at_once():
+def test_first_request_stops_after_the_step_and_second_at_once():
     stop = StopRequest()
     stop.begun = True
     assert (stop.wanted, stop.at_once) == (False, False)
@@ -37,7 +37,7 @@ def test_first_wish_stops_after_the_step_and_second_at_once():
     assert (stop.wanted, stop.at_once) == (True, True)
 
 
-def test_before_the_first_step_the_first_wish_is_one_for_an_end_at_once():
+def test_before_the_first_step_the_first_request_is_one_for_an_end_at_once():
     stop = StopRequest()
     assert stop.ask()
     assert stop.wanted

@@ -174,7 +174,7 @@ def test_the_cheapest_plan_costs_no_more_than_the_fastest(spantrain):
         (("--cluster", "x.yaml"), ("either",)),
     ],
 )
-def test_wrong_wishes_are_refused_in_one_message(spantrain, words, says):
+def test_wrong_options_are_refused_in_one_message(spantrain, words, says):
     ended = spantrain("plan", *PRESET, *words)
     assert ended.code == 2, ended.err
     assert ended.out == ""

@@ -75,7 +75,7 @@ def test_checkpoints_come_regularly_and_at_the_end(barrier_of):
     assert [done for done in range(9) if barrier.wants_checkpoint(done)] == [2, 4]
 
 
-def test_a_wish_to_stop_ends_with_a_checkpoint(barrier_of):
+def test_a_request_to_stop_ends_with_a_checkpoint(barrier_of):
     verdict, _ = both(barrier_of(TrainJob(steps=100), stop=True), 0)
     assert verdict.stop
     assert verdict.checkpoint

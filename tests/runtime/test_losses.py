@@ -15,7 +15,7 @@ from spantrain.app.training.recovery import carry_on
 from spantrain.app.training.requests import RunOptions, TrainRequest
 from spantrain.app.training.stop import StopRequest
 from spantrain.app.training.train import train
-from spantrain.app.wishes import ask_to_drain
+from spantrain.app.live_requests import ask_to_drain
 from spantrain.config.artefacts import write_profile
 from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan

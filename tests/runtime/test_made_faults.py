@@ -11,13 +11,13 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from spantrain.app.faults import Fault, FaultInjector, FaultKind, read_faults, wish_fault
+from spantrain.app.faults import Fault, FaultInjector, FaultKind, read_faults, ask_for_fault
 from spantrain.app.reporter import SilentReporter
 from spantrain.app.session import Session, SessionOptions, open_session
 from spantrain.app.training.requests import RunOptions, TrainRequest
 from spantrain.app.training.stop import StopRequest
 from spantrain.app.training.train import train
-from spantrain.app.wishes import FAULTS, wishes_heard
+from spantrain.app.live_requests import FAULTS, requests_heard
 from spantrain.cli.commands.faults import app
 from spantrain.core.job import TrainJob
 from spantrain.core.span import Span
@@ -96,7 +96,7 @@ def run(*words: object):
 @pytest.mark.parametrize("what", ["kill", "pause", "restart"])
 def test_a_fault_by_name_needs_a_run_under_way_and_one_of_its_devices(what, tmp_path, monkeypatch):
     assert "no run whose workers this machine has started is under way there" in str(run(what, tmp_path, "a").exception)
-    with wishes_heard(tmp_path, ("a", "b"), FAULTS):
+    with requests_heard(tmp_path, ("a", "b"), FAULTS):
         refused = run(what, tmp_path, "x")
         assert isinstance(refused.exception, ConfigError)
         assert "DEVICE 'x' is no device of this run; give one of a, b" in str(refused.exception)
@@ -127,16 +127,16 @@ def test_a_fault_that_cannot_be_made_is_answered_with_why(plan, tmp_path):
     )
     injector = FaultInjector((), session, tmp_path)
 
-    def wished(what, device):
+    def asked(what, device):
         said = []
 
-        def wish():
+        def ask():
             try:
-                wish_fault(tmp_path, Fault(after_step=0, what=what, device=device))
+                ask_for_fault(tmp_path, Fault(after_step=0, what=what, device=device))
             except ConfigError as error:
                 said.append(str(error))
 
-        thread = threading.Thread(target=wish)
+        thread = threading.Thread(target=ask)
         thread.start()
         while thread.is_alive():
             injector.look()
@@ -144,11 +144,11 @@ def test_a_fault_that_cannot_be_made_is_answered_with_why(plan, tmp_path):
         return said
 
     with injector.hearing():
-        assert wished(FaultKind.RESTART, "s0r0") == ["s0r0: its worker is there; kill it first"]
-        assert wished(FaultKind.KILL, "s0r1") == ["s0r1: has no worker now; `spantrain testbed restart` starts one"]
+        assert asked(FaultKind.RESTART, "s0r0") == ["s0r0: its worker is there; kill it first"]
+        assert asked(FaultKind.KILL, "s0r1") == ["s0r1: has no worker now; `spantrain testbed restart` starts one"]
         (tmp_path / FAULTS / "s0r0").write_text('{"what": "explode"')
         injector.look()
-        assert wished(FaultKind.KILL, "s0r0") == []
+        assert asked(FaultKind.KILL, "s0r0") == []
     assert workers.signals == [("s0r0", "SIGKILL")]
 
 

@@ -48,14 +48,14 @@ def run(make_plan, law_profile, tmp_path):
     """Two stages of one device, the first of which has to hold two micro-batches, and holds one."""
     torch.set_num_threads(1)
 
-    def run(name: str, **wishes):
+    def run(name: str, **more):
         spec = resolve_model(f"{hungry.__file__}:{name}")
         plan = make_plan(spec, [0, 2, 3], [[1], [1]], [THIRDS] * 2, "1f1b")
         profile, told = law_profile(plan.cluster, plan.model), Told()
         write_profile(profile, tmp_path / "profile.json")
         request = TrainRequest(
             plan=plan, profile=profile, profile_path=str(tmp_path / "profile.json"), job=JOB, out=tmp_path,
-            options=RunOptions(**wishes),
+            options=RunOptions(**more),
         )  # fmt: skip
         options = SessionOptions(network=False, functions=user_functions(spec))
         with open_session(plan.cluster, plan.devices, options, tmp_path / "logs", told) as session:

@@ -1,4 +1,4 @@
-"""What ends an order that is not done: the wish, the waits, at last the process."""
+"""What ends an order that is not done: the request, the waits, at last the process."""
 
 import socket
 import threading

@@ -52,7 +52,7 @@ def test_clusters_of_unequal_speed_train_at_their_own():
 
 @pytest.mark.parametrize("latency_s", [0.01, 0.3])
 def test_clusters_alike_end_their_rounds_together(latency_s):
-    """Each asks while the others' wish for its push is on its way: none is to push again at once."""
+    """Each asks while the others' request for its push is on its way: none is to push again at once."""
     line = replace(LINE, latency_s=latency_s)
     found = simulate_outer(case_of(1.0, 1.0, 1.0, line=line, settings=OuterSettings(grace_s=2.0)))
     assert found.versions == 11, "the first parameters, and ten rounds"

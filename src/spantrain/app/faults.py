@@ -12,7 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from spantrain.app.wishes import FAULTS, answer, answered, taken, wish, wishes_heard
+from spantrain.app.live_requests import FAULTS, answer, answered, ask, requests_heard, taken
 from spantrain.config.files.json_codec import from_json, to_json
 from spantrain.config.files.parsing import parse_json
 from spantrain.config.files.text_files import read_text
@@ -78,7 +78,7 @@ def read_faults(path: Path) -> tuple[Fault, ...]:
     return found
 
 
-def wish_fault(run: Path, fault: Fault) -> None:
+def ask_for_fault(run: Path, fault: Fault) -> None:
     """Have a fault made at once in a run that is under way, and return when it was.
 
     Raises:
@@ -88,17 +88,17 @@ def wish_fault(run: Path, fault: Fault) -> None:
         "no run whose workers this machine has started is under way there; give the folder that --out named (workers "
         "of `train --listen` are ended on their own machines)"
     )
-    wish(run, fault.device, FAULTS, json.dumps(to_json(fault)), nowhere=nowhere)
+    ask(run, fault.device, FAULTS, json.dumps(to_json(fault)), nowhere=nowhere)
     refusal = answered(run, fault.device, FAULTS, _ANSWER_S)
     if refusal:
         raise ConfigError(refusal)
 
 
 class FaultInjector:
-    """Makes the faults of a run as its steps end, and those that are wished for meanwhile."""
+    """Makes the faults of a run as its steps end, and those that are asked for meanwhile."""
 
     def __init__(self, faults: tuple[Fault, ...], session: "Session", run: Path) -> None:
-        """Take faults of a session on this machine; `run`: the folder where others are wished for.
+        """Take faults of a session on this machine; `run`: the folder where others are asked for.
 
         Raises:
             ConfigError: its workers were started elsewhere, or it has no such device.
@@ -115,12 +115,12 @@ class FaultInjector:
             raise ConfigError(f"--faults: there is no site {name}; this run has {', '.join(sites)}")
 
     def hearing(self) -> AbstractContextManager[None]:
-        """Let faults be wished for."""
+        """Let faults be asked for."""
         names = self._session.cluster.device_by_name if self._session.workers else ()
-        return wishes_heard(self._run, names, FAULTS)
+        return requests_heard(self._run, names, FAULTS)
 
     def look(self) -> None:
-        """Make those that were wished for since."""
+        """Make those that were asked for since."""
         for device, text in taken(self._run, FAULTS).items():
             try:
                 data = parse_json(text, FAULTS, error=ConfigError, remedy="use spantrain testbed kill")

@@ -196,7 +196,7 @@ def check_dtype(dtype: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions:
-    """What is wished of a model beside its name: its data, and what is changed of it."""
+    """What is asked of a model beside its name: its data, and what is changed of it."""
 
     data: Data = None
     tokenizer: Tokenizer = None
@@ -216,7 +216,7 @@ class ModelOptions:
     packing: Annotated[bool, typer.Option("--packing", help="Several conversations in a sample, kept apart.")] = False
 
     def chosen_model(self, name: str, *, read: bool = True) -> "ModelSpec":
-        """Return the model of that name, on the data that is wished; which is read, to see that it can be.
+        """Return the model of that name, on the data that is asked for; which is read, to see that it can be.
 
         Not if `read` is false: it is read later, or is on other machines.
 

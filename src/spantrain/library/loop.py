@@ -28,9 +28,9 @@ _ENDLESS = 2**31 - 1
 class StepSession:
     """Devices that wait for the next batch; made by `session`."""
 
-    def __init__(self, loop: StepLoop, model: ModelSpec, wishes: StopRequest) -> None:
+    def __init__(self, loop: StepLoop, model: ModelSpec, stop: StopRequest) -> None:
         self._loop = loop
-        self._wishes = wishes
+        self._stop = stop
         self._model = model
 
     @property
@@ -51,7 +51,7 @@ class StepSession:
     @property
     def should_stop(self) -> bool:
         """Whether a callback wants training to end; the loop decides."""
-        return self._wishes.wanted
+        return self._stop.wanted
 
     def step(self, batch: Any) -> float:
         """Train one step on a batch; return its loss, the mean over its samples.
@@ -71,7 +71,7 @@ class StepSession:
             )
         outcome = self._loop.step(found.inputs, found.labels)
         assert outcome.loss is not None
-        if self._wishes.take_save():
+        if self._stop.take_save():
             self.save()
         return outcome.loss
 
@@ -124,14 +124,14 @@ def session(
     model = model_of(model_factory, loss_fn, data=None, tokenizer=None, sequence_length=sequence_length)
     setting = Setting(model, arguments, cluster=cluster, plan=plan, optimizer=optimizer, measure=measure)
     steps = arguments.max_steps if arguments.max_steps > 0 else _ENDLESS
-    wishes = StopRequest()
-    reporter = UserReporter(checked_callbacks(callbacks), arguments, stop=wishes.ask, save=wishes.ask_save)
+    stop = StopRequest()
+    reporter = UserReporter(checked_callbacks(callbacks), arguments, stop=stop.ask, save=stop.ask_save)
     reporter.state.max_steps = max(arguments.max_steps, 0)
     with (
         reporter as progress,
         opened(setting, steps, workers or SessionOptions(), progress) as (devices, request),
         StepLoop(devices, request, progress) as loop,
     ):
-        yield StepSession(loop, model, wishes)
+        yield StepSession(loop, model, stop)
         outcome = loop.close()
     progress.ended(outcome)

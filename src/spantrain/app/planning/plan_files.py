@@ -169,7 +169,7 @@ def _problems(plan: Plan, profile: Profile, job: TrainJob, own_loop: bool) -> It
 def with_room_for_two(plan: Plan, profile: Profile, optimizer: str) -> Plan:
     """Let replicas that may hold their whole share of a step hold that of two, as far as memory goes.
 
-    Limits below a step's share are somebody's wish, or all that fits; they stay. The optimizer has the name that
+    Limits below a step's share are somebody's choice, or all that fits; they stay. The optimizer has the name that
     `cost.memory` gives it.
     """
     memory = MemoryCost(profile, optimizer, plan.dtype, staleness=1)

@@ -92,8 +92,8 @@ def about_keepers(plan: Plan, profile: Profile, optimizer: str, losses: int | No
             f"most ({_part(wait_s, plan, profile)})"
         )
         yield from _about_room(plan, profile, optimizer)
-    wished = with_keepers(plan, profile, optimizer, losses or 1)
-    for index, (stage, able) in enumerate(zip(plan.stages, wished.stages, strict=True)):
+    wanted = with_keepers(plan, profile, optimizer, losses or 1)
+    for index, (stage, able) in enumerate(zip(plan.stages, wanted.stages, strict=True)):
         if survived(stage) >= (losses or 1):
             continue
         why = "no other device has room for it" if is_whole(stage) else "its tensors are divided"

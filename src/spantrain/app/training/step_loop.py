@@ -151,7 +151,7 @@ class StepLoop:
         try:
             self._outcome = train(self._session, self._request, self._stop, self._reporter)
         except KeyboardInterrupt:
-            self._error = UsageError(_ENDED)  # the loop's own wish
+            self._error = UsageError(_ENDED)  # the loop has asked for it
         except Exception as error:  # noqa: BLE001 - this thread's outermost loop: the user's own thread raises it
             self._error = error
 

@@ -1,4 +1,4 @@
-"""What a user wishes of a run while it goes on: to stop, or to save."""
+"""What a user asks of a run while it goes on: to stop, or to save."""
 
 import threading
 
@@ -17,7 +17,7 @@ class StopRequest:
         """Whether the first step has begun."""
 
     def ask(self) -> bool:
-        """Count one more wish to stop; return whether it is one for an end at once."""
+        """Count one more request to stop; return whether it is one for an end at once."""
         with self._lock:
             self._count += 1
             return self.at_once or not self.begun
@@ -27,9 +27,9 @@ class StopRequest:
         self._save = True
 
     def take_save(self) -> bool:
-        """Return whether a checkpoint was wished for since it was last asked."""
-        wished, self._save = self._save, False
-        return wished
+        """Return whether a checkpoint was asked for since it was last asked."""
+        wanted, self._save = self._save, False
+        return wanted
 
     @property
     def wanted(self) -> bool:

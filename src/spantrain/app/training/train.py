@@ -40,7 +40,7 @@ from spantrain.app.training.run_folder import TRACE_FILE, RunContent, RunRecord,
 from spantrain.app.training.stop import StopRequest
 from spantrain.app.training.traced_run import RunNetwork
 from spantrain.app.watching.run_watch import RunWatch
-from spantrain.app.wishes import wishes_heard
+from spantrain.app.live_requests import requests_heard
 from spantrain.core.checkpoint import SampleLedger
 from spantrain.core.plan import PlanReport
 from spantrain.core.trace import Trace
@@ -143,7 +143,7 @@ class _RunOnSession:
             stack.enter_context(self._log)
             stack.enter_context(self._prepared)
             names = tuple(plan.cluster.device_by_name) if self._hears_members else ()
-            stack.enter_context(wishes_heard(request.out, names))
+            stack.enter_context(requests_heard(request.out, names))
             stack.enter_context(self._faults.hearing())
             stack.enter_context(self._journal)
             self._journal.begin(self._manifest(self._first_step))
@@ -197,7 +197,7 @@ class _RunOnSession:
         return leg_after(leg, setback, self._session, self._request, self._prepared, self._newest)
 
     def _looks_up(self) -> bool:
-        """Make faults that are wished for; return whether to end at once."""
+        """Make faults that are asked for; return whether to end at once."""
         self._faults.look()
         return self._stop.at_once
 

@@ -28,7 +28,7 @@ from pathlib import Path
 from queue import Queue
 
 from spantrain.app.watching.metrics_text import metrics_of_view
-from spantrain.transport.connection.pace import Pace
+from spantrain.transport.connection.pace import ConnectionPace
 
 _REQUEST_BYTES = 8192
 _REQUEST_S = 5.0
@@ -92,7 +92,7 @@ class PageServer:
 
     async def run(self, listening: socket.socket) -> None:
         """Serve. Whoever calls faster than that waits with the kernel, and costs this process nothing."""
-        loop, pace = asyncio.get_running_loop(), Pace(burst=_BURST, per_s=_NEW_PER_S)
+        loop, pace = asyncio.get_running_loop(), ConnectionPace(burst=_BURST, per_s=_NEW_PER_S)
         listening.setblocking(False)
         with listening:
             while True:

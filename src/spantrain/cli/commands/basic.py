@@ -259,7 +259,7 @@ def drain(
     device: Annotated[str, typer.Argument(metavar="DEVICE", help="Which is to leave it.")],
 ) -> None:
     """Have a device leave a run that is under way, behind a step, with what it holds handed over; no step is lost."""
-    from spantrain.app.wishes import ask_to_drain
+    from spantrain.app.live_requests import ask_to_drain
 
     ask_to_drain(run, device)
     typer.echo(f"{device} is asked to leave behind one of the next steps; the run tells when it has")

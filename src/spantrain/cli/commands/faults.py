@@ -57,14 +57,14 @@ def heal(site: Site = None, other: Site = None, testbed_id: Id = None, as_json: 
 
 
 def _make(run: Path, device: str, what: str, done: str, *, as_json: bool, seconds: str = "3 s") -> None:
-    from spantrain.app.faults import LONGEST_PAUSE_S, Fault, FaultKind, wish_fault
+    from spantrain.app.faults import LONGEST_PAUSE_S, Fault, FaultKind, ask_for_fault
 
     for_s = positive("--for", seconds, parse_seconds)
     assert for_s is not None
     if for_s > LONGEST_PAUSE_S:
         raise ConfigError(f"--for {seconds}: give {LONGEST_PAUSE_S:g} s at most")
     with clean_interrupt(f"{what} {device}"):
-        wish_fault(run, Fault(after_step=0, what=FaultKind(what), device=device, seconds=for_s))
+        ask_for_fault(run, Fault(after_step=0, what=FaultKind(what), device=device, seconds=for_s))
     if as_json:
         print_json({"run": str(run), "device": device, "fault": what} | ({"seconds": for_s} if what == "pause" else {}))
     else:

@@ -259,7 +259,7 @@ class _Command:
 
     @contextmanager
     def _page(self, out: Path, reporter: "Reporter") -> Iterator[None]:
-        """Serve the run's page, if that is wished."""
+        """Serve the run's page, if that is asked for."""
         if not self._asked.page:
             yield
             return

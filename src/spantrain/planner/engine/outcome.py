@@ -87,7 +87,7 @@ class StrategyFigures:
 
 
 class Ranking:
-    """The order of plans that fit, for one set of wishes."""
+    """The order of plans that fit, for one set of options."""
 
     def __init__(self, cluster: Cluster, options: PlanOptions) -> None:
         self._cluster, self._options = cluster, options

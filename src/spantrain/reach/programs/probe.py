@@ -34,7 +34,7 @@ SLOWED = {
     0x40: "too hot (hardware)",
     0x80: "power brake",
 }
-"""Of NVML's clock event reasons those that are no wish of the user's; idle and power caps are not among them."""
+"""Of NVML's clock event reasons those that no user has asked for; idle and power caps are not among them."""
 PCI_NAMES = {
     "0x1002:0x740c": "AMD Instinct MI250",
     "0x1002:0x740f": "AMD Instinct MI210",

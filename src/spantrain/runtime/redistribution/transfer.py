@@ -107,7 +107,7 @@ class TensorExchange:
         for file, blocks in requests.get(self._group.own, {}).items():
             self._fill(taken, wanted, blocks, self._source.read(file, blocks))
         for peer in self._group.peers:
-            self._give(peer, self._wish_of(peer))
+            self._give(peer, self._request_of(peer))
         for peer in self._group.peers:
             self._take(peer, requests.get(peer, {}), wanted, taken)
         return taken
@@ -156,7 +156,7 @@ class TensorExchange:
         where = f"not on any machine of this run: {', '.join(absent)}; copy it there" if absent else "no file holds it"
         return f"the checkpoint lacks {missing_text(missing)} for device {self._group.own}: {where}"
 
-    def _wish_of(self, peer: str) -> Request:
+    def _request_of(self, peer: str) -> Request:
         """Return what a peer asks for, all of which must be here."""
         request = _decode_request(self._receive(f"{_WANT}:{peer}"), peer)
         here = self._source.present()

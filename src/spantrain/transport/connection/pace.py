@@ -4,10 +4,10 @@ from dataclasses import dataclass
 
 
 @dataclass(kw_only=True)
-class Pace:
+class ConnectionPace:
     """A bucket of tokens.
 
-    >>> pace = Pace(burst=2, per_s=4.0)
+    >>> pace = ConnectionPace(burst=2, per_s=4.0)
     >>> [pace.wait_s(now_s) for now_s in (0.0, 0.0, 0.0, 0.25)]
     [0.0, 0.0, 0.25, 0.0]
     """

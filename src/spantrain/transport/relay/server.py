@@ -16,7 +16,7 @@ from functools import partial
 from spantrain.core.quantities import format_bytes
 from spantrain.errors import ConfigError
 from spantrain.transport.connection.bounds import Refusal
-from spantrain.transport.connection.pace import Pace
+from spantrain.transport.connection.pace import ConnectionPace
 from spantrain.transport.control.address import Address
 from spantrain.transport.relay import protocol
 from spantrain.transport.relay.protocol import WORD_BYTES, RelayFrame, Stream, proof
@@ -111,7 +111,7 @@ class RelayServer:
         self._tunnels: list[_HeldTunnel] = []
         self._greeting: dict[asyncio.StreamWriter, None] = {}
         self._calling: dict[asyncio.StreamWriter, None] = {}
-        self._paces: dict[tuple[int, str], Pace] = {}
+        self._paces: dict[tuple[int, str], ConnectionPace] = {}
         """By port and address of the caller."""
         self.refused: Counter[str] = Counter()
         """By reason."""
@@ -279,7 +279,7 @@ class RelayServer:
         if len(self._paces) >= _PACED:
             self._paces = {key: one for key, one in self._paces.items() if not one.is_full(now_s)}
         where = port, (peer[0] if peer and len(self._paces) < _PACED else "others")
-        if self._paces.setdefault(where, Pace(burst=_BURST, per_s=_CALLS_PER_S)).wait_s(now_s) > 0:
+        if self._paces.setdefault(where, ConnectionPace(burst=_BURST, per_s=_CALLS_PER_S)).wait_s(now_s) > 0:
             raise Refusal("too many calls", where[1])
 
     async def _met(self, held: _HeldTunnel, port: int) -> Stream:

@@ -1,4 +1,4 @@
-"""What people wish of a run that is under way: files in a folder of the run's, each with the name of a device."""
+"""What people ask of a run that is under way: files in a folder of the run's, each with the name of a device."""
 
 import shutil
 import time
@@ -11,15 +11,15 @@ from spantrain.errors import ConfigError
 DRAIN, FAULTS = "drain", "faults"
 """Devices that are to leave, and faults that are to be made."""
 _NAMES = ".devices"
-"""A file there, with the names of all devices that can be wished for."""
+"""A file there, with the names of all devices that can be asked for."""
 _ANSWER, _DRAFT = ".answer-", ".draft-"
 _LOOK_S = 0.02
 _MAX_TEXT = 4096
 
 
 @contextmanager
-def wishes_heard(run: Path, names: Collection[str], kind: str = DRAIN) -> Iterator[None]:
-    """Have a run's folder take wishes for some devices while it is under way; older ones are forgotten."""
+def requests_heard(run: Path, names: Collection[str], kind: str = DRAIN) -> Iterator[None]:
+    """Have a run's folder take requests for some devices while it is under way; older ones are forgotten."""
     shutil.rmtree(run / kind, ignore_errors=True)
     if names:
         (run / kind).mkdir(parents=True)
@@ -30,8 +30,8 @@ def wishes_heard(run: Path, names: Collection[str], kind: str = DRAIN) -> Iterat
         shutil.rmtree(run / kind, ignore_errors=True)
 
 
-def wish(run: Path, device: str, kind: str, text: str, *, nowhere: str) -> None:
-    """Wish something for a device of a run that is under way.
+def ask(run: Path, device: str, kind: str, text: str, *, nowhere: str) -> None:
+    """Ask something of a device of a run that is under way.
 
     Raises:
         ConfigError: there is no such run (`nowhere` says what could be meant), or it has no such device; or its folder
@@ -52,7 +52,7 @@ def wish(run: Path, device: str, kind: str, text: str, *, nowhere: str) -> None:
 
 
 def taken(run: Path, kind: str) -> dict[str, str]:
-    """Return the wishes that have come to a run since this was asked last, by device."""
+    """Return the requests that have come to a run since this was asked last, by device."""
     folder, found = run / kind, dict[str, str]()
     for file in sorted(folder.glob("[!.]*")):
         with suppress(OSError), file.open(encoding="utf-8", errors="replace") as content:
@@ -62,14 +62,14 @@ def taken(run: Path, kind: str) -> dict[str, str]:
 
 
 def answer(run: Path, device: str, kind: str, text: str) -> None:
-    """Answer who wished something for a device."""
+    """Answer who asked something of a device."""
     with suppress(OSError):
         (run / kind / (_DRAFT + device)).write_text(text)
         (run / kind / (_DRAFT + device)).replace(run / kind / (_ANSWER + device))
 
 
 def answered(run: Path, device: str, kind: str, within_s: float) -> str:
-    """Wait for the answer to a wish and return it; a wish that nobody waits for any more is taken back.
+    """Wait for the answer to a request and return it; one that nobody waits for any more is taken back.
 
     Raises:
         ConfigError: the run did not answer in time, or has ended.
@@ -98,4 +98,4 @@ def ask_to_drain(run: Path, device: str) -> None:
         "no run that devices may leave is under way there; give the folder that --out named (with --on-loss end, "
         "--staleness 1 or an outer optimizer devices stay)"
     )
-    wish(run, device, DRAIN, "", nowhere=nowhere)
+    ask(run, device, DRAIN, "", nowhere=nowhere)
