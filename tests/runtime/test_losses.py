@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from spantrain.app.live_requests import ask_to_drain
 from spantrain.app.reporter import SilentReporter
 from spantrain.app.session import Session, SessionOptions, open_session
 from spantrain.app.training.outcome import TrainOutcome
@@ -15,7 +16,6 @@ from spantrain.app.training.recovery import carry_on
 from spantrain.app.training.requests import RunOptions, TrainRequest
 from spantrain.app.training.stop import StopRequest
 from spantrain.app.training.train import train
-from spantrain.app.live_requests import ask_to_drain
 from spantrain.config.artefacts import write_profile
 from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan

@@ -11,13 +11,13 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from spantrain.app.faults import Fault, FaultInjector, FaultKind, read_faults, ask_for_fault
+from spantrain.app.faults import Fault, FaultInjector, FaultKind, ask_for_fault, read_faults
+from spantrain.app.live_requests import FAULTS, requests_heard
 from spantrain.app.reporter import SilentReporter
 from spantrain.app.session import Session, SessionOptions, open_session
 from spantrain.app.training.requests import RunOptions, TrainRequest
 from spantrain.app.training.stop import StopRequest
 from spantrain.app.training.train import train
-from spantrain.app.live_requests import FAULTS, requests_heard
 from spantrain.cli.commands.faults import app
 from spantrain.core.job import TrainJob
 from spantrain.core.span import Span

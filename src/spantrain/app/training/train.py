@@ -7,6 +7,7 @@ from pathlib import Path
 
 from spantrain.app.adaptation.adapt import adviser_of
 from spantrain.app.faults import FaultInjector
+from spantrain.app.live_requests import requests_heard
 from spantrain.app.outer.join import check_outer
 from spantrain.app.planning.plan_files import check_staleness, with_room_for_two
 from spantrain.app.profiling.slowing import MAX_REAL_COMPUTE, too_fast, what_is_emulated
@@ -40,7 +41,6 @@ from spantrain.app.training.run_folder import TRACE_FILE, RunContent, RunRecord,
 from spantrain.app.training.stop import StopRequest
 from spantrain.app.training.traced_run import RunNetwork
 from spantrain.app.watching.run_watch import RunWatch
-from spantrain.app.live_requests import requests_heard
 from spantrain.core.checkpoint import SampleLedger
 from spantrain.core.plan import PlanReport
 from spantrain.core.trace import Trace

@@ -11,12 +11,12 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from spantrain.app.live_requests import DRAIN, taken
 from spantrain.app.reporter import Reporter
 from spantrain.app.session import Session
 from spantrain.app.training.recovery.carry_on import Leg, givers_of
 from spantrain.app.training.requests import TrainRequest
 from spantrain.app.training.stop import StopRequest
-from spantrain.app.live_requests import DRAIN, taken
 from spantrain.core.plan import Plan
 from spantrain.core.quantities import format_seconds
 from spantrain.cost.moving import moved
