@@ -12,7 +12,7 @@ ON_ANY_BACKEND := $(addprefix tests/runtime/test_,processes.py losses.py tensor_
 # Whatever the environment says: else each of hundreds of processes compiles what it imports.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup demo lint docs check-fast check test gpu clean
+.PHONY: setup demo lint docs tables check-fast check test gpu clean
 
 setup: .setup-stamp
 
@@ -37,8 +37,12 @@ docs: setup
 check-fast: lint
 	$(BIN)/pytest -n 2 --dist loadfile -m "not slow" $(PURE)
 
-check: lint docs
+tables: setup
 	$(BIN)/python benchmarks/paper_tables.py --check
+
+# Side by side, each output in one piece.
+check: setup
+	$(MAKE) --no-print-directory -j 2 -O lint docs tables
 
 test: check
 	$(BIN)/pytest -n 3 --dist loadfile
