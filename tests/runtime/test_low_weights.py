@@ -11,11 +11,14 @@ from spantrain.core.precision import LOW_WEIGHTS
 from spantrain.core.span import Span
 from spantrain.formats.registry import WireFormat
 from spantrain.models.build import build_units, unit_count
+from spantrain.models.catalog.catalog import resolve_model
 from spantrain.models.data.dataset import open_dataset
 from spantrain.models.execution.stage import StageExecutor
 from spantrain.models.graph import build_graph
 from spantrain.models.low_weights import full_weight
+from spantrain.models.tracing.source import load_model
 from testing.models.rows import rows_of
+from testing.models.zoo.trial import FOLDER
 from testing.runtime.sessions import train_in_threads
 
 THIRDS = [Span(0, 2), Span(2, 4), Span(4, 6)]
@@ -77,9 +80,27 @@ def test_units_that_stay_keep_their_float32_weights(spec_of) -> None:
 
 def test_a_parameter_that_two_units_share_stays_one(spec_of) -> None:
     executor = StageExecutor(build_units(spec_of("gpt2"), seed=0), is_last=True, global_batch=6, dtype=LOW_WEIGHTS)
+    assert len(executor.low_weights.copies) == sum(".ln_" not in name for name in executor.named_parameters())
     plain = StageExecutor(build_units(spec_of("gpt2"), seed=0), is_last=True, global_batch=6)
-    assert len(executor.low_weights.copies) == len(plain.named_parameters())
     assert plain.low_weights.copies == ()
+
+
+@pytest.mark.parametrize(
+    "name", ["decoders.llama", "encoders.deberta_v2", "pairs.t5", "pairs.whisper", "pictures.detr", "plain.lstm"]
+)
+def test_models_as_people_bring_them_compute_what_they_do_under_autocast(name) -> None:
+    family, _, function = name.partition(".")
+    spec, losses = resolve_model(f"{FOLDER / family}.py:{function}"), []
+    batch = load_model(spec, seed=0).batch
+    for dtype in ("bfloat16", LOW_WEIGHTS):
+        executor = StageExecutor(build_units(spec, seed=0), is_last=True, global_batch=4, dtype=dtype)
+        rows = {number: batch.rows[number][:4] for number in executor.reads}
+        losses.append(float(executor.forward(Span(0, 4), (), rows)[0]))
+        executor.backward(Span(0, 4), ())
+        gradients = [own.grad for own in executor.named_parameters().values() if own.grad is not None]
+        assert gradients
+        assert all(one.dtype is torch.float32 and one.isfinite().all() for one in gradients)
+    assert losses[1] == pytest.approx(losses[0], rel=0.02)
 
 
 def test_less_is_held_and_less_crosses_cuts(spec_of) -> None:

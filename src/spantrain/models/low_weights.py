@@ -4,7 +4,7 @@ A parameter that is trained stands in its module as a copy in bfloat16, made ane
 gives it is added to the gradient of the float32 one at once, in float32. Autocast still chooses the type of each
 operation: normalizations and losses are float32. What goes from layer to layer, and so crosses cuts, is bfloat16.
 
-Normalizations over the batch keep float32 weights: their statistics are of that type.
+Torch's normalizations keep their few weights in float32: what they work on may be of either type.
 """
 
 from collections.abc import Iterable
@@ -12,12 +12,13 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _NormBase
 
 from spantrain.core.precision import LOW_WEIGHTS
 
 Module = TypeVar("Module", bound=nn.Module)
 _OF_FLOAT32 = "of_float32"
+_NORMALIZATIONS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, _NormBase)
 
 
 def full_weight(parameter: nn.Parameter) -> nn.Parameter:
@@ -43,7 +44,7 @@ def with_low_weights(module: Module, dtype: str) -> Module:
     """
     made: dict[int, nn.Parameter] = {}
     for layer in module.modules() if dtype == LOW_WEIGHTS else ():
-        for name, own in () if isinstance(layer, _BatchNorm) else list(layer._parameters.items()):
+        for name, own in () if isinstance(layer, _NORMALIZATIONS) else list(layer._parameters.items()):
             if own is not None and own.requires_grad and own.dtype is torch.float32:
                 if id(own) not in made:
                     made[id(own)] = _copy_of(own)
