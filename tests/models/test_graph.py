@@ -2,9 +2,11 @@
 
 import pytest
 
+from spantrain.errors import ConfigError
 from spantrain.models.build import build_units, unit_count
 from spantrain.models.catalog.catalog import resolve_model
 from spantrain.models.graph import build_graph
+from testing.models.zoo.trial import FOLDER
 
 
 def test_graph_agrees_with_the_units(spec):
@@ -56,6 +58,12 @@ def test_graph_of_a_spec_that_was_in_a_file_is_the_same(small_spec):
 def test_graph_refuses_an_unknown_dtype(small_spec):
     with pytest.raises(ValueError, match="float32, bfloat16, float16 or bfloat16-weights, got 'float8'"):
         build_graph(small_spec("gpt2"), dtype="float8")
+
+
+def test_a_model_that_does_not_run_in_16_bits_is_told_of():
+    spec = resolve_model(f"{FOLDER / 'plain'}.py:mixture")
+    with pytest.raises(ConfigError, match=r"does not run in bfloat16: .*; give --dtype float32, float16, bfloat16-w"):
+        build_graph(spec, dtype="bfloat16")
 
 
 def test_graph_covers_every_unit(spec):

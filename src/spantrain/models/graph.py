@@ -3,14 +3,14 @@
 import contextlib
 import hashlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from spantrain.core.precision import check_dtype
+from spantrain.core.precision import DTYPES, check_dtype, is_low
 from spantrain.core.shares import MemberBytes, TensorPieces, divided_share
 from spantrain.core.units import ModelSpec, TensorSpec, Unit, UnitGraph
 from spantrain.errors import ConfigError
@@ -61,8 +61,7 @@ def build_graph(spec: ModelSpec, *, dtype: str = "float32") -> UnitGraph:
         unit_class = _unit_class(spec, module, (*entering, *read))
         if unit_class not in measured:
             last = index == len(source.names) - 1
-            own = with_low_weights(checked.at(index), dtype)
-            measured[unit_class] = _measure(spec, own, module, entering, dtype=dtype, last=last)
+            measured[unit_class] = _measured(spec, checked.at(index), module, entering, dtype=dtype, last=last)
         found = replace(
             measured[unit_class], name=module.name, unit_class=unit_class, shared=tuple(sorted(module.shared))
         )
@@ -96,20 +95,28 @@ def _unit_class(spec: ModelSpec, module: UnitModule, inputs: tuple[TensorSpec, .
     return f"{module.class_name}[{shape}]-{digest}"
 
 
+def _measured(
+    spec: ModelSpec, module: UnitModule, empty: UnitModule, entering: tuple[TensorSpec, ...], *, dtype: str, last: bool
+) -> Unit:
+    """Measure as `_measure` does; what fails in 16 bits alone is said to."""
+    try:
+        return _measure(spec, module, empty, entering, dtype=dtype, last=last)
+    except RuntimeError as error:
+        if not is_low(dtype):
+            raise
+        others = ", ".join(name for name in DTYPES if name != dtype)
+        raise ConfigError(
+            f"model {spec.name}: {module.name} does not run in {dtype}: {error}; give --dtype {others}"
+        ) from error
+
+
 def _measure(
     spec: ModelSpec, module: UnitModule, empty: UnitModule, entering: tuple[TensorSpec, ...], *, dtype: str, last: bool
 ) -> Unit:
     """Return what every unit of one class has in common."""
-
-    def batch(samples: int, device: str = "cpu") -> _Batch:
-        tensors = []
-        for one in entering:
-            tensor = torch.zeros((samples, *one.shape_per_sample), dtype=getattr(torch, one.dtype), device=device)
-            tensors.append(tensor.requires_grad_(one.requires_grad))
-        return tuple(tensors), example_rows(spec, samples, device=device)
-
-    low = autocast_dtype(dtype)
-    flop = _flop(spec, module, empty, batch)
+    low, batch = autocast_dtype(dtype), partial(_batch, spec, entering)
+    flop = _flop(spec, module, empty, entering)
+    with_low_weights(module, dtype)
     sums = sums_of(empty)
     pieces = pieces_of(empty) if sums else ()
     two = held_by_two(module, partial(batch, _SMALL), low, ends_model=last) if pieces else []
@@ -160,14 +167,27 @@ def _by_member(pieces: tuple[TensorPieces, ...], held: list[int]) -> MemberBytes
     )
 
 
-def _flop(spec: ModelSpec, module: UnitModule, empty: UnitModule, batch: Callable[..., _Batch]) -> float:
-    """Count operations for one sample: without numbers, or with them where the unit cannot do without."""
+def _batch(spec: ModelSpec, entering: tuple[TensorSpec, ...], samples: int, device: str = "cpu") -> _Batch:
+    tensors = []
+    for one in entering:
+        tensor = torch.zeros((samples, *one.shape_per_sample), dtype=getattr(torch, one.dtype), device=device)
+        tensors.append(tensor.requires_grad_(one.requires_grad))
+    return tuple(tensors), example_rows(spec, samples, device=device)
+
+
+def _flop(spec: ModelSpec, module: UnitModule, empty: UnitModule, entering: tuple[TensorSpec, ...]) -> float:
+    """Count operations for one sample: without numbers, or with them where the unit cannot do without.
+
+    They are as many in any type, so what comes in is taken to be of float32, as the parameters are.
+    """
+    low = ("bfloat16", "float16")
+    as_float32 = tuple(replace(one, dtype="float32") if one.dtype in low else one for one in entering)
     with contextlib.suppress(RuntimeError, ConfigError), FlopMeter() as meter:
-        empty.run(*batch(_SMALL, "meta"))
+        empty.run(*_batch(spec, as_float32, _SMALL, "meta"))
         return float(meter.total) / _SMALL
     try:
         with FlopMeter() as meter:
-            module.run(*batch(_SMALL))
+            module.run(*_batch(spec, as_float32, _SMALL))
     except RuntimeError as error:
         raise ConfigError(
             f"model {spec.name}: {module.name} ran when its model was followed, and does not run on {_SMALL} sample: "
