@@ -5,7 +5,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from spantrain.app.faults import Fault
-from spantrain.app.planning.plan_files import check_fits_profile, differences, open_plan, under_schedule
+from spantrain.app.planning.plan_files import (
+    check_fits_profile,
+    check_staleness,
+    differences,
+    open_plan,
+    under_schedule,
+    with_room_for_two,
+)
 from spantrain.app.planning.protection import about_keepers, with_keepers
 from spantrain.app.training.metrics import BestCheckpoint, EvaluationMetrics
 from spantrain.app.weight_folder import FirstWeights, first_weights
@@ -119,6 +126,9 @@ class TrainRequest:
     def __post_init__(self) -> None:
         self.job.about_statistics(self.plan.model, self.profile.graph)
         self.check_plan(self.plan)
+        if self.job.staleness:
+            plan = with_room_for_two(self.plan, self.profile, self.job.optimizer_state)
+            check_staleness(plan, self.profile, self.job, own_loop=self.batches is not None)
         if self.options.protect and not self._keeps_state:
             raise ConfigError(
                 f"--protect {self.options.protect} keeps state for a run that goes on after a loss; leave it out with "

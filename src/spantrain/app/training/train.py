@@ -9,7 +9,7 @@ from spantrain.app.adaptation.adapt import adviser_of
 from spantrain.app.faults import FaultInjector
 from spantrain.app.live_requests import requests_heard
 from spantrain.app.outer.join import check_outer
-from spantrain.app.planning.plan_files import check_staleness, with_room_for_two
+from spantrain.app.planning.plan_files import with_room_for_two
 from spantrain.app.profiling.slowing import MAX_REAL_COMPUTE, too_fast, what_is_emulated
 from spantrain.app.reporter import Reporter
 from spantrain.app.session import Session
@@ -67,7 +67,6 @@ def train(session: Session, request: TrainRequest, stop: StopRequest, reporter: 
 
     Raises:
         ConfigError: the plan is of a run whose batches came from a user's own loop.
-        PlanError: steps cannot overlap as the job wants it.
         ConfigError: the run cannot be a cluster of an outer optimizer.
         WorkerError, PeerLostError: a device failed or was lost; the run has been ended everywhere.
     """
@@ -82,7 +81,6 @@ def train(session: Session, request: TrainRequest, stop: StopRequest, reporter: 
         check_outer(session)
     if request.job.staleness:
         plan = with_room_for_two(plan, request.profile, request.job.optimizer_state)
-        check_staleness(plan, request.profile, request.job, own_loop=request.batches is not None)
     plan = replace(
         request.protected(plan),
         generation=session.generations.following(request.plan.generation, goes_on=request.resume is not None),
