@@ -89,10 +89,18 @@ def _unit_class(spec: ModelSpec, module: UnitModule, inputs: tuple[TensorSpec, .
     # A configuration that was in a file has lists in the place of tuples.
     config: Mapping[str, object] = spec.config
     settings = sorted((key, tuple(value) if isinstance(value, list) else value) for key, value in config.items())
-    text = repr((spec.family, settings, spec.sequence_length, repr(module), parameters, inputs))
+    text = repr((spec.family, settings, spec.sequence_length, _told(module), parameters, inputs))
     digest = hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
     shape = "x".join(str(size) for tensor in inputs for size in tensor.shape_per_sample)
     return f"{module.class_name}[{shape}]-{digest}"
+
+
+def _told(module: UnitModule) -> str:
+    """Return what modules say of themselves; where one cannot without numbers, of which classes they are."""
+    try:
+        return repr(module)
+    except Exception:  # noqa: BLE001 - whatever code of a user's raises
+        return ", ".join(f"{path}: {type(part).__name__}" for path, part in module.named_modules())
 
 
 def _measured(
@@ -178,15 +186,16 @@ def _batch(spec: ModelSpec, entering: tuple[TensorSpec, ...], samples: int, devi
 def _flop(spec: ModelSpec, module: UnitModule, empty: UnitModule, entering: tuple[TensorSpec, ...]) -> float:
     """Count operations for one sample: without numbers, or with them where the unit cannot do without.
 
-    They are as many in any type, so what comes in is taken to be of float32, as the parameters are.
+    They are as many in any type, so what comes in is taken to be of float32, as the parameters are. No graph is made: a
+    unit may keep what it has computed, and could not be copied then.
     """
     low = ("bfloat16", "float16")
     as_float32 = tuple(replace(one, dtype="float32") if one.dtype in low else one for one in entering)
-    with contextlib.suppress(RuntimeError, ConfigError), FlopMeter() as meter:
+    with contextlib.suppress(RuntimeError, ConfigError), torch.no_grad(), FlopMeter() as meter:
         empty.run(*_batch(spec, as_float32, _SMALL, "meta"))
         return float(meter.total) / _SMALL
     try:
-        with FlopMeter() as meter:
+        with torch.no_grad(), FlopMeter() as meter:
             module.run(*_batch(spec, as_float32, _SMALL))
     except RuntimeError as error:
         raise ConfigError(

@@ -8,15 +8,14 @@ Torch's normalizations keep their few weights in float32: what they work on may 
 """
 
 from collections.abc import Iterable
-from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from spantrain.core.precision import LOW_WEIGHTS
+from spantrain.models.units import Module
 
-Module = TypeVar("Module", bound=nn.Module)
 _OF_FLOAT32 = "of_float32"
 _NORMALIZATIONS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, _NormBase)
 

@@ -1,15 +1,17 @@
 """What a unit is: a module on tensors, whose parameters know their names in the unsplit model."""
 
+import copy
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils._pytree import tree_leaves
 
 from spantrain.core.units import WholeMicroBatch
 from spantrain.models.randomness.draws import DrawingModules, DrawnSamples, SeededDraws
@@ -17,6 +19,8 @@ from spantrain.models.randomness.shapes import DrawnShapes
 
 if TYPE_CHECKING:
     from spantrain.models.tensor_parallel.group import TensorGroup
+
+Module = TypeVar("Module", bound=nn.Module)
 
 IGNORED_LABEL = -100
 
@@ -278,6 +282,20 @@ def tie_parameters(units: Sequence[UnitModule]) -> None:
         for other, other_local in members[1:]:
             owner, _, attribute = other_local.rpartition(".")
             setattr(units[other].get_submodule(owner), attribute, parameter)
+
+
+def left_behind(module: nn.Module) -> dict[int, Any]:
+    """Return copies of what forwards have left behind in a module with their graph, for the `memo` of `deepcopy`.
+
+    Torch copies no tensor that was computed.
+    """
+    kept = tree_leaves([list(vars(part).values()) for part in module.modules()])
+    return {id(one): one.detach() for one in kept if isinstance(one, Tensor) and not one.is_leaf}
+
+
+def copied(module: Module) -> Module:
+    """Return a copy of a module, whatever forwards have left behind in it."""
+    return copy.deepcopy(module, left_behind(module))
 
 
 def sample_losses(logits: Tensor, labels: Tensor) -> Tensor:

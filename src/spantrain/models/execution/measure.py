@@ -5,7 +5,6 @@ hold whole, and bytes that grow with the part. So what is gathered and summed co
 for want of a rule.
 """
 
-import copy
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from spantrain.models.randomness.draws import DrawnSamples
 from spantrain.models.tensor_parallel.divided import own_part
 from spantrain.models.tensor_parallel.group import TensorGroup, run_members
 from spantrain.models.tensor_parallel.shard import shard_units
-from spantrain.models.units import Rows, UnitModule
+from spantrain.models.units import Rows, UnitModule, copied
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -101,7 +100,7 @@ def held_by_two(
 
     With `sequence_parallel`, they hold slices of the sequence where they can.
     """
-    members = [copy.deepcopy(unit) for _ in range(2)]
+    members = [copied(unit) for _ in range(2)]
 
     def work(group: TensorGroup) -> HeldBehind:
         own = members[group.rank]

@@ -3,7 +3,6 @@
 Says for the cost model, too, by which pieces the layers of a unit are divided, and how much of the unit they are.
 """
 
-import copy
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
@@ -17,7 +16,7 @@ from spantrain.models.tensor_parallel.group import InputCopy, TensorGroup, Threa
 from spantrain.models.tensor_parallel.multihead import leave_fast_paths
 from spantrain.models.tensor_parallel.rules import counts
 from spantrain.models.tensor_parallel.sequence import SequenceBlock, SequenceSlices, sequence_blocks
-from spantrain.models.units import UnitModule, parameter_names
+from spantrain.models.units import UnitModule, copied, parameter_names
 
 
 def sums_of(unit: UnitModule) -> int:
@@ -263,7 +262,7 @@ def pieces_of(unit: UnitModule) -> tuple[TensorPieces, ...]:
     }
     shared = {id(unit.get_parameter(local)): group for group, local in unit.shared.items()}
     # Which parameters members of a group hold parts of does not depend on the shares.
-    parts = shard_units([copy.deepcopy(unit)], (1.0, 1.0), 0, ThreadGroup.together(2)[0])
+    parts = shard_units([copied(unit)], (1.0, 1.0), 0, ThreadGroup.together(2)[0])
     found: dict[int, list[nn.Parameter]] = {}
     for _, local, full in _named([unit]):
         if not parts[full].is_whole:

@@ -1,7 +1,6 @@
 """A model's units, found once for each process: which parts it has, what they are called, what they share."""
 
 import contextlib
-import copy
 import logging
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -28,7 +27,7 @@ from spantrain.models.tracing.stubs.shell import Shell, StubbedUnit
 from spantrain.models.tracing.tape import NamedWeight, TapeStep
 from spantrain.models.tracing.tape import parts as in_structure
 from spantrain.models.tracing.unit import TracedUnit
-from spantrain.models.units import CheckedUnits, UnitModule, module_names, parameter_names
+from spantrain.models.units import CheckedUnits, UnitModule, copied, module_names, parameter_names
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -97,7 +96,7 @@ class TracedUnits:
     def empty(self, index: int) -> UnitModule:
         """Build a unit on the meta device."""
         # A copy: whoever gets it may divide its modules in place.
-        return copy.deepcopy(_empty_units(cut_model(self._spec))[index]).to("meta")
+        return copied(_empty_units(cut_model(self._spec))[index]).to("meta")
 
     def to_measure(self) -> CheckedUnits:
         """Return all units, of a model that was checked to be what they are.
@@ -141,7 +140,7 @@ def drawn_parameters(spec: ModelSpec, names: Collection[str], *, seed: int) -> d
 
 @lru_cache(maxsize=8)
 def _empty_units(cut: CutModel) -> list[UnitModule]:
-    return _units(cut, range(len(cut.names)), copy.deepcopy(cut.whole.module), cut.whole.loss)
+    return _units(cut, range(len(cut.names)), copied(cut.whole.module), cut.whole.loss)
 
 
 def _units(cut: CutModel, indices: Iterable[int], model: nn.Module, loss: Loss) -> list[UnitModule]:

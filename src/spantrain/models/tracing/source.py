@@ -29,8 +29,8 @@ from spantrain.models.sources import DROPOUT, hf_configuration, image_shape
 from spantrain.models.statistics import leave_frozen, without_exchange
 from spantrain.models.tracing.batch import LabelLoss, Loss, ModelBatch
 from spantrain.models.tracing.factory import call_factory, plain_module
-from spantrain.models.tracing.tape import TraceProblem, parts
-from spantrain.models.units import keeps_statistics, set_training
+from spantrain.models.tracing.tape import TraceProblem
+from spantrain.models.units import keeps_statistics, left_behind, set_training
 
 AnyTensor = TypeVar("AnyTensor", bound=Tensor)
 _NO_PARAMETER = -1
@@ -265,10 +265,7 @@ def emptied(module: nn.Module, replaced: Any, *, buffers: bool = False) -> nn.Mo
     if buffers:
         tensors += list(module.buffers())
     memo = {id(tensor): replaced(tensor) for tensor in tensors}
-    kept = parts([list(vars(part).values()) for part in module.modules()])
-    # What a forward left behind cannot be copied.
-    memo |= {id(part): part.detach() for part in kept if isinstance(part, Tensor) and not part.is_leaf}
-    return copy.deepcopy(module, memo)
+    return copy.deepcopy(module, memo | left_behind(module))
 
 
 def _load(spec: ModelSpec) -> Loaded:

@@ -192,6 +192,11 @@ def mamba2():
     return _causal("Mamba2", STATES, state_size=4, num_heads=8, head_dim=8, n_groups=2, expand=2, chunk_size=4)
 
 
+def recurrent_gemma():
+    """Keeps what it has computed in an attribute."""
+    return _causal("RecurrentGemma", GROUPED, lru_width=32, attention_window_size=8)
+
+
 def jamba():
     sizes = {"num_experts": 4, "num_experts_per_tok": 2, "mamba_d_state": 4, "mamba_dt_rank": 4, "attn_layer_period": 2}
     more = {"attn_layer_offset": 1, "expert_layer_period": 2, "expert_layer_offset": 1, "use_mamba_kernels": False}

@@ -68,6 +68,11 @@ def xlm_roberta():
     return _library("XLMRobertaForMaskedLM", "XLMRoberta", _masked(), **{**SIZES, "pad_token_id": 1})
 
 
+def ibert():
+    """Says nothing of itself where its parameters have no numbers."""
+    return _library("IBertForSequenceClassification", "IBert", _classified(), **{**SIZES, "pad_token_id": 1})
+
+
 def distilbert():
     sizes = {"dim": 32, "hidden_dim": 48, "n_layers": 4, "n_heads": 4, "max_position_embeddings": 32}
     return _library(
