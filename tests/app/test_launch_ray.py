@@ -2,10 +2,15 @@
 
 import subprocess
 import sys
+import time
+from types import SimpleNamespace
 
 import pytest
 
-from spantrain.app.launch.ray import WorkerActor, node_resource
+from spantrain.app.launch.ray import RayWay, RayWorkers, WorkerActor, node_resource
+from spantrain.app.launch.way import WantedWorkers
+from spantrain.app.reporter import SilentReporter
+from spantrain.config.cluster_file import load_preset
 from spantrain.core.cluster import Host
 from spantrain.errors import ConfigError
 from spantrain.reach.code import PackedCode
@@ -33,6 +38,37 @@ def test_an_actor_runs_a_worker_in_the_code(tmp_path, monkeypatch):
     assert (tmp_path / "out").read_text() == "from the code"
     missing = WorkerActor("", ["-c", writes], told, ["/no/such/data"], None).run()
     assert missing == "was not started: data /no/such/data is not there; copy it: code is copied, data are not"
+
+
+def test_actors_end_by_themselves_before_they_are_killed(tmp_path):
+    """Of an actor that is killed at work Ray prints that it will be tried again, at the end of a run."""
+    happened = []
+
+    class Ray:
+        """What Ray does, of an actor whose worker takes a moment to leave."""
+
+        exceptions = SimpleNamespace(RayError=RuntimeError)
+
+        def wait(self, references, timeout):
+            happened.append("waited")
+            time.sleep(min(timeout, 0.2))
+            return (references, []) if happened == ["waited"] * 3 else ([], references)
+
+        def get(self, reference):
+            happened.append(reference)
+            return "ended with status 0"
+
+        def kill(self, actor, *, no_restart):
+            happened.append("killed" if no_restart else "started again")
+
+        def shutdown(self):
+            happened.append("shutdown")
+
+    wanted = WantedWorkers(cluster=load_preset("laptop"), devices=("lab",), log_folder=tmp_path)
+    with RayWorkers(wanted, RayWay(restarts=1), {}, Ray(), SilentReporter()) as workers:
+        workers._actors = {"lab": SimpleNamespace(run=SimpleNamespace(remote=lambda: "left"))}
+        workers._thread.start()
+    assert happened == ["waited"] * 3 + ["left", "killed", "shutdown"]
 
 
 def test_an_actor_dies_of_a_worker_that_fails(plain_processes):

@@ -20,7 +20,7 @@ from spantrain.errors import ConfigError, PeerLostError
 from spantrain.reach.code import PackedCode
 from spantrain.reach.programs.keeper import code_folder, end_with_parent, place_code
 
-_LOOK_S = 1.0
+_LOOK_S, _LEAVE_S = 1.0, 3.0
 _PLACE_S = 600.0
 _PINCH = 0.001
 """Of a resource that stands for a node."""
@@ -113,6 +113,8 @@ class RayWorkers(StartedWorkers):
 
     def close(self) -> None:
         """End all actors, and give back their places."""
+        if self._thread.is_alive():
+            self._thread.join(_LEAVE_S)  # of one that is killed at work Ray prints that it will be tried again
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join(10 * _LOOK_S)
