@@ -21,6 +21,7 @@ from spantrain.models.execution.segment import autocast_dtype
 from spantrain.models.low_weights import with_low_weights
 from spantrain.models.statistics import trained_names_of
 from spantrain.models.tensor_parallel.shard import divides_sequence, pieces_of, sums_of
+from spantrain.models.tracing.factory import told_as_the_models
 from spantrain.models.units import Rows, UnitModule
 
 _Batch = tuple[tuple[Tensor, ...], Rows]
@@ -106,16 +107,11 @@ def _told(module: UnitModule) -> str:
 def _measured(
     spec: ModelSpec, module: UnitModule, empty: UnitModule, entering: tuple[TensorSpec, ...], *, dtype: str, last: bool
 ) -> Unit:
-    """Measure as `_measure` does; what fails in 16 bits alone is said to."""
-    try:
+    """Measure as `_measure` does; what the model's own code raises is told as that."""
+    others = ", ".join(name for name in DTYPES if name != dtype)
+    how = f"in {dtype} (give --dtype {others})" if is_low(dtype) else "by itself"
+    with told_as_the_models(f"model {spec.name}: {module.name} does not run {how}"):
         return _measure(spec, module, empty, entering, dtype=dtype, last=last)
-    except RuntimeError as error:
-        if not is_low(dtype):
-            raise
-        others = ", ".join(name for name in DTYPES if name != dtype)
-        raise ConfigError(
-            f"model {spec.name}: {module.name} does not run in {dtype}: {error}; give --dtype {others}"
-        ) from error
 
 
 def _measure(

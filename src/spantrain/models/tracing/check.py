@@ -26,7 +26,7 @@ from spantrain.models.randomness.reference import seeded
 from spantrain.models.randomness.shapes import DrawnShapes
 from spantrain.models.statistics import trained_norms
 from spantrain.models.tracing.batch import ModelBatch, call_named, picked, taken_names
-from spantrain.models.tracing.factory import uncompiled, what_was_raised
+from spantrain.models.tracing.factory import told_as_the_models, uncompiled, what_was_raised
 from spantrain.models.tracing.source import Given, Loaded
 from spantrain.models.tracing.tape import line_of_model, parts
 from spantrain.models.units import LABELS, UnitModule, loss_of, set_training
@@ -215,7 +215,9 @@ def check_units(spec: ModelSpec, units: Sequence[UnitModule], loaded: Loaded) ->
     with as_it_trains(loaded, units), torch.no_grad():
         shapes = next((unit.draws for unit in units if unit.draws), {})
         whole = _steady_loss(spec, loaded, batch, shapes)
-        together = float(loss_of(units, batch.rows, DrawnSamples(seed=0, step=0, first=0, count=_SAMPLES)))
+        samples = DrawnSamples(seed=0, step=0, first=0, count=_SAMPLES)
+        with told_as_the_models(f"model {spec.name}: does not run in parts as it does as a whole"):
+            together = float(loss_of(units, batch.rows, samples))
     if not is_close(whole, together):
         hooked = hooked_module(loaded.module, [path for path, _ in loaded.module.named_modules()])
         why = "its forward could not be followed rightly; please report this, with the model"

@@ -21,7 +21,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from spantrain.core.units import ModelSpec
-from spantrain.errors import ConfigError
+from spantrain.errors import ConfigError, SpanTrainError
 from spantrain.models.sources import factory_file, source_digest
 from spantrain.models.tracing.batch import FunctionLoss, Loss, ModelBatch, OwnLoss, split_batch
 
@@ -66,6 +66,23 @@ def call_factory(spec: ModelSpec) -> tuple[nn.Module, ModelBatch, Loss]:
             raise ConfigError(f"loss {named}: {factory_file(named)} is not the file that this plan was made with")
         loss = FunctionLoss(load_function(named, what="loss"))
     return model, split_batch(batch, source=f"model {source}"), loss
+
+
+@contextlib.contextmanager
+def told_as_the_models(what: str) -> Iterator[None]:
+    """Tell what code that is not ours raises inside.
+
+    Raises:
+        ConfigError: it has raised something.
+    """
+    try:
+        yield
+    except SpanTrainError:
+        raise
+    except Exception as error:
+        if "spantrain" in Path(traceback.extract_tb(error.__traceback__)[-1].filename).parts:
+            raise
+        raise ConfigError(f"{what}: {what_was_raised(error)}") from error
 
 
 def what_was_raised(error: BaseException) -> str:

@@ -162,7 +162,10 @@ class TracedUnit(BroughtUnit):
     def _do(self, step: TapeStep, found: dict[int, Tensor], samples: int, place: torch.device) -> None:
         work: Callable[..., Any] | None = step.function
         if step.module is not None:
-            work = self.get_submodule(self._local[step.module])
+            module = self.get_submodule(self._local[step.module])
+            # As the model's own code does: draws are named by the calls that are under way.
+            is_called = step.point is None or step.module in step.point.called
+            work = module if is_called else module.forward
         assert work is not None
         args = self._filled(step.args, found, samples, place)
         kwargs = self._filled(dict(step.kwargs), found, samples, place)

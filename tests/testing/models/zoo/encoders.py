@@ -68,9 +68,15 @@ def xlm_roberta():
     return _library("XLMRobertaForMaskedLM", "XLMRoberta", _masked(), **{**SIZES, "pad_token_id": 1})
 
 
-def ibert():
-    """Says nothing of itself where its parameters have no numbers."""
-    return _library("IBertForSequenceClassification", "IBert", _classified(), **{**SIZES, "pad_token_id": 1})
+def xlm():
+    """Writes into what dropout returns, which is what came in where nothing drops."""
+    sizes = {"emb_dim": 32, "n_layers": 4, "n_heads": 4, "n_words": WORDS, "max_position_embeddings": 32}
+    return _library("XLMForSequenceClassification", "XLM", _classified(), num_labels=KINDS, **sizes)
+
+
+def squeezebert():
+    """Calls the forward of its layers, and not the layers."""
+    return _library("SqueezeBertForSequenceClassification", "SqueezeBert", _classified(), **SIZES, embedding_size=32)
 
 
 def distilbert():

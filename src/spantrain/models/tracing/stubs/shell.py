@@ -82,8 +82,8 @@ class StubRun:
                 if tensor is None:
                     facts = self.calls.facts[sign.index]
                     tensor = stand_in(StandIn(facts.shape, facts.dtype), self.samples, self.place)
-                # What goes on to later units is as it came.
-                return tensor.clone() if sign in self.calls.written_into else tensor
+                # What goes on to later units is as it came; without dropout, models write into other tensors.
+                return tensor.clone() if sign in self.calls.written_into or not self.trains else tensor
             case UnitDevice():
                 return self.place
             case Samples():
