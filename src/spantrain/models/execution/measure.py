@@ -109,7 +109,7 @@ def held_by_two(
 
     try:
         return run_members(2, work)
-    except (RuntimeError, TypeError, ValueError) as error:
+    except (RuntimeError, TypeError, ValueError, AssertionError) as error:
         # Of code that nobody here wrote. Most models are trained without dividing units: they must not be stopped.
         _LOGGER.warning("%s does not run divided among two devices: %s; its memory is reckoned", unit.name, error)
         return []
