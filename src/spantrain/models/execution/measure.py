@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from spantrain.core.shares import shares_of
+from spantrain.errors import ConfigError
 from spantrain.models.execution.held import Allocations, StorageLog
 from spantrain.models.execution.segment import Segment
 from spantrain.models.low_weights import full_weight
@@ -109,7 +110,7 @@ def held_by_two(
 
     try:
         return run_members(2, work)
-    except (RuntimeError, TypeError, ValueError, AssertionError) as error:
+    except (RuntimeError, TypeError, ValueError, AssertionError, ConfigError) as error:
         # Of code that nobody here wrote. Most models are trained without dividing units: they must not be stopped.
         _LOGGER.warning("%s does not run divided among two devices: %s; its memory is reckoned", unit.name, error)
         return []
