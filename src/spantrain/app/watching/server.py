@@ -98,13 +98,11 @@ class PageServer:
             while True:
                 while wait_s := pace.wait_s(loop.time()):
                     await asyncio.sleep(wait_s)
-                try:
-                    taken, _ = await loop.sock_accept(listening)
-                except OSError:  # it has gone already, or this process has too many files open
-                    continue
                 reader = asyncio.StreamReader(limit=_REQUEST_BYTES)
                 met = partial(asyncio.StreamReaderProtocol, reader, self._connection)
-                await loop.connect_accepted_socket(met, taken)
+                with contextlib.suppress(OSError):  # it has gone already, or this process has too many files open
+                    taken, _ = await loop.sock_accept(listening)
+                    await loop.connect_accepted_socket(met, taken)
 
     async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while len(self._open) >= _CONNECTIONS:

@@ -27,6 +27,7 @@ from spantrain.models.tracing.batch import FunctionLoss, Loss, ModelBatch, OwnLo
 
 _NOT_THE_USERS = ("/torch/", "/spantrain/library/", "/spantrain/models/", "<frozen importlib")
 """What frames of other code than the user's have in their file's name."""
+_PACKAGE = Path(__file__).resolve().parents[2]
 _importing: list[Path] = []
 """Users' files whose import has begun and not ended."""
 
@@ -80,7 +81,7 @@ def told_as_the_models(what: str) -> Iterator[None]:
     except SpanTrainError:
         raise
     except Exception as error:
-        if "spantrain" in Path(traceback.extract_tb(error.__traceback__)[-1].filename).parts:
+        if Path(traceback.extract_tb(error.__traceback__)[-1].filename).is_relative_to(_PACKAGE):
             raise
         raise ConfigError(f"{what}: {what_was_raised(error)}") from error
 

@@ -269,7 +269,8 @@ def _what_happened(setback: Setback, profile: Profile) -> str:
     found = [f"{setback.error.device} lost ({setback.error.why})"] if setback.error.device not in setback.short else []
     for name, said in setback.short.items():
         planned = format_bytes(profile.cluster.device_by_name[name].memory_bytes)
-        found.append(f"{name} ran out of memory ({shortened(said, _SHOWN)}), and is planned with {planned} from now on")
+        why = shortened(" ".join(said.split()), _SHOWN)
+        found.append(f"{name} ran out of memory ({why}), and is planned with {planned} from now on")
     return "; ".join(found)
 
 
