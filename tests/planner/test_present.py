@@ -1,5 +1,6 @@
 """Plans for the devices that are there: valid, within memory, near the planner's, and said in a phrase."""
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -14,6 +15,7 @@ from spantrain.config.cluster_file import load_preset
 from spantrain.core.plan import Plan, Replica, Stage
 from spantrain.core.profile import Profile
 from spantrain.core.span import equal_spans
+from spantrain.cost.memory import MemoryCost, framework_bytes
 from spantrain.errors import InfeasiblePlanError, PlanError
 from spantrain.formats.registry import WireFormat
 from spantrain.models.catalog.catalog import resolve_model
@@ -142,6 +144,25 @@ def test_nothing_changes_where_nothing_is_gained(laptop: Profile) -> None:
     plan = make_plan(laptop, JobSpec(global_batch=16)).plan
     new = light_plan(plan, laptop, without(plan), optimizer="adamw")
     assert new == NewPlan(plan=plan, how="nothing changes")
+
+
+def test_a_device_with_less_and_less_memory_is_eased_and_in_the_end_left_out(laptop: Profile) -> None:
+    """Fewer samples at once, units computed again, other cuts: whatever it is, it fits, and is said."""
+    job, name = JobSpec(global_batch=48, optimizer="sgd"), "office-nx"
+    profile, plan, said = laptop, make_plan(laptop, job).plan, list[str]()
+    fixed = framework_bytes(laptop.cluster.device_by_name[name].backend)
+    while name in plan.devices:
+        peak = MemoryCost(profile, "sgd", plan.dtype).plan_peak_bytes(plan)[name]
+        less = {name: fixed + int(0.8 * (peak - fixed))}
+        profile = replace(profile, cluster=profile.cluster.with_memory(less))
+        new = light_plan(plan, profile, without(plan), optimizer="sgd")
+        assert Evaluator(profile, job)(new.plan).fits
+        assert new.how != "nothing changes"
+        plan = new.plan
+        said.append(new.how)
+    assert re.match(r"at most \d+ samples at once on .*office-nx and office-tx2, \d+ before", said[1])
+    assert any(re.search(r"\d units? computed again on office-nx", how) for how in said)
+    assert len(said) > 5
 
 
 def test_a_device_that_comes_takes_the_place_of_a_slow_stage_or_beside_one(laptop: Profile) -> None:

@@ -282,9 +282,9 @@ def _eased(before: Plan, after: Plan) -> str:
         ]
         fewer = [(one, two) for one, two in limits if two < one]
         if fewer:
-            found.append(f"{_named(new.devices)} hold at most {fewer[0][1]} samples at once, {fewer[0][0]} before")
+            found.append(f"at most {fewer[0][1]} samples at once on {_named(new.devices)}, {fewer[0][0]} before")
         if more := set(new.recompute) - set(old.recompute):
-            found.append(f"{_named(new.devices)} compute {len(more)} unit{'s' * (len(more) > 1)} again")
+            found.append(f"{len(more)} unit{'s' * (len(more) > 1)} computed again on {_named(new.devices)}")
     return "; ".join(found)
 
 

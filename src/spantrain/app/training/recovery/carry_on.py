@@ -1,4 +1,4 @@
-"""A run whose devices change: what goes on after a loss, from where, what is told of it, and what is worked out before.
+"""A run whose devices change, or have less memory: what goes on, from where, what is told, what is worked out before.
 
 Sailor, 4.4, plans anew for what is left and goes back to a checkpoint; Asteroid, 3.4, has neighbours keep what a lost
 device held. Here survivors keep their state, and where they hold the whole model nothing is lost but the step that was
@@ -17,7 +17,7 @@ from spantrain.config.files.problems import shortened
 from spantrain.core.plan import Plan
 from spantrain.core.profile import Profile
 from spantrain.core.quantities import format_bytes, format_seconds
-from spantrain.cost.memory import MemoryCost
+from spantrain.cost.memory import MemoryCost, framework_bytes
 from spantrain.errors import PeerLostError, PlanError, SpanTrainError, WorkerError
 from spantrain.planner.engine.predict import predict
 from spantrain.planner.present import NewPlan, light_plan
@@ -30,7 +30,7 @@ from spantrain.runtime.coordinator.roster import DeviceLostError, DeviceMemoryEr
 _REST = 1
 """How many times as long as it works a thread rests, for the coordinator's other threads."""
 _LESS = 0.8
-"""Part of the memory that was reckoned with which a device that ran out of it is planned with from then on."""
+"""Part of what was reckoned besides the framework's memory, with which a device that ran out of it is planned then."""
 _SHOWN = 160
 """Letters of what a device says of its memory; all of it is in its log."""
 
@@ -207,8 +207,12 @@ def with_less_memory(request: TrainRequest, plan: Plan, devices: Collection[str]
     """Return a request that plans for less memory on some devices than a plan was to need there."""
     profile = request.profile
     peaks = MemoryCost(profile, request.job.optimizer_state, plan.dtype).plan_peak_bytes(plan)
-    known = profile.cluster.device_by_name
-    less = {name: int(_LESS * min(peaks[name], known[name].memory_bytes)) for name in devices if name in peaks}
+    less = dict[str, int]()
+    for name in devices:
+        device = profile.cluster.device_by_name[name]
+        reckoned = min(peaks.get(name, device.memory_bytes), device.memory_bytes)
+        fixed = min(reckoned, framework_bytes(device.backend))
+        less[name] = fixed + int(_LESS * (reckoned - fixed))
     return replace(request, profile=replace(profile, cluster=profile.cluster.with_memory(less)))
 
 
