@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from spantrain.app.watching import server
 from spantrain.app.watching.metrics_text import metrics_of_view
 from spantrain.app.watching.serve import listen_on, page_of
 from spantrain.app.watching.server import folder_resources, in_thread
@@ -154,6 +155,16 @@ def test_a_thousand_slow_clients_keep_nobody_out_and_leave_nothing(port):
         assert ask(port, "/view.json")[0] == 200
         with contextlib.suppress(ConnectionError):
             assert client.recv(1) == b"", "soon the last of them is cut off, too"
+
+
+def test_of_those_who_call_too_fast_some_are_taken_in_a_second(folder, monkeypatch):
+    monkeypatch.setattr(server, "_BURST", 2)
+    monkeypatch.setattr(server, "_NEW_PER_S", 10.0)
+    listening, address = listen_on("127.0.0.1:0", "--listen")
+    with in_thread(folder_resources(folder), listening, token=TOKEN, host="127.0.0.1"):
+        begun_s = time.monotonic()
+        assert [ask(address.port, "/view.json")[0] for _ in range(7)] == [200] * 7
+    assert time.monotonic() - begun_s > 0.4, "five of them waited a tenth of a second each"
 
 
 def test_a_file_that_is_missing_or_huge_is_no_answer(folder, port):

@@ -10,7 +10,9 @@ import pytest
 from spantrain.cli.main import main
 from spantrain.config.artefacts import write_profile
 from spantrain.config.cluster_file import load_preset
+from spantrain.core.plan import Plan
 from spantrain.core.profile import Profile
+from testing.plans import over_all_places, written
 
 
 @dataclass(frozen=True)
@@ -54,12 +56,22 @@ def profile_path(laptop_profile, tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def plan(laptop_profile) -> Plan:
+    return over_all_places(laptop_profile)
+
+
+@pytest.fixture
+def plan_path(plan, profile_path, tmp_path) -> Path:
+    return written(plan, profile_path, tmp_path / "plan.json")
+
+
+@pytest.fixture(scope="session")
 def tight_profile_path(laptop_profile, tmp_path_factory) -> Path:
     """The same devices with a mebibyte of memory each."""
     cluster = laptop_profile.cluster
-    devices = tuple(replace(device, memory_bytes=2**20) for device in cluster.devices)
+    tight = cluster.with_memory(dict.fromkeys(cluster.device_by_name, 2**20))
     path = tmp_path_factory.mktemp("tight") / "profile.json"
-    write_profile(replace(laptop_profile, cluster=replace(cluster, devices=devices)), path)
+    write_profile(replace(laptop_profile, cluster=tight), path)
     return path
 
 

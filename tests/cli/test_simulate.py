@@ -4,7 +4,6 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -14,7 +13,7 @@ from spantrain.config.artefacts import write_profile
 from spantrain.config.cluster_file import load_preset
 from spantrain.config.traces.network_traces import Changes, network_trace, write_changes
 from spantrain.config.traces.trace_file import read_trace
-from spantrain.core.plan import Plan, Replica, StateSharding
+from spantrain.core.plan import Replica, StateSharding
 from spantrain.core.span import equal_spans
 from spantrain.cost.memory import MemoryCost
 from spantrain.errors import InfeasiblePlanError
@@ -22,18 +21,8 @@ from spantrain.formats.registry import WireFormat
 from spantrain.planner.engine.predict import predict
 from spantrain.schedule.registry import schedule_names
 from testing.patience import PATIENCE_S
-from testing.plans import over_all_places, written
+from testing.plans import written
 from testing.programs import simulate_refuses
-
-
-@pytest.fixture(scope="module")
-def plan(laptop_profile) -> Plan:
-    return over_all_places(laptop_profile)
-
-
-@pytest.fixture
-def plan_path(plan, profile_path, tmp_path) -> Path:
-    return written(plan, profile_path, tmp_path / "plan.json")
 
 
 def test_all_schedules_with_their_figures(spantrain, plan, plan_path, laptop_profile):

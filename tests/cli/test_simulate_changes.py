@@ -2,24 +2,11 @@
 
 import json
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 
-from spantrain.core.plan import Plan
 from spantrain.planner.engine.predict import predict
-from testing.plans import over_all_places, written
 from testing.programs import simulate_refuses
-
-
-@pytest.fixture(scope="module")
-def plan(laptop_profile) -> Plan:
-    return over_all_places(laptop_profile)
-
-
-@pytest.fixture
-def plan_path(plan, profile_path, tmp_path) -> Path:
-    return written(plan, profile_path, tmp_path / "plan.json")
 
 
 def test_changes_of_speed_lengthen_a_step(spantrain, plan_path, tmp_path):

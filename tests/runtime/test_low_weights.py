@@ -1,5 +1,6 @@
 """Weights of 16 bits that are computed with: as many bytes as that, and what one device computes with them."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -7,8 +8,8 @@ import torch
 
 from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan
-from spantrain.core.precision import LOW_WEIGHTS
 from spantrain.core.span import Span
+from spantrain.formats.precision import LOW_WEIGHTS
 from spantrain.formats.registry import WireFormat
 from spantrain.models.build import build_units, unit_count
 from spantrain.models.catalog.catalog import resolve_model
@@ -25,8 +26,8 @@ THIRDS = [Span(0, 2), Span(2, 4), Span(4, 6)]
 JOB = TrainJob(steps=6, seed=5, learning_rate=0.01, warmup_steps=2, max_grad_norm=0.5, adapter="off")
 
 
-def executed(spec, *, halves: bool, spans: list[Span]) -> StageExecutor:
-    executor = StageExecutor(build_units(spec, seed=0), is_last=True, global_batch=6, dtype=LOW_WEIGHTS)
+def executed(spec, dtype: str = LOW_WEIGHTS, *, halves: bool = False, spans: Sequence[Span] = THIRDS) -> StageExecutor:
+    executor = StageExecutor(build_units(spec, seed=0), is_last=True, global_batch=6, dtype=dtype)
     data = open_dataset(spec)
     for span in spans:
         rows = rows_of(data.inputs(range(span.lo, span.hi)), data.labels(range(span.lo, span.hi)))
@@ -39,28 +40,26 @@ def executed(spec, *, halves: bool, spans: list[Span]) -> StageExecutor:
     return executor
 
 
+def distance(found: StageExecutor, wanted: StageExecutor) -> float:
+    """How far gradients are from others, over these."""
+    pairs = [(found.named_parameters()[name].grad, own.grad) for name, own in wanted.named_parameters().items()]
+    off = torch.cat([(one - other).flatten() for one, other in pairs]).norm()
+    return float(off / torch.cat([other.flatten() for _, other in pairs]).norm())
+
+
 @pytest.mark.parametrize("halves", [False, True])
 @pytest.mark.parametrize("family", ["gpt2", "resnet"])
-def test_gradients_are_summed_in_float32_and_near_those_of_float32(family, halves, spec_of) -> None:
+def test_gradients_are_summed_in_float32_and_as_near_to_those_of_float32_as_autocasts(family, halves, spec_of) -> None:
+    """Weights are rounded once in either case; what goes from layer to layer is rounded besides."""
     spec = spec_of(family)
-    found = executed(spec, halves=halves, spans=THIRDS).named_parameters()
-    plain = StageExecutor(build_units(spec, seed=0), is_last=True, global_batch=6)
-    data = open_dataset(spec)
-    for span in THIRDS:
-        plain.forward(span, (), rows_of(data.inputs(range(span.lo, span.hi)), data.labels(range(span.lo, span.hi))))
-        plain.backward(span, ())
-    wanted = plain.named_parameters()
-    assert {own.dtype for own in (*found.values(), *(own.grad for own in found.values()))} == {torch.float32}
-    assert found.keys() == wanted.keys()
-    off, whole = (
-        torch.cat([(own.grad - other).flatten() for own, other in zip(found.values(), others, strict=True)]).norm()
-        for others in ([own.grad for own in wanted.values()], [torch.zeros_like(own) for own in wanted.values()])
-    )
-    assert off < 0.06 * whole
+    found, exact = executed(spec, halves=halves), executed(spec, "float32")
+    parameters = found.named_parameters().values()
+    assert {one.dtype for own in parameters for one in (own, own.grad)} == {torch.float32}
+    assert distance(found, exact) < 2 * distance(executed(spec, "bfloat16"), exact)
 
 
 def test_what_is_computed_with_is_rounded_anew_before_each_step(spec_of) -> None:
-    executor = executed(spec_of("gpt2"), halves=False, spans=[])
+    executor = executed(spec_of("gpt2"), spans=())
     with torch.no_grad():
         for own in executor.named_parameters().values():
             own.add_(1.0)
@@ -111,7 +110,7 @@ def test_less_is_held_and_less_crosses_cuts(spec_of) -> None:
         assert mine.activation_bytes_per_sample <= cast.activation_bytes_per_sample
     block, cast = lower.units[1], low.units[1]
     assert block.forward_bytes(WireFormat.NATIVE) == cast.forward_bytes(WireFormat.NATIVE) / 2
-    assert block.activation_bytes_per_sample < 0.9 * cast.activation_bytes_per_sample
+    assert block.activation_bytes_per_sample < cast.activation_bytes_per_sample
 
 
 def in_low_weights(plan: Plan) -> Plan:

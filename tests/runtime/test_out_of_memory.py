@@ -1,6 +1,7 @@
 """A device runs out of memory: the run goes on with less on it, and its losses are one device's."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import torch
 from spantrain.app.reporter import SilentReporter
 from spantrain.app.session import SessionOptions, open_session
 from spantrain.app.training.recovery import carry_on
+from spantrain.app.training.recovery.carry_on import Leg, setback_of
 from spantrain.app.training.requests import RunOptions, TrainRequest
 from spantrain.app.training.stop import StopRequest
 from spantrain.app.training.train import train
@@ -21,6 +23,9 @@ from spantrain.models.catalog.catalog import resolve_model
 from spantrain.models.data.choice import user_functions
 from spantrain.recovery.policy import OnLoss
 from spantrain.runtime.control.orders import KeptState
+from spantrain.runtime.control.requests import OrderFailure
+from spantrain.runtime.coordinator.barrier import StepBarrier
+from spantrain.runtime.coordinator.roster import DeviceMemoryError
 from spantrain.runtime.worker import stale_session, trainer
 from testing.models import hungry
 from testing.runtime import sessions
@@ -90,6 +95,30 @@ def test_a_run_ends_where_no_plan_needs_less(run, monkeypatch) -> None:
     monkeypatch.setattr(carry_on, "light_plan", no_plan)
     with pytest.raises(WorkerError, match="with less memory there: no plan fits the devices that are left: s0r0 needs"):
         run("hungry")
+
+
+def test_who_ran_out_of_memory_in_its_update_stays_and_holds_nothing(make_plan, spec_of) -> None:
+    """What an update failed half-way on is no step's: others have to hold it."""
+    plan = make_plan(spec_of("gpt2"), [0, 2, 5], [[1], [1]], [THIRDS] * 2, "1f1b")
+    barrier = StepBarrier(
+        plan=plan, job=JOB, stop_requested=lambda: False, on_step=lambda _: None, can_checkpoint=False,
+    )  # fmt: skip
+    told = {
+        "s0r0": OrderFailure(error="CUDA out of memory", out_of_memory=True, holds=False),
+        "s1r0": OrderFailure(error="s0r0 is over", caused_elsewhere=True),
+    }
+
+    class Left:
+        def settle(self, names: Sequence[str]) -> tuple[str, ...]:
+            return tuple(names)
+
+        def failures(self) -> dict[str, OrderFailure]:
+            return told
+
+    error = DeviceMemoryError("s0r0 ran out of memory", device="s0r0", why="CUDA out of memory")
+    found = setback_of(error, Leg(plan=plan, first_step=0), barrier, Left())
+    assert found.holders == ("s1r0",)
+    assert found.short == {"s0r0": "CUDA out of memory"}
 
 
 def test_what_was_updated_in_part_is_held_by_nobody(make_plan, spec_of, monkeypatch) -> None:
