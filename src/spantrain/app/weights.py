@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from spantrain.app.weight_folder import FoundWeights, find_weights
 from spantrain.config.files.problems import shortened
 from spantrain.core.checkpoint import SampleLedger, StoredFile
-from spantrain.core.precision import EXPORTED
 from spantrain.core.shares import TensorPart
 from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError, UsageError
+from spantrain.formats.precision import EXPORTED
 from spantrain.models.build import UnsplitModel, whole_model, whole_parameters
 from spantrain.models.data.choice import tokenizer_file
 from spantrain.models.tracing.model import drawn_parameters
@@ -71,7 +71,7 @@ def export_run(
         run: its folder.
         to: what is written.
         functions: of the user's, as `FILE.py:FUNCTION`, that may be called if the run's model is one of them.
-        dtype: one of `core.precision.EXPORTED`, that weights are rounded to.
+        dtype: one of `formats.precision.EXPORTED`, that weights are rounded to.
         merge: write adapters of `peft` as part of the weights that they adapt, not alone.
 
     Raises:
@@ -199,7 +199,7 @@ def _save_as_given(module: nn.Module, spec: ModelSpec, folder: Path, *, dtype: s
         module: with the weights; used up.
         spec: of the model.
         folder: to be made.
-        dtype: one of `core.precision.EXPORTED`, that weights are rounded to.
+        dtype: one of `formats.precision.EXPORTED`, that weights are rounded to.
         merge: add adapters to the weights that they adapt.
 
     Raises:

@@ -14,10 +14,10 @@ from spantrain.config.cluster_file import PRESET_NAMES, load_cluster, load_prese
 from spantrain.config.prices import read_prices, with_prices
 from spantrain.config.traces.network_traces import NetworkTrace, network_trace
 from spantrain.core.cluster import Cluster
-from spantrain.core.precision import DTYPES
 from spantrain.core.quantities import parse_seconds
 from spantrain.core.update.optimizers import OPTIMIZERS, optimizer_problems, optimizer_state
 from spantrain.errors import ConfigError
+from spantrain.formats.precision import DTYPES
 
 MAX_SAMPLES = 2**24
 """Samples of an optimizer step, at most."""

@@ -7,9 +7,9 @@ from functools import cached_property
 
 from spantrain.core.cluster import Cluster
 from spantrain.core.outer.groups import OuterPlan
-from spantrain.core.precision import check_dtype
 from spantrain.core.span import Span, split_by_shares
 from spantrain.core.units import ModelSpec
+from spantrain.formats.precision import check_dtype
 from spantrain.formats.registry import WireFormat
 
 DEFAULT_BUCKET_BYTES = 8 * 2**20

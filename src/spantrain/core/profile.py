@@ -8,8 +8,8 @@ from functools import cached_property
 from itertools import pairwise, permutations
 
 from spantrain.core.cluster import Cluster
-from spantrain.core.precision import check_dtype
 from spantrain.core.units import ModelSpec, UnitGraph
+from spantrain.formats.precision import check_dtype
 
 _MEGABYTE = 1e6
 _LOOKED_AT = 64
@@ -26,7 +26,7 @@ class UnitTiming:
     unit_class: str
     kind: str
     dtype: str
-    """One of `core.precision`."""
+    """One of `formats.precision`."""
     samples: int
     forward_s: float
     backward_input_s: float

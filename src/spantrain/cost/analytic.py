@@ -28,9 +28,9 @@ from dataclasses import dataclass
 
 from spantrain.core.action import SPLIT_OPS, Op
 from spantrain.core.cluster import Cluster, DeviceKind
-from spantrain.core.precision import check_dtype
 from spantrain.core.profile import DeviceScore, Profile, Provenance, UnitTiming
 from spantrain.core.units import ModelSpec, Unit, UnitGraph
+from spantrain.formats.precision import check_dtype
 from spantrain.version import VERSION
 
 ANALYTIC_METHOD = "nothing was measured: compute by the kinds' data sheets, links as the cluster describes them"

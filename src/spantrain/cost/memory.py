@@ -30,11 +30,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spantrain.core.plan import Plan, Replica, Stage, StateSharding
-from spantrain.core.precision import is_low
 from spantrain.core.profile import Profile
 from spantrain.core.shares import ALONE, MemberShare, shares_of
 from spantrain.core.update.optimizers import STATE_COPIES
 from spantrain.devices.registry import CONTEXT_BYTES, find_backend
+from spantrain.formats.precision import is_low
 from spantrain.formats.registry import WireFormat
 from spantrain.schedule.registry import splits_backward
 

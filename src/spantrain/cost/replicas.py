@@ -33,11 +33,11 @@ from itertools import accumulate
 
 from spantrain.core.action import Op
 from spantrain.core.plan import GradientSums, Replica, Stage, StateSharding
-from spantrain.core.precision import is_low
 from spantrain.core.profile import Profile
 from spantrain.core.shares import ALONE, MemberShare, shares_of
 from spantrain.cost.compute import GroupCost, normalised, operations_of
 from spantrain.cost.sums import Collectives, SumBucket, SumOptions, around, behind_s, fill_buckets, nccl_between
+from spantrain.formats.precision import is_low
 
 _EndsKey = tuple[range, tuple[int, ...], tuple[str, ...], tuple[float, ...], Op, int]
 """Units, those computed again, kinds of a group's devices with their shares, operation, samples."""

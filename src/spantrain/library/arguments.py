@@ -13,10 +13,10 @@ from spantrain.app.planning.protection import losses_of
 from spantrain.app.training.trackers import chosen_trackers
 from spantrain.core.job import LARGEST_NUMBER, TrainJob
 from spantrain.core.names import unknown_name
-from spantrain.core.precision import LOW_WEIGHTS
 from spantrain.core.update.optimizers import named_values, optimizer_fields
 from spantrain.core.update.rates import needs_end
 from spantrain.errors import ConfigError
+from spantrain.formats.precision import LOW_WEIGHTS
 from spantrain.library.elsewhere import ELSEWHERE
 
 __all__ = ["TrainingArguments"]

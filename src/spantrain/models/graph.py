@@ -10,10 +10,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from spantrain.core.precision import DTYPES, check_dtype, is_low
 from spantrain.core.shares import MemberBytes, TensorPieces, divided_share
 from spantrain.core.units import ModelSpec, TensorSpec, Unit, UnitGraph
 from spantrain.errors import ConfigError
+from spantrain.formats.precision import DTYPES, check_dtype, is_low
 from spantrain.formats.tensor_bytes import dtype_name
 from spantrain.models.build import example_inputs, example_rows, unit_source
 from spantrain.models.execution.measure import TWO, FlopMeter, held_behind, held_by_two, working_bytes
@@ -41,7 +41,7 @@ def build_graph(spec: ModelSpec, *, dtype: str = "float32") -> UnitGraph:
 
     Args:
         spec: the model.
-        dtype: of `core.precision`.
+        dtype: of `formats.precision`.
 
     Raises:
         ValueError: there is no such dtype.

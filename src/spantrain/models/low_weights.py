@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from spantrain.core.precision import LOW_WEIGHTS
+from spantrain.formats.precision import LOW_WEIGHTS
 from spantrain.models.units import Module
 
 _OF_FLOAT32 = "of_float32"

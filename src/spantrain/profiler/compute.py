@@ -46,7 +46,7 @@ class Bench:
     kind: str
     """Name of the device's kind, for the record."""
     dtype: str
-    """A dtype of `core.precision`."""
+    """A dtype of `formats.precision`."""
     emulate: Callable[[Unit, Op, int], float] | None = None
     """(unit, operation, samples) -> seconds that an emulated device takes; None on real ones."""
 

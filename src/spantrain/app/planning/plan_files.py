@@ -9,12 +9,12 @@ from spantrain.config.artefacts import profile_of_plan, read_plan, reference_to_
 from spantrain.config.files.problems import shortened
 from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan, Stage
-from spantrain.core.precision import LOW_WEIGHTS
 from spantrain.core.profile import Profile
 from spantrain.core.quantities import format_bytes
 from spantrain.core.units import ModelSpec
 from spantrain.cost.memory import MemoryCost, divisions_of
 from spantrain.errors import PlanError, UsageError
+from spantrain.formats.precision import LOW_WEIGHTS
 from spantrain.models.catalog.catalog import CATALOG_FAMILIES, unit_names
 from spantrain.models.sources import hf_configuration
 from spantrain.planner.engine.outcome import PlanOutcome

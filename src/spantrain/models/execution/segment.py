@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from spantrain.core.precision import check_dtype
+from spantrain.formats.precision import check_dtype
 from spantrain.models.execution.held import StorageLog
 from spantrain.models.randomness.draws import DrawnSamples, SeededDraws
 from spantrain.models.tensor_parallel.divided import gathered, own_part, with_own_part
@@ -231,6 +231,6 @@ def autocast_dtype(dtype: str) -> torch.dtype | None:
     """Return the type that products are computed in; None: that of the parameters, float32.
 
     Raises:
-        ValueError: it is none of `core.precision`.
+        ValueError: it is none of `formats.precision`.
     """
     return {"float32": None, "float16": torch.float16}.get(check_dtype(dtype), torch.bfloat16)

@@ -81,7 +81,7 @@ class StageExecutor:
     ) -> None:
         """Take the units to the device; `recompute` are positions among them, `seed` is of what they draw at random.
 
-        `dtype` is one of `core.precision`.
+        `dtype` is one of `formats.precision`.
 
         Without `trains_before`, nothing in front of the stage is trained, and nobody there waits for gradients.
         `statistics` are those that its normalizations take of the samples of F; None: they go by their running ones.

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan
 from spantrain.models.statistics import named_statistics
+from spantrain.models.units import left_behind
 from spantrain.runtime.checkpoint.holding import holding_of
 from spantrain.runtime.control.orders import TrainOrder, TrainResult
 from spantrain.runtime.control.requests import Begin, DeviceReport, StepVerdict
@@ -86,7 +87,7 @@ def with_second_set(here: WorkerContext, plan: Plan, member: StageMember) -> tup
     """Return the member with a second set of its units' weights; running statistics and what is not trained are one."""
     frozen = [own for own in member.executor.named_parameters().values() if not own.requires_grad]
     shared = {id(own): own for own in (*frozen, *named_statistics(member.units).values())}
-    units = deepcopy(list(member.units), shared)
+    units = deepcopy(list(member.units), shared | left_behind(nn.ModuleList(member.units)))
     second = stage_executor(here, plan, units, member.groups)
     sets = TwoSets(trained_of(member.executor), trained_of(second))
     return replace(member, second=second), sets

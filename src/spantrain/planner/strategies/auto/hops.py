@@ -12,10 +12,10 @@ from typing import NamedTuple
 import numpy as np
 
 from spantrain.core.plan import StateSharding
-from spantrain.core.precision import is_low
 from spantrain.core.span import apportion
 from spantrain.cost.memory import Division
 from spantrain.cost.span_tables import Array, SpanTables
+from spantrain.formats.precision import is_low
 from spantrain.formats.registry import WireFormat
 from spantrain.planner.strategies.score import Weights
 
