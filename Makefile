@@ -7,7 +7,7 @@ PURE := tests/schedule tests/adaptation tests/cost tests/config tests/outer/poli
 
 BACKEND ?= cuda:0
 ON_ANY_BACKEND := $(addprefix tests/runtime/test_,processes.py losses.py tensor_processes.py switch_processes.py \
-	resume_processes.py stale_processes.py scaling.py checkpoint_drivers.py)
+	resume_processes.py stale_processes.py scaling.py checkpoint_drivers.py out_of_memory.py)
 
 # Whatever the environment says: else each of hundreds of processes compiles what it imports.
 export PYTHONDONTWRITEBYTECODE :=
@@ -50,7 +50,7 @@ test: check
 # On a machine with an accelerator: what needs one, what runs on any, and figures.
 gpu: setup
 	$(BIN)/pytest -m gpu
-	$(BIN)/pytest -n 4 --dist loadfile --backend $(BACKEND) $(ON_ANY_BACKEND)
+	$(BIN)/pytest -v --tb=short -n 4 --dist loadfile --backend $(BACKEND) $(ON_ANY_BACKEND)
 	$(BIN)/python benchmarks/gpu.py --backend $(BACKEND) --out gpu
 
 clean:

@@ -1,14 +1,17 @@
 """Print how fast one device trains under SpanTrain, beside a plain PyTorch loop: `make gpu`.
 
-    python benchmarks/gpu.py [--backend cuda:0] [--models gpt2 llama-1b] [--stages 1 2 4] [--steps 8]
+    python benchmarks/gpu.py [--backend cuda:0] [--models gpt2 llama-1b] [--stages 1 2 4] [--dtypes bfloat16]
 
 Rows, each in processes of its own that begin with a free device:
 
-- `plain loop`: the transformers model as it comes, autocast, torch's fused AdamW, gradients accumulated over
-  micro-batches and clipped; the best of the micro-batch sizes;
+- `plain loop`: the transformers model as it comes, autocast (`bfloat16`) or weights in bfloat16 of float32 ones that
+  are updated (`bfloat16-weights`), torch's fused AdamW, gradients accumulated over micro-batches and clipped; the best
+  of the micro-batch sizes;
 - `1 stage`: the same model as one worker of `spantrain train`, the best of the same sizes, measured and predicted;
 - `2 stages`, ...: as many workers that share the one device, so that what they send each other comes on top of the same
   work: no faster than one stage can be, and the less slower the better the runtime hides it.
+
+Each as it is written and with layers compiled by `torch.compile`.
 
 Real: devices, computation, gradients, messages, encryption. Links are this machine's loopback. Weights are random, and
 the data is text as bytes: neither changes the work. Dropout is off, except in the rows that name it. `MFU` is 6
@@ -19,20 +22,21 @@ sequence), over the kind's peak.
 import argparse
 import gc
 import json
-import multiprocessing
 import statistics
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from gpu_cases import CASES, Case, flop_per_token, peak_flop_per_s
+from gpu_plain import JOB, WARM_UP, in_a_process, plain_loop
 from results import save
 from spantrain.app.profiling.profile import ProfileOptions, measure_profile
 from spantrain.app.reporter import SilentReporter
@@ -49,68 +53,8 @@ from spantrain.core.profile import Profile
 from spantrain.core.span import equal_spans
 from spantrain.core.units import ModelSpec
 from spantrain.devices.registry import open_device
+from spantrain.formats.precision import DTYPES, LOW_WEIGHTS
 from spantrain.models.catalog.catalog import resolve_model
-
-JOB = {"learning_rate": 3e-4, "warmup_steps": 0, "max_grad_norm": 1.0}
-WARM_UP = 2
-"""Steps that count in no row."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Case:
-    """One model, and how it is trained."""
-
-    name: str
-    config: dict[str, Any]
-    """Of transformers."""
-    sequence: int
-    global_batch: int
-    micro_batches: tuple[int, ...]
-    dropout: float = 0.0
-
-    @property
-    def tokens(self) -> int:
-        """Of a step."""
-        return self.global_batch * self.sequence
-
-
-def gpt2(name: str, **changes: Any) -> Case:
-    """GPT-2 small, or smaller."""
-    size = {"n_layer": 12, "n_embd": 768, "n_head": 12, "vocab_size": 50257, "n_positions": 1024} | changes
-    drops = size.pop("dropout", 0.0)
-    config = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], **size}
-    config |= dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), drops)
-    return Case(
-        name=name, config=config, sequence=size["n_positions"], global_batch=64, micro_batches=(8, 16, 32),
-        dropout=drops,
-    )  # fmt: skip
-
-
-LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "tie_word_embeddings": False}
-CASES = {
-    case.name: case
-    for case in (
-        gpt2("gpt2"),
-        gpt2("gpt2-dropout", dropout=0.1),
-        replace(gpt2("gpt2-small-batch"), global_batch=8, micro_batches=(2, 4)),
-        Case(
-            name="llama-1b",
-            config={
-                **LLAMA, "hidden_size": 2048, "num_hidden_layers": 20, "num_attention_heads": 16,
-                "num_key_value_heads": 8, "intermediate_size": 5632, "vocab_size": 32000,
-                "max_position_embeddings": 2048,
-            },
-            sequence=1024,
-            global_batch=32,
-            micro_batches=(4, 8),
-        ),
-        # For a look at the script on a processor.
-        replace(
-            gpt2("tiny", n_layer=4, n_embd=64, n_head=4, vocab_size=300, n_positions=64),
-            global_batch=16, micro_batches=(4, 8),
-        ),
-    )
-}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,6 +63,8 @@ class Row:
 
     case: str
     way: str
+    dtype: str
+    compiled: bool
     micro_batch: int
     step_s: float
     tokens_per_s: float
@@ -134,10 +80,11 @@ class Row:
 class Bench:
     """Measures rows one after another, and keeps what came of each."""
 
-    def __init__(self, backend: str, kind: str, dtype: str, steps: int, plain: bool) -> None:
+    def __init__(self, backend: str, kind: str, dtype: str, compiled: bool, steps: int, plain: bool) -> None:
         self.backend = backend
         self.kind = kind
         self.dtype = dtype
+        self.compiled = compiled
         self.steps = steps
         self.plain = plain
         self.rows: list[Row] = []
@@ -165,8 +112,8 @@ class Bench:
         """Return a row, with what follows from its seconds."""
         per_s = case.tokens / step_s
         return Row(
-            case=case.name, way=way, micro_batch=micro_batch, step_s=step_s, tokens_per_s=per_s,
-            mfu=per_s * flop_per_token(case) / peak_flop_per_s(self.kind), **more,
+            case=case.name, way=way, dtype=self.dtype, compiled=self.compiled, micro_batch=micro_batch, step_s=step_s,
+            tokens_per_s=per_s, mfu=per_s * flop_per_token(case) / peak_flop_per_s(self.kind), **more,
         )  # fmt: skip
 
     def keep_best(self, rows: Sequence[Row]) -> None:
@@ -175,83 +122,6 @@ class Bench:
             best = min(rows, key=lambda row: row.step_s)
             self.rows.append(best)
             print(shown(best), flush=True)
-
-
-def peak_flop_per_s(kind: str) -> float:
-    """Return the kind's 16-bit rate."""
-    return load_kinds()[kind].peak_fp16_flop_per_s
-
-
-def flop_per_token(case: Case) -> float:
-    """Return the operations of a training step for one token, as MFU counts them."""
-    c = case.config
-    width = c.get("n_embd") or c["hidden_size"]
-    layers = c.get("n_layer") or c["num_hidden_layers"]
-    if c["model_type"] == "gpt2":
-        block = 12 * width * width
-    else:
-        heads, keys = c["num_attention_heads"], c["num_key_value_heads"]
-        block = width * width * (2 + 2 * keys / heads) + 3 * width * c["intermediate_size"]
-    head = width * c["vocab_size"]
-    return 6.0 * (layers * block + head) + 12.0 * layers * width * case.sequence
-
-
-# The plain loop.
-
-
-def plain_loop(case: Case, backend: str, dtype: str, micro_batch: int, steps: int) -> dict[str, Any]:
-    """Train as a PyTorch user does; return seconds of steps, the peak, and the losses."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    device = open_device(backend).torch_device
-    fields = {key: value for key, value in case.config.items() if key not in ("model_type", "architectures")}
-    config = AutoConfig.for_model(case.config["model_type"], use_cache=False, **fields)
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config).to(device).train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=JOB["learning_rate"], weight_decay=0.01,
-                                  fused=device.type == "cuda")  # fmt: skip
-    tokens = torch.randint(0, 256, (case.global_batch, case.sequence), device=device)
-    seconds: list[float] = []
-    losses: list[float] = []
-    for _ in range(steps + WARM_UP):
-        start_s = time.perf_counter()
-        total = torch.zeros((), device=device)
-        for part in tokens.split(micro_batch):
-            with torch.autocast(device.type, getattr(torch, dtype), enabled=dtype != "float32"):
-                loss = model(input_ids=part, labels=part).loss * (len(part) / case.global_batch)
-            loss.backward()
-            total += loss.detach()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), JOB["max_grad_norm"])
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        losses.append(float(total))
-        seconds.append(time.perf_counter() - start_s)
-    peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
-    return {"step_s": statistics.median(seconds[WARM_UP:]), "peak_bytes": peak, "losses": tuple(losses)}
-
-
-def _child(results: Any, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-    try:
-        results.put((True, function(*arguments)))
-    except BaseException:  # noqa: BLE001 - told to who waits for it
-        results.put((False, traceback.format_exc()))
-
-
-def in_a_process(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Return what a function gives in a process of its own.
-
-    Raises:
-        RuntimeError: it failed there.
-    """
-    context = multiprocessing.get_context("spawn")
-    results = context.Queue()
-    process = context.Process(target=_child, args=(results, function, arguments), daemon=True)
-    process.start()
-    good, found = results.get()
-    process.join()
-    if not good:
-        raise RuntimeError(found)
-    return found
 
 
 # Ours.
@@ -314,12 +184,19 @@ def ours(bench: Bench, session: Session, case: Case, model: ModelSpec, stages: i
         try:
             outcome = run(session, plan, profile, bench.steps + WARM_UP, out)
         except Exception:  # noqa: BLE001 - the other rows are wanted all the same
-            traceback.print_exc()
+            tell_of(folder)
             continue
         row = row_of(bench, case, stages, micro_batch, outcome)
         print("   ", shown(row), flush=True)
         rows.append(row)
     bench.keep_best(rows)
+
+
+def tell_of(folder: Path) -> None:
+    """Print what failed, with the ends of the workers' logs."""
+    traceback.print_exc()
+    for log in sorted(folder.glob("logs-*/*.log")):
+        print(f"--- {log.name}\n{log.read_text()[-2500:]}", flush=True)
 
 
 def run(session: Session, plan: Plan, profile: Profile, steps: int, folder: Path) -> TrainOutcome:
@@ -353,17 +230,19 @@ def shown(row: Row) -> str:
         return "-" if size_bytes is None else f"{size_bytes / 2**30:.2f}"
 
     predicted = "-" if row.predicted_s is None else f"{row.predicted_s * 1e3:.1f}"
+    compiled = "yes" if row.compiled else "no"
     host = "-" if row.host_s is None else f"{row.host_s * 1e6:.0f}"
     return (
-        f"{row.case:18} {row.way:12} {row.micro_batch:6} {row.step_s * 1e3:9.1f} {predicted:>9} "
+        f"{row.case:16} {row.way:10} {row.dtype:16} {compiled:8} {row.micro_batch:6} {row.step_s * 1e3:9.1f} "
+        f"{predicted:>9} "
         f"{row.tokens_per_s:10.0f} {row.mfu:7.1%} {gib(row.peak_bytes):>8} {gib(row.forecast_bytes):>8} {host:>8}  "
         f"{row.losses[0]:.4f} -> {row.losses[-1]:.4f}"
     )
 
 
 HEAD = (
-    f"{'model':18} {'way':12} {'micro':>6} {'step ms':>9} {'predicted':>9} {'tokens/s':>10} {'MFU':>7} {'peak GiB':>8} "
-    f"{'forecast':>8} {'host us':>8}  loss"
+    f"{'model':16} {'way':10} {'dtype':16} {'compiled':8} {'micro':>6} {'step ms':>9} {'predicted':>9} "
+    f"{'tokens/s':>10} {'MFU':>7} {'peak GiB':>8} {'forecast':>8} {'host us':>8}  loss"
 )
 
 
@@ -373,13 +252,14 @@ def measure(bench: Bench, case: Case, stages: Sequence[int], folder: Path, deadl
     model_folder.mkdir(parents=True)
     (model_folder / "config.json").write_text(json.dumps(case.config))
     model = resolve_model(f"hf:{model_folder}", sequence_length=case.sequence)
+    model = replace(model, compiled=bench.compiled)
     plain = []
     for size in case.micro_batches if bench.plain else ():
         if time.monotonic() > deadline_s:
             print("out of time")
             return
         try:
-            found = in_a_process(plain_loop, case, bench.backend, bench.dtype, size, bench.steps)
+            found = in_a_process(plain_loop, case, bench.backend, bench.dtype, size, bench.steps, bench.compiled)
         except RuntimeError as error:
             print(f"{case.name}, plain loop, {size}: {str(error).strip().splitlines()[-1]}")
             continue
@@ -394,9 +274,7 @@ def measure(bench: Bench, case: Case, stages: Sequence[int], folder: Path, deadl
             with session_of(bench, count, model_folder) as session:
                 ours(bench, session, case, model, count, model_folder)
         except Exception:  # noqa: BLE001 - the other rows are wanted all the same
-            traceback.print_exc()
-            for log in sorted((model_folder / f"logs-{count}").glob("*.log")):
-                print(f"--- {log.name}\n{log.read_text()[-1500:]}")
+            tell_of(model_folder)
         gc.collect()
 
 
@@ -414,27 +292,30 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=["gpt2", "llama-1b"], choices=sorted(CASES))
     parser.add_argument("--micro-batches", nargs="+", type=int, help="instead of those of the model")
     parser.add_argument("--no-plain", action="store_true", help="leave the plain loop out")
+    parser.add_argument("--compiled", nargs="+", default=["no", "yes"], choices=["no", "yes"], help="are layers?")
     parser.add_argument("--stages", nargs="+", type=int, default=[1, 2, 4])
-    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--dtypes", nargs="+", default=["bfloat16", LOW_WEIGHTS], choices=DTYPES)
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--seconds", type=float, default=3600.0, help="begin no row after so many")
     parser.add_argument("--out", default="", help="keep the figures under benchmarks/results by this name")
     options = parser.parse_args()
     deadline_s = time.monotonic() + options.seconds
-    bench = Bench(options.backend, options.kind, options.dtype, options.steps, not options.no_plain)
     print(HEAD, flush=True)
-    with tempfile.TemporaryDirectory() as folder:
-        for name in options.models:
-            case = CASES[name]
-            case = replace(case, micro_batches=tuple(options.micro_batches or case.micro_batches))
-            measure(bench, case, options.stages, Path(folder), deadline_s)
+    rows: list[Row] = []
+    for name in options.models:
+        case = CASES[name]
+        case = replace(case, micro_batches=tuple(options.micro_batches or case.micro_batches))
+        for dtype, compiled in product(options.dtypes, options.compiled):
+            bench = Bench(options.backend, options.kind, dtype, compiled == "yes", options.steps, not options.no_plain)
+            with tempfile.TemporaryDirectory() as folder:
+                measure(bench, case, options.stages, Path(folder), deadline_s)
+            rows += bench.rows
     print("\nthe best of each way\n" + HEAD)
-    for row in bench.rows:
+    for row in rows:
         print(shown(row))
     if options.out:
-        about = [f"{device_name(bench.backend)}, torch {torch.__version__}, {bench.dtype} by autocast", "", HEAD]
-        rows = [asdict(row) for row in bench.rows]
-        save(options.out, [*about, *map(shown, bench.rows)], {"about": about[0], "rows": rows})
+        about = f"{device_name(options.backend)}, torch {torch.__version__}"
+        save(options.out, [about, "", HEAD, *map(shown, rows)], {"about": about, "rows": [asdict(row) for row in rows]})
 
 
 if __name__ == "__main__":

@@ -152,6 +152,8 @@ def test_cuda_work_is_over_in_order_and_read_past_what_is_queued() -> None:
     device = CudaDevice(0)
     matrix = torch.randn(4096, 4096, device=device.torch_device)
     device.run(lambda: matrix @ matrix, None)
+    # CUDA waits for all work where it locks new pages, and where it loads a kernel.
+    CudaDevice.fetch(lambda: (matrix + 1,), device.torch_device)
 
     def long() -> torch.Tensor:
         found = matrix
@@ -176,6 +178,14 @@ def test_what_is_brought_to_cuda_is_there_for_what_is_queued_next() -> None:
     values = [torch.randn(1000, 1000) for _ in range(20)]
     brought = [CudaDevice.bring((value,), device.torch_device)[0] * 2 for value in values]
     assert all(torch.equal(one.cpu(), 2 * value) for one, value in zip(brought, values, strict=True))
+
+
+@with_marks(on_cuda)
+def test_what_is_brought_to_cuda_may_have_one_place_for_many_numbers() -> None:
+    device = CudaDevice(0)
+    row = torch.randn(1, 5)
+    (brought,) = CudaDevice.bring((row.expand(4, 5),), device.torch_device)
+    assert torch.equal(brought.cpu(), row.repeat(4, 1))
 
 
 @with_marks(on_cuda)

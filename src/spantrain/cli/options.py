@@ -207,6 +207,9 @@ class ModelOptions:
     dropout: Annotated[
         str | None, typer.Option(help="on: as the module has it; off: it trains in evaluation mode. Default: on.")
     ] = None
+    compile: Annotated[
+        bool, typer.Option("--compile", help="Layers are compiled by torch.compile: a while to begin, then faster.")
+    ] = False
     chat_template: Annotated[
         str | None, typer.Option(help="Of conversations: a Jinja file, chatml or plain; default: the tokenizer's own.")
     ] = None
@@ -240,6 +243,8 @@ class ModelOptions:
             raise ConfigError(f"--dropout {self.dropout}: give on or off")
         if self.dropout == "off":
             spec = without_dropout(spec)
+        if self.compile:
+            spec = replace(spec, compiled=True)
         if read and (self.data is not None or self.tokenizer is not None):
             from spantrain.models.data.dataset import open_dataset
 

@@ -220,7 +220,7 @@ class ShippedGraph:
 def shipped_graph(spec: ModelSpec, dtype: str = "float32") -> UnitGraph | None:
     """Return the graph of a model, or None if none ships for exactly this one (data set aside)."""
     file = resources.files("spantrain.config") / "graphs" / f"{spec.name}.json"
-    if dtype != "float32" or not file.is_file():
+    if dtype != "float32" or spec.compiled or not file.is_file():
         return None
     where = f"graphs/{spec.name}.json"
     found = from_json(ShippedGraph, parse_json(file.read_text(encoding="utf-8"), where), where)

@@ -57,6 +57,8 @@ class ModelSpec:
     """Folder or file of a tokenizer; empty: bytes."""
     chat: ChatForm = field(default_factory=ChatForm)
     """Of data that are conversations."""
+    compiled: bool = False
+    """Whether its layers are compiled (`torch.compile`), which changes what they take and hold, not what they are."""
 
     @property
     def is_brought(self) -> bool:

@@ -116,7 +116,7 @@ class CudaDevice(ComputeDevice):
         with torch.cuda.device(torch_device):
             beside, now = _stream(torch_device, "in"), torch.cuda.current_stream(torch_device)
             with torch.cuda.stream(beside):
-                pinned = (one if one.is_cuda or one.is_pinned() else one.pin_memory() for one in tensors)
+                pinned = (one if one.is_cuda or one.is_pinned() else _pinned(one) for one in tensors)
                 found = tuple(one.to(torch_device, non_blocking=True) for one in pinned)
             now.wait_stream(beside)
             for tensor in found:
@@ -154,6 +154,11 @@ def _stream(device: torch.device, use: str) -> torch.cuda.Stream:
     """Return the stream of a device for some use: each has memory of its own, which torch keeps for it."""
     assert use
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+def _pinned(tensor: torch.Tensor) -> torch.Tensor:
+    """Return it in page-locked memory, which has a place of its own for each number of one that repeats its rows."""
+    return (tensor.contiguous() if 0 in tensor.stride() else tensor).pin_memory()
 
 
 def _on_host(tensor: torch.Tensor) -> torch.Tensor:

@@ -98,6 +98,8 @@ class TrainingArguments:
     """What it takes besides: `{"amsgrad": True}`, or as text, `amsgrad=true`."""
     dropout: str = "on"
     """`on` or `off`: train in evaluation mode."""
+    torch_compile: bool = False
+    """Layers are compiled."""
     seed: int = 42
     """Of weights, random numbers while training, and the order of samples."""
     data_seed: int | None = None

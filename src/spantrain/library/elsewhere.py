@@ -46,7 +46,7 @@ _REASONS: Mapping[str, tuple[str, ...]] = {
     _PRECISION: ("bf16_full_eval", "fp16_full_eval", "tf32", "half_precision_backend", "fp16_opt_level"),
     _COMMANDS: ("do_train", "do_eval", "do_predict"),
     _MODEL: (
-        "torch_compile", "torch_compile_backend", "torch_compile_mode", "use_liger_kernel", "liger_kernel_config",
+        "torch_compile_backend", "torch_compile_mode", "use_liger_kernel", "liger_kernel_config",
         "use_cache", "neftune_noise_alpha", "label_smoothing_factor", "optim_target_modules",
     ),
     _SAVING: (

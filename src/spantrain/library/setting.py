@@ -101,6 +101,8 @@ class Setting:
         self.optimizer: Mapping[str, Any] = given_optimizer(optimizer)
         """Fields of the job that the optimizer says."""
         self.model = without_dropout(model) if arguments.dropout == "off" else model
+        if arguments.torch_compile:
+            self.model = replace(self.model, compiled=True)
         arguments.job(1, self.optimizer)  # numbers that make no sense are refused before anything is started
         self.arguments, self.cluster, self.measure = arguments, _cluster(cluster), measure
         self.plan = None if plan is None else Path(plan)
@@ -188,6 +190,10 @@ class Setting:
         Under `spantrain outer run` it is one cluster of an outer optimizer.
         """
         found = request.plan.model
+        if found.compiled != self.model.compiled:
+            raise PlanError(
+                f"torch_compile {self.model.compiled}: the plan was made for {found.compiled}; say that, or plan again"
+            )
         if _identity(found) != _identity(self.model):
             if _identity(without_dropout(found)) == _identity(without_dropout(self.model)):
                 was = found.config.get(DROPOUT, "on")

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from spantrain.core.units import ModelSpec
 from spantrain.models.catalog.catalog_units import CatalogUnits
+from spantrain.models.execution.compiled import CODE
 from spantrain.models.statistics import named_statistics
 from spantrain.models.units import Rows, UnitModule, parameter_names
 
@@ -71,7 +72,7 @@ def build_units(spec: ModelSpec, indices: Iterable[int] | None = None, *, seed: 
         ValueError: an index is out of range.
         ConfigError: an unedited model cannot be built or followed.
     """
-    return unit_source(spec).build(_checked(spec, indices), seed=seed)
+    return _compiled(spec, unit_source(spec).build(_checked(spec, indices), seed=seed))
 
 
 def blank_units(spec: ModelSpec, indices: Iterable[int], *, seed: int) -> list[UnitModule]:
@@ -79,7 +80,19 @@ def blank_units(spec: ModelSpec, indices: Iterable[int], *, seed: int) -> list[U
 
     What is no parameter (masks, frozen statistics) is as ever. Errors are those of `build_units`.
     """
-    return unit_source(spec).blank(_checked(spec, indices), seed=seed)
+    return _compiled(spec, unit_source(spec).blank(_checked(spec, indices), seed=seed))
+
+
+def compiled_by(spec: ModelSpec, compiler: str) -> str:
+    """Return what compiles the layers of a model, if anything does: not where it draws at random while it trains."""
+    return compiler if spec.compiled and not unit_source(spec).draws else ""
+
+
+def _compiled(spec: ModelSpec, units: list[UnitModule]) -> list[UnitModule]:
+    by = compiled_by(spec, CODE)
+    for unit in units:
+        unit.compiled_by = by
+    return units
 
 
 def _checked(spec: ModelSpec, indices: Iterable[int] | None) -> list[int]:

@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -15,7 +16,8 @@ from spantrain.core.units import ModelSpec, TensorSpec, Unit, UnitGraph
 from spantrain.errors import ConfigError
 from spantrain.formats.precision import DTYPES, check_dtype, is_low
 from spantrain.formats.tensor_bytes import dtype_name
-from spantrain.models.build import example_inputs, example_rows, unit_source
+from spantrain.models.build import compiled_by, example_inputs, example_rows, unit_source
+from spantrain.models.execution.compiled import ONLY_CUT
 from spantrain.models.execution.measure import TWO, FlopMeter, held_behind, held_by_two, working_bytes
 from spantrain.models.execution.segment import autocast_dtype
 from spantrain.models.low_weights import with_low_weights
@@ -23,6 +25,8 @@ from spantrain.models.statistics import trained_names_of
 from spantrain.models.tensor_parallel.shard import divides_sequence, pieces_of, sums_of
 from spantrain.models.tracing.factory import told_as_the_models
 from spantrain.models.units import Rows, UnitModule
+
+_LOGGER = logging.getLogger(__name__)
 
 _Batch = tuple[tuple[Tensor, ...], Rows]
 
@@ -54,6 +58,9 @@ def build_graph(spec: ModelSpec, *, dtype: str = "float32") -> UnitGraph:
     measured: dict[str, Unit] = {}
     source = unit_source(spec)
     checked = source.to_measure()
+    if spec.compiled and source.draws:
+        why = "it draws at random while it trains (--dropout off: it does not)"
+        _LOGGER.warning("model %s: its layers are not compiled: %s", spec.name, why)
     example = example_rows(spec, 1)
     entering: tuple[TensorSpec, ...] = ()
     for index in range(len(source.names)):
@@ -90,7 +97,8 @@ def _unit_class(spec: ModelSpec, module: UnitModule, inputs: tuple[TensorSpec, .
     # A configuration that was in a file has lists in the place of tuples.
     config: Mapping[str, object] = spec.config
     settings = sorted((key, tuple(value) if isinstance(value, list) else value) for key, value in config.items())
-    text = repr((spec.family, settings, spec.sequence_length, _told(module), parameters, inputs))
+    more = ("compiled",) if spec.compiled else ()
+    text = repr((spec.family, settings, spec.sequence_length, _told(module), parameters, inputs, *more))
     digest = hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
     shape = "x".join(str(size) for tensor in inputs for size in tensor.shape_per_sample)
     return f"{module.class_name}[{shape}]-{digest}"
@@ -121,6 +129,7 @@ def _measure(
     low, batch = autocast_dtype(dtype), partial(_batch, spec, entering)
     flop = _flop(spec, module, empty, entering)
     with_low_weights(module, dtype)
+    module.compiled_by = compiled_by(spec, ONLY_CUT)
     sums = sums_of(empty)
     pieces = pieces_of(empty) if sums else ()
     two = held_by_two(module, partial(batch, _SMALL), low, ends_model=last) if pieces else []

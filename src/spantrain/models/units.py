@@ -71,11 +71,18 @@ class UnitModule(nn.Module):
         """By local path: a module's full name, where that is not its prefix's; of one that several modules have."""
         self.around: Mapping[int, str] = {}
         """Full names of modules that run around its own, by identity."""
+        self.compiled_by = ""
+        """What compiles its layers, as `torch.compile` calls it; empty: nothing."""
 
     @property
     def class_name(self) -> str:
         """What it mostly is, for people: the class of its module."""
         return type(getattr(self, "body", self)).__name__
+
+    @property
+    def layers(self) -> Iterator[nn.Module]:
+        """Modules that it calls, each by itself."""
+        return map(self.get_submodule, self.prefixes)
 
     def run(self, tensors: Sequence[Tensor], rows: Rows) -> Any:
         """Call it on what came from the unit before, and what it reads."""

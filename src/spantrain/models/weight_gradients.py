@@ -266,16 +266,26 @@ class DeferringLayer:
         return made
 
 
-def defer_in(modules: Iterable[nn.Module]) -> Deferral:
-    """Have the layers inside of modules leave what they can where the result says, in place of another one."""
+def defer_in(modules: Iterable[nn.Module], but: Callable[[nn.Module], bool] = lambda _: False) -> Deferral:
+    """Have the layers inside of modules leave what they can where the result says, in place of another one.
+
+    Those inside of modules of which `but` is true stay as they are.
+    """
     deferral = Deferral()
     for module in modules:
-        for layer in module.modules():
+        for layer in _inside(module, but):
             own: Any = type(layer)
             layer.__class__ = _deferring_class(own) or own
             if isinstance(layer, DeferringLayer):
                 layer.deferral = deferral
     return deferral
+
+
+def _inside(module: nn.Module, but: Callable[[nn.Module], bool]) -> Iterator[nn.Module]:
+    if not but(module):
+        yield module
+        for child in module.children():
+            yield from _inside(child, but)
 
 
 @cache

@@ -28,7 +28,7 @@ _BATCH_TOKENS, _BATCH_SAMPLES = 2**19, 256
 _GO_WITH = frozenset({
     "model", "global_batch", "dtype", "optimizer", "schedule", "min_throughput", "quota", "leave_out", "allow_wire",
     "allow_tensor_parallel", "recompute", "recompute_all", "sequence_parallel", "out", "json_", "prices", "data",
-    "tokenizer", "sequence_length", "lora", "dropout", "chat_template", "train_on", "packing",
+    "tokenizer", "sequence_length", "lora", "dropout", "compile", "chat_template", "train_on", "packing",
 })  # fmt: skip
 """Other options of `spantrain plan` that mean something here."""
 

@@ -28,6 +28,9 @@ _DRAWS = ("bernoulli_", "normal_", "uniform_")
 class CatalogUnits:
     """Those of one model; every unit, and every group of shared parameters, has a seed of its own."""
 
+    draws = False
+    """Whether anything in them draws at random while it trains."""
+
     def __init__(self, spec: ModelSpec) -> None:
         self._spec = spec
         self.names = unit_names(spec)

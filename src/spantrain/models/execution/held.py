@@ -4,10 +4,12 @@ Counted are the tensors that autograd saves while it is watched (`torch.autograd
 that are named. What operations need only while they run is part of no tensor that outlives them: `Allocations` sees it.
 """
 
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -40,7 +42,12 @@ class StorageLog:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Note what autograd saves inside the `with` block."""
-        with saved_tensors_hooks(self._pack, lambda tensor: tensor):
+        pack, unpack = self._pack, _as_it_is
+        if (
+            "torch._dynamo" in sys.modules
+        ):  # what is called in compiled layers is compiled, too, unless it is told not to
+            pack, unpack = map(torch.compiler.disable, (pack, unpack))
+        with saved_tensors_hooks(pack, unpack):
             yield
 
     def _pack(self, tensor: Tensor) -> Tensor:
@@ -63,6 +70,10 @@ class StorageLog:
         now_bytes = sum(size for _, size in self._seen.values())
         self.most_bytes = max(self.most_bytes, now_bytes)
         return now_bytes
+
+
+def _as_it_is(tensor: Tensor) -> Tensor:
+    return tensor
 
 
 class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]

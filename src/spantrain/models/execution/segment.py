@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from spantrain.formats.precision import check_dtype
+from spantrain.models.execution.compiled import compile_layers, is_compiled
 from spantrain.models.execution.held import StorageLog
 from spantrain.models.randomness.draws import DrawnSamples, SeededDraws
 from spantrain.models.tensor_parallel.divided import gathered, own_part, with_own_part
@@ -78,7 +79,7 @@ class Segment:
         self.parameters = tuple(parameters.values())
         """Parameters of its units, each once."""
         self._drawing = drawing_modules(units)
-        self._deferral = deferral or defer_in(units)
+        self._deferral = deferral or _deferral_of(units)
 
     def run(self, tensors: Tensors, rows: Rows, samples: DrawnSamples | None = None) -> Tensors:
         """Return the tensors alive behind the segment, or the loss sum alone; as the mode of grad is, with a graph.
@@ -178,6 +179,12 @@ class Segment:
         return torch.autocast(self._torch_device.type, dtype=self._autocast_dtype)
 
 
+def _deferral_of(units: Sequence[UnitModule]) -> Deferral:
+    """Have layers leave what they can to W, but for those that are compiled."""
+    compile_layers(units)
+    return defer_in(units, but=is_compiled)
+
+
 def segments_of(
     units: Sequence[UnitModule],
     recompute: Sequence[int],
@@ -187,7 +194,7 @@ def segments_of(
     torch_device: torch.device,
 ) -> tuple[Segment, ...]:
     """Divide a stage's units into segments; `recompute` are positions among them."""
-    deferral = defer_in(units)
+    deferral = _deferral_of(units)
     bounds = sorted({0, len(units), *recompute, *(position + 1 for position in recompute)})
     return tuple(
         Segment(

@@ -80,6 +80,11 @@ class TracedUnits:
         """Names of all units, in order."""
         return cut_model(self._spec).names
 
+    @property
+    def draws(self) -> bool:
+        """Whether anything in it draws at random while it trains."""
+        return bool(cut_model(self._spec).draws)
+
     def build(self, indices: Iterable[int], *, seed: int) -> list[UnitModule]:
         """Build units."""
         cut, wanted = cut_model(self._spec), list(indices)

@@ -142,6 +142,12 @@ class TracedUnit(BroughtUnit):
         self._written_into = {before.index for step in part.steps for before, _ in step.changes}
         self.eval()
 
+    @property
+    def layers(self) -> Iterator[nn.Module]:
+        """Those of its steps, but for those that something inside of is used of."""
+        inside = {step.module for step in self._part.steps if step.taps}
+        return (self.get_submodule(self._local[path]) for path in self._part.modules if path not in inside)
+
     def extra_repr(self) -> str:
         """List what comes in, the steps, and what goes out, with values numbered from the unit's own first one."""
         part, numbers = self._part, dict[int, int]()

@@ -6,7 +6,7 @@ Weights that a unit does not hold are zeros without memory: what is made of them
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from types import MethodType
@@ -282,6 +282,11 @@ class StubbedUnit(BroughtUnit):
         self._calls_compiled = calls_compiled(self)
         self._read(part.reads, counts=batch.counts_labels)
         self.eval()
+
+    @property
+    def layers(self) -> Iterator[nn.Module]:
+        """None: the model's own forward calls them."""
+        return iter(())
 
     def extra_repr(self) -> str:
         """List what comes in, the calls, and what goes out, with values numbered from the unit's own first one."""
