@@ -89,7 +89,7 @@ def test_those_of_a_model_that_draws_are_not(tmp_path, caplog) -> None:
     drops = library_spec(tmp_path, attn_pdrop=0.1)
     assert compiled_layers(build_units(as_compiled(drops), seed=0)) == []
     build_graph(as_compiled(drops))
-    assert "its layers are not compiled: it draws at random while it trains (--dropout off: it does not)" in caplog.text
+    assert "its layers are not compiled: it draws at random while it trains (--dropout off: no)" in caplog.text
     assert compiled_layers(build_units(as_compiled(without_dropout(drops)), seed=0)) == ["GPT2Block"] * 2
 
 

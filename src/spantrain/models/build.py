@@ -1,7 +1,9 @@
 """Builds a model's units, any of them with the weights that it has among all others, and the unsplit model."""
 
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,6 +17,9 @@ from spantrain.models.units import Rows, UnitModule, parameter_names
 
 if TYPE_CHECKING:
     from spantrain.models.tracing.model import TracedUnits
+
+
+_LOGGER = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +90,17 @@ def blank_units(spec: ModelSpec, indices: Iterable[int], *, seed: int) -> list[U
 
 def compiled_by(spec: ModelSpec, compiler: str) -> str:
     """Return what compiles the layers of a model, if anything does: not where it draws at random while it trains."""
-    return compiler if spec.compiled and not unit_source(spec).draws else ""
+    if not spec.compiled or not unit_source(spec).draws:
+        return compiler if spec.compiled else ""
+    _tell_once(
+        f"model {spec.name}: its layers are not compiled: it draws at random while it trains (--dropout off: no)"
+    )
+    return ""
+
+
+@cache
+def _tell_once(text: str) -> None:
+    _LOGGER.warning(text)
 
 
 def _compiled(spec: ModelSpec, units: list[UnitModule]) -> list[UnitModule]:

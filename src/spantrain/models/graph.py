@@ -2,7 +2,6 @@
 
 import contextlib
 import hashlib
-import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -25,8 +24,6 @@ from spantrain.models.statistics import trained_names_of
 from spantrain.models.tensor_parallel.shard import divides_sequence, pieces_of, sums_of
 from spantrain.models.tracing.factory import told_as_the_models
 from spantrain.models.units import Rows, UnitModule
-
-_LOGGER = logging.getLogger(__name__)
 
 _Batch = tuple[tuple[Tensor, ...], Rows]
 
@@ -58,9 +55,6 @@ def build_graph(spec: ModelSpec, *, dtype: str = "float32") -> UnitGraph:
     measured: dict[str, Unit] = {}
     source = unit_source(spec)
     checked = source.to_measure()
-    if spec.compiled and source.draws:
-        why = "it draws at random while it trains (--dropout off: it does not)"
-        _LOGGER.warning("model %s: its layers are not compiled: %s", spec.name, why)
     example = example_rows(spec, 1)
     entering: tuple[TensorSpec, ...] = ()
     for index in range(len(source.names)):
