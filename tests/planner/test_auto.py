@@ -6,7 +6,9 @@ import pytest
 
 from spantrain.core.profile import Profile
 from spantrain.errors import InfeasiblePlanError
+from spantrain.planner.engine.engine import make_plan
 from spantrain.planner.engine.evaluate import Evaluator
+from spantrain.planner.engine.outcome import PlanOptions
 from spantrain.planner.request import Constraints, Evaluation, JobSpec, Objective, PlanRequest, Quota
 from spantrain.planner.strategies.auto.strategy import auto
 from spantrain.planner.strategies.baselines import single_device, single_site
@@ -55,6 +57,21 @@ def test_no_worse_than_its_starts(preset_profile: Callable[..., Profile]) -> Non
     for strategy in (single_device, single_site, spantrain_dp):
         others = [request.evaluate(proposal.plan) for proposal in strategy(request)]
         assert ours <= min(other.step_s for other in others if other.fits) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("memory_bytes", [8 * 2**30, 420 * MIB, 370 * MIB])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_what_the_planner_answers_is_no_worse_than_what_any_strategy_does(case, seed: int, memory_bytes: int) -> None:
+    """With the order of work that is searched for the plan of each."""
+    profile = case(memory_bytes, seed=seed)
+    evaluate = Evaluator(profile, JOB)
+    ours = evaluate(make_plan(profile, JOB, PlanOptions()).plan).step_s
+    for name in ("spantrain", "spantrain-dp", "single-site", "dapple", "eddl"):
+        try:
+            plan = make_plan(profile, JOB, PlanOptions(strategies=(name,))).plan
+        except InfeasiblePlanError:
+            continue
+        assert plan.divides_tensors or ours <= evaluate(plan).step_s * 1.005, name
 
 
 def test_same_answer_twice(case: Callable[..., Profile]) -> None:

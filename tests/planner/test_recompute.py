@@ -141,6 +141,26 @@ def test_a_strategy_without_a_plan_gets_a_second_chance_unless_it_is_forbidden(p
         proposals_of(refusing, request_of(with_memory(profile, lab_0=1000)))
 
 
+def test_where_memory_lets_few_wait_a_strategy_is_asked_as_if_units_were_light(profile) -> None:
+    """It has micro-batches of four where units are computed again, and of two where they are not."""
+    large = three_stages(profile, 12, 8, 4)
+    tight = with_memory(profile, lab_0=need(profile, large, "lab-0") - 1, lab_1=need(profile, large, "lab-1") - 1)
+    asked = []
+
+    def strategy(request: PlanRequest) -> tuple[Proposal, ...]:
+        asked.append(request.profile is tight)
+        return (proposal(three_stages(profile, 2, 2, 2, size=2) if asked[-1] else large),)
+
+    request = request_of(tight)
+    plain, light = proposals_of(strategy, request, lightens=True)
+    assert asked == [True, False]
+    assert plain.plan.stages[0].micro_batches[0].size == 2
+    assert light.plan.stages[0].micro_batches[0].size == 4
+    assert any(stage.recompute for stage in light.plan.stages)
+    assert Evaluator(tight, JOB)(light.plan).fits
+    assert proposals_of(strategy, request) == (plain,)
+
+
 def test_proposals_that_fit_stay_as_they_are(profile) -> None:
     request = request_of(profile)
     assert proposals_of(refusing, request, improves=True) == refusing(request)

@@ -53,11 +53,14 @@ def with_recomputation(request: PlanRequest, proposal: Proposal) -> Proposal | N
     return replace(proposal, plan=found[0], reasons=reasons)
 
 
-def proposals_of(strategy: Strategy, request: PlanRequest, *, improves: bool = False) -> tuple[Proposal, ...]:
+def proposals_of(
+    strategy: Strategy, request: PlanRequest, *, improves: bool = False, lightens: bool = False
+) -> tuple[Proposal, ...]:
     """Ask a strategy; add those of its proposals that fit only when units are computed again, where that is allowed.
 
     A strategy that has none is asked once more as if each unit held only what enters it. `improves`: of the best few
-    that fit, what is better with units computed again is added, too.
+    that fit, what is better with units computed again is added, too. `lightens`: where the best holds fewer samples in
+    flight than it has for want of memory, what the strategy proposes for such light units is.
 
     Raises:
         InfeasiblePlanError: nothing fits.
@@ -77,7 +80,8 @@ def proposals_of(strategy: Strategy, request: PlanRequest, *, improves: bool = F
     fitting = [proposal for proposal, found in zip(proposals, done, strict=True) if found and found.fits]
     tried = (*fitting[: _IMPROVED * improves], *over)
     found = (with_recomputation(request, proposal) for proposal in tried)
-    return (*proposals, *(proposal for proposal in found if proposal is not None))
+    light = _planned_light(strategy, request, _IMPROVED) if lightens and search.lacks_room(fitting[:1]) else ()
+    return (*proposals, *(proposal for proposal in found if proposal is not None), *light)
 
 
 def recomputing_all(strategy: Strategy) -> Strategy:
@@ -110,14 +114,14 @@ def _light(profile: Profile) -> Profile:
     return replace(profile, graph=replace(graph, units=units))
 
 
-def _planned_light(strategy: Strategy, request: PlanRequest) -> tuple[Proposal, ...]:
-    """Return what a strategy proposes for light units that fits with units really computed again."""
+def _planned_light(strategy: Strategy, request: PlanRequest, most: int | None = None) -> tuple[Proposal, ...]:
+    """Return what a strategy proposes (the first few) for light units that fits with units really computed again."""
     search, light = _RecomputeSearch(request), _light(request.profile)
     try:
         proposals = strategy(replace(request, profile=light, evaluate=search.evaluate_fitted))
     except InfeasiblePlanError:
         return ()
-    found = (with_recomputation(request, proposal) for proposal in proposals)
+    found = (with_recomputation(request, proposal) for proposal in proposals[:most])
     return tuple(proposal for proposal in found if proposal is not None)
 
 
@@ -243,6 +247,11 @@ class _RecomputeSearch:
             return self._request.evaluate(plan)
         except (PlanError, ScheduleError):
             return None
+
+    def lacks_room(self, proposals: Sequence[Proposal]) -> bool:
+        """Whether more samples would be in flight in any of some small plans if units were computed again."""
+        small = (proposal.plan for proposal in proposals if len(proposal.plan.devices) <= _MAX_DEVICES)
+        return any(self._step(plan, index) is not None for plan in small for index in range(len(plan.stages)))
 
     def is_better(self, evaluation: Evaluation, than: Evaluation) -> bool:
         """Whether the objective says so."""

@@ -38,8 +38,12 @@ _COMPARED = ("single-site", "single-device")
 """What every plan is shown beside (DESIGN idea 6)."""
 _COMPARED_UP_TO = 32
 """Devices, up to which the best site is searched for on its own."""
+_BESIDE, _BESIDE_UP_TO = ("spantrain", "spantrain-dp"), 8
+"""Strategies whose answers compete with the default one's, and devices up to which: they cut by other measures."""
 _ORDER_MAY_GAIN = 1.25
 """Plans that are over the best by more than that are shown with the plain rule's order: it seldom gains as much."""
+_BESIDE_MAY_GAIN = 1.1
+"""The same of plans that are not shown."""
 _ORDERED_UP_TO = 96
 """Devices in use up to which an order is searched for: with more it takes longer than the rest of planning."""
 _EFFORT = SearchEffort(max_runs=60, max_actions=60_000)
@@ -104,7 +108,8 @@ class _Planning:
         self._job = job = replace(job, fewest_samples=fewest)
         self._evaluator = Evaluator(profile, job)
         self._ranking = Ranking(profile.cluster, options)
-        self._orders: dict[tuple[tuple[Stage, ...], str], Plan] = {}
+        self._orders: dict[tuple[tuple[Stage, ...], str, SearchEffort], Plan] = {}
+        self._beside: tuple[str, ...] = ()
         self._request = PlanRequest(
             profile=profile,
             job=job,
@@ -117,24 +122,24 @@ class _Planning:
     def run(self) -> PlanOutcome:
         asked = strategies_named(self._options.strategies or (DEFAULT_STRATEGY,))
         check_kinds(self._profile, self._request.devices, self._job)
+        adopts = DEFAULT_STRATEGY in asked and self._options.restriction is Restriction.NONE
+        self._beside = _BESIDE if adopts and len(self._request.devices) <= _BESIDE_UP_TO else ()
         if self._options.counts_money:
             check_prices(self._profile.cluster, self._request.devices)
         if self._options.constraints.sequence_parallel:
             check_sequence(self._profile)
         small = len(self._request.devices) <= _COMPARED_UP_TO
-        answers = {
-            name: self._answer(name) for name in dict.fromkeys((*asked, *(_COMPARED if small else _COMPARED[1:])))
-        }
+        names = dict.fromkeys((*asked, *(_COMPARED if small else _COMPARED[1:]), *self._beside))
+        answers = {name: self._answer(name) for name in names}
         answers[_COMPARED[0]] = self._best_in_one_site(answers.get(_COMPARED[0]))
         # Groups that could train by themselves: the third way over slow boundaries.
         seen = [entry for entry in self._evaluator.seen() if not self._ranking.only_to_compare(entry[0])]
         local = local_plans(self._profile, self._job, self._options.constraints, seen, self._evaluator)
         free = not self._options.strategies and self._options.restriction is Restriction.NONE
-        adopts = DEFAULT_STRATEGY in asked and self._options.restriction is Restriction.NONE
         for step in (self._with_all_seen, self._with_orders, self._with_all_seen):
             answers = step(answers) if adopts or step == self._with_orders else answers
         answers[_COMPARED[0]] = self._best_in_one_site(answers[_COMPARED[0]])
-        competing = answers if free else {name: answers[name] for name in asked}
+        competing = {name: answers[name] for name in ((*asked, *_COMPARED) if free else asked)}
         chosen, said = self._best(competing), tuple[str, ...]()
         if self._options.prefer is not None:
             answers[chosen], said = self._preferred(answers[chosen], self._options.prefer)
@@ -170,7 +175,8 @@ class _Planning:
             if self._options.constraints.recompute_all:
                 proposals = recomputing_all(propose)(self._request)
             else:
-                proposals = proposals_of(propose, self._request, improves=name == DEFAULT_STRATEGY)
+                first, beside = name == DEFAULT_STRATEGY, name in self._beside
+                proposals = proposals_of(propose, self._request, improves=first, lightens=beside)
         except InfeasiblePlanError as error:
             return _Answer(figures=no_figures(str(error), started_s))
         ranked: list[tuple[Proposal, Evaluation]] = []
@@ -193,9 +199,12 @@ class _Planning:
         least = min(firsts.values(), default=(False, False, 0.0, 0.0))
         found = dict(answers)
         for name, (broken, _, value, _) in firsts.items():
-            if broken == least[0] and value <= _ORDER_MAY_GAIN * least[2]:
+            may_gain = _BESIDE_MAY_GAIN if name in self._beside else _ORDER_MAY_GAIN
+            if broken == least[0] and value <= may_gain * least[2]:
                 started_s, figures = time.perf_counter(), answers[name].figures
-                ranked = self._reordered(answers[name].ranked, 1 + _MORE_ORDERED * (name == DEFAULT_STRATEGY))
+                ranked = self._reordered(
+                    answers[name].ranked, 1 + _MORE_ORDERED * (name in (DEFAULT_STRATEGY, *self._beside))
+                )
                 seconds = figures.search_s + time.perf_counter() - started_s
                 figures = replace(self._ranking.figures(ranked, figures.plans, started_s), search_s=seconds)
                 found[name] = _Answer(figures=figures, ranked=ranked)
@@ -375,7 +384,7 @@ class _Planning:
         """Return the proposal with the micro-batches and the order of work that a search finds, if that is better."""
         if len(proposal.plan.stages) == 1:
             return proposal, evaluation
-        key = (proposal.plan.stages, proposal.plan.schedule)
+        key = (proposal.plan.stages, proposal.plan.schedule, effort)
         plan = self._orders.get(key)
         if plan is None:
             plan = self._orders[key] = with_best_spans(proposal.plan, self._profile, effort=effort)

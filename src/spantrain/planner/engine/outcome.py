@@ -204,7 +204,7 @@ def is_plain(plan: Plan, job: JobSpec, constraints: Constraints) -> bool:
             stage.wire_format is WireFormat.NATIVE
             and stage.state_sharding is StateSharding.NONE
             and (constraints.recompute or not stage.recompute)
-            and not stage.divides_tensors
+            and (constraints.tensor_parallel or not stage.divides_tensors)
             for stage in plan.stages
         )
     )

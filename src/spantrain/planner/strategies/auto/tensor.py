@@ -185,5 +185,5 @@ def _reasons(plan: Plan, step_s: float) -> tuple[str, ...]:
             if len(replica.devices) > 1:
                 shares = " : ".join(f"{share:.0%}" for share in replica.tp_shares)
                 lines.append(f"Stage {index}: {'+'.join(replica.devices)} divide its tensors {shares}.")
-    lines.append(f"With tensors divided so, a step takes {format_seconds(step_s)}; training does not do that yet.")
+    lines.append(f"With tensors divided so, a step takes {format_seconds(step_s)}.")
     return tuple(lines)
