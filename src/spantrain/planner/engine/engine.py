@@ -40,22 +40,18 @@ _COMPARED_UP_TO = 32
 """Devices, up to which the best site is searched for on its own."""
 _BESIDE, _BESIDE_UP_TO = ("spantrain", "spantrain-dp"), 8
 """Strategies whose answers compete with the default one's, and devices up to which: they cut by other measures."""
-_ORDER_MAY_GAIN = 1.25
-"""Plans that are over the best by more than that are shown with the plain rule's order: it seldom gains as much."""
-_BESIDE_MAY_GAIN = 1.1
-"""The same of plans that are not shown."""
+_ORDER_MAY_GAIN, _BESIDE_MAY_GAIN = 1.25, 1.1
+"""Plans that are over the best by more than that (shown, and not) have the plain rule's order: it seldom gains as much."""
 _ORDERED_UP_TO = 96
 """Devices in use up to which an order is searched for: with more it takes longer than the rest of planning."""
-_EFFORT = SearchEffort(max_runs=60, max_actions=60_000)
-"""What an order of work is searched with: with more, plans came out the same (`benchmarks/planner_speed.py`)."""
+_EFFORT, _EFFORT_MORE = (SearchEffort(max_runs=runs, max_actions=1_000 * runs) for runs in (60, 12))
+"""What an order of work is searched with (with more, plans came out the same), and those of a few plans besides."""
 _TOLD = 32
 """Groups up to which the ways between all of them are told of."""
 _MORE_ORDERED, _ORDER_OFTEN_GAINS = 1, 1.04
 """How many more plans of the default strategy have their orders searched, and by how much they may be over its best."""
 _PREFERRED_UP_TO, _PREFERRED_OF = 1.5, 200
 """How much a plan may be over the best, and how many there may be, of those that `prefer` chooses from."""
-_EFFORT_MORE = SearchEffort(max_runs=12, max_actions=12_000)
-"""What the orders of these are searched with."""
 
 
 def make_plan(profile: Profile, job: JobSpec, options: PlanOptions | None = None) -> PlanOutcome:
@@ -175,8 +171,8 @@ class _Planning:
             if self._options.constraints.recompute_all:
                 proposals = recomputing_all(propose)(self._request)
             else:
-                first, beside = name == DEFAULT_STRATEGY, name in self._beside
-                proposals = proposals_of(propose, self._request, improves=first, lightens=beside)
+                more = {"improves": name == DEFAULT_STRATEGY, "lightens": name in self._beside}
+                proposals = proposals_of(propose, self._request, **more)
         except InfeasiblePlanError as error:
             return _Answer(figures=no_figures(str(error), started_s))
         ranked: list[tuple[Proposal, Evaluation]] = []
@@ -202,9 +198,8 @@ class _Planning:
             may_gain = _BESIDE_MAY_GAIN if name in self._beside else _ORDER_MAY_GAIN
             if broken == least[0] and value <= may_gain * least[2]:
                 started_s, figures = time.perf_counter(), answers[name].figures
-                ranked = self._reordered(
-                    answers[name].ranked, 1 + _MORE_ORDERED * (name in (DEFAULT_STRATEGY, *self._beside))
-                )
+                several = name in (DEFAULT_STRATEGY, *self._beside)
+                ranked = self._reordered(answers[name].ranked, 1 + several * _MORE_ORDERED)
                 seconds = figures.search_s + time.perf_counter() - started_s
                 figures = replace(self._ranking.figures(ranked, figures.plans, started_s), search_s=seconds)
                 found[name] = _Answer(figures=figures, ranked=ranked)
