@@ -41,7 +41,7 @@ _COMPARED_UP_TO = 32
 _BESIDE, _BESIDE_UP_TO = ("spantrain", "spantrain-dp"), 8
 """Strategies whose answers compete with the default one's, and devices up to which: they cut by other measures."""
 _ORDER_MAY_GAIN, _BESIDE_MAY_GAIN = 1.25, 1.1
-"""Plans that are over the best by more than that (shown, and not) have the plain rule's order: it seldom gains as much."""
+"""Plans over the best by more than that (shown, and not) have the plain rule's order: it seldom gains as much."""
 _ORDERED_UP_TO = 96
 """Devices in use up to which an order is searched for: with more it takes longer than the rest of planning."""
 _EFFORT, _EFFORT_MORE = (SearchEffort(max_runs=runs, max_actions=1_000 * runs) for runs in (60, 12))
