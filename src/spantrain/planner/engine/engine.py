@@ -38,8 +38,8 @@ _COMPARED = ("single-site", "single-device")
 """What every plan is shown beside (DESIGN idea 6)."""
 _COMPARED_UP_TO = 32
 """Devices, up to which the best site is searched for on its own."""
-_BESIDE, _BESIDE_UP_TO = ("spantrain", "spantrain-dp"), 8
-"""Strategies whose answers compete with the default one's, and devices up to which: they cut by other measures."""
+_BESIDE, _BESIDE_DIVIDED, _BESIDE_UP_TO = ("spantrain", "spantrain-dp"), ("zero2", "fsdp"), 8
+"""Strategies whose answers compete with the default one's (where state may be divided), and devices up to which."""
 _ORDER_MAY_GAIN, _BESIDE_MAY_GAIN = 1.25, 1.1
 """Plans over the best by more than that (shown, and not) have the plain rule's order: it seldom gains as much."""
 _ORDERED_UP_TO = 96
@@ -119,7 +119,8 @@ class _Planning:
         asked = strategies_named(self._options.strategies or (DEFAULT_STRATEGY,))
         check_kinds(self._profile, self._request.devices, self._job)
         adopts = DEFAULT_STRATEGY in asked and self._options.restriction is Restriction.NONE
-        self._beside = _BESIDE if adopts and len(self._request.devices) <= _BESIDE_UP_TO else ()
+        if adopts and len(self._request.devices) <= _BESIDE_UP_TO:
+            self._beside = (*_BESIDE, *(_BESIDE_DIVIDED if self._options.constraints.sharded_state else ()))
         if self._options.counts_money:
             check_prices(self._profile.cluster, self._request.devices)
         if self._options.constraints.sequence_parallel:

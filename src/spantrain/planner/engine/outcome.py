@@ -202,7 +202,7 @@ def is_plain(plan: Plan, job: JobSpec, constraints: Constraints) -> bool:
         and job.schedule in (plan.schedule, JobSpec.schedule)
         and all(
             stage.wire_format is WireFormat.NATIVE
-            and stage.state_sharding is StateSharding.NONE
+            and (constraints.sharded_state or stage.state_sharding is StateSharding.NONE)
             and (constraints.recompute or not stage.recompute)
             and (constraints.tensor_parallel or not stage.divides_tensors)
             for stage in plan.stages
