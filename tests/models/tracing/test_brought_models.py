@@ -225,6 +225,31 @@ def test_first_labels_that_only_some_micro_batches_count_are_counted_as_the_mode
         functional.cross_entropy(logits[1:].transpose(1, 2), labels[1:].roll(2, 1))
 
 
+def test_which_labels_a_mean_is_over_is_looked_at_once(monkeypatch):
+    labels = torch.tensor([[1, 2, 3, 0]])
+    counted, logits, known = counted_labels(labels, 1), torch.randn(1, 5, 3), {}
+
+    def losses() -> list[torch.Tensor]:
+        with WholeMeans(labels, counted, known):
+            return [functional.cross_entropy(logits, labels[:, 1:]), functional.cross_entropy(logits, labels[:, 1:])]
+
+    wanted = losses()
+    assert known == {0: 1, 1: 1}
+    monkeypatch.setattr(torch, "equal", None)
+    assert losses() == wanted
+    alike, unknown = torch.ones(1, 4, dtype=torch.int64), {}
+    with pytest.raises(TypeError), WholeMeans(alike, counted_labels(alike, 1), unknown):
+        functional.cross_entropy(torch.randn(1, 5, 4), alike)
+
+
+def test_labels_that_could_be_either_are_looked_at_again():
+    """Of one label alone it cannot be told whether the model is given all or those behind the first."""
+    alike, known = torch.full((1, 4), -100), {}
+    with WholeMeans(alike, counted_labels(alike, 1), known):
+        functional.cross_entropy(torch.randn(1, 5, 4), alike)
+    assert known == {}
+
+
 def test_what_code_reads_of_samples_must_be_the_same_of_all():
     units, hidden = build_units(spec_of("looks_at_numbers"), seed=0), torch.ones(2, 8)
     rows = {0: hidden, LABELS: torch.zeros(2, dtype=torch.int64)}

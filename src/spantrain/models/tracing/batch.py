@@ -123,11 +123,17 @@ class WholeMeans(TorchFunctionMode):
     over all samples of the step, this adds up to what the model makes of all of them at once.
     """
 
-    def __init__(self, labels: Tensor, counted: Tensor | None) -> None:
-        """Take the labels that are here, and `models.units.counted_labels` of the step; None: all count alike."""
+    def __init__(self, labels: Tensor, counted: Tensor | None, known: dict[int, int] | None = None) -> None:
+        """Take the labels that are here, and `models.units.counted_labels` of the step; None: all count alike.
+
+        `known` is kept from forward to forward of a model: which labels its means are over, by their number in a
+        forward. To compare labels, the host has to wait for the device.
+        """
         super().__init__()
         self._labels = labels
         self._counted = counted
+        self._known = {} if known is None else known
+        self._means = 0
         self.made = False
         """Whether there was such a mean; or one over samples, of which each counts its own labels."""
 
@@ -150,15 +156,18 @@ class WholeMeans(TorchFunctionMode):
         plain = given.get("reduction", "mean") == "mean" and given.get("weight") is None and len(args) <= _NO_WEIGHT
         if not plain or not isinstance(target, Tensor) or target.is_meta or self._counted is None:
             return None
+        number, self._means = self._means, self._means + 1
         behind = self._labels[:, 1:]
-        for column, labels in (
-            (0, self._labels),
-            (1, behind),
-            (1, functional.pad(behind, (0, 1), value=IGNORED_LABEL)),
-        ):
-            if target.numel() == labels.numel() and torch.equal(target.flatten(), labels.flatten().to(target)):
-                mean: Tensor = self._counted[0, column]
-                return mean
+        column = self._known.get(number)
+        if column is None:
+            padded = functional.pad(behind, (0, 1), value=IGNORED_LABEL)
+            same = [of for of, labels in ((0, self._labels), (1, behind), (1, padded)) if _is_same(target, labels)]
+            column = same[0] if same else None
+            if len(same) == 1:
+                self._known[number] = same[0]
+        if column is not None:
+            mean: Tensor = self._counted[0, column]
+            return mean
         # In another order, or made of the labels in another way.
         counts = [(some != IGNORED_LABEL).sum() for some in (self._labels, behind)]
         here = (target != given.get("ignore_index", IGNORED_LABEL)).sum()
@@ -170,6 +179,10 @@ class WholeMeans(TorchFunctionMode):
                 f"too cannot be told; set the first label of every sample to {IGNORED_LABEL}, or of none"
             )
         return fitting[0] if fitting else None
+
+
+def _is_same(target: Tensor, labels: Tensor) -> bool:
+    return target.numel() == labels.numel() and torch.equal(target.flatten(), labels.flatten().to(target))
 
 
 _NO_WEIGHT = 2

@@ -48,6 +48,7 @@ class BroughtUnit(UnitModule, ABC):
         self._loss = loss
         self._local: dict[str, str] = {}
         self._calls_compiled = False
+        self._known_means: dict[int, int] = {}
 
     @property
     def class_name(self) -> str:
@@ -77,7 +78,7 @@ class BroughtUnit(UnitModule, ABC):
         samples, place = tensors[0].shape[0], tensors[0].device
         found = {one.value.index: unpacked(one, tensor) for one, tensor in zip(takes, tensors, strict=False)}
         # Means over labels are those over the whole step, in the last unit.
-        means = None if self._loss is None else WholeMeans(rows[LABELS], rows.get(COUNTED))
+        means = None if self._loss is None else WholeMeans(rows[LABELS], rows.get(COUNTED), self._known_means)
         with nullcontext() if COUNTED not in rows or means is None else means, chain_at(self._start):
             result = self._result(found, rows, samples, place)
             if self._loss is None:
