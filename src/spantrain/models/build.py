@@ -90,12 +90,13 @@ def blank_units(spec: ModelSpec, indices: Iterable[int], *, seed: int) -> list[U
 
 def compiled_by(spec: ModelSpec, compiler: str) -> str:
     """Return what compiles the layers of a model, if anything does: not where it draws at random while it trains."""
-    if not spec.compiled or not unit_source(spec).draws:
-        return compiler if spec.compiled else ""
-    _tell_once(
-        f"model {spec.name}: its layers are not compiled: it draws at random while it trains (--dropout off: no)"
-    )
-    return ""
+    if not spec.compiled:
+        return ""
+    if unit_source(spec).draws:
+        why = "it draws at random while it trains (--dropout off: no)"
+        _tell_once(f"model {spec.name}: its layers are not compiled: {why}")
+        return ""
+    return compiler
 
 
 @cache

@@ -43,9 +43,7 @@ class StorageLog:
     def watching(self) -> Iterator[None]:
         """Note what autograd saves inside the `with` block."""
         pack, unpack = self._pack, _as_it_is
-        if (
-            "torch._dynamo" in sys.modules
-        ):  # what is called in compiled layers is compiled, too, unless it is told not to
+        if "torch._dynamo" in sys.modules:  # else they would be compiled, too, where compiled layers call them
             pack, unpack = map(torch.compiler.disable, (pack, unpack))
         with saved_tensors_hooks(pack, unpack):
             yield

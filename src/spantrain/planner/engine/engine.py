@@ -21,6 +21,7 @@ from spantrain.planner.engine.outcome import (
     StrategyFigures,
     is_plain,
     no_figures,
+    plain_only,
     prediction_of,
 )
 from spantrain.planner.engine.outer import LocalPlans, join_groups, local_plans, pair_rates, slow_boundaries
@@ -40,7 +41,7 @@ _COMPARED_UP_TO = 32
 """Devices, up to which the best site is searched for on its own."""
 _BESIDE, _BESIDE_DIVIDED, _BESIDE_UP_TO = ("spantrain", "spantrain-dp"), ("zero2", "fsdp"), 8
 """Strategies whose answers compete with the default one's (where state may be divided), and devices up to which."""
-_ORDER_MAY_GAIN, _BESIDE_MAY_GAIN = 1.25, 1.1
+_ORDER_MAY_GAIN, _BESIDE_GAIN = 1.25, 1.1
 """Plans over the best by more than that (shown, and not) have the plain rule's order: it seldom gains as much."""
 _ORDERED_UP_TO = 96
 """Devices in use up to which an order is searched for: with more it takes longer than the rest of planning."""
@@ -48,8 +49,8 @@ _EFFORT, _EFFORT_MORE = (SearchEffort(max_runs=runs, max_actions=1_000 * runs) f
 """What an order of work is searched with (with more, plans came out the same), and those of a few plans besides."""
 _TOLD = 32
 """Groups up to which the ways between all of them are told of."""
-_MORE_ORDERED, _ORDER_OFTEN_GAINS = 1, 1.04
-"""How many more plans of the default strategy have their orders searched, and by how much they may be over its best."""
+_ORDER_OFTEN_GAINS = 1.04
+"""By how much one more plan of a strategy that competes may be over its best to have its order searched."""
 _PREFERRED_UP_TO, _PREFERRED_OF = 1.5, 200
 """How much a plan may be over the best, and how many there may be, of those that `prefer` chooses from."""
 
@@ -105,7 +106,7 @@ class _Planning:
         self._evaluator = Evaluator(profile, job)
         self._ranking = Ranking(profile.cluster, options)
         self._orders: dict[tuple[tuple[Stage, ...], str, SearchEffort], Plan] = {}
-        self._beside: tuple[str, ...] = ()
+        self._beside, self._unasked = tuple[str, ...](), frozenset[str]()
         self._request = PlanRequest(
             profile=profile,
             job=job,
@@ -121,6 +122,7 @@ class _Planning:
         adopts = DEFAULT_STRATEGY in asked and self._options.restriction is Restriction.NONE
         if adopts and len(self._request.devices) <= _BESIDE_UP_TO:
             self._beside = (*_BESIDE, *(_BESIDE_DIVIDED if self._options.constraints.sharded_state else ()))
+            self._unasked = frozenset(self._beside) - {*asked}
         if self._options.counts_money:
             check_prices(self._profile.cluster, self._request.devices)
         if self._options.constraints.sequence_parallel:
@@ -167,6 +169,7 @@ class _Planning:
             propose = strategies()[name].propose
             if name == DEFAULT_STRATEGY:
                 propose = with_cheaper(propose)
+            propose = plain_only(propose) if name in self._unasked else propose
             if self._options.constraints.sequence_parallel:
                 propose = slicing(propose)
             if self._options.constraints.recompute_all:
@@ -196,11 +199,9 @@ class _Planning:
         least = min(firsts.values(), default=(False, False, 0.0, 0.0))
         found = dict(answers)
         for name, (broken, _, value, _) in firsts.items():
-            may_gain = _BESIDE_MAY_GAIN if name in self._beside else _ORDER_MAY_GAIN
-            if broken == least[0] and value <= may_gain * least[2]:
+            if broken == least[0] and value <= least[2] * (_BESIDE_GAIN if name in self._unasked else _ORDER_MAY_GAIN):
                 started_s, figures = time.perf_counter(), answers[name].figures
-                several = name in (DEFAULT_STRATEGY, *self._beside)
-                ranked = self._reordered(answers[name].ranked, 1 + several * _MORE_ORDERED)
+                ranked = self._reordered(answers[name].ranked, 1 + (name in (DEFAULT_STRATEGY, *self._beside)))
                 seconds = figures.search_s + time.perf_counter() - started_s
                 figures = replace(self._ranking.figures(ranked, figures.plans, started_s), search_s=seconds)
                 found[name] = _Answer(figures=figures, ranked=ranked)
@@ -381,9 +382,8 @@ class _Planning:
         if len(proposal.plan.stages) == 1:
             return proposal, evaluation
         key = (proposal.plan.stages, proposal.plan.schedule, effort)
-        plan = self._orders.get(key)
-        if plan is None:
-            plan = self._orders[key] = with_best_spans(proposal.plan, self._profile, effort=effort)
+        plan = self._orders.get(key) or with_best_spans(proposal.plan, self._profile, effort=effort)
+        self._orders[key] = plan
         if (plan.stages, plan.hints) == (proposal.plan.stages, proposal.plan.hints):
             return proposal, evaluation
         searched = self._evaluator(plan)

@@ -7,10 +7,19 @@ from dataclasses import dataclass, field, replace
 from spantrain.core.cluster import Cluster
 from spantrain.core.outer.groups import OuterPlan
 from spantrain.core.plan import Alternative, Plan, PlanReport, Prediction, StateSharding
-from spantrain.errors import PlanError
+from spantrain.errors import InfeasiblePlanError, PlanError
 from spantrain.formats.registry import WireFormat
 from spantrain.planner.engine.evaluate import LinkLoad
-from spantrain.planner.request import Constraints, Evaluation, JobSpec, Objective, Proposal, Restriction
+from spantrain.planner.request import (
+    Constraints,
+    Evaluation,
+    JobSpec,
+    Objective,
+    PlanRequest,
+    Proposal,
+    Restriction,
+    Strategy,
+)
 from spantrain.planner.strategies.relaxation import StepBound
 
 Prefer = Callable[[Sequence[tuple[Plan, Evaluation]]], tuple[int, tuple[str, ...]]]
@@ -208,6 +217,22 @@ def is_plain(plan: Plan, job: JobSpec, constraints: Constraints) -> bool:
             for stage in plan.stages
         )
     )
+
+
+def plain_only(strategy: Strategy) -> Strategy:
+    """Return a strategy that proposes nothing that has to be asked for.
+
+    Raises:
+        InfeasiblePlanError: when it is asked and has nothing else.
+    """
+
+    def propose(request: PlanRequest) -> tuple[Proposal, ...]:
+        found = tuple(one for one in strategy(request) if is_plain(one.plan, request.job, request.constraints))
+        if not found:
+            raise InfeasiblePlanError("all its plans have what must be asked for")
+        return found
+
+    return propose
 
 
 def prediction_of(evaluation: Evaluation) -> Prediction:
