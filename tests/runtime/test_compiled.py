@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch._dynamo.exc import TorchDynamoException
 
 from spantrain.core.job import TrainJob
 from spantrain.core.span import Span
@@ -55,8 +54,10 @@ def as_compiled(spec: ModelSpec) -> ModelSpec:
     return replace(spec, compiled=True)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "bfloat16-weights"])
-@pytest.mark.parametrize(("recompute", "halves"), [((), False), ((1,), False), ((), True)])
+@pytest.mark.parametrize(
+    ("dtype", "recompute", "halves"),
+    [("float32", (), False), ("float32", (1,), False), ("bfloat16", (), True), ("bfloat16-weights", (), False)],
+)
 def test_gradients_are_those_of_layers_as_they_are_written(dtype, recompute, halves, spec_of) -> None:
     spec = spec_of("gpt2")
     wanted = gradients(spec, dtype=dtype)
@@ -108,6 +109,8 @@ def library_spec(folder, **more: float) -> ModelSpec:
 
 
 def test_what_cannot_be_compiled_runs_as_it_is_written(spec_of, monkeypatch, caplog) -> None:
+    from torch._dynamo.exc import TorchDynamoException  # not before: it takes seconds, and changes what others do
+
     def refuses(*_: object) -> None:
         raise TorchDynamoException("no such operation\nand more")
 
