@@ -1,4 +1,4 @@
-"""Models as people bring them, against plain PyTorch: `benchmarks/model_zoo.py [--only NAME] [--json]`.
+"""Models as people bring them, against plain PyTorch: `benchmarks/model_zoo.py [--only NAME] [--compiled] [--json]`.
 
 Each is returned by a function, unedited, with random weights and four layers or more (`tests/testing/models/zoo`). It
 is cut into units, planned over two to four devices with a profile by data sheets, and trained for three steps of SGD in
@@ -49,6 +49,8 @@ def lines(trials: Sequence[Trial]) -> Iterator[str]:
     equal = sum(is_equal(trial) for trial in trials)
     refused = sum(bool(trial.refused) for trial in trials)
     yield f"{len(trials)} models: {equal} equal, {refused} refused, {len(trials) - equal - refused} wrong"
+    if compiled := [trial.error for trial in trials if trial.compiled]:
+        yield f"{len(compiled)} of them with layers that are compiled, errors up to {max(compiled):.0e}"
 
 
 def is_equal(trial: Trial) -> bool:
@@ -83,16 +85,19 @@ def main() -> int:
     """Try the models, print the table; return 1 if any crashed, or differs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", metavar="NAME", help="models with this in their name; nothing is written")
+    parser.add_argument("--compiled", action="store_true", help="layers cut as for torch.compile; nothing is written")
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
     options = parser.parse_args()
     logging.disable(logging.WARNING)
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
     chosen = [(number, name) for number, name in enumerate(names()) if (options.only or "") in name]
-    trials = [_anywhere(tried(name, devices=FEWEST + number % KINDS)) for number, name in chosen]
+    trials = [
+        _anywhere(tried(name, devices=FEWEST + number % KINDS, compiled=options.compiled)) for number, name in chosen
+    ]
     table = list(lines(trials))
     print(json.dumps([asdict(trial) for trial in trials], indent=1) if options.json else "\n".join(table))
-    if options.only is None:
+    if options.only is None and not options.compiled:
         save("model_zoo", table, {"models": [asdict(trial) for trial in trials]})
         write_page(trials)
     return 0 if all(trial.refused or is_equal(trial) for trial in trials) else 1

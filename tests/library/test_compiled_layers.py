@@ -1,17 +1,16 @@
 """Layers are compiled, by the trainer and on the command line: the losses are those of layers as they are written."""
 
-import importlib.util
 import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 import spantrain
 from spantrain.errors import PlanError
 from testing.patience import PATIENCE_S
+from testing.small_files import imported, trained_plainly
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -34,28 +33,7 @@ def build():
 @pytest.fixture
 def mine(tmp_path, monkeypatch):
     """The user's file, imported."""
-    path = tmp_path / "alike.py"
-    path.write_text(FILE)
-    found = importlib.util.spec_from_file_location("alike", path)
-    module = importlib.util.module_from_spec(found)
-    monkeypatch.setitem(sys.modules, "alike", module)
-    found.loader.exec_module(module)
-    return module
-
-
-def plain(mine) -> list[float]:
-    """Train the unsplit model."""
-    model, (inputs, labels), loss = mine.build()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05, weight_decay=0.01)
-    losses = []
-    for _ in range(STEPS):
-        optimizer.zero_grad()
-        value = loss(model(inputs), labels)
-        value.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        losses.append(float(value.detach()))
-    return losses
+    return imported(tmp_path / "alike.py", FILE, monkeypatch)
 
 
 def trainer(mine, out: Path, **given) -> spantrain.Trainer:
@@ -69,7 +47,7 @@ def trainer(mine, out: Path, **given) -> spantrain.Trainer:
 
 def test_the_trainer_and_a_plan_that_was_made_for_it(mine, tmp_path):
     found = trainer(mine, tmp_path / "compiled", torch_compile=True).train()
-    assert found.losses == pytest.approx(plain(mine), rel=1e-4)
+    assert found.losses == pytest.approx(trained_plainly(mine, STEPS, training=True), rel=1e-4)
     assert json.loads((tmp_path / "compiled" / "plan.json").read_text())["model"]["compiled"] is True
     with pytest.raises(PlanError, match="torch_compile False: the plan was made for True; say that, or plan again"):
         trainer(mine, tmp_path / "other", plan=tmp_path / "compiled" / "plan.json").train()
@@ -86,4 +64,5 @@ def test_the_command_line(mine, tmp_path):
         capture_output=True, text=True, timeout=2 * PATIENCE_S, check=False,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr
-    assert json.loads(ended.stdout)["losses"] == pytest.approx(plain(mine), rel=1e-4)
+    assert json.loads(ended.stdout)["losses"] == pytest.approx(trained_plainly(mine, STEPS, training=True), rel=1e-4)
+    assert json.loads((tmp_path / "run" / "plan.json").read_text())["model"]["compiled"] is True

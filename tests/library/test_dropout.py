@@ -1,17 +1,16 @@
 """`dropout off`, by the trainer and on the command line, is the model in evaluation mode; `on` is not."""
 
-import importlib.util
 import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 import spantrain
 from spantrain.errors import ConfigError, PlanError
 from testing.patience import PATIENCE_S
+from testing.small_files import imported, trained_plainly
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -35,28 +34,7 @@ def build():
 @pytest.fixture
 def mine(tmp_path, monkeypatch):
     """The user's file, imported."""
-    path = tmp_path / "half.py"
-    path.write_text(FILE)
-    found = importlib.util.spec_from_file_location("half", path)
-    module = importlib.util.module_from_spec(found)
-    monkeypatch.setitem(sys.modules, "half", module)
-    found.loader.exec_module(module)
-    return module
-
-
-def plain(mine) -> list[float]:
-    """Train the unsplit model in evaluation mode."""
-    model, (inputs, labels), loss = mine.build()
-    optimizer = torch.optim.AdamW(model.eval().parameters(), lr=0.05, weight_decay=0.01)
-    losses = []
-    for _ in range(STEPS):
-        optimizer.zero_grad()
-        value = loss(model(inputs), labels)
-        value.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        losses.append(float(value.detach()))
-    return losses
+    return imported(tmp_path / "half.py", FILE, monkeypatch)
 
 
 def trainer(mine, out: Path, **given) -> spantrain.Trainer:
@@ -69,7 +47,7 @@ def trainer(mine, out: Path, **given) -> spantrain.Trainer:
 
 
 def test_the_trainer_and_a_plan_that_was_made_for_it(mine, tmp_path):
-    losses = plain(mine)
+    losses = trained_plainly(mine, STEPS, training=False)
     off = trainer(mine, tmp_path / "off", dropout="off").train()
     assert off.losses == pytest.approx(losses, rel=1e-5)
     assert any("dropout" in line for line in off.left_out)
@@ -95,5 +73,5 @@ def test_the_command_line(mine, tmp_path):
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr
     outcome = json.loads(ended.stdout)
-    assert outcome["losses"] == pytest.approx(plain(mine), rel=1e-5)
+    assert outcome["losses"] == pytest.approx(trained_plainly(mine, STEPS, training=False), rel=1e-5)
     assert any("dropout" in line for line in outcome["left_out"])

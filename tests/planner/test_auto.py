@@ -60,7 +60,7 @@ def test_no_worse_than_its_starts(preset_profile: Callable[..., Profile]) -> Non
 
 
 @pytest.mark.parametrize("memory_bytes", [8 * 2**30, 420 * MIB, 370 * MIB])
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, 4])
 def test_what_the_planner_answers_is_no_worse_than_what_any_strategy_does(case, seed: int, memory_bytes: int) -> None:
     """With the order of work that is searched for the plan of each."""
     profile = case(memory_bytes, seed=seed)

@@ -193,10 +193,8 @@ class PlanArguments(RentOptions, ModelOptions):
         for name in ("model", *(one.name for one in fields(ModelOptions))):
             value = getattr(self, name)
             if value:
-                raise ConfigError(
-                    f"--{name.replace('_', '-')} {value}: {self.profile_path} has its model and data already; leave it "
-                    "out"
-                )
+                given = f"--{name.replace('_', '-')}" + ("" if value is True else f" {value}")
+                raise ConfigError(f"{given}: {self.profile_path} has its model and data already; leave it out")
         from spantrain.config.artefacts import read_profile
 
         return priced(read_profile(self.profile_path), self.prices)

@@ -23,6 +23,7 @@ from spantrain.cost.analytic import analytic_profile
 from spantrain.errors import ConfigError
 from spantrain.models.build import build_units, unit_source
 from spantrain.models.catalog.catalog import resolve_model
+from spantrain.models.execution.compiled import ONLY_CUT, compile_layers, is_compiled
 from spantrain.models.execution.stage import StageExecutor
 from spantrain.models.graph import build_graph
 from spantrain.models.randomness.reference import seeded
@@ -56,6 +57,8 @@ class Trial:
     stages: int = 0
     error: float = 0.0
     """The largest relative one, of the losses and of the gradients of all parameters, in any step."""
+    compiled: int = 0
+    """Layers that are compiled, where that was wanted."""
     refused: str = ""
     crashed: str = ""
     """The exception and its place; nothing may crash."""
@@ -71,12 +74,13 @@ def names() -> list[str]:
     return found
 
 
-def tried(name: str, *, devices: int) -> Trial:
-    """Try a model over so many devices; whatever happens is in what is returned."""
+def tried(name: str, *, devices: int, compiled: bool = False) -> Trial:
+    """Try a model over so many devices, its layers compiled or not; whatever happens is in what is returned."""
     family, _, function = name.partition(".")
     found = Trial(name=name)
     try:
-        found = _compared(found, resolve_model(f"{FOLDER / family}.py:{function}"), devices)
+        spec = resolve_model(f"{FOLDER / family}.py:{function}")
+        found = _compared(found, replace(spec, compiled=compiled), devices)
     except ConfigError as error:
         found = replace(found, refused=str(error))
     except Exception as error:  # noqa: BLE001 - what a model crashes with is what is asked
@@ -91,7 +95,21 @@ def _compared(found: Trial, spec: ModelSpec, devices: int) -> Trial:
     plan = planned(spec, graph, devices)
     whole = replace(load_model(spec, seed=0), trains=cut_model(spec).whole.trains)
     found = replace(found, class_name=type(whole.module).__name__, units=len(graph.units), stages=len(plan.stages))
-    return replace(found, error=largest_error(spec, graph, plan, whole))
+    return replace(found, compiled=_compiled_layers(spec), error=largest_error(spec, graph, plan, whole))
+
+
+def _units(spec: ModelSpec) -> list[UnitModule]:
+    """Build all units; layers that are to be compiled are cut as for that, and no code is made of them."""
+    units = build_units(spec, seed=0)
+    for unit in units:
+        unit.compiled_by = unit.compiled_by and ONLY_CUT
+    return units
+
+
+def _compiled_layers(spec: ModelSpec) -> int:
+    units = _units(spec) if spec.compiled else []
+    compile_layers(units)
+    return sum(is_compiled(layer) for unit in units for layer in unit.modules())
 
 
 @functools.cache
@@ -118,7 +136,7 @@ def largest_error(spec: ModelSpec, graph: UnitGraph, plan: Plan, whole: Loaded) 
 
     Where samples depend on each other, plain PyTorch accumulates gradients over the plan's micro-batches.
     """
-    units = build_units(spec, seed=0)
+    units = _units(spec)
     held = [_copies(units[stage.first_unit : stage.end_unit]) for stage in plan.stages]
     stages = [
         StageExecutor(
