@@ -6,6 +6,7 @@ import pytest
 
 from spantrain.core.profile import Profile
 from spantrain.errors import InfeasiblePlanError
+from spantrain.planner.assembly.recompute import proposals_of
 from spantrain.planner.engine.engine import make_plan
 from spantrain.planner.engine.evaluate import Evaluator
 from spantrain.planner.engine.outcome import PlanOptions
@@ -72,6 +73,16 @@ def test_what_the_planner_answers_is_no_worse_than_what_any_strategy_does(case, 
         except InfeasiblePlanError:
             continue
         assert plan.divides_tensors or ours <= evaluate(plan).step_s * 1.005, name
+
+
+def test_a_plan_of_another_strategy_is_taken_where_it_is_faster(case: Callable[..., Profile]) -> None:
+    """Memory is so tight that units have to be computed again, which the search for cuts does not know of."""
+    profile = case(400 * MIB, blocks=6, seed=2)
+    outcome = make_plan(profile, JOB, PlanOptions())
+    assert any(reason.startswith("Found beside the search") for reason in outcome.report.reasons)
+    request = request_of(profile)
+    own = [request.evaluate(found.plan) for found in proposals_of(auto, request, improves=True)]
+    assert outcome.step_s_predicted < min(found.step_s for found in own if found.fits)
 
 
 def test_same_answer_twice(case: Callable[..., Profile]) -> None:
