@@ -1,8 +1,8 @@
 """Who keeps a copy of what else would be lost with a device: the choice. Pure.
 
 In Asteroid (3.4) a stage that one device has is backed up by the next one of the pipeline, from time to time. Here a
-keeper follows each step, by the gradients that the stage has summed (`runtime.worker.keeping`): a loss costs the step
-under way and no more.
+keeper follows each step, by the gradients that the stage has summed (`runtime.worker.keeping.stages`): a loss costs
+the step under way and no more.
 """
 
 from collections import Counter

@@ -138,7 +138,7 @@ class StaleSession(TrainSession):
 
     def _train(self) -> None:
         step = self._order.first_step
-        self._join_outer(step)
+        self._outer.join(self._part, step)
         self._sets.synchronize()
         self._control.ask(Begin())
         evaluate = True
@@ -146,14 +146,14 @@ class StaleSession(TrainSession):
             evaluation = self._evaluate(step) if evaluate else None
             step, verdict = self._run_until_quiet(step, evaluation)
             if verdict.stop:
-                self._finish_outer(step)
+                self._outer.finish(step)
             self._sets.synchronize()
             if verdict.checkpoint:
                 self._save(step)
             evaluate = verdict.evaluate
             if verdict.stop:
                 break
-        self._leave_outer()
+        self._outer.leave()
         if self._held_out:
             self._recorder.end_steps()
             self._commit(step, None, self._evaluate(step))
@@ -220,7 +220,7 @@ class StaleSession(TrainSession):
         verdict = self._agreed(self._with_norm(report, parameters))
         self._sets.prepare_update(step)
         self._update(step, verdict)
-        self._follow_outer(step, verdict)
+        self._outer.follow(step, verdict)
         return verdict
 
 

@@ -1,26 +1,23 @@
 """Trains one device's part of a plan: the worker's side of a training run."""
 
-import itertools
 import time
 from collections import deque
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
 from spantrain.adaptation.registry import LocalAdapters
 from spantrain.core.messages import DeviceDecisions
-from spantrain.core.outer.stages import StageMeeting, StageReport
 from spantrain.core.plan import Plan
 from spantrain.errors import ConfigError
 from spantrain.models.build import build_units
 from spantrain.models.data.dataset import open_dataset
 from spantrain.runtime.checkpoint.saver import DeviceCheckpoints, restore
 from spantrain.runtime.control.orders import KeptState, TrainOrder, TrainResult
-from spantrain.runtime.control.requests import Begin, DeviceReport, HeldState, OuterCall, StepVerdict, SwitchReport
+from spantrain.runtime.control.requests import Begin, DeviceReport, HeldState, StepVerdict, SwitchReport
 from spantrain.runtime.coordinator.batches import EXTERNAL, QueuedFeed
 from spantrain.runtime.gradients.optimizer import GradientScaling, build_optimizer, update
 from spantrain.runtime.gradients.step_sums import StepSums
@@ -30,13 +27,10 @@ from spantrain.runtime.step.context import WorkerContext, WorkerLinks, admit, cl
 from spantrain.runtime.step.stage_member import StageMember, build_member
 from spantrain.runtime.step.work import SampledFeed
 from spantrain.runtime.worker.carry_on import LeftState, carry_on
-from spantrain.runtime.worker.keeping import Keeping
-from spantrain.runtime.worker.outer_part import moves_layers
+from spantrain.runtime.worker.keeping.stages import Keeping
+from spantrain.runtime.worker.outer_member import OuterMember
 from spantrain.runtime.worker.plan_part import PlanPart, check_finite, make_plan_part, peak_bytes
 from spantrain.runtime.worker.switch import kept_units, take_over
-
-if TYPE_CHECKING:
-    from spantrain.runtime.worker.outer_part import OuterPart
 
 _OVERHEADS_KEPT = 10_000
 
@@ -94,9 +88,7 @@ class TrainSession:
         )
         scalars = order.checkpoint.scalars if order.checkpoint else {}
         self._scaling = GradientScaling(order.job, order.plan.dtype, scalars)
-        self._outer: OuterPart | None = None
-        self._outer_notices: list[str] = []
-        self._meetings = itertools.count()
+        self._outer = OuterMember(order.outer, self._here)
         self._prepared_s = begun_s
 
     def _context(self) -> WorkerContext:
@@ -150,7 +142,7 @@ class TrainSession:
             with self._checkpoints:
                 self._train()
         finally:
-            self._leave_outer()
+            self._outer.leave()
             self._part.close()
             self._part.member.executor.discard()
         return self._result()
@@ -173,13 +165,13 @@ class TrainSession:
 
     def _train(self) -> None:
         step = self._order.first_step
-        self._join_outer(step)
+        self._outer.join(self._part, step)
         self._control.ask(Begin())
         last = self._order.kept.verdict if self._order.kept else None
         evaluate = last is None or last.evaluate
         while True:
             if isinstance(self._training, QueuedFeed) and not self._training.next_step(step, self._save):
-                self._finish_outer(step)
+                self._outer.finish(step)
                 break
             evaluation = self._evaluate(step) if evaluate else None
             self._recorder.begin_step()
@@ -193,10 +185,10 @@ class TrainSession:
             self._summed = True
             verdict = self._commit(step, loss_sum, evaluation, overflow=overflow)
             self._update(step, verdict)
-            self._follow_outer(step, verdict)
+            self._outer.follow(step, verdict)
             step += 1
             if verdict.stop:
-                self._finish_outer(step)
+                self._outer.finish(step)
             if verdict.checkpoint:
                 self._save(step)
             evaluate = verdict.evaluate
@@ -207,7 +199,7 @@ class TrainSession:
                 return
             if verdict.plan is not None:
                 self._switch(verdict.plan, step)
-        self._leave_outer()
+        self._outer.leave()
         if self._held_out:
             self._recorder.end_steps()
             self._commit(step, None, self._evaluate(step))
@@ -239,44 +231,11 @@ class TrainSession:
     def _left(self) -> LeftState:
         return LeftState(part=self._part, scalars=self._scaling.scalars, kept=self._keeping.whole)
 
-    def _join_outer(self, step: int) -> None:
-        """Take part in the outer optimizer from a step on, if the run does."""
-        if self._order.outer is None:
-            return
-        # Imported here: it takes a while, and most runs take part in none.
-        from spantrain.runtime.worker.outer_part import OuterPart
-
-        self._outer = OuterPart(self._order.outer, self._here, self._part, self._meet_stages, step=step)
-        self._outer.begin(step)
-
-    def _meet_stages(self, report: StageReport | None) -> StageMeeting:
-        return self._control.ask(OuterCall(number=next(self._meetings), report=report))
-
-    def _follow_outer(self, step: int, verdict: StepVerdict) -> None:
-        """Do behind the update of a step what the outer optimizer's leader orders."""
-        if self._outer and verdict.outer:
-            self._outer.follow(verdict.outer, step)
-
-    def _finish_outer(self, step: int) -> None:
-        """Give what is left, and take the version with it."""
-        if self._outer:
-            self._outer.finish(step)
-
-    def _leave_outer(self) -> None:
-        if self._outer:
-            self._outer_notices += self._outer.notices
-            self._outer.close()
-            self._outer = None
-
     def _switch(self, plan: Plan, step: int) -> None:
         """Go over to another plan before a step, together with all other devices."""
         start_s = time.monotonic()
         part = self._part
-        rejoin = self._outer is not None and moves_layers(part.plan, plan)
-        if rejoin:
-            # What is under way would end with the stages that it belongs to.
-            self._finish_outer(step)
-            self._leave_outer()
+        self._outer.leave_before(part.plan, plan, step)
         # Users' functions for the model were checked against those that this worker may call.
         plan = replace(plan, model=part.plan.model)
         self._links.mailbox.set_peers(plan.generation, self._order.peers)
@@ -288,10 +247,7 @@ class TrainSession:
         self._keeping.begin(step, self._earlier.held)
         self._checkpoints.hold(self._part.holding, self._part.optimizer)
         self._since_step = step
-        if rejoin:
-            self._join_outer(step)
-        elif self._outer:
-            self._outer.hold(self._part)
+        self._outer.hold(self._part, step)
         self._recorder.switched(f"change to plan {plan.generation}", step, start_s, time.monotonic())
         self._switch_report = SwitchReport(duration_s=time.monotonic() - start_s, received_bytes=received_bytes)
 
@@ -321,7 +277,7 @@ class TrainSession:
 
     def _agreed(self, report: DeviceReport) -> StepVerdict:
         """Bring a report to the barrier; return what all do."""
-        verdict = self._control.ask(replace(report, outer=self._outer.report() if self._outer else None))
+        verdict = self._control.ask(replace(report, outer=self._outer.report()))
         if verdict.data_differs:
             raise ConfigError(
                 f"data {self._part.plan.model.dataset}: not the same on all machines: {verdict.data_differs}; inputs "
@@ -396,5 +352,5 @@ class TrainSession:
             overrun_actions=device.overruns,
             peak_bytes=self._peak(),
             overhead_s=tuple(self._overhead_s),
-            notices=(*self._part.member.notices, *self._outer_notices),
+            notices=(*self._part.member.notices, *self._outer.notices),
         )

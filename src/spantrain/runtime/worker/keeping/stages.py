@@ -1,9 +1,9 @@
 """Copies of what only one device holds, on devices of other stages, which follow it step by step.
 
 A keeper begins with parameters, optimizer state and running statistics of a stage, which come to it while steps go on
-(`runtime.worker.copying`). After each step the stage's first device sends it the gradients that are summed, and it does
-the same update: a third of what AdamW's state and the parameters would take. What is summed before the copy is whole
-waits, a few steps of it at most; then the step's end waits. A keeper reports a step at the barrier
+(`runtime.worker.keeping.copying`). After each step the stage's first device sends it the gradients that are summed, and
+it does the same update: a third of what AdamW's state and the parameters would take. What is summed before the copy is
+whole waits, a few steps of it at most; then the step's end waits. A keeper reports a step at the barrier
 (`runtime.coordinator.barrier`) when it has what is summed, and of whom its copy is whole: of whatever is committed,
 those keepers have all.
 """
@@ -26,7 +26,7 @@ from spantrain.runtime.checkpoint.holding import Holding, holding_of
 from spantrain.runtime.gradients.optimizer import build_optimizer, update
 from spantrain.runtime.redistribution.transfer import ExchangeChannel
 from spantrain.runtime.step.context import WorkerContext
-from spantrain.runtime.worker.copying import CopyLink, CopyReceiver, CopySender
+from spantrain.runtime.worker.keeping.copying import CopyLink, CopyReceiver, CopySender
 from spantrain.runtime.worker.plan_part import PlanPart
 from spantrain.runtime.worker.switch import Held
 
