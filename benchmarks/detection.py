@@ -22,6 +22,7 @@ from pathlib import Path
 
 import psutil
 
+from spantrain.runtime.coordinator.awaiting import wait_for
 from spantrain.runtime.coordinator.coordinator import Coordinator
 from spantrain.runtime.launch.launcher import LocalWorkers, WorkerPlacement
 from spantrain.runtime.worker.settings import WorkerSettings
@@ -50,7 +51,7 @@ class Watched:
         where = self.coordinator.join_address, self.coordinator.token
         settings = [WorkerSettings(join=where[0], token=where[1], name=name, backend="cpu") for name in names]
         self.workers.start([WorkerPlacement(settings=one) for one in settings])
-        self.coordinator.wait_for(names, WAIT_S, lambda _joined: None)
+        wait_for(self.coordinator, names, WAIT_S, lambda _joined: None)
         gone = self.word(SETTLED_S)
         assert gone is None, f"a false alarm: {gone}"
 
@@ -68,7 +69,7 @@ class Watched:
                 told.append((time.monotonic(), text.split(" It is waited for")[0]))
 
         with contextlib.suppress(Told):
-            self.coordinator.wait_for((*NAMES, AWAITED), 2 * WAIT_S, tick, news)
+            wait_for(self.coordinator, (*NAMES, AWAITED), 2 * WAIT_S, tick, news)
         return told[0] if told else None
 
     def process(self, name: str) -> psutil.Process:

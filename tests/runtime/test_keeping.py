@@ -109,7 +109,7 @@ def let_through(monkeypatch, may: Callable[[CopyLink, int], bool]) -> None:
 @pytest.mark.parametrize("job", ["clipped AdamW", "momentum"])
 def test_a_copy_may_take_some_steps_and_is_a_keepers_when_it_is_whole(job, four, monkeypatch):
     first, second = changed_places(four)
-    let_through(monkeypatch, lambda link, number: number < 10 * (max(link.driver._steps, default=99) - 2))
+    let_through(monkeypatch, lambda link, number: number < 10 * (max(link.carrier._steps, default=99) - 2))
     ran = train_in_threads(first, replace(JOBS[job], steps=12), {2: second})
     whole = [outcome.keepers for outcome in ran.outcomes]
     both = tuple(stage.keepers for stage in second.stages)
@@ -124,7 +124,7 @@ def test_a_copy_may_take_some_steps_and_is_a_keepers_when_it_is_whole(job, four,
 
 def test_steps_wait_for_a_copy_that_does_not_get_on(four, monkeypatch):
     first, second = changed_places(four)
-    let_through(monkeypatch, lambda link, _number: not link.driver._steps)
+    let_through(monkeypatch, lambda link, _number: not link.carrier._steps)
     ran = train_in_threads(first, JOB, {2: second})
     whole = [outcome.keepers == tuple(stage.keepers for stage in second.stages) for outcome in ran.outcomes[3:]]
     assert whole == [False] * 3 + [True] * 3
@@ -171,7 +171,7 @@ class Part:
 
 def test_a_copy_is_of_before_the_update_that_it_was_begun_before():
     ward, copy, wire = Part().train(), Part(), Wire()
-    sender = CopySender(wire, ward, lambda made: made())
+    sender = CopySender(wire, ward.holding, ward.optimizer, lambda made: made())
     receiver = CopyReceiver(wire, copy.holding, copy.optimizer, ())
     before = {name: own.detach().clone() for name, own in ward.layer.named_parameters()}
     sender.before_update()
@@ -185,7 +185,7 @@ def test_a_copy_is_of_before_the_update_that_it_was_begun_before():
 
 def test_what_is_here_of_the_same_step_is_not_sent():
     ward, wire = Part().train(), Wire()
-    sender = CopySender(wire, ward, lambda made: made())
+    sender = CopySender(wire, ward.holding, ward.optimizer, lambda made: made())
     copy = Part()
     assert CopyReceiver(wire, copy.holding, copy.optimizer, (ward,)).is_whole
     sender.go_on()
@@ -226,7 +226,7 @@ def test_a_keeper_takes_nothing_that_is_not_the_stage(what):
 
 
 def test_a_keeper_gets_nothing_that_is_not_there():
-    wire = Wire()
+    ward, wire = Part(), Wire()
     wire.want(["weight", "secret"])
     with pytest.raises(ProtocolError, match="b: lacks secret"):
-        CopySender(wire, Part(), lambda made: made()).go_on()
+        CopySender(wire, ward.holding, ward.optimizer, lambda made: made()).go_on()

@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from spantrain.errors import PeerLostError
+from spantrain.runtime.coordinator.awaiting import wait_for
 from spantrain.runtime.coordinator.coordinator import Coordinator
 from spantrain.runtime.launch.launcher import LocalWorkers, WorkerPlacement
 from spantrain.runtime.worker.settings import WorkerSettings
@@ -56,7 +57,7 @@ def process_of(log: Path) -> psutil.Process:
 def test_a_killed_worker_is_told_of_once_and_another_one_takes_its_place(workers, coordinator):
     for _ in range(2):
         workers.start([placement(coordinator, name) for name in coordinator.missing(("a", "b"))])
-        coordinator.wait_for(("a", "b"), PATIENCE_S, lambda _joined: None)
+        wait_for(coordinator, ("a", "b"), PATIENCE_S, lambda _joined: None)
         process_of(workers.log_of("a")).kill()
         while not (ended := workers.ended()):
             time.sleep(0.01)
@@ -75,4 +76,4 @@ def test_one_that_ends_while_it_is_awaited_is_waited_for_no_longer(workers, coor
     process_of(workers.log_of("b")).kill()
     log = workers.log_of("b")
     with pytest.raises(PeerLostError, match=f"^device b was lost: its worker was killed by signal 9; its log: {log}$"):
-        coordinator.wait_for(("a", "b"), PATIENCE_S, lambda _joined: None)
+        wait_for(coordinator, ("a", "b"), PATIENCE_S, lambda _joined: None)

@@ -12,7 +12,7 @@ from spantrain.app.live_requests import ask_to_drain
 from spantrain.app.reporter import SilentReporter
 from spantrain.app.session import Session, SessionOptions, open_session
 from spantrain.app.training.outcome import TrainOutcome
-from spantrain.app.training.recovery import carry_on
+from spantrain.app.training.recovery import ahead, carry_on
 from spantrain.app.training.requests import RunOptions, TrainRequest
 from spantrain.app.training.stop import StopRequest
 from spantrain.app.training.train import train
@@ -218,6 +218,46 @@ def test_a_device_that_has_left_may_come_back_at_once(run):
     killer = Killer({}, drained={3: "s0r1"}, back={"Training goes on": "s0r1"}, last="s0r1 joined")
     _, outcome = run(killer, [0, 5], [[1, 1]], job=LONG, speed=1e-5)
     assert sorted(outcome.devices) == ["s0r0", "s0r1"], killer.notes
+
+
+@pytest.fixture
+def goes_ahead(monkeypatch):
+    """Have all state go ahead, however little it is, and however short steps are."""
+    monkeypatch.setattr(ahead, "_WORTH_S", 0.0)
+    monkeypatch.setattr(ahead, "_PART_OF_STEP", 1e9)
+
+
+AHEAD = "of state go ahead to s0r1"
+
+
+@pytest.mark.usefixtures("goes_ahead")
+def test_what_a_device_is_to_have_goes_ahead_while_steps_go_on(run):
+    killer = Killer({3: "s0r1"}, back={"Training goes on": "s0r1"}, last="s0r1 joined")
+    _, outcome = run(killer, [0, 5], [[1, 1]], job=LONG, speed=1e-5)
+    assert sorted(outcome.devices) == ["s0r0", "s0r1"], killer.notes
+    assert any(AHEAD in note for note in killer.notes)
+    _, joined = outcome.plan_changes
+    assert joined.moved_bytes == 0, "nothing was left to be moved"
+
+
+@pytest.mark.usefixtures("goes_ahead")
+@pytest.mark.parametrize("victim", ["s0r0", "s0r1"])
+def test_a_loss_while_state_goes_ahead_is_one_like_any_other(run, victim):
+    """Who gives, or who takes: by then all go over already, or not."""
+    killer = Killer({AHEAD: victim}, drained={3: "s0r1"}, back={"Training goes on": "s0r1"}, last="lost (its worker")
+    _, outcome = run(killer, [0, 5], [[1, 1]], job=LONG, speed=1e-5)
+    assert sorted({"s0r0", "s0r1"} - {victim}) == sorted(outcome.devices), killer.notes
+
+
+@pytest.mark.usefixtures("goes_ahead")
+def test_what_the_only_holder_of_a_stage_has_goes_ahead_before_it_leaves(run):
+    killer = Killer({}, drained={2: "s1r0"}, last="s1r0 leaves")
+    _, outcome = run(killer, [0, 1, 3, 5], [[1], [1], [1]], job=replace(JOB, steps=100_000))
+    assert sorted(outcome.devices) == ["s0r0", "s2r0"]
+    (change,) = outcome.plan_changes
+    assert change.moved_bytes == 0
+    assert any("of state go ahead to" in note for note in killer.notes)
+    assert not any("lost" in note or "trained again" in note for note in killer.notes)
 
 
 def test_a_device_that_makes_nothing_faster_stands_by_until_another_is_lost(run):

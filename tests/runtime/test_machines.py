@@ -26,6 +26,7 @@ from spantrain.core.plan import Plan
 from spantrain.core.span import Span
 from spantrain.errors import PeerLostError
 from spantrain.recovery.policy import OnLoss
+from spantrain.runtime.coordinator.awaiting import wait_for
 from spantrain.runtime.coordinator.barrier import StepOutcome
 from spantrain.runtime.coordinator.coordinator import Coordinator
 from spantrain.runtime.launch.launcher import LocalWorkers, WorkerPlacement
@@ -87,7 +88,7 @@ class Machines:
     def start(self, plan: Plan) -> "Future[TrainOutcome]":
         """Have workers join for all devices of a plan, and begin to train it."""
         self.join(plan, *plan.devices)
-        self.coordinator.wait_for(plan.devices, PATIENCE_S, lambda _joined: None)
+        wait_for(self.coordinator, plan.devices, PATIENCE_S, lambda _joined: None)
         return self.train(plan)
 
     def train(self, plan: Plan) -> "Future[TrainOutcome]":
@@ -245,7 +246,7 @@ def test_who_goes_while_others_are_awaited_is_replaced(machines, stages):
     first, second = stages.devices
     with ThreadPoolExecutor(1) as pool:
         joined: list[int] = []
-        waiting = pool.submit(run.coordinator.wait_for, stages.devices, PATIENCE_S, joined.append, run.told.note)
+        waiting = pool.submit(wait_for, run.coordinator, stages.devices, PATIENCE_S, joined.append, run.told.note)
         run.join(stages, first)
         until(lambda: run.told.notes == [f"Device {first} has joined, 1 of 2"])
         run.process(first).kill()

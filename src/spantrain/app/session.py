@@ -11,6 +11,7 @@ from spantrain.app.launch.way import LaunchWay, OnlyWrittenError, StartedByHand,
 from spantrain.app.reporter import Reporter
 from spantrain.core.cluster import Cluster
 from spantrain.errors import ConfigError, TestbedError, UsageError
+from spantrain.runtime.coordinator.awaiting import wait_for
 from spantrain.runtime.coordinator.coordinator import Coordinator
 from spantrain.runtime.launch.launcher import LocalWorkers, WorkerPlacement
 from spantrain.runtime.worker.settings import WorkerSettings
@@ -170,7 +171,8 @@ def _remote(
     _keep(credentials, kept)
     stack.callback(workers.expect_ends)  # before that
     workers.start(coordinator.join_address, coordinator.token)
-    coordinator.wait_for(
+    wait_for(
+        coordinator,
         devices,
         launch.patience_s if launch else options.join_timeout_s,
         lambda joined: reporter.progress(joined, len(devices), "workers joined"),
@@ -219,8 +221,11 @@ def _local(
     stack.callback(workers.expect_ends)  # before that
     placement = functools.partial(_placement, cluster, coordinator, testbed, options)
     workers.start([placement(name) for name in devices])
-    coordinator.wait_for(
-        devices, _LOCAL_JOIN_TIMEOUT_S, lambda joined: reporter.progress(joined, len(devices), "workers joined")
+    wait_for(
+        coordinator,
+        devices,
+        _LOCAL_JOIN_TIMEOUT_S,
+        lambda joined: reporter.progress(joined, len(devices), "workers joined"),
     )
     return Session(
         cluster=cluster,

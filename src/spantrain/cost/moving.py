@@ -4,8 +4,14 @@ from collections.abc import Collection
 
 from spantrain.core.plan import Plan
 from spantrain.core.profile import Profile
+from spantrain.core.units import Unit
 from spantrain.core.update.optimizers import STATE_COPIES
 from spantrain.cost.network import NetworkCost
+
+
+def state_bytes(unit: Unit, optimizer: str) -> int:
+    """Return the bytes of a unit's parameters and of what the optimizer keeps of those that are trained."""
+    return round(unit.parameter_bytes + (unit.parameter_bytes - unit.frozen_bytes) * STATE_COPIES[optimizer])
 
 
 def moved(profile: Profile, optimizer: str, held: Plan, holders: Collection[str], after: Plan) -> tuple[float, int]:
@@ -24,9 +30,7 @@ def moved(profile: Profile, optimizer: str, held: Plan, holders: Collection[str]
         for name, count in (parts | dict.fromkeys(stage.keepers, 1)).items():
             took_s = 0.0
             for index in set(stage.units) - had.get(name, set()):
-                unit = units[index]
-                state = (unit.parameter_bytes - unit.frozen_bytes) * STATE_COPIES[optimizer]
-                size = round((unit.parameter_bytes + state) / count)
+                size = round(state_bytes(units[index], optimizer) / count)
                 givers = [one for one in had if index in had[one]] or names
                 took_s += min((network.transfer_seconds(one, name, size) for one in givers if one != name), default=0.0)
                 total += size

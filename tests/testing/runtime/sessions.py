@@ -1,10 +1,11 @@
 """Training sessions of all devices of a plan in one process: threads, mailboxes in memory, the real barrier."""
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -14,7 +15,8 @@ from spantrain.core.outer.stages import OuterCluster
 from spantrain.core.plan import Plan
 from spantrain.errors import Interrupted
 from spantrain.runtime.checkpoint.manifest import CheckpointSet, Manifest
-from spantrain.runtime.control.orders import TrainOrder, TrainResult
+from spantrain.runtime.control.ahead import AheadChange, AheadCopy
+from spantrain.runtime.control.orders import FollowOrder, KeptState, TrainOrder, TrainResult
 from spantrain.runtime.control.requests import Introduction, SavedFile
 from spantrain.runtime.coordinator.advice import Advice, check_change
 from spantrain.runtime.coordinator.barrier import StageMeetings, StepBarrier, StepOutcome
@@ -22,8 +24,11 @@ from spantrain.runtime.coordinator.roster import Roster
 from spantrain.runtime.coordinator.worker_service import TrainingRun, UnderWay, WorkerService
 from spantrain.runtime.gradients.groups import StageGroups
 from spantrain.runtime.step.context import WorkerLinks
+from spantrain.runtime.worker.carry_on import LeftState
+from spantrain.runtime.worker.keeping.follow_session import FollowSession
 from spantrain.runtime.worker.stale_session import session_of
 from spantrain.runtime.worker.trainer import TrainSession
+from spantrain.transport.connection.peers import PeerAddress
 from testing.backend import compute_device
 from testing.memory_mailbox import MemoryNetwork
 from testing.models.graphs import graph_of
@@ -84,28 +89,39 @@ class _Cast:
     """All that the devices of one run share."""
 
     def __init__(
-        self, plan: Plan, job: TrainJob, changes: Mapping[int, Plan], out: Path | None, first_step: int = 0
+        self,
+        plan: Plan,
+        job: TrainJob,
+        changes: Mapping[int, Plan],
+        out: Path | None,
+        first_step: int = 0,
+        others: Sequence[str] = (),
     ) -> None:
         network = MemoryNetwork()
         self.plan, self.job, self.out = plan, job, out
-        self.boxes = {name: network.mailbox(name) for name in plan.devices}
+        self.boxes = {name: network.mailbox(name) for name in (*plan.devices, *others)}
         self.outcomes: list[StepOutcome] = []
+        self.on_step: Callable[[StepOutcome], None] = lambda _outcome: None
         self.manifests: list[Manifest] = []
         self._groups = _Groups()
         self.meetings = StageMeetings(frozenset(plan.devices), hold_s=PATIENCE_S)
         self._failed = threading.Event()
         self._saving = threading.Lock()
-        self._barrier = StepBarrier(
+        self.barrier = StepBarrier(
             plan=plan,
             job=job,
             first_step=first_step,
             stop_requested=lambda: False,
-            on_step=self.outcomes.append,
+            on_step=self._note_step,
             can_checkpoint=out is not None,
             advising=Script(plan, changes),  # type: ignore[arg-type]
             hold_s=PATIENCE_S,
         )
         self._checkpoints = CheckpointSet(out or Path("nowhere"), plan.devices, keep=9, describe=self._describe)
+
+    def _note_step(self, outcome: StepOutcome) -> None:
+        self.outcomes.append(outcome)
+        self.on_step(outcome)
 
     def _describe(self, saved: SavedFile, files: Mapping[str, StoredFile]) -> Manifest:
         self.manifests.append(
@@ -134,11 +150,11 @@ class _Cast:
 
     def serve(self, order: TrainOrder) -> None:
         """Give all devices this order, which all of them have admitted each other for."""
-        run = TrainingRun(barrier=self._barrier, on_saved=self._note_saved, meetings=self.meetings)
+        run = TrainingRun(barrier=self.barrier, on_saved=self._note_saved, meetings=self.meetings)
         self._run = UnderWay.of(dict.fromkeys(self.plan.devices, order), run=run)
         self._run.ready.update(self.plan.devices)
-        roster = Roster(self.plan.devices, PATIENCE_S)
-        service = WorkerService(roster, later=lambda call: call())
+        roster = Roster(tuple(self.boxes), PATIENCE_S)
+        self.service = service = WorkerService(roster, later=lambda call: call())
         for name, box in self.boxes.items():
             roster.join(0.0, name)
             roster.introduce(name, Introduction(endpoint=box.endpoint, public_key=""))
@@ -155,6 +171,9 @@ class _Cast:
             open_groups=lambda under, stage, joined: self._groups.open(under, stage, name, joined=joined),
         )
 
+    def peers(self, names: Iterable[str]) -> tuple[PeerAddress, ...]:
+        return tuple(self.boxes[name].address for name in names)
+
     def order(
         self, content: CheckpointContent | None, folder: Path | None, outer: OuterCluster | None = None
     ) -> TrainOrder:
@@ -164,7 +183,7 @@ class _Cast:
             plan=self.plan,
             graph=graph_of(self.plan.model),
             job=self.job,
-            peers=tuple(box.address for box in self.boxes.values()),
+            peers=self.peers(self.plan.devices),
             output_dir=str(self.out) if self.out else "",
             first_step=first_step,
             samples_before=first_step * self.plan.global_batch,
@@ -173,7 +192,7 @@ class _Cast:
             outer=outer,
         )
 
-    def play(self, name: str, session: TrainSession) -> TrainResult:
+    def play(self, name: str, session: TrainSession | FollowSession) -> Any:
         """Run a device in this thread; if it fails, nobody is left waiting."""
         torch.set_num_threads(1)
         finished = False
@@ -189,7 +208,7 @@ class _Cast:
         return result
 
 
-def _play_all(cast: _Cast, sessions: Mapping[str, TrainSession]) -> dict[str, TrainResult]:
+def _play_all(cast: _Cast, sessions: Mapping[str, TrainSession | FollowSession]) -> dict[str, Any]:
     with ThreadPoolExecutor(len(sessions)) as pool:
         futures = {name: pool.submit(cast.play, name, session) for name, session in sessions.items()}
         wait(futures.values(), PATIENCE_S)
@@ -225,4 +244,50 @@ def train_in_threads(
         results=results,
         sessions=sessions,
         manifests=cast.manifests,
+    )
+
+
+@dataclass(kw_only=True)
+class RanAhead:
+    """What became of a run that paused with state taken ahead, or had done all steps before."""
+
+    losses: list[float]
+    paused: bool
+    sessions: dict[str, TrainSession]
+    followers: dict[str, FollowSession]
+
+    def left(self) -> dict[str, LeftState | None]:
+        """What each device holds."""
+        step, kept = len(self.losses), KeptState(verdict=None)
+        return {name: one.leave(kept, step) for name, one in (self.sessions | self.followers).items()}
+
+
+def train_ahead(plan: Plan, job: TrainJob, copies: Sequence[AheadCopy], *, begin: int) -> RanAhead:
+    """Train a plan, and have state copied ahead of another behind a step, which devices follow that have no part."""
+    new = sorted({copy.taker for copy in copies} - {*plan.devices})
+    cast = _Cast(plan, job, {}, None, others=new)
+    order = cast.order(None, None)
+    cast.serve(order)
+    change = AheadChange(number=1, copies=tuple(copies), newcomers=cast.peers(new))
+    follow = FollowOrder(plan=plan, graph=order.graph, job=job, peers=cast.peers((*plan.devices, *new)), change=change)
+
+    def begin_at(outcome: StepOutcome) -> None:
+        if outcome.step == begin:
+            cast.barrier.take_ahead(change)
+
+    cast.on_step = begin_at
+    sessions = {name: session_of(order, cast.links(name)) for name in plan.devices}
+    cast.service.add(dict.fromkeys(new, follow))
+    followers = {}
+    for name in new:
+        cast.boxes[name].set_peers(plan.generation, follow.peers)
+        followers[name] = FollowSession(follow, cast.links(name))
+    _play_all(cast, sessions | followers)
+    for box in cast.boxes.values():
+        box.close()
+    return RanAhead(
+        losses=[outcome.loss for outcome in cast.outcomes if outcome.loss is not None],
+        paused=cast.barrier.paused,
+        sessions=sessions,
+        followers=followers,
     )

@@ -43,7 +43,7 @@ def with_keepers(plan: Plan, profile: Profile, optimizer: str, losses: int | Non
         return plan
     memory = MemoryCost(profile, optimizer, plan.dtype)
     kept_bytes = [memory.state_bytes(stage.units) for stage in plan.stages]
-    room, memory_of = _room(plan, profile, memory)
+    room, memory_of = room_for_copies(plan, profile, memory)
     found = protected(plan, 1 if losses is None else losses, kept_bytes, room, memory_of)
     if losses is not None or found == plan:
         return found
@@ -52,7 +52,7 @@ def with_keepers(plan: Plan, profile: Profile, optimizer: str, losses: int | Non
     return replace(found, stages=tuple(cheap))
 
 
-def _room(plan: Plan, profile: Profile, memory: MemoryCost) -> tuple[dict[str, float], dict[str, str]]:
+def room_for_copies(plan: Plan, profile: Profile, memory: MemoryCost) -> tuple[dict[str, float], dict[str, str]]:
     """Return the bytes that are left for copies in each memory, and in whose each device would have them.
 
     Copies lie in host memory: in the device's own if that is the processor's, else in the host's, as the cluster file
@@ -108,7 +108,7 @@ def about_keepers(plan: Plan, profile: Profile, optimizer: str, losses: int | No
 def _about_room(plan: Plan, profile: Profile, optimizer: str) -> Iterator[str]:
     """Say whose memory is taken to have room for copies, as nothing is known of it."""
     memory = MemoryCost(profile, optimizer, plan.dtype)
-    room, memory_of = _room(plan, profile, memory)
+    room, memory_of = room_for_copies(plan, profile, memory)
     kept_bytes = Counter[str]()
     for stage in plan.stages:
         for keeper in stage.keepers:

@@ -179,7 +179,7 @@ class _RunOnSession:
             except (DeviceLostError, WorkerError) as error:
                 if not self._goes_on or not isinstance(error, (DeviceLostError, DeviceMemoryError)):
                     coordinator.settle(leg.plan.devices, _LAST_WORDS_S)
-                    self._watch.stopped_in(coordinator.unfinished())
+                    self._watch.stopped_in(coordinator.failures())
                     raise
                 self._go_on(self._leg_after(error, barrier))
         return None
@@ -188,7 +188,7 @@ class _RunOnSession:
         """Return how the run goes on without a device that was lost, or with less on one that ran out of memory."""
         leg = replace(self._leg, plan=barrier.plan)
         setback = setback_of(error, leg, barrier, self._session.coordinator)
-        self._watch.stopped_in(self._session.coordinator.unfinished())
+        self._watch.stopped_in(self._session.coordinator.failures())
         if setback.short:
             self._request = with_less_memory(self._request, leg.plan, setback.short)
             self._prepared.plan_by(self._request.profile)
@@ -277,7 +277,7 @@ class _RunOnSession:
             self._losses.append(outcome.loss)
         self._log.step(outcome, self._network.rates_at(outcome.closed_s))
         if self._hears_members:
-            self._membership.look(self._running.plan)
+            self._membership.look(self._running)
         if self._goes_on:
             self._prepared.prepare(self._running.plan, frozenset(self._session.coordinator.here()))
         self._faults.after(outcome.step + 1)

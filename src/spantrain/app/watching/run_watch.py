@@ -30,9 +30,10 @@ from spantrain.core.job import TrainJob
 from spantrain.core.names import few
 from spantrain.core.plan import Plan
 from spantrain.core.profile import Profile
-from spantrain.core.trace import DeviceStep, Trace
+from spantrain.core.trace import Trace
 from spantrain.errors import UsageError
 from spantrain.planner.engine.predict import predict
+from spantrain.runtime.control.requests import OrderFailure
 from spantrain.runtime.coordinator.records import RecordedStep
 from spantrain.sim.engine import SimulationResult
 
@@ -191,8 +192,9 @@ class RunWatch(Reporter):
             self.note(late_line(self._reason))
         self._write()
 
-    def stopped_in(self, told: Mapping[str, DeviceStep]) -> None:
+    def stopped_in(self, failures: Mapping[str, OrderFailure]) -> None:
         """Take what the devices that are left had done in a step that was never ended."""
+        told = {name: one.unfinished for name, one in failures.items() if one.unfinished is not None}
         step = max((one.step for one in told.values()), default=0)
         trace = Trace.joined([one.trace(device) for device, one in sorted(told.items()) if one.step == step], "wall")
         if self._plan is not None and trace.intervals:

@@ -13,6 +13,7 @@ from spantrain.core.plan import Plan
 from spantrain.core.profile import DeviceScore, LinkMeasurement, UnitTiming
 from spantrain.core.trace import Trace
 from spantrain.core.units import ModelSpec, UnitGraph
+from spantrain.runtime.control.ahead import AheadChange
 from spantrain.runtime.control.plane import A, Order
 from spantrain.runtime.control.requests import Done, StepVerdict
 from spantrain.transport.connection.peers import PeerAddress
@@ -128,6 +129,18 @@ class GiveOrder(Order[Done], name="give"):
 
 
 @dataclass(frozen=True, kw_only=True)
+class FollowOrder(Order[Done], name="follow"):
+    """Take what a device with no part in the present plan is to have of the next one, until that begins."""
+
+    plan: Plan
+    """The present one."""
+    graph: UnitGraph
+    job: TrainJob
+    peers: tuple[PeerAddress, ...]
+    change: AheadChange
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainOrder(Order[TrainResult], name="train"):
     """Train a part of a plan."""
 
@@ -154,6 +167,7 @@ class TrainOrder(Order[TrainResult], name="train"):
 
 
 ORDERS: Mapping[str, type[Order[Any]]] = {
-    order.wire_name: order for order in (ComputeOrder, ConnectOrder, EchoOrder, LinkOrder, GiveOrder, TrainOrder)
+    order.wire_name: order
+    for order in (ComputeOrder, ConnectOrder, EchoOrder, LinkOrder, GiveOrder, FollowOrder, TrainOrder)
 }
 """All of ours that a worker can be told to do, by name."""

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any
 
 from spantrain.core.checkpoint import StoredFile
@@ -12,6 +11,8 @@ from spantrain.core.plan import Plan
 from spantrain.core.speed import LinkReport
 from spantrain.core.trace import DeviceStep
 from spantrain.errors import Interrupted, PeerLostError
+from spantrain.runtime.control.ahead import AheadChange, AheadState
+from spantrain.runtime.control.batch_requests import AskNextStep, FetchRows
 from spantrain.runtime.control.plane import OrderRequest, Request
 from spantrain.transport.control.protocol import HEARTBEAT
 
@@ -243,6 +244,8 @@ class StepVerdict:
     """Whether the order ends behind this step, with all that is held kept for the next one."""
     record: bool = False
     """Whether all tell, beside their further work, what they did in this step (`TellStep`)."""
+    ahead: AheadChange | None = None
+    """What is copied from the next step on, ahead of another plan; None: what was."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -286,6 +289,8 @@ class DeviceReport(OrderRequest[StepVerdict], name="commit_step"):
     """Of the first device of a stage, where the run takes part in an outer optimizer."""
     kept: tuple[str, ...] = ()
     """First devices of stages of which it has a copy that is whole, this step's gradients included."""
+    ahead: AheadState | None = None
+    """How far what it gives ahead of another plan is; None: it gives nothing."""
 
     def __post_init__(self) -> None:
         names = ("grad_square", "busy_s", "peak_held_samples", "duration_s", "dataset_size")
@@ -331,58 +336,6 @@ class SavedFile(OrderRequest[DroppedCheckpoints], name="checkpoint_saved"):
     name: str
     file: StoredFile
     scalars: Mapping[str, float]
-
-
-# Batches that a user's own loop gives (`runtime.coordinator.batches`).
-
-
-class NextStep(StrEnum):
-    """What the loop wants of all devices."""
-
-    WAIT = "wait"
-    GO = "go"
-    """Run the step: its batch is there."""
-    SAVE = "save"
-    """Write a checkpoint, then ask again."""
-    STOP = "stop"
-
-
-@dataclass(frozen=True, kw_only=True)
-class NextStepAnswer:
-    """What to do next."""
-
-    next: NextStep
-
-
-@dataclass(frozen=True, kw_only=True)
-class AskNextStep(OrderRequest[NextStepAnswer], name="next_step"):
-    """Asks what to do before a step."""
-
-    step: int
-    saved: bool
-    """Whether a checkpoint was written before it."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class BatchPiece:
-    """Bytes of a safetensors file with rows of a batch."""
-
-    piece: bytes
-    total: int
-    """Bytes of the file."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class FetchRows(OrderRequest[BatchPiece], name="batch_rows"):
-    """Asks for rows of a step's batch."""
-
-    step: int
-    part: str
-    """`inputs`, `labels` or `counted` (`models.units.counted_labels`)."""
-    lo: int
-    hi: int
-    offset: int
-    """Of the first byte that is wanted."""
 
 
 @dataclass(frozen=True, kw_only=True)

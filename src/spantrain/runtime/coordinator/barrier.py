@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from threading import Condition
 
@@ -12,6 +12,7 @@ from spantrain.core.plan import Plan
 from spantrain.core.speed import LinkReport
 from spantrain.core.trace import DeviceStep
 from spantrain.errors import Interrupted
+from spantrain.runtime.control.ahead import AheadChange, AheadState
 from spantrain.runtime.control.plane import HOLD_S
 from spantrain.runtime.control.requests import DeviceReport, StepVerdict
 from spantrain.runtime.coordinator.advice import Advice, Advising
@@ -117,12 +118,24 @@ class StepBarrier:
         """Of that step."""
         self._verdict: StepVerdict | None = None
         """On the step before."""
+        self._ahead: AheadChange | None = None
+        """What goes ahead of another plan, once the next verdict has said so."""
+        self._told_ahead = 0
+        """The number of the last one that a verdict has told of."""
         self._stops = 0
         """How often all were told to stop: where steps overlap, one that has begun still ends."""
         self._to_save: set[int] = set()
         self._closed = Condition()
         self._aborted: str | None = None
         self._last_closed_s = time.monotonic()
+
+    def take_ahead(self, change: AheadChange) -> None:
+        """Have devices copy state ahead of another plan from the next step on; all pause when it is there.
+
+        They pause as well when it gets on too slowly. A later change takes the place of an earlier one.
+        """
+        with self._closed:
+            self._ahead = change
 
     def begin(self, now_s: float) -> None:
         """Count the first step's time from now on: all devices are ready for it, and none has begun."""
@@ -136,6 +149,11 @@ class StepBarrier:
     def paused(self) -> bool:
         """Whether the last verdict has ended all orders, for others to go on with what devices hold."""
         return self._verdict is not None and self._verdict.pause
+
+    @property
+    def goes_ahead(self) -> bool:
+        """Whether devices have been told to copy state ahead of another plan."""
+        return self._ahead is not None and self._told_ahead == self._ahead.number and bool(self._ahead.copies)
 
     @property
     def committed(self) -> CommitPoint:
@@ -217,11 +235,15 @@ class StepBarrier:
         outcome = self._outcome(step, reports, now_s)
         self._last_closed_s = now_s
         verdict = replace(
-            self._judge(step, outcome, _data_differs(reports)),
+            self._judge(step, outcome, _data_differs(reports), [report.ahead for report in reports.values()]),
             outer=meeting_of({name: report.outer for name, report in reports.items()}),
         )
         advice = None
-        if self._advising is not None and outcome.loss is not None and not (verdict.stop or verdict.pause):
+        calm = self._ahead is None or not self._ahead.copies
+        ends = verdict.stop or verdict.pause
+        if self._ahead is not None and self._ahead.number != self._told_ahead and not ends:
+            verdict, self._told_ahead = replace(verdict, ahead=self._ahead), self._ahead.number
+        if self._advising is not None and outcome.loss is not None and calm and not ends:
             # If there was advice on earlier steps, these reports are of a plan that runs no longer.
             advice = self._advising.take() or self._advising.ask(step, reports)
         self._ran = self.plan.with_keepers(outcome.keepers)
@@ -271,7 +293,9 @@ class StepBarrier:
         known = [value for value in sums if value is not None]
         return sum(known) / self._global_batch if known else None
 
-    def _judge(self, step: int, outcome: StepOutcome, data_differs: str) -> StepVerdict:
+    def _judge(
+        self, step: int, outcome: StepOutcome, data_differs: str, ahead: Sequence[AheadState | None]
+    ) -> StepVerdict:
         done = step + 1
         stop = done >= self._job.steps or self._stop_requested()
         regular = self._job.checkpoint_every > 0 and done % self._job.checkpoint_every == 0
@@ -286,10 +310,16 @@ class StepBarrier:
             stop=stop,
             evaluate=evaluate,
             skip_update=outcome.skipped,
-            pause=not stop and self._pause_requested(),
+            pause=not stop and (self._pause_requested() or _is_ahead(ahead)),
             data_differs=data_differs,
             record=records is not None and records.asks_for(outcome),
         )
+
+
+def _is_ahead(states: Sequence[AheadState | None]) -> bool:
+    """Whether all that goes ahead is there, or some of it gets on too slowly."""
+    given = [state for state in states if state is not None]
+    return AheadState.FULL in given or (bool(given) and all(state is AheadState.LEVEL for state in given))
 
 
 def _data_differs(reports: Mapping[str, DeviceReport]) -> str:

@@ -5,15 +5,13 @@ import queue
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from spantrain.core.trace import DeviceStep
-from spantrain.errors import PeerLostError
 from spantrain.recovery.policy import DeviceFailed, EndOnLoss
-from spantrain.runtime.control.orders import GiveOrder, TrainOrder, TrainResult
-from spantrain.runtime.control.plane import A, Order, read_answer
+from spantrain.runtime.control.orders import FollowOrder, GiveOrder, TrainOrder, TrainResult
+from spantrain.runtime.control.plane import A, Order
 from spantrain.runtime.control.requests import HeldState, OrderFailure, OrderOutcome, SavedFile
 from spantrain.runtime.coordinator.barrier import StageMeetings, StepBarrier
 from spantrain.runtime.coordinator.batches import BatchQueue
-from spantrain.runtime.coordinator.roster import DeviceLostError, OrderAbandonedError, Roster, RosterEntry, error_of
+from spantrain.runtime.coordinator.roster import DeviceLostError, Roster, RosterEntry, error_of, results_of
 from spantrain.runtime.coordinator.standstills import StandstillWatch
 from spantrain.runtime.coordinator.starter import WorkerStarter, join_command
 from spantrain.runtime.coordinator.worker_service import ProgressListener, TrainingRun, UnderWay, WorkerService
@@ -29,6 +27,10 @@ _BLAME_S = 20.0
 """And twice the patience with silence: then nobody was lost, whom a device that has failed could have meant."""
 _STOP_S = 0.2
 """For calls that are just being answered."""
+
+
+FollowerGone = Callable[[str, str], None]
+"""(device, why)"""
 
 
 class Coordinator:
@@ -63,6 +65,9 @@ class Coordinator:
         self._changed = self._service.changed
         self._deferred: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         """What listeners are to be told, by the one thread: if they fail, the run fails, not a worker's call."""
+        self._followers: dict[str, RosterEntry] = {}
+        """Who takes state ahead, beside the orders under way."""
+        self._follower_gone: FollowerGone = lambda _device, _why: None
         self._leave_s = _LEAVE_S
         self._server = ControlServer(
             bind=bind,
@@ -101,52 +106,28 @@ class Coordinator:
                 self._changed.wait(_TICK_S)
         self._server.stop(_STOP_S)
 
-    def wait_for(
-        self,
-        names: Sequence[str],
-        timeout_s: float,
-        on_tick: Callable[[int], None],
-        on_news: Callable[[str], None] = lambda _text: None,
-    ) -> None:
-        """Wait until these devices have joined; the place of one that is lost meanwhile is free for another worker.
-
-        Args:
-            names: of the devices.
-            timeout_s: how long to wait for the last one.
-            on_tick: hears, again and again, how many have joined.
-            on_news: hears of each that comes or goes, and how to start it again.
-
-        Raises:
-            PeerLostError: some did not come in time, or the worker of one that was started here has ended.
-        """
-        deadline_s = time.monotonic() + timeout_s
-        missing = list(names)
-        while missing:
-            for device, how in self._note_ended().items():
-                if device in names:
-                    raise self._loss(device, how)
-            for device, reason in self._gone().items():
-                on_news(f"Device {device} is gone: {reason}. It is waited for again: {self.join_command(device)}")
-            with self._changed:
-                before, missing = missing, self._roster.missing(names)
-                if missing and missing == before:
-                    self._changed.wait(_TICK_S)
-            for device in before:
-                if device not in missing:
-                    on_news(f"Device {device} has joined, {len(names) - len(missing)} of {len(names)}")
-            on_tick(len(names) - len(missing))
-            self._starter.check()
-            if missing and time.monotonic() > deadline_s:
-                raise PeerLostError(
-                    f"{', '.join(missing)} did not join within {timeout_s:.0f} s; start there: "
-                    f"{self.join_command(missing[0])}"
-                )
-
-    def missing(self, names: Sequence[str]) -> list[str]:
-        """Return those of some devices that have no worker now."""
+    def missing(self, names: Sequence[str], *, unlike: Sequence[str] = ()) -> list[str]:
+        """Return those of some devices that have no worker now; a moment later where they are those of `unlike`."""
         self._note_ended()
         with self._changed:
-            return self._roster.missing(names)
+            found = self._roster.missing(names)
+            if found and found == list(unlike):
+                self._changed.wait(_TICK_S)
+                found = self._roster.missing(names)
+        if unlike:
+            self._starter.check()
+        return found
+
+    def gone(self, needed: Sequence[str]) -> dict[str, str]:
+        """Return which devices have gone since this was asked last, and why; other workers may join in their names.
+
+        Raises:
+            DeviceLostError: the worker of one that is needed, which was started here, has ended.
+        """
+        for device, how in self._note_ended().items():
+            if device in needed:
+                raise self._loss(device, how)
+        return self._gone()
 
     def _note_ended(self) -> Mapping[str, str]:
         """Take the workers that are known to have ended for gone; return which they are, and how they ended."""
@@ -194,7 +175,7 @@ class Coordinator:
             OrderAbandonedError: one that results are wanted of gave up for another's sake.
         """
         under_way = UnderWay.of(orders, on_progress=on_progress, on_begin=on_begin)
-        return self._results(orders, self._perform(under_way, until or tuple(orders), lambda: False))
+        return results_of(orders, self._perform(under_way, until or tuple(orders), lambda: False))
 
     def train(
         self,
@@ -221,7 +202,21 @@ class Coordinator:
         run = TrainingRun(barrier=barrier, on_saved=on_saved, batches=batches, meetings=meetings, standstill=watch)
         under_way = UnderWay.of(orders, run=run, on_begin=on_begin)
         outcomes = self._perform(under_way, tuple(orders), should_abort)
-        return self._results(trained, {name: outcomes[name] for name in trained})
+        return results_of(trained, {name: outcomes[name] for name in trained})
+
+    def follow(self, orders: Mapping[str, FollowOrder], on_gone: FollowerGone) -> None:
+        """Have these devices, and no others, follow the train orders under way, until those end with a pause.
+
+        `on_gone` hears of one that went away or failed: all of them have been told to stop then.
+
+        Raises:
+            DeviceLostError: one is not here any more.
+        """
+        self._end_orders(self._followers, "no longer needed")
+        with self._changed:
+            for name in self._roster.missing(list(orders)):
+                raise self._loss(name, "its worker has gone")
+            self._followers, self._follower_gone = self._service.add(orders), on_gone
 
     def here(self) -> tuple[str, ...]:
         """Return the devices that have joined, can be given orders, and do not want to leave."""
@@ -254,10 +249,6 @@ class Coordinator:
         with self._changed:
             return {member.name: member.held for member in self._roster if member.held is not None}
 
-    def unfinished(self) -> dict[str, DeviceStep]:
-        """Return what devices had done in the step under way when their orders failed or were ended."""
-        return {name: told.unfinished for name, told in self.failures().items() if told.unfinished is not None}
-
     def failures(self) -> dict[str, OrderFailure]:
         """Return what devices have told of orders that failed or were ended."""
         with self._changed:
@@ -275,7 +266,11 @@ class Coordinator:
             with self._changed:
                 gone = self._roster.missing(names)
                 present = [name for name in names if name not in gone and self._roster[name].order is not None]
-                if not any(self._roster[name].is_busy for name in present) or time.monotonic() > deadline_s:
+                following = [name for name in self._followers if not self._roster.missing([name])]
+                if (
+                    not any(self._roster[name].is_busy for name in (*present, *following))
+                    or time.monotonic() > deadline_s
+                ):
                     break
                 self._changed.wait(_TICK_S)
             self._starter.check()
@@ -296,26 +291,19 @@ class Coordinator:
         recovery = EndOnLoss(under_way.orders, _BLAME_S + 2 * self._roster.patience_s)
         try:
             self._wait_for_outcomes(awaited, entries, recovery, should_abort)
-            self._end_orders(entries, "no longer needed")
-            self._wait_for_outcomes(tuple(entries), entries, EndOnLoss(under_way.orders), should_abort)
+            if under_way.run is not None and under_way.run.barrier.paused and under_way.run.barrier.goes_ahead:
+                self._wait_for_outcomes(tuple(self._followers), entries, EndOnLoss(under_way.orders), should_abort)
+            self._end_orders(entries | self._followers, "no longer needed")
+            self._wait_for_outcomes((*entries, *self._followers), entries, EndOnLoss(under_way.orders), should_abort)
         except BaseException as error:
             self._leave_s = _LEAVE_AFTER_FAILURE_S
             reason = str(error) or "it was interrupted"
             under_way.abort(reason)
-            self._end_orders(entries, reason)
+            self._end_orders(entries | self._followers, reason)
             raise
         self._make_deferred_calls()
         with self._changed:
             return {name: outcome for name in awaited if (outcome := entries[name].outcome) is not None}
-
-    def _results(self, orders: Mapping[str, Order[A]], outcomes: Mapping[str, OrderOutcome]) -> dict[str, A]:
-        results = {}
-        for name, outcome in outcomes.items():
-            if outcome.failure is not None:
-                why = outcome.failure.error
-                raise OrderAbandonedError(f"device {name} gave up: {why}", device=name, why=why)
-            results[name] = read_answer(orders[name], outcome.result)
-        return results
 
     def _give(self, under_way: UnderWay) -> dict[str, RosterEntry]:
         """Put orders where workers find them.
@@ -323,7 +311,7 @@ class Coordinator:
         Raises:
             PeerLostError: a device is not here any more.
         """
-        self._deferred = queue.SimpleQueue()
+        self._deferred, self._followers = queue.SimpleQueue(), {}
         gone = self._gone()
         with self._changed:
             for name in self._roster.missing(under_way.orders):
@@ -350,8 +338,8 @@ class Coordinator:
         while True:
             self._make_deferred_calls()
             with self._changed:
-                events = self._failures(entries, failed)
-                waits = any(entries[name].is_busy for name in awaited)
+                events, ordered = self._failures(entries, failed), {**entries, **self._followers}
+                waits = any(entry.is_busy for name, entry in ordered.items() if name in awaited)
                 if waits and not events:
                     self._changed.wait(_TICK_S)
             _decide(recovery, events)
@@ -359,10 +347,21 @@ class Coordinator:
                 return
             self._starter.check()
             self._look_at_steps(entries)
-            lost = {name: why for name, why in self._gone().items() if name in entries and entries[name].is_busy}
+            gone = self._gone()
+            self._look_at_followers(gone)
+            lost = {name: why for name, why in gone.items() if name in entries and entries[name].is_busy}
             _decide(recovery, [DeviceFailed(name, self._loss(name, why)) for name, why in lost.items()])
             if should_abort():
                 raise KeyboardInterrupt
+
+    def _look_at_followers(self, gone: Mapping[str, str]) -> None:
+        """Tell of one that went away or failed, having ended what the others do."""
+        failed = {name: entry.failure.error for name, entry in self._followers.items() if entry.failure is not None}
+        for name, why in (failed | {name: why for name, why in gone.items() if name in self._followers}).items():
+            self._end_orders(self._followers, f"{name} went away")
+            tell, self._followers = self._follower_gone, {}
+            tell(name, why)
+            return
 
     def _look_at_steps(self, entries: Mapping[str, RosterEntry]) -> None:
         """Have devices asked whom they cannot reach when a step stands still, and give up who is cut off."""

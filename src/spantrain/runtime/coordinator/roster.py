@@ -7,7 +7,7 @@ from typing import Any
 
 from spantrain.errors import InternalError, PeerLostError, SpanTrainError, UsageError, WorkerError
 from spantrain.recovery.detection import LONGEST_SILENCE_S, LossDetector
-from spantrain.runtime.control.plane import Order
+from spantrain.runtime.control.plane import A, Order, read_answer
 from spantrain.runtime.control.requests import HeldState, Introduction, OrderFailure, OrderOutcome
 from spantrain.transport.connection.peers import PeerAddress
 from spantrain.transport.control.protocol import RemoteRefusal
@@ -266,3 +266,18 @@ def printable(text: str) -> str:
     return "".join(
         letter if letter.isprintable() or letter == "\n" else "\N{REPLACEMENT CHARACTER}" for letter in text
     )[:_MAX_TEXT]
+
+
+def results_of(orders: Mapping[str, Order[A]], outcomes: Mapping[str, OrderOutcome]) -> dict[str, A]:
+    """Return what came of orders.
+
+    Raises:
+        OrderAbandonedError: one gave up for another's sake.
+    """
+    results = {}
+    for name, outcome in outcomes.items():
+        if outcome.failure is not None:
+            why = outcome.failure.error
+            raise OrderAbandonedError(f"device {name} gave up: {why}", device=name, why=why)
+        results[name] = read_answer(orders[name], outcome.result)
+    return results

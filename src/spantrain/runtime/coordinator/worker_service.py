@@ -9,18 +9,17 @@ from typing import Any
 
 from spantrain.config.files.json_codec import to_json
 from spantrain.runtime.checkpoint.saver import is_written_by
+from spantrain.runtime.control.batch_requests import AskNextStep, FetchRows
 from spantrain.runtime.control.orders import AddedOrder
 from spantrain.runtime.control.plane import HOLD_S, Handler, Order, OrderRequest, Request, handlers_of
 from spantrain.runtime.control.requests import (
     REQUESTS,
     AskForOrder,
-    AskNextStep,
     Begin,
     ClockReading,
     DeviceReport,
     Done,
     DroppedCheckpoints,
-    FetchRows,
     FindMeetingPoint,
     GivenOrder,
     Goodbye,
@@ -148,8 +147,8 @@ class TrainingRun:
 class UnderWay:
     """Orders that belong together, from when they are given until the next ones are."""
 
-    orders: Mapping[str, Order[Any]] = field(default_factory=dict)
-    """By device."""
+    orders: dict[str, Order[Any]] = field(default_factory=dict)
+    """By device; others may come to them."""
     meeting: MeetingPoints
     run: TrainingRun | None = None
     """The training run, of train orders."""
@@ -176,7 +175,7 @@ class UnderWay:
     @classmethod
     def of(cls, orders: Mapping[str, Order[Any]], *, run: TrainingRun | None = None, **listeners: Any) -> "UnderWay":
         """Begin with orders that nobody has heard of."""
-        return cls(orders=orders, meeting=MeetingPoints(lambda: _stages(orders, run)), run=run, **listeners)
+        return cls(orders=dict(orders), meeting=MeetingPoints(lambda: _stages(orders, run)), run=run, **listeners)
 
     def abort(self, reason: str) -> None:
         """Let all go that wait for others."""
@@ -237,11 +236,20 @@ class WorkerService:
         """Put orders where workers find them; return who has them."""
         with self.changed:
             self.under_way = under_way
-            entries = {name: self.roster[name] for name in under_way.orders}
-            for name, order in under_way.orders.items():
-                entries[name].order, entries[name].outcome = (self._orders, order), None
-                self._orders += 1
-            self.changed.notify_all()
+            return self._put(under_way.orders)
+
+    def add(self, orders: Mapping[str, Order[Any]]) -> dict[str, RosterEntry]:
+        """Put further orders beside those that are under way; return who has them."""
+        with self.changed:
+            self.under_way.orders.update(orders)
+            return self._put(orders)
+
+    def _put(self, orders: Mapping[str, Order[Any]]) -> dict[str, RosterEntry]:
+        entries = {name: self.roster[name] for name in orders}
+        for name, order in orders.items():
+            entries[name].order, entries[name].outcome = (self._orders, order), None
+            self._orders += 1
+        self.changed.notify_all()
         return entries
 
     def _admit(self, peer: str, kind: type[Request[Any]]) -> None:

@@ -49,10 +49,15 @@ class WorkerContext(WorkerLinks):
 
 def admit(control: ControlPlane, mailbox: MailboxLike, generation: int, peers: Sequence[PeerAddress]) -> None:
     """Admit the peers of an order, and dial them when they have done the same."""
-    own = next((peer for peer in peers if peer.name == mailbox.name), mailbox.address)
-    mailbox.set_peers(generation, [peer.seen_from(own) for peer in peers], dial=False)
+    mailbox.set_peers(generation, seen_here(mailbox, peers), dial=False)
     control.ask(Ready())
     mailbox.dial()
+
+
+def seen_here(mailbox: MailboxLike, peers: Sequence[PeerAddress]) -> list[PeerAddress]:
+    """Return peers as a mailbox that is one of them reaches them."""
+    own = next((peer for peer in peers if peer.name == mailbox.name), mailbox.address)
+    return [peer.seen_from(own) for peer in peers]
 
 
 def clock_offset_s(control: ControlPlane) -> float:

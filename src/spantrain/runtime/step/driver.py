@@ -117,7 +117,7 @@ class StepDriver:
         self._waited_s = 0.0
         self.deferred = DeferredMessages(here.mailbox.wake, here.check_abort) if two_steps else None
         """Messages of another thread, where two steps run at once."""
-        self.beside: Callable[[], None] = lambda: None
+        self.beside: list[Callable[[], None]] = []
         """Called between actions: what goes on beside them, a little of it at a time."""
         # Each set's meter counts what waits here, and what the other's steps hold.
         meters = [one.meter for one in work.executors]
@@ -162,7 +162,7 @@ class StepDriver:
         self._note_sends()
         if self.deferred is not None:
             self.deferred.serve(self.try_send, self.try_take)
-        self.beside()
+        self._go_on_beside()
         assert self._machine is not None
         self._note_ends()
         chosen = None if self._ahead.is_full else self._next_choice(self._machine)
@@ -216,7 +216,11 @@ class StepDriver:
         """Have what goes on beside actions go on, until then."""
         while not done():
             self._receive(_BESIDE_S)
-            self.beside()
+            self._go_on_beside()
+
+    def _go_on_beside(self) -> None:
+        for go_on in self.beside:
+            go_on()
 
     def try_send(self, target: str, key: ControlKey, tensors: Tensors) -> Tensors | None:
         """Send if there is room; return nothing, or None if there is none."""

@@ -22,17 +22,18 @@ from spantrain.runtime.worker.switch import Held, LocalTensorSource, describe, f
 class LeftState:
     """What a device holds at the end of an order."""
 
-    part: PlanPart
-    """Its groups are closed; parameters, statistics and optimizer are those after the last committed step."""
+    part: PlanPart | None
+    """Its groups are closed; parameters, statistics and optimizer are those after the last committed step. None: it
+    had no part in the plan that ran."""
     scalars: Mapping[str, float]
     """As a checkpoint keeps them."""
     kept: tuple[Held, ...] = ()
-    """What it keeps for other stages."""
+    """What it keeps for other stages, or took ahead of what it has now."""
 
     @property
     def held(self) -> tuple[Held, ...]:
         """All of it, its own part first."""
-        return (self.part, *self.kept)
+        return (*([self.part] if self.part else []), *self.kept)
 
 
 def carry_on(
@@ -60,7 +61,7 @@ def carry_on(
     stage = after.plan.stages[after.member.stage_index]
     alike = [replica.devices[0] for replica in stage.replicas] if is_whole(stage) else []
     received_bytes = fill(before, after, group, files, source, post, alike)
-    scalars = next((dict(file.scalars) for _, file in sorted(files.items()) if file.tensors), {})
+    scalars = next((dict(file.scalars) for _, file in sorted(files.items()) if file.scalars), {})
     return received_bytes, scalars
 
 

@@ -19,6 +19,7 @@ from spantrain.runtime.control.orders import (
     ComputeResult,
     ConnectOrder,
     EchoOrder,
+    FollowOrder,
     GiveOrder,
     LinkOrder,
     LinkResult,
@@ -32,6 +33,7 @@ from spantrain.runtime.step.context import WorkerLinks, admit
 from spantrain.runtime.step.emulation import law_of
 from spantrain.runtime.worker.added_orders import added_orders
 from spantrain.runtime.worker.carry_on import give
+from spantrain.runtime.worker.keeping.follow_session import FollowSession
 from spantrain.runtime.worker.settings import WorkerSettings
 from spantrain.runtime.worker.stale_session import session_of
 from spantrain.runtime.worker.trainer import TrainSession
@@ -66,25 +68,25 @@ class OrderRunner:
         self._software = Software(mailbox)
         self._groups: list[StageGroups] = []
         """Those that were opened for the order under way."""
-        self._last: TrainSession | None = None
-        """The last train order's, for what is still held of it."""
+        self._last: TrainSession | FollowSession | None = None
+        """The last train order's, or follow order's, for what is still held of it."""
         self._before: frozenset[tuple[int, str]] | None = None
         """Sockets from before the first of them, if any."""
 
     @property
     def held(self) -> HeldState | None:
         """What is held of the last train order, if anything."""
-        return self._last.held if self._last else None
+        return self._last.held if isinstance(self._last, TrainSession) else None
 
     @property
     def is_whole(self) -> bool:
         """Whether nothing that is held of it was updated in part."""
-        return self._last is None or self._last.is_whole
+        return not isinstance(self._last, TrainSession) or self._last.is_whole
 
     @property
     def unfinished(self) -> DeviceStep | None:
         """What was done in the step under way of the last train order, if there is one."""
-        return self._last.teller.unfinished() if self._last else None
+        return self._last.teller.unfinished() if isinstance(self._last, TrainSession) else None
 
     def perform(self, order: object, watch: Watch) -> object:
         """Carry out an order, which the watch is over; return its result."""
@@ -106,7 +108,7 @@ class OrderRunner:
         match order:
             case ComputeOrder() | AddedOrder():
                 return replace(order, model=with_own_functions(order.model, own))
-            case TrainOrder():
+            case TrainOrder() | FollowOrder():
                 return replace(order, plan=replace(order.plan, model=with_own_functions(order.plan.model, own)))
         return order
 
@@ -135,6 +137,8 @@ class OrderRunner:
                 return self._train(order)
             case GiveOrder():
                 return self._give(order)
+            case FollowOrder():
+                return self._follow(order)
         raise AssertionError(f"no such order: {order}")
 
     def _train(self, order: TrainOrder) -> TrainResult:
@@ -155,6 +159,12 @@ class OrderRunner:
         address = {"generation": order.plan.generation, "step": order.first_step}
         give(self._name, left, order, MailboxChannel(self._mailbox, **address, check_abort=self._check_abort))
         return Done()
+
+    def _follow(self, order: FollowOrder) -> Done:
+        """Take ahead what another plan gives this device; it is held for the train order that begins with it."""
+        self._admit(order.plan.generation, order.peers)
+        self._last = session = FollowSession(order, self._links())
+        return session.run()
 
     def _admit(self, generation: int, peers: tuple[PeerAddress, ...]) -> None:
         admit(self.control, self._mailbox, generation, peers)

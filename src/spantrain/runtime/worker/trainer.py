@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +16,7 @@ from spantrain.errors import ConfigError
 from spantrain.models.build import build_units
 from spantrain.models.data.dataset import open_dataset
 from spantrain.runtime.checkpoint.saver import DeviceCheckpoints, restore
+from spantrain.runtime.control.ahead import AheadChange
 from spantrain.runtime.control.orders import KeptState, TrainOrder, TrainResult
 from spantrain.runtime.control.requests import Begin, DeviceReport, HeldState, StepVerdict, SwitchReport
 from spantrain.runtime.coordinator.batches import EXTERNAL, QueuedFeed
@@ -23,14 +24,16 @@ from spantrain.runtime.gradients.optimizer import GradientScaling, build_optimiz
 from spantrain.runtime.gradients.step_sums import StepSums
 from spantrain.runtime.recorder import PeerTraffic, StepRecorder, StepTeller
 from spantrain.runtime.redistribution.exchange import group_of
-from spantrain.runtime.step.context import WorkerContext, WorkerLinks, admit, clock_offset_s
+from spantrain.runtime.step.context import WorkerContext, WorkerLinks, admit, clock_offset_s, seen_here
 from spantrain.runtime.step.stage_member import StageMember, build_member
 from spantrain.runtime.step.work import SampledFeed
 from spantrain.runtime.worker.carry_on import LeftState, carry_on
+from spantrain.runtime.worker.keeping.ahead import StateAhead
 from spantrain.runtime.worker.keeping.stages import Keeping
 from spantrain.runtime.worker.outer_member import OuterMember
 from spantrain.runtime.worker.plan_part import PlanPart, check_finite, make_plan_part, peak_bytes
 from spantrain.runtime.worker.switch import kept_units, take_over
+from spantrain.transport.connection.peers import PeerAddress
 
 _OVERHEADS_KEPT = 10_000
 
@@ -73,6 +76,7 @@ class TrainSession:
         self._here = self._context()
         self._part = self._first_part()
         self._keeping = Keeping(self._here, self._part, begins=order.kept is None and order.checkpoint is None)
+        self._ahead = StateAhead(self._here, self._part)
         self._since_step = order.first_step
         """The first step of the present plan."""
         self._begun_s = time.monotonic()
@@ -195,10 +199,13 @@ class TrainSession:
             if verdict.stop:
                 break
             if verdict.pause:
+                self._ahead.finish(step)
                 self.paused = True
                 return
             if verdict.plan is not None:
                 self._switch(verdict.plan, step)
+            if verdict.ahead is not None:
+                self._begin_ahead(verdict.ahead, step)
         self._outer.leave()
         if self._held_out:
             self._recorder.end_steps()
@@ -229,7 +236,8 @@ class TrainSession:
         return self._earlier or self._left()
 
     def _left(self) -> LeftState:
-        return LeftState(part=self._part, scalars=self._scaling.scalars, kept=self._keeping.whole)
+        kept = (*self._keeping.whole, *self._ahead.taken(self._steps_done))
+        return LeftState(part=self._part, scalars=self._scaling.scalars, kept=kept)
 
     def _switch(self, plan: Plan, step: int) -> None:
         """Go over to another plan before a step, together with all other devices."""
@@ -238,18 +246,28 @@ class TrainSession:
         self._outer.leave_before(part.plan, plan, step)
         # Users' functions for the model were checked against those that this worker may call.
         plan = replace(plan, model=part.plan.model)
-        self._links.mailbox.set_peers(plan.generation, self._order.peers)
+        self._set_peers(plan, self._order.peers)
         self._peak_bytes = self._peak()
         self._earlier = self._left()
         self._part, received_bytes = take_over(self._here, part, plan, step=step)
         part.stage_sum.close()
         self._keeping = Keeping(self._here, self._part, begins=False, before=self._keeping)
         self._keeping.begin(step, self._earlier.held)
+        self._ahead = StateAhead(self._here, self._part)
         self._checkpoints.hold(self._part.holding, self._part.optimizer)
         self._since_step = step
         self._outer.hold(self._part, step)
         self._recorder.switched(f"change to plan {plan.generation}", step, start_s, time.monotonic())
         self._switch_report = SwitchReport(duration_s=time.monotonic() - start_s, received_bytes=received_bytes)
+
+    def _begin_ahead(self, change: AheadChange, step: int) -> None:
+        """Give and take ahead of another plan from a step on."""
+        self._set_peers(self._part.plan, (*self._order.peers, *change.newcomers))
+        self._ahead.begin(change, self._left().held, step)
+
+    def _set_peers(self, plan: Plan, peers: Sequence[PeerAddress]) -> None:
+        mailbox = self._links.mailbox
+        mailbox.set_peers(plan.generation, seen_here(mailbox, peers))
 
     def _save(self, steps_done: int) -> None:
         self._checkpoints.save(steps_done, self._scaling.scalars)
@@ -321,14 +339,16 @@ class TrainSession:
             switch=self._switch_report,
             links=part.actions.driver.local.reports() if part.actions.driver else (),
             kept=tuple(kept.ward for kept in self._keeping.whole),
+            ahead=self._ahead.state,
         )
 
     def _update(self, step: int, verdict: StepVerdict) -> None:
         self._steps_done, self._summed, self.is_whole = step + 1, False, False
         self._statistics, self._earlier = {}, None
         self._scaling.settle(skipped=verdict.skip_update)
-        self._keeping.before_update()
         grad_norm = None if verdict.skip_update else verdict.grad_norm
+        self._keeping.before_update()
+        self._ahead.before_update(step, grad_norm)
         update(self._part.optimizer, self._job, step, grad_norm)
         self._keeping.commit(step, grad_norm)
         self.is_whole = True

@@ -3,29 +3,38 @@
 So is one behind a loss, or when a device has left: the light change came at once, and the planner may know better.
 
 Asteroid and Sailor stop for it, Sailor for 11 s; here steps go on while the planner works, and state moves from memory
-to memory where devices change what they hold. A device that joins is taken in behind a step if steps get shorter; one
-that leaves goes when others have what it held.
+to memory where devices change what they hold, ahead of the change where that takes a while (`ahead`). A device that
+joins is taken in behind a step if steps get shorter; one that leaves goes when others have what it held.
 """
 
+import math
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from spantrain.app.live_requests import DRAIN, taken
 from spantrain.app.reporter import Reporter
 from spantrain.app.session import Session
+from spantrain.app.training.recovery.ahead import MovesAhead, ahead_of
 from spantrain.app.training.recovery.carry_on import Leg, givers_of
 from spantrain.app.training.requests import TrainRequest
 from spantrain.app.training.stop import StopRequest
+from spantrain.core.names import few
 from spantrain.core.plan import Plan
-from spantrain.core.quantities import format_seconds
+from spantrain.core.quantities import format_bytes, format_seconds
 from spantrain.cost.moving import moved
 from spantrain.errors import SpanTrainError
 from spantrain.planner.engine.predict import predict
 from spantrain.planner.present import NewPlan, full_plan, light_plan
 from spantrain.recovery.policy import is_worth
-from spantrain.runtime.control.orders import KeptState
-from spantrain.runtime.coordinator.barrier import CommitPoint
+from spantrain.runtime.control.ahead import AheadChange
+from spantrain.runtime.control.orders import FollowOrder, KeptState
+from spantrain.runtime.coordinator.barrier import CommitPoint, StepBarrier
+from spantrain.runtime.coordinator.roster import DeviceLostError
+
+_LEAVE_S = 8.0
+"""How long state may go ahead of a device that wants to leave: whose machine is taken away has little time."""
 
 
 class Membership:
@@ -41,18 +50,28 @@ class Membership:
         self._thread: threading.Thread | None = None
         self._found: NewPlan | None = None
         self._reason = ""
+        self._ahead: MovesAhead | None = None
+        """What goes ahead of the plan that was found."""
+        self._until_s: float | None = None
+        """By when it is to be there, by the monotonic clock; None: it has not begun."""
+        self._changes = 0
+        """How often something has gone ahead."""
+        self._goes = False
         self._going: frozenset[str] = frozenset()
         """Devices that want to leave, and were thought of."""
         self._is_light = leg.is_light
 
     @property
     def ready(self) -> bool:
-        """Whether there is a plan that the run is to go over to; in any thread."""
-        return self._found is not None
+        """Whether the run is to go over to another plan at once; in any thread."""
+        return self._goes
 
-    def look(self, plan: Plan) -> None:
-        """Have a plan made if somebody has come or wants to leave (or is to, by files), beside the one that runs."""
-        coordinator = self._session.coordinator
+    def look(self, barrier: StepBarrier) -> None:
+        """Have a plan made if somebody has come or wants to leave (or is to, by files), beside the one that runs.
+
+        Once there is one, what it moves goes ahead, where that is worth the while.
+        """
+        coordinator, plan = self._session.coordinator, barrier.plan
         for device in taken(self._request.out, DRAIN):
             if not coordinator.ask_to_leave(device, "asked to by spantrain drain"):
                 self._tell(f"spantrain drain: there is no device {device} in this run now")
@@ -61,7 +80,11 @@ class Membership:
         for name in idle:
             self._tell(f"{name} left ({leaving[name]}): it had no part in the run")
         coordinator.dismiss(idle)
-        if self.ready or (self._thread is not None and self._thread.is_alive()):
+        if self._ahead is not None and not barrier.paused and frozenset(leaving) & {*plan.devices} - self._going:
+            self._drop(barrier)  # who leaves has no time
+        if self._found is not None:
+            self._look_ahead(barrier)
+        if self._found is not None or (self._thread is not None and self._thread.is_alive()):
             return
         here = frozenset(coordinator.here())
         new, going = here - self._known, frozenset(leaving) & frozenset(plan.devices)
@@ -111,8 +134,8 @@ class Membership:
             self._stop.ask_save()
             self._tell(f"{names}: no plan fits the others: {_said(error)}; it stays, and a checkpoint is written")
             return
-        self._reason = f"{names}: {found.how}"
-        self._found = found
+        step_s = predict(plan, request.profile, optimizer=request.job.optimizer_state).step_s
+        self._take(plan, found, f"{names}: {found.how}", step_s)
 
     def _consider(self, plan: Plan, here: frozenset[str], new: frozenset[str]) -> None:
         names = ", ".join(sorted(new))
@@ -125,7 +148,7 @@ class Membership:
         if not used or not is_worth(before_s, after_s):
             self._tell(f"{names} joined, and stands by: steps would be no shorter with it")
             return
-        self._take(found, f"{names} joined", before_s, after_s)
+        self._take(plan, found, _better(f"{names} joined", found, before_s, after_s), before_s)
 
     def _improve(self, plan: Plan, here: frozenset[str]) -> None:
         request = self._request
@@ -136,7 +159,7 @@ class Membership:
             return
         move_s, _ = moved(request.profile, request.job.optimizer_state, plan, here, found.plan)
         if is_worth(before_s, after_s, move_s=move_s, steps_left=request.job.steps - self._leg.first_step):
-            self._take(found, "The planner's answer", before_s, after_s)
+            self._take(plan, found, _better("The planner's answer", found, before_s, after_s), before_s)
 
     def _full_plan(self, plan: Plan, here: frozenset[str]) -> tuple[NewPlan, float, float]:
         """Return the planner's answer, and the predicted seconds of a step now and then."""
@@ -146,10 +169,64 @@ class Membership:
         before_s, after_s = (predict(one, request.profile, optimizer=optimizer).step_s for one in (plan, found.plan))
         return found, before_s, after_s
 
-    def _take(self, found: NewPlan, why: str, before_s: float, after_s: float) -> None:
-        steps = f"steps of {format_seconds(after_s)} after {format_seconds(before_s)} predicted"
-        self._reason = f"{why}: {found.how}, {steps}"
-        self._found = found
+    def _take(self, plan: Plan, found: NewPlan, reason: str, before_s: float) -> None:
+        request = self._request
+        self._ahead = ahead_of(request.profile, request.job.optimizer_state, plan, found.plan, before_s)
+        self._reason, self._found = reason, found
+        self._goes = self._ahead is None
+
+    def _look_ahead(self, barrier: StepBarrier) -> None:
+        """Have what was found worth it go ahead; go over without it when it takes too long."""
+        if self._ahead is None or self._goes or barrier.paused:
+            return
+        if self._until_s is None:
+            self._until_s = time.monotonic() + min(self._ahead.patience_s, _LEAVE_S if self._going else math.inf)
+            self._begin_ahead(self._ahead, barrier)
+        elif time.monotonic() > self._until_s:
+            self._goes = True
+
+    def _begin_ahead(self, ahead: MovesAhead, barrier: StepBarrier) -> None:
+        coordinator, plan, request = self._session.coordinator, barrier.plan, self._request
+        takers = {copy.taker for copy in ahead.copies}
+        new = [name for name in takers if name not in plan.devices]
+        self._changes += 1
+        try:
+            change = AheadChange(number=self._changes, copies=ahead.copies, newcomers=coordinator.peers(new))
+            order = FollowOrder(
+                plan=plan,
+                graph=request.profile.graph,
+                job=request.job,
+                peers=(*coordinator.peers(plan.devices), *change.newcomers),
+                change=change,
+            )
+            coordinator.follow(dict.fromkeys(new, order), lambda name, why: self._follower_gone(barrier, name, why))
+        except DeviceLostError as error:
+            self._follower_gone(barrier, error.device, error.why)
+            return
+        barrier.take_ahead(change)
+        self._tell(
+            f"{self._reason}; {format_bytes(ahead.size_bytes)} of state go ahead to {few(sorted(takers))} beside the "
+            f"steps ({format_seconds(ahead.move_s)} of the links)"
+        )
+
+    def _follower_gone(self, barrier: StepBarrier, device: str, why: str) -> None:
+        """Forget a plan with a device that went away before it had a part in the run."""
+        self._tell(f"{device} was lost ({why}) before it had a part in the run, which goes on as it is")
+        if not barrier.paused:  # else it goes over now, and finds out
+            self._drop(barrier)
+
+    def _drop(self, barrier: StepBarrier) -> None:
+        """Forget the plan that was found, and what goes ahead of it."""
+        self._session.coordinator.follow({}, lambda _name, _why: None)
+        self._changes += 1
+        barrier.take_ahead(AheadChange(number=self._changes))
+        copies = self._ahead.copies if self._ahead is not None else ()
+        self._known -= {copy.taker for copy in copies if copy.taker not in barrier.plan.devices}
+        self._found, self._ahead, self._until_s, self._goes = None, None, None, False
+
+
+def _better(why: str, found: NewPlan, before_s: float, after_s: float) -> str:
+    return f"{why}: {found.how}, steps of {format_seconds(after_s)} after {format_seconds(before_s)} predicted"
 
 
 def _said(error: Exception) -> str:

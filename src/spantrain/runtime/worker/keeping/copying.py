@@ -1,4 +1,4 @@
-"""A copy of a stage's state goes to a device that is to keep it, beside the steps that are trained.
+"""A copy of a stage's state, or some of it, goes to a device that is to keep it, beside the steps that are trained.
 
 It is the state before one step, whenever its pieces are read: of what has not gone yet when that step's update is
 about to be done, a copy is made first. Pieces are small, and let all other messages go first
@@ -10,6 +10,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -18,32 +19,47 @@ from torch.optim import Optimizer
 from spantrain.config.files.json_codec import to_json
 from spantrain.core.checkpoint import StoredTensor
 from spantrain.core.messages import AT_ANY_STEP, BACKGROUND, ControlKey
+from spantrain.devices.base import ComputeDevice
 from spantrain.errors import ConfigError, ProtocolError
 from spantrain.formats.tensor_bytes import dtype_name, raw_bytes
 from spantrain.runtime.checkpoint.holding import STATE, Holding, held_tensors, put_back, wanted_of
 from spantrain.runtime.redistribution.transfer import dtype_of, packed_words, unpacked_words
-from spantrain.runtime.step.driver import StepDriver
 from spantrain.runtime.worker.switch import Held, HeldTensors, read_held
 
 _PIECE_BYTES = 2**20
 _MOST_STATE = 16
 """Tensors of an optimizer for each parameter."""
-_WANTED, _COPY = "kept-wanted", BACKGROUND + "kept-copy"
+KEPT = "kept"
+"""What copies for the loss of a device have in the names of their messages."""
+
+
+class Carrier(Protocol):
+    """Carries messages outside the pipeline's routes, now or not."""
+
+    def send_message(self, target: str, key: ControlKey, tensors: tuple[Tensor, ...]) -> None:
+        """Send to another device."""
+
+    def try_send(self, target: str, key: ControlKey, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+        """Send if there is room; return nothing, or None if there is none."""
+
+    def try_take(self, step: int, lane: str) -> tuple[Tensor, ...] | None:
+        """Return a lane's message of a step, or None if it has not come."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CopyLink:
-    """Messages between a stage's first device and one that keeps a copy, of no step, as one of the two has them."""
+    """Messages between a device and one that keeps a copy of its state, of no step, as one of the two has them."""
 
-    driver: StepDriver
+    carrier: Carrier
     generation: int
     ward: str
     keeper: str
+    what: str = KEPT
 
     def want(self, names: Collection[str]) -> None:
         """Say what the keeper lacks."""
-        key = ControlKey(self.generation, AT_ANY_STEP, f"{_WANTED}:{self.keeper}")
-        self.driver.send_message(self.ward, key, (packed_words(sorted(names)),))
+        key = ControlKey(self.generation, AT_ANY_STEP, f"{self.what}-wanted:{self.keeper}")
+        self.carrier.send_message(self.ward, key, (packed_words(sorted(names)),))
 
     def wanted(self) -> list[str] | None:
         """Return what the keeper lacks, once it has said so.
@@ -51,7 +67,7 @@ class CopyLink:
         Raises:
             ProtocolError: it has said something else.
         """
-        found = self.driver.try_take(AT_ANY_STEP, f"{_WANTED}:{self.keeper}")
+        found = self.carrier.try_take(AT_ANY_STEP, f"{self.what}-wanted:{self.keeper}")
         if found is None:
             return None
         names = unpacked_words(_only(found, self.keeper), self.keeper)
@@ -61,33 +77,42 @@ class CopyLink:
 
     def give(self, number: int, piece: Tensor) -> bool:
         """Send a piece, if there is room."""
-        key = ControlKey(self.generation, AT_ANY_STEP, f"{_COPY}:{self.ward}:{number}")
-        return self.driver.try_send(self.keeper, key, (piece,)) is not None
+        key = ControlKey(self.generation, AT_ANY_STEP, f"{BACKGROUND}{self.what}-copy:{self.ward}:{number}")
+        return self.carrier.try_send(self.keeper, key, (piece,)) is not None
 
     def take(self, number: int) -> Tensor | None:
         """Return a piece, if it has come."""
-        found = self.driver.try_take(AT_ANY_STEP, f"{_COPY}:{self.ward}:{number}")
+        found = self.carrier.try_take(AT_ANY_STEP, f"{BACKGROUND}{self.what}-copy:{self.ward}:{number}")
         return None if found is None else _only(found, self.ward)
+
+
+Fetch = Callable[[Callable[[], Tensor]], Tensor]
+"""Has a tensor made of what a device holds, for the host to read."""
+
+
+def fetch_from(device: ComputeDevice) -> Fetch:
+    """Return how tensors of a device are read, past what it does now."""
+    return lambda made: device.fetch(lambda: (made(),), device.torch_device)[0]
 
 
 class CopySender:
     """Gives one keeper what it lacks of this device's state, as that was before a step."""
 
-    def __init__(self, link: CopyLink, ward: Held, fetch: Callable[[Callable[[], Tensor]], Tensor]) -> None:
-        """`ward`: what is followed, whose tensors stay as they are until `before_update`; `fetch` has them read."""
+    def __init__(self, link: CopyLink, holding: Holding, optimizer: Optimizer, fetch: Fetch) -> None:
+        """`holding`: what is followed, whose tensors stay as they are until `before_update`; `fetch` has them read."""
         self._link, self._fetch = link, fetch
-        self._holding = ward.holding
-        self._tensors, self._parts = held_tensors(ward.holding, ward.optimizer, ward.holding.parts)
+        self._holding = holding
+        self._tensors, self._parts = held_tensors(holding, optimizer, holding.parts)
         # Running statistics change before the others do.
-        for name, value in ward.holding.statistics.items():
-            self._tensors[ward.holding.stored_name(name)] = value.detach().clone()
+        for name, value in holding.statistics.items():
+            self._tensors[holding.stored_name(name)] = value.detach().clone()
         self._left: deque[Tensor] | None = None
         """Bytes that have not gone; None: the keeper has not said what it lacks."""
         self._frozen = False
         self._piece: Tensor | None = None
         """That there was no room for."""
-        self._number = 0
-        """Of the next piece."""
+        self.given = 0
+        """Pieces that have gone."""
 
     @property
     def is_done(self) -> bool:
@@ -107,10 +132,10 @@ class CopySender:
             self._begin(names)
         while not self.is_done:
             self._piece = self._next_piece() if self._piece is None else self._piece
-            if not self._link.give(self._number, self._piece):
+            if not self._link.give(self.given, self._piece):
                 return
             self._piece = None
-            self._number += 1
+            self.given += 1
 
     def before_update(self) -> None:
         """Copy what has not gone yet: its tensors are about to change."""
@@ -167,7 +192,8 @@ class CopyReceiver:
         self._lacking = [name for name, own in found.items() if own is None]
         self._left: deque[Tensor] | None = None
         """Room for the bytes that come; None: it is not known how they look."""
-        self._number = 0
+        self.taken = 0
+        """Pieces that have come."""
         link.want(self._lacking)
         self.is_whole = not self._lacking
         if self.is_whole:
@@ -179,8 +205,8 @@ class CopyReceiver:
         Raises:
             ProtocolError: something else has come.
         """
-        while not self.is_whole and (piece := self._link.take(self._number)) is not None:
-            self._number += 1
+        while not self.is_whole and (piece := self._link.take(self.taken)) is not None:
+            self.taken += 1
             if self._left is None:
                 self._make_room(piece)
             else:
@@ -198,7 +224,7 @@ class CopyReceiver:
         try:
             wanted = wanted_of(part, {ward: described})
         except ConfigError as error:
-            raise ProtocolError(f"{ward}: what it gives to be kept is not its stage: {error}") from None
+            raise ProtocolError(f"{ward}: what it gives to be kept is not what was asked for: {error}") from None
         if wanted.keys() != described.tensors.keys() or len(wanted) > (1 + _MOST_STATE) * len(self._lacking):
             raise ProtocolError(f"{ward}: gives other tensors to be kept than were asked for")
         most = {name: max(1, tensor.numel()) for name, tensor in part.tensors.items()}
@@ -221,7 +247,7 @@ class CopyReceiver:
             if size < head.numel():
                 self._left.appendleft(head[size:])
         if piece.numel():
-            raise ProtocolError(f"{self._link.ward}: sent {piece.numel()} bytes more to be kept than its stage has")
+            raise ProtocolError(f"{self._link.ward}: sent {piece.numel()} bytes more to be kept than there are")
 
 
 def _plain(stored: str) -> str:

@@ -17,16 +17,11 @@ import torch
 from torch import Tensor
 
 from spantrain.core.job import TrainJob
-from spantrain.core.plan import Plan
 from spantrain.errors import ProtocolError
-from spantrain.formats.tensor_bytes import raw_bytes
-from spantrain.models.build import blank_units, build_units
-from spantrain.models.units import parameter_names, tie_parameters
-from spantrain.runtime.checkpoint.holding import Holding, holding_of
-from spantrain.runtime.gradients.optimizer import build_optimizer, update
 from spantrain.runtime.redistribution.transfer import ExchangeChannel
 from spantrain.runtime.step.context import WorkerContext
-from spantrain.runtime.worker.keeping.copying import CopyLink, CopyReceiver, CopySender
+from spantrain.runtime.worker.keeping.copying import CopyLink, CopyReceiver, CopySender, fetch_from
+from spantrain.runtime.worker.keeping.stage_copy import StageCopy, Summed, bytes_of_step, copy_of, trained
 from spantrain.runtime.worker.plan_part import PlanPart
 from spantrain.runtime.worker.switch import Held
 
@@ -35,30 +30,15 @@ _STEPS_BEHIND = 4
 """Whose gradients wait for a copy at most: with AdamW, a little more than the copy itself takes."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Summed:
-    """What a stage has summed in a step."""
-
-    gradients: list[Tensor | None]
-    """Of parameters that are trained, by name."""
-    statistics: dict[str, Tensor]
-    """Running ones behind the step."""
-
-
 @dataclass(kw_only=True)
-class KeptStage:
-    """A copy of a stage, in host memory."""
+class KeptStage(StageCopy):
+    """A copy of a stage; its ward is the stage's first device."""
 
-    ward: str
-    """The stage's first device, which it follows."""
-    units: range
-    holding: Holding
-    optimizer: torch.optim.Optimizer
     arriving: CopyReceiver | None = None
     """What it begins with, as long as that has not come."""
-    _summed: _Summed | None = None
+    _summed: Summed | None = None
     """Of the step that is under way."""
-    _behind: deque[tuple[int, float | None, _Summed]] = field(default_factory=deque)
+    _behind: deque[tuple[int, float | None, Summed]] = field(default_factory=deque)
     """Steps that are committed, with their gradients' norm, whose updates it has not done."""
 
     @property
@@ -71,14 +51,14 @@ class KeptStage:
         if self.arriving is not None and self.arriving.go_on():
             self.arriving = None
             while self._behind:
-                self._update(job, *self._behind.popleft())
+                self.update(job, *self._behind.popleft())
 
     def take(self, post: ExchangeChannel) -> None:
         """Wait for what the ward has summed in a step."""
         pieces = _Pieces(self.ward, post)
-        parameters = _trained(self.holding)
+        parameters = trained(self.holding)
         marks = pieces.take(len(parameters)).tolist()
-        self._summed = _Summed(
+        self._summed = Summed(
             gradients=[pieces.take_like(own) if mark else None for own, mark in zip(parameters, marks, strict=True)],
             statistics={name: pieces.take_like(value) for name, value in sorted(self.holding.statistics.items())},
         )
@@ -90,18 +70,11 @@ class KeptStage:
         self._behind.append((step, grad_norm, self._summed))
         self._summed = None
         if self.is_whole:
-            self._update(job, *self._behind.popleft())
+            self.update(job, *self._behind.popleft())
 
     def drop(self) -> None:
         """Forget a step that never happened."""
         self._summed = None
-
-    def _update(self, job: TrainJob, step: int, grad_norm: float | None, summed: _Summed) -> None:
-        for own, gradient in zip(_trained(self.holding), summed.gradients, strict=True):
-            own.grad = gradient
-        update(self.optimizer, job, step, grad_norm)
-        for name, value in summed.statistics.items():
-            self.holding.statistics[name].copy_(value)
 
 
 class Keeping:
@@ -123,9 +96,7 @@ class Keeping:
         old = {(kept.ward, kept.units): kept for kept in before.whole} if before else {}
         own = sorted((ward, units) for ward, units, keeper in pairs if keeper == here.name)
         self._stays = {pair for pair in own if pair in old}
-        self.kept: tuple[KeptStage, ...] = tuple(
-            old.get(pair) or _copy_of(here, part.plan, *pair, begins=begins) for pair in own
-        )
+        self.kept: tuple[KeptStage, ...] = tuple(old.get(pair) or self._room_for(*pair, begins=begins) for pair in own)
         self._senders: tuple[CopySender, ...] = ()
         self._waits_at = 0
         """The step at whose end copies are waited for."""
@@ -154,15 +125,16 @@ class Keeping:
         device = self._here.device
         device.settle(device.torch_device)
         for kept in self.kept:
-            link = CopyLink(driver=driver, generation=generation, ward=kept.ward, keeper=own)
+            link = CopyLink(carrier=driver, generation=generation, ward=kept.ward, keeper=own)
             if (kept.ward, kept.units) in self._stays:
                 link.want(())
             else:
                 kept.arriving = CopyReceiver(link, kept.holding, kept.optimizer, (self._part, *held))
                 kept.go_on(self._here.job)
-        links = [CopyLink(driver=driver, generation=generation, ward=own, keeper=keeper) for keeper in self._keepers]
-        self._senders = tuple(CopySender(link, self._part, self._fetch) for link in links)
-        driver.beside = self._go_on
+        links = [CopyLink(carrier=driver, generation=generation, ward=own, keeper=keeper) for keeper in self._keepers]
+        holding, optimizer = self._part.holding, self._part.optimizer
+        self._senders = tuple(CopySender(link, holding, optimizer, fetch_from(device)) for link in links)
+        driver.beside.append(self._go_on)
 
     def follow(self, step: int) -> None:
         """Send what is summed to those that keep this device's stage, and have it of those whose stages are kept here.
@@ -176,13 +148,7 @@ class Keeping:
         self._wait_at(step, lambda: all(sender.is_done for sender in self._senders))
         post = self._part.post(self._here, step, at_end=True)
         if self._keepers:
-            # A byte for each parameter that is trained, whether it has a gradient; then gradients and statistics.
-            holding = self._part.holding
-            gradients = [own.grad for own in _trained(holding)]
-            marks = torch.tensor([gradient is not None for gradient in gradients], dtype=torch.uint8)
-            tensors = [one for one in gradients if one is not None]
-            tensors += [value for _, value in sorted(holding.statistics.items())]
-            flat = torch.cat([marks, *(raw_bytes(tensor.cpu()) for tensor in tensors)])
+            flat = bytes_of_step(self._part.holding)
             for keeper in self._keepers:
                 for number, piece in enumerate(torch.split(flat, _CHUNK_BYTES)):
                     post.send(keeper, f"kept-gradients:{self._here.name}:{number}", piece)
@@ -205,6 +171,10 @@ class Keeping:
         for kept in self.kept:
             kept.drop()
 
+    def _room_for(self, ward: str, units: range, *, begins: bool) -> KeptStage:
+        here = self._here
+        return KeptStage(**vars(copy_of(self._part.plan, here.graph, here.job, ward, units, begins=begins)))
+
     def _go_on(self) -> None:
         for sender in self._senders:
             sender.go_on()
@@ -215,29 +185,6 @@ class Keeping:
         driver = self._part.actions.driver
         if step == self._waits_at and driver is not None:
             driver.wait_until(done)
-
-    def _fetch(self, made: Callable[[], Tensor]) -> Tensor:
-        device = self._here.device
-        return device.fetch(lambda: (made(),), device.torch_device)[0]
-
-
-def _copy_of(here: WorkerContext, plan: Plan, ward: str, units: range, *, begins: bool) -> KeptStage:
-    build = build_units if begins else blank_units
-    built = build(plan.model, units, seed=here.job.seed)
-    tie_parameters(built)
-    named: dict[str, torch.nn.Parameter] = {}
-    for unit in built:
-        for local, name in parameter_names(unit).items():
-            parameter = unit.get_parameter(local)
-            if all(parameter is not other for other in named.values()):
-                named[name] = parameter
-    holding = holding_of(plan, ward, here.graph, named, units=built)
-    optimizer = build_optimizer(here.job, named.values(), named)
-    return KeptStage(ward=ward, units=units, holding=holding, optimizer=optimizer)
-
-
-def _trained(holding: Holding) -> list[torch.nn.Parameter]:
-    return [own for _, own in sorted(holding.parameters.items()) if own.requires_grad]
 
 
 class _Pieces:

@@ -1,0 +1,271 @@
+"""State goes ahead of a change of plan, while steps go on: what is then left of the change is a barrier.
+
+Who is to have units of another's copies them beside the steps (`runtime.worker.keeping.copying`); what the giver sums
+in steps meanwhile comes behind, in the order of steps, each with the norm that its update takes. Nobody waits for it,
+and it counts for nothing before the change: there both sides come to the same step, and the taker goes on with it.
+As a virtual machine is moved while it runs, where what has changed is what is summed.
+"""
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from spantrain.core.job import TrainJob
+from spantrain.errors import ProtocolError
+from spantrain.models.statistics import named_statistics
+from spantrain.models.units import parameter_names
+from spantrain.runtime.checkpoint.holding import Holding, first_names, held_tensors
+from spantrain.runtime.control.ahead import AheadChange, AheadState
+from spantrain.runtime.redistribution.transfer import packed_words, unpacked_words
+from spantrain.runtime.step.context import WorkerContext
+from spantrain.runtime.worker.keeping.copying import Carrier, CopyLink, CopyReceiver, CopySender, Fetch, fetch_from
+from spantrain.runtime.worker.keeping.stage_copy import (
+    StageCopy,
+    bytes_of_step,
+    copy_of,
+    most_bytes_of_step,
+    summed_of,
+)
+from spantrain.runtime.worker.plan_part import PlanPart
+from spantrain.runtime.worker.switch import Held
+
+_PIECE_BYTES = 2**20
+_LEAST_BYTES, _MOST_WAITING = 2**20, 2
+"""What may wait of steps that are summed: so many bytes, or so many times what is copied."""
+_URGENCY = (AheadState.FULL, AheadState.COPYING, AheadState.LEVEL)
+
+
+def link_of(change: AheadChange, carrier: Carrier, generation: int, giver: str, taker: str) -> CopyLink:
+    """Return how two devices exchange what goes ahead of a change."""
+    what = f"ahead-{change.number}"
+    return CopyLink(carrier=carrier, generation=generation, ward=giver, keeper=taker, what=what)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _StepWords:
+    """What comes before the bytes of a step, or ends them all."""
+
+    step: int
+    grad_norm: float | None
+    size_bytes: int
+    ends: bool
+
+    @classmethod
+    def read(cls, piece: Tensor, giver: str) -> "_StepWords":
+        """Return what a giver says.
+
+        Raises:
+            ProtocolError: it says something else.
+        """
+        match unpacked_words(piece, giver):
+            case {"step": int(step), "norm": float() | None as norm, "bytes": int(size), "ends": bool(ends)}:
+                return cls(step=step, grad_norm=norm, size_bytes=size, ends=ends)
+        raise ProtocolError(f"{giver}: does not say which step comes ahead")
+
+    def packed(self) -> Tensor:
+        """Return it as it travels."""
+        return packed_words({"step": self.step, "norm": self.grad_norm, "bytes": self.size_bytes, "ends": self.ends})
+
+
+class AheadGiver:
+    """Gives one device what it takes ahead."""
+
+    def __init__(self, link: CopyLink, holding: Holding, optimizer: torch.optim.Optimizer, fetch: Fetch) -> None:
+        """`holding`: of the units alone."""
+        self._link, self._holding = link, holding
+        self._copy = CopySender(link, holding, optimizer, fetch)
+        self._steps: deque[deque[Tensor]] = deque()
+        """Pieces of steps that have not gone."""
+        self._number: int | None = None
+        """Of the next piece behind the copy."""
+        tensors, _ = held_tensors(holding, optimizer, holding.parts)
+        self._most_bytes = max(_LEAST_BYTES, _MOST_WAITING * sum(tensor.nbytes for tensor in tensors.values()))
+
+    @property
+    def state(self) -> AheadState:
+        """How far this is."""
+        if self._copy.is_done and not self._steps:
+            return AheadState.LEVEL
+        waiting_bytes = sum(piece.numel() for pieces in self._steps for piece in pieces)
+        return AheadState.FULL if waiting_bytes > self._most_bytes else AheadState.COPYING
+
+    def go_on(self) -> None:
+        """Send as much as there is room for.
+
+        Raises:
+            ProtocolError: the taker sends something else than it should.
+        """
+        self._copy.go_on()
+        if not self._copy.is_done:
+            return
+        if self._number is None:
+            self._number = self._copy.given
+        while self._steps:
+            pieces = self._steps[0]
+            while pieces:
+                if not self._link.give(self._number, pieces[0]):
+                    return
+                pieces.popleft()
+                self._number += 1
+            self._steps.popleft()
+
+    def before_update(self, step: int, grad_norm: float | None) -> None:
+        """Take what is summed in a step, whose update is about to be done; without a norm there is none."""
+        self._copy.before_update()
+        flat = bytes_of_step(self._holding)
+        words = _StepWords(step=step, grad_norm=grad_norm, size_bytes=flat.numel(), ends=False)
+        self._steps.append(
+            deque([words.packed(), *(piece for piece in torch.split(flat, _PIECE_BYTES) if piece.numel())])
+        )
+
+    def end(self, step: int) -> None:
+        """Have the taker know that this is the step with which it goes on."""
+        self._steps.append(deque([_StepWords(step=step, grad_norm=None, size_bytes=0, ends=True).packed()]))
+
+
+class AheadTaker:
+    """Takes units of another device ahead."""
+
+    def __init__(self, link: CopyLink, copy: StageCopy, held: Sequence[Held], step: int | None) -> None:
+        """Ask for what is lacking.
+
+        Args:
+            link: to the giver.
+            copy: room for it.
+            held: what this device has before the same step, in which the copy begins.
+            step: that one; None: whichever the giver's first one is.
+        """
+        self._link, self.copy = link, copy
+        self.step = step
+        """Before which the copy is what the giver has, once it is whole."""
+        self.is_ended = False
+        """Whether it is the step with which it goes on."""
+        self._arriving = CopyReceiver(link, copy.holding, copy.optimizer, held)
+        self._most_bytes = most_bytes_of_step(copy.holding)
+        self._number: int | None = None
+        self._words: _StepWords | None = None
+        """Of the step that comes now."""
+        self._come: list[Tensor] = []
+
+    def go_on(self, job: TrainJob) -> None:
+        """Take what has come, and do the updates.
+
+        Raises:
+            ProtocolError: something else has come.
+        """
+        if not self._arriving.go_on():
+            return
+        if self._number is None:
+            self._number = self._arriving.taken
+        while not self.is_ended and (piece := self._link.take(self._number)) is not None:
+            self._number += 1
+            if self._words is None:
+                self._words = self._begun(_StepWords.read(piece, self._link.ward))
+            else:
+                self._come.append(piece)
+            self._end_step(job)
+
+    def _begun(self, words: _StepWords) -> _StepWords:
+        awaited = words.step if self.step is None else self.step
+        if words.step != awaited or not 0 <= words.size_bytes <= self._most_bytes:
+            raise ProtocolError(
+                f"{self._link.ward}: sends {words.size_bytes} bytes of step {words.step} ahead, awaited are "
+                f"{self._most_bytes} at most of step {awaited}"
+            )
+        self.step, self.is_ended = awaited, words.ends
+        return words
+
+    def _end_step(self, job: TrainJob) -> None:
+        words = self._words
+        come = sum(piece.numel() for piece in self._come)
+        if words is None or words.ends or come < words.size_bytes:
+            return
+        if come > words.size_bytes:
+            raise ProtocolError(f"{self._link.ward}: sent {come} bytes of a step of {words.size_bytes}")
+        flat = torch.cat(self._come) if self._come else torch.empty(0, dtype=torch.uint8)
+        self.copy.update(job, words.step, words.grad_norm, summed_of(flat, self.copy.holding, self._link.ward))
+        self._words, self._come, self.step = None, [], words.step + 1
+
+
+class StateAhead:
+    """What one device of the present plan gives and takes ahead of the next one."""
+
+    def __init__(self, here: WorkerContext, part: PlanPart) -> None:
+        """Nothing, until there is a change to come."""
+        self._here, self._part = here, part
+        self._givers: tuple[AheadGiver, ...] = ()
+        self._takers: tuple[AheadTaker, ...] = ()
+
+    def begin(self, change: AheadChange, held: Sequence[Held], step: int) -> None:
+        """Begin with a change in the place of what there was, before a step; `held`: what this device has then."""
+        self._givers = self._takers = ()
+        driver, own = self._part.actions.driver, self._here.name
+        mine = [copy for copy in change.copies if own in (copy.giver, copy.taker)]
+        if not mine:
+            return
+        assert driver is not None, f"{own} leads no replica, and is to give or take something ahead"
+        if self.go_on not in driver.beside:
+            driver.beside.append(self.go_on)
+        plan, device = self._part.plan, self._here.device
+        device.settle(device.torch_device)
+        givers, takers = list[AheadGiver](), list[AheadTaker]()
+        for copy in mine:
+            link = link_of(change, driver, plan.generation, copy.giver, copy.taker)
+            if own == copy.giver:
+                holding = self._part.holding.of(self._names(copy.units))
+                givers.append(AheadGiver(link, holding, self._part.optimizer, fetch_from(device)))
+            else:
+                room = copy_of(plan, self._here.graph, self._here.job, copy.giver, copy.units)
+                takers.append(AheadTaker(link, room, held, step))
+        self._givers, self._takers = tuple(givers), tuple(takers)
+
+    @property
+    def state(self) -> AheadState | None:
+        """How far what is given is, all of it; None: nothing is given."""
+        return min((giver.state for giver in self._givers), key=_URGENCY.index, default=None)
+
+    def go_on(self) -> None:
+        """Send and take a little, between actions."""
+        for giver in self._givers:
+            giver.go_on()
+        for taker in self._takers:
+            taker.go_on(self._here.job)
+
+    def before_update(self, step: int, grad_norm: float | None) -> None:
+        """Take what goes ahead of a step whose update is about to be done."""
+        for giver in self._givers:
+            giver.before_update(step, grad_norm)
+
+    def finish(self, step: int) -> None:
+        """Come to the step with which the next plan begins; all who give and take do so at once.
+
+        Raises:
+            Interrupted: another device went away, or the run was ended.
+        """
+        driver = self._part.actions.driver
+        if driver is None or not (self._givers or self._takers):
+            return
+        for giver in self._givers:
+            giver.end(step)
+        driver.wait_until(
+            lambda: self.state in (None, AheadState.LEVEL) and all(taker.is_ended for taker in self._takers)
+        )
+
+    def taken(self, step: int) -> tuple[Held, ...]:
+        """Return what was taken of the state before a step, if all of it has come."""
+        return tuple(taker.copy for taker in self._takers if taker.is_ended and taker.step == step)
+
+    def _names(self, units: Sequence[int]) -> set[str]:
+        """Return the names of what units of this device hold, as the unsplit model has them."""
+        member, plan = self._part.member, self._part.plan
+        by_unit = dict(zip(plan.stages[member.stage_index].units, member.units, strict=True))
+        chosen, first = [by_unit[unit] for unit in units], _first(self._here, self._part)
+        names = {name for unit in chosen for name in parameter_names(unit).values()}
+        return {first.get(name, name) for name in names} | named_statistics(chosen).keys()
+
+
+def _first(here: WorkerContext, part: PlanPart) -> Mapping[str, str]:
+    return first_names(part.plan.model, here.graph)
