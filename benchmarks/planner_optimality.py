@@ -27,6 +27,7 @@ from pathlib import Path
 from planner_cases import random_profile
 from spantrain.core.profile import Profile
 from spantrain.errors import SpanTrainError
+from spantrain.planner.dividing import TensorParallel
 from spantrain.planner.engine.engine import make_plan
 from spantrain.planner.engine.evaluate import Evaluator
 from spantrain.planner.engine.outcome import PlanOptions, not_trained_yet
@@ -85,7 +86,7 @@ def run_case(seed: int) -> CaseResult | str:
     between_s = time.process_time()
     best = make_plan(profile, job, PlanOptions())
     ended_s = time.process_time()
-    free = Constraints(sharded_state=True, tensor_parallel=True)
+    free = Constraints(sharded_state=True, tensor_parallel=TensorParallel.ANY)
     others, others_divided = others_of(profile, job, evaluate)
     return CaseResult(
         seed=seed,

@@ -11,7 +11,10 @@ from spantrain.core.profile import Profile
 from spantrain.devices.registry import BACKENDS
 from spantrain.errors import InfeasiblePlanError
 from spantrain.formats.registry import WireFormat
+from spantrain.planner.dividing import TensorParallel
+from spantrain.planner.engine.engine import make_plan
 from spantrain.planner.engine.evaluate import Evaluator
+from spantrain.planner.engine.outcome import PlanOptions
 from spantrain.planner.request import Constraints, JobSpec, PlanRequest, Proposal
 from spantrain.planner.strategies.auto.strategy import auto
 
@@ -40,11 +43,17 @@ def two_sites(make_cluster: Callable, make_graph: Callable, make_profile: Callab
     return build
 
 
-def one_host(profile: Profile, *, divisible: bool = True) -> Profile:
-    """The profile with all devices of a site in one host, and blocks that a group can divide."""
+def one_host(profile: Profile, *, divisible: bool = True, inside: float | None = None) -> Profile:
+    """The profile with all devices of a site in one host, and blocks that a group can divide.
+
+    `inside`: bytes per second of what joins the devices, if the cluster file says so.
+    """
     cluster = profile.cluster
     names = {site.name: tuple(device.name for device in cluster.devices_at(site.name)) for site in cluster.sites}
-    hosts = tuple(Host(name=f"h-{site}", site=site, devices=own) for site, own in names.items())
+    hosts = tuple(
+        Host(name=f"h-{site}", site=site, devices=own, inside_bandwidth_bytes_per_s=inside)
+        for site, own in names.items()
+    )
     devices = tuple(replace(device, host=f"h-{device.site}") for device in cluster.devices)
     sites = tuple(replace(site, hosts=(f"h-{site.name}",)) for site in cluster.sites)
     units = tuple(replace(unit, tensor_sums=2 if divisible else 0) for unit in profile.graph.units)
@@ -104,7 +113,7 @@ def test_a_model_that_fits_only_divided_is_divided(
     profile = one_host(make_profile(cluster, graph))
     with pytest.raises(InfeasiblePlanError):
         auto(request_of(profile, Constraints()))
-    found = best_of(request_of(profile, Constraints(tensor_parallel=True)))
+    found = best_of(request_of(profile, Constraints(tensor_parallel=TensorParallel.ANY)))
     divided = [replica for stage in found.plan.stages for replica in stage.replicas if len(replica.devices) > 1]
     assert divided
     assert Evaluator(profile, JOB)(found.plan).fits
@@ -113,11 +122,48 @@ def test_a_model_that_fits_only_divided_is_divided(
         assert divided[0].tp_shares[0] > divided[0].tp_shares[1]
 
 
+@pytest.mark.parametrize(
+    ("inside", "allowed", "optimizer", "divides"),
+    [
+        (300e9, TensorParallel.AUTO, "adamw", True),
+        (16e9, TensorParallel.AUTO, "adamw", False),
+        (None, TensorParallel.AUTO, "adamw", False),
+        (None, TensorParallel.ANY, "adamw", True),
+        (300e9, TensorParallel.NONE, "adamw", False),
+        (300e9, TensorParallel.AUTO, "adafactor", False),
+    ],
+)
+def test_tensors_are_divided_where_fast_links_join_a_hosts_devices(
+    make_cluster: Callable, make_graph: Callable, make_profile: Callable,
+    inside: float | None, allowed: TensorParallel, optimizer: str, divides: bool,
+) -> None:  # fmt: skip
+    """One sample is no work for two devices, unless each has a part of every layer."""
+    profile = make_profile(make_cluster({"a": {"a0": 0.01, "a1": 0.01}}), make_graph(blocks=4, hidden=1024))
+    profile, job = one_host(profile, inside=inside), JobSpec(global_batch=1, optimizer=optimizer)
+    plan = best_of(request_of(profile, Constraints(tensor_parallel=allowed), job)).plan
+    assert plan.divides_tensors == divides
+
+
+@pytest.mark.parametrize("batch", [1, 4, 32])
+@pytest.mark.parametrize("sites", [{"a": {"a0": 0.02, "a1": 0.01}}, {"a": {"a0": 0.02, "a1": 0.02}, "b": {"b0": 0.02}}])
+def test_more_choice_makes_no_plan_worse(
+    make_cluster: Callable, make_graph: Callable, make_profile: Callable, sites: dict[str, dict[str, float]], batch: int
+) -> None:
+    profile = one_host(make_profile(make_cluster(sites), make_graph(blocks=4, hidden=512)), inside=300e9)
+    job = JobSpec(global_batch=batch)
+    none, auto_s, any_s = (
+        make_plan(profile, job, PlanOptions(constraints=Constraints(tensor_parallel=way))).step_s_predicted
+        for way in (TensorParallel.NONE, TensorParallel.AUTO, TensorParallel.ANY)
+    )
+    assert auto_s <= 1.001 * none
+    assert any_s <= 1.001 * auto_s
+
+
 def test_nothing_is_divided_that_would_not_gain(
     make_cluster: Callable, make_graph: Callable, make_profile: Callable
 ) -> None:
     profile = one_host(make_profile(make_cluster({"a": {"a0": 1.0, "a1": 1.0}}), make_graph(blocks=2)), divisible=False)
-    found = best_of(request_of(profile, Constraints(tensor_parallel=True)))
+    found = best_of(request_of(profile, Constraints(tensor_parallel=TensorParallel.ANY)))
     assert all(len(replica.devices) == 1 for stage in found.plan.stages for replica in stage.replicas)
 
 

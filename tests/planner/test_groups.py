@@ -4,7 +4,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from spantrain.app.profiling.describe import described_profile
+from spantrain.config.cluster_file import load_preset
 from spantrain.core.profile import LinkMeasurement
+from spantrain.models.catalog.catalog import resolve_model
 from spantrain.planner.groups import group_devices, group_levels, message_seconds, tree_lines
 
 SIZES = st.lists(st.integers(1, 4), min_size=2, max_size=4)
@@ -66,6 +69,12 @@ def test_the_metric_is_symmetric_and_of_the_stated_size(preset_profile):
     there, back = profile.link_by_pair["lab-0", "home-tx2"], profile.link_by_pair["home-tx2", "lab-0"]
     expected = sum(link.latency_s + 2**20 / link.bandwidth_bytes_per_s for link in (there, back)) / 2
     assert metric["lab-0", "home-tx2"] == pytest.approx(expected)
+
+
+def test_of_a_described_cluster_only_the_pairs_of_some_devices_are_made(monkeypatch):
+    profile = described_profile(load_preset("laptop"), resolve_model("gpt2-tiny"))
+    monkeypatch.setattr(type(profile), "link_by_pair", property(lambda _profile: pytest.fail("all pairs were made")))
+    assert message_seconds(profile, 2**20, ["lab-0", "lab-1"]).keys() == {("lab-0", "lab-1"), ("lab-1", "lab-0")}
 
 
 def test_the_tree_names_every_device_once(preset_profile):

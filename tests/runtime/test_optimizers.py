@@ -14,6 +14,7 @@ from spantrain.core.job import TrainJob
 from spantrain.core.span import Span
 from spantrain.core.update.optimizers import OPTIMIZERS, STATE_COPIES, optimizer_fields
 from spantrain.errors import PlanError
+from spantrain.planner.dividing import TensorParallel
 from spantrain.planner.request import Constraints, JobSpec, PlanRequest
 from spantrain.runtime.checkpoint.manifest import latest_checkpoint
 from spantrain.runtime.gradients.optimizer import build_optimizer, learning_rate
@@ -136,8 +137,8 @@ def test_an_update_that_needs_whole_parameters_is_not_divided(make_plan, spec_of
     check_divided(divided, job_of("adamw", {}))
     with pytest.raises(PlanError, match=r"adafactor needs whole parameters, .*tensor parallelism"):
         check_divided(divided, job_of("adafactor", {}))
-    with pytest.raises(PlanError, match=r"adafactor needs whole parameters.*--allow-tensor-parallel"):
+    with pytest.raises(PlanError, match=r"adafactor needs whole parameters.*--tensor-parallel any"):
         PlanRequest(
             profile=None, job=JobSpec(global_batch=4, optimizer="adafactor"),
-            constraints=Constraints(tensor_parallel=True), evaluate=lambda _plan: None,
+            constraints=Constraints(tensor_parallel=TensorParallel.ANY), evaluate=lambda _plan: None,
         )  # fmt: skip

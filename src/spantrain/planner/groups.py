@@ -49,9 +49,9 @@ def message_seconds(
     Latency plus size over bandwidth, the mean of both directions, under both orders of the pair. (The paper's
     p_t = α + β/m mixes the symbols of its payloads; this is what it is taken to mean.)
     """
-    links = profile.link_by_pair
-    if devices is not None and len(devices) < len(profile.cluster.devices):
-        # Of a large cluster that is described, no other links are made for their sake.
+    if devices is None or len(devices) == len(profile.cluster.devices):
+        links = profile.link_by_pair
+    else:  # of a large cluster that is described, no other links are made for their sake
         some = {pair: profile.link(*pair) for pair in permutations(devices, 2)}
         links = {pair: link for pair, link in some.items() if link is not None}
     one_way = {pair: link.latency_s + message_bytes / link.bandwidth_bytes_per_s for pair, link in links.items()}

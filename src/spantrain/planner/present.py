@@ -21,6 +21,7 @@ from spantrain.formats.registry import WireFormat
 from spantrain.planner.assembly.assemble import ReplicaDevices, infeasible, with_limits
 from spantrain.planner.assembly.recompute import proposals_of
 from spantrain.planner.assembly.tuning import slicing
+from spantrain.planner.dividing import TensorParallel
 from spantrain.planner.engine.engine import make_plan
 from spantrain.planner.engine.evaluate import Evaluator
 from spantrain.planner.engine.outcome import PlanOptions
@@ -71,7 +72,7 @@ def constraints_of(plan: Plan, profile: Profile, present: Collection[str]) -> Co
     return Constraints(
         leave_out=tuple(name for name in profile.cluster.device_by_name if name not in present),
         wire_formats=tuple(dict.fromkeys((WireFormat.NATIVE, *(stage.wire_format for stage in stages)))),
-        tensor_parallel=plan.divides_tensors,
+        tensor_parallel=TensorParallel.ANY if plan.divides_tensors else TensorParallel.AUTO,
         sequence_parallel=any(stage.sequence_parallel for stage in stages),
         sharded_state=any(stage.state_sharding is not StateSharding.NONE for stage in stages),
     )

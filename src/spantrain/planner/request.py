@@ -14,6 +14,7 @@ from spantrain.core.update.optimizers import STATE_COPIES, division_refusal
 from spantrain.cost.span_tables import SpanTables
 from spantrain.errors import InfeasiblePlanError, PlanError
 from spantrain.formats.registry import WireFormat
+from spantrain.planner.dividing import TensorParallel
 from spantrain.schedule.registry import splits_backward
 
 _MAX_MICRO_BATCHES = 256
@@ -137,8 +138,8 @@ class Constraints:
     """Devices that must be used, and sites of which at least one device must be."""
     wire_formats: tuple[WireFormat, ...] = (WireFormat.NATIVE,)
     """What cuts between sites may be sent as."""
-    tensor_parallel: bool = False
-    """Whether devices of a host may divide tensors among themselves."""
+    tensor_parallel: TensorParallel = TensorParallel.AUTO
+    """Where `auto` may divide tensors."""
     recompute: bool = True
     """Whether activations may be computed again where memory is short."""
     recompute_all: bool = False
@@ -345,13 +346,28 @@ class PlanRequest:
 
     def __post_init__(self) -> None:
         refusal = division_refusal(self.job.optimizer)
-        if refusal and self.constraints.tensor_parallel:
-            raise PlanError(f"{refusal}; leave out --allow-tensor-parallel, or take another optimizer")
+        if refusal and self.constraints.tensor_parallel is TensorParallel.ANY:
+            raise PlanError(f"{refusal}; leave out --tensor-parallel any, or take another optimizer")
 
     @cached_property
     def devices(self) -> tuple[str, ...]:
         """The devices that may be used, in the cluster's order."""
         return self.constraints.allowed_devices(self.profile.cluster)
+
+    @cached_property
+    def dividing(self) -> frozenset[str]:
+        """The devices that may divide tensors with others of their host."""
+        if division_refusal(self.job.optimizer) or not any(unit.tensor_sums for unit in self.profile.graph.units):
+            return frozenset()
+        cluster, by_host = self.profile.cluster, dict[str, list[str]]()
+        for name in self.devices:
+            by_host.setdefault(cluster.device_by_name[name].host, []).append(name)
+        may = (
+            names
+            for names in by_host.values()
+            if len(names) > 1 and self.constraints.tensor_parallel.allows(cluster, names)
+        )
+        return frozenset(name for names in may for name in names)
 
     @cached_property
     def devices_within_quotas(self) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ from spantrain.recovery.protection import is_whole, protected, survived
 AUTO = "auto"
 _CALM = 0.02
 """Part of a step that a stage may wait for its keepers, where nobody has said how many there are to be."""
+_DIVIDED = "its tensors are divided (plan --tensor-parallel none has whole ones)"
 
 
 def losses_of(text: str) -> int | None:
@@ -96,7 +97,7 @@ def about_keepers(plan: Plan, profile: Profile, optimizer: str, losses: int | No
     for index, (stage, able) in enumerate(zip(plan.stages, wanted.stages, strict=True)):
         if survived(stage) >= (losses or 1):
             continue
-        why = "no other device has room for it" if is_whole(stage) else "its tensors are divided"
+        why = "no other device has room for it" if is_whole(stage) else _DIVIDED
         if survived(able) > survived(stage):
             why = f"a keeper would cost {_part(_wait_s(profile, able), plan, profile)} of a step (--protect one)"
         yield (

@@ -387,6 +387,6 @@ def check_divided(plan: Plan, job: TrainJob) -> None:
     divided = [one.devices for stage in plan.stages for one in stage.replicas if len(one.devices) > 1]
     if refusal and divided:
         raise PlanError(
-            f"{refusal}; {', '.join(divided[0])} of this plan do: plan again without --allow-tensor-parallel, or take "
+            f"{refusal}; {', '.join(divided[0])} of this plan do: plan again with --tensor-parallel none, or take "
             "another optimizer"
         )

@@ -26,6 +26,7 @@ from spantrain.config.files.json_codec import to_json
 from spantrain.config.files.text_files import check_can_write
 from spantrain.errors import ConfigError, PlanError, UsageError
 from spantrain.formats.registry import WireFormat
+from spantrain.planner.dividing import TensorParallel
 from spantrain.planner.request import Constraints, JobSpec, Objective, Quota, Restriction
 from spantrain.schedule.registry import check_schedule
 
@@ -79,9 +80,9 @@ class PlanArguments(RentOptions, ModelOptions):
     allow_wire: Annotated[
         list[WireFormat] | None, typer.Option("--allow-wire", help="What cuts between sites may be rounded to.")
     ] = None
-    allow_tensor_parallel: Annotated[
-        bool, typer.Option("--allow-tensor-parallel", help="auto: devices of a host may divide tensors.")
-    ] = False
+    tensor_parallel: Annotated[
+        TensorParallel, typer.Option(help="Hosts in which auto may divide tensors; auto: those with fast links inside.")
+    ] = TensorParallel.AUTO
     allow_sharded_state: Annotated[
         bool, typer.Option("--allow-sharded-state", help="Replicas of a stage may divide state (not trained yet).")
     ] = False
@@ -172,7 +173,7 @@ class PlanArguments(RentOptions, ModelOptions):
             leave_out=tuple(self.leave_out or ()),
             keep=tuple(self.keep or ()),
             wire_formats=tuple(dict.fromkeys((WireFormat.NATIVE, *(self.allow_wire or ())))),
-            tensor_parallel=self.allow_tensor_parallel,
+            tensor_parallel=self.tensor_parallel,
             recompute=self.recompute,
             recompute_all=self.recompute_all,
             sequence_parallel=self.sequence_parallel,

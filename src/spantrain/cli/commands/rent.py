@@ -27,7 +27,7 @@ _BATCH_TOKENS, _BATCH_SAMPLES = 2**19, 256
 """Of a global batch that nobody named: what GPT-2 and the small GPT-3 were trained with; a usual one of images."""
 _GO_WITH = frozenset({
     "model", "global_batch", "dtype", "optimizer", "schedule", "min_throughput", "quota", "leave_out", "allow_wire",
-    "allow_tensor_parallel", "recompute", "recompute_all", "sequence_parallel", "out", "json_", "prices", "data",
+    "tensor_parallel", "recompute", "recompute_all", "sequence_parallel", "out", "json_", "prices", "data",
     "tokenizer", "sequence_length", "lora", "dropout", "compile", "chat_template", "train_on", "packing",
 })  # fmt: skip
 """Other options of `spantrain plan` that mean something here."""

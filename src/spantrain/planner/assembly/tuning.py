@@ -103,7 +103,7 @@ def _summed_s(stage: Stage, op: Op, works: Sequence[_AlikeReplicas], costs: Repl
 
 _NOTHING = (
     "No stage divides the layers of a transformer block among devices, so no sequence is sliced "
-    "(--allow-tensor-parallel lets auto divide them)."
+    "(--tensor-parallel any lets auto divide them)."
 )
 
 

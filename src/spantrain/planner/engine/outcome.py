@@ -209,11 +209,11 @@ def is_plain(plan: Plan, job: JobSpec, constraints: Constraints) -> bool:
         whole
         and plan.global_batch == job.global_batch
         and job.schedule in (plan.schedule, JobSpec.schedule)
+        and constraints.tensor_parallel.allows_plan(plan)
         and all(
             stage.wire_format is WireFormat.NATIVE
             and (constraints.sharded_state or stage.state_sharding is StateSharding.NONE)
             and (constraints.recompute or not stage.recompute)
-            and (constraints.tensor_parallel or not stage.divides_tensors)
             for stage in plan.stages
         )
     )

@@ -68,7 +68,7 @@ class Relaxation:
         lines = [self._line(kind) for kind, _, _ in kinds]
         self._slope, fixed = (np.array(rows) for rows in zip(*lines, strict=True))
         # The members of a tensor-parallel group share what does not depend on samples.
-        self._fixed = fixed.min(axis=0) * (not limits.tensor_parallel)
+        self._fixed = fixed.min(axis=0) * (not request.dividing)
         self._passes_s = np.min([self._seconds(kind, 1, Op.FORWARD) for kind, _, _ in kinds], axis=0)
         formats = limits.wire_formats
         cuts = [min(min(u.forward_bytes(f), u.backward_bytes(f)) for f in formats) for u in self._profile.graph.units]

@@ -125,7 +125,7 @@ def _paying(cluster: Cluster, prices: Prices | None) -> frozenset[str]:
 
 
 _WORTH = 1.01
-"""Factor by which a plan must be better to have tensors divided or cuts rounded."""
+"""Factor by which a plan must be better to have cuts rounded."""
 _NO_PRICE = 10.0
 """How much is broken, relative to a limit on money, where the money is not known."""
 
@@ -139,9 +139,9 @@ class Score:
     value: float
     """The objective's value."""
 
-    def is_clearly_under(self, other: "Score") -> bool:
-        """Whether it is better by enough to pay for what has to be allowed by name."""
-        return self.broken < other.broken or (self.broken == other.broken and self.value * _WORTH < other.value)
+    def is_clearly_under(self, other: "Score", worth: float = _WORTH) -> bool:
+        """Whether it is better by enough to pay for what plans have for nothing else."""
+        return self.broken < other.broken or (self.broken == other.broken and self.value * worth < other.value)
 
 
 class Scorer:

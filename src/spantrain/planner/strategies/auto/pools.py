@@ -8,7 +8,9 @@ inside hosts.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
+from spantrain.core.plan import Plan
 from spantrain.errors import InfeasiblePlanError
 from spantrain.planner.assembly.assemble import infeasible
 from spantrain.planner.request import PlanRequest, Proposal, Restriction
@@ -21,6 +23,8 @@ _SIMULATED, _ACTIONS = 8, 50_000
 """Plans that are simulated at most, and actions in them, one pipeline of each sort; a device costs as much as one."""
 _PROPOSED = 4
 _MAX_DEGREE = 8
+_DIVIDED_UP_TO = 256
+"""Devices up to which groups that divide tensors are searched for, too, where devices by themselves do."""
 _INSIDE_UP_TO = 64
 """Devices up to which pipelines inside hosts are searched for, too; with more, stages fill hosts anyway."""
 
@@ -45,12 +49,47 @@ def pool_proposals(request: PlanRequest) -> tuple[Proposal, ...]:
     Raises:
         ProfileError: the profile lacks a timing or a link.
     """
+    restricted, scorer = request.restriction is Restriction.MEGATRON, Scorer(request)
+    rows = _rows(request, scorer, _MAX_DEGREE if restricted else 1)
+    rows.sort(key=lambda row: row[0])
+    dividing = None if restricted or not request.dividing else _where_divided(request, rows)
+    if dividing is not None:
+        worth = request.constraints.tensor_parallel.worth
+        divided = _rows(dividing, scorer, _MAX_DEGREE)
+        rows += [row for row in divided if not rows or row[0].is_clearly_under(rows[0][0], worth)]
+        rows.sort(key=lambda row: row[0])
+    proposals = [proposal for _, proposal in rows]
+    alone = [one for one in proposals if len(_sites(one.plan)) == 1]
+    return (
+        *proposals[:_PROPOSED],
+        *(one for one in alone[:1] if all(one is not other for other in proposals[:_PROPOSED])),
+    )
+
+
+def _sites(plan: Plan) -> set[str]:
+    return {plan.cluster.device_by_name[name].site for name in plan.devices}
+
+
+def _where_divided(request: PlanRequest, rows: Sequence[tuple[Score, Proposal]]) -> PlanRequest | None:
+    """Return where groups that divide tensors are searched for: of very many devices, inside the best site."""
+    if not rows or len(request.devices) <= _DIVIDED_UP_TO:
+        return request
+    cluster, limits = request.profile.cluster, request.constraints
+    best = next((site for _, one in rows if len(_sites(one.plan)) == 1 for site in _sites(one.plan)), None)
+    others = sorted({cluster.device_by_name[name].site for name in request.devices} - {best})
+    if best is None or any(name in limits.keep for name in others):
+        return None
+    inside = replace(request, constraints=replace(limits, leave_out=(*limits.leave_out, *others)))
+    return inside if len(inside.devices) <= _DIVIDED_UP_TO else None
+
+
+def _rows(request: PlanRequest, scorer: Scorer, most_degree: int) -> list[tuple[Score, Proposal]]:
+    """Return the best plans that fit, with tensor-parallel groups of at most so many devices."""
     restricted = request.restriction is Restriction.MEGATRON
-    divides_tensors = restricted or request.constraints.tensor_parallel
     goal = Goal.of(request.objective, request.constraints, request.job.global_batch)
-    scorer, rows = Scorer(request), list[tuple[Score, Proposal]]()
+    rows = list[tuple[Score, Proposal]]()
     for inside in (False, True):
-        costs = ProfilePools(request, most_degree=_MAX_DEGREE if divides_tensors else 1, inside_hosts=inside)
+        costs = ProfilePools(request, most_degree=most_degree, inside_hosts=inside)
         if inside and (len(request.devices) > _INSIDE_UP_TO or max(pool.host_size for pool in costs.pools) == 1):
             break
         ranked = PoolSearch(costs, goal, divides=restricted, deep=not restricted).ranked()
@@ -60,14 +99,7 @@ def pool_proposals(request: PlanRequest) -> tuple[Proposal, ...]:
             if scored is not None and scored[1].fits:
                 reasons = (_reason(entry.plan, len(ranked), restricted=restricted),)
                 rows.append((scored[0], Proposal(plan=plan, own_estimate_s=entry.plan.estimate_s, reasons=reasons)))
-    rows.sort(key=lambda row: row[0])
-    proposals = [proposal for _, proposal in rows]
-    site = request.profile.cluster.device_by_name
-    alone = [one for one in proposals if len({site[name].site for name in one.plan.devices}) == 1]
-    return (
-        *proposals[:_PROPOSED],
-        *(one for one in alone[:1] if all(one is not other for other in proposals[:_PROPOSED])),
-    )
+    return rows
 
 
 def _to_simulate(ranked: Sequence[RankedPlan], costs: ProfilePools) -> Iterator[RankedPlan]:

@@ -192,9 +192,10 @@ def _by_device(request: PlanRequest) -> tuple[Proposal, ...]:
     search = _searcher(request)
     best = search.best
     more: tuple[Proposal, ...] = ()
-    if request.constraints.tensor_parallel:
-        # Those of `spantrain` divide tensors over the hosts of a site, too, where the network is fast.
-        in_sites = (proposal for proposal in _of_spantrain(request) if proposal.plan.divides_tensors)
+    if request.dividing:
+        # Those of `spantrain` may divide tensors over the hosts of a site, too, where the network is fast.
+        allowed = request.constraints.tensor_parallel.allows_plan
+        in_sites = (one for one in _of_spantrain(request) if one.plan.divides_tensors and allowed(one.plan))
         more = (*divided_proposals(request, None if best is None else best.score), *in_sites)
     if request.constraints.sharded_state:
         others = [_searcher(request, state_sharding=sharding).best for sharding in DIVISIONS]

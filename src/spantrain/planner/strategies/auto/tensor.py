@@ -43,7 +43,7 @@ def divided_proposals(request: PlanRequest, best: Score | None) -> tuple[Proposa
     Raises:
         ProfileError: the profile lacks a timing or a link.
     """
-    search = TensorSearch(request)
+    search, worth = TensorSearch(request), request.constraints.tensor_parallel.worth
     plans: dict[tuple[Stage, ...], tuple[float, Plan]] = {}
     for row in search.rows():
         for size in request.job.micro_batch_sizes():
@@ -53,7 +53,7 @@ def divided_proposals(request: PlanRequest, best: Score | None) -> tuple[Proposa
     scorer, found = Scorer(request), list[tuple[Score, Plan, float]]()
     for _, plan in sorted(plans.values(), key=lambda entry: entry[0])[:_SIMULATED]:
         scored = scorer.score(plan)
-        if scored is not None and scored[1].fits and (best is None or scored[0].is_clearly_under(best)):
+        if scored is not None and scored[1].fits and (best is None or scored[0].is_clearly_under(best, worth)):
             found.append((scored[0], plan, scored[1].step_s))
     found.sort(key=lambda entry: entry[0])
     return tuple(
@@ -67,7 +67,7 @@ class TensorSearch:
 
     def __init__(self, request: PlanRequest) -> None:
         self._profile, self._job = request.profile, request.job
-        self._names = request.devices_within_quotas
+        self._names, self._dividing = request.devices_within_quotas, request.dividing
         self._devices = request.profile.cluster.device_by_name
         self._spans = request.job.span_tables(request.profile)
         self._memory, self._units = self._spans.memory, self._spans.units
@@ -121,6 +121,8 @@ class TensorSearch:
 
     def _groups(self, names: Sequence[str], degree: int) -> tuple[ReplicaDevices, ...]:
         """Divide a host's devices into groups of so many of a kind, or all into one, by speed or even."""
+        if names[0] not in self._dividing:
+            degree = 1
         if degree in (_ALL_BY_SPEED, _ALL_EVEN):
             speeds = [1 / self._alone_s(name) if degree == _ALL_BY_SPEED else 1.0 for name in names]
             order = sorted(range(len(names)), key=lambda index: -speeds[index])

@@ -38,10 +38,10 @@ def find_pools(request: PlanRequest) -> Iterator[tuple[DevicePool, tuple[str, ..
         device = cluster.device_by_name[name]
         by_host.setdefault((device.site, device.host, *device.make), []).append(name)
     rows = sorted(
-        ((site, kind, memory, backend, len(names)), host, names)
+        ((site, kind, memory, backend, len(names), names[0] in request.dividing), host, names)
         for (site, host, kind, memory, backend), names in by_host.items()
     )
-    for (site, kind, _, _, size), hosts in groupby(rows, key=lambda row: row[0]):
+    for (site, kind, _, _, size, _), hosts in groupby(rows, key=lambda row: row[0]):
         members = tuple(name for _, _, names in hosts for name in names)
         yield DevicePool(kind=kind, site=site, count=len(members), host_size=size), members
 
@@ -67,6 +67,7 @@ class ProfilePools:
         """The plans' order of work."""
         self._profile, self._job, self._most_degree = request.profile, request.job, most_degree
         self._graph = request.profile.graph.units
+        self._divides_anywhere, self._dividing = request.restriction is Restriction.MEGATRON, request.dividing
         self.global_batch, self.units = request.job.global_batch, len(self._graph)
         splits = splits_backward(self.schedule)
         self._spans = SpanTables(request.profile, request.job.optimizer, request.job.dtype, splits=splits)
@@ -87,7 +88,8 @@ class ProfilePools:
 
     def degrees(self, pool: int, size: int) -> tuple[int, ...]:  # noqa: ARG002 - the same for all sizes
         """Return powers of two that fill hosts without a rest."""
-        if not any(unit.tensor_sums for unit in self._graph):
+        divides = self._divides_anywhere or self._devices[pool][0] in self._dividing
+        if not divides or not any(unit.tensor_sums for unit in self._graph):
             return (1,)
         most = min(self._most_degree, self.pools[pool].host_size)
         powers = (2**k for k in range(most.bit_length()))
