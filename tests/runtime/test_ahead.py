@@ -6,9 +6,15 @@ import pytest
 import torch
 
 from spantrain.core.job import TrainJob
+from spantrain.core.shares import TensorPart
+from spantrain.errors import ProtocolError
+from spantrain.runtime.checkpoint.holding import Holding
 from spantrain.runtime.control.ahead import AheadCopy
+from spantrain.runtime.redistribution.transfer import packed_words
 from spantrain.runtime.worker.keeping import ahead, copying
+from spantrain.runtime.worker.keeping.ahead import AheadTaker
 from spantrain.runtime.worker.keeping.copying import CopyLink
+from spantrain.runtime.worker.keeping.stage_copy import StageCopy
 from testing.runtime.places import BATCH
 from testing.runtime.runs import OneProcess
 from testing.runtime.sessions import RanAhead, train_ahead
@@ -94,3 +100,51 @@ def test_gradients_that_overflow_change_nothing(stages):
     plan = replace(stages(), dtype="float16")
     ran = train_ahead(plan, replace(JOB, loss_scale=2.0**40), NEWCOMER, begin=0)
     check(ran, NEWCOMER)
+
+
+class Wire:
+    """In the place of a link: pieces that have come."""
+
+    ward = "a"
+
+    def __init__(self, *pieces: torch.Tensor) -> None:
+        self.pieces = list(pieces)
+
+    def want(self, names):
+        """Nothing is lacking that is to be copied."""
+
+    def take(self, number):
+        return self.pieces.pop(0) if self.pieces else None
+
+
+def words(**changes: object) -> torch.Tensor:
+    return packed_words({"step": 3, "norm": 1.0, "bytes": 50, "ends": False} | changes)
+
+
+def some(size: int) -> torch.Tensor:
+    return torch.ones(size, dtype=torch.uint8)
+
+
+HOSTILE = {
+    "no words": ([some(8)], "cannot be unpacked"),
+    "other words": ([packed_words({"step": "3"})], "does not say which step"),
+    "a norm that is none": ([words(norm="1")], "does not say which step"),
+    "another step": ([words(step=7)], "of step 7 ahead"),
+    "less than nothing": ([words(bytes=-1)], "-1 bytes of step 3"),
+    "more than there can be": ([words(bytes=10**12)], "awaited are 50 at most"),
+    "more than was said": ([words(), some(51)], "sent 51 bytes of a step of 50"),
+    "other gradients": ([words(bytes=49), some(49)], "its units have other gradients"),
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_a_taker_takes_nothing_that_is_no_step_of_its_units(what):
+    pieces, message = HOSTILE[what]
+    layer = torch.nn.Linear(3, 3)
+    named = dict(layer.named_parameters())
+    parts = {name: TensorPart(full_shape=tuple(own.shape)) for name, own in named.items()}
+    holding = Holding(parameters=named, parts=parts, writes=frozenset(named))
+    copy = StageCopy(ward="a", units=(0,), holding=holding, optimizer=torch.optim.SGD(layer.parameters()))
+    taker = AheadTaker(Wire(*pieces), copy, (copy,), 3)
+    with pytest.raises(ProtocolError, match=message):
+        taker.go_on(JOB)

@@ -13,6 +13,7 @@ from spantrain.core.span import Span
 from spantrain.core.speed import LinkReport, LinkVerdict
 from spantrain.core.trace import DeviceStep
 from spantrain.errors import Interrupted
+from spantrain.runtime.control.ahead import AheadChange, AheadCopy, AheadState
 from spantrain.runtime.control.requests import DeviceReport
 from spantrain.runtime.coordinator.advice import Advice
 from spantrain.runtime.coordinator.barrier import StepBarrier, StepOutcome
@@ -51,9 +52,9 @@ def report(step: int, loss_sum: float | None, square: float, generation: int = 1
     )
 
 
-def both(barrier: StepBarrier, step: int, generation: int = 1):
+def both(barrier: StepBarrier, step: int, generation: int = 1, ahead: AheadState | None = None):
     with ThreadPoolExecutor(1) as pool:
-        first = pool.submit(barrier.report, A, report(step, None, 9.0, generation))
+        first = pool.submit(barrier.report, A, replace(report(step, None, 9.0, generation), ahead=ahead))
         second = barrier.report(B, report(step, 8.0, 16.0, generation))
         return first.result(PATIENCE_S), second
 
@@ -73,6 +74,48 @@ def test_checkpoints_come_regularly_and_at_the_end(barrier_of):
     assert [v.checkpoint for v in verdicts] == [False, True, False, True]
     assert [v.stop for v in verdicts] == [False, False, False, True]
     assert [done for done in range(9) if barrier.wants_checkpoint(done)] == [2, 4]
+
+
+AHEAD = AheadChange(number=1, copies=(AheadCopy(A, B, (0,)),))
+
+
+def test_all_pause_when_what_goes_ahead_is_there(barrier_of):
+    barrier = barrier_of(TrainJob(steps=9))
+    both(barrier, 0)
+    assert barrier.take_ahead(AHEAD)
+    told, _ = both(barrier, 1)
+    assert (told.ahead, told.pause) == (AHEAD, False)
+    copying, _ = both(barrier, 2, ahead=AheadState.COPYING)
+    assert (copying.ahead, copying.pause, barrier.goes_ahead) == (None, False, True)
+    assert both(barrier, 3, ahead=AheadState.LEVEL)[0].pause
+    assert not barrier.take_ahead(AheadChange(number=2)), "all go over already"
+
+
+def test_all_pause_where_too_much_waits_to_go_ahead(barrier_of):
+    barrier = barrier_of(TrainJob(steps=9))
+    barrier.take_ahead(AHEAD)
+    both(barrier, 0)
+    assert both(barrier, 1, ahead=AheadState.FULL)[0].pause
+
+
+def test_nobody_pauses_for_what_is_not_to_go_ahead(barrier_of):
+    """Whatever a device says; nor when it was given up."""
+    barrier = barrier_of(TrainJob(steps=9))
+    assert not both(barrier, 0, ahead=AheadState.LEVEL)[0].pause
+    barrier.take_ahead(AHEAD)
+    both(barrier, 1)
+    given_up = AheadChange(number=2)
+    assert barrier.take_ahead(given_up)
+    verdict, _ = both(barrier, 2, ahead=AheadState.COPYING)
+    assert verdict.ahead == given_up
+    assert not both(barrier, 3, ahead=AheadState.FULL)[0].pause
+
+
+def test_nothing_goes_ahead_of_the_end(barrier_of):
+    barrier = barrier_of(TrainJob(steps=1))
+    barrier.take_ahead(AHEAD)
+    assert both(barrier, 0)[0].ahead is None
+    assert (barrier.goes_ahead, barrier.take_ahead(AHEAD)) == (False, False)
 
 
 def test_a_request_to_stop_ends_with_a_checkpoint(barrier_of):

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from threading import Condition
 
@@ -129,13 +129,18 @@ class StepBarrier:
         self._aborted: str | None = None
         self._last_closed_s = time.monotonic()
 
-    def take_ahead(self, change: AheadChange) -> None:
+    def take_ahead(self, change: AheadChange) -> bool:
         """Have devices copy state ahead of another plan from the next step on; all pause when it is there.
 
-        They pause as well when it gets on too slowly. A later change takes the place of an earlier one.
+        They pause as well when it gets on too slowly. A later change takes the place of an earlier one. Returns whether
+        it is taken: not where all have been told to end.
         """
         with self._closed:
+            ends = self._verdict is not None and (self._verdict.stop or self._verdict.pause)
+            if ends or self._aborted is not None:
+                return False
             self._ahead = change
+            return True
 
     def begin(self, now_s: float) -> None:
         """Count the first step's time from now on: all devices are ready for it, and none has begun."""
@@ -235,7 +240,7 @@ class StepBarrier:
         outcome = self._outcome(step, reports, now_s)
         self._last_closed_s = now_s
         verdict = replace(
-            self._judge(step, outcome, _data_differs(reports), [report.ahead for report in reports.values()]),
+            self._judge(step, outcome, _data_differs(reports), _is_ahead(reports) and self.goes_ahead),
             outer=meeting_of({name: report.outer for name, report in reports.items()}),
         )
         advice = None
@@ -293,9 +298,7 @@ class StepBarrier:
         known = [value for value in sums if value is not None]
         return sum(known) / self._global_batch if known else None
 
-    def _judge(
-        self, step: int, outcome: StepOutcome, data_differs: str, ahead: Sequence[AheadState | None]
-    ) -> StepVerdict:
+    def _judge(self, step: int, outcome: StepOutcome, data_differs: str, is_ahead: bool) -> StepVerdict:
         done = step + 1
         stop = done >= self._job.steps or self._stop_requested()
         regular = self._job.checkpoint_every > 0 and done % self._job.checkpoint_every == 0
@@ -310,15 +313,15 @@ class StepBarrier:
             stop=stop,
             evaluate=evaluate,
             skip_update=outcome.skipped,
-            pause=not stop and (self._pause_requested() or _is_ahead(ahead)),
+            pause=not stop and (self._pause_requested() or is_ahead),
             data_differs=data_differs,
             record=records is not None and records.asks_for(outcome),
         )
 
 
-def _is_ahead(states: Sequence[AheadState | None]) -> bool:
+def _is_ahead(reports: Mapping[str, DeviceReport]) -> bool:
     """Whether all that goes ahead is there, or some of it gets on too slowly."""
-    given = [state for state in states if state is not None]
+    given = [report.ahead for report in reports.values() if report.ahead is not None]
     return AheadState.FULL in given or (bool(given) and all(state is AheadState.LEVEL for state in given))
 
 

@@ -311,6 +311,7 @@ class Coordinator:
         Raises:
             PeerLostError: a device is not here any more.
         """
+        self._end_orders(self._followers, "no longer needed")
         self._deferred, self._followers = queue.SimpleQueue(), {}
         gone = self._gone()
         with self._changed:

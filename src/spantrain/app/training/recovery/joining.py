@@ -80,7 +80,7 @@ class Membership:
         for name in idle:
             self._tell(f"{name} left ({leaving[name]}): it had no part in the run")
         coordinator.dismiss(idle)
-        if self._ahead is not None and not barrier.paused and frozenset(leaving) & {*plan.devices} - self._going:
+        if self._ahead is not None and frozenset(leaving) & {*plan.devices} - self._going:
             self._drop(barrier)  # who leaves has no time
         if self._found is not None:
             self._look_ahead(barrier)
@@ -177,7 +177,7 @@ class Membership:
 
     def _look_ahead(self, barrier: StepBarrier) -> None:
         """Have what was found worth it go ahead; go over without it when it takes too long."""
-        if self._ahead is None or self._goes or barrier.paused:
+        if self._ahead is None or self._goes:
             return
         if self._until_s is None:
             self._until_s = time.monotonic() + min(self._ahead.patience_s, _LEAVE_S if self._going else math.inf)
@@ -199,11 +199,12 @@ class Membership:
                 peers=(*coordinator.peers(plan.devices), *change.newcomers),
                 change=change,
             )
+            if not barrier.take_ahead(change):
+                return
             coordinator.follow(dict.fromkeys(new, order), lambda name, why: self._follower_gone(barrier, name, why))
         except DeviceLostError as error:
             self._follower_gone(barrier, error.device, error.why)
             return
-        barrier.take_ahead(change)
         self._tell(
             f"{self._reason}; {format_bytes(ahead.size_bytes)} of state go ahead to {few(sorted(takers))} beside the "
             f"steps ({format_seconds(ahead.move_s)} of the links)"
@@ -212,14 +213,14 @@ class Membership:
     def _follower_gone(self, barrier: StepBarrier, device: str, why: str) -> None:
         """Forget a plan with a device that went away before it had a part in the run."""
         self._tell(f"{device} was lost ({why}) before it had a part in the run, which goes on as it is")
-        if not barrier.paused:  # else it goes over now, and finds out
-            self._drop(barrier)
+        self._drop(barrier)
 
     def _drop(self, barrier: StepBarrier) -> None:
-        """Forget the plan that was found, and what goes ahead of it."""
-        self._session.coordinator.follow({}, lambda _name, _why: None)
+        """Forget the plan that was found, and what goes ahead of it; a run that goes over now finds out by itself."""
         self._changes += 1
-        barrier.take_ahead(AheadChange(number=self._changes))
+        if not barrier.take_ahead(AheadChange(number=self._changes)):
+            return
+        self._session.coordinator.follow({}, lambda _name, _why: None)
         copies = self._ahead.copies if self._ahead is not None else ()
         self._known -= {copy.taker for copy in copies if copy.taker not in barrier.plan.devices}
         self._found, self._ahead, self._until_s, self._goes = None, None, None, False
