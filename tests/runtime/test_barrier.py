@@ -76,7 +76,7 @@ def test_checkpoints_come_regularly_and_at_the_end(barrier_of):
     assert [done for done in range(9) if barrier.wants_checkpoint(done)] == [2, 4]
 
 
-AHEAD = AheadChange(number=1, copies=(AheadCopy(A, B, (0,)),))
+AHEAD = AheadChange(number=1, generation=1, copies=(AheadCopy(A, B, (0,)),))
 
 
 def test_all_pause_when_what_goes_ahead_is_there(barrier_of):
@@ -88,7 +88,7 @@ def test_all_pause_when_what_goes_ahead_is_there(barrier_of):
     copying, _ = both(barrier, 2, ahead=AheadState.COPYING)
     assert (copying.ahead, copying.pause, barrier.goes_ahead) == (None, False, True)
     assert both(barrier, 3, ahead=AheadState.LEVEL)[0].pause
-    assert not barrier.take_ahead(AheadChange(number=2)), "all go over already"
+    assert not barrier.take_ahead(AheadChange(number=2, generation=1)), "all go over already"
 
 
 def test_all_pause_where_too_much_waits_to_go_ahead(barrier_of):
@@ -104,11 +104,15 @@ def test_nobody_pauses_for_what_is_not_to_go_ahead(barrier_of):
     assert not both(barrier, 0, ahead=AheadState.LEVEL)[0].pause
     barrier.take_ahead(AHEAD)
     both(barrier, 1)
-    given_up = AheadChange(number=2)
+    given_up = AheadChange(number=2, generation=1)
     assert barrier.take_ahead(given_up)
     verdict, _ = both(barrier, 2, ahead=AheadState.COPYING)
     assert verdict.ahead == given_up
     assert not both(barrier, 3, ahead=AheadState.FULL)[0].pause
+
+
+def test_nothing_goes_ahead_under_another_plan_than_it_was_thought_of(barrier_of):
+    assert not barrier_of(TrainJob(steps=9)).take_ahead(replace(AHEAD, generation=0))
 
 
 def test_nothing_goes_ahead_of_the_end(barrier_of):

@@ -225,6 +225,7 @@ def goes_ahead(monkeypatch):
     """Have all state go ahead, however little it is, and however short steps are."""
     monkeypatch.setattr(ahead, "_WORTH_S", 0.0)
     monkeypatch.setattr(ahead, "_PART_OF_STEP", 1e9)
+    monkeypatch.setattr(ahead, "_BESIDE", 0.0)
 
 
 AHEAD = "of state go ahead to s0r1"

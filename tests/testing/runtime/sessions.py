@@ -268,7 +268,7 @@ def train_ahead(plan: Plan, job: TrainJob, copies: Sequence[AheadCopy], *, begin
     cast = _Cast(plan, job, {}, None, others=new)
     order = cast.order(None, None)
     cast.serve(order)
-    change = AheadChange(number=1, copies=tuple(copies), newcomers=cast.peers(new))
+    change = AheadChange(number=1, generation=plan.generation, copies=tuple(copies), newcomers=cast.peers(new))
     follow = FollowOrder(plan=plan, graph=order.graph, job=job, peers=cast.peers((*plan.devices, *new)), change=change)
 
     def begin_at(outcome: StepOutcome) -> None:

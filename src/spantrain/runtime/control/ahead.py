@@ -21,6 +21,8 @@ class AheadChange:
 
     number: int
     """Of a leg's, by which its messages are told from those of one that was given up."""
+    generation: int
+    """Of the plan that runs."""
     copies: tuple[AheadCopy, ...] = ()
     """One at most for each two devices."""
     newcomers: tuple[PeerAddress, ...] = ()

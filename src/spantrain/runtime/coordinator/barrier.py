@@ -133,11 +133,11 @@ class StepBarrier:
         """Have devices copy state ahead of another plan from the next step on; all pause when it is there.
 
         They pause as well when it gets on too slowly. A later change takes the place of an earlier one. Returns whether
-        it is taken: not where all have been told to end.
+        it is taken: not where all have been told to end, or another plan runs.
         """
         with self._closed:
             ends = self._verdict is not None and (self._verdict.stop or self._verdict.pause)
-            if ends or self._aborted is not None:
+            if ends or self._aborted is not None or change.generation != self.plan.generation:
                 return False
             self._ahead = change
             return True

@@ -1,5 +1,6 @@
 """What of a change of plan goes ahead, beside the steps, so that the change itself takes a moment."""
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,9 @@ from spantrain.recovery.protection import is_whole
 from spantrain.runtime.control.ahead import AheadCopy
 
 _WORTH_S = 0.25
-"""What moves sooner may as well do so while all stand still."""
+"""What saves less may as well move while all stand still."""
+_BESIDE, _SLOWER = 2.0, 0.1
+"""How many times as long as the links need alone it takes beside steps, and how much longer these take meanwhile."""
 _PART_OF_STEP = 0.5
 """Part of a step that a link may carry the sums of that step, besides what it has to: else they would never come."""
 _PATIENCE, _SLACK_S = 6.0, 5.0
@@ -37,25 +40,32 @@ class MovesAhead:
         return _PATIENCE * self.move_s + _SLACK_S
 
 
-def ahead_of(profile: Profile, optimizer: str, before: Plan, after: Plan, step_s: float) -> MovesAhead | None:
+def ahead_of(
+    profile: Profile, optimizer: str, before: Plan, after: Plan, steps_s: tuple[float, float]
+) -> MovesAhead | None:
     """Return what is to be copied under one plan ahead of another; None where that is not worth the while.
 
-    Whose device or whose way has no room for it takes what it lacks at the change.
+    Whose device or whose way has no room for it takes what it lacks at the change. Until it is there the plan before
+    runs on, and where the other one is faster that costs more than a short pause.
 
     Args:
         profile: of the cluster and the model.
         optimizer: as `cost.memory` names it.
         before: the plan that runs.
         after: the one to come.
-        step_s: seconds of a step before.
+        steps_s: seconds of a step before and after.
     """
     found = _Lacking(profile, optimizer, before, after)
     state_s, sums_s = found.seconds(found.state_bytes), found.seconds(found.summed_bytes)
-    late = {way for way, took_s in sums_s.items() if took_s > _PART_OF_STEP * step_s}
+    before_s, after_s = steps_s
+    late = {way for way, took_s in sums_s.items() if took_s > _PART_OF_STEP * before_s}
     late |= {found.way(copy) for copy in found.copies if not found.fits(copy)}
     copies = tuple(copy for copy in found.copies if found.way(copy) not in late)
     move_s = max((state_s[found.way(copy)] for copy in copies), default=0.0)
-    if move_s < max(_WORTH_S, *(state_s[way] for way in late), 0.0):
+    left_s = max((sums_s[found.way(copy)] for copy in copies), default=0.0)
+    saved_s = move_s - max(left_s, *(state_s[way] for way in late), 0.0)
+    delay_s = math.ceil(_BESIDE * move_s / before_s) * (before_s - after_s + _SLOWER * before_s)
+    if not copies or saved_s < max(_WORTH_S, delay_s):
         return None
     return MovesAhead(copies=copies, size_bytes=sum(map(found.state_bytes, copies)), move_s=move_s)
 

@@ -52,6 +52,8 @@ class Membership:
         self._reason = ""
         self._ahead: MovesAhead | None = None
         """What goes ahead of the plan that was found."""
+        self._planned_under = 0
+        """The generation of the plan that ran then."""
         self._until_s: float | None = None
         """By when it is to be there, by the monotonic clock; None: it has not begun."""
         self._changes = 0
@@ -91,21 +93,26 @@ class Membership:
         self._known &= here | frozenset(plan.devices)
         if going - self._going or (going and new):
             self._going, self._known = going, self._known | here
-            self._plan_in_background(self._do_without, plan, here, {name: leaving[name] for name in going})
+            self._plan_in_background(barrier, self._do_without, plan, here, {name: leaving[name] for name in going})
         elif new:
             self._known |= here
             self._is_light = False
-            self._plan_in_background(self._consider, plan, here, new)
+            self._plan_in_background(barrier, self._consider, plan, here, new)
         elif self._is_light:
             self._is_light = False
-            self._plan_in_background(self._improve, plan, here)
+            self._plan_in_background(barrier, self._improve, plan, here)
 
     def _tell(self, text: str) -> None:
         """Have people told of what changes nothing; in any thread."""
         self._session.coordinator.later(lambda: self._reporter.note(text))
 
-    def _plan_in_background(self, work: Callable[..., None], *arguments: object) -> None:
-        self._thread = threading.Thread(target=work, args=arguments, name="planner", daemon=True)
+    def _plan_in_background(self, barrier: StepBarrier, work: Callable[..., None], *arguments: object) -> None:
+        def plan() -> None:
+            work(*arguments)
+            if self._ahead is not None:
+                self._session.coordinator.later(lambda: self._look_ahead(barrier))
+
+        self._thread = threading.Thread(target=plan, name="planner", daemon=True)
         self._thread.start()
 
     def leg(self, committed: CommitPoint) -> Leg:
@@ -134,8 +141,7 @@ class Membership:
             self._stop.ask_save()
             self._tell(f"{names}: no plan fits the others: {_said(error)}; it stays, and a checkpoint is written")
             return
-        step_s = predict(plan, request.profile, optimizer=request.job.optimizer_state).step_s
-        self._take(plan, found, f"{names}: {found.how}", step_s)
+        self._take(plan, found, f"{names}: {found.how}", *self._steps_s(plan, found.plan))
 
     def _consider(self, plan: Plan, here: frozenset[str], new: frozenset[str]) -> None:
         names = ", ".join(sorted(new))
@@ -148,7 +154,7 @@ class Membership:
         if not used or not is_worth(before_s, after_s):
             self._tell(f"{names} joined, and stands by: steps would be no shorter with it")
             return
-        self._take(plan, found, _better(f"{names} joined", found, before_s, after_s), before_s)
+        self._take(plan, found, _better(f"{names} joined", found, before_s, after_s), before_s, after_s)
 
     def _improve(self, plan: Plan, here: frozenset[str]) -> None:
         request = self._request
@@ -159,20 +165,24 @@ class Membership:
             return
         move_s, _ = moved(request.profile, request.job.optimizer_state, plan, here, found.plan)
         if is_worth(before_s, after_s, move_s=move_s, steps_left=request.job.steps - self._leg.first_step):
-            self._take(plan, found, _better("The planner's answer", found, before_s, after_s), before_s)
+            self._take(plan, found, _better("The planner's answer", found, before_s, after_s), before_s, after_s)
 
     def _full_plan(self, plan: Plan, here: frozenset[str]) -> tuple[NewPlan, float, float]:
         """Return the planner's answer, and the predicted seconds of a step now and then."""
         request, optimizer = self._request, self._request.job.optimizer_state
         found = full_plan(plan, request.profile, here, optimizer=optimizer)
         request.check_plan(found.plan)
-        before_s, after_s = (predict(one, request.profile, optimizer=optimizer).step_s for one in (plan, found.plan))
-        return found, before_s, after_s
+        return found, *self._steps_s(plan, found.plan)
 
-    def _take(self, plan: Plan, found: NewPlan, reason: str, before_s: float) -> None:
+    def _steps_s(self, before: Plan, after: Plan) -> tuple[float, float]:
+        profile, optimizer = self._request.profile, self._request.job.optimizer_state
+        before_s, after_s = (predict(one, profile, optimizer=optimizer).step_s for one in (before, after))
+        return before_s, after_s
+
+    def _take(self, plan: Plan, found: NewPlan, reason: str, before_s: float, after_s: float) -> None:
         request = self._request
-        self._ahead = ahead_of(request.profile, request.job.optimizer_state, plan, found.plan, before_s)
-        self._reason, self._found = reason, found
+        self._ahead = ahead_of(request.profile, request.job.optimizer_state, plan, found.plan, (before_s, after_s))
+        self._reason, self._planned_under, self._found = reason, plan.generation, found
         self._goes = self._ahead is None
 
     def _look_ahead(self, barrier: StepBarrier) -> None:
@@ -191,7 +201,12 @@ class Membership:
         new = [name for name in takers if name not in plan.devices]
         self._changes += 1
         try:
-            change = AheadChange(number=self._changes, copies=ahead.copies, newcomers=coordinator.peers(new))
+            change = AheadChange(
+                number=self._changes,
+                generation=self._planned_under,
+                copies=ahead.copies,
+                newcomers=coordinator.peers(new),
+            )
             order = FollowOrder(
                 plan=plan,
                 graph=request.profile.graph,
@@ -200,6 +215,7 @@ class Membership:
                 change=change,
             )
             if not barrier.take_ahead(change):
+                self._goes = True
                 return
             coordinator.follow(dict.fromkeys(new, order), lambda name, why: self._follower_gone(barrier, name, why))
         except DeviceLostError as error:
@@ -218,7 +234,7 @@ class Membership:
     def _drop(self, barrier: StepBarrier) -> None:
         """Forget the plan that was found, and what goes ahead of it; a run that goes over now finds out by itself."""
         self._changes += 1
-        if not barrier.take_ahead(AheadChange(number=self._changes)):
+        if not barrier.take_ahead(AheadChange(number=self._changes, generation=barrier.plan.generation)):
             return
         self._session.coordinator.follow({}, lambda _name, _why: None)
         copies = self._ahead.copies if self._ahead is not None else ()
