@@ -222,8 +222,8 @@ class Membership:
             self._follower_gone(barrier, error.device, error.why)
             return
         self._tell(
-            f"{self._reason}; {format_bytes(ahead.size_bytes)} of state go ahead to {few(sorted(takers))} beside the "
-            f"steps ({format_seconds(ahead.move_s)} of the links)"
+            f"{format_bytes(ahead.size_bytes)} of state go ahead to {few(sorted(takers))} beside the steps, for "
+            f"another plan ({format_seconds(ahead.move_s)} of the links)"
         )
 
     def _follower_gone(self, barrier: StepBarrier, device: str, why: str) -> None:
