@@ -68,8 +68,7 @@ def test_what_is_taken_ahead_is_what_its_giver_has(copies, job, family, stages):
 
 def slow(monkeypatch, pieces_a_step: int) -> None:
     """Have pieces small, and few of them go in each step."""
-    monkeypatch.setattr(copying, "_PIECE_BYTES", 2048)
-    monkeypatch.setattr(ahead, "_PIECE_BYTES", 2048)
+    monkeypatch.setattr(copying, "PIECE_BYTES", 2048)
     give = CopyLink.give
 
     def give_slowly(link: CopyLink, number: int, piece: torch.Tensor) -> bool:

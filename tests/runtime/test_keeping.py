@@ -101,7 +101,7 @@ def changed_places(four):
 
 def let_through(monkeypatch, may: Callable[[CopyLink, int], bool]) -> None:
     """Have pieces of copies small, and go only where they may."""
-    monkeypatch.setattr(copying, "_PIECE_BYTES", 256)
+    monkeypatch.setattr(copying, "PIECE_BYTES", 256)
     give = CopyLink.give
     monkeypatch.setattr(CopyLink, "give", lambda link, number, piece: may(link, number) and give(link, number, piece))
 

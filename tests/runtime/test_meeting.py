@@ -7,7 +7,7 @@ import pytest
 
 from spantrain.core.outer.stages import StageOrder, StageReport
 from spantrain.runtime.control.requests import FindMeetingPoint, MeetingPoint
-from spantrain.runtime.coordinator.barrier import StageMeetings
+from spantrain.runtime.coordinator.meetings import StageMeetings
 from spantrain.runtime.coordinator.worker_service import MeetingPoints
 from spantrain.transport.control.protocol import RemoteRefusal
 from testing.patience import PATIENCE_S

@@ -20,7 +20,7 @@ from spantrain.outer.client.parameters import spec_of
 from spantrain.outer.local import LocalParameterServer
 from spantrain.outer.master.config import MasterConfig
 from spantrain.outer.policy.settings import OuterSettings
-from spantrain.runtime.coordinator.barrier import StageMeetings, meeting_of
+from spantrain.runtime.coordinator.meetings import StageMeetings, meeting_of
 from spantrain.runtime.worker.outer_part import moves_layers, stage_layers
 from testing.models.graphs import graph_of
 from testing.outer.clients import EXACT

@@ -11,7 +11,7 @@ from spantrain.cost.network import NetworkCost
 
 def state_bytes(unit: Unit, optimizer: str) -> int:
     """Return the bytes of a unit's parameters and of what the optimizer keeps of those that are trained."""
-    return round(unit.parameter_bytes + (unit.parameter_bytes - unit.frozen_bytes) * STATE_COPIES[optimizer])
+    return unit.parameter_bytes + round(unit.trained_bytes * STATE_COPIES[optimizer])
 
 
 def moved(profile: Profile, optimizer: str, held: Plan, holders: Collection[str], after: Plan) -> tuple[float, int]:

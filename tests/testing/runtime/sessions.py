@@ -19,7 +19,8 @@ from spantrain.runtime.control.ahead import AheadChange, AheadCopy
 from spantrain.runtime.control.orders import FollowOrder, KeptState, TrainOrder, TrainResult
 from spantrain.runtime.control.requests import Introduction, SavedFile
 from spantrain.runtime.coordinator.advice import Advice, check_change
-from spantrain.runtime.coordinator.barrier import StageMeetings, StepBarrier, StepOutcome
+from spantrain.runtime.coordinator.barrier import StepBarrier, StepOutcome
+from spantrain.runtime.coordinator.meetings import StageMeetings
 from spantrain.runtime.coordinator.roster import Roster
 from spantrain.runtime.coordinator.worker_service import TrainingRun, UnderWay, WorkerService
 from spantrain.runtime.gradients.groups import StageGroups

@@ -13,8 +13,8 @@ from spantrain.app.adaptation.replan import BackgroundPlanner, slowed_profile
 from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan, StateSharding
 from spantrain.core.profile import Profile
-from spantrain.core.update.optimizers import STATE_COPIES
 from spantrain.cost.memory import MemoryCost
+from spantrain.cost.moving import state_bytes
 from spantrain.cost.replicas import ReplicaCost
 from spantrain.planner.engine.predict import costs_of
 from spantrain.runtime.control.requests import DeviceReport
@@ -32,7 +32,7 @@ class ProfileForecast(SimulatedForecast):
     def __init__(self, plan: Plan, profile: Profile, optimizer: str) -> None:
         """Take the plan that was made for calm links: what it needs is allowed in any case."""
         self._profile = profile
-        self._state_ratio = STATE_COPIES[optimizer]
+        self._optimizer = optimizer
         self._replicas = ReplicaCost(profile, plan.dtype)
         self._memory = MemoryCost(profile, optimizer, plan.dtype)
         own = plan.cluster.device_by_name
@@ -68,8 +68,7 @@ class ProfileForecast(SimulatedForecast):
         for stage in after.stages:
             for unit, device in product(stage.units, stage.devices):
                 if device not in had[unit]:  # it comes from the first device that has it
-                    own = self._profile.graph.units[unit]
-                    sizes[had[unit][0], device] += own.parameter_bytes + round(self._state_ratio * own.trained_bytes)
+                    sizes[had[unit][0], device] += state_bytes(self._profile.graph.units[unit], self._optimizer)
         network, place = self._replicas.groups.network, before.cluster.device_by_name
         lines_s: defaultdict[tuple[str, str], float] = defaultdict(float)
         for (source, target), size in sizes.items():

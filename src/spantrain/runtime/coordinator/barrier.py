@@ -1,4 +1,4 @@
-"""Where all devices of a run meet: at the end of each step, for one verdict, and for an outer optimizer in between."""
+"""Where all devices of a run meet at the end of each step, for one verdict."""
 
 import math
 import time
@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from threading import Condition
 
 from spantrain.core.job import TrainJob
-from spantrain.core.outer.stages import StageMeeting, StageReport
 from spantrain.core.plan import Plan
 from spantrain.core.speed import LinkReport
 from spantrain.core.trace import DeviceStep
@@ -16,6 +15,7 @@ from spantrain.runtime.control.ahead import AheadChange, AheadState
 from spantrain.runtime.control.plane import HOLD_S
 from spantrain.runtime.control.requests import DeviceReport, StepVerdict
 from spantrain.runtime.coordinator.advice import Advice, Advising
+from spantrain.runtime.coordinator.meetings import meeting_of
 from spantrain.runtime.coordinator.records import StepRecords
 from spantrain.transport.control.protocol import RemoteRefusal
 
@@ -74,6 +74,32 @@ class CommitPoint:
     """Under which that step ran, with those keepers alone whose copies were whole."""
 
 
+@dataclass(kw_only=True)
+class _ToldAhead:
+    """What goes ahead of another plan, and whether a verdict has told of it."""
+
+    change: AheadChange | None = None
+    _told: int = 0
+    """The number of the last one that was told."""
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether anything is to go ahead."""
+        return self.change is not None and bool(self.change.copies)
+
+    @property
+    def is_told(self) -> bool:
+        """Whether all that is known here has been told."""
+        return self.change is None or self.change.number == self._told
+
+    def to_tell(self) -> AheadChange | None:
+        """Return what the next verdict is to tell, once."""
+        if self.change is None or self.is_told:
+            return None
+        self._told = self.change.number
+        return self.change
+
+
 class StepBarrier:
     """Collects the reports of all devices of a run, step by step; of the step that is under way, and of no other."""
 
@@ -118,10 +144,7 @@ class StepBarrier:
         """Of that step."""
         self._verdict: StepVerdict | None = None
         """On the step before."""
-        self._ahead: AheadChange | None = None
-        """What goes ahead of another plan, once the next verdict has said so."""
-        self._told_ahead = 0
-        """The number of the last one that a verdict has told of."""
+        self._ahead = _ToldAhead()
         self._stops = 0
         """How often all were told to stop: where steps overlap, one that has begun still ends."""
         self._to_save: set[int] = set()
@@ -139,7 +162,7 @@ class StepBarrier:
             ends = self._verdict is not None and (self._verdict.stop or self._verdict.pause)
             if ends or self._aborted is not None or change.generation != self.plan.generation:
                 return False
-            self._ahead = change
+            self._ahead.change = change
             return True
 
     def begin(self, now_s: float) -> None:
@@ -158,7 +181,7 @@ class StepBarrier:
     @property
     def goes_ahead(self) -> bool:
         """Whether devices have been told to copy state ahead of another plan."""
-        return self._ahead is not None and self._told_ahead == self._ahead.number and bool(self._ahead.copies)
+        return self._ahead.is_told and self._ahead.is_wanted
 
     @property
     def committed(self) -> CommitPoint:
@@ -244,11 +267,10 @@ class StepBarrier:
             outer=meeting_of({name: report.outer for name, report in reports.items()}),
         )
         advice = None
-        calm = self._ahead is None or not self._ahead.copies
         ends = verdict.stop or verdict.pause
-        if self._ahead is not None and self._ahead.number != self._told_ahead and not ends:
-            verdict, self._told_ahead = replace(verdict, ahead=self._ahead), self._ahead.number
-        if self._advising is not None and outcome.loss is not None and calm and not ends:
+        if not ends:
+            verdict = replace(verdict, ahead=self._ahead.to_tell())
+        if self._advising is not None and outcome.loss is not None and not (self._ahead.is_wanted or ends):
             # If there was advice on earlier steps, these reports are of a plan that runs no longer.
             advice = self._advising.take() or self._advising.ask(step, reports)
         self._ran = self.plan.with_keepers(outcome.keepers)
@@ -334,64 +356,3 @@ def _data_differs(reports: Mapping[str, DeviceReport]) -> str:
     if len(readers) < 2:
         return ""
     return " and ".join(f"{', '.join(names)} (SHA-256 {digest[:12]})" for digest, names in readers.items())
-
-
-def meeting_of(reports: Mapping[str, StageReport | None]) -> StageMeeting | None:
-    """Return what those who lead stages said; None if there is no outer optimizer."""
-    said = {name: report for name, report in sorted(reports.items()) if report is not None}
-    return StageMeeting(reports=said) if said else None
-
-
-class StageMeetings:
-    """Meetings one after another; each of a run's devices comes to each, though only those that lead a stage speak."""
-
-    def __init__(self, members: frozenset[str], *, hold_s: float = HOLD_S) -> None:
-        self._members = members
-        self._hold_s = hold_s
-        self._number = 0
-        """Of the meeting that all come to next."""
-        self._reports: dict[str, StageReport | None] = {}
-        self._meeting: StageMeeting | None = None
-        """The one before."""
-        self._changed = Condition()
-        self._aborted: str | None = None
-
-    def meet(self, device: str, number: int, report: StageReport | None) -> StageMeeting | None:
-        """Bring what a device says; wait for the others; return what all said, or None if it takes longer.
-
-        Asked again, it answers the same.
-
-        Raises:
-            RemoteRefusal: this device has no part in the run, or comes to a meeting that is not now.
-            Interrupted: the run was aborted meanwhile.
-        """
-        with self._changed:
-            again = number == self._number - 1 and self._meeting is not None
-            if device not in self._members or not (number == self._number or again):
-                raise RemoteRefusal(f"device {device} comes to meeting {number}; the next one is {self._number}")
-            if number == self._number:
-                self._come(device, report)
-            self._changed.wait_for(lambda: number < self._number or self._aborted is not None, self._hold_s)
-            if number < self._number:
-                return self._meeting
-            if self._aborted is not None:
-                raise Interrupted(self._aborted)
-            return None
-
-    def _come(self, device: str, report: StageReport | None) -> None:
-        self._reports.setdefault(device, report)
-        leaders = [name for name, said in self._reports.items() if said and said.order]
-        if len(leaders) > 1:
-            del self._reports[device]
-            raise RemoteRefusal(f"device {device} orders what all do for the outer optimizer, as {leaders[0]} has done")
-        if self._reports.keys() == self._members:
-            self._meeting, self._reports = meeting_of(self._reports), {}
-            assert self._meeting is not None, "devices meet only if an outer optimizer is there"
-            self._number += 1
-            self._changed.notify_all()
-
-    def abort(self, reason: str) -> None:
-        """Let everybody who waits go."""
-        with self._changed:
-            self._aborted = reason
-            self._changed.notify_all()

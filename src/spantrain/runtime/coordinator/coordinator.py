@@ -9,8 +9,9 @@ from spantrain.recovery.policy import DeviceFailed, EndOnLoss
 from spantrain.runtime.control.orders import FollowOrder, GiveOrder, TrainOrder, TrainResult
 from spantrain.runtime.control.plane import A, Order
 from spantrain.runtime.control.requests import HeldState, OrderFailure, OrderOutcome, SavedFile
-from spantrain.runtime.coordinator.barrier import StageMeetings, StepBarrier
+from spantrain.runtime.coordinator.barrier import StepBarrier
 from spantrain.runtime.coordinator.batches import BatchQueue
+from spantrain.runtime.coordinator.meetings import StageMeetings
 from spantrain.runtime.coordinator.roster import DeviceLostError, Roster, RosterEntry, error_of, results_of
 from spantrain.runtime.coordinator.standstills import StandstillWatch
 from spantrain.runtime.coordinator.starter import WorkerStarter, join_command
@@ -65,8 +66,7 @@ class Coordinator:
         self._changed = self._service.changed
         self._deferred: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         """What listeners are to be told, by the one thread: if they fail, the run fails, not a worker's call."""
-        self._followers: dict[str, RosterEntry] = {}
-        """Who takes state ahead, beside the orders under way."""
+        self._followers: dict[str, RosterEntry] = {}  # they take state ahead, beside the orders under way
         self._follower_gone: FollowerGone = lambda _device, _why: None
         self._leave_s = _LEAVE_S
         self._server = ControlServer(

@@ -37,8 +37,9 @@ from spantrain.runtime.control.requests import (
     TellStep,
     WorkerWelcome,
 )
-from spantrain.runtime.coordinator.barrier import StageMeetings, StepBarrier
+from spantrain.runtime.coordinator.barrier import StepBarrier
 from spantrain.runtime.coordinator.batches import BatchQueue
+from spantrain.runtime.coordinator.meetings import StageMeetings
 from spantrain.runtime.coordinator.roster import Roster, RosterEntry, printable
 from spantrain.runtime.coordinator.standstills import StandstillWatch
 from spantrain.transport.control.protocol import RemoteRefusal

@@ -98,7 +98,7 @@ class _Lacking:
 
     def summed_bytes(self, copy: AheadCopy) -> int:
         """Return the bytes of what is summed in a step."""
-        return sum(unit.parameter_bytes - unit.frozen_bytes for unit in self._units(copy))
+        return sum(unit.trained_bytes for unit in self._units(copy))
 
     def seconds(self, size_of: Callable[[AheadCopy], int]) -> dict[str, float]:
         """Return how long each way carries something of all copies."""

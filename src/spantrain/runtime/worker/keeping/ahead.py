@@ -7,7 +7,7 @@ As a virtual machine is moved while it runs, where what has changed is what is s
 """
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,6 +21,7 @@ from spantrain.runtime.checkpoint.holding import Holding, first_names, held_tens
 from spantrain.runtime.control.ahead import AheadChange, AheadState
 from spantrain.runtime.redistribution.transfer import packed_words, unpacked_words
 from spantrain.runtime.step.context import WorkerContext
+from spantrain.runtime.worker.keeping import copying
 from spantrain.runtime.worker.keeping.copying import Carrier, CopyLink, CopyReceiver, CopySender, Fetch, fetch_from
 from spantrain.runtime.worker.keeping.stage_copy import (
     StageCopy,
@@ -32,7 +33,6 @@ from spantrain.runtime.worker.keeping.stage_copy import (
 from spantrain.runtime.worker.plan_part import PlanPart
 from spantrain.runtime.worker.switch import Held
 
-_PIECE_BYTES = 2**20
 _LEAST_BYTES, _MOST_WAITING = 2**20, 2
 """What may wait of steps that are summed: so many bytes, or so many times what is copied."""
 _URGENCY = (AheadState.FULL, AheadState.COPYING, AheadState.LEVEL)
@@ -118,7 +118,7 @@ class AheadGiver:
         flat = bytes_of_step(self._holding)
         words = _StepWords(step=step, grad_norm=grad_norm, size_bytes=flat.numel(), ends=False)
         self._steps.append(
-            deque([words.packed(), *(piece for piece in torch.split(flat, _PIECE_BYTES) if piece.numel())])
+            deque([words.packed(), *(piece for piece in torch.split(flat, copying.PIECE_BYTES) if piece.numel())])
         )
 
     def end(self, step: int) -> None:
@@ -262,10 +262,6 @@ class StateAhead:
         """Return the names of what units of this device hold, as the unsplit model has them."""
         member, plan = self._part.member, self._part.plan
         by_unit = dict(zip(plan.stages[member.stage_index].units, member.units, strict=True))
-        chosen, first = [by_unit[unit] for unit in units], _first(self._here, self._part)
+        chosen, first = [by_unit[unit] for unit in units], first_names(plan.model, self._here.graph)
         names = {name for unit in chosen for name in parameter_names(unit).values()}
         return {first.get(name, name) for name in names} | named_statistics(chosen).keys()
-
-
-def _first(here: WorkerContext, part: PlanPart) -> Mapping[str, str]:
-    return first_names(part.plan.model, here.graph)

@@ -26,7 +26,8 @@ from spantrain.runtime.checkpoint.holding import STATE, Holding, held_tensors, p
 from spantrain.runtime.redistribution.transfer import dtype_of, packed_words, unpacked_words
 from spantrain.runtime.worker.switch import Held, HeldTensors, read_held
 
-_PIECE_BYTES = 2**20
+PIECE_BYTES = 2**20
+"""Of what goes beside steps, at once."""
 _MOST_STATE = 16
 """Tensors of an optimizer for each parameter."""
 KEPT = "kept"
@@ -164,7 +165,7 @@ class CopySender:
 
     def _next_piece(self) -> Tensor:
         assert self._left
-        found, room = list[Tensor](), _PIECE_BYTES
+        found, room = list[Tensor](), PIECE_BYTES
         while room and self._left:
             head = self._left.popleft()
             found.append(head[:room])

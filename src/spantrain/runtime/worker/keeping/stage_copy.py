@@ -80,23 +80,33 @@ def bytes_of_step(holding: Holding) -> Tensor:
     return torch.cat([marks, *(raw_bytes(tensor.cpu()) for tensor in tensors)])
 
 
+def size_behind(marks: Tensor, holding: Holding) -> int:
+    """Return the bytes that come behind a step's marks, of which there is one for each parameter that is trained."""
+    return sum(one.nbytes for one in _like(marks, holding))
+
+
+def _like(marks: Tensor, holding: Holding) -> list[Tensor]:
+    """Return tensors as those that come behind a step's marks."""
+    given = (own for own, mark in zip(trained(holding), marks.tolist(), strict=False) if mark)
+    return [*given, *(value for _, value in sorted(holding.statistics.items()))]
+
+
 def summed_of(flat: Tensor, holding: Holding, ward: str) -> Summed:
     """Return what is in the bytes of a step.
 
     Raises:
         ProtocolError: they are not of what the copy holds.
     """
-    parameters, statistics = trained(holding), sorted(holding.statistics.items())
-    marks = flat[: len(parameters)].tolist()
-    like = [own for own, mark in zip(parameters, marks, strict=False) if mark] + [value for _, value in statistics]
-    sizes = [one.nbytes for one in like]
-    if flat.numel() != len(parameters) + sum(sizes):
+    count = len(trained(holding))
+    marks = flat[:count]
+    like = _like(marks, holding)
+    if flat.numel() != count + size_behind(marks, holding):
         raise ProtocolError(f"{ward}: sent {flat.numel()} bytes of a step, its units have other gradients")
-    pieces = torch.split(flat[len(parameters) :], sizes)
+    pieces = torch.split(flat[count:], [one.nbytes for one in like])
     values = iter([piece.clone().view(one.dtype).reshape(one.shape) for piece, one in zip(pieces, like, strict=True)])
     return Summed(
-        gradients=[next(values) if mark else None for mark in marks],
-        statistics={name: next(values) for name, _ in statistics},
+        gradients=[next(values) if mark else None for mark in marks.tolist()],
+        statistics={name: next(values) for name in sorted(holding.statistics)},
     )
 
 

@@ -21,7 +21,15 @@ from spantrain.errors import ProtocolError
 from spantrain.runtime.redistribution.transfer import ExchangeChannel
 from spantrain.runtime.step.context import WorkerContext
 from spantrain.runtime.worker.keeping.copying import CopyLink, CopyReceiver, CopySender, fetch_from
-from spantrain.runtime.worker.keeping.stage_copy import StageCopy, Summed, bytes_of_step, copy_of, trained
+from spantrain.runtime.worker.keeping.stage_copy import (
+    StageCopy,
+    Summed,
+    bytes_of_step,
+    copy_of,
+    size_behind,
+    summed_of,
+    trained,
+)
 from spantrain.runtime.worker.plan_part import PlanPart
 from spantrain.runtime.worker.switch import Held
 
@@ -56,13 +64,10 @@ class KeptStage(StageCopy):
     def take(self, post: ExchangeChannel) -> None:
         """Wait for what the ward has summed in a step."""
         pieces = _Pieces(self.ward, post)
-        parameters = trained(self.holding)
-        marks = pieces.take(len(parameters)).tolist()
-        self._summed = Summed(
-            gradients=[pieces.take_like(own) if mark else None for own, mark in zip(parameters, marks, strict=True)],
-            statistics={name: pieces.take_like(value) for name, value in sorted(self.holding.statistics.items())},
-        )
+        marks = pieces.take(len(trained(self.holding)))
+        flat = torch.cat([marks, pieces.take(size_behind(marks, self.holding))])
         pieces.end()
+        self._summed = summed_of(flat, self.holding, self.ward)
 
     def commit(self, job: TrainJob, step: int, grad_norm: float | None) -> None:
         """Do the update of the step that is under way, now or when the copy is whole; without a norm there is none."""
@@ -206,10 +211,6 @@ class _Pieces:
             self._left = self._left[size:]
             size -= found[-1].numel()
         return torch.cat(found) if found else torch.empty(0, dtype=torch.uint8)
-
-    def take_like(self, tensor: Tensor) -> Tensor:
-        """Return the next bytes as a tensor."""
-        return self.take(tensor.nbytes).clone().view(tensor.dtype).reshape(tensor.shape)
 
     def end(self) -> None:
         """Raise a `ProtocolError` if there is more than belongs to the stage."""
