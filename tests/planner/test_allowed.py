@@ -5,17 +5,21 @@ from dataclasses import replace
 
 import pytest
 
+from spantrain.app.profiling.describe import described_profile
+from spantrain.config.cluster_file import parse_cluster
 from spantrain.core.cluster import Host
 from spantrain.core.plan import Plan
 from spantrain.core.profile import Profile
 from spantrain.devices.registry import BACKENDS
 from spantrain.errors import InfeasiblePlanError
 from spantrain.formats.registry import WireFormat
+from spantrain.models.catalog.catalog import resolve_model
 from spantrain.planner.dividing import TensorParallel
 from spantrain.planner.engine.engine import make_plan
 from spantrain.planner.engine.evaluate import Evaluator
 from spantrain.planner.engine.outcome import PlanOptions
 from spantrain.planner.request import Constraints, JobSpec, PlanRequest, Proposal
+from spantrain.planner.strategies.auto.pools import pool_proposals
 from spantrain.planner.strategies.auto.strategy import auto
 
 JOB = JobSpec(global_batch=8, micro_batches=(1, 2, 4, 8))
@@ -157,6 +161,26 @@ def test_more_choice_makes_no_plan_worse(
     )
     assert auto_s <= 1.001 * none
     assert any_s <= 1.001 * auto_s
+
+
+def test_plans_without_groups_compete_in_the_search_by_counts() -> None:
+    """Among plans with groups alone, the best of this pool is slower than the best without."""
+    sites = "".join(
+        f"  - {{name: s{n}, network: {{bandwidth: 100 Gbit/s, latency: 0.1 ms}}, hosts: "
+        f"[{{name: s{n}h, count: 2, devices: {{a100: 8}}, inside: nvlink}}]}}\n"
+        for n in range(2)
+    )
+    links = "links: [{between: [s0, s1], bandwidth: 5 Gbit/s, latency: 20 ms}]"
+    cluster = parse_cluster(f"name: alike\nsites:\n{sites}{links}\n", source="alike")
+    profile, job = described_profile(cluster, resolve_model("gpt2-medium")), JobSpec(global_batch=128)
+
+    def seconds(allowed: TensorParallel) -> float:
+        request = request_of(profile, Constraints(tensor_parallel=allowed), job)
+        return min(request.evaluate(proposal.plan).step_s for proposal in pool_proposals(request))
+
+    without = seconds(TensorParallel.NONE)
+    assert seconds(TensorParallel.AUTO) <= without
+    assert seconds(TensorParallel.ANY) <= without
 
 
 def test_nothing_is_divided_that_would_not_gain(
