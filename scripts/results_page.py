@@ -54,6 +54,13 @@ BENCHMARKS = (
         emulated="Nothing is emulated or trained: measurements of others, and of one H100, beside the law.",
     ),
     Benchmark(
+        name="planner_dividing",
+        title="Divided tensors on random pools",
+        script="planner_dividing.py",
+        shows="what it brings plans that devices of a host may divide tensors, and what it costs to look for it",
+        emulated="Nothing is emulated or trained: steps are simulated, by data sheets; seconds of planning are real.",
+    ),
+    Benchmark(
         name="frameworks-",
         title="Beside other frameworks",
         script="frameworks.py",
