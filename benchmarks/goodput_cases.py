@@ -158,7 +158,7 @@ class Contest:
         for event in (*sorted(events, key=lambda event: event.at_s), None):
             at_s = self.hours * 3600 if event is None else event.at_s
             plan = self.plans.best(present) if present else None
-            found += (at_s - now_s) * self.pool.batch / self.plans.bare_s(plan) if plan is not None else 0.0
+            found += (at_s - now_s) * self.pool.batch / self.plans.calm_step_s(plan) if plan is not None else 0.0
             now_s = at_s
             if event is not None:
                 present = present | {event.device} if event.comes else present - {event.device}
@@ -195,7 +195,7 @@ class Contest:
         assert first is not None
         self.plans.losses = losses
         plan = self.plans.protected(first)
-        self.plans.checkpoint_every = every = max(1, round(every_s / self.plans.bare_s(plan)))
+        self.plans.checkpoint_every = every = max(1, round(every_s / self.plans.calm_step_s(plan)))
         run = AvailabilityRun(plan, self.profile, self.plans, OPTIMIZER, every)
         run.run(events, self.hours * 3600)
         return Outcome(

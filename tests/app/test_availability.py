@@ -145,7 +145,6 @@ def test_the_plan_that_is_expected_to_do_most_is_chosen(monkeypatch):
     evaluation = make_evaluation(step_s=1.0), make_evaluation(step_s=1.1)
     monkeypatch.setattr(LossReckoner, "_lost_s", lambda _self, _plan, _plans, _step_s, _name: 600.0)
     monkeypatch.setattr(LivePlans, "step_s", lambda _self, plan: 1.0 if "a" in plan.devices else 1.1)
-    monkeypatch.setattr(LivePlans, "wait_s", lambda _self, _plan: 0.0)
     rows = list(zip((first, second), evaluation, strict=True))
     for text, chosen in [("1000", 0), ("mtbf=1000,office=1000,lab=1", 0), ("home=1", 0), ("office=1", 1)]:
         index, said = preferring(text, PROFILE, "adamw")(rows)

@@ -121,6 +121,19 @@ def test_laptop_loses_a_device_and_gets_it_back(laptop: Profile) -> None:
     assert evaluate(plan).step_s >= 0.93 * evaluate(back).step_s
 
 
+def test_what_a_plan_costs_besides_its_steps_counts(laptop: Profile) -> None:
+    """Here stages whose first device is the slowest of all are dear."""
+    plan = make_plan(laptop, JobSpec(global_batch=32, optimizer="sgd")).plan
+
+    def dear(after: Plan) -> float:
+        return 10.0 * sum(stage.devices[0] == "home-nano" for stage in after.stages)
+
+    present = without(plan, "home-tx2")
+    free, other = (light_plan(plan, laptop, present, optimizer="sgd", besides=own).plan for own in (lambda _: 0, dear))
+    assert dear(free) > 0
+    assert dear(other) == 0
+
+
 def test_samples_of_a_lost_replica_go_to_the_others(sites: Callable[..., Profile]) -> None:
     profile = sites({"a": {"a0": 0.01, "a1": 0.01, "a2": 0.02}})
     plan = planned(profile, "ddp")

@@ -2,11 +2,12 @@
 
 import threading
 import time
+from functools import partial
 
 import pytest
 
-from spantrain.app.training.recovery import carry_on
-from spantrain.app.training.recovery.carry_on import PreparedChanges
+from spantrain.app.training.recovery import prepared
+from spantrain.app.training.recovery.prepared import PreparedChanges
 from spantrain.core.span import Span
 from spantrain.errors import ProfileError
 from spantrain.planner.present import light_plan
@@ -18,17 +19,24 @@ def plan(make_plan, spec_of):
 
 
 @pytest.fixture
-def asked(monkeypatch):
-    """What the planner was asked for, by the name of the thread."""
-    found = []
+def light(plan, law_profile):
+    return partial(light_plan, profile=law_profile(plan.cluster, plan.model), optimizer="adamw")
 
-    def heard(plan, profile, present, **options):
-        answer = light_plan(plan, profile, present, **options)
-        found.append((threading.current_thread().name, present))
+
+@pytest.fixture
+def asked():
+    """Who asked for a light change, by the name of the thread, and for which devices."""
+    return []
+
+
+@pytest.fixture
+def changes(light, asked):
+    def heard(plan, present):
+        answer = light(plan, present=present)
+        asked.append((threading.current_thread().name, present))
         return answer
 
-    monkeypatch.setattr(carry_on, "light_plan", heard)
-    return found
+    return PreparedChanges(heard)
 
 
 def wait_for(done):
@@ -38,10 +46,10 @@ def wait_for(done):
         time.sleep(0.01)
 
 
-def test_each_loss_is_planned_for_beside_the_steps(plan, law_profile, asked, monkeypatch):
-    monkeypatch.setattr(carry_on, "_REST", 0)
-    profile, here = law_profile(plan.cluster, plan.model), frozenset(plan.devices)
-    with PreparedChanges(profile, "adamw") as changes:
+def test_each_loss_is_planned_for_beside_the_steps(plan, light, changes, asked, monkeypatch):
+    monkeypatch.setattr(prepared, "_REST", 0)
+    here = frozenset(plan.devices)
+    with changes:
         changes.prepare(plan, here)
         changes.prepare(plan, here)
         wait_for(lambda: len(asked) == len(plan.devices))
@@ -49,39 +57,38 @@ def test_each_loss_is_planned_for_beside_the_steps(plan, law_profile, asked, mon
     assert {thread for thread, _ in asked} == {"prepared changes"}
     assert asked[0][1] == here - {"s1r0"}, "the only one that has its stage is not the first"
     for name, change in found.items():
-        assert change == light_plan(plan, profile, here - {name}, optimizer="adamw")
+        assert change == light(plan, present=here - {name})
 
 
-def test_what_is_not_known_is_planned_at_once(plan, law_profile, asked):
-    profile, here = law_profile(plan.cluster, plan.model), frozenset(plan.devices)
-    with PreparedChanges(profile, "adamw") as changes:
+def test_what_is_not_known_is_planned_at_once(plan, light, changes, asked):
+    here = frozenset(plan.devices)
+    with changes:
         left = frozenset({"s0r0"})
-        assert changes.light_plan(plan, left) == light_plan(plan, profile, left, optimizer="adamw")
+        assert changes.light_plan(plan, left) == light(plan, present=left)
         changes.prepare(plan, here)
         wait_for(lambda: len(asked) > 1)
     own = [thread for thread, _ in asked]
     assert own[:2] == ["MainThread", "prepared changes"]
 
 
-def test_what_cannot_be_planned_is_told_when_it_is_asked_for(plan, law_profile, monkeypatch):
-    monkeypatch.setattr(carry_on, "_REST", 0)
+def test_what_cannot_be_planned_is_told_when_it_is_asked_for(plan, monkeypatch):
+    monkeypatch.setattr(prepared, "_REST", 0)
     here, tried = frozenset(plan.devices), []
 
-    def refuses(plan, profile, present, **options):
+    def refuses(plan, present):
         tried.append(present)
         raise ProfileError("no such times")
 
-    monkeypatch.setattr(carry_on, "light_plan", refuses)
-    with PreparedChanges(law_profile(plan.cluster, plan.model), "adamw") as changes:
+    with PreparedChanges(refuses) as changes:
         changes.prepare(plan, here)
         wait_for(lambda: len(tried) == len(plan.devices))
         with pytest.raises(ProfileError, match="no such times"):
             changes.light_plan(plan, here - {"s0r0"})
 
 
-def test_no_thread_is_left(plan, law_profile, asked, monkeypatch):
-    monkeypatch.setattr(carry_on, "_REST", 1e6)  # It would rest for days, were it not told to end.
-    with PreparedChanges(law_profile(plan.cluster, plan.model), "adamw") as changes:
+def test_no_thread_is_left(plan, changes, asked, monkeypatch):
+    monkeypatch.setattr(prepared, "_REST", 1e6)  # It would rest for days, were it not told to end.
+    with changes:
         changes.prepare(plan, frozenset(plan.devices))
         wait_for(lambda: asked)
     wait_for(lambda: not any(thread.name == "prepared changes" for thread in threading.enumerate()))

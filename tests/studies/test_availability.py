@@ -115,7 +115,7 @@ def test_like_devices_are_asked_for_once():
     with_six = plans().best(ALL - {NAMES[0]})
     assert with_six is not None
     assert NAMES[0] not in with_six.devices
-    assert plans().bare_s(with_six) == plans().bare_s(plans().best(ALL - {NAMES[4]}))
+    assert plans().calm_step_s(with_six) == plans().calm_step_s(plans().best(ALL - {NAMES[4]}))
 
 
 def test_varuna_restarts_with_an_equal_grid():

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -16,7 +17,7 @@ from spantrain.core.cluster import Cluster
 from spantrain.errors import TestbedError
 from spantrain.testbed.control import State, read_states
 from spantrain.testbed.namespace_processes import find_processes
-from spantrain.testbed.testbed import Testbed, down_all
+from spantrain.testbed.testbed import Testbed, down_all, why_unavailable
 from spantrain_studies.testbed_traffic import measure_round_trips
 from testing.patience import PATIENCE_S
 
@@ -166,3 +167,9 @@ def test_a_malformed_request_does_not_end_the_router(testbed: Testbed) -> None:
             connection.sendall(request)
             assert b"error" in connection.makefile("rb").readline()
     assert testbed.status().id == testbed.id
+
+
+def test_programs_may_find_out_at_once_whether_a_testbed_can_be_built(own_runtime_dir: Path) -> None:
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(lambda _: why_unavailable(), range(4))) == [None] * 4
+    assert not list(own_runtime_dir.iterdir())

@@ -8,7 +8,7 @@ what is proposed is simulated. It looks around the plan that was: where another 
 only the planner finds out.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from spantrain.core.action import SPLIT_OPS
@@ -46,8 +46,10 @@ _FEW = 4
 """Devices up to which each gradient sum is reckoned by itself, and other micro-batches are tried with the order."""
 _NEAR = 1.03
 """A plan that moves less is taken if its step is at most so many times the shortest."""
-_PROPOSED, _SHOWN = 3, 3
-"""Plans of a sort that are proposed, and devices that are named in a phrase."""
+_LOOKED_AT, _PROPOSED, _SHOWN = 12, 3, 3
+"""Plans of a sort that are looked at and proposed, and devices that are named in a phrase."""
+Besides = Callable[[Plan], float]
+"""Gives the seconds that each step under a plan costs besides."""
 _CUT, _MOVED = _MOVING = "stages cut anew", "devices change stages"
 _NOTHING = "nothing changes"
 
@@ -99,18 +101,20 @@ def full_plan(plan: Plan, profile: Profile, present: Collection[str], *, optimiz
     return changed if changed is not None and better else planned
 
 
-def light_plan(plan: Plan, profile: Profile, present: Collection[str], *, optimizer: str) -> NewPlan:
+def light_plan(
+    plan: Plan, profile: Profile, present: Collection[str], *, optimizer: str, besides: Besides = lambda _plan: 0.0
+) -> NewPlan:
     """Return the plan on the devices that are present, changed as little as serves; quickly.
 
     Where nothing of the kind fits, it is `full_plan`'s answer. `optimizer` has the name that `cost.memory` gives it.
-    The generation stays.
+    The generation stays. What plans cost `besides` counts as if their steps were so much longer.
 
     Raises:
         PlanError: as `full_plan`.
         ProfileError: as `full_plan`.
     """
     plan = plan.unprotected
-    return _changed(plan, profile, present, optimizer) or _planned(plan, profile, present, optimizer)
+    return _changed(plan, profile, present, optimizer, besides) or _planned(plan, profile, present, optimizer)
 
 
 def _planned(plan: Plan, profile: Profile, present: Collection[str], optimizer: str) -> NewPlan:
@@ -123,24 +127,30 @@ def _planned(plan: Plan, profile: Profile, present: Collection[str], optimizer: 
     return NewPlan(plan=made, how=f"planned anew on {_devices(made)}")
 
 
-def _changed(plan: Plan, profile: Profile, present: Collection[str], optimizer: str) -> NewPlan | None:
+def _changed(
+    plan: Plan, profile: Profile, present: Collection[str], optimizer: str, besides: Besides = lambda _plan: 0.0
+) -> NewPlan | None:
     """Return the light change; None where there is none that fits."""
     constraints, job = constraints_of(plan, profile, present), job_of(plan, optimizer)
-    change, evaluator = _LightChange(plan, present), Evaluator(profile, job)
+    change, evaluator = _LightChange(plan, present, besides), Evaluator(profile, job)
     if constraints.sharded_state:
         return None
     request = PlanRequest(profile=profile, job=job, constraints=constraints, evaluate=evaluator)
     propose = slicing(change.proposals) if constraints.sequence_parallel else change.proposals
     try:
-        found = _best(proposals_of(propose, request), evaluator)
+        found = _best(proposals_of(propose, request), evaluator, besides)
     except InfeasiblePlanError:
         return None
     return None if found is None else change.made(found, profile, evaluator)
 
 
-def _best(proposals: Sequence[Proposal], evaluator: Evaluator) -> Proposal | None:
+def _best(proposals: Sequence[Proposal], evaluator: Evaluator, besides: Besides) -> Proposal | None:
     """Return, of the proposals that fit and whose steps are near the shortest, the one in which least moves."""
-    fitting = [(evaluator(proposal.plan).step_s, proposal) for proposal in proposals if evaluator(proposal.plan).fits]
+    fitting = [
+        (evaluator(proposal.plan).step_s + besides(proposal.plan), proposal)
+        for proposal in proposals
+        if evaluator(proposal.plan).fits
+    ]
     most_s = _NEAR * min((step_s for step_s, _ in fitting), default=0.0)
     near = [entry for entry in fitting if entry[0] <= most_s]
     if not near:
@@ -156,8 +166,8 @@ def _moves(proposal: Proposal) -> int:
 class _LightChange:
     """A plan without what is gone; each proposal's first reason says what becomes of it."""
 
-    def __init__(self, plan: Plan, present: Collection[str]) -> None:
-        self._plan = plan
+    def __init__(self, plan: Plan, present: Collection[str], besides: Besides) -> None:
+        self._plan, self._besides = plan, besides
         self._left = tuple(left for stage in plan.stages if (left := _left_of(stage, present)))
 
     def proposals(self, request: PlanRequest) -> tuple[Proposal, ...]:
@@ -229,7 +239,8 @@ class _LightChange:
                 for _, shape in sorted(starts, key=lambda entry: entry[0])[:1]:
                     search.descend(shape, _ROUNDS)
                 search.simulate_promising()
-                for found in sorted(search.simulated, key=lambda found: found.score)[:_PROPOSED]:
+                best = sorted(search.simulated, key=lambda found: found.score)[:_LOOKED_AT]
+                for found in sorted(best, key=lambda one: one.evaluation.step_s + self._besides(one.plan))[:_PROPOSED]:
                     yield Proposal(plan=found.plan, own_estimate_s=None, reasons=(how,))
 
     def _cut_groups(self, request: PlanRequest) -> Iterator[Proposal]:

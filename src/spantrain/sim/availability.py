@@ -61,11 +61,11 @@ class Plans(Protocol):
     def full(self, plan: Plan, present: frozenset[str]) -> tuple[Plan, str] | None:
         """Return the planner's answer and its phrase."""
 
-    def step_s(self, plan: Plan) -> float:
-        """Return the predicted seconds of a step."""
+    def calm_step_s(self, plan: Plan) -> float:
+        """Return the predicted seconds of a step without keepers."""
 
-    def wait_s(self, plan: Plan) -> float:
-        """Return the seconds that a step waits besides, for keepers of state."""
+    def step_s(self, plan: Plan) -> float:
+        """Return the predicted seconds of a step with its wait for keepers."""
 
 
 @cache
@@ -95,7 +95,7 @@ class AvailabilityRun:
         self._present = frozenset(profile.cluster.device_by_name)
         self._plan: Plan | None = plan
         self._held, self._holders = plan, frozenset(plan.devices)
-        self._step_s, self._free_s, self._now_s = plans.step_s(plan) + plans.wait_s(plan), 0.0, 0.0
+        self._step_s, self._free_s, self._now_s = plans.step_s(plan), 0.0, 0.0
         self._next: tuple[float, Plan] | None = None
         """A plan with devices that came, and when it is known."""
         self._ready_s = self._prepares_s(plan)
@@ -127,7 +127,7 @@ class AvailabilityRun:
         for name in self._present:
             self.present_s[name] += span_s
         best = self._plans.full(self._first, self._present) if self._present else None
-        steps_s = [self._plans.step_s(best[0])] if best else []
+        steps_s = [self._plans.calm_step_s(best[0])] if best else []
         if self._plan is None:
             self.pause_s["none"] += span_s
         else:
@@ -156,7 +156,7 @@ class AvailabilityRun:
         for part, seconds in (pauses | {"move": move_s}).items():
             self.pause_s[part] += seconds
         self.moved_bytes += size
-        self._plan, self._step_s, self._next = plan, self._plans.step_s(plan) + self._plans.wait_s(plan), None
+        self._plan, self._step_s, self._next = plan, self._plans.step_s(plan), None
         self._free_s = from_s + sum(pauses.values()) + move_s
         self._ready_s = self._free_s + self._prepares_s(plan)
 

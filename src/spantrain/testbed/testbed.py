@@ -266,7 +266,7 @@ def why_unavailable() -> str | None:
     host = Host(name="probe", site="probe", devices=())
     cluster = Cluster(name="probe", kinds=(), sites=(site,), hosts=(host,), devices=(), links=())
     try:
-        router = _start_router(lay_out(cluster, testbed_id="probe", parent_pid=None), "--probe")
+        router = _start_router(lay_out(cluster, testbed_id=secrets.token_hex(4), parent_pid=None), "--probe")
     except TestbedError as error:
         return str(error)
     router.wait(_END_TIMEOUT_S)

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from spantrain.app.planning.light_change import light_change
 from spantrain.app.planning.protection import keepers_wait_s, with_keepers
 from spantrain.core.plan import Plan
 from spantrain.core.profile import Profile
@@ -10,7 +11,6 @@ from spantrain.errors import InfeasiblePlanError, PlanError
 from spantrain.planner.engine.engine import make_plan
 from spantrain.planner.engine.outcome import PlanOptions
 from spantrain.planner.engine.predict import predict
-from spantrain.planner.present import light_plan
 from spantrain.planner.request import Constraints, JobSpec
 from spantrain_studies.availability.likeness import HostSymmetry, with_names
 
@@ -66,13 +66,13 @@ class OwnPlans:
 
     def light(self, plan: Plan, present: frozenset[str]) -> tuple[Plan, str] | None:
         """Return the light change and its phrase."""
-        found = self._lightly(plan.unprotected, present)
+        found = self._lightly(plan, present)
         return None if found is None else (self.protected(found[0]), found[1])
 
     def full(self, plan: Plan, present: frozenset[str]) -> tuple[Plan, str] | None:
         """Return the planner's answer, or the light change where its steps are shorter."""
-        planned, light = self.best(present), self._lightly(plan.unprotected, present)
-        if planned is None or (light is not None and self.bare_s(light[0]) < self.bare_s(planned)):
+        planned, light = self.best(present), self._lightly(plan, present)
+        if planned is None or (light is not None and self.calm_step_s(light[0]) < self.calm_step_s(planned)):
             return None if light is None else (self.protected(light[0]), light[1])
         return self.protected(planned), f"planned anew on {len(planned.devices)} devices"
 
@@ -80,18 +80,14 @@ class OwnPlans:
         """Return a plan with keepers."""
         return with_keepers(plan, self.profile, self.job.optimizer, self.losses)
 
-    def bare_s(self, plan: Plan) -> float:
+    def calm_step_s(self, plan: Plan) -> float:
         """Return the predicted seconds of a step without keepers and checkpoints."""
         return self._told(plan)[0]
 
     def step_s(self, plan: Plan) -> float:
-        """Return the predicted seconds of a step, as the planner has them."""
-        return self._told(plan)[0]
-
-    def wait_s(self, plan: Plan) -> float:
-        """Return the seconds that a step waits for keepers, and its part of writing checkpoints."""
-        _, wait_s, written_s = self._told(plan)
-        return wait_s + (written_s / self.checkpoint_every if self.checkpoint_every else 0.0)
+        """Return the predicted seconds of a step with its wait for keepers and its part of writing checkpoints."""
+        step_s, wait_s, written_s = self._told(plan)
+        return step_s + wait_s + (written_s / self.checkpoint_every if self.checkpoint_every else 0.0)
 
     def write_s(self, plan: Plan) -> float:
         """Return the seconds in which a checkpoint is written."""
@@ -118,7 +114,7 @@ class OwnPlans:
         key = (asked.stages, asked.hints, there)
         if key not in self._light:
             try:
-                new = light_plan(asked, self.profile, there, optimizer=self.job.optimizer)
+                new = light_change(asked, self.profile, there, optimizer=self.job.optimizer, losses=self.losses)
                 self._light[key] = (new.plan, new.how)
             except (InfeasiblePlanError, PlanError):
                 self._light[key] = None

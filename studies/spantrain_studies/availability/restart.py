@@ -22,7 +22,7 @@ def own_planner(plans: OwnPlans) -> Planner:
 
     def planned(present: frozenset[str]) -> tuple[Plan, float] | None:
         plan = plans.best(present)
-        return None if plan is None else (plan, plans.bare_s(plan))
+        return None if plan is None else (plan, plans.calm_step_s(plan))
 
     return planned
 

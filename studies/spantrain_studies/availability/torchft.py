@@ -64,7 +64,7 @@ def groups_of(plans: OwnPlans, division: Sequence[tuple[str, ...]]) -> tuple[Gro
     """Return the groups of a division, with samples by their speed; None where the model does not fit into each."""
     even = plans.of_batch(max(1, plans.job.global_batch // len(division)))
     alone = [even.best(frozenset(names)) for names in division]
-    rates = [0.0 if plan is None else plan.global_batch / even.bare_s(plan) for plan in alone]
+    rates = [0.0 if plan is None else plan.global_batch / even.calm_step_s(plan) for plan in alone]
     if min(rates) == 0.0 or len(division) > plans.job.global_batch:
         return None
     counts = apportion(plans.job.global_batch, rates)

@@ -76,6 +76,11 @@ def keepers_wait_s(plan: Plan, profile: Profile) -> float:
     return max(_wait_s(profile, stage) for stage in plan.stages)
 
 
+def protected_step_s(plan: Plan, profile: Profile, optimizer: str) -> float:
+    """Return the predicted seconds of a step with its wait for keepers."""
+    return predict(plan, profile, optimizer=optimizer).step_s + keepers_wait_s(plan, profile)
+
+
 def about_keepers(plan: Plan, profile: Profile, optimizer: str, losses: int | None) -> Iterator[str]:
     """Say who keeps what of a plan and what that costs, and what would be lost with a device; nothing for 0.
 

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from spantrain.app.planning.light_change import light_change
 from spantrain.app.planning.protection import keepers_wait_s, with_keepers
 from spantrain.config.files.text_files import read_text
 from spantrain.config.prices import load_prices
@@ -19,7 +20,7 @@ from spantrain.core.profile import Profile
 from spantrain.cost.money import Prices
 from spantrain.errors import ConfigError, PlanError
 from spantrain.planner.engine.predict import predict
-from spantrain.planner.present import full_plan, light_plan
+from spantrain.planner.present import full_plan
 from spantrain.sim.availability import AvailabilityEvent, AvailabilityRun, Goodput
 
 _FIELDS = ("time_s", "device", "event")
@@ -124,7 +125,8 @@ class LivePlans:
         self._profile, self._optimizer, self._losses = profile, optimizer, losses
         self._found: dict[object, tuple[Plan, str] | None] = {}
         self._steps_s: dict[object, float] = {}
-        self.light, self.full = partial(self._once, light_plan), partial(self._once, full_plan)
+        self.light = partial(self._once, partial(light_change, losses=losses))
+        self.full = partial(self._once, full_plan)
         """For a plan and the devices present: the light change, and the planner's answer."""
 
     def _once(self, make: Any, plan: Plan, present: frozenset[str]) -> tuple[Plan, str] | None:
@@ -141,16 +143,16 @@ class LivePlans:
         """Return a plan with its keepers."""
         return with_keepers(plan, self._profile, self._optimizer, self._losses)
 
-    def step_s(self, plan: Plan) -> float:
-        """Return the predicted seconds of a step."""
+    def calm_step_s(self, plan: Plan) -> float:
+        """Return the predicted seconds of a step without keepers."""
         key = plan.stages, plan.schedule, plan.hints
         if key not in self._steps_s:
             self._steps_s[key] = predict(plan, self._profile, optimizer=self._optimizer).step_s
         return self._steps_s[key]
 
-    def wait_s(self, plan: Plan) -> float:
-        """Return the seconds that a step waits besides, for keepers of state."""
-        return keepers_wait_s(plan, self._profile)
+    def step_s(self, plan: Plan) -> float:
+        """Return the predicted seconds of a step with its wait for keepers."""
+        return self.calm_step_s(plan) + keepers_wait_s(plan, self._profile)
 
 
 def run_availability(

@@ -68,7 +68,7 @@ class LossReckoner:
 
     def _liveput(self, plan: Plan, protect: str) -> Liveput:
         plans = _AsPlanned(plan, self._light[protect])
-        step_s = plans.step_s(plan) + plans.wait_s(plan)
+        step_s = plans.step_s(plan)
         by_place: dict[object, float] = {}
         lost_s = {}
         for name in plan.devices:
@@ -106,7 +106,7 @@ class _AsPlanned:
 
     def __init__(self, plan: Plan, light: LivePlans) -> None:
         self._plan, self._all = plan, frozenset(plan.cluster.device_by_name)
-        self.light, self.step_s, self.wait_s = light.light, light.step_s, light.wait_s
+        self.light, self.step_s, self.calm_step_s = light.light, light.step_s, light.calm_step_s
 
     def full(self, plan: Plan, present: frozenset[str]) -> tuple[Plan, str] | None:
         """Return the plan as it was made, or its light change."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from spantrain.app.faults import Fault
+from spantrain.app.planning.light_change import light_change
 from spantrain.app.planning.plan_files import (
     check_fits_profile,
     check_staleness,
@@ -30,6 +31,7 @@ from spantrain.core.update.optimizers import division_refusal
 from spantrain.errors import ConfigError, PlanError
 from spantrain.models.sources import DROPOUT
 from spantrain.planner.engine.outcome import not_trained_yet
+from spantrain.planner.present import NewPlan
 from spantrain.recovery.policy import OnLoss
 from spantrain.runtime.checkpoint.manifest import Manifest, latest_checkpoint, read_manifest
 from spantrain.runtime.coordinator.advice import Adviser
@@ -138,6 +140,11 @@ class TrainRequest:
     def protected(self, plan: Plan) -> Plan:
         """Return a plan with the keepers that this run wants."""
         return with_keepers(plan, self.profile, self.job.optimizer_state, self._losses)
+
+    def light_change(self, plan: Plan, present: frozenset[str]) -> NewPlan:
+        """Return the light change of a plan of this run for devices that are left; raises as `light_plan` does."""
+        optimizer = self.job.optimizer_state
+        return light_change(plan, self.profile, present, optimizer=optimizer, losses=self._losses)
 
     @property
     def _keeps_state(self) -> bool:

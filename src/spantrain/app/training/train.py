@@ -27,7 +27,6 @@ from spantrain.app.training.outcome import (
 )
 from spantrain.app.training.recovery.carry_on import (
     Leg,
-    PreparedChanges,
     about_pause,
     leg_after,
     orders_of,
@@ -36,6 +35,7 @@ from spantrain.app.training.recovery.carry_on import (
 )
 from spantrain.app.training.recovery.joining import Membership
 from spantrain.app.training.recovery.journal import BegunLeg, Journal, first_leg, with_what_is_held
+from spantrain.app.training.recovery.prepared import PreparedChanges
 from spantrain.app.training.requests import Resume, TrainRequest, newest
 from spantrain.app.training.run_folder import TRACE_FILE, RunContent, RunRecord, measured, write_run
 from spantrain.app.training.stop import StopRequest
@@ -108,7 +108,7 @@ class _RunOnSession:
         self._hears_members = self._goes_on and not request.job.staleness
         self._profile = request.profile
         """As it was given, whatever devices turn out to have less memory."""
-        self._prepared = PreparedChanges(request.profile, request.job.optimizer_state)
+        self._prepared = PreparedChanges(request.light_change)
         self._stood_still_s = 0.0
         """Between this leg's first step and the end of the one before."""
         self._checkpoints = self._checkpoint_set()
@@ -191,7 +191,7 @@ class _RunOnSession:
         self._watch.stopped_in(self._session.coordinator.failures())
         if setback.short:
             self._request = with_less_memory(self._request, leg.plan, setback.short)
-            self._prepared.plan_by(self._request.profile)
+            self._prepared.plan_by(self._request.light_change)
         return leg_after(leg, setback, self._session, self._request, self._prepared, self._newest)
 
     def _looks_up(self) -> bool:

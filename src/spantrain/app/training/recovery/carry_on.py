@@ -1,17 +1,17 @@
-"""A run whose devices change, or have less memory: what goes on, from where, what is told, what is worked out before.
+"""A run whose devices change, or have less memory: what goes on, from where, what is told.
 
 Sailor, 4.4, plans anew for what is left and goes back to a checkpoint; Asteroid, 3.4, has neighbours keep what a lost
 device held. Here survivors keep their state, and where they hold the whole model nothing is lost but the step that was
 under way; else all go back to the newest checkpoint, or to where the run began.
 """
 
-import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Self
 
+from spantrain.app.planning.protection import protected_step_s
 from spantrain.app.session import Session
+from spantrain.app.training.recovery.prepared import PreparedChanges
 from spantrain.app.training.requests import Resume, TrainRequest
 from spantrain.config.files.problems import shortened
 from spantrain.core.plan import Plan
@@ -19,16 +19,13 @@ from spantrain.core.profile import Profile
 from spantrain.core.quantities import format_bytes, format_seconds
 from spantrain.cost.memory import MemoryCost, framework_bytes
 from spantrain.errors import PeerLostError, PlanError, SpanTrainError, WorkerError
-from spantrain.planner.engine.predict import predict
-from spantrain.planner.present import NewPlan, light_plan
+from spantrain.planner.present import NewPlan
 from spantrain.recovery.policy import holds_all
 from spantrain.runtime.control.orders import GiveOrder, KeptState, TrainOrder
 from spantrain.runtime.coordinator.barrier import CommitPoint, StepBarrier
 from spantrain.runtime.coordinator.coordinator import Coordinator
 from spantrain.runtime.coordinator.roster import DeviceLostError, DeviceMemoryError
 
-_REST = 1
-"""How many times as long as it works a thread rests, for the coordinator's other threads."""
 _LESS = 0.8
 """Part of what was reckoned besides the framework's memory, with which a device that ran out of it is planned then."""
 _SHOWN = 160
@@ -98,76 +95,12 @@ def about_pause(leg: Leg, before: Plan, request: TrainRequest, stood_still_s: fl
     rest = ("state moves", stood_still_s - sum(took_s for _, took_s in leg.parts))
     parts = ", ".join(f"{what} {format_seconds(took_s)}" for what, took_s in (*leg.parts, rest))
     figures = (
-        plan.global_batch / predict(plan, request.profile, optimizer=request.job.optimizer_state).step_s
+        plan.global_batch / protected_step_s(plan, request.profile, request.job.optimizer_state)
         for plan in (before, leg.plan)
     )
     speeds = " -> ".join(f"{samples_per_s:.3g}" for samples_per_s in figures)
     after = f"Training goes on after {format_seconds(stood_still_s)}"
     return f"{after}{f' ({parts})' if leg.parts else ''}; {speeds} samples/s predicted"
-
-
-class PreparedChanges:
-    """Knows the light change of the present plan for each device that may be lost; a context."""
-
-    def __init__(self, profile: Profile, optimizer: str) -> None:
-        self._profile, self._optimizer = profile, optimizer
-        self._lock = threading.Lock()
-        self._for: tuple[Plan, frozenset[str]] | None = None
-        """What changes are known of: the plan, and the devices that are here."""
-        self._known: dict[frozenset[str], NewPlan] = {}
-        """By devices left."""
-        self._stop = threading.Event()
-        """Ends the thread that works, behind the change that it is at."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-
-    def plan_by(self, profile: Profile) -> None:
-        """Have changes be worked out by another profile, and forget those that are known."""
-        self._stop.set()
-        with self._lock:
-            self._profile, self._for, self._known = profile, None, {}
-
-    def prepare(self, plan: Plan, here: frozenset[str]) -> None:
-        """Work out changes of a plan, in a thread, if they are not known yet; those of another are forgotten."""
-        if self._for == (plan, here):
-            return
-        self._stop.set()
-        self._stop = threading.Event()
-        with self._lock:
-            self._for, self._known = (plan, here), {}
-        arguments = (plan, here, self._stop)
-        threading.Thread(target=self._work, args=arguments, name="prepared changes", daemon=True).start()
-
-    def light_plan(self, plan: Plan, present: frozenset[str]) -> NewPlan:
-        """Return the light change of a plan for devices that are left, at once if it is known.
-
-        Raises:
-            PlanError, ProfileError: as `planner.present.light_plan`.
-        """
-        self._stop.set()
-        with self._lock:
-            known = self._known.get(present) if self._for is not None and self._for[0] == plan else None
-        return known or light_plan(plan, self._profile, present, optimizer=self._optimizer)
-
-    def _work(self, plan: Plan, here: frozenset[str], stop: threading.Event) -> None:
-        # First those that have a stage for themselves: what is left has most to change.
-        for stage in sorted(plan.stages, key=lambda stage: len(stage.devices)):
-            for name in stage.devices:
-                begun_s = time.monotonic()
-                try:
-                    found = light_plan(plan, self._profile, here - {name}, optimizer=self._optimizer)
-                except Exception:  # noqa: BLE001 - said when it comes to that, and the run asks again
-                    continue
-                with self._lock:
-                    if stop.is_set():
-                        return
-                    self._known[here - {name}] = found
-                if stop.wait(_REST * (time.monotonic() - begun_s)):
-                    return
 
 
 @dataclass(frozen=True, kw_only=True)

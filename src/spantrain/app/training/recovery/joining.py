@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from spantrain.app.live_requests import DRAIN, taken
+from spantrain.app.planning.protection import protected_step_s
 from spantrain.app.reporter import Reporter
 from spantrain.app.session import Session
 from spantrain.app.training.recovery.ahead import MovesAhead, ahead_of
@@ -25,8 +26,7 @@ from spantrain.core.plan import Plan
 from spantrain.core.quantities import format_bytes, format_seconds
 from spantrain.cost.moving import moved
 from spantrain.errors import SpanTrainError
-from spantrain.planner.engine.predict import predict
-from spantrain.planner.present import NewPlan, full_plan, light_plan
+from spantrain.planner.present import NewPlan, full_plan
 from spantrain.recovery.policy import is_worth
 from spantrain.runtime.control.ahead import AheadChange
 from spantrain.runtime.control.orders import FollowOrder, KeptState
@@ -135,7 +135,7 @@ class Membership:
     def _do_without(self, plan: Plan, here: frozenset[str], going: Mapping[str, str]) -> None:
         request, names = self._request, ", ".join(f"{name} leaves ({why})" for name, why in going.items())
         try:
-            found = light_plan(plan, request.profile, here, optimizer=request.job.optimizer_state)
+            found = request.light_change(plan, here)
             request.check_plan(found.plan)
         except Exception as error:  # noqa: BLE001 - training goes on, whatever becomes of the planning
             self._stop.ask_save()
@@ -176,7 +176,8 @@ class Membership:
 
     def _steps_s(self, before: Plan, after: Plan) -> tuple[float, float]:
         profile, optimizer = self._request.profile, self._request.job.optimizer_state
-        before_s, after_s = (predict(one, profile, optimizer=optimizer).step_s for one in (before, after))
+        plans = before, self._request.protected(after)
+        before_s, after_s = (protected_step_s(one, profile, optimizer) for one in plans)
         return before_s, after_s
 
     def _take(self, plan: Plan, found: NewPlan, reason: str, before_s: float, after_s: float) -> None:
