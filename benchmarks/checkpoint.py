@@ -40,6 +40,7 @@ from spantrain.models.catalog.catalog import resolve_model
 from spantrain.models.execution.stage import StageExecutor
 from spantrain.models.graph import build_graph
 from spantrain.runtime.channels import MailboxChannel
+from spantrain.runtime.checkpoint.device_files import FilesToBeginWith
 from spantrain.runtime.checkpoint.holding import Holding, holding_of
 from spantrain.runtime.checkpoint.manifest import Manifest, latest_checkpoint, read_manifest
 from spantrain.runtime.checkpoint.saver import restore
@@ -154,7 +155,8 @@ def _load(manifest: Manifest, plan: Plan, disks: dict[str, Path], job: TrainJob)
     def load(name: str) -> None:
         holding, optimizer = parts[name]
         post = MailboxChannel(boxes[name], generation=plan.generation, step=manifest.step)
-        restore(disks[name], manifest.content, holding, optimizer, group_of(plan.cluster, name, plan.devices), post)
+        files = FilesToBeginWith(disks[name], manifest.files)
+        restore(files, holding, optimizer, group_of(plan.cluster, name, plan.devices), post)
 
     start_s = time.perf_counter()
     with ThreadPoolExecutor(len(boxes)) as pool:

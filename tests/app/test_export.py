@@ -20,8 +20,8 @@ from spantrain.models.data.choice import model_on_data
 from spantrain.models.execution.stage import StageExecutor
 from spantrain.runtime.checkpoint.holding import PARAMETER
 from spantrain.runtime.checkpoint.manifest import CheckpointSet, Manifest, latest_checkpoint, read_manifest
-from spantrain.runtime.checkpoint.saver import step_folder, write_device_file
-from spantrain.runtime.checkpoint.tensor_file import Disk
+from spantrain.runtime.checkpoint.saver import write_device_file
+from spantrain.runtime.checkpoint.tensor_file import Disk, step_folder
 from spantrain.runtime.control.requests import SavedFile
 from testing.models.small import small_spec
 

@@ -24,8 +24,8 @@ from spantrain.planner.engine.engine import make_plan
 from spantrain.planner.engine.outcome import PlanOptions
 from spantrain.planner.request import JobSpec
 from spantrain.runtime.checkpoint.manifest import Manifest, write_manifest, write_marker
-from spantrain.runtime.checkpoint.saver import CHECKPOINTS, step_folder
-from spantrain.runtime.checkpoint.tensor_file import Disk
+from spantrain.runtime.checkpoint.saver import CHECKPOINTS
+from spantrain.runtime.checkpoint.tensor_file import Disk, step_folder
 from spantrain.schedule.registry import splits_backward
 
 JOB = TrainJob(steps=2)

@@ -21,8 +21,8 @@ from spantrain.models.build import whole_model
 from spantrain.models.catalog.catalog import resolve_model
 from spantrain.runtime.checkpoint.holding import PARAMETER
 from spantrain.runtime.checkpoint.manifest import CheckpointSet, Manifest, latest_checkpoint
-from spantrain.runtime.checkpoint.saver import step_folder, write_device_file
-from spantrain.runtime.checkpoint.tensor_file import Disk
+from spantrain.runtime.checkpoint.saver import write_device_file
+from spantrain.runtime.checkpoint.tensor_file import Disk, step_folder
 from spantrain.runtime.control.requests import SavedFile
 
 pytestmark = pytest.mark.checkpoint

@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import IterableDataset
 
 import spantrain
-from spantrain.app.training.requests import Resume
+from spantrain.app.training.resume import Resume
 from spantrain.core.checkpoint import CheckpointContent, SampleLedger
 from spantrain.errors import ConfigError
 from spantrain.library.streaming import Shuffled, Streamed, is_stream

@@ -20,7 +20,7 @@ from spantrain.models.catalog.catalog import resolve_model
 from spantrain.models.data.dataset import open_dataset
 from spantrain.models.statistics import named_statistics, trained_norms
 from spantrain.models.units import LABELS, rows_read
-from spantrain.runtime.checkpoint.saver import step_folder
+from spantrain.runtime.checkpoint.tensor_file import step_folder
 from spantrain.runtime.step.work import SampledFeed
 from spantrain.schedule.joint import check_joint_statistics, statistics_spans
 from spantrain.schedule.registry import schedule_names, schedules

@@ -14,6 +14,7 @@ from spantrain.core.span import Span
 from spantrain.models.build import build_units
 from spantrain.models.execution.stage import StageExecutor
 from spantrain.runtime.channels import DriverChannel
+from spantrain.runtime.checkpoint.device_files import FilesToBeginWith
 from spantrain.runtime.checkpoint.holding import holding_of
 from spantrain.runtime.checkpoint.manifest import Manifest, latest_checkpoint
 from spantrain.runtime.checkpoint.saver import restore
@@ -74,7 +75,8 @@ def loss_after(plan: Plan, manifest: Manifest, disks: dict[str, Path], model: On
         holding = holding_of(plan, name, graph_of(plan.model), parameters)
         post = DriverChannel(driver, generation=plan.generation, step=DONE)
         optimizer = build_optimizer(JOB, parameters.values())
-        restore(disks[name], manifest.content, holding, optimizer, group_of(plan.cluster, name, plan.devices), post)
+        group = group_of(plan.cluster, name, plan.devices)
+        restore(FilesToBeginWith(disks[name], manifest.files), holding, optimizer, group, post)
         stage, replica = plan.place(name)
         return driver.run_step(DONE, make_policy(plan.schedule, replica_tasks(plan)[stage][replica])) or 0.0
 

@@ -14,6 +14,7 @@ from spantrain.core.checkpoint import CheckpointContent
 from spantrain.core.shares import TensorPart
 from spantrain.core.span import Span
 from spantrain.errors import ConfigError, WorkerError
+from spantrain.runtime.checkpoint.device_files import FilesToBeginWith
 from spantrain.runtime.checkpoint.holding import Holding
 from spantrain.runtime.checkpoint.manifest import latest_checkpoint, read_manifest
 from spantrain.runtime.checkpoint.saver import DeviceCheckpoints, SnapshotBuffers, restore, write_device_file
@@ -255,7 +256,7 @@ def test_the_state_of_a_fused_optimizer_comes_back(tmp_path):
     again, other = trained(0)
     content = CheckpointContent(step=2, files={saved[0].name: saved[0].file})
     alone = ExchangeGroup(own="dev", peers=(), nearness=lambda _peer: 0)
-    restore(tmp_path / "checkpoint/step-2", content, again, other, alone, None)
+    restore(FilesToBeginWith(tmp_path / "checkpoint/step-2", content.files), again, other, alone, None)
     for weight, one in ((holding.parameters["w"], optimizer), (again.parameters["w"], other)):
         weight.grad = torch.ones_like(weight)
         one.step()

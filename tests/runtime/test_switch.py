@@ -7,7 +7,7 @@ import pytest
 
 from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan
-from spantrain.runtime.checkpoint.saver import step_folder
+from spantrain.runtime.checkpoint.tensor_file import step_folder
 from testing.runtime.places import BATCH, HALVES, UNEVEN, random_places
 from testing.runtime.runs import OneProcess
 from testing.runtime.sessions import Ran, train_in_threads

@@ -25,8 +25,8 @@ from spantrain.models.data.choice import tokenizer_file
 from spantrain.models.tracing.model import drawn_parameters
 from spantrain.runtime.checkpoint.holding import BUFFER, PARAMETER
 from spantrain.runtime.checkpoint.manifest import CheckpointSet, Manifest, final_checkpoint, read_manifest
-from spantrain.runtime.checkpoint.saver import CHECKPOINTS, step_folder, write_device_file
-from spantrain.runtime.checkpoint.tensor_file import Disk, TensorFiles
+from spantrain.runtime.checkpoint.saver import CHECKPOINTS, write_device_file
+from spantrain.runtime.checkpoint.tensor_file import Disk, TensorFiles, step_folder
 from spantrain.runtime.control.requests import SavedFile
 from spantrain.runtime.redistribution.exchange import ExchangeGroup
 from spantrain.runtime.redistribution.transfer import TensorExchange

@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 
 from spantrain.app.relay import relay_access
-from spantrain.config.files.text_files import read_text
+from spantrain.config.files.text_files import check_can_make, read_text
 from spantrain.devices.registry import default_backend
 from spantrain.errors import ConfigError
 from spantrain.runtime.coordinator.roster import RANK_PREFIX
@@ -63,6 +63,7 @@ def prepared_worker(
     reach: WorkerReach,
     functions: Sequence[str] = (),
     keep_s: float = 0.0,
+    folder: Path | None = None,
 ) -> Worker:
     """Return what joins, carries out orders, and returns when the coordinator has no more.
 
@@ -74,6 +75,8 @@ def prepared_worker(
         ConfigError: there is no token, no name, or no such way to reach it.
         UsageError: the token or the environment makes no sense.
     """
+    if folder is not None:
+        check_can_make(folder, "--folder")
     environment = Environment.read(os.environ)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     if name is None:
@@ -94,6 +97,7 @@ def prepared_worker(
         encrypted=reach.encrypted,
         functions=tuple(functions),
         keep_s=keep_s,
+        folder="" if folder is None else str(folder.absolute()),
     )
     found = interface_of(settings.data_address) or interface_of(address_towards(join))
     if environment.gloo_interfaces is None and found is not None:

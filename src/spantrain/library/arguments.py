@@ -140,6 +140,8 @@ class TrainingArguments:
     """Compute all activations again in the backward pass, or none; None: where memory is short."""
     from_scratch: bool = False
     """Random weights, though the folder of an `hf:` model has some."""
+    gather: bool = True
+    """Have what other machines save on this one, too."""
     protect: str = "auto"
     """Losses of devices at once that cost the step under way and no more: `none`, `one`, a number; `auto`: one, where
     copies cost next to nothing."""

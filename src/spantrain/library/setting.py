@@ -209,6 +209,7 @@ class Setting:
             plan=replace(request.plan, model=self.model),
             options=RunOptions(
                 keep_checkpoints=self.arguments.save_total_limit,
+                gather=self.arguments.gather,
                 report_to=chosen_trackers(self.arguments.report_to),
                 run_name=self.arguments.run_name,
                 project=self.arguments.project,

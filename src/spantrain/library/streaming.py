@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils.data import IterableDataset
 
-from spantrain.app.training.requests import Resume
+from spantrain.app.training.resume import Resume
 from spantrain.config.files.text_files import write_atomically
 from spantrain.core.span import Span
 from spantrain.core.units import ModelSpec

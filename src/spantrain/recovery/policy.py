@@ -1,7 +1,7 @@
 """Policies for lost and failed devices: machines that are told what happened and answer what to do."""
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -66,6 +66,11 @@ class EndOnLoss:
         if self._blames_others is None or now_s < self._blamed_s + self._blame_s:
             return ()
         return (EndRun(self._blames_others),)
+
+    def check(self, now_s: float, events: Iterable[DeviceFailed]) -> None:
+        """Raise the error for which the run ends, if it does, now that these things have happened."""
+        for command in (*(one for event in events for one in self.on_event(now_s, event)), *self.on_time(now_s)):
+            raise command.error
 
 
 def is_worth(before_s: float, after_s: float, *, move_s: float = 0.0, steps_left: int | None = None) -> bool:

@@ -22,6 +22,7 @@ from spantrain.models.execution.stage import StageExecutor
 from spantrain.models.randomness.draws import DrawnSamples
 from spantrain.models.units import loss_of, parameter_names, rows_read
 from spantrain.runtime.channels import MailboxChannel
+from spantrain.runtime.checkpoint.device_files import FilesToBeginWith
 from spantrain.runtime.checkpoint.holding import Holding, first_names, holding_of
 from spantrain.runtime.checkpoint.manifest import CheckpointSet, Manifest
 from spantrain.runtime.checkpoint.saver import DeviceCheckpoints, restore
@@ -247,7 +248,7 @@ def load_all(
         boxes[device.name].set_peers(1, [box.address for box in boxes.values()])
         post = MailboxChannel(boxes[device.name], generation=1, step=content.step)
         group = group_of(plan.cluster, device.name, tuple(boxes))
-        restore(folder_of(device.name), content, device.holding, device.optimizer, group, post)
+        restore(FilesToBeginWith(folder_of(device.name), content.files), device.holding, device.optimizer, group, post)
 
     with ThreadPoolExecutor(len(devices)) as pool:
         for future in [pool.submit(load, device) for device in devices]:

@@ -107,7 +107,7 @@ def about_keepers(plan: Plan, profile: Profile, optimizer: str, losses: int | No
             why = f"a keeper would cost {_part(_wait_s(profile, able), plan, profile)} of a step (--protect one)"
         yield (
             f"Stage {index} ({', '.join(stage.devices)}) survives {survived(stage)} of {losses or 1} losses at once: "
-            f"{why}; beyond, all go back to the newest checkpoint"
+            f"{why}; beyond, all go back to the newest checkpoint (--checkpoint-every, else one in five minutes)"
         )
 
 

@@ -14,7 +14,8 @@ from spantrain.config.files.text_files import write_atomically
 from spantrain.core.checkpoint import SampleLedger
 from spantrain.errors import ConfigError
 from spantrain.runtime.checkpoint.manifest import MANIFEST_FILE, step_of
-from spantrain.runtime.checkpoint.saver import CHECKPOINTS, step_folder
+from spantrain.runtime.checkpoint.saver import CHECKPOINTS
+from spantrain.runtime.checkpoint.tensor_file import step_folder
 from spantrain.runtime.coordinator.barrier import StepOutcome
 from spantrain.runtime.gradients.optimizer import learning_rate
 

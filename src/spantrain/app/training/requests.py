@@ -16,12 +16,13 @@ from spantrain.app.planning.plan_files import (
 )
 from spantrain.app.planning.protection import about_keepers, with_keepers
 from spantrain.app.training.metrics import BestCheckpoint, EvaluationMetrics
+from spantrain.app.training.resume import Resume
 from spantrain.app.weight_folder import FirstWeights, first_weights
 from spantrain.app.weights import write_weights
 from spantrain.config.artefacts import profile_at, profile_path_of, read_plan_report, read_profile
 from spantrain.config.files.problems import shortened
 from spantrain.config.traces.network_traces import NetworkTrace
-from spantrain.core.checkpoint import CheckpointContent, SampleLedger
+from spantrain.core.checkpoint import SampleLedger
 from spantrain.core.job import TrainJob
 from spantrain.core.outer.stages import OuterCluster
 from spantrain.core.plan import Plan, PlanReport
@@ -35,7 +36,6 @@ from spantrain.planner.present import NewPlan
 from spantrain.recovery.policy import OnLoss
 from spantrain.runtime.checkpoint.manifest import Manifest, latest_checkpoint, read_manifest
 from spantrain.runtime.coordinator.advice import Adviser
-from spantrain.runtime.coordinator.barrier import CommitPoint
 from spantrain.runtime.coordinator.batches import EXTERNAL, BatchQueue
 from spantrain.runtime.worker.user_functions import with_own_functions
 from spantrain.schedule.at_once import about_samples, check_samples_at_once
@@ -64,35 +64,12 @@ class RunOptions:
     outer: OuterCluster | None = None
     """As whom the run takes part in an outer optimizer; its token is written nowhere."""
     on_loss: OnLoss = OnLoss.GO_ON
+    gather: bool = True
+    """Whether what other machines save is brought to this one, too."""
     protect: int | None = 0
     """So many losses at once are to cost the step under way and no more (`app.planning.protection`)."""
     faults: tuple[Fault, ...] = ()
     """Made on purpose."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Resume:
-    """What an earlier run left."""
-
-    folder: Path
-    """Folder of its checkpoint."""
-    content: CheckpointContent
-    """Its steps among it."""
-    losses: tuple[float, ...]
-    ledger: SampleLedger
-    """Which samples were consumed."""
-    held: CommitPoint | None = None
-    """Where workers hold it in memory, and there is no such checkpoint."""
-
-    @classmethod
-    def of(cls, folder: Path, manifest: Manifest) -> "Resume":
-        """Return what a checkpoint holds."""
-        return cls(folder=folder, content=manifest.content, losses=manifest.losses, ledger=manifest.ledger)
-
-    @property
-    def samples(self) -> int:
-        """How many these were."""
-        return self.ledger.samples_before(self.content.step)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,15 +180,6 @@ class TrainRequest:
         samples = about_samples(self.plan, self.profile.graph)
         keepers = about_keepers(self.plan, self.profile, self.job.optimizer_state, self._losses)
         return (*weights, *left_out, *statistics, *samples, *keepers)
-
-
-def newest(run: Path) -> Resume | None:
-    """Return the newest complete checkpoint of a run."""
-    try:
-        folder = latest_checkpoint(run)
-    except ConfigError:
-        return None
-    return Resume.of(folder, read_manifest(folder, check_files=False))
 
 
 Grouping = Callable[[TrainJob, ModelSpec], TrainJob]

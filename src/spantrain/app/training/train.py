@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
 
 from spantrain.app.adaptation.adapt import adviser_of
 from spantrain.app.faults import FaultInjector
@@ -13,6 +12,7 @@ from spantrain.app.planning.plan_files import with_room_for_two
 from spantrain.app.profiling.slowing import MAX_REAL_COMPUTE, too_fast, what_is_emulated
 from spantrain.app.reporter import Reporter
 from spantrain.app.session import Session
+from spantrain.app.training.checkpoints import RunCheckpoints
 from spantrain.app.training.metrics import RunLog
 from spantrain.app.training.outcome import (
     HeldOutLoss,
@@ -36,7 +36,7 @@ from spantrain.app.training.recovery.carry_on import (
 from spantrain.app.training.recovery.joining import Membership
 from spantrain.app.training.recovery.journal import BegunLeg, Journal, first_leg, with_what_is_held
 from spantrain.app.training.recovery.prepared import PreparedChanges
-from spantrain.app.training.requests import Resume, TrainRequest, newest
+from spantrain.app.training.requests import TrainRequest
 from spantrain.app.training.run_folder import TRACE_FILE, RunContent, RunRecord, measured, write_run
 from spantrain.app.training.stop import StopRequest
 from spantrain.app.training.traced_run import RunNetwork
@@ -47,11 +47,10 @@ from spantrain.core.trace import Trace
 from spantrain.errors import ConfigError, WorkerError
 from spantrain.planner.engine.predict import predict
 from spantrain.recovery.policy import OnLoss
-from spantrain.runtime.checkpoint.manifest import CheckpointSet, Manifest, read_manifest
+from spantrain.runtime.checkpoint.manifest import Manifest
 from spantrain.runtime.checkpoint.saver import CHECKPOINTS
 from spantrain.runtime.checkpoint.tensor_file import Disk, remove_partials
 from spantrain.runtime.control.orders import TrainResult
-from spantrain.runtime.control.requests import SavedFile
 from spantrain.runtime.coordinator.advice import Advice, Adviser, Advising
 from spantrain.runtime.coordinator.barrier import StepBarrier, StepOutcome, SwitchFigures
 from spantrain.runtime.coordinator.batches import EXTERNAL
@@ -111,10 +110,9 @@ class _RunOnSession:
         self._prepared = PreparedChanges(request.light_change)
         self._stood_still_s = 0.0
         """Between this leg's first step and the end of the one before."""
-        self._checkpoints = self._checkpoint_set()
-        self._checkpoint = ""
         self._journal = Journal(session, request)
         self._log = RunLog(request, self._ledger, self._watch)
+        self._checkpoints = RunCheckpoints(session, request, self._log, self._manifest, self._watch.note)
         self._faults = FaultInjector(request.options.faults, session, request.out)
         self._network = RunNetwork(request.options.network_trace, session.testbed, request.plan, request.profile)
         self._plans = PlanChanges(request.plan, first_step=self._first_step, folder=request.out, tell=self._watch.note)
@@ -148,12 +146,7 @@ class _RunOnSession:
             results = None
             while results is None:
                 results = self._run_leg()
-        best = request.best
-        if best.kept_step is not None:
-            self._checkpoints.end_with(best.kept_step)
-            self._reporter.note(f"The run ends with the weights of {best.checkpoint}, the best by {best.metric}")
-        elif best.kept:
-            self._reporter.note(f"The run ends with its last weights: no checkpoint was the best by {best.metric}")
+        self._checkpoints.end()
         return self._outcome(results)
 
     def _run_leg(self) -> dict[str, TrainResult] | None:
@@ -167,8 +160,9 @@ class _RunOnSession:
                 results = coordinator.train(
                     orders_of(leg, self._session, self._request, self._ledger.samples_before(leg.first_step)),
                     barrier,
-                    self._on_saved,
+                    self._checkpoints.saved,
                     self._looks_up,
+                    self._checkpoints.begin(leg.plan, leg.resume),
                     self._request.batches,
                     self._on_begin,
                     self._reporter.note,
@@ -192,7 +186,7 @@ class _RunOnSession:
         if setback.short:
             self._request = with_less_memory(self._request, leg.plan, setback.short)
             self._prepared.plan_by(self._request.light_change)
-        return leg_after(leg, setback, self._session, self._request, self._prepared, self._newest)
+        return leg_after(leg, setback, self._session, self._request, self._prepared, self._checkpoints.newest)
 
     def _looks_up(self) -> bool:
         """Make faults that are asked for; return whether to end at once."""
@@ -206,26 +200,8 @@ class _RunOnSession:
         step = leg.first_step
         del self._losses[step:]
         self._outcomes = [outcome for outcome in self._outcomes if outcome.step < step]
-        self._checkpoints = self._checkpoint_set()
         self._plans.decided(step - 1, Advice(plan=self._leg.plan, reason=self._leg.reason))
         self._reporter.run_begins(self._leg.plan, self._leg.reason)
-
-    def _newest(self) -> Resume | None:
-        """Return the newest complete checkpoint of this run, or what it began with."""
-        if self._checkpoint:
-            return Resume.of(Path(self._checkpoint), read_manifest(Path(self._checkpoint), check_files=False))
-        resume = self._request.resume
-        return newest(self._request.out) if resume and resume.held else resume
-
-    def _checkpoint_set(self) -> CheckpointSet:
-        request = self._request
-        return CheckpointSet(
-            request.out,
-            self._leg.plan.devices,
-            keep=request.options.keep_checkpoints,
-            describe=lambda saved, files: replace(self._manifest(saved.step), scalars=saved.scalars, files=files),
-            best_step=lambda: request.best.kept_step,
-        )
 
     def _barrier(self, advising: Advising | None) -> StepBarrier:
         request, later = self._request, self._session.coordinator.later
@@ -237,7 +213,7 @@ class _RunOnSession:
             on_step=lambda outcome: later(lambda: self._on_step(outcome)),
             on_commit=self._journal.committed,
             pause_requested=lambda: self._membership.ready,
-            save_requested=self._stop.take_save,
+            save_requested=lambda: self._stop.take_save() or self._checkpoints.is_due(self._running.plan),
             can_checkpoint=request.checkpoints,
             advising=advising,
             records=StepRecords(lambda step: later(lambda: self._watch.recorded(step))),
@@ -291,16 +267,6 @@ class _RunOnSession:
             self._plans.decided(outcome.step, outcome.advice)
             self._reporter.run_begins(outcome.advice.plan, outcome.advice.reason)
 
-    def _on_saved(self, saved: SavedFile) -> tuple[int, ...]:
-        """Have a device's part of a checkpoint noted; called in a thread of that device's call."""
-        if self._checkpoints.accept(saved):
-            self._session.coordinator.later(lambda: self._complete(saved))
-        return self._checkpoints.dropped
-
-    def _complete(self, saved: SavedFile) -> None:
-        self._checkpoint = str(self._checkpoints.complete(saved))
-        self._log.saved(saved.step, self._checkpoint)
-
     def _manifest(self, step: int) -> Manifest:
         request = self._request
         plan, first = self._plans.after(step), request.calm_plan or request.plan
@@ -337,7 +303,7 @@ class _RunOnSession:
             generation=plan.generation,
             schedule=plan.schedule,
             trace=str(request.out / TRACE_FILE),
-            checkpoint=self._checkpoint,
+            checkpoint=self._checkpoints.path,
             heldout_losses=tuple(
                 HeldOutLoss(steps_done=entry.step, loss=entry.eval_loss) for entry in self._log.evaluations
             ),

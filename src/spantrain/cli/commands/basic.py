@@ -177,6 +177,12 @@ class WorkerArguments:
         list[str] | None,
         typer.Option(help="FILE.py:FUNCTION of yours that runs may call for data or loss; repeatable."),
     ] = None
+    folder: Annotated[
+        Path | None,
+        typer.Option(
+            help="Where this device keeps its part of checkpoints; default: under the path of the coordinator's."
+        ),
+    ] = None
     keep: Annotated[
         float,
         typer.Option(help="How many seconds to keep what is held of a run for a lost coordinator.", min=0, max=86_400),
@@ -212,6 +218,7 @@ def worker(asked: WorkerArguments, context: typer.Context) -> None:
             ),
             functions=(*(asked.function or ()), *([asked.model] if asked.model else ())),
             keep_s=asked.keep,
+            folder=asked.folder,
         )
         ends = told_interrupt(serving.stop, lambda: serving.leave("its machine ends it"))
         served = metrics_at(asked.metrics, asked.metrics_token, lambda: worker_metrics(serving), typer.echo)

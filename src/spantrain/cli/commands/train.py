@@ -53,8 +53,8 @@ _MODEL_OPTIONS = (
 )  # fmt: skip
 """Options that go with --model: a plan and a checkpoint say all this already."""
 _WHERE_OPTIONS = (
-    "other_plan", "keep_checkpoints", "report_to", "no_network", "network_trace", "listen", "relay", "lost_after",
-    "on_loss", "protect", "insecure", "page", "page_listen",
+    "other_plan", "keep_checkpoints", "gather", "report_to", "no_network", "network_trace", "listen", "relay",
+    "lost_after", "on_loss", "protect", "insecure", "page", "page_listen",
 )  # fmt: skip
 """Options that a run that goes on needs again: no checkpoint has them."""
 
@@ -99,6 +99,7 @@ class _Command:
         asked = self._asked
         return RunOptions(
             keep_checkpoints=asked.keep_checkpoints,
+            gather=asked.gather,
             report_to=chosen_trackers(asked.report_to or ()),
             network_trace=chosen_trace(asked.network_trace, emulated=not asked.no_network and asked.listen is None),
             outer=outer_cluster(),

@@ -101,6 +101,10 @@ class TrainArguments(ModelOptions):
     data_seed: Annotated[int | None, typer.Option(help="Of data order alone; default: --seed.")] = None
     checkpoint_every: Annotated[int, typer.Option(help="Steps between checkpoints; 0: only at the end.")] = 0
     keep_checkpoints: Annotated[int, typer.Option(help="So many stay, the newest.", min=1)] = 2
+    gather: Annotated[
+        bool,
+        typer.Option("--gather/--no-gather", help="Bring here what other machines save (docs/checkpoints.md)."),
+    ] = True
     evaluate_every: Annotated[int, typer.Option(help="Steps between held-out evaluations; 0: never.")] = 0
     trace_steps: Annotated[int, typer.Option(help="The last so many steps go into trace.json.")] = 3
     report_to: Annotated[

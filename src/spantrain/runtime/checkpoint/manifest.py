@@ -17,8 +17,16 @@ from spantrain.core.plan import Plan, PlanReport
 from spantrain.core.shares import TensorPart
 from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError, WorkerError
-from spantrain.runtime.checkpoint.saver import CHECKPOINTS, step_folder
-from spantrain.runtime.checkpoint.tensor_file import Disk, TensorFiles, check_file, files_in, write_named
+from spantrain.runtime.checkpoint.saver import CHECKPOINTS
+from spantrain.runtime.checkpoint.tensor_file import (
+    PARTIAL,
+    Disk,
+    TensorFiles,
+    check_file,
+    files_in,
+    step_folder,
+    write_named,
+)
 from spantrain.runtime.control.requests import SavedFile
 from spantrain.runtime.redistribution.exchange import missing_text, plan_fetch
 
@@ -159,6 +167,7 @@ class CheckpointSet:
         describe: Callable[[SavedFile, Mapping[str, StoredFile]], Manifest],
         storage: Disk | None = None,
         best_step: Callable[[], int | None] = lambda: None,
+        needed: Callable[[Path, Collection[str]], Collection[int]] = lambda _newest, _files: (),
     ) -> None:
         """Watch over a run; `describe` makes the manifest of all files at a step.
 
@@ -169,13 +178,14 @@ class CheckpointSet:
             describe: makes the manifest of all files at a step.
             storage: where they lie.
             best_step: says which one is the best so far.
+            needed: says which others are to stay, by the folder of the newest and the names of its files.
         """
         assert keep >= 1, "one checkpoint is kept at least"
         self._folder = run_folder / CHECKPOINTS
         self._devices = frozenset(devices)
         self._keep = keep
         self._describe = describe
-        self._best_step = best_step
+        self._best_step, self._needed = best_step, needed
         self._storage = storage or Disk()
         self._lock = threading.Lock()
         self._told: dict[int, dict[str, SavedFile]] = {}
@@ -266,6 +276,8 @@ class CheckpointSet:
         best = [folder for folder in old if _step(folder) == self._best_step()]
         if best:
             kept = [*best, *(kept[1:] or kept)]
+        needed = set(self._needed(newest, files))
+        kept = [folder for folder in self._complete if folder in kept or _step(folder) in needed]
         old = [folder for folder in self._complete if folder not in kept]
         self._complete = kept
         past = [folder for folder in old if _step(folder) < _step(newest)]
@@ -278,7 +290,7 @@ class CheckpointSet:
             if folder not in past:  # of another run in this folder: this one may be writing into it already
                 self._storage.remove(folder / MANIFEST_FILE)
         for path in sorted(newest.iterdir()):
-            if path.name != MANIFEST_FILE and path.name not in files:
+            if path.name != MANIFEST_FILE and path.name not in files and path.suffix != PARTIAL:  # that comes
                 self._storage.remove(path)
 
 

@@ -13,19 +13,20 @@ from typing import Any, Self
 
 import torch
 
-from spantrain.core.checkpoint import CheckpointContent, StoredFile, StoredTensor
+from spantrain.core.checkpoint import StoredFile, StoredTensor
 from spantrain.core.names import file_stem
 from spantrain.core.shares import TensorPart
 from spantrain.devices.registry import class_of
 from spantrain.errors import WorkerError
 from spantrain.formats.tensor_bytes import dtype_name, tensor_pieces
+from spantrain.runtime.checkpoint.device_files import FETCHED, FileSender, FilesToBeginWith
 from spantrain.runtime.checkpoint.holding import RANDOM_TORCH, Holding, put_back, tensors_of, wanted_of
 from spantrain.runtime.checkpoint.tensor_file import (
     Disk,
-    TensorFiles,
     check_file,
     files_in,
     remove_partials,
+    step_folder,
     write_named,
 )
 from spantrain.runtime.control.requests import SavedFile
@@ -34,8 +35,7 @@ from spantrain.runtime.redistribution.transfer import ExchangeChannel, TensorExc
 
 
 def restore(
-    folder: Path,
-    content: CheckpointContent,
+    files: FilesToBeginWith,
     holding: Holding,
     optimizer: torch.optim.Optimizer,
     group: ExchangeGroup,
@@ -44,8 +44,7 @@ def restore(
     """Put a device's part of a checkpoint in place, whatever plan it was saved under; all devices do so together.
 
     Args:
-        folder: of the checkpoint on this machine; files of others may be missing.
-        content: what the manifest says.
+        files: of the checkpoint, as far as they lie on this machine or the coordinator's.
         holding: what this device holds under the new plan.
         optimizer: of the same parameters.
         group: the devices of the run.
@@ -54,15 +53,19 @@ def restore(
     Raises:
         ConfigError: it is of another model, a file is damaged, or nobody has what is needed.
     """
-    wanted = wanted_of(holding, content.files)
-    files = TensorFiles(folder, content.files)
-    put_back(holding, optimizer, TensorExchange(group, content.files, files, post).run(wanted))
-    for name in files.present():  # random numbers go on where this device's file lies here
-        stored = content.files[name]
-        if stored.device == group.own and RANDOM_TORCH in stored.tensors:
-            (box,) = boxes_of(stored.tensors[RANDOM_TORCH].part)
-            (state,) = files.read(name, [TensorBlock(RANDOM_TORCH, box)])
-            torch.set_rng_state(state)
+    stored_files = files.files
+    wanted = wanted_of(holding, stored_files)
+    exchange = TensorExchange(group, stored_files, files, post, elsewhere=files.at_coordinator, fetch=files.fetch)
+    try:
+        put_back(holding, optimizer, exchange.run(wanted))
+        for name in files.present():  # random numbers go on where this device's file lies here
+            stored = stored_files[name]
+            if stored.device == group.own and RANDOM_TORCH in stored.tensors:
+                (box,) = boxes_of(stored.tensors[RANDOM_TORCH].part)
+                (state,) = files.read(name, [TensorBlock(RANDOM_TORCH, box)])
+                torch.set_rng_state(state)
+    finally:
+        files.forget()
 
 
 CHECKPOINTS = "checkpoint"
@@ -116,11 +119,6 @@ def _file_name(device: str, sha256: str) -> str:
     return f"{file_stem(device)}-{sha256[:_DIGEST_DIGITS]}.safetensors"
 
 
-def step_folder(checkpoints: Path, step: int) -> Path:
-    """Return where the checkpoint after so many steps lies."""
-    return checkpoints / f"step-{step}"
-
-
 def write_device_file(
     storage: Disk,
     folder: Path,
@@ -165,15 +163,17 @@ class DeviceCheckpoints:
         optimizer: torch.optim.Optimizer,
         report: Callable[[SavedFile], Collection[int]],
         storage: Disk | None = None,
+        sender: FileSender | None = None,
     ) -> None:
         """Save below `output_dir` (empty: nothing will be saved).
 
-        `report` tells the coordinator of a file and returns steps that are not kept any longer.
+        `report` tells the coordinator of a file and returns steps that are not kept any longer; `sender` brings it
+        there.
         """
         self._checkpoints = Path(output_dir) / CHECKPOINTS if output_dir else None
         self._device = device
         self._holding, self._optimizer = holding, optimizer
-        self._report = report
+        self._report, self._sender = report, sender
         self._storage = storage or Disk()
         self._buffers = SnapshotBuffers()
         self._thread: threading.Thread | None = None
@@ -207,6 +207,8 @@ class DeviceCheckpoints:
                 name, stored = write_device_file(self._storage, folder, self._device, copies, parts)
                 saved = SavedFile(step=steps_done, name=name, file=stored, scalars=scalars)
                 self._forget(folder.parent, self._report(saved))
+                if self._sender is not None:
+                    self._sender.offer(folder / name, steps_done)
             except Exception as error:  # noqa: BLE001 - the outermost loop of this thread: `wait` tells whatever it was
                 self._failure = error
 
@@ -226,6 +228,16 @@ class DeviceCheckpoints:
             failure, self._failure = self._failure, None
             raise WorkerError(f"the checkpoint could not be written: {failure}; earlier ones are whole") from failure
 
+    def finish(self) -> None:
+        """Wait, and bring what was saved last to the coordinator's machine, if it lacks that: nothing more is saved.
+
+        Raises:
+            WorkerError: as `wait`.
+        """
+        self.wait()
+        if self._sender is not None:
+            self._sender.finish()
+
     def __enter__(self) -> Self:
         if self._checkpoints:
             remove_partials(self._storage, self._checkpoints)  # nobody writes yet: all devices of a run begin together
@@ -234,6 +246,8 @@ class DeviceCheckpoints:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._sender is not None:
+            self._sender.end()
         if error is None:
             self.wait()
         elif self._thread is not None:
@@ -244,7 +258,8 @@ class DeviceCheckpoints:
         for step in sorted(set(dropped) - self._forgotten):
             self._forgotten.add(step)
             folder = step_folder(checkpoints, step)
-            for path in files_in(folder, f"{glob.escape(file_stem(self._device))}-*.safetensors"):
-                self._storage.remove(path)
+            for pattern in (f"{glob.escape(file_stem(self._device))}-*.safetensors", f".*{FETCHED}"):
+                for path in files_in(folder, pattern):
+                    self._storage.remove(path)
             if not files_in(folder):
                 self._storage.remove(folder)

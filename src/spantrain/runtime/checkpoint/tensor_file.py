@@ -19,17 +19,28 @@ from spantrain.errors import ConfigError
 from spantrain.runtime.redistribution.exchange import TensorBlock, place_of
 
 
+def step_folder(checkpoints: Path, step: int) -> Path:
+    """Return where the checkpoint after so many steps lies."""
+    return checkpoints / f"step-{step}"
+
+
 class TensorFiles:
     """The files of one checkpoint that lie here; a file's digest is checked before its first tensor is used."""
 
     def __init__(self, folder: Path, files: Mapping[str, StoredFile]) -> None:
-        self._folder = folder
-        self._files = files
+        self.folder = folder
+        self.files = files
         self._checked: set[str] = set()
+        self.elsewhere: dict[str, Path] = {}
+        """Files that lie here under another path."""
+
+    def path(self, name: str) -> Path:
+        """Return where a file lies, or would."""
+        return self.elsewhere.get(name, self.folder / name)
 
     def present(self) -> tuple[str, ...]:
         """Return the names of the files that lie here."""
-        return tuple(name for name in sorted(self._files) if (self._folder / name).is_file())
+        return tuple(name for name in sorted(self.files) if self.path(name).is_file())
 
     def check(self, name: str) -> None:
         """Check one file against its digest, once.
@@ -39,7 +50,7 @@ class TensorFiles:
         """
         if name in self._checked:
             return
-        check_file(self._folder / name, self._files[name])
+        check_file(self.path(name), self.files[name])
         self._checked.add(name)
 
     def read(self, name: str, blocks: Sequence[TensorBlock]) -> list[torch.Tensor]:
@@ -49,15 +60,16 @@ class TensorFiles:
             ConfigError: the file is missing or damaged, or is no file of tensors.
         """
         self.check(name)
-        check_tensor_header(self._folder / name)
-        parts = self._files[name].tensors
+        path = self.path(name)
+        check_tensor_header(path)
+        parts = self.files[name].tensors
         try:
-            with safe_open(str(self._folder / name), framework="pt") as content:
+            with safe_open(str(path), framework="pt") as content:
                 return [
                     _block(content, block.tensor, place_of(block.box, parts[block.tensor].part)) for block in blocks
                 ]
         except (SafetensorError, OSError) as error:
-            raise ConfigError(f"{self._folder / name}: does not hold what its manifest says: {error}") from None
+            raise ConfigError(f"{path}: does not hold what its manifest says: {error}") from None
 
 
 def check_file(path: Path, stored: StoredFile) -> None:
@@ -86,7 +98,8 @@ def _block(content: Any, name: str, place: tuple[slice, ...]) -> torch.Tensor:
     return found
 
 
-_PARTIAL = ".partial"
+PARTIAL = ".partial"
+"""The end of a name that a file has until it is whole."""
 
 
 class Disk:
@@ -153,7 +166,7 @@ def write_named(
     Raises:
         OSError: it cannot be written.
     """
-    partial = folder / f".{label}{_PARTIAL}"
+    partial = folder / f".{label}{PARTIAL}"
     try:
         sha256, size_bytes = _write_whole(storage, partial, pieces)
         name = named(sha256)
@@ -172,7 +185,7 @@ def remove_partials(storage: Disk, checkpoints: Path) -> None:
     Raises:
         OSError: something cannot be removed.
     """
-    for path in sorted((*checkpoints.glob(f".*{_PARTIAL}"), *checkpoints.glob(f"step-*/.*{_PARTIAL}"))):
+    for path in sorted((*checkpoints.glob(f".*{PARTIAL}"), *checkpoints.glob(f"step-*/.*{PARTIAL}"))):
         storage.remove(path)
 
 

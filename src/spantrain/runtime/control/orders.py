@@ -158,6 +158,8 @@ class TrainOrder(Order[TrainResult], name="train"):
     """Folder of the checkpoint to begin with; files that other machines wrote may be missing in it."""
     checkpoint: CheckpointContent | None = None
     """What is in it; None: begin with new weights."""
+    at_coordinator: tuple[str, ...] = ()
+    """Those of its files that the coordinator's machine has."""
     kept: KeptState | None = None
     """Begin with what is held already, and with no checkpoint."""
     givers: tuple[str, ...] = ()

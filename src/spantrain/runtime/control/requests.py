@@ -13,6 +13,7 @@ from spantrain.core.trace import DeviceStep
 from spantrain.errors import Interrupted, PeerLostError
 from spantrain.runtime.control.ahead import AheadChange, AheadState
 from spantrain.runtime.control.batch_requests import AskNextStep, FetchRows
+from spantrain.runtime.control.file_requests import FetchPiece, OfferFile, PutPiece
 from spantrain.runtime.control.plane import OrderRequest, Request
 from spantrain.transport.control.protocol import HEARTBEAT
 
@@ -348,6 +349,6 @@ class Reach(OrderRequest[Done], name="reach"):
 
 REQUESTS: tuple[type[Request[Any]], ...] = (
     Introduction, Goodbye, Heartbeat, ReadClock, AskForOrder, Progress, Ready, Begin, FindMeetingPoint, DeviceReport,
-    TellStep, SavedFile, OuterCall, AskNextStep, FetchRows, Reach,
+    TellStep, SavedFile, OfferFile, PutPiece, FetchPiece, OuterCall, AskNextStep, FetchRows, Reach,
 )  # fmt: skip
 """All that a worker may ask."""

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from spantrain.recovery.policy import DeviceFailed, EndOnLoss
+from spantrain.runtime.checkpoint.coordinator_files import CoordinatorFiles
 from spantrain.runtime.control.orders import FollowOrder, GiveOrder, TrainOrder, TrainResult
 from spantrain.runtime.control.plane import A, Order
 from spantrain.runtime.control.requests import HeldState, OrderFailure, OrderOutcome, SavedFile
@@ -28,7 +29,6 @@ _BLAME_S = 20.0
 """And twice the patience with silence: then nobody was lost, whom a device that has failed could have meant."""
 _STOP_S = 0.2
 """For calls that are just being answered."""
-
 
 FollowerGone = Callable[[str, str], None]
 """(device, why)"""
@@ -183,6 +183,7 @@ class Coordinator:
         barrier: StepBarrier,
         on_saved: Callable[[SavedFile], Sequence[int]],
         should_abort: Callable[[], bool],
+        files: CoordinatorFiles | None = None,
         batches: BatchQueue | None = None,
         on_begin: Callable[[float], None] = lambda _begun_s: None,
         on_standstill: Callable[[str], None] = lambda _text: None,
@@ -190,7 +191,8 @@ class Coordinator:
         """Carry out train orders that meet at a barrier, on batches that a user's loop gives if there is a queue.
 
         `on_saved` hears of every device's part of a checkpoint, in the thread of that device's call, and returns the
-        steps whose checkpoints are not kept any longer. `on_begin` as of `perform`. `on_standstill`: who waits.
+        steps whose checkpoints are not kept any longer; `files` takes and gives them. `on_begin` as of `perform`.
+        `on_standstill`: who waits.
 
         Raises:
             DeviceLostError: a device was lost; all others have been told to stop, and keep what they hold.
@@ -199,7 +201,9 @@ class Coordinator:
         trained = {name: order for name, order in orders.items() if isinstance(order, TrainOrder)}
         meetings = StageMeetings(barrier.members) if any(order.outer for order in trained.values()) else None
         watch = StandstillWatch(barrier, self._roster.patience_s, on_standstill, own_loop=batches is not None)
-        run = TrainingRun(barrier=barrier, on_saved=on_saved, batches=batches, meetings=meetings, standstill=watch)
+        run = TrainingRun(
+            barrier=barrier, on_saved=on_saved, files=files, batches=batches, meetings=meetings, standstill=watch
+        )  # fmt: skip
         under_way = UnderWay.of(orders, run=run, on_begin=on_begin)
         outcomes = self._perform(under_way, tuple(orders), should_abort)
         return results_of(trained, {name: outcomes[name] for name in trained})
@@ -343,7 +347,7 @@ class Coordinator:
                 waits = any(entry.is_busy for name, entry in ordered.items() if name in awaited)
                 if waits and not events:
                     self._changed.wait(_TICK_S)
-            _decide(recovery, events)
+            recovery.check(time.monotonic(), events)
             if not waits:
                 return
             self._starter.check()
@@ -351,7 +355,7 @@ class Coordinator:
             gone = self._gone()
             self._look_at_followers(gone)
             lost = {name: why for name, why in gone.items() if name in entries and entries[name].is_busy}
-            _decide(recovery, [DeviceFailed(name, self._loss(name, why)) for name, why in lost.items()])
+            recovery.check(time.monotonic(), [DeviceFailed(name, self._loss(name, why)) for name, why in lost.items()])
             if should_abort():
                 raise KeyboardInterrupt
 
@@ -391,10 +395,3 @@ class Coordinator:
                 entry.ended_orders, entry.reason = entry.order[0], reason
             self._changed.notify_all()
         self._server.nudge([entry.peer for entry in entries.values() if entry.is_busy])
-
-
-def _decide(recovery: EndOnLoss, events: Sequence[DeviceFailed]) -> None:
-    """Have the policy decide on what has happened, and do what it wants."""
-    now_s = time.monotonic()
-    for command in (*(one for event in events for one in recovery.on_event(now_s, event)), *recovery.on_time(now_s)):
-        raise command.error

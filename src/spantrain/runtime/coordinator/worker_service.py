@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from spantrain.config.files.json_codec import to_json
+from spantrain.runtime.checkpoint.coordinator_files import CoordinatorFiles
 from spantrain.runtime.checkpoint.saver import is_written_by
 from spantrain.runtime.control.batch_requests import AskNextStep, FetchRows
+from spantrain.runtime.control.file_requests import FetchPiece, OfferFile, PutPiece
 from spantrain.runtime.control.orders import AddedOrder
 from spantrain.runtime.control.plane import HOLD_S, Handler, Order, OrderRequest, Request, handlers_of
 from spantrain.runtime.control.requests import (
@@ -96,6 +98,8 @@ class TrainingRun:
     barrier: StepBarrier
     on_saved: Callable[[SavedFile], Sequence[int]]
     """Hears of every device's part of a checkpoint; returns the steps whose checkpoints are not kept any longer."""
+    files: CoordinatorFiles | None = None
+    """Takes and gives files of checkpoints."""
     batches: BatchQueue | None = None
     """There is one if a user's loop gives the batches."""
     meetings: StageMeetings | None = None
@@ -119,7 +123,13 @@ class TrainingRun:
                     raise RemoteRefusal(f"device {device} was not told to save anything after {step} steps")
                 if device not in self.barrier.members or not is_written_by(request, device):
                     raise RemoteRefusal(f"device {device} has not written {name}")
+                if self.files is not None:
+                    self.files.saved(request)
                 return DroppedCheckpoints(steps=tuple(self.on_saved(request)))
+            case OfferFile() | PutPiece() | FetchPiece():
+                if self.files is None:
+                    raise RemoteRefusal("the coordinator takes and gives no files")
+                return self.files.answer(device, request)
             case TellStep(told=told):
                 self.barrier.recorded(device, told)
                 return Done()

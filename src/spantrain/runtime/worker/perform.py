@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 from torch.distributed import Store
 
@@ -91,7 +92,7 @@ class OrderRunner:
     def perform(self, order: object, watch: Watch) -> object:
         """Carry out an order, which the watch is over; return its result."""
         try:
-            return self._performed(self._with_own_functions(order), watch)
+            return self._performed(self._as_here(order), watch)
         finally:
             self._groups, self._before = [], None
 
@@ -103,12 +104,18 @@ class OrderRunner:
             endpoints = (self._mailbox.endpoint, *(peer.endpoint for peer in self._mailbox.peers))
             cut(self._before, {endpoint.removeprefix("tcp://") for endpoint in endpoints})
 
-    def _with_own_functions(self, order: object) -> object:
+    def _as_here(self, order: object) -> object:
+        """Return an order with this worker's functions and folders."""
         own = self._settings.functions
         match order:
             case ComputeOrder() | AddedOrder():
                 return replace(order, model=with_own_functions(order.model, own))
-            case TrainOrder() | FollowOrder():
+            case TrainOrder():
+                plan = replace(order.plan, model=with_own_functions(order.plan.model, own))
+                folders = order.output_dir, order.resume_from
+                out, begins = (folder and _below(self._settings.folder, folder) for folder in folders)
+                return replace(order, plan=plan, output_dir=out, resume_from=begins)
+            case FollowOrder():
                 return replace(order, plan=replace(order.plan, model=with_own_functions(order.plan.model, own)))
         return order
 
@@ -229,3 +236,13 @@ class OrderRunner:
             return store
         found = self.control.ask(place)
         return reach_store(found.host, found.port)
+
+
+def _below(own: str, folder: str) -> str:
+    """Return where a folder of the coordinator's machine is here.
+
+    >>> _below("/data", "/home/ann/runs/a"), _below("", "/home/ann/runs/a")
+    ('/data/home/ann/runs/a', '/home/ann/runs/a')
+    """
+    path = Path(folder)
+    return str(Path(own, path.relative_to(path.anchor))) if own else folder

@@ -23,6 +23,8 @@ class WorkerSettings:
     encrypted: bool = True
     functions: tuple[str, ...] = ()
     """The user's functions for model, data and loss that it may call, as `FILE.py:FUNCTION`."""
+    folder: str = ""
+    """Below which this machine keeps its part of checkpoints; empty: where the coordinator's machine has its own."""
     leave_s: float = 25.0
     """How long a worker that is to leave may take to hand over what it holds."""
     keep_s: float = 0.0

@@ -15,6 +15,7 @@ from spantrain.core.plan import Plan
 from spantrain.errors import ConfigError
 from spantrain.models.build import build_units
 from spantrain.models.data.dataset import open_dataset
+from spantrain.runtime.checkpoint.device_files import FileSender, FilesToBeginWith
 from spantrain.runtime.checkpoint.saver import DeviceCheckpoints, restore
 from spantrain.runtime.control.ahead import AheadChange
 from spantrain.runtime.control.orders import KeptState, TrainOrder, TrainResult
@@ -89,6 +90,7 @@ class TrainSession:
             self._part.holding,
             self._part.optimizer,
             lambda saved: self._control.ask(saved).steps,
+            sender=FileSender(self._control),
         )
         scalars = order.checkpoint.scalars if order.checkpoint else {}
         self._scaling = GradientScaling(order.job, order.plan.dtype, scalars)
@@ -145,6 +147,8 @@ class TrainSession:
             self._resume()
             with self._checkpoints:
                 self._train()
+                if not self.paused:
+                    self._checkpoints.finish()
         finally:
             self._outer.leave()
             self._part.close()
@@ -164,7 +168,10 @@ class TrainSession:
         if order.checkpoint is not None:
             group = group_of(order.plan.cluster, self._here.name, order.plan.devices)
             post = self._part.post(self._here, order.first_step)
-            restore(Path(order.resume_from), order.checkpoint, self._part.holding, self._part.optimizer, group, post)
+            files = FilesToBeginWith(
+                Path(order.resume_from), order.checkpoint.files, order.at_coordinator, self._control
+            )
+            restore(files, self._part.holding, self._part.optimizer, group, post)
         self._keeping.begin(order.first_step)
 
     def _train(self) -> None:

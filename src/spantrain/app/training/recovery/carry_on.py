@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 from spantrain.app.planning.protection import protected_step_s
 from spantrain.app.session import Session
 from spantrain.app.training.recovery.prepared import PreparedChanges
-from spantrain.app.training.requests import Resume, TrainRequest
+from spantrain.app.training.requests import TrainRequest
+from spantrain.app.training.resume import Resume
 from spantrain.config.files.problems import shortened
 from spantrain.core.plan import Plan
 from spantrain.core.profile import Profile
@@ -74,6 +75,7 @@ def orders_of(
         samples_before=samples_before,
         resume_from=str(resume.folder.resolve()) if resume else "",
         checkpoint=resume.content if resume else None,
+        at_coordinator=resume.here if resume else (),
         kept=leg.kept,
         givers=leg.givers,
         outer=request.options.outer,
@@ -151,7 +153,7 @@ def with_less_memory(request: TrainRequest, plan: Plan, devices: Collection[str]
 
 def leg_after(
     leg: Leg, setback: Setback, session: Session, request: TrainRequest, changes: PreparedChanges,
-    newest: Callable[[], Resume | None],
+    newest: Callable[[Collection[str]], Resume | None],
 ) -> Leg:  # fmt: skip
     """Return how a run goes on without a device, or with less on one.
 
@@ -161,7 +163,7 @@ def leg_after(
         session: where the run runs.
         request: what was asked for, with less memory where it did not suffice (`with_less_memory`).
         changes: gives the light change of a plan for devices that are left.
-        newest: gives the newest complete checkpoint of the run.
+        newest: gives the newest complete checkpoint of the run that devices which are present can begin with.
 
     Raises:
         PeerLostError, WorkerError: it cannot go on; says why.
@@ -187,7 +189,7 @@ def leg_after(
         )  # fmt: skip
     if request.batches is not None and held_under is not None:
         raise _no_way(setback, "what it held is held by no other device, and the loop that gives batches goes not back")
-    first_step = resume.content.step if (resume := newest()) else 0
+    first_step = resume.content.step if (resume := newest(present)) else 0
     where = f"the checkpoint after {first_step} steps" if resume else "the beginning"
     again, back = committed.step - first_step, f"step {first_step + 1} is trained again"
     if held_under is not None:

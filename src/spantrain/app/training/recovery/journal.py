@@ -15,7 +15,8 @@ from typing import IO, Any, Self, get_args
 from spantrain.app.reporter import Reporter
 from spantrain.app.session import Session
 from spantrain.app.training.recovery.carry_on import Leg
-from spantrain.app.training.requests import Resume, TrainRequest, newest, what_to_run
+from spantrain.app.training.requests import TrainRequest, what_to_run
+from spantrain.app.training.resume import Resume, newest
 from spantrain.config.files.json_codec import from_json, to_json
 from spantrain.config.files.parsing import parse_json
 from spantrain.config.files.text_files import read_text
@@ -24,7 +25,8 @@ from spantrain.core.plan import Plan
 from spantrain.errors import ConfigError
 from spantrain.recovery.policy import holds_all
 from spantrain.runtime.checkpoint.manifest import Manifest
-from spantrain.runtime.checkpoint.saver import CHECKPOINTS, step_folder
+from spantrain.runtime.checkpoint.saver import CHECKPOINTS
+from spantrain.runtime.checkpoint.tensor_file import step_folder
 from spantrain.runtime.control.orders import KeptState
 from spantrain.runtime.control.requests import StepVerdict
 from spantrain.runtime.coordinator.barrier import CommitPoint, StepOutcome

@@ -1,0 +1,153 @@
+"""Checkpoints of a run under way: what devices save, what of it lies on this machine, what the run can go back to."""
+
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from spantrain.app.session import Session
+from spantrain.app.training.metrics import RunLog
+from spantrain.app.training.requests import TrainRequest
+from spantrain.app.training.resume import Resume, newest
+from spantrain.core.checkpoint import StoredFile
+from spantrain.core.names import few
+from spantrain.core.plan import Plan
+from spantrain.core.quantities import format_bytes
+from spantrain.recovery.protection import survived
+from spantrain.runtime.checkpoint.coordinator_files import CoordinatorFiles
+from spantrain.runtime.checkpoint.manifest import MANIFEST_FILE, CheckpointSet, Manifest, read_manifest, step_of
+from spantrain.runtime.checkpoint.saver import CHECKPOINTS
+from spantrain.runtime.control.requests import SavedFile
+
+_EVERY_S = 300.0
+"""Between checkpoints that nobody has asked for."""
+
+
+class RunCheckpoints:
+    """Not for several threads at once, but for `saved`."""
+
+    def __init__(
+        self, session: Session, request: TrainRequest, log: RunLog, manifest_of: Callable[[int], Manifest],
+        tell: Callable[[str], None],
+    ) -> None:  # fmt: skip
+        """Watch over a run's checkpoints.
+
+        Args:
+            session: where it runs.
+            request: what it is to do.
+            log: hears of those that are complete.
+            manifest_of: gives what a manifest says of the run after so many steps, without files.
+            tell: hears what a person should know.
+        """
+        self._session, self._request, self._log, self._manifest_of = session, request, log, manifest_of
+        self._tell = tell
+        self._written: list[Path] = []
+        self._taken_bytes = 0
+        self._asked_s = time.monotonic()
+        """When the last one was begun that nobody has asked for."""
+        self._files: CoordinatorFiles | None = None
+
+    def begin(self, plan: Plan, resume: Resume | None) -> CoordinatorFiles:
+        """Have the devices of a plan save, which begin with a checkpoint, if there is one."""
+        request = self._request
+        later = self._session.coordinator.later
+        self._set = CheckpointSet(
+            request.out,
+            plan.devices,
+            keep=request.options.keep_checkpoints,
+            describe=self._manifest,
+            best_step=lambda: request.best.kept_step,
+            needed=self._needed,
+        )
+        self._end_files()
+        self._files = CoordinatorFiles(
+            request.out / CHECKPOINTS,
+            takes=request.options.gather,
+            tell=lambda text: later(lambda: self._tell(text)),
+            begins_with=resume.folder if resume else None,
+            names=tuple(resume.content.files) if resume else (),
+        )
+        return self._files
+
+    def is_due(self, plan: Plan) -> bool:
+        """Whether one is to be written though nobody has asked for it: else a loss could cost all that was trained.
+
+        That is where a device has part of the state alone, and nobody has said when to save, or that losses may cost
+        anything. In any thread.
+        """
+        request, now_s = self._request, time.monotonic()
+        said = request.job.checkpoint_every or request.options.protect == 0 or request.batches is not None
+        if said or now_s < self._asked_s + _EVERY_S or all(survived(stage) for stage in plan.stages):
+            return False
+        self._asked_s = now_s
+        return len(plan.devices) > 1 and (self._files is None or not self._files.is_busy)
+
+    @property
+    def path(self) -> str:
+        """Folder of the newest that was written; empty: none was."""
+        return str(self._written[-1]) if self._written else ""
+
+    def saved(self, saved: SavedFile) -> tuple[int, ...]:
+        """Note a device's part; return steps that are not kept any longer. In a thread of that device's call."""
+        if self._set.accept(saved):
+            self._session.coordinator.later(lambda: self._complete(saved))
+        return self._set.dropped
+
+    def newest(self, present: Collection[str]) -> Resume | None:
+        """Return the newest complete one of this run whose files lie here or with a device that is present.
+
+        Else what the run began with; None: with new weights.
+        """
+        for folder in reversed(self._written):
+            if (folder / MANIFEST_FILE).is_file():
+                manifest = read_manifest(folder, check_files=False)
+                if all(file.device in present for file in _lacking(folder, manifest).values()):
+                    return Resume.of(folder, manifest)
+        resume = self._request.resume
+        return newest(self._request.out) if resume and resume.held else resume
+
+    def end(self) -> None:
+        """Have the run end with its best checkpoint, if it is to, and say what of the last one lies elsewhere."""
+        best = self._request.best
+        if best.kept_step is not None:
+            self._set.end_with(best.kept_step)
+            self._tell(f"The run ends with the weights of {best.checkpoint}, the best by {best.metric}")
+        elif best.kept:
+            self._tell(f"The run ends with its last weights: no checkpoint was the best by {best.metric}")
+        self._end_files()
+        if self._written:
+            lacking = _lacking(self._written[-1], read_manifest(self._written[-1], check_files=False))
+            devices = sorted({file.device for file in lacking.values()})
+            if lacking:
+                self._tell(f"Of {self.path} what {few(devices)} saved lies on their machines alone")
+            elif self._taken_bytes:
+                came = format_bytes(self._taken_bytes)
+                self._tell(f"All of {self.path} lies here; {came} came from other machines in this run")
+
+    def _complete(self, saved: SavedFile) -> None:
+        self._written.append(self._set.complete(saved))
+        self._log.saved(saved.step, self.path)
+
+    def _manifest(self, saved: SavedFile, files: Mapping[str, StoredFile]) -> Manifest:
+        return replace(self._manifest_of(saved.step), scalars=saved.scalars, files=files)
+
+    def _needed(self, newest: Path, files: Collection[str]) -> set[int]:
+        """Return which others stay while files of the newest lie elsewhere: what is here whole, and what comes."""
+        if all((newest / name).is_file() for name in files):
+            return set()
+        steps = {self._files.step} if self._files is not None else set()
+        for folder in reversed(self._written):
+            if (folder / MANIFEST_FILE).is_file() and not _lacking(folder, read_manifest(folder, check_files=False)):
+                steps.add(step_of(folder))
+                break
+        return {step for step in steps if step is not None}
+
+    def _end_files(self) -> None:
+        if self._files is not None:
+            self._files.close()
+            self._taken_bytes += self._files.taken_bytes
+
+
+def _lacking(folder: Path, manifest: Manifest) -> dict[str, StoredFile]:
+    """Return the files of a checkpoint that do not lie here."""
+    return {name: file for name, file in manifest.files.items() if not (folder / name).is_file()}

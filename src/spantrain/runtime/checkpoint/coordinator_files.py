@@ -1,0 +1,217 @@
+"""Files of checkpoints on the coordinator's machine: those of other machines come to it, those that it has go out.
+
+Each device writes on its own machine. So that a lost machine costs no checkpoint, and the trained model lies in one
+place, what the coordinator's disk lacks is brought there beside the steps: the files of one checkpoint after the other,
+not of each. Where all write to one disk nothing is brought.
+"""
+
+import hashlib
+import shutil
+import threading
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from spantrain.core.checkpoint import StoredFile
+from spantrain.core.quantities import format_bytes
+from spantrain.errors import ProtocolError
+from spantrain.runtime.checkpoint.tensor_file import PARTIAL, Disk, step_folder
+from spantrain.runtime.control.file_requests import PIECE_BYTES, FetchPiece, FilePiece, FileWanted, OfferFile, PutPiece
+from spantrain.runtime.control.requests import SavedFile
+from spantrain.transport.control.protocol import RemoteRefusal
+
+_STEPS_KNOWN = 4
+"""Of so many checkpoints, the newest, it is known what devices have saved."""
+_SPARE_BYTES = 2**28
+"""What stays free on the disk."""
+
+
+@dataclass(kw_only=True)
+class _ComingFile:
+    """A file that is being brought; its lock is held while something of it is written."""
+
+    stored: StoredFile
+    partial: Path
+    stream: BinaryIO
+    digest: Any = field(default_factory=hashlib.sha256)
+    came_bytes: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+class CoordinatorFiles:
+    """The coordinator's end. Safe from any thread."""
+
+    def __init__(
+        self, checkpoints: Path, *, takes: bool, tell: Callable[[str], None], begins_with: Path | None = None,
+        names: Collection[str] = (), storage: Disk | None = None,
+    ) -> None:  # fmt: skip
+        """Take files below a folder, and give those that the run begins with.
+
+        Args:
+            checkpoints: where the folders of all steps lie.
+            takes: whether files are to be brought.
+            tell: hears what a person should know, in any thread.
+            begins_with: the folder of the checkpoint that the run begins with.
+            names: of its files.
+            storage: where files are written.
+        """
+        self._checkpoints, self._takes, self._tell = checkpoints, takes, tell
+        self._begins_with, self._names = begins_with, frozenset(names)
+        self._storage = storage or Disk()
+        self._lock = threading.Lock()
+        self._saved: dict[int, dict[str, StoredFile]] = {}
+        """What devices have saved, by steps and name."""
+        self._coming: dict[str, _ComingFile] = {}
+        self.step: int | None = None
+        """The checkpoint whose files come, or have come last."""
+        self._told_of_last = False
+        self.taken_bytes = 0
+        """Of files that have come whole."""
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether something is being brought."""
+        return bool(self._coming)
+
+    def saved(self, saved: SavedFile) -> None:
+        """Note what a device has on its disk."""
+        with self._lock:
+            self._saved.setdefault(saved.step, {})[saved.name] = saved.file
+            for step in sorted(self._saved)[:-_STEPS_KNOWN]:
+                del self._saved[step]
+
+    def answer(self, device: str, request: OfferFile | PutPiece | FetchPiece) -> FileWanted | FilePiece:
+        """Answer a device.
+
+        Raises:
+            RemoteRefusal: it has saved no such file, or there is none.
+            ProtocolError: it brings something else than it has said.
+        """
+        match request:
+            case OfferFile():
+                return FileWanted(wanted=self._wants(self._known(device, request), request))
+            case PutPiece():
+                self._known(device, request)
+                return FileWanted(wanted=self._put(request))
+            case FetchPiece(name=name, offset=offset):
+                if self._begins_with is None or name not in self._names or offset < 0:
+                    raise RemoteRefusal(f"the run begins with no file {name[:200]}")
+                return FilePiece(piece=_read(self._begins_with / name, offset))
+
+    def close(self) -> None:
+        """Give up what has not come whole."""
+        with self._lock:
+            self._takes = False
+            self._drop_all()
+
+    def _known(self, device: str, request: OfferFile | PutPiece) -> StoredFile:
+        with self._lock:
+            stored = self._saved.get(request.step, {}).get(request.name)
+        if stored is None or stored.device != device:
+            raise RemoteRefusal(f"device {device} has saved no {request.name[:200]} after {request.step} steps")
+        return stored
+
+    def _wants(self, stored: StoredFile, offer: OfferFile) -> bool:
+        folder = step_folder(self._checkpoints, offer.step)
+        with self._lock:
+            if not self._takes or (folder / offer.name).is_file():
+                return False
+            if offer.step != self.step:
+                if self._coming and not offer.last:
+                    return False
+                self._drop_all()
+            elif offer.name in self._coming:
+                self._drop(offer.name)  # its device has begun again
+            try:
+                self._storage.make_folder(folder)
+                left_bytes = sum(one.stored.size_bytes - one.came_bytes for one in self._coming.values())
+                if shutil.disk_usage(folder).free < stored.size_bytes + left_bytes + _SPARE_BYTES:
+                    raise OSError(f"no room for {format_bytes(stored.size_bytes)}")
+                partial = folder / f".{offer.name}{PARTIAL}"
+                stream = self._storage.create(partial)
+            except OSError as error:
+                self._give_up(error)
+                return False
+            self.step = offer.step
+            if offer.last:
+                self._tell_of_last(folder, offer.step)
+            self._coming[offer.name] = _ComingFile(stored=stored, partial=partial, stream=stream)
+            return True
+
+    def _tell_of_last(self, folder: Path, step: int) -> None:
+        """Say once what is waited for in the end."""
+        if not self._told_of_last:
+            self._told_of_last = True
+            size = sum(stored.size_bytes for name, stored in self._saved[step].items() if not (folder / name).is_file())
+            self._tell(
+                f"{format_bytes(size)} of the last checkpoint come here from other machines (Ctrl-C twice, or "
+                "--no-gather, leaves them there)"
+            )
+
+    def _put(self, put: PutPiece) -> bool:
+        with self._lock:
+            coming = self._coming.get(put.name) if put.step == self.step else None
+        if coming is None:
+            return False
+        with coming.lock:
+            end_bytes, is_piece = put.offset + len(put.piece), 0 < len(put.piece) <= PIECE_BYTES
+            if is_piece and end_bytes == coming.came_bytes:
+                return True  # asked again: the answer was lost on its way
+            if put.offset != coming.came_bytes or not is_piece:
+                raise ProtocolError(f"{put.name}: {len(put.piece)} bytes came for place {put.offset}")
+            if end_bytes > coming.stored.size_bytes:
+                raise ProtocolError(f"{put.name}: {end_bytes} bytes came of {coming.stored.size_bytes}")
+            try:
+                self._storage.append(coming.stream, put.piece)
+                coming.digest.update(put.piece)
+                coming.came_bytes = end_bytes
+                if end_bytes == coming.stored.size_bytes:
+                    self._end(put.name, coming)
+            except (FileNotFoundError, ValueError):  # its checkpoint is not kept any longer, or its stream was closed
+                return False
+            except OSError as error:
+                with self._lock:
+                    self._give_up(error)
+                return False
+        return end_bytes < coming.stored.size_bytes
+
+    def _end(self, name: str, coming: _ComingFile) -> None:
+        self._storage.sync(coming.stream)
+        with self._lock:
+            if self._coming.pop(name, None) is None:
+                return
+            if coming.digest.hexdigest() != coming.stored.sha256:
+                self._storage.remove(coming.partial)
+                raise ProtocolError(f"{name}: came with another SHA-256 than device {coming.stored.device} has said")
+            self._storage.rename(coming.partial, coming.partial.parent / name)
+            self._storage.sync_folder(coming.partial.parent)
+            self.taken_bytes += coming.stored.size_bytes
+
+    def _give_up(self, error: Exception) -> None:
+        if self._takes:
+            self._tell(
+                f"{self._checkpoints}: files of other machines cannot be taken here: {error}; they stay where they are"
+            )
+        self._takes = False
+        self._drop_all()
+
+    def _drop_all(self) -> None:
+        for name in list(self._coming):
+            self._drop(name)
+
+    def _drop(self, name: str) -> None:
+        coming = self._coming.pop(name)
+        with suppress(OSError):
+            coming.stream.close()
+            self._storage.remove(coming.partial)
+
+
+def _read(path: Path, offset: int) -> bytes:
+    try:
+        with path.open("rb") as content:
+            content.seek(offset)
+            return content.read(PIECE_BYTES)
+    except OSError as error:
+        raise RemoteRefusal(f"{path.name}: cannot be read on the coordinator's machine ({error.strerror})") from None
