@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from spantrain.app.planning.ahead import ahead_of
 from spantrain.app.profiling.describe import described_profile
-from spantrain.app.training.recovery.ahead import ahead_of
 from spantrain.config.cluster_file import load_preset
 from spantrain.models.catalog.catalog import resolve_model
 from spantrain.planner.engine.engine import make_plan

@@ -15,7 +15,7 @@ from spantrain.models.catalog.catalog import resolve_model
 from spantrain.planner.engine.engine import make_plan
 from spantrain.planner.engine.outcome import PlanOptions
 from spantrain.planner.request import Evaluation, JobSpec
-from spantrain.sim.availability import PREPARED_S, AvailabilityEvent, detect_s
+from spantrain.sim.availability import PREPARED_S, AvailabilityEvent, GoesAhead, detect_s
 from testing.sites import sites_cluster, sites_profile, two_stages
 
 SMALL = sites_cluster()
@@ -64,6 +64,22 @@ def test_the_same_input_gives_the_same_answer_and_share_stays_a_share():
     assert len(first.lines) == len(events)
     assert 0 <= first.share <= 1
     assert all(0 <= seconds <= 1000 for seconds in first.pause_s.values())
+
+
+def test_all_stand_still_for_what_has_not_gone_ahead_of_a_change(monkeypatch):
+    profile = described_profile(load_preset("laptop"), resolve_model("gpt2-tiny"))
+    plan = make_plan(profile, JobSpec(global_batch=48, optimizer="adamw")).plan
+    events = [AvailabilityEvent(at_s=at_s, device="home-tx2", comes=at_s > 200.0) for at_s in (100.0, 300.0)]
+
+    def pause_s(ahead):
+        monkeypatch.setattr(LivePlans, "ahead", lambda *_: ahead)
+        return run_availability(plan, profile, events, 600.0, "adamw").pause_s["move"]
+
+    still_s = pause_s(None)
+    ahead_s = pause_s(GoesAhead(beside_s=50.0, slower_s=0.25, left_s=0.0))
+    never_s = pause_s(GoesAhead(beside_s=1e9, slower_s=0.25, left_s=0.0))
+    assert still_s - never_s > 0.5
+    assert ahead_s - never_s == pytest.approx(0.25)
 
 
 def test_a_run_without_devices_waits_for_one():

@@ -9,11 +9,10 @@ import pytest
 import torch
 
 from spantrain.app.live_requests import ask_to_drain
-from spantrain.app.planning import light_change
+from spantrain.app.planning import ahead, light_change
 from spantrain.app.reporter import SilentReporter
 from spantrain.app.session import Session, SessionOptions, open_session
 from spantrain.app.training.outcome import TrainOutcome
-from spantrain.app.training.recovery import ahead
 from spantrain.app.training.requests import RunOptions, TrainRequest
 from spantrain.app.training.stop import StopRequest
 from spantrain.app.training.train import train

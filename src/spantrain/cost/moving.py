@@ -1,5 +1,6 @@
 """What a change of plan moves: parameters and optimizer state, from who holds them to who is to hold them."""
 
+from collections import defaultdict
 from collections.abc import Collection
 
 from spantrain.core.plan import Plan
@@ -17,10 +18,11 @@ def state_bytes(unit: Unit, optimizer: str) -> int:
 def moved(profile: Profile, optimizer: str, held: Plan, holders: Collection[str], after: Plan) -> tuple[float, int]:
     """Return seconds and bytes until all devices of a plan hold their units, each from its nearest holder.
 
-    What no holder has is reckoned over the fastest link to the device. Devices are served side by side.
+    What no holder has is reckoned over the fastest link to the device. Ways are used side by side; what goes one after
+    the other over the same way adds up, and what several devices of a site lack crosses it once.
     """
-    network, units = NetworkCost(profile), profile.graph.units
-    names, longest_s, total = tuple(profile.cluster.device_by_name), 0.0, 0
+    network, units, place = NetworkCost(profile), profile.graph.units, profile.cluster.device_by_name
+    total, size_by_pair, crossed = 0, defaultdict[tuple[str, str], int](int), set[tuple[int, str]]()
     had = {
         name: {unit for stage in held.stages if name in (*stage.devices, *stage.keepers) for unit in stage.units}
         for name in holders
@@ -28,11 +30,19 @@ def moved(profile: Profile, optimizer: str, held: Plan, holders: Collection[str]
     for stage in after.stages:
         parts = {name: len(replica.devices) for replica in stage.replicas for name in replica.devices}
         for name, count in (parts | dict.fromkeys(stage.keepers, 1)).items():
-            took_s = 0.0
             for index in set(stage.units) - had.get(name, set()):
                 size = round(state_bytes(units[index], optimizer) / count)
-                givers = [one for one in had if index in had[one]] or names
-                took_s += min((network.transfer_seconds(one, name, size) for one in givers if one != name), default=0.0)
                 total += size
-            longest_s = max(longest_s, took_s)
-    return longest_s, total
+                others = [one for one in had if index in had[one] and one != name] or [
+                    one for one in place if one != name
+                ]
+                giver = min(others, key=lambda one: network.transfer_seconds(one, name, size), default=name)
+                if count == 1 and place[giver].site != place[name].site:
+                    if (index, place[name].site) in crossed:
+                        continue
+                    crossed.add((index, place[name].site))
+                size_by_pair[giver, name] += size
+    ways = defaultdict[str, float](float)
+    for (giver, name), size in size_by_pair.items():
+        ways[network.shared_link(giver, name)] += network.transfer_seconds(giver, name, size)
+    return max(ways.values(), default=0.0), total

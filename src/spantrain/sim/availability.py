@@ -67,6 +67,21 @@ class Plans(Protocol):
     def step_s(self, plan: Plan) -> float:
         """Return the predicted seconds of a step with its wait for keepers."""
 
+    def ahead(self, before: Plan, after: Plan) -> "GoesAhead | None":
+        """Return how a change takes place whose state goes ahead; None where that is not worth the while."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GoesAhead:
+    """State that goes ahead of a change of plan, beside the steps."""
+
+    beside_s: float
+    """How long that takes."""
+    slower_s: float
+    """How much longer steps take meanwhile, all together."""
+    left_s: float
+    """How long all stand still in the end."""
+
 
 @cache
 def detect_s(*, alone: bool) -> float:
@@ -96,8 +111,8 @@ class AvailabilityRun:
         self._plan: Plan | None = plan
         self._held, self._holders = plan, frozenset(plan.devices)
         self._step_s, self._free_s, self._now_s = plans.step_s(plan), 0.0, 0.0
-        self._next: tuple[float, Plan] | None = None
-        """A plan with devices that came, and when it is known."""
+        self._next: tuple[float, Plan, GoesAhead | None] | None = None
+        """A better plan, when it is known and what is to go ahead is there, and how that goes."""
         self._ready_s = self._prepares_s(plan)
         """When the light change for each loss is known."""
         self._possible, self.steps, self.steps_lost, self.moved_bytes = 0.0, 0, 0, 0
@@ -132,12 +147,12 @@ class AvailabilityRun:
             self.pause_s["none"] += span_s
         else:
             if self._next is not None:
-                ready_s, plan = self._next
+                ready_s, plan, ahead = self._next
                 self._commit(min(ready_s, to_s))
                 if self._free_s + self._step_s <= to_s:
                     self._commit(self._free_s + self._step_s)
                     steps_s.append(self._step_s)
-                    self._change(plan, self._free_s, {})
+                    self._change(plan, self._free_s, {}, ahead)
             self._commit(to_s)
             steps_s.append(self._step_s)
         if steps_s:
@@ -150,9 +165,11 @@ class AvailabilityRun:
             self.steps += done
             self._free_s += done * self._step_s
 
-    def _change(self, plan: Plan, from_s: float, pauses: dict[str, float]) -> None:
-        """Go over to a plan, when its pauses and the move of its state are over."""
+    def _change(self, plan: Plan, from_s: float, pauses: dict[str, float], ahead: GoesAhead | None = None) -> None:
+        """Go over to a plan, when its pauses and the move of its state are over, or of what has not gone ahead."""
         move_s, size = moved(self._profile, self._optimizer, self._held, self._holders, plan)
+        if ahead is not None:
+            move_s = ahead.slower_s + ahead.left_s
         for part, seconds in (pauses | {"move": move_s}).items():
             self.pause_s[part] += seconds
         self.moved_bytes += size
@@ -217,7 +234,8 @@ class AvailabilityRun:
         found = self._plans.full(plan, self._present)
         if found is None or not is_worth(self._plans.step_s(plan), self._plans.step_s(found[0])):
             return ""
-        self._next = (from_s + _PLAN_S, found[0])
+        ahead = self._plans.ahead(plan, found[0])
+        self._next = (from_s + _PLAN_S + (ahead.beside_s if ahead else 0.0), found[0], ahead)
         return found[1]
 
     def _tell(self, at_s: float, text: str) -> None:

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from spantrain.app.planning.light_change import light_change
 from spantrain.app.planning.protection import keepers_wait_s, with_keepers
+from spantrain.app.simulation.availability import goes_ahead
 from spantrain.core.plan import Plan
 from spantrain.core.profile import Profile
 from spantrain.cost.memory import MemoryCost
@@ -12,6 +13,7 @@ from spantrain.planner.engine.engine import make_plan
 from spantrain.planner.engine.outcome import PlanOptions
 from spantrain.planner.engine.predict import predict
 from spantrain.planner.request import Constraints, JobSpec
+from spantrain.sim.availability import GoesAhead
 from spantrain_studies.availability.likeness import HostSymmetry, with_names
 
 DISK_BYTES_PER_S = 1e9
@@ -79,6 +81,11 @@ class OwnPlans:
     def protected(self, plan: Plan) -> Plan:
         """Return a plan with keepers."""
         return with_keepers(plan, self.profile, self.job.optimizer, self.losses)
+
+    def ahead(self, before: Plan, after: Plan) -> GoesAhead | None:
+        """Return how a change takes place whose state goes ahead; None where that is not worth the while."""
+        steps_s = self.step_s(before), self.step_s(after)
+        return goes_ahead(self.profile, self.job.optimizer, before, after, steps_s)
 
     def calm_step_s(self, plan: Plan) -> float:
         """Return the predicted seconds of a step without keepers and checkpoints."""

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from spantrain.app.planning.ahead import ahead_of
 from spantrain.app.planning.light_change import light_change
 from spantrain.app.planning.protection import keepers_wait_s, with_keepers
 from spantrain.config.files.text_files import read_text
@@ -21,7 +22,7 @@ from spantrain.cost.money import Prices
 from spantrain.errors import ConfigError, PlanError
 from spantrain.planner.engine.predict import predict
 from spantrain.planner.present import full_plan
-from spantrain.sim.availability import AvailabilityEvent, AvailabilityRun, Goodput
+from spantrain.sim.availability import AvailabilityEvent, AvailabilityRun, GoesAhead, Goodput
 
 _FIELDS = ("time_s", "device", "event")
 _REMEDY = "give a CSV file with the columns time_s,device,event or a JSON list of such objects"
@@ -118,6 +119,16 @@ def _drawn(text: str, cluster: Cluster, until_s: float) -> list[AvailabilityEven
     return events
 
 
+def goes_ahead(
+    profile: Profile, optimizer: str, before: Plan, after: Plan, steps_s: tuple[float, float]
+) -> GoesAhead | None:
+    """Return how a change takes place whose state goes ahead; the arguments are those of `ahead_of`."""
+    found = ahead_of(profile, optimizer, before, after, steps_s)
+    if found is None:
+        return None
+    return GoesAhead(beside_s=found.beside_s, slower_s=found.slower_s, left_s=found.left_s)
+
+
 class LivePlans:
     """The plans of live runs, each question asked once."""
 
@@ -142,6 +153,10 @@ class LivePlans:
     def protected(self, plan: Plan) -> Plan:
         """Return a plan with its keepers."""
         return with_keepers(plan, self._profile, self._optimizer, self._losses)
+
+    def ahead(self, before: Plan, after: Plan) -> GoesAhead | None:
+        """Return how a change takes place whose state goes ahead; None where that is not worth the while."""
+        return goes_ahead(self._profile, self._optimizer, before, after, (self.step_s(before), self.step_s(after)))
 
     def calm_step_s(self, plan: Plan) -> float:
         """Return the predicted seconds of a step without keepers."""

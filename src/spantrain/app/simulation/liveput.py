@@ -106,7 +106,8 @@ class _AsPlanned:
 
     def __init__(self, plan: Plan, light: LivePlans) -> None:
         self._plan, self._all = plan, frozenset(plan.cluster.device_by_name)
-        self.light, self.step_s, self.calm_step_s = light.light, light.step_s, light.calm_step_s
+        self.light, self.ahead = light.light, light.ahead
+        self.step_s, self.calm_step_s = light.step_s, light.calm_step_s
 
     def full(self, plan: Plan, present: frozenset[str]) -> tuple[Plan, str] | None:
         """Return the plan as it was made, or its light change."""

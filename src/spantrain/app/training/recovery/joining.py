@@ -14,10 +14,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from spantrain.app.live_requests import DRAIN, taken
+from spantrain.app.planning.ahead import MovesAhead, ahead_of
 from spantrain.app.planning.protection import protected_step_s
 from spantrain.app.reporter import Reporter
 from spantrain.app.session import Session
-from spantrain.app.training.recovery.ahead import MovesAhead, ahead_of
 from spantrain.app.training.recovery.carry_on import Leg, givers_of
 from spantrain.app.training.requests import TrainRequest
 from spantrain.app.training.stop import StopRequest

@@ -33,6 +33,18 @@ class MovesAhead:
     size_bytes: int
     move_s: float
     """What it would take while all stand still."""
+    left_s: float
+    """What is left to move then."""
+
+    @property
+    def beside_s(self) -> float:
+        """How long it takes beside the steps, about."""
+        return _BESIDE * self.move_s
+
+    @property
+    def slower_s(self) -> float:
+        """How much longer steps take meanwhile, all together."""
+        return _SLOWER * self.beside_s
 
     @property
     def patience_s(self) -> float:
@@ -62,12 +74,12 @@ def ahead_of(
     late |= {found.way(copy) for copy in found.copies if not found.fits(copy)}
     copies = tuple(copy for copy in found.copies if found.way(copy) not in late)
     move_s = max((state_s[found.way(copy)] for copy in copies), default=0.0)
-    left_s = max((sums_s[found.way(copy)] for copy in copies), default=0.0)
-    saved_s = move_s - max(left_s, *(state_s[way] for way in late), 0.0)
+    left_s = max(*(sums_s[found.way(copy)] for copy in copies), *(state_s[way] for way in late), 0.0, 0.0)
+    saved_s = move_s - left_s
     delay_s = math.ceil(_BESIDE * move_s / before_s) * (before_s - after_s + _SLOWER * before_s)
     if not copies or saved_s < max(_WORTH_S, delay_s):
         return None
-    return MovesAhead(copies=copies, size_bytes=sum(map(found.state_bytes, copies)), move_s=move_s)
+    return MovesAhead(copies=copies, size_bytes=sum(map(found.state_bytes, copies)), move_s=move_s, left_s=left_s)
 
 
 class _Lacking:
