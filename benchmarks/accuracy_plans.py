@@ -210,7 +210,7 @@ class PlanMaker:
                 law = AnalyticLaw(kind=kind, speed=_SLOW, dtype="float32")
                 samples = max(1, round(self._sizes[index] * share / sum(shares)))
                 units = self._graph.units[first:end]
-                seconds = sum(law.stage_seconds(units, op, samples) for op in (Op.FORWARD, Op.BACKWARD))
+                seconds = sum(law.seconds(unit, op, samples) for unit in units for op in (Op.FORWARD, Op.BACKWARD))
                 worst_s = max(worst_s, seconds * self._case.batch / self._sizes[index])
         return worst_s
 

@@ -233,7 +233,7 @@ class LawCosts(StepCosts):
         """Return the seconds of an action on a device."""
         stage = self.plan.stages[action.stage]
         units = self.units[stage.first_unit : stage.end_unit]
-        return self._laws[device].stage_seconds(units, action.op, action.span.size)
+        return sum(self._laws[device].seconds(unit, action.op, action.span.size) for unit in units)
 
     def transfer(self, source: str, target: str, direction: Direction, stage: int, span: Span) -> TransferCost:
         """Return what it takes to send a span; all pairs between two sites share the link."""

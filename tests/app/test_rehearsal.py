@@ -72,5 +72,5 @@ def test_in_a_file(profile):
     assert from_json(Profile, old, "here").runtime is None
     wrong = to_json(measured)
     wrong["runtime"]["message_s"] = -1.0
-    with pytest.raises(ConfigError, match=r"runtime.*must not be negative"):
+    with pytest.raises(ConfigError, match=r"runtime.*message_s must be at least 0"):
         from_json(Profile, wrong, "here")

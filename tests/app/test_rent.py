@@ -14,7 +14,7 @@ from spantrain.app.renting.preemption import CHECKPOINT_S, REPLACED_S, loss_of_h
 from spantrain.app.renting.search import RentRequest, rent
 from spantrain.config.cluster_file import parse_cluster
 from spantrain.config.prices import load_prices, parse_prices, shipped_prices
-from spantrain.core.money.offers import Market
+from spantrain.core.money.prices import Market
 from spantrain.errors import InfeasiblePlanError, PlanError
 from spantrain.models.catalog.catalog import resolve_model
 from spantrain.planner.engine.evaluate import Evaluator

@@ -5,8 +5,7 @@ import pytest
 from spantrain.config.cluster_file import parse_cluster
 from spantrain.config.kinds import load_kinds
 from spantrain.config.prices import load_prices, parse_prices, read_prices, shipped_prices, with_prices
-from spantrain.core.money.offers import Market
-from spantrain.core.money.prices import Distance, KindPrice
+from spantrain.core.money.prices import Distance, KindPrice, Market
 from spantrain.errors import ConfigError
 
 OFFERS = """

@@ -109,12 +109,6 @@ def test_a_lookup_has_no_backward_of_inputs() -> None:
     assert law().seconds(unit, Op.BACKWARD, 4) == law().seconds(unit, Op.BACKWARD_WEIGHT, 4) > 0
 
 
-def test_a_stage_is_the_sum_of_its_units() -> None:
-    units = [make_unit(), make_unit(flop=3e9)]
-    wanted = sum(law().seconds(unit, Op.FORWARD, 2) for unit in units)
-    assert law().stage_seconds(units, Op.FORWARD, 2) == wanted
-
-
 def test_nonsense_is_refused() -> None:
     with pytest.raises(ValueError, match="speed"):
         law(speed=0)

@@ -7,8 +7,7 @@ import pytest
 
 from spantrain.config.kinds import load_kinds
 from spantrain.config.prices import load_prices
-from spantrain.core.money.offers import Price, PriceTable
-from spantrain.core.money.prices import Egress, EgressTier, KindPrice
+from spantrain.core.money.prices import Egress, EgressTier, KindPrice, Price, PriceTable
 from spantrain.cost.money import IDLE_POWER_RATIO, NETWORK_J_PER_BYTE, between_sites, energy_of_step, money_of_step
 
 SENT = {("a0", "a1"): 5_000, ("a0", "b0"): 2_000_000_000, ("b0", "a0"): 1_000_000_000}

@@ -170,7 +170,7 @@ def test_of_what_optimizer_and_model_are_given_too(tmp_path):
     given = {"max_steps": 1, "output_dir": tmp_path / "run"}
     for optimizer, says in (
         (functools.partial(torch.optim.AdamW, lr=math.nan), "learning_rate must be a finite number, got nan"),
-        (functools.partial(torch.optim.SGD, momentum=1.0), "momentum must be at least 0 and below 1"),
+        (functools.partial(torch.optim.SGD, momentum=1.0), "momentum must be at least 0 and less than 1"),
         (functools.partial(torch.optim.AdamW, betas=0.9), "betas must be two numbers, got 0.9"),
         (functools.partial(torch.optim.AdamW, eps="small"), "adam_epsilon must be a finite number, got 'small'"),
     ):

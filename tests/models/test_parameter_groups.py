@@ -79,7 +79,7 @@ def test_a_rule_of_ones_own(spec):
     ("rule", "says"),
     [
         (lambda _name, _parameter: None, "returns None; wanted a dict"),
-        (lambda _name, _parameter: {"lr": -1.0}, "learning_rate must be positive, got -1.0"),
+        (lambda _name, _parameter: {"lr": -1.0}, "learning_rate must be more than 0, got -1.0"),
         (lambda _name, _parameter: {"weight_decy": 1.0}, "weight_decy"),
         (lambda name, _parameter: {"lr": 1.0 / len(name[:0])}, "the function raises at .*ZeroDivisionError"),
         (lambda _name, parameter: {"amsgrad": parameter.dim() == 1}, "changes the state of adamw is for all"),

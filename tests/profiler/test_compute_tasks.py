@@ -5,7 +5,7 @@ import torch
 
 from spantrain.core.cluster import DeviceKind
 from spantrain.cost.analytic import COMPUTE_EFFICIENCY, AnalyticLaw
-from spantrain.devices.cpu import CpuDevice
+from spantrain.devices.base import CpuDevice
 from spantrain.devices.emulated import EmulatedDevice
 from spantrain.profiler.compute import TASKS, measure_tasks
 

@@ -9,7 +9,7 @@ import torch
 
 from spantrain.core.action import Op
 from spantrain.core.units import ModelSpec, Unit, UnitGraph
-from spantrain.devices.cpu import CpuDevice
+from spantrain.devices.base import CpuDevice
 from spantrain.devices.emulated import EmulatedDevice
 from spantrain.models.catalog.catalog import resolve_model
 from spantrain.models.graph import build_graph

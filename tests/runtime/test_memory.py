@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from spantrain.core.span import Span
-from spantrain.devices.cpu import CpuDevice
+from spantrain.devices.base import CpuDevice
 from spantrain.models.build import build_units
 from spantrain.models.catalog.catalog import resolve_model
 from spantrain.models.execution.stage import StageExecutor

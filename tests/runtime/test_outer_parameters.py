@@ -15,7 +15,7 @@ from torch import Tensor
 from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan
 from spantrain.core.span import Span
-from spantrain.devices.cpu import CpuDevice
+from spantrain.devices.base import CpuDevice
 from spantrain.models.build import build_units, unit_names
 from spantrain.models.tensor_parallel.division import take
 from spantrain.models.tensor_parallel.group import ThreadGroup

@@ -17,8 +17,7 @@ from spantrain.config.files.text_files import read_text
 from spantrain.config.files.yaml_fields import Field, parse_yaml
 from spantrain.config.kinds import load_kinds, read_kind
 from spantrain.core.cluster import MAX_DEVICES, Cluster, DeviceKind
-from spantrain.core.money.offers import Line, Market, Offer, Price, PriceTable
-from spantrain.core.money.prices import Distance, Egress, EgressTier, KindPrice
+from spantrain.core.money.prices import Distance, Egress, EgressTier, KindPrice, Line, Market, Offer, Price, PriceTable
 from spantrain.core.quantities import parse_bandwidth, parse_bytes, parse_seconds
 from spantrain.errors import ConfigError
 

@@ -3,7 +3,9 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Annotated
 
+from spantrain.core.bounds import Bounds, check_bounds
 from spantrain.core.shares import TensorPart
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -25,22 +27,21 @@ class StoredFile:
     device: str
     """Device that wrote it, on its own machine."""
     sha256: str
-    size_bytes: int
+    size_bytes: Annotated[int, Bounds(low=0)]
     tensors: Mapping[str, StoredTensor] = field(default_factory=dict)
     """By name: `parameter/NAME`, `optimizer/KEY/NAME`, `buffer/NAME`, `random/KIND`; NAME is the unsplit model's."""
 
     def __post_init__(self) -> None:
         if not _SHA256.fullmatch(self.sha256):
             raise ValueError(f"sha256 has 64 hexadecimal digits, got {self.sha256!r}")
-        if self.size_bytes < 0:
-            raise ValueError(f"size_bytes must not be negative, got {self.size_bytes}")
+        check_bounds(self)
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointContent:
     """All that devices must know of a checkpoint to begin with it."""
 
-    step: int
+    step: Annotated[int, Bounds(low=0)]
     """Steps done."""
     files: Mapping[str, StoredFile] = field(default_factory=dict)
     """By name in the checkpoint's folder."""
@@ -48,8 +49,7 @@ class CheckpointContent:
     """State that is a number and the same on all devices, such as the loss scale of float16."""
 
     def __post_init__(self) -> None:
-        if self.step < 0:
-            raise ValueError(f"step must not be negative, got {self.step}")
+        check_bounds(self)
         strange = [name for name in self.files if "/" in name or name.startswith(".")]
         if strange:
             raise ValueError(f"files lie in the checkpoint's own folder, got {strange}")
@@ -59,12 +59,11 @@ class CheckpointContent:
 class LedgerEntry:
     """From this step on, until the next entry, each step took so many samples."""
 
-    first_step: int
-    global_batch: int
+    first_step: Annotated[int, Bounds(low=0)]
+    global_batch: Annotated[int, Bounds(low=1)]
 
     def __post_init__(self) -> None:
-        if self.first_step < 0 or self.global_batch < 1:
-            raise ValueError(f"a ledger entry needs first_step >= 0 and global_batch >= 1, got {self}")
+        check_bounds(self, "a ledger entry")
 
 
 @dataclass(frozen=True, kw_only=True)

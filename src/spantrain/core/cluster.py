@@ -1,11 +1,12 @@
 """The machines and the network: kinds, devices, hosts, sites, links."""
 
-import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Annotated
 
+from spantrain.core.bounds import Bounds, NotNegative, Positive, check_bounds
 from spantrain.core.money.prices import Egress, KindPrice
 from spantrain.core.names import check_name
 
@@ -24,11 +25,11 @@ class DeviceKind:
     """What the data sheet of a kind of accelerator says."""
 
     name: str
-    peak_fp16_flop_per_s: float
-    peak_fp32_flop_per_s: float
-    memory_bytes: int
-    memory_bandwidth_bytes_per_s: float
-    power_w: float
+    peak_fp16_flop_per_s: Positive
+    peak_fp32_flop_per_s: Positive
+    memory_bytes: Annotated[int, Bounds(low=1)]
+    memory_bandwidth_bytes_per_s: Positive
+    power_w: NotNegative
     source: str
     """Where the figures come from."""
     unified_memory: bool = False
@@ -37,11 +38,7 @@ class DeviceKind:
     def __post_init__(self) -> None:
         if not self.name.isprintable() or not 1 <= len(self.name) <= _MAX_KIND:
             raise ValueError(f"a kind's name is 1 to {_MAX_KIND} printable characters, got {self.name[:80]!r}")
-        if not 0 <= self.power_w < math.inf:
-            raise ValueError(f"kind {self.name}: power_w must not be negative, got {self.power_w}")
-        for name in ("peak_fp16_flop_per_s", "peak_fp32_flop_per_s", "memory_bytes", "memory_bandwidth_bytes_per_s"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"kind {self.name}: {name} must be positive, got {getattr(self, name)}")
+        check_bounds(self, f"kind {self.name}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,20 +76,17 @@ class Host:
     devices: tuple[str, ...]
     address: str | None = None
     """Where its workers can be reached, if that is known before they join."""
-    memory_bytes: int | None = None
+    memory_bytes: Annotated[int | None, Bounds(low=1)] = None
     """Of the processor; None: as far as it is not a device's, it is not known."""
     ssh: str | None = None
     """What ssh calls it, [USER@]HOST; None: its address, or its name."""
 
-    inside_bandwidth_bytes_per_s: float | None = None
+    inside_bandwidth_bytes_per_s: Annotated[float | None, Bounds(over=0)] = None
     """Between two of its devices; None: nobody says, and `INSIDE_BYTES_PER_S` is taken."""
 
     def __post_init__(self) -> None:
         check_name("host", self.name)
-        if self.memory_bytes is not None and self.memory_bytes <= 0:
-            raise ValueError(f"host {self.name}: memory_bytes must be positive, or None, got {self.memory_bytes}")
-        if not 0 < (self.inside_bandwidth_bytes_per_s or 1.0) < math.inf:
-            raise ValueError(f"host {self.name}: its inside bandwidth must be positive")
+        check_bounds(self, f"host {self.name}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,13 +95,13 @@ class Site:
 
     name: str
     hosts: tuple[str, ...]
-    bandwidth_bytes_per_s: float
+    bandwidth_bytes_per_s: Positive
     """Rate of each host's port, in each direction, inside the site."""
-    latency_s: float
+    latency_s: NotNegative
     """One way between two hosts of the site."""
-    uplink_bandwidth_bytes_per_s: float | None = None
+    uplink_bandwidth_bytes_per_s: Annotated[float | None, Bounds(over=0)] = None
     """What all that leaves the site for other sites shares; None: nothing but the links themselves."""
-    downlink_bandwidth_bytes_per_s: float | None = None
+    downlink_bandwidth_bytes_per_s: Annotated[float | None, Bounds(over=0)] = None
     """The same of what comes from other sites."""
     region: str = ""
     """`provider/region`, for the prices of what leaves it; empty: nobody says."""
@@ -120,15 +114,7 @@ class Site:
 
     def __post_init__(self) -> None:
         check_name("site", self.name)
-        if not 0 < self.bandwidth_bytes_per_s < math.inf or not 0 <= self.latency_s < math.inf:
-            raise ValueError(
-                f"site {self.name}: bandwidth_bytes_per_s must be positive and latency_s not negative, got "
-                f"{self.bandwidth_bytes_per_s} and {self.latency_s}"
-            )
-        for name in ("uplink_bandwidth_bytes_per_s", "downlink_bandwidth_bytes_per_s"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                raise ValueError(f"site {self.name}: {name} must be positive, or None for no such limit, got {value}")
+        check_bounds(self, f"site {self.name}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,22 +123,14 @@ class Link:
 
     source: str
     target: str
-    bandwidth_bytes_per_s: float
-    latency_s: float
+    bandwidth_bytes_per_s: Positive
+    latency_s: NotNegative
     """One way."""
-    jitter_s: float = 0.0
-    loss_ratio: float = 0.0
+    jitter_s: NotNegative = 0.0
+    loss_ratio: Annotated[float, Bounds(low=0, under=1)] = 0.0
 
     def __post_init__(self) -> None:
-        where = f"link {self.source} -> {self.target}"
-        if not 0 < self.bandwidth_bytes_per_s < math.inf:
-            raise ValueError(
-                f"{where}: bandwidth must be positive and finite, got {self.bandwidth_bytes_per_s} bytes/s"
-            )
-        if not (0 <= self.latency_s < math.inf and 0 <= self.jitter_s < math.inf):
-            raise ValueError(f"{where}: latency and jitter must be finite and not negative")
-        if not 0 <= self.loss_ratio < 1:
-            raise ValueError(f"{where}: loss_ratio must be in [0, 1), got {self.loss_ratio}")
+        check_bounds(self, f"link {self.source} -> {self.target}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,7 +149,7 @@ class Cluster:
     links: tuple[Link, ...]
     default_link: Link | None = None
     """Of all pairs of sites that are not among `links`, with no ends of its own; None: all are among them."""
-    emulated_speed: float = 1.0
+    emulated_speed: Positive = 1.0
     description: str = ""
 
     def with_memory(self, memory_bytes: Mapping[str, int]) -> "Cluster":
@@ -188,8 +166,7 @@ class Cluster:
         for what, most in (("sites", MAX_SITES), ("devices", MAX_DEVICES)):
             if len(getattr(self, what)) > most:
                 raise ValueError(f"{self.name}: has {len(getattr(self, what))} {what}; at most {most} are planned for")
-        if not 0 < self.emulated_speed < math.inf:
-            raise ValueError(f"{self.name}: emulated_speed must be positive and finite, got {self.emulated_speed}")
+        check_bounds(self, self.name)
 
     @cached_property
     def device_by_name(self) -> Mapping[str, Device]:

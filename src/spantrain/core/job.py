@@ -1,12 +1,11 @@
 """How to train: steps, optimizer, learning rate, clipping; the same for every plan."""
 
-import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
-from typing import Any
+from typing import Annotated, Any
 
+from spantrain.core.bounds import Bounds, NotNegative, Positive, bound_problems, type_problems
 from spantrain.core.names import unknown_name
 from spantrain.core.units import ModelSpec, UnitGraph
 from spantrain.core.update.optimizers import ParameterGroup, optimizer_fields, optimizer_problems, optimizer_state
@@ -17,22 +16,17 @@ from spantrain.formats.registry import WireFormat
 ADAPTERS = ("auto", "paper", "off")
 BATCH_NORMS = ("auto", "micro-batch", "replicas", "frozen")
 MAX_TRACE_STEPS = 50
-LARGEST_NUMBER = 2**53
-"""Whole numbers up to it are exact as floating-point numbers too."""
-_LEAST: Mapping[str, int] = MappingProxyType(
-    {"steps": 1, "warmup_steps": 0, "decay_steps": 1, "checkpoint_every": 0, "evaluate_every": 0, "trace_steps": 0}
-)
 _SHOWN = 2
 """Names in a line for people."""
-_POSITIVE = ("learning_rate", "adam_epsilon", "max_grad_norm", "loss_scale")
-_PARTS = ("momentum", "adam_beta1", "adam_beta2")
+_Count = Annotated[int, Bounds(low=0)]
+_Part = Annotated[float, Bounds(low=0, under=1)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainJob:
     """What every worker needs to know besides the plan."""
 
-    steps: int
+    steps: Annotated[int, Bounds(low=1)]
     seed: int = 0
     data_seed: int | None = None
     """Of the order of samples; None: `seed`."""
@@ -42,30 +36,30 @@ class TrainJob:
     """What it takes besides, such as `amsgrad`."""
     parameter_groups: tuple[ParameterGroup, ...] = ()
     """Parameters with options of their own; all others have the job's."""
-    learning_rate: float = 3e-3
-    weight_decay: float = 0.01
-    momentum: float = 0.9
+    learning_rate: Positive = 3e-3
+    weight_decay: NotNegative = 0.01
+    momentum: _Part = 0.9
     """Momentum of SGD."""
-    adam_beta1: float = 0.9
-    adam_beta2: float = 0.999
-    adam_epsilon: float = 1e-8
-    warmup_steps: int = 10
+    adam_beta1: _Part = 0.9
+    adam_beta2: _Part = 0.999
+    adam_epsilon: Positive = 1e-8
+    warmup_steps: _Count = 10
     """Of all schedules but `constant`, which has none; the first step of a warm-up has the rate 0."""
     lr_schedule: str = "constant_with_warmup"
     """One of `core.update.rates`."""
     lr_schedule_options: Mapping[str, Any] = field(default_factory=dict, hash=False)
     """What the schedule takes besides, such as `num_cycles`."""
-    decay_steps: int = 1000
+    decay_steps: Annotated[int, Bounds(low=1)] = 1000
     """Where a schedule that falls has fallen."""
-    max_grad_norm: float | None = 1.0
+    max_grad_norm: Annotated[float | None, Bounds(over=0)] = 1.0
     """Gradients are scaled down to this global norm; None leaves them."""
-    checkpoint_every: int = 0
+    checkpoint_every: _Count = 0
     """Steps between checkpoints; 0: only at the end and when interrupted."""
-    evaluate_every: int = 0
+    evaluate_every: _Count = 0
     """Steps between evaluations on held-out data, the start and the end included; 0: never."""
-    trace_steps: int = 3
+    trace_steps: Annotated[int, Bounds(low=0, high=MAX_TRACE_STEPS)] = 3
     """The last so many steps go into the trace; at most 50."""
-    loss_scale: float = 65536.0
+    loss_scale: Positive = 65536.0
     """Under float16: what the loss is multiplied by at first (`runtime.gradients.optimizer`)."""
     adapter: str = "auto"
     """What follows the network while it trains (`docs/adapter.md`)."""
@@ -79,7 +73,7 @@ class TrainJob:
     """How many steps old the weights are that a step works on: 1 lets steps overlap (`schedule.dispatch.policies`)."""
 
     def __post_init__(self) -> None:
-        problems = [*self._no_numbers()] or [*self._unknown_words(), *self._out_of_range()]
+        problems = type_problems(self) or [*self._unknown_words(), *bound_problems(self), *self._contradictions()]
         if problems:
             raise ValueError("; ".join(problems))
 
@@ -117,19 +111,6 @@ class TrainJob:
             "ones follow all micro-batches of a step in the order of samples; other micro-batches give other losses"
         )
 
-    def _no_numbers(self) -> Iterator[str]:
-        for name in (*_LEAST, "seed", "data_seed", "staleness"):
-            value = getattr(self, name)
-            if (name, value) == ("data_seed", None):
-                continue
-            if type(value) is not int or abs(value) > LARGEST_NUMBER:
-                yield f"{name} must be a whole number of at most {LARGEST_NUMBER}, got {value!r}"
-        for name in (*_POSITIVE, *_PARTS, "weight_decay"):
-            value = getattr(self, name)
-            is_none = value is None and name == "max_grad_norm"
-            if not is_none and (type(value) not in (int, float) or not math.isfinite(value)):
-                yield f"{name} must be a finite number, got {value!r}"
-
     def _unknown_words(self) -> Iterator[str]:
         yield from optimizer_problems(self.optimizer, self.optimizer_options)
         if self.adapter not in ADAPTERS:
@@ -137,20 +118,7 @@ class TrainJob:
         if self.batch_norm not in BATCH_NORMS:
             yield unknown_name("batch_norm", self.batch_norm, BATCH_NORMS)
 
-    def _out_of_range(self) -> Iterator[str]:
-        for name, least in _LEAST.items():
-            if getattr(self, name) < least:
-                yield f"{name} must be at least {least}, got {getattr(self, name)}"
-        for name in _POSITIVE:
-            if (value := getattr(self, name)) is not None and value <= 0:
-                yield f"{name} must be positive, got {value}"
-        for name in _PARTS:
-            if not 0 <= getattr(self, name) < 1:
-                yield f"{name} must be at least 0 and below 1, got {getattr(self, name)}"
-        if self.weight_decay < 0:
-            yield f"weight_decay must not be negative, got {self.weight_decay}"
-        if self.trace_steps > MAX_TRACE_STEPS:
-            yield f"trace_steps must be at most {MAX_TRACE_STEPS}, got {self.trace_steps}"
+    def _contradictions(self) -> Iterator[str]:
         yield from schedule_problems(self.lr_schedule, self._course, self.lr_schedule_options)
         if needs_end(self.lr_schedule) and self.decay_steps <= self.warmup_steps:
             yield f"decay_steps ({self.decay_steps}) must exceed warmup_steps ({self.warmup_steps})"

@@ -4,7 +4,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
+from typing import Annotated
 
+from spantrain.core.bounds import Bounds, NotNegative, check_bounds
 from spantrain.core.cluster import Cluster
 from spantrain.core.outer.groups import OuterPlan
 from spantrain.core.span import Span, split_by_shares
@@ -14,8 +16,6 @@ from spantrain.formats.registry import WireFormat
 
 DEFAULT_BUCKET_BYTES = 8 * 2**20
 """Size for our own sums, until one is chosen by the link (`planner.assembly.tuning`)."""
-
-_MAX_AT_ONCE = 64
 
 
 class SumModel(StrEnum):
@@ -34,23 +34,18 @@ class GradientSums:
     """How a stage's gradients are summed over its replicas, which runtime and simulator both follow."""
 
     model: SumModel = SumModel.SPANTRAIN
-    bucket_bytes: int = DEFAULT_BUCKET_BYTES
+    bucket_bytes: Annotated[int, Bounds(low=1)] = DEFAULT_BUCKET_BYTES
     """Size of the buckets, which are filled from the last unit on. Where parameters are divided, too (zero3), each
     unit's gradients are a bucket, whatever stands here."""
-    first_bucket_bytes: int | None = None
+    first_bucket_bytes: Annotated[int | None, Bounds(low=1)] = None
     """Size of the bucket that is whole first; None: like the others."""
     beside_backward: bool = True
     """Whether a bucket is summed as soon as it is whole, beside the last backward; else all come behind it."""
-    at_once: int = 2
+    at_once: Annotated[int, Bounds(low=1, high=64)] = 2
     """Most buckets under way at once where Gloo carries them: two, as torch's has threads for. NCCL sums one by one."""
 
     def __post_init__(self) -> None:
-        for name in ("bucket_bytes", "first_bucket_bytes", "at_once"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
-        if self.at_once > _MAX_AT_ONCE:
-            raise ValueError(f"at_once must be at most {_MAX_AT_ONCE}, got {self.at_once}")
+        check_bounds(self)
 
     @property
     def copied_bytes(self) -> int:
@@ -81,14 +76,13 @@ OWN_SUMS = GradientSums()
 class PlannedWait:
     """An action worth waiting for, though something else could run."""
 
-    position: int
+    position: Annotated[int, Bounds(low=0)]
     """Which action of the order it is, from 0."""
-    seconds: float
+    seconds: NotNegative
     """For how long the device should be idle before it."""
 
     def __post_init__(self) -> None:
-        if self.position < 0 or self.seconds < 0:
-            raise ValueError(f"a planned wait's position and seconds must not be negative, got {self}")
+        check_bounds(self, "a planned wait")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise, permutations
+from typing import Annotated
 
+from spantrain.core.bounds import Bounds, NotNegative, Positive, check_bounds
 from spantrain.core.cluster import Cluster
 from spantrain.core.units import ModelSpec, UnitGraph
 from spantrain.formats.precision import check_dtype
@@ -27,34 +29,27 @@ class UnitTiming:
     kind: str
     dtype: str
     """One of `formats.precision`."""
-    samples: int
-    forward_s: float
-    backward_input_s: float
-    backward_weight_s: float
-    tp_degree: int = 1
+    samples: Annotated[int, Bounds(low=1)]
+    forward_s: NotNegative
+    backward_input_s: NotNegative
+    backward_weight_s: NotNegative
+    tp_degree: Annotated[int, Bounds(low=1)] = 1
     source: str = "measured"
     """`measured` or `analytic`."""
 
     def __post_init__(self) -> None:
-        if self.samples < 1 or min(self.forward_s, self.backward_input_s, self.backward_weight_s) < 0:
-            raise ValueError(f"{self.unit_class} on {self.kind}: samples must be positive, seconds not negative")
-        if self.tp_degree < 1:
-            raise ValueError(f"{self.unit_class} on {self.kind}: tp_degree must be at least 1, got {self.tp_degree}")
+        check_bounds(self, f"{self.unit_class} on {self.kind}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class BandwidthPoint:
     """What one size of message was carried at."""
 
-    size_bytes: int
-    bandwidth_bytes_per_s: float
+    size_bytes: Annotated[int, Bounds(low=1)]
+    bandwidth_bytes_per_s: Positive
 
     def __post_init__(self) -> None:
-        if self.size_bytes < 1 or not 0 < self.bandwidth_bytes_per_s < math.inf:
-            raise ValueError(
-                f"a point of a bandwidth curve needs a positive size and bandwidth, got {self.size_bytes} bytes at "
-                f"{self.bandwidth_bytes_per_s} bytes/s"
-            )
+        check_bounds(self, "a point of a bandwidth curve")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,9 +128,9 @@ class LinkMeasurement:
 
     source: str
     target: str
-    latency_s: float
+    latency_s: NotNegative
     """One way: half of the round trip of five int32."""
-    bandwidth_bytes_per_s: float
+    bandwidth_bytes_per_s: Positive
     """Rate of a large payload, latency taken off."""
     payload_bytes: int
     rounds: int
@@ -143,11 +138,7 @@ class LinkMeasurement:
     """By size of message, where more than one was measured; None: the bandwidth above holds for all."""
 
     def __post_init__(self) -> None:
-        where = f"link {self.source} -> {self.target}"
-        if not 0 < self.bandwidth_bytes_per_s < math.inf:
-            raise ValueError(f"{where}: bandwidth must be positive, got {self.bandwidth_bytes_per_s} bytes/s")
-        if not 0 <= self.latency_s < math.inf:
-            raise ValueError(f"{where}: latency must not be negative, got {self.latency_s} s")
+        check_bounds(self, f"link {self.source} -> {self.target}")
 
     @classmethod
     def described(cls, cluster: Cluster, source: str, target: str) -> "LinkMeasurement":
@@ -183,16 +174,15 @@ class DeviceScore:
 class RuntimeCosts:
     """What the runtime itself takes, measured in a rehearsal on the devices that train: `app.profiling.rehearsal`."""
 
-    action_s: float
+    action_s: NotNegative
     """From the end of an action to the start of the next one, when nothing has to be waited for."""
-    message_s: float
+    message_s: NotNegative
     """What a message takes besides its link: the software of both ends, until the action that needs it starts."""
-    step_end_s: float
+    step_end_s: NotNegative
     """From the end of all work and sums of a step to the start of the next one's work: the barrier and the update."""
 
     def __post_init__(self) -> None:
-        if not all(0 <= seconds < math.inf for seconds in (self.action_s, self.message_s, self.step_end_s)):
-            raise ValueError(f"the runtime's seconds must not be negative, got {self}")
+        check_bounds(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,11 +224,8 @@ class Profile:
     @cached_property
     def link_by_pair(self) -> Mapping[tuple[str, str], LinkMeasurement]:
         """Links by (source, target) device; of all pairs, even where they are described (ask `link` for a few)."""
-        found = {(link.source, link.target): link for link in self.links}
-        if self.links_described:
-            pairs = permutations((device.name for device in self.cluster.devices), 2)
-            found |= {pair: LinkMeasurement.described(self.cluster, *pair) for pair in pairs if pair not in found}
-        return found
+        pairs = permutations(self.cluster.device_by_name, 2)
+        return {pair: link for pair in pairs if (link := self.link(*pair)) is not None}
 
     def link(self, source: str, target: str) -> LinkMeasurement | None:
         """Return what is known of the way from one device to another; None if that is nothing."""

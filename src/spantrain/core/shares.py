@@ -5,7 +5,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Annotated
 
+from spantrain.core.bounds import Bounds, check_bounds
 from spantrain.core.span import Span, apportion
 
 
@@ -143,12 +145,11 @@ class MemberBytes:
     Both together may be more than a device alone holds: what is gathered and summed counts, too.
     """
 
-    whole_bytes: int
-    divided_bytes: int
+    whole_bytes: Annotated[int, Bounds(low=0)]
+    divided_bytes: Annotated[int, Bounds(low=0)]
 
     def __post_init__(self) -> None:
-        if min(self.whole_bytes, self.divided_bytes) < 0:
-            raise ValueError(f"bytes of a member must not be negative, got {self}")
+        check_bounds(self, "a member")
 
     def of(self, part: float) -> int:
         """Return the bytes of a member with such a part of what is divided."""

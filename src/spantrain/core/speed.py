@@ -4,7 +4,9 @@ import math
 from bisect import bisect_right
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Annotated
 
+from spantrain.core.bounds import Bounds, NotNegative, check_bounds
 from spantrain.errors import UsageError
 
 _SLOWEST = 1e-6
@@ -105,35 +107,23 @@ class LinkReport:
 
     peer: str
     verdict: LinkVerdict
-    bytes_per_s: float | None
+    bytes_per_s: Annotated[float | None, Bounds(over=0)]
     """Achieved while the link was busy; None where no message was large enough to tell."""
-    latency_s: float | None
+    latency_s: Annotated[float | None, Bounds(low=0)]
     """Shortest time from a small message's start to the peer's word that it has it: there and back; None: not known."""
-    queued_s: float
+    queued_s: NotNegative
     """The longest that a message of late waited before its first byte left."""
-    busy_s: float
+    busy_s: NotNegative
     """For how long the link was busy with these messages."""
-    messages: int
+    messages: Annotated[int, Bounds(low=0)]
     """Messages that the rate was found from."""
-    confidence: float
+    confidence: Annotated[float, Bounds(low=0, high=1)]
     """0 to 1: how far the messages agree on the rate, and whether they are enough."""
-    newest_bytes_per_s: float | None = None
+    newest_bytes_per_s: Annotated[float | None, Bounds(over=0)] = None
     """The rate of the newest quarter of them; None where there are too few."""
 
     def __post_init__(self) -> None:
-        for name in ("bytes_per_s", "newest_bytes_per_s"):
-            rate = getattr(self, name)
-            if rate is not None and not 0 < rate < math.inf:
-                raise ValueError(f"link to {self.peer}: {name} must be positive or None, got {rate}")
-        for name in ("latency_s", "queued_s", "busy_s"):
-            seconds = getattr(self, name)
-            if seconds is not None and not 0 <= seconds < math.inf:
-                raise ValueError(f"link to {self.peer}: {name} must be finite and not negative, got {seconds}")
-        if self.messages < 0 or not 0 <= self.confidence <= 1:
-            raise ValueError(
-                f"link to {self.peer}: messages must not be negative and confidence must be 0 to 1, got "
-                f"{self.messages} and {self.confidence}"
-            )
+        check_bounds(self, f"link to {self.peer}")
 
 
 @dataclass(frozen=True, kw_only=True)

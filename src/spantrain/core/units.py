@@ -3,7 +3,9 @@
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from typing import Annotated
 
+from spantrain.core.bounds import Bounds, NotNegative, check_bounds
 from spantrain.core.shares import ALONE, MemberBytes, MemberShare, TensorPieces, divided_share
 from spantrain.formats.registry import WireFormat
 
@@ -11,10 +13,10 @@ MAX_SEQUENCE = 2**24
 """Tokens of a sample."""
 TRAIN_ON = ("answers", "all")
 """Which tokens of a conversation count in the loss."""
-_MAX_BYTES = 2**46
-"""Bytes of all parameters together, or of a sample: no model has so many."""
 _MAX_DIMENSIONS = 16
-_MAX_SUMS = 64
+_SIZE = Bounds(low=0, high=2**46)
+"""Of all parameters together, or of a sample, in bytes: no model has so many."""
+Bytes = Annotated[int, _SIZE]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +47,7 @@ class ModelSpec:
     """Fields of the transformers configuration that differ from its defaults."""
     dataset: str
     """`stdlib-text`, `digits`, or `KIND:PATH` (`docs/data.md`)."""
-    sequence_length: int | None = None
+    sequence_length: Annotated[int | None, Bounds(low=1, high=MAX_SEQUENCE)] = None
     """Tokens per sample; None for image models."""
     objective: str = "next-byte"
     """`next-byte`, `masked-byte` or `classify`; of a factory's model: its own."""
@@ -66,8 +68,7 @@ class ModelSpec:
         return self.family in ("hf", "factory")
 
     def __post_init__(self) -> None:
-        if self.sequence_length is not None and not 1 <= self.sequence_length <= MAX_SEQUENCE:
-            raise ValueError(f"sequence_length must be from 1 to {MAX_SEQUENCE}, got {self.sequence_length}")
+        check_bounds(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,11 +79,11 @@ class TensorSpec:
     shape_per_sample: tuple[int, ...]
     dtype: str
     """`float32`, `bfloat16`, `int64`, ..."""
-    bytes_per_sample: int
+    bytes_per_sample: Bytes
     requires_grad: bool = True
 
     def __post_init__(self) -> None:
-        _check_bytes(f"tensor {self.name}", {"bytes_per_sample": self.bytes_per_sample})
+        check_bounds(self, f"tensor {self.name}")
         shape = self.shape_per_sample
         if len(shape) > _MAX_DIMENSIONS or min(shape, default=1) < 0:
             raise ValueError(f"tensor {self.name}: has up to {_MAX_DIMENSIONS} dimensions, none negative, got {shape}")
@@ -110,25 +111,25 @@ class Unit:
     """Prefix of its parameters' names in the unsplit model, e.g. `transformer.h.3`."""
     unit_class: str
     """Units with equal classes cost the same; measured once."""
-    parameter_bytes: int
-    forward_flop_per_sample: float
+    parameter_bytes: Bytes
+    forward_flop_per_sample: NotNegative
     outputs: tuple[TensorSpec, ...]
     """Every tensor alive at the cut behind this unit; the last unit's loss is not listed."""
-    activation_bytes_per_sample: int
+    activation_bytes_per_sample: Bytes
     """Held from F to I (or B) for one sample, the tensors of both cuts included."""
     shared: tuple[str, ...] = ()
     """Groups of shared parameters with a member in this unit, e.g. `wte`."""
-    tensor_sums: int = 0
+    tensor_sums: Annotated[int, Bounds(low=0, high=64)] = 0
     """Sums of its output over a tensor-parallel group in a forward pass, and as many of its input's gradient in a
     backward pass (Shoeybi et al., Megatron-LM, 2019: two in a transformer block); 0: it cannot be divided, every
     member of the group computes the whole."""
-    deferred_bytes_per_sample: int | None = None
+    deferred_bytes_per_sample: Annotated[int | None, _SIZE] = None
     """Held from I to W for one sample: the graph, and gradients inside the unit that W starts from. None: taken to be
     what is held before."""
-    working_bytes_per_sample: int = 0
+    working_bytes_per_sample: Bytes = 0
     """What its operations need besides for each sample of the span at work: tensors that nobody holds when an action is
     over."""
-    working_bytes: int = 0
+    working_bytes: Bytes = 0
     """What they need however few the samples: a new gradient of weights, before it is added to the one that is held."""
     tensor_pieces: tuple[TensorPieces, ...] = ()
     """What is divided in a unit that can be, by which whole pieces. Empty: taken to be all of it, at any point."""
@@ -146,26 +147,16 @@ class Unit:
     """Full names of its normalizations that may take statistics of batches (`core.job.TrainJob.batch_norm`)."""
     whole_micro_batch: WholeMicroBatch | None = None
     """None: each sample is by itself, so that it does not matter how a batch is cut."""
-    frozen_bytes: int = 0
+    frozen_bytes: Bytes = 0
     """Of its parameters' bytes, those that are not trained: without gradients and optimizer state."""
 
     def __post_init__(self) -> None:
-        names = (
-            "parameter_bytes", "frozen_bytes", "activation_bytes_per_sample", "deferred_bytes_per_sample",
-            "working_bytes_per_sample", "working_bytes",
-        )  # fmt: skip
-        _check_bytes(f"unit {self.name}", {name: getattr(self, name) or 0 for name in names})
+        check_bounds(self, f"unit {self.name}")
         if self.frozen_bytes > self.parameter_bytes:
             raise ValueError(
                 f"unit {self.name}: frozen_bytes are part of its parameter_bytes, {self.parameter_bytes}, got "
                 f"{self.frozen_bytes}"
             )
-        if not 0 <= self.forward_flop_per_sample < math.inf:
-            raise ValueError(
-                f"unit {self.name}: forward_flop_per_sample must not be negative, got {self.forward_flop_per_sample}"
-            )
-        if not 0 <= self.tensor_sums <= _MAX_SUMS:
-            raise ValueError(f"unit {self.name}: tensor_sums must be from 0 to {_MAX_SUMS}, got {self.tensor_sums}")
 
     def slices_sequence(self, share: MemberShare) -> bool:
         """Whether a member of a group holds slices of the sequence in it."""
@@ -221,7 +212,7 @@ class UnitGraph:
     units: tuple[Unit, ...]
     shared_bytes: Mapping[str, int]
     """Bytes of each group of shared parameters."""
-    input_bytes_per_sample: int = 0
+    input_bytes_per_sample: Bytes = 0
     """Bytes that enter the first unit."""
     frozen_shared: tuple[str, ...] = ()
     """Groups of shared parameters that are not trained."""
@@ -236,8 +227,11 @@ class UnitGraph:
         unknown = {name for unit in self.units for name in unit.shared} - set(self.shared_bytes)
         if unknown:
             raise ValueError(f"shared parameters without a size: {sorted(unknown)}")
-        _check_bytes("the model", {**self.shared_bytes, "input_bytes_per_sample": self.input_bytes_per_sample})
-        _check_bytes("the model", {"parameters": sum(unit.parameter_bytes for unit in self.units)})
+        check_bounds(self, "the model")
+        parameter_bytes = sum(unit.parameter_bytes for unit in self.units)
+        for name, size in (*self.shared_bytes.items(), ("parameters", parameter_bytes)):
+            if not _SIZE.holds(size):
+                raise ValueError(f"the model: {name} must be {_SIZE} bytes, got {size}")
 
     def fewest_samples(self, units: range) -> int:
         """Return how many samples units need at once, whose samples depend on each other; 0: they do not."""
@@ -377,10 +371,7 @@ class UnitGraph:
     @property
     def parameter_bytes(self) -> int:
         """Bytes of all parameters, shared ones counted once."""
-        doubled = sum(
-            (sum(name in unit.shared for unit in self.units) - 1) * size for name, size in self.shared_bytes.items()
-        )
-        return sum(unit.parameter_bytes for unit in self.units) - doubled
+        return sum(self.held_parameter_bytes(range(len(self.units))))
 
     @property
     def trained_bytes(self) -> int:
@@ -390,9 +381,3 @@ class UnitGraph:
 
 def _bytes_of(names: Collection[str], seen: Collection[str], sizes: Mapping[str, int]) -> int:
     return sum(sizes.get(name, 0) for name in names if name in seen)
-
-
-def _check_bytes(what: str, sizes: Mapping[str, int]) -> None:
-    for name, size in sizes.items():
-        if not 0 <= size <= _MAX_BYTES:
-            raise ValueError(f"{what}: {name} must be from 0 to {_MAX_BYTES} bytes, got {size}")

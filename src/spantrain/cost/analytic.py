@@ -109,10 +109,6 @@ class AnalyticLaw:
             case _:
                 return self._one_pass(unit, samples) + LAUNCH_S
 
-    def stage_seconds(self, units: Iterable[Unit], op: Op, samples: int) -> float:
-        """Return the seconds of one action of a stage made of these units."""
-        return sum(self.seconds(unit, op, samples) for unit in units)
-
     def training_seconds(self, units: Iterable[Unit], samples: int) -> float:
         """Return the seconds of forward and backward through units."""
         return sum(self.seconds(unit, op, samples) for unit in units for op in SPLIT_OPS)

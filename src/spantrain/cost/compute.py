@@ -149,15 +149,12 @@ def operations_of(op: Op, *, recomputed: bool) -> tuple[Op, ...]:
     """
     if not recomputed:
         return (op,)
-    match op:
-        case Op.FORWARD:
-            return (op,)
-        case Op.BACKWARD_INPUT:
-            return (Op.FORWARD, op, Op.BACKWARD_WEIGHT)
-        case Op.BACKWARD_WEIGHT:
-            return ()
-        case Op.BACKWARD:
-            return (Op.FORWARD, op)
+    return {
+        Op.FORWARD: (op,),
+        Op.BACKWARD_INPUT: (Op.FORWARD, op, Op.BACKWARD_WEIGHT),
+        Op.BACKWARD_WEIGHT: (),
+        Op.BACKWARD: (Op.FORWARD, op),
+    }[op]
 
 
 _EVEN = 1e-6

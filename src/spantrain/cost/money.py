@@ -12,8 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from spantrain.core.cluster import Cluster, Device
-from spantrain.core.money.offers import PriceTable
-from spantrain.core.money.prices import Distance, Egress, KindPrice, distance
+from spantrain.core.money.prices import Distance, Egress, KindPrice, PriceTable, distance
 
 _JOULES_PER_KWH = 3.6e6
 

@@ -26,15 +26,8 @@ def without_repeats(latency_s: list[float], busy_s: list[float]) -> tuple[list[f
     if len(busy_s) < _LONG_RING:
         return latency_s, busy_s
     hops = list(zip(latency_s, busy_s, strict=True))
-    borders = [0]
-    for number in range(1, len(hops)):
-        known = borders[-1]
-        while known and hops[number] != hops[known]:
-            known = borders[known - 1]
-        borders.append(known + (hops[number] == hops[known]))
-    period = len(hops) - borders[-1]
-    if len(hops) % period:
-        return latency_s, busy_s
+    sizes = (size for size in range(1, len(hops) + 1) if len(hops) % size == 0)
+    period = next(size for size in sizes if hops[size:] == hops[:-size] or size == len(hops))
     period = 2 * period if period == 2 else period
     return latency_s[:period], busy_s[:period]
 

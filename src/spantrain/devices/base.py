@@ -1,4 +1,4 @@
-"""What every device that computes can do; what only some can has its answer for the others here."""
+"""What every device that computes can do; what only some can has its answer for the others here, and the processor."""
 
 import contextlib
 import time
@@ -60,8 +60,9 @@ class ComputeDevice(ABC):
     fuses_optimizer = False
     """Whether torch has one kernel for the optimizer's step over many tensors there."""
 
-    def __init__(self, torch_device: torch.device) -> None:
-        self.torch_device = torch_device
+    def __init__(self, torch_device: torch.device | None = None) -> None:
+        """Take what torch calls so; None: the processor."""
+        self.torch_device = torch_device or torch.device("cpu")
         """Where tensors and parameters live."""
         self.last_s = 0.0
         """Seconds that the last piece of work took, as this device counts them."""
@@ -131,3 +132,14 @@ class ComputeDevice(ABC):
     def beside(torch_device: torch.device, mark: Any) -> AbstractContextManager[None]:  # noqa: ARG004
         """Queue what is done inside beside other work, behind a mark, and wait for its end."""
         return contextlib.nullcontext()
+
+
+class CpuDevice(ComputeDevice):
+    """The processor of the machine."""
+
+    def run(self, work: Callable[[], T], seconds: float | None, besides: EmulatedTime = NOTHING_MORE) -> T:  # noqa: ARG002
+        """Do the work and return its result."""
+        start_s = time.perf_counter()
+        result = work()
+        self.last_s = time.perf_counter() - start_s
+        return result

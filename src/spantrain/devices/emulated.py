@@ -2,16 +2,18 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol
 
-import torch
-
 from spantrain.devices.base import NOTHING_MORE, ComputeDevice, EmulatedTime, T
-from spantrain.devices.registry import class_of
 
 _LOOK_S = 0.05
 """How long a wait goes on before it is looked whether it is still needed."""
+_GAP_S = 1e-3
+"""Work counts as queued if it comes at most this long after the end of the work before."""
+_CARRY_S = 20e-3
+"""How far in the past a start may lie."""
+_SPIN_S = 150e-6
+"""How long before the deadline sleep ends: about what the system's timers overshoot by."""
 
 
 class Clock(Protocol):
@@ -24,12 +26,8 @@ class Clock(Protocol):
         """Return at that time, or at once if it has passed."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class PreciseClock:
     """The wall clock, waited for precisely: asleep until shortly before the deadline, then looking at the clock."""
-
-    spin_s: float = 150e-6
-    """How long before the deadline sleep ends: about what the system's timers overshoot by."""
 
     def now_s(self) -> float:
         """Return the system's monotonic time."""
@@ -37,7 +35,7 @@ class PreciseClock:
 
     def wait_until(self, deadline_s: float) -> None:
         """Return at the deadline, or at once if it has passed; late by tens of microseconds on a free processor."""
-        asleep_s = deadline_s - time.monotonic() - self.spin_s
+        asleep_s = deadline_s - time.monotonic() - _SPIN_S
         if asleep_s > 0:
             time.sleep(asleep_s)
         while time.monotonic() < deadline_s:
@@ -49,36 +47,20 @@ class EmulatedDevice(ComputeDevice):
 
     The wait goes to an absolute deadline. Work that is started at once after other work, as queued work is, starts at
     that work's deadline and not when this process got round to it, so that errors of waking up do not add up; a
-    device that was idle starts at the present. Time lost in one piece of work beyond `carry_s` is not caught up.
+    device that was idle starts at the present. Time lost in one piece of work beyond `_CARRY_S` is not caught up.
 
         previous deadline   woke up   started       deadline
               |----lag--------|---gap----|              |
               |<------------- seconds ----------------->|
     """
 
-    def __init__(
-        self,
-        *,
-        torch_device: torch.device | None = None,
-        gap_s: float = 1e-3,
-        carry_s: float = 20e-3,
-        clock: Clock | None = None,
-    ) -> None:
-        """Make an idle device.
-
-        Args:
-            torch_device: what really computes; the processor if not given.
-            gap_s: work counts as queued if it comes at most this long after the end of the work before.
-            carry_s: how far in the past a start may lie.
-            clock: what to wait by.
-        """
-        super().__init__(torch_device or torch.device("cpu"))
+    def __init__(self, clock: Clock | None = None) -> None:
+        """Make an idle device, which waits by a clock; the processor really computes."""
+        super().__init__()
         self.real_s = 0.0
         """Seconds of real computation."""
         self.emulated_s = 0.0
         """Seconds that it was to take."""
-        self._gap_s = gap_s
-        self._carry_s = carry_s
         self._clock = clock or PreciseClock()
         self._deadline_s = float("-inf")
         self._ended_s = float("-inf")
@@ -97,7 +79,6 @@ class EmulatedDevice(ComputeDevice):
         called_s = self._clock.now_s()
         start_s = self._start(called_s)
         result = work()
-        class_of(self.torch_device).settle(self.torch_device)
         done_s = self._clock.now_s()
         if seconds is None:
             self._deadline_s = done_s
@@ -120,8 +101,8 @@ class EmulatedDevice(ComputeDevice):
         self._clock.wait_until(deadline_s)
 
     def _start(self, now_s: float) -> float:
-        queued = now_s - self._ended_s <= self._gap_s
-        return max(self._deadline_s, now_s - self._carry_s) if queued else now_s
+        queued = now_s - self._ended_s <= _GAP_S
+        return max(self._deadline_s, now_s - _CARRY_S) if queued else now_s
 
     def _count(self, real_s: float, seconds: float) -> None:
         self.real_s += real_s

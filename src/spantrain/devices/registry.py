@@ -49,7 +49,7 @@ BACKENDS = {
             framework_bytes=CONTEXT_BYTES,
         ),
         # Its memory is the host's free memory, counted with the framework already in it.
-        Backend(name="cpu", device="spantrain.devices.cpu:CpuDevice", torch_type="cpu"),
+        Backend(name="cpu", device="spantrain.devices.base:CpuDevice", torch_type="cpu"),
         Backend(
             name="cuda", device="spantrain.devices.cuda:CudaDevice", torch_type="cuda", numbered=True,
             framework_bytes=CUDA_CONTEXT_BYTES, counts_allocations=True, carrier="nccl",

@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from spantrain.app.planning.protection import losses_of
 from spantrain.app.training.trackers import chosen_trackers
-from spantrain.core.job import LARGEST_NUMBER, TrainJob
+from spantrain.core.bounds import Bounds, NotNegative, bound_problems, type_problems
+from spantrain.core.job import TrainJob
 from spantrain.core.names import unknown_name
 from spantrain.core.update.optimizers import named_values, optimizer_fields
 from spantrain.core.update.rates import needs_end
@@ -68,7 +69,7 @@ class TrainingArguments:
     """The run's folder: checkpoints, trace, logs, profile and plan; empty: a new one under `runs`."""
     overwrite_output_dir: bool = False
     """Remove the run that `output_dir` holds; otherwise such a folder is refused, unless the run is gone on with."""
-    train_batch_size: int = 32
+    train_batch_size: Annotated[int, Bounds(low=1)] = 32
     """Samples of one optimizer step, over all devices."""
     max_steps: int = -1
     """In all; negative: as many as `num_train_epochs` need."""
@@ -82,15 +83,15 @@ class TrainingArguments:
     adam_beta1: float = 0.9
     adam_beta2: float = 0.999
     adam_epsilon: float = 1e-8
-    max_grad_norm: float = 1.0
+    max_grad_norm: NotNegative = 1.0
     """0: gradients are not clipped."""
     lr_scheduler_type: str = "linear"
     """One of the library's that are a function of the step: `linear`, `cosine`, `polynomial`, ..."""
     lr_scheduler_kwargs: Mapping[str, Any] | None = None
     """What the schedule takes besides, such as `{"num_cycles": 2}`."""
-    warmup_steps: float = 0.0
+    warmup_steps: NotNegative = 0.0
     """From the rate 0; below 1: a part of all steps."""
-    warmup_ratio: float = 0.0
+    warmup_ratio: Annotated[float, Bounds(low=0, high=1)] = 0.0
     """The same as a part of all steps; `warmup_steps` goes before it."""
     optim: str = "adamw_torch"
     """`adamw_torch`, or one of torch's by name, `adafactor` or `sgd`; the trainer's `optimizer` goes before it."""
@@ -114,9 +115,9 @@ class TrainingArguments:
     """With a loss scale that all stages agree on."""
     save_strategy: str = "steps"
     """`steps`, `epoch` or `no`; a checkpoint is written at the end in any case."""
-    save_steps: int = 500
+    save_steps: Annotated[int, Bounds(low=0)] = 500
     """Steps between checkpoints, with `steps`."""
-    save_total_limit: int = 2
+    save_total_limit: Annotated[int, Bounds(low=1)] = 2
     """Checkpoints that are kept."""
     load_best_model_at_end: bool = False
     """Keep the checkpoint with the best evaluation, and give its weights when training has ended."""
@@ -124,11 +125,11 @@ class TrainingArguments:
     """Name of a metric, with or without `eval_`; None: `loss`."""
     greater_is_better: bool | None = None
     """Of that metric; None: unless its name ends with `loss`."""
-    logging_steps: int = 10
+    logging_steps: Annotated[int, Bounds(low=0)] = 10
     """Steps between lines on standard error and scalars, whose loss is the mean over them; 0: none of either."""
     eval_strategy: str = ""
     """`steps`, `epoch` or `no`; empty: `steps` where there are `eval_steps`, else `no`."""
-    eval_steps: int = 0
+    eval_steps: Annotated[int, Bounds(low=0)] = 0
     """Steps between evaluations on held-out data; 0: as `logging_steps`, where `eval_strategy` is `steps`."""
     report_to: str | Sequence[str] = "none"
     """`tensorboard` (in the run's folder, under `tensorboard`), `wandb`, `trackio`, `mlflow`, or several of them."""
@@ -153,19 +154,11 @@ class TrainingArguments:
         object.__setattr__(self, "metric_for_best_model", metric)  # callbacks read these two
         if self.greater_is_better is None:
             object.__setattr__(self, "greater_is_better", not str(metric).endswith("loss"))
-        problems = self._wrong_types()
-        if problems:
-            raise ConfigError("TrainingArguments: " + "; ".join(problems))
+        if wrong := type_problems(self):
+            raise ConfigError("TrainingArguments: " + "; ".join(wrong))
+        problems = bound_problems(self)
         if (self.bf16 or self.bf16_weights) and self.fp16:
             problems.append("bf16 and fp16 exclude each other")
-        for name in ("train_batch_size", "save_total_limit"):
-            if getattr(self, name) < 1:
-                problems.append(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("save_steps", "logging_steps", "eval_steps", "max_grad_norm", "warmup_steps", "warmup_ratio"):
-            if getattr(self, name) < 0:
-                problems.append(f"{name} must not be negative, got {getattr(self, name)}")
-        if self.warmup_ratio > 1:
-            problems.append(f"warmup_ratio must be at most 1, got {self.warmup_ratio}")
         if self.lr_scheduler_type == "constant" and (self.warmup_steps or self.warmup_ratio):
             problems.append("lr_scheduler_type constant has no warm-up; constant_with_warmup has")
         if self.max_steps == 0 or (self.max_steps < 0 and self.num_train_epochs <= 0):
@@ -187,20 +180,6 @@ class TrainingArguments:
             problems.append(_in_own_words(error))
         if problems:
             raise ConfigError("TrainingArguments: " + "; ".join(problems))
-
-    def _wrong_types(self) -> list[str]:
-        """Say which numbers are none: a default's type is what is wanted, and whole numbers do for others."""
-        wrong = []
-        for field in fields(self):
-            given = getattr(self, field.name)
-            if type(field.default) is float:
-                right = isinstance(given, (int, float)) and not isinstance(given, bool) and math.isfinite(given)
-            else:
-                right = type(field.default) is not int or (type(given) is int and abs(given) <= LARGEST_NUMBER)
-            if not right:
-                wanted = "a finite number" if type(field.default) is float else "a whole number"
-                wrong.append(f"{field.name} must be {wanted}, got {given!r}")
-        return wrong
 
     @property
     def dtype(self) -> str:

@@ -151,12 +151,8 @@ class BatchStatistics:
             self._taken[span] = taken
         with ExitStack() as undo:
             for number, module in enumerate(self._norms):
-                if self._joined and isinstance(module, _BatchNorm):
-                    undo.enter_context(_joint_calls(module, number, taken, self._joined))
-                    continue
-                call = _OneCall(module, number, taken)
-                undo.callback(module.register_forward_pre_hook(call.begin).remove)
-                undo.callback(module.register_forward_hook(call.end, always_call=True).remove)
+                joined = self._joined if isinstance(module, _BatchNorm) else None
+                undo.enter_context(_noted_calls(module, number, taken, joined))
             try:
                 yield
             except ValueError as error:
@@ -201,39 +197,24 @@ class BatchStatistics:
         self.clear()
 
 
-class _OneCall:
-    """Swaps what a normalization keeps while it runs, so that it leaves there the statistics of its samples alone."""
-
-    def __init__(self, module: _NormBase, number: int, taken: list[_Taken]) -> None:
-        self._module, self._number, self._taken = module, number, taken
-        self._own: tuple[dict[str, Any], float | None] | None = None
-
-    def begin(self, module: _NormBase, _args: object) -> None:
-        """Prepare for a call."""
-        self._own = dict(module._buffers), module.momentum
-        module._buffers.update({name: torch.zeros_like(tensor) for name, tensor in self._own[0].items()})
-        module.momentum, module.training = 1.0, True
-
-    def end(self, module: _NormBase, _args: object, _result: object) -> None:
-        """Note what it took, and put back what it keeps."""
-        assert self._own is not None
-        found = dict(module._buffers)
-        buffers, module.momentum = self._own
-        module._buffers.update(buffers)
-        module.training = False
-        mean, variance = found["running_mean"], found["running_var"]
-        assert mean is not None
-        assert variance is not None
-        self._taken.append(_Taken(norm=self._number, mean=mean, variance=variance))
-
-
 @contextmanager
-def _joint_calls(module: _BatchNorm, number: int, taken: list[_Taken], joined: JoinedDevices) -> Iterator[None]:
-    """Have a normalization take the statistics of all that is joined, where it runs."""
-    channels, own = _channels_of(module), module.__dict__.get("forward")
+def _noted_calls(module: Any, number: int, taken: list[_Taken], joined: JoinedDevices | None) -> Iterator[None]:
+    """Have a normalization take the statistics of its samples, or of all that is joined, where it runs; note them."""
+    channels, own, plain = _channels_of(module), module.__dict__.get("forward"), module.forward
+
+    def alone(given: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Swap what it keeps while it runs, so that it leaves there the statistics of its samples alone."""
+        kept, momentum = dict(module._buffers), module.momentum
+        module._buffers.update({name: torch.zeros_like(tensor) for name, tensor in kept.items()})
+        module.momentum, module.training = 1.0, True
+        try:
+            return plain(given), module.running_mean, module.running_var
+        finally:
+            module._buffers.update(kept)
+            module.momentum, module.training = momentum, False
 
     def forward(given: Tensor) -> Tensor:
-        result, mean, variance = jointly_normalized(module, given, joined, channels)
+        result, mean, variance = jointly_normalized(module, given, joined, channels) if joined else alone(given)
         taken.append(_Taken(norm=number, mean=mean, variance=variance))
         return result
 

@@ -45,6 +45,9 @@ class UnitModule(nn.Module):
     does not depend on how a batch is cut (`models.randomness`). Batch statistics are always frozen.
     """
 
+    reads: tuple[int, ...] = ()
+    """What it reads of the samples: numbers of inputs, `LABELS` and `COUNTED`."""
+
     def __init__(self, name: str, *, prefixes: Mapping[str, str], shared: Mapping[str, str] | None = None) -> None:
         super().__init__()
         self.name = name
@@ -53,8 +56,6 @@ class UnitModule(nn.Module):
         """For each child module: the prefix of its parameters in the unsplit model; empty for the model itself."""
         self.shared = dict(shared or {})
         """Groups of shared parameters with a member here: group -> local name of the parameter."""
-        self.reads: tuple[int, ...] = ()
-        """What it reads of the samples: numbers of inputs, `LABELS` and `COUNTED`."""
         self.decides = ""
         """FILE:LINE of its model's code where it decides by numbers of its data; empty: nowhere, as far as is seen."""
         self.trained: frozenset[str] = frozenset()
@@ -111,9 +112,7 @@ class ModuleUnit(UnitModule):
 class HeadUnit(UnitModule, ABC):
     """A model's last unit that makes logits, and the loss of them."""
 
-    def __init__(self, name: str, *, prefixes: Mapping[str, str], shared: Mapping[str, str] | None = None) -> None:
-        super().__init__(name, prefixes=prefixes, shared=shared)
-        self.reads = (LABELS,)
+    reads = (LABELS,)
 
     @abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:
@@ -155,22 +154,6 @@ def counted_labels(labels: Tensor, samples: int) -> Tensor:
     counts = (labels != IGNORED_LABEL).flatten(2).sum(dim=2) if labels.dim() > 2 else (labels != IGNORED_LABEL).long()
     means = torch.stack([counts.sum(), counts[:, 1:].sum()]) / labels.shape[0]
     return means.to(torch.float32).expand(samples, 2)
-
-
-class StepLabels:
-    """What all samples of a step have in common, kept for the newest steps."""
-
-    def __init__(self, labels: Callable[[int], Tensor]) -> None:
-        """Ask for the labels of a whole step by this."""
-        self._labels = labels
-        self._counted: dict[int, Tensor] = {}
-
-    def counted(self, step: int, samples: int) -> Tensor:
-        """Return `counted_labels` of a step, for some of its samples."""
-        if step not in self._counted:
-            self._counted = {known: row for known, row in self._counted.items() if known == step - 1}
-            self._counted[step] = counted_labels(self._labels(step), 1)
-        return self._counted[step].expand(samples, 2)
 
 
 def chosen_rows(

@@ -193,10 +193,9 @@ class CapacityTask:
 def _training(model: nn.Module, inputs: torch.Tensor) -> Work:
     """Return a forward and a backward pass."""
 
-    def work() -> object:
+    def work() -> None:
         model.zero_grad()
         model(inputs).sum().backward()
-        return None
 
     return work
 

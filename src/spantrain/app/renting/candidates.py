@@ -10,8 +10,7 @@ import yaml
 from spantrain.config.kinds import load_kinds
 from spantrain.config.prices import PriceFile
 from spantrain.core.cluster import DeviceKind
-from spantrain.core.money.offers import Market, Offer
-from spantrain.core.money.prices import KindPrice, distance
+from spantrain.core.money.prices import KindPrice, Market, Offer, distance
 from spantrain.core.units import UnitGraph
 from spantrain.cost.analytic import AnalyticLaw
 

@@ -14,7 +14,7 @@ from spantrain.app.renting.choice import RentGoal, RentOutcome, RentRow, frontie
 from spantrain.app.renting.preemption import loss_of_host_s
 from spantrain.config.cluster_file import parse_cluster
 from spantrain.config.prices import PriceFile
-from spantrain.core.money.offers import Market, Offer
+from spantrain.core.money.prices import Market, Offer
 from spantrain.core.plan import Plan
 from spantrain.core.profile import Profile
 from spantrain.core.quantities import format_bytes

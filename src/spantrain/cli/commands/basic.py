@@ -38,7 +38,7 @@ from spantrain.cli.options import (
 )
 from spantrain.config.files.json_codec import to_json
 from spantrain.config.files.text_files import check_can_make, write_atomically
-from spantrain.core.job import LARGEST_NUMBER
+from spantrain.core.bounds import LARGEST_NUMBER
 from spantrain.core.quantities import parse_bandwidth
 from spantrain.errors import ConfigError
 

@@ -25,7 +25,8 @@ from spantrain.cli.options import (
     Preset,
     Relay,
 )
-from spantrain.core.job import ADAPTERS, LARGEST_NUMBER, TrainJob
+from spantrain.core.bounds import LARGEST_NUMBER
+from spantrain.core.job import ADAPTERS, TrainJob
 from spantrain.core.update.optimizers import named_values, optimizer_fields
 from spantrain.core.update.rates import LR_SCHEDULES
 from spantrain.errors import ConfigError

@@ -1,8 +1,12 @@
-"""Prices as the sites of a cluster have them: of kinds of device, and of bytes by how far they go."""
+"""Prices: of kinds of device as sites have them, of bytes by how far they go, and of machines that could be rented."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Annotated
+
+from spantrain.core.bounds import Bounds, NotNegative, check_bounds
 
 _BYTES_PER_GB = 1e9
 
@@ -11,17 +15,15 @@ _BYTES_PER_GB = 1e9
 class KindPrice:
     """What a device of a kind costs at a site."""
 
-    usd_per_hour: float = 0.0
+    usd_per_hour: NotNegative = 0.0
     """More than nothing: it is rented, and what leaves its site is paid for."""
-    usd_per_kwh: float = 0.0
+    usd_per_kwh: NotNegative = 0.0
     """Of an owned one, which costs its electricity; rents hold that."""
-    preemptions_per_hour: float = 0.0
+    preemptions_per_hour: NotNegative = 0.0
     """At a spot price: how often a machine is taken away."""
 
     def __post_init__(self) -> None:
-        for name in ("usd_per_hour", "usd_per_kwh", "preemptions_per_hour"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+        check_bounds(self)
 
     @property
     def is_rented(self) -> bool:
@@ -56,12 +58,11 @@ def distance(region: str, other: str) -> Distance:
 class EgressTier:
     """A price of bytes up to so many in all; None: of all others."""
 
-    usd_per_gb: float
-    up_to_bytes: float | None = None
+    usd_per_gb: NotNegative
+    up_to_bytes: Annotated[float | None, Bounds(over=0)] = None
 
     def __post_init__(self) -> None:
-        if not 0 <= self.usd_per_gb < math.inf or not 0 < (self.up_to_bytes or 1.0) < math.inf:
-            raise ValueError(f"a tier has a price that is not negative and an end over 0, got {self}")
+        check_bounds(self, "a tier")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,3 +108,96 @@ class Egress:
             total += max(0.0, min(size_bytes, end) - begin) * tier.usd_per_gb / _BYTES_PER_GB
             begin = end
         return total
+
+
+@dataclass(frozen=True, kw_only=True)
+class Price:
+    """A list price."""
+
+    usd: float
+    date: str
+    """Year and month in which it was the list price."""
+    source: str
+    """What it is the price of, and whose."""
+    found: str = ""
+    """Where it was read; that says how far to trust it."""
+
+    def __post_init__(self) -> None:
+        if self.usd < 0 or not self.date or not self.source:
+            raise ValueError(f"a price must not be negative and needs a date and a source, got {self}")
+
+
+class Market(StrEnum):
+    """How a machine is had."""
+
+    ON_DEMAND = "on_demand"
+    SPOT = "spot"
+    """It may be taken away at any time."""
+    OWNED = "owned"
+    """It costs its electricity."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Offer:
+    """Machines of one kind that can be had in one place."""
+
+    provider: str
+    region: str
+    zone: str = ""
+    kind: str
+    per_host: int
+    """Devices of a machine; there are no smaller ones."""
+    most: int
+    """Devices that can be had in all."""
+    prices: Mapping[Market, KindPrice] = field(hash=False)
+    bandwidth_bytes_per_s: float
+    """Of a machine's port, to others of the place."""
+    latency_s: float
+    inside: str = ""
+    """What joins the devices of a machine, as a cluster file says it; empty: nothing is said."""
+    source: str = ""
+    """Whose price, and of when."""
+
+    @property
+    def place(self) -> str:
+        """The name of the site that it is in."""
+        return "-".join(part for part in (self.provider, self.region, self.zone) if part)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """What joins two places."""
+
+    bandwidth_bytes_per_s: float
+    latency_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class PriceTable:
+    """What things cost where a cluster file does not say it, and what could be rented."""
+
+    rented_by_kind: Mapping[str, Price]
+    """Prices of an hour of a device."""
+    owned_kinds: frozenset[str]
+    """Kinds that cost their electricity only."""
+    electricity: Price | None
+    """Price of a kilowatt-hour."""
+    egress: Price
+    """Price of a gigabyte (1e9 bytes) that leaves a rented place of a provider that is not among those below."""
+    egress_by_provider: Mapping[str, Egress] = field(default_factory=dict)
+    lines: Mapping[Distance, Line] = field(default_factory=dict)
+    """Between places that are so far apart."""
+    offers: tuple[Offer, ...] = ()
+
+    def of(self, kind: str) -> KindPrice | None:
+        """Return the price of a kind; None if it has none."""
+        if kind in self.rented_by_kind:
+            return KindPrice(usd_per_hour=self.rented_by_kind[kind].usd)
+        if kind in self.owned_kinds and self.electricity is not None:
+            return KindPrice(usd_per_kwh=self.electricity.usd)
+        return None
+
+    def egress_of(self, region: str) -> Egress:
+        """Return the prices of what leaves a place in a region, written `provider/region`."""
+        flat = Egress.flat(self.egress.usd)
+        return self.egress_by_provider.get(region.partition("/")[0], flat)

@@ -115,7 +115,9 @@ REFUSED_OPTIMIZERS: Mapping[str, str] = MappingProxyType(
 )
 _OTHERS = ("galore_", "apollo_", "schedule_free_", "paged_")
 _FIELDS: Mapping[str, str] = MappingProxyType({"lr": "learning_rate", "weight_decay": "weight_decay"})
-_ADAM_FIELDS = ("adam_beta1", "adam_beta2", "adam_epsilon")
+_ADAM_FIELDS: Mapping[str, str] = MappingProxyType(
+    {"eps": "adam_epsilon", **{name: name for name in ("adam_beta1", "adam_beta2", "adam_epsilon")}}
+)
 
 
 def optimizer_refusal(name: str) -> str | None:
@@ -150,19 +152,16 @@ def optimizer_fields(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     {'amsgrad': True}
     """
     fields: dict[str, Any] = {"optimizer": name}
-    kind = OPTIMIZERS.get(name)
+    is_adam = name in OPTIMIZERS and OPTIMIZERS[name].uses_adam_options
+    known = {**_FIELDS, **(_ADAM_FIELDS if is_adam else {}), **({"momentum": "momentum"} if name == "sgd" else {})}
     options: dict[str, Any] = {}
     for key, value in given.items():
-        if key in _FIELDS:
-            fields[_FIELDS[key]] = value
-        elif kind is not None and kind.uses_adam_options and key == "betas":
+        if is_adam and key == "betas":
             if not isinstance(value, (tuple, list)) or len(value) != 2:
                 raise ValueError(f"betas must be two numbers, got {value!r}")
             fields["adam_beta1"], fields["adam_beta2"] = value
-        elif kind is not None and kind.uses_adam_options and key in ("eps", *_ADAM_FIELDS):
-            fields["adam_epsilon" if key == "eps" else key] = value
-        elif name == "sgd" and key == "momentum":
-            fields[key] = value
+        elif key in known:
+            fields[known[key]] = value
         else:
             options[key] = value
     return fields | ({"optimizer_options": options} if options else {})

@@ -88,7 +88,7 @@ class ResNetFamily(CatalogFamily):
                 # What a stem or a shortcut makes is not only passed through a relu: it keeps its variance.
                 _init_convolution(module, 1.0 if "embedder" in path or "shortcut" in path else _RELU_GAIN)
             elif isinstance(module, nn.Linear):
-                _linear_uniform(module)
+                module.reset_parameters()
             elif isinstance(module, ResNetBottleNeckLayer):
                 _init_normalization(module.layer[-1], scale=1 / math.sqrt(self.blocks))
 
@@ -157,7 +157,7 @@ class EfficientNetFamily(CatalogFamily):
             if isinstance(module, nn.Conv2d):
                 _init_convolution(module, gains.get(path.rpartition(".")[2], 1.0))
             elif isinstance(module, nn.Linear):
-                _linear_uniform(module)
+                module.reset_parameters()
             elif isinstance(module, EfficientNetBlock) and module.projection.apply_dropout:
                 # `apply_dropout` is the library's word for: this block adds its input to its output.
                 _init_normalization(module.projection, scale=1 / math.sqrt(self.blocks))
@@ -178,10 +178,3 @@ def _init_normalization(module: nn.Module, scale: float = 1.0) -> None:
         if isinstance(child, nn.BatchNorm2d):
             child.reset_parameters()
             nn.init.constant_(child.weight, scale)
-
-
-def _linear_uniform(linear: nn.Linear) -> None:
-    """Draw weights and bias uniformly within one over the square root of the inputs (torch's own rule)."""
-    bound = 1 / math.sqrt(linear.in_features)
-    nn.init.uniform_(linear.weight, -bound, bound)
-    nn.init.uniform_(linear.bias, -bound, bound)

@@ -79,8 +79,8 @@ def with_data(
     if data is not None:
         spec = replace(spec, dataset=_dataset(spec, data))
         if tokenizer is None and not spec.tokenizer and spec.dataset.partition(":")[0] in TEXT_KINDS | {CHAT}:
-            own = Path(spec.source).with_name("tokenizer.json") if spec.source.endswith(".json") else None
-            own = Path(spec.source) / "tokenizer.json" if own is None else own
+            source = Path(spec.source)
+            own = (source.parent if source.suffix == ".json" else source) / "tokenizer.json"
             tokenizer = own if spec.family == "hf" and is_file(own) else None
     if tokenizer is not None:
         spec = _with_tokenizer(spec, tokenizer)

@@ -4,6 +4,7 @@ Each stage reads what its units need, as a rule the first one inputs and the las
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
 from typing import Protocol
@@ -111,31 +112,22 @@ def _open_text(spec: ModelSpec, *, held_out: bool) -> Dataset:
         vocabulary=known_tokens(spec),
     )
     if spec.objective == "continue":
-        return Continuation(windows, start=start_token(spec))
+        return Continuation(**vars(windows), start=start_token(spec))
     if spec.objective != "masked-byte":
-        return NextToken(windows, shifted=not _shifts_labels(spec))
+        return NextToken(**vars(windows), shifted=not _shifts_labels(spec))
     if windows.mask is None:
         raise ConfigError(
             f"model {spec.name}: learns masked tokens, but tokenizer {spec.tokenizer} has neither [MASK] nor <mask>; "
             "take one that has"
         )
-    return MaskedTokens(windows, windows.mask)
+    return MaskedTokens(**vars(windows))
 
 
-class NextToken:
+@dataclass(frozen=True, kw_only=True)
+class NextToken(Windows):
     """Windows of text; the label at each position is the token that follows, unless the model shifts labels itself."""
 
-    def __init__(self, windows: Windows, *, shifted: bool = True) -> None:
-        self.windows = windows
-        self._labelled = slice(1, None) if shifted else slice(-1)
-
-    def __len__(self) -> int:
-        return len(self.windows)
-
-    @property
-    def digest(self) -> str:
-        """SHA-256 over all windows."""
-        return self.windows.digest
+    shifted: bool = True
 
     def inputs(self, indices: Sequence[int]) -> tuple[Tensor, ...]:
         """Return int64 `(samples, tokens)`."""
@@ -143,56 +135,52 @@ class NextToken:
 
     def labels(self, indices: Sequence[int]) -> Tensor:
         """Return int64 `(samples, tokens)`."""
-        return self.tokens(indices, self._labelled)
+        return self.tokens(indices, slice(1, None) if self.shifted else slice(-1))
 
     def tokens(self, indices: Sequence[int], part: slice) -> Tensor:
         """Return int64 `(samples, tokens)`: a part of each window."""
-        return torch.from_numpy(self.windows.rows[list(indices), part].astype(np.int64))
+        return torch.from_numpy(self.rows[list(indices), part].astype(np.int64))
 
 
+@dataclass(frozen=True, kw_only=True)
 class Continuation(NextToken):
     """Windows of text in halves: an encoder reads the first, a decoder writes the second, told one token at a time."""
 
-    def __init__(self, windows: Windows, *, start: int) -> None:
-        super().__init__(windows)
-        self._start = start
-        self._half = (windows.rows.shape[1] - 1) // 2
+    start: int
+    """What is told before the first token."""
 
     def inputs(self, indices: Sequence[int]) -> tuple[Tensor, ...]:
         """Return int64 `(samples, tokens)` twice: what is read, and what was written before each position."""
-        tokens = self.tokens(indices, slice(-1))
-        return tokens[:, : self._half], functional.pad(tokens[:, self._half : -1], (1, 0), value=self._start)
+        tokens, half = self.tokens(indices, slice(-1)), self.length // 2
+        return tokens[:, :half], functional.pad(tokens[:, half:-1], (1, 0), value=self.start)
 
     def labels(self, indices: Sequence[int]) -> Tensor:
         """Return int64 `(samples, tokens)`: what is to be written."""
-        return self.tokens(indices, slice(self._half, -1))
+        return self.tokens(indices, slice(self.length // 2, -1))
 
 
+@dataclass(frozen=True, kw_only=True)
 class MaskedTokens(NextToken):
     """Windows of text with a fixed number of tokens masked, chosen by the sample's index; the labels are those tokens.
 
     Unlike in BERT's own recipe every chosen token is masked: none is kept, none replaced by another.
     """
 
-    def __init__(self, windows: Windows, mask: int) -> None:
-        super().__init__(windows)
-        self._mask = mask
-        self.masked_per_sample = max(1, round(_MASKED_RATIO * (windows.rows.shape[1] - 1)))
-
     def inputs(self, indices: Sequence[int]) -> tuple[Tensor, ...]:
         """Return int64 `(samples, tokens)`, the mask at the masked positions."""
-        return (self.tokens(indices, slice(-1)).masked_fill(self._masked(indices), self._mask),)
+        assert self.mask is not None, "of windows with a mask"
+        return (self.tokens(indices, slice(-1)).masked_fill(self._masked(indices), self.mask),)
 
     def labels(self, indices: Sequence[int]) -> Tensor:
         """Return int64 `(samples, tokens)`, -100 where nothing is masked."""
         return self.tokens(indices, slice(-1)).masked_fill(~self._masked(indices), IGNORED_LABEL)
 
     def _masked(self, indices: Sequence[int]) -> Tensor:
-        length = self.windows.rows.shape[1] - 1
+        length, count = np.uint64(self.length), max(1, round(_MASKED_RATIO * self.length))
         samples = np.asarray(list(indices), dtype=np.uint64)[:, None]
-        keys = mix(samples * np.uint64(length) + np.arange(length, dtype=np.uint64), derive_seed(0, "mask"))
+        keys = mix(np.add(samples * length, np.arange(length, dtype=np.uint64)), derive_seed(0, "mask"))
         masked = np.zeros(keys.shape, dtype=np.bool_)
-        np.put_along_axis(masked, np.argsort(keys, axis=1, kind="stable")[:, : self.masked_per_sample], True, axis=1)
+        np.put_along_axis(masked, np.argsort(keys, axis=1, kind="stable")[:, :count], True, axis=1)
         return torch.from_numpy(masked)
 
 

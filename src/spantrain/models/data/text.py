@@ -123,6 +123,11 @@ class Windows:
         """SHA-256 over all windows."""
         return sha256(np.ascontiguousarray(self.rows).tobytes()).hexdigest()
 
+    @property
+    def length(self) -> int:
+        """Numbers of a window, without the one after it."""
+        return int(self.rows.shape[1]) - 1
+
     def __len__(self) -> int:
         return len(self.rows)
 

@@ -218,6 +218,8 @@ class ModuleRule:
     pieces: int
     changes: Callable[["Divider", tuple[Span, ...]], tuple[Change, ...]]
     """Returns what is done, given the pieces of each member."""
+    output_sums: int = 1
+    """As of a `Region`; an output layer's few numbers count as one."""
 
     @property
     def anchor(self) -> str:

@@ -8,7 +8,6 @@ is divided in whole pieces, by shares. `colwise` and `packed_colwise` are column
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from itertools import chain
 
 from torch import nn
@@ -86,23 +85,7 @@ _MODULE_RULES = (vocabulary_rule, output_rule, attention_rule, expert_rule)
 """What divides one module by itself; the no module is known to two."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class UnitRules:
-    """What can be divided in a unit."""
-
-    regions: tuple[Region, ...]
-    modules: tuple[ModuleRule, ...]
-
-    def __iter__(self) -> Iterator[Region | ModuleRule]:
-        return chain(self.regions, self.modules)
-
-    @property
-    def sums(self) -> int:
-        """Sums of the size of the unit's output in a forward pass; an output layer's few numbers count as one."""
-        return sum(region.output_sums for region in self.regions) + len(self.modules)
-
-
-def find_rules(unit: UnitModule) -> UnitRules:
+def find_rules(unit: UnitModule) -> tuple[Region | ModuleRule, ...]:
     """Return what of a unit can be divided, whatever the shares."""
     full = full_module_names(unit)
     regions: list[Region] = []
@@ -115,7 +98,7 @@ def find_rules(unit: UnitModule) -> UnitRules:
     free = [(path, full[path], module) for path, module in unit.named_modules() if path in full and path not in taken]
     # By kind, then in the order of modules.
     modules = [found for rule in _MODULE_RULES for each in free if (found := rule(unit, *each)) is not None]
-    return UnitRules(regions=tuple(regions), modules=tuple(modules))
+    return (*regions, *modules)
 
 
 def full_module_names(unit: UnitModule) -> Mapping[str, str]:

@@ -14,7 +14,7 @@ from spantrain.models.tensor_parallel.division import Change, Divider, DivisionT
 from spantrain.models.tensor_parallel.find import find_rules, full_module_names, heavy_modules
 from spantrain.models.tensor_parallel.group import InputCopy, TensorGroup, ThreadGroup
 from spantrain.models.tensor_parallel.multihead import leave_fast_paths
-from spantrain.models.tensor_parallel.rules import counts
+from spantrain.models.tensor_parallel.rules import Region, counts
 from spantrain.models.tensor_parallel.sequence import SequenceBlock, SequenceSlices, sequence_blocks
 from spantrain.models.units import UnitModule, copied, parameter_names
 
@@ -25,12 +25,12 @@ def sums_of(unit: UnitModule) -> int:
     Sums of the size of the unit's output count, and the exchange at the loss. Smaller ones do not: of an EfficientNet
     block's squeezed channels, and the gathering inside of a ResNet bottleneck.
     """
-    return find_rules(unit).sums
+    return sum(rule.output_sums for rule in find_rules(unit))
 
 
 def divides_sequence(unit: UnitModule) -> bool:
     """Whether members of a group can hold slices of the sequence somewhere in a unit, if there are pieces for all."""
-    return bool(sequence_blocks(unit, find_rules(unit).regions))
+    return bool(sequence_blocks(unit, [rule for rule in find_rules(unit) if isinstance(rule, Region)]))
 
 
 def shard_units(

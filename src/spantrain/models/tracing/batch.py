@@ -219,7 +219,7 @@ class MeanLoss:
     def __init__(self) -> None:
         self._counted: dict[torch.Size, int] = {}
 
-    def summed(self, loss: Tensor, labels: Tensor | None, samples: int, means: WholeMeans | None) -> Tensor:
+    def __call__(self, loss: Tensor, labels: Tensor | None, samples: int, means: WholeMeans | None = None) -> Tensor:
         """Return the sum.
 
         Raises:
@@ -254,10 +254,6 @@ class MeanLoss:
 class OwnLoss(MeanLoss):
     """What the model computed itself."""
 
-    def __call__(self, result: Tensor, labels: Tensor | None, samples: int, means: WholeMeans | None = None) -> Tensor:
-        """Return it as a sum."""
-        return self.summed(result, labels, samples, means)
-
 
 class FunctionLoss(MeanLoss):
     """A user's function of the model's outputs and the labels."""
@@ -271,7 +267,7 @@ class FunctionLoss(MeanLoss):
         loss = self._function(result, labels)
         if not isinstance(loss, Tensor):
             raise ConfigError(f"the loss function returned a {type(loss).__name__}; wanted a tensor")
-        return self.summed(loss, labels, samples, means)
+        return super().__call__(loss, labels, samples, means)
 
 
 Loss = LabelLoss | OwnLoss | FunctionLoss

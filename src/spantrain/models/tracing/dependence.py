@@ -97,7 +97,10 @@ def _apart(spec: ModelSpec, units: Sequence[UnitModule], loaded: Loaded) -> Chec
 def _outputs(
     units: Sequence[UnitModule], batch: ModelBatch, first: int, count: int, made: Sequence[_Tensors] = ()
 ) -> list[_Tensors]:
-    """Return what each unit makes of some samples, by what came from the one before, or was `made` of all samples."""
+    """Return what each unit makes of some samples, the last one their loss sum.
+
+    Each is given what came from the one before, or was `made` of all samples.
+    """
     here = slice(first, first + count)
     rows = {number: tensor[here] for number, tensor in batch.rows.items()}
     takes = [tuple(tensor[here] for tensor in tensors) for tensors in made[:-1]]
@@ -126,13 +129,13 @@ def _check_gradients(spec: ModelSpec, units: Sequence[UnitModule], loaded: Loade
     if not found.whole:
         weight = float(_FEW) if found.sums_samples else 1.0
         for row in range(_FEW):
-            (weight * _loss(units, batch, row, 1)).backward()  # type: ignore[no-untyped-call]
+            (weight * _outputs(units, batch, row, 1)[-1][0]).backward()  # type: ignore[no-untyped-call]
         if _differing(units, loaded, tolerance) is None:
             return found
     for unit in units:
         unit.zero_grad()
     apart, small = found.whole, "a term of the loss of {} is over all samples at once: a mixture's router, say"
-    _loss(units, batch, 0, _FEW).backward()  # type: ignore[no-untyped-call]
+    _outputs(units, batch, 0, _FEW)[-1][0].backward()  # type: ignore[no-untyped-call]
     name = _differing(units, loaded, tolerance)
     if name is not None:
         raise ConfigError(
@@ -141,11 +144,6 @@ def _check_gradients(spec: ModelSpec, units: Sequence[UnitModule], loaded: Loade
         )
     last = len(units) - 1
     return replace(found, whole=apart or {last: WholeMicroBatch(why=small.format(units[last].name))})
-
-
-def _loss(units: Sequence[UnitModule], batch: ModelBatch, first: int, count: int) -> Tensor:
-    rows = {number: tensor[first : first + count] for number, tensor in batch.rows.items()}
-    return loss_of(units, rows, DrawnSamples(seed=0, step=0, first=first, count=count))
 
 
 def _whole_gradients(

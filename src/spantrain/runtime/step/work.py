@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Protocol
 
 import torch
@@ -14,7 +14,7 @@ from spantrain.devices.base import ComputeDevice, EmulatedTime, Milestone, Submi
 from spantrain.models.data.dataset import Dataset
 from spantrain.models.execution.stage import NamesFinal, StageExecutor
 from spantrain.models.sampler import Sampler
-from spantrain.models.units import Rows, StepLabels, chosen_rows
+from spantrain.models.units import Rows, chosen_rows, counted_labels
 from spantrain.runtime.gradients.groups import MemberGroup
 
 Tensors = tuple[torch.Tensor, ...]
@@ -221,7 +221,7 @@ class SampledFeed:
         """Samples of the data set."""
         self._same_every_step = same_every_step
         self._step_span = Span(0, global_batch)
-        self._whole = StepLabels(self._labels)
+        self._counted = lru_cache(2)(self._counted_in)
 
     @property
     def digest(self) -> str:
@@ -235,11 +235,13 @@ class SampledFeed:
             numbers,
             lambda: self._dataset.inputs(indices),
             lambda: self._dataset.labels(indices),
-            lambda: self._whole.counted(step, span.size),
+            lambda: self._counted(step).expand(span.size, 2),
         )
 
-    def _labels(self, step: int) -> torch.Tensor:
-        return self._dataset.labels(self._sampler.indices(0 if self._same_every_step else step, self._step_span))
+    def _counted_in(self, step: int) -> torch.Tensor:
+        """Return `counted_labels` of a whole step, for one sample."""
+        indices = self._sampler.indices(0 if self._same_every_step else step, self._step_span)
+        return counted_labels(self._dataset.labels(indices), 1)
 
 
 class SampleInbox:
