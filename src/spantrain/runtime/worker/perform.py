@@ -1,5 +1,6 @@
 """Carries out orders: measuring, training, what installed packages add."""
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -112,8 +113,8 @@ class OrderRunner:
                 return replace(order, model=with_own_functions(order.model, own))
             case TrainOrder():
                 plan = replace(order.plan, model=with_own_functions(order.plan.model, own))
-                folders = order.output_dir, order.resume_from
-                out, begins = (folder and _below(self._settings.folder, folder) for folder in folders)
+                out = folder_here(self._settings.folder, order.output_dir, written=True)
+                begins = folder_here(self._settings.folder, order.resume_from, written=False)
                 return replace(order, plan=plan, output_dir=out, resume_from=begins)
             case FollowOrder():
                 return replace(order, plan=replace(order.plan, model=with_own_functions(order.plan.model, own)))
@@ -238,11 +239,19 @@ class OrderRunner:
         return reach_store(found.host, found.port)
 
 
-def _below(own: str, folder: str) -> str:
-    """Return where a folder of the coordinator's machine is here.
+def folder_here(own: str, folder: str, *, written: bool) -> str:
+    """Return where a folder of the coordinator's machine is on this one.
 
-    >>> _below("/data", "/home/ann/runs/a"), _below("", "/home/ann/runs/a")
-    ('/data/home/ann/runs/a', '/home/ann/runs/a')
+    Args:
+        own: below which it is to be; empty: under the same path, or in this user's cache where nothing can be written
+            there.
+        folder: its path there; empty: there is none.
+        written: whether it is there to write to, and not to read what it has.
     """
-    path = Path(folder)
-    return str(Path(own, path.relative_to(path.anchor))) if own else folder
+    path, below = Path(folder), Path(own)
+    if folder and not own:
+        nearest = next(one for one in (path, *path.parents) if one.exists())
+        if os.access(nearest, os.W_OK) or (path.exists() and not written):
+            return folder
+        below = Path.home() / ".cache" / "spantrain"
+    return folder and str(below / path.relative_to(path.anchor))
