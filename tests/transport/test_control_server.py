@@ -293,11 +293,11 @@ def test_a_signed_certificate_that_did_not_join_is_nobody_s(tcp_coordinator: Coo
     assert tcp_coordinator.server.refusals == {"unknown_peer": 1}
 
 
-def test_handlers_that_block_starve_nobody_and_one_peer_has_five(coordinator: Coordinator, join: Join) -> None:
+def test_handlers_that_block_starve_nobody_and_one_peer_has_six(coordinator: Coordinator, join: Join) -> None:
     clients = [join(coordinator, f"edge-{index}") for index in range(4)]
     threads = []
     for client in clients:
-        for _ in range(4):
+        for _ in range(5):
             threads.append(threading.Thread(target=client.call, args=("block", {}), kwargs={"timeout_s": PATIENCE_S}))
     for thread in threads:
         thread.start()

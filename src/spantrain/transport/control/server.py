@@ -127,8 +127,8 @@ def certificate_of(context: grpc.ServicerContext) -> bytes | None:
     return None
 
 
-_CALLS_PER_PEER = 5
-"""A long poll, a heartbeat, one that shows that it is there, and two more."""
+_CALLS_PER_PEER = 6
+"""A long poll, a heartbeat, one that shows that it is there, one that brings a file, and two more."""
 _SPARE_THREADS = 8
 _JOIN_THREADS = 16
 _WRONG_TOKENS = 10
