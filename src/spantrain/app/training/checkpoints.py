@@ -42,6 +42,8 @@ class RunCheckpoints:
         self._session, self._request, self._log, self._manifest_of = session, request, log, manifest_of
         self._tell = tell
         self._written: list[Path] = []
+        self._gone: dict[str, int] = {}
+        """Of devices that have gone, how many had been written by then; they may come back on other machines."""
         self._taken_bytes = 0
         self._asked_s = time.monotonic()
         """When the last one was begun that nobody has asked for."""
@@ -98,13 +100,18 @@ class RunCheckpoints:
 
         Else what the run began with; None: with new weights.
         """
-        for folder in reversed(self._written):
+        for number, folder in reversed(list(enumerate(self._written))):
             if (folder / MANIFEST_FILE).is_file():
                 manifest = read_manifest(folder, check_files=False)
-                if all(file.device in present for file in _lacking(folder, manifest).values()):
+                devices = {file.device for file in _lacking(folder, manifest).values()}
+                if all(name in present and self._gone.get(name, 0) <= number for name in devices):
                     return Resume.of(folder, manifest)
         resume = self._request.resume
         return newest(self._request.out) if resume and resume.held else resume
+
+    def gone(self, devices: Collection[str]) -> None:
+        """Note that devices have gone, with their disks."""
+        self._gone |= dict.fromkeys(devices, len(self._written))
 
     def end(self) -> None:
         """Have the run end with its best checkpoint, if it is to, and say what of the last one lies elsewhere."""

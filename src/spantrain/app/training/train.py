@@ -186,6 +186,7 @@ class _RunOnSession:
         if setback.short:
             self._request = with_less_memory(self._request, leg.plan, setback.short)
             self._prepared.plan_by(self._request.light_change)
+        self._checkpoints.gone({*leg.plan.devices} - {*setback.holders, *setback.short})
         return leg_after(leg, setback, self._session, self._request, self._prepared, self._checkpoints.newest)
 
     def _looks_up(self) -> bool:
@@ -196,6 +197,7 @@ class _RunOnSession:
     def _go_on(self, leg: Leg) -> None:
         """Begin another leg."""
         self._before, self._leg = self._running.plan, leg
+        self._checkpoints.gone(leg.leaving)
         self._reporter.note(leg.reason)
         step = leg.first_step
         del self._losses[step:]
