@@ -94,8 +94,7 @@ def sweep() -> Iterator[str]:
         for latency_s in LATENCIES_S:
             profile = replace(base, cluster=with_latency(base.cluster, sites, latency_s))
             found = Counter(
-                ", ".join(group.name for group in group_devices(noisy(profile, seed)).first_level)
-                for seed in range(SEEDS)
+                ", ".join(group.name for group in group_devices(noisy(profile, seed))) for seed in range(SEEDS)
             )
             rows = "; ".join(f"{names}: {count}" for names, count in found.most_common())
             yield f"| {preset} | {latency_s * 1e3:g} ms | {rows} |"
@@ -130,7 +129,7 @@ def ablation() -> Iterator[str]:
     for case in (*papers, *MIXED):
         contest = contest_of(case)
         whole, part = contest.answer("spantrain"), contest.answer(NO_SECOND)
-        groups = ", ".join(group.name for group in group_devices(contest.profile).first_level)
+        groups = ", ".join(group.name for group in group_devices(contest.profile))
         way = "-" if case.latency_s is None else f"{case.latency_s * 1e3:g} ms"
         cells = [
             answer.reason if answer.samples_per_s is None else f"{answer.samples_per_s:.4g}" for answer in (whole, part)

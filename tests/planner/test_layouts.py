@@ -12,7 +12,7 @@ def test_more_than_five_groups_take_chains(make_cluster, make_graph, make_profil
     cluster = make_cluster({f"s{k}": {f"d{k}": 1.0} for k in range(7)})
     profile = make_profile(cluster, make_graph(2))
     groups = group_devices(profile)
-    assert len(groups.first_level) == 7
+    assert len(groups) == 7
     orders = domain_orders(groups, profile)
     assert len(orders) <= 2 * 7 * 7
     assert {len(order) for order in orders} == set(range(1, 8))
@@ -20,7 +20,7 @@ def test_more_than_five_groups_take_chains(make_cluster, make_graph, make_profil
 
 def test_two_unlike_devices_have_all_five_layouts(preset_profile):
     profile = preset_profile("laptop")
-    home = next(group for group in group_devices(profile).first_level if group.name == "home")
+    home = next(group for group in group_devices(profile) if group.name == "home")
     assert set(domain_layouts(home, profile)) == {
         (("home-tx2", "home-nano"),),
         (("home-tx2",), ("home-nano",)),
@@ -32,13 +32,13 @@ def test_two_unlike_devices_have_all_five_layouts(preset_profile):
 
 def test_twins_are_not_told_apart(preset_profile):
     profile = preset_profile("laptop")
-    lab = next(group for group in group_devices(profile).first_level if group.name == "lab")
+    lab = next(group for group in group_devices(profile) if group.name == "lab")
     assert len(domain_layouts(lab, profile)) == 3
 
 
 def test_many_devices_have_stages_by_second_level_group_and_unequal_replicas(preset_profile):
     profile = preset_profile("asteroid-c-100")
-    (group,) = group_devices(profile).first_level
+    (group,) = group_devices(profile)
     layouts = domain_layouts(group, profile)
     assert (group.devices,) in layouts or any(len(layout) == 1 and len(layout[0]) == 6 for layout in layouts)
     assert tuple(part.devices for part in group.subgroups) in layouts

@@ -57,7 +57,7 @@ def test_a_few_devices_stand_for_many_described_ones(
     sites = tuple(replace(site, latency_s=lan_latency_s) for site in cluster.sites)
     measured = make_profile(replace(cluster, sites=sites), make_graph(blocks=2))
     described = replace(measured, links=(), links_described=True)
-    expected = {group.devices for group in group_devices(measured).first_level}
+    expected = {group.devices for group in group_devices(measured)}
     assert {group.devices for group in clusters_of(described, devices_of(described))} == expected
 
 

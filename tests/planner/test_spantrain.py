@@ -205,4 +205,4 @@ def test_every_plan_is_valid(data, make_cluster, make_graph, make_profile):
         return
     for proposal in found:
         check(profile, proposal)
-    assert set(found[0].plan.devices) <= {d for g in group_devices(profile).first_level for d in g.devices}
+    assert set(found[0].plan.devices) <= {d for g in group_devices(profile) for d in g.devices}

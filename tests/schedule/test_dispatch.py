@@ -7,15 +7,16 @@ from spantrain.core.messages import Arrived, Finished, StepStarted
 from spantrain.core.span import Span, equal_spans
 from spantrain.errors import ScheduleError, UsageError
 from spantrain.schedule.dispatch.machine import DispatchMachine, ReplicaTask
-from spantrain.schedule.registry import make_policy
+from spantrain.schedule.registry import make_policy, replica_tasks
+from testing.plans import plan_of
 
 FORWARD, BACKWARD = Direction.FORWARD, Direction.BACKWARD
 
 
-def middle(schedule: str, *, limit: int = 8, **more: object) -> DispatchMachine:
+def middle(schedule: str, *, limit: int = 8, split_backward: bool | None = None) -> DispatchMachine:
     """Stage 1 of 3 with micro-batches of two samples."""
-    task = ReplicaTask(stage=1, num_stages=3, spans=equal_spans(8, 2), in_flight_limit=limit, **more)
-    return make_policy(schedule, task)
+    plan = plan_of([(equal_spans(8, 2), [1.0], [limit])] * 3, schedule)
+    return make_policy(schedule, replica_tasks(plan, split_backward=split_backward)[1][0])
 
 
 def tell(policy: DispatchMachine, *events: object) -> list[str]:
@@ -114,9 +115,8 @@ def test_a_zero_bubble_order_leaves_weights_until_their_place() -> None:
 
 
 def test_a_second_step_begins_anew() -> None:
-    task = ReplicaTask(stage=0, num_stages=1, spans=(Span(0, 2),), in_flight_limit=2)
     for schedule in ("compact", "1f1b"):
-        policy = make_policy(schedule, task)
+        policy = make_policy(schedule, replica_tasks(plan_of([((Span(0, 2),), [1.0], [2])], schedule))[0][0])
         assert not policy.step_complete
         for step in range(2):
             assert tell(policy, StepStarted(step), done("0F[0:2]"), done("0B[0:2]")) == ["0F[0:2]", "0B[0:2]"]

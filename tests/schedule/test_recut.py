@@ -7,12 +7,13 @@ from spantrain.core.messages import Decision, Finished, Recut, StepStarted, even
 from spantrain.core.span import Span, equal_spans
 from spantrain.errors import ScheduleError
 from spantrain.schedule.dispatch.machine import ReplicaTask
-from spantrain.schedule.registry import make_policy
+from spantrain.schedule.registry import make_policy, replica_tasks
+from testing.plans import plan_of
 
 
 def policy_of(schedule: str = "compact"):
-    task = ReplicaTask(stage=0, num_stages=2, spans=equal_spans(16, 4), in_flight_limit=16)
-    policy = make_policy(schedule, task)
+    plan = plan_of([(equal_spans(16, 4), [1.0], [16])] * 2, schedule)
+    policy = make_policy(schedule, replica_tasks(plan)[0][0])
     (command,) = policy.on_event(0.0, StepStarted(0))
     assert command.action == Action.parse("0F[0:4]")
     return policy

@@ -10,16 +10,17 @@ from spantrain.core.action import Action, Direction, Op
 from spantrain.core.messages import Arrived, Finished, StepStarted
 from spantrain.core.span import Span, equal_spans
 from spantrain.errors import ScheduleError
-from spantrain.schedule.dispatch.machine import ReplicaTask
 from spantrain.schedule.dispatch.policies import TwoSteps
-from spantrain.schedule.registry import make_policy
+from spantrain.schedule.registry import make_policy, replica_tasks
+from testing.plans import plan_of
 
 FORWARD, BACKWARD = Direction.FORWARD, Direction.BACKWARD
 
 
 def middle(schedule: str = "critical-path", *, limit: int = 16) -> TwoSteps:
     """Stage 1 of 3 with four micro-batches of two samples."""
-    task = ReplicaTask(stage=1, num_stages=3, spans=equal_spans(8, 2), in_flight_limit=limit)
+    plan = plan_of([(equal_spans(8, 2), [1.0], [limit])] * 3, schedule)
+    task = replica_tasks(plan)[1][0]
     return TwoSteps((make_policy(schedule, task), make_policy(schedule, task)))
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from spantrain.app.training.metrics import EvaluationMetrics, StepMetrics
     from spantrain.app.training.outcome import TrainOutcome
     from spantrain.planner.engine.outcome import PlanOutcome
-    from spantrain.planner.groups import DeviceGroups
+    from spantrain.planner.groups import DeviceGroup
     from spantrain.runtime.coordinator.barrier import StepOutcome
 
 _RECENT_STEPS = 20
@@ -55,7 +55,7 @@ class Reporter:
     def note(self, text: str) -> None:
         """Say something that should stay to be read."""
 
-    def show_groups(self, groups: "DeviceGroups", profile: Profile) -> None:
+    def show_groups(self, groups: "Sequence[DeviceGroup]", profile: Profile) -> None:
         """Show the two levels of groups."""
 
     def show_plan(self, outcome: "PlanOutcome") -> None:

@@ -45,7 +45,6 @@ class StoredWeight:
 class FoundWeights:
     """Where the weights of a model lie; not read yet."""
 
-    folder: Path
     places: Mapping[str, StoredWeight]
     """By the parameter's name in the model."""
     ignored: tuple[str, ...]
@@ -112,7 +111,6 @@ def find_weights(folder: Path, spec: ModelSpec) -> FoundWeights:
     ignored = tuple(sorted(set(tensors) - used - {place.name for place in statistics.values()}))
     _check_buffers(folder, tensors, ignored, spec)
     return FoundWeights(
-        folder=folder,
         places=found,
         ignored=ignored,
         adapters=tuple(name for name in whole if name not in wanted),

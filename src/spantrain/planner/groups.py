@@ -33,18 +33,8 @@ class DeviceGroup:
     subgroups: tuple["DeviceGroup", ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class DeviceGroups:
-    """First-level groups, and the message size at which their network was compared."""
-
-    first_level: tuple[DeviceGroup, ...]
-    message_bytes: int
-
-
-def message_seconds(
-    profile: Profile, message_bytes: int, devices: Sequence[str] | None = None
-) -> dict[tuple[str, str], float]:
-    """Return the network metric of every measured pair, or those of some devices: seconds of a message of that size.
+def message_seconds(profile: Profile, devices: Sequence[str] | None = None) -> dict[tuple[str, str], float]:
+    """Return the network metric of every measured pair, or those of some devices: seconds of `MESSAGE_BYTES`.
 
     Latency plus size over bandwidth, the mean of both directions, under both orders of the pair. (The paper's
     p_t = α + β/m mixes the symbols of its payloads; this is what it is taken to mean.)
@@ -54,11 +44,11 @@ def message_seconds(
     else:  # of a large cluster that is described, no other links are made for their sake
         some = {pair: profile.link(*pair) for pair in permutations(devices, 2)}
         links = {pair: link for pair, link in some.items() if link is not None}
-    one_way = {pair: link.latency_s + message_bytes / link.bandwidth_bytes_per_s for pair, link in links.items()}
+    one_way = {pair: link.latency_s + MESSAGE_BYTES / link.bandwidth_bytes_per_s for pair, link in links.items()}
     return {(a, b): (seconds + one_way.get((b, a), seconds)) / 2 for (a, b), seconds in one_way.items()}
 
 
-def group_devices(profile: Profile, *, devices: Sequence[str] | None = None) -> DeviceGroups:
+def group_devices(profile: Profile, *, devices: Sequence[str] | None = None) -> tuple[DeviceGroup, ...]:
     """Group devices by network, and inside each group by kind and memory, the fastest first.
 
     Agglomeration: every device begins alone, the nearest pair of groups is taken from a heap and merged if it may be,
@@ -78,7 +68,7 @@ def group_devices(profile: Profile, *, devices: Sequence[str] | None = None) -> 
     scores which differ among devices of one kind tell nothing apart that is planned with.
     """
     names = tuple(devices) if devices is not None else tuple(d.name for d in profile.cluster.devices)
-    return DeviceGroups(first_level=group_levels(profile, names, most=0)[0], message_bytes=MESSAGE_BYTES)
+    return group_levels(profile, names, most=0)[0]
 
 
 def group_levels(profile: Profile, devices: Members, *, most: int) -> tuple[tuple[DeviceGroup, ...], ...]:
@@ -135,7 +125,7 @@ def _site_pieces(profile: Profile, names: Members, distance: Distance, in_site: 
 
 def _network_rules(profile: Profile, names: Members) -> tuple[Distance, MayMerge, MayMerge]:
     """Return how far groups are from each other, and whether they may merge inside a site and across sites."""
-    metric = message_seconds(profile, MESSAGE_BYTES, names)
+    metric = message_seconds(profile, names)
     device = profile.cluster.device_by_name
     alone = _used_to_alone(profile, names, metric)
 
@@ -237,12 +227,12 @@ def few_orders(items: Sequence[_T], by: Callable[[_T], float] | None = None) -> 
     return order, order[::-1]
 
 
-def tree_lines(groups: DeviceGroups, profile: Profile) -> list[str]:
+def tree_lines(groups: Sequence[DeviceGroup], profile: Profile) -> list[str]:
     """Return the tree of groups: first level, second level, devices, with the metrics that grouped them."""
-    metric = message_seconds(profile, groups.message_bytes)
-    lines = [f"{profile.cluster.name}: {format_bytes(groups.message_bytes)} message, one way, mean of both directions"]
-    for index, group in enumerate(groups.first_level):
-        last = index == len(groups.first_level) - 1
+    metric = message_seconds(profile)
+    lines = [f"{profile.cluster.name}: {format_bytes(MESSAGE_BYTES)} message, one way, mean of both directions"]
+    for index, group in enumerate(groups):
+        last = index == len(groups) - 1
         inside = [metric[a, b] for a in group.devices for b in group.devices if (a, b) in metric]
         note = f"inside {format_seconds(sum(inside) / len(inside))}" if inside else "one device"
         lines.append(f"{'└──' if last else '├──'} {group.name}: {note}{_distances(group, groups, metric)}")
@@ -250,9 +240,9 @@ def tree_lines(groups: DeviceGroups, profile: Profile) -> list[str]:
     return lines
 
 
-def _distances(group: DeviceGroup, groups: DeviceGroups, metric: dict[tuple[str, str], float]) -> str:
+def _distances(group: DeviceGroup, groups: Sequence[DeviceGroup], metric: dict[tuple[str, str], float]) -> str:
     parts = []
-    for other in groups.first_level:
+    for other in groups:
         between = [metric[a, b] for a in group.devices for b in other.devices if (a, b) in metric]
         if other is not group and between:
             parts.append(f"to {other.name} {format_seconds(sum(between) / len(between))}")

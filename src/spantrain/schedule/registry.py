@@ -88,21 +88,9 @@ def make_policy(name: str, task: ReplicaTask) -> DispatchMachine:
 
     Raises:
         UsageError: there is no such schedule.
-        PlanError: the in-flight limit is too small for a static order.
     """
     policy = schedule_named(name).policy
-    if policy is not None:
-        return policy(task)
-    if task.order or not task.spans:
-        return StaticDispatch(task, task.order)
-    # As if all stages had this replica's micro-batches and limit. Only what follows the stage matters; its spans may
-    # have gaps, which other replicas fill.
-    layout = CutLayout(
-        micro_batches=(task.spans,) * task.num_stages,
-        spans=((task.spans,),) * task.num_stages,
-        limits=((task.in_flight_limit,),) * task.num_stages,
-    )
-    return StaticDispatch(task, static_orders(name, layout, split=task.split_backward)[task.stage][0])
+    return StaticDispatch(task, task.order) if policy is None else policy(task)
 
 
 def replica_tasks(plan: Plan, *, split_backward: bool | None = None) -> tuple[tuple[ReplicaTask, ...], ...]:

@@ -101,10 +101,8 @@ _WORKING = (_HeldPart.WORKING, _HeldPart.WORKING_BESIDES)
 class DeviceMemory:
     """Memory of one device over a simulated run."""
 
-    peak_s: float
-    """When it first held the most."""
     peak: HeldBytes
-    """What it held then."""
+    """What it held when it first held the most."""
     held_bytes: int
     """The most that tensors held at once, without what operations need while they run, and the framework."""
     timeline: tuple[tuple[float, int], ...]
@@ -182,7 +180,7 @@ class MemoryLog:
         held, most = [0] * len(_HeldPart), [0] * len(_HeldPart)
         per_sample = _per_sample(sizes)
         base = now = highest = sizes.always.total_bytes
-        held_bytes, peak_s = base, 0.0
+        held_bytes = base
         levels: dict[float, int] = {0.0: base}
         # At equal times what is freed comes first.
         for time_s, amount, part in sorted(self._changes[leader]):
@@ -190,7 +188,7 @@ class MemoryLog:
             held[part] += size_bytes
             now += size_bytes
             if now > highest:
-                highest, peak_s, most = now, time_s, held.copy()
+                highest, most = now, held.copy()
             held_bytes = max(held_bytes, now - sum(held[part] for part in _WORKING))
             levels[time_s] = now
         if now != base:
@@ -205,7 +203,7 @@ class MemoryLog:
             working_bytes=sum(most[part] for part in _WORKING),
         )
         held_bytes -= sizes.always.framework_bytes
-        return DeviceMemory(peak_s=peak_s, peak=peak, held_bytes=held_bytes, timeline=_changes(levels))
+        return DeviceMemory(peak=peak, held_bytes=held_bytes, timeline=_changes(levels))
 
 
 def _per_sample(sizes: HeldSizes) -> tuple[int, ...]:

@@ -32,7 +32,6 @@ _SHARED_MEMORY = "8Gi"
 class KubernetesWay(LaunchWay):
     """`kubectl apply -k` for each site; the names of hosts are those of nodes, and `--option` names the context."""
 
-    name: ClassVar[str] = "kubernetes"
     patience_s: ClassVar[float] = 7 * 86_400.0
 
     def prepare(self, wanted: WantedWorkers, reporter: Reporter) -> "KubernetesWorkers":

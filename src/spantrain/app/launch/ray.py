@@ -30,7 +30,6 @@ _PINCH = 0.001
 class RayWay(LaunchWay):
     """The cluster that RAY_ADDRESS names, or else this machine's; hosts are nodes with a resource of their name."""
 
-    name: ClassVar[str] = "ray"
     patience_s: ClassVar[float] = 86_400.0
     restarts: int = 0
 

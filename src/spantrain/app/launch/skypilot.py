@@ -6,7 +6,7 @@ As of https://docs.skypilot.co/en/latest/reference/yaml-spec.html; a task's node
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import yaml
 
@@ -20,8 +20,6 @@ from spantrain.errors import ConfigError
 @dataclass(frozen=True, kw_only=True)
 class SkypilotWay(LaunchWay):
     """Tasks are written; whoever has a cloud's credentials starts them."""
-
-    name: ClassVar[str] = "skypilot"
 
     def prepare(self, wanted: WantedWorkers, reporter: Reporter) -> "SkypilotTasks":
         """Write a task for each site."""

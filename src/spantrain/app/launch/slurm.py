@@ -24,7 +24,6 @@ worker() {  # PART GPUS NODE LOG WORD...
 class SlurmWay(LaunchWay):
     """`sbatch` for each site; the names of hosts are those of nodes."""
 
-    name: ClassVar[str] = "slurm"
     patience_s: ClassVar[float] = 7 * 86_400.0
     """Jobs wait until there is room for them."""
 

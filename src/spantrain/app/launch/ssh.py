@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar, TypeVar
+from typing import TypeVar
 
 from spantrain.app.launch.way import LaunchWay, StartedWorkers, WantedWorkers, joining
 from spantrain.app.reporter import Reporter
@@ -31,7 +31,6 @@ _RESTART_S = 1.0
 class SshWay(LaunchWay):
     """Each host by ssh, as the cluster file calls it; those that are this machine without."""
 
-    name: ClassVar[str] = "ssh"
     restarts: int = 0
     """How often a device's worker that has failed is started again."""
 

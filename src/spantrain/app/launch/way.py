@@ -214,7 +214,6 @@ class StartedByHand(StartedWorkers):
 class LaunchWay(ABC):
     """How a run's workers are started."""
 
-    name: ClassVar[str]
     patience_s: ClassVar[float] = 600.0
     """How long workers may take to join."""
     options: LaunchOptions = field(default_factory=LaunchOptions)

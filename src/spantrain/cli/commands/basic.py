@@ -145,12 +145,12 @@ def groups(
 ) -> None:
     """Print the devices grouped by network and, within, by compute and memory."""
     from spantrain.config.artefacts import read_profile
-    from spantrain.planner.groups import group_devices, tree_lines
+    from spantrain.planner.groups import MESSAGE_BYTES, group_devices, tree_lines
 
     found = read_profile(profile_path)
     grouped = group_devices(found)
     if json_:
-        print_json(to_json(grouped))
+        print_json({"first_level": to_json(grouped), "message_bytes": MESSAGE_BYTES})
         return
     for line in tree_lines(grouped, found):
         typer.echo(line)

@@ -2,6 +2,7 @@
 
 import statistics
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rich.table import Table
@@ -13,7 +14,7 @@ from spantrain.cli.render.text import console_for_people
 from spantrain.core.plan import Plan, PlanReport
 from spantrain.core.profile import LinkMeasurement, Profile
 from spantrain.core.quantities import format_bandwidth, format_bytes, format_seconds
-from spantrain.planner.groups import DeviceGroups, tree_lines
+from spantrain.planner.groups import DeviceGroup, tree_lines
 
 if TYPE_CHECKING:
     from spantrain.app.demo import DemoSummary
@@ -47,7 +48,7 @@ class TerminalReporter(DrawingReporter):
         super().step(outcome, metrics, total_steps)
         self._previous = outcome
 
-    def show_groups(self, groups: DeviceGroups, profile: Profile) -> None:
+    def show_groups(self, groups: Sequence[DeviceGroup], profile: Profile) -> None:
         """Print the two levels of groups."""
         self._output.print(Text("Groups (by network; within, by compute and memory)", style="bold"))
         for line in tree_lines(groups, profile):

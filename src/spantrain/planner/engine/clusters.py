@@ -22,13 +22,13 @@ def clusters_of(profile: Profile, devices: Sequence[str]) -> tuple[DeviceGroup, 
     """
     described = profile.links_described and not profile.links
     if not described or len(devices) <= _ALL_PAIRS_UP_TO:
-        return group_devices(profile, devices=devices).first_level
+        return group_devices(profile, devices=devices)
     if len({profile.cluster.device_by_name[name].site for name in devices}) > _SITES_ONE_BY_ONE:
         return _sites_alone(profile.cluster, devices)
     by_host: dict[tuple[str, str], list[Device]] = {}
     for device in (profile.cluster.device_by_name[name] for name in devices):
         by_host.setdefault((device.site, device.host), []).append(device)
-    grouped = group_devices(profile, devices=_standing_for_all(by_host)).first_level
+    grouped = group_devices(profile, devices=_standing_for_all(by_host))
     found = [_whole(group, by_host, profile) for group in grouped]
     seen = {name for group in found for name in group.devices}
     alone = [[device.name for device in host if device.name not in seen] for host in by_host.values()]

@@ -27,7 +27,7 @@ class ReplicaTask:
     split_backward: bool | None = None
     """Whether backwards run as I and W; None: as the schedule has it. Stage 0 needs no I, nobody waits for it."""
     order: tuple[Action, ...] = ()
-    """The static order, from the whole plan; empty: from its own micro-batches, as if all stages had the same ones."""
+    """The static order, from the whole plan; of a schedule that is decided at run time, empty."""
     planned: PlannedOrder | None = None
     """The order that `critical-path` follows; None: its plain rule."""
 

@@ -23,6 +23,8 @@ from spantrain.sim.search.improve import Improver, is_alike, rank_by_part, short
 from spantrain.sim.search.model import Orders, Outcome, StepModel, model_of, run_orders, run_ranks
 
 _PLAIN = "the plain rule"
+_LEAST_RUNS = 10
+"""Simulations; fewer are of no use."""
 _SMALL, _NODES_PER_RUN = 200, 10
 """Actions of a step that branch and bound is tried on, and its nodes for a simulation that is allowed."""
 _WORTH = 1e-4
@@ -37,12 +39,11 @@ class SearchEffort:
     """Simulations at most."""
     max_actions: int = 150_000
     """Actions simulated at most, all runs together: about a second. Larger plans keep the plain rule."""
-    least_runs: int = 10
 
     def runs(self, actions: int) -> int:
         """Return the simulations of so many actions that are allowed; 0 if too few to be of use."""
         runs = min(self.max_runs, self.max_actions // max(actions, 1))
-        return runs if runs >= self.least_runs else 0
+        return runs if runs >= _LEAST_RUNS else 0
 
     def part(self, fraction: float) -> "SearchEffort":
         """Return an effort that is a part of this one."""

@@ -24,8 +24,6 @@ _MAX_MOVES = 32
 class SlotArrays:
     """Seconds of a slot for units i to j-1, as [i, j]; `run` is infinite where j <= i or it does not fit."""
 
-    counts: tuple[int, ...]
-    """Samples of a whole micro-batch, by member."""
     run: Array
     """B t^c: all work of a step, with its tensor sums."""
     sums: Array
@@ -149,7 +147,7 @@ class WayTables:
             turn = np.maximum(turn, over_spans(ops[0][0] + ops[1][0]))
         pace = max(whole - (rests == (0,) * len(rests)), 0) * np.maximum(back, turn - back)
         run = np.where(np.isfinite(refills), run, np.inf)
-        return SlotArrays(counts, run, self._sync(slot), back, turn, pace, np.where(np.isfinite(refills), refills, 1.0))
+        return SlotArrays(run, self._sync(slot), back, turn, pace, np.where(np.isfinite(refills), refills, 1.0))
 
     def _sync(self, slot: Slot) -> Array:
         """Return AL of the gradient sum, as [i, j]: the k-th devices of all members are a ring, all rings at once."""

@@ -179,7 +179,6 @@ class Beam:
     """Steps per second of each first-level group if it held the whole model."""
     work: Sequence[float]
     """Work of each unit; any scale."""
-    seed: int = 0
 
     def run(self, value_s: Callable[[Arrangement], float]) -> list[tuple[float, Arrangement]]:
         """Return the best arrangements, by rising seconds; what cannot be done is over by a lot, by how far it is."""
@@ -198,7 +197,7 @@ class Beam:
 
     def _starts(self) -> Iterator[Arrangement]:
         groups = list(range(len(self.capacities)))
-        chooser = random.Random(self.seed)
+        chooser = random.Random(0)
         for _ in range(_WIDTH):
             order = chooser.sample(groups, len(groups))
             yield tuple(zip(order, self._by_capacity(order), strict=True))

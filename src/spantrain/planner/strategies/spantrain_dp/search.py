@@ -10,7 +10,7 @@ from functools import cache, partial
 from itertools import combinations, pairwise, product
 
 from spantrain.core.profile import Profile
-from spantrain.planner.groups import DeviceGroup, DeviceGroups, few_orders, message_seconds, orders_to_try
+from spantrain.planner.groups import DeviceGroup, few_orders, message_seconds, orders_to_try
 from spantrain.planner.strategies.spantrain_dp.tables import Slot, SlotTables, best_cuts
 
 Layout = tuple[Slot, ...]
@@ -18,10 +18,10 @@ Layout = tuple[Slot, ...]
 _ALL_ORDERS_UP_TO = 5
 
 
-def domain_orders(groups: DeviceGroups, profile: Profile) -> tuple[tuple[DeviceGroup, ...], ...]:
+def domain_orders(groups: Sequence[DeviceGroup], profile: Profile) -> tuple[tuple[DeviceGroup, ...], ...]:
     """Return the orders of first-level groups to try; groups are as near as the mean of their devices."""
-    metric = cache(lambda: message_seconds(profile, groups.message_bytes))
-    return orders_to_try(groups.first_level, lambda a, b: _mean_seconds(a, b, metric()), all_up_to=_ALL_ORDERS_UP_TO)
+    metric = cache(lambda: message_seconds(profile))
+    return orders_to_try(groups, lambda a, b: _mean_seconds(a, b, metric()), all_up_to=_ALL_ORDERS_UP_TO)
 
 
 def _mean_seconds(a: DeviceGroup, b: DeviceGroup, metric: dict[tuple[str, str], float]) -> float:
@@ -169,7 +169,7 @@ class _LayoutBound:
     latency: float
 
 
-def search(tables: SlotTables, groups: DeviceGroups) -> SearchResult:
+def search(tables: SlotTables, groups: Sequence[DeviceGroup]) -> SearchResult:
     """Enumerate the candidates, then solve them by rising bound until the rest cannot be near the best."""
     waiting = sorted(_enumerate(tables, groups), key=lambda candidate: candidate.bound_s)
     least: dict[str, float] = {}
@@ -196,10 +196,10 @@ def _solve(tables: SlotTables, candidate: DomainCandidate) -> DomainCandidate | 
     return None if value_s == float("inf") else replace(candidate, value_s=value_s, begins=begins)
 
 
-def _enumerate(tables: SlotTables, groups: DeviceGroups) -> Iterator[DomainCandidate]:
+def _enumerate(tables: SlotTables, groups: Sequence[DeviceGroup]) -> Iterator[DomainCandidate]:
     orders = domain_orders(groups, tables.profile)
-    alone = {group.name: domain_layouts(group, tables.profile, 4) for group in groups.first_level}
-    among = {group.name: domain_layouts(group, tables.profile, 2) for group in groups.first_level}
+    alone = {group.name: domain_layouts(group, tables.profile, 4) for group in groups}
+    among = {group.name: domain_layouts(group, tables.profile, 2) for group in groups}
     allowance = max(_CONFIGURATIONS // len(orders), _MIN_PER_ORDER)
     sketch = cache(partial(_sketch, tables))
     for order in orders:

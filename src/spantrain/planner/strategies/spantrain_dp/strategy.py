@@ -16,7 +16,7 @@ from spantrain.core.span import equal_spans
 from spantrain.cost.step import StepEstimate
 from spantrain.errors import InfeasiblePlanError
 from spantrain.planner.assembly.assemble import draft_stage, infeasible, with_limits
-from spantrain.planner.groups import DeviceGroups, group_devices
+from spantrain.planner.groups import DeviceGroup, group_devices
 from spantrain.planner.request import JobSpec, PlanRequest, Proposal
 from spantrain.planner.strategies.score import few_of_each
 from spantrain.planner.strategies.spantrain_dp.search import DomainCandidate, SearchResult, search
@@ -32,7 +32,7 @@ class _BuiltCandidate:
     estimate: StepEstimate
 
 
-def _reasons(groups: DeviceGroups, found: SearchResult, built: _BuiltCandidate) -> Iterator[str]:
+def _reasons(groups: Sequence[DeviceGroup], found: SearchResult, built: _BuiltCandidate) -> Iterator[str]:
     """Yield the sentences: what bounds the step, shares, memory, what was left out."""
     estimate, used = built.estimate, set(built.candidate.devices)
     tied = f", {format_seconds(estimate.tied_s)} of it for shared parameters" if estimate.tied_s else ""
@@ -49,7 +49,7 @@ def _reasons(groups: DeviceGroups, found: SearchResult, built: _BuiltCandidate) 
                     f"Memory of {replica.devices[0]} (stage {index}) holds {replica.in_flight_limit} of its {share} "
                     "samples at once; later forwards wait."
                 )
-    for group in groups.first_level:
+    for group in groups:
         missing = [device for device in group.devices if device not in used]
         if missing:
             what = (
