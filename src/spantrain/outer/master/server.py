@@ -56,7 +56,7 @@ class MasterServer:
                     "tell": self._counted(self._tell),
                     "listen": self._counted(self._listen),
                     "leave": self._leave,
-                    "status": lambda _name, _payload: {"status": self.status().to_plain()},
+                    "status": lambda _name, _payload: {"status": encode_value(self.status())},
                 },
                 on_join=self._join,
                 max_peers=config.max_members,
