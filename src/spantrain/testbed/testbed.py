@@ -1,6 +1,5 @@
 """The testbed as its users see it: bring it up, run commands on its hosts, change its links, take it down."""
 
-import difflib
 import json
 import math
 import os
@@ -11,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from spantrain.config.files.json_codec import to_json
+from spantrain.config.files.problems import did_you_mean
 from spantrain.core.cluster import Cluster, Host, Site
 from spantrain.core.speed import SpeedTrace
 from spantrain.errors import TestbedError
@@ -323,8 +323,6 @@ def _take_down(state: State) -> None:
 
 def _known(what: str, name: str, known: Iterable[str]) -> str:
     names = list(known)
-    if name in names:
-        return name
-    near = difflib.get_close_matches(name, names, n=1)
-    hint = f"; did you mean {near[0]}?" if near else ""
-    raise TestbedError(f"no {what} {name!r}; there are {', '.join(names) or 'none'}{hint}")
+    if name not in names:
+        raise TestbedError(f"no {what} {name!r}; {did_you_mean(name, names)}")
+    return name
