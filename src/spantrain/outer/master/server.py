@@ -19,9 +19,8 @@ from spantrain.outer.master.files import MasterFiles, StateNotKept
 from spantrain.outer.master.report import status_of
 from spantrain.outer.master.service import MasterService
 from spantrain.transport.connection.threads import ReliedOnThread
-from spantrain.transport.control.protocol import RemoteRefusal
+from spantrain.transport.control.protocol import Handler, RemoteRefusal
 from spantrain.transport.control.server import ControlServer
-from spantrain.transport.control.services import Handler
 
 T = TypeVar("T")
 _MIN_SLEEP_S = 0.01

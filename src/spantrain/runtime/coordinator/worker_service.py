@@ -11,7 +11,7 @@ from spantrain.config.files.json_codec import to_json
 from spantrain.runtime.checkpoint.saver import is_written_by
 from spantrain.runtime.control.batch_requests import AskNextStep, FetchRows
 from spantrain.runtime.control.orders import AddedOrder
-from spantrain.runtime.control.plane import HOLD_S, Handler, Order, OrderRequest, Request, handlers_of
+from spantrain.runtime.control.plane import HOLD_S, Order, OrderRequest, Request, handlers_of
 from spantrain.runtime.control.requests import (
     REQUESTS,
     AskForOrder,
@@ -42,7 +42,7 @@ from spantrain.runtime.coordinator.batches import BatchQueue
 from spantrain.runtime.coordinator.meetings import StageMeetings
 from spantrain.runtime.coordinator.roster import Roster, RosterEntry, printable
 from spantrain.runtime.coordinator.standstills import StandstillWatch
-from spantrain.transport.control.protocol import RemoteRefusal
+from spantrain.transport.control.protocol import Handler, RemoteRefusal
 
 ProgressListener = Callable[[str, int, int, str], None]
 """(device, done, total, text)"""

@@ -26,9 +26,10 @@ from spantrain.transport.control.protocol import (
     MESSAGE_LIMIT_BYTES,
     PRESENCE,
     SERVICE,
+    Handler,
     server_options,
 )
-from spantrain.transport.control.services import CallDispatcher, Handler, JoinService, LineListener
+from spantrain.transport.control.services import CallDispatcher, JoinService, LineListener
 
 Method = Callable[[bytes, grpc.ServicerContext], bytes]
 """(body, what gRPC knows of the caller) -> answer; may raise Denied."""

@@ -20,14 +20,13 @@ from spantrain.transport.control.protocol import (
     MESSAGE_LIMIT_BYTES,
     PRESENCE,
     PROTOCOL_VERSION,
+    Handler,
     RemoteRefusal,
     decode,
     wrap_answer,
     wrap_refusal,
 )
 
-Handler = Callable[[str, dict[str, Any]], dict[str, Any]]
-"""(authenticated device name, payload) -> answer. May block; may raise RemoteRefusal."""
 LineListener = Callable[[str, int, bool], None]
 """Hears, in any thread: (authenticated device name, number of a connection, whether it has opened, or closed)."""
 _LOOK_S = 1.0

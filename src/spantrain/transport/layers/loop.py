@@ -159,7 +159,7 @@ class LayerLoop(ConnectionLoop[LayerTerms]):
                 self.links[name] = self._new_link(peer)
 
     def _new_link(self, peer: PeerAddress) -> LayerLink:
-        terms = LayerTerms(self._limits)
+        terms = LayerTerms(frame_bytes=self._limits.frame_bytes, window_bytes=self._limits.window_bytes)
         if not peer.endpoint:
             return self.accept(peer, terms)
         link = DialledLink(peer, terms, connections=2, welcome_s=self._limits.welcome_s)
@@ -193,7 +193,8 @@ class LayerLoop(ConnectionLoop[LayerTerms]):
     def greeted(self, link: LayerLink, hello: Hello) -> None:
         """Note what the other side takes."""
         assert isinstance(hello, LayerHello)
-        link.state.agree(frame_bytes=hello.frame_bytes, window_bytes=hello.window_bytes)
+        link.state.frame_bytes = min(self._limits.frame_bytes, hello.frame_bytes)
+        link.state.window_bytes = hello.window_bytes
 
     def welcome(self, link: AcceptedLink[LayerTerms]) -> bytes:
         """Return the answer to a peer."""
