@@ -5,7 +5,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,7 +18,7 @@ from spantrain.outer.master.files import MasterFiles, StateNotKept
 from spantrain.outer.master.report import status_of
 from spantrain.outer.master.service import MasterService
 from spantrain.transport.connection.threads import ReliedOnThread
-from spantrain.transport.control.protocol import Handler, RemoteRefusal
+from spantrain.transport.control.protocol import RemoteRefusal
 from spantrain.transport.control.server import ControlServer
 
 T = TypeVar("T")
@@ -51,9 +50,9 @@ class MasterServer:
             self._server = ControlServer(
                 bind=bind,
                 handlers={
-                    "enter": self._counted(self._enter),
-                    "tell": self._counted(self._tell),
-                    "listen": self._counted(self._listen),
+                    "enter": self._enter,
+                    "tell": self._tell,
+                    "listen": self._listen,
                     "leave": self._leave,
                     "status": lambda _name, _payload: {"status": encode_value(self.status())},
                 },
@@ -61,6 +60,7 @@ class MasterServer:
                 max_peers=config.max_members,
                 credentials=self._files.credentials,
                 may_replace=lambda _name: True,
+                refusals=self._service.refusals,
             )
             stack.pop_all()
         self._changed = threading.Condition()
@@ -124,23 +124,9 @@ class MasterServer:
     def status(self) -> MasterStatus:
         """Return what it knows of everybody."""
         with self._changed:
-            status = status_of(self._service, address=self.address, now_s=time.monotonic())
-        return replace(status, refusals={**self._server.refusals, **status.refusals})
+            return status_of(self._service, address=self.address, now_s=time.monotonic())
 
     # What members call, each in a thread of the control plane.
-
-    def _counted(self, handler: Handler) -> Handler:
-        """Return a handler that counts messages which make no sense."""
-
-        def run(name: str, payload: dict[str, Any]) -> dict[str, Any]:
-            try:
-                return handler(name, payload)
-            except ProtocolError as error:
-                with self._changed:
-                    self._service.refuse("malformed", f"{name}: {error}")
-                raise
-
-        return run
 
     def _join(self, name: str, _facts: dict[str, Any]) -> dict[str, Any]:
         with self._changed:

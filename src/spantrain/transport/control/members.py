@@ -1,17 +1,15 @@
-"""Who has joined: names by certificate, and how many calls each has running.
-
-Wrong tokens slowed down, and every refusal counted (DESIGN idea 7).
-"""
+"""Who has joined: names by certificate, and how many calls each has running; wrong tokens slowed down."""
 
 import threading
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import grpc
 
 from spantrain.core.names import is_member_name
 from spantrain.errors import UsageError
+from spantrain.transport.connection.bounds import RefusalCounter
 from spantrain.transport.control.protocol import RemoteRefusal
 
 
@@ -169,24 +167,7 @@ class Denied(Exception):
         self.text = text
 
 
-class RefusalCounter:
-    """How often each reason was given for a refusal, from any thread."""
-
-    def __init__(self) -> None:
-        self._counts: Counter[str] = Counter()
-        self._lock = threading.Lock()
-
-    def add(self, reason: str) -> None:
-        """Count one refusal."""
-        with self._lock:
-            self._counts[reason] += 1
-
-    def denied(self, reason: str, code: grpc.StatusCode, text: str) -> Denied:
-        """Count one refusal, and return what to raise for it."""
-        self.add(reason)
-        return Denied(code, text)
-
-    def snapshot(self) -> Mapping[str, int]:
-        """Return the counts so far."""
-        with self._lock:
-            return dict(self._counts)
+def denied(refusals: RefusalCounter, reason: str, code: grpc.StatusCode, text: str) -> Denied:
+    """Count a refusal, and return what to raise for it."""
+    refusals.add(reason, text)
+    return Denied(code, text)

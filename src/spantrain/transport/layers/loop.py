@@ -4,12 +4,12 @@ import logging
 import math
 import secrets
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable
 
 import zmq
 
-from spantrain.transport.connection.bounds import HELLO, RESET, Refusal
+from spantrain.transport.connection.bounds import HELLO, RESET, Refusal, RefusalCounter
 from spantrain.transport.connection.links import (
     HANDSHAKE_FAILED,
     AcceptedLink,
@@ -82,7 +82,7 @@ class LayerLoop(ConnectionLoop[LayerTerms]):
         self._look_s = 0.0
         self._patience_s = min(_LOOK_S, limits.no_progress_s / 4)
         self.stopped = False
-        self.refused: Counter[str] = Counter()
+        self.refused = RefusalCounter(name)
         self._peers: dict[str, PeerAddress] = {}
         self._listens = bool(bind)
         self.listen(bind)
@@ -133,11 +133,8 @@ class LayerLoop(ConnectionLoop[LayerTerms]):
             self.departures.overdue(now_s, self.links)
 
     def refuse(self, refusal: Refusal, source: str) -> None:
-        """Count something that was refused; log the first, second, fourth, ... of its kind."""
-        self.refused[refusal.reason] += 1
-        count = self.refused[refusal.reason]
-        if count & (count - 1) == 0:
-            _LOG.warning("%s refused something of %s (%d times by now): %s", self.own_name, source, count, refusal)
+        """Count something that was refused."""
+        self.refused.add(refusal.reason, f"something of {source}: {refusal}")
 
     # Peers and links.
 

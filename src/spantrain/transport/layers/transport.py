@@ -120,7 +120,7 @@ class LayerTransport:
             layers_received=self._arrivals.whole_layers,
             bytes_sent=dict(self._departures.bytes_by_peer),
             bytes_received=dict(self._arrivals.bytes_by_peer),
-            refused=dict(self._loop.refused),
+            refused=self._loop.refused.snapshot(),
         )
 
     def close(self) -> None:
