@@ -223,10 +223,10 @@ class WorkerService:
         welcome: dict[str, Any] = to_json(WorkerWelcome(device=device, patience_s=self.roster.patience_s))
         return welcome
 
-    def may_replace(self, peer: str) -> bool:
+    def may_replace(self, peer: str, by: str) -> bool:
         """Whether a worker that joins under a name in use takes it over."""
         with self.changed:
-            return self.roster.may_replace(time.monotonic(), peer)
+            return peer == by and self.roster.may_replace(time.monotonic(), peer)
 
     def on_line(self, peer: str, line: int, is_open: bool) -> None:
         """Note a connection that shows that a worker is there, or its end."""

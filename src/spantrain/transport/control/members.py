@@ -45,9 +45,9 @@ class Members:
     """
 
     def __init__(
-        self, *, max_peers: int, calls_per_peer: int, may_replace: Callable[[str], bool] = lambda _name: False
+        self, *, max_peers: int, calls_per_peer: int, may_replace: Callable[[str, str], bool] = lambda _held, _by: False
     ) -> None:
-        """`may_replace`: whether who joins under this name, which is in use, takes it from its holder."""
+        """`may_replace`: whether a name in use is taken from its holder for who joins; another only if all is full."""
         self._may_replace = may_replace
         self._max_peers = max_peers
         self._calls_per_peer = calls_per_peer
@@ -64,8 +64,12 @@ class Members:
             RemoteRefusal: the name is in use, or there is no room; at the end: it was released meanwhile.
         """
         with self._lock:
-            if name in self._seats and self._may_replace(name):
+            if name in self._seats and self._may_replace(name, name):
                 self.release(name)
+            if len(self._seats) >= self._max_peers:
+                for held in self.names:
+                    if self._may_replace(held, name):
+                        self.release(held)
             if name in self._seats:
                 raise RemoteRefusal(f"a worker has joined as {name} already and has not left")
             if len(self._seats) >= self._max_peers:

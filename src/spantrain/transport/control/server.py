@@ -159,13 +159,13 @@ class ControlServer:
         on_join: Handler,
         max_peers: int = 64,
         credentials: Credentials | None = None,
-        may_replace: Callable[[str], bool] = lambda _name: False,
+        may_replace: Callable[[str, str], bool] = lambda _held, _by: False,
         on_line: LineListener = lambda _name, _line, _is_open: None,
         refusals: RefusalCounter | None = None,
     ) -> None:
         """`bind`: HOST:PORT (port 0 takes any two) or unix:/path. `on_join`: (name, facts) -> welcome; should not wait
         for anything, since `stop` waits for it. `credentials`, `refusals`: new ones, if none are given. `may_replace`:
-        whether who joins under a name in use takes it over. `on_line` hears of workers' connections.
+        as of `Members`. `on_line` hears of workers' connections.
 
         Raises:
             UsageError: `bind` is not an address.
