@@ -42,6 +42,8 @@ class Testbed:
     def __init__(self, state: State, router: "subprocess.Popen[str] | None" = None) -> None:
         self._state = state
         self._router = router
+        self.id = state.testbed_id
+        """Name of this testbed, unlike any other's."""
 
     @classmethod
     def up(cls, cluster: Cluster, *, detached: bool = False) -> "Testbed":
@@ -79,11 +81,6 @@ class Testbed:
         if len(running) > 1:
             raise TestbedError(f"{len(running)} testbeds are running ({', '.join(running)}); name one with --id")
         return cls(next(iter(running.values())))
-
-    @property
-    def id(self) -> str:
-        """Name of this testbed, unlike any other's."""
-        return self._state.testbed_id
 
     def address(self, host: str) -> str:
         """Return the IPv4 address of a host; it exists only inside the testbed."""

@@ -60,6 +60,8 @@ class MasterServer:
                 may_replace=lambda held, by: held == by or self._service.connections.get(held) is None,
                 refusals=self._service.refusals,
             )
+            self.token = self._server.token
+            """What members join with; also in the folder's `token`."""
             stack.pop_all()
         self._changed = threading.Condition()
         """Held by whoever is in the service."""
@@ -107,11 +109,6 @@ class MasterServer:
     def address(self) -> str:
         """Where members join, as they can dial it."""
         return self._server.join_address
-
-    @property
-    def token(self) -> str:
-        """What members join with; also in the folder's `token`."""
-        return self._server.token
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until it has failed, or for so long; return whether it has."""

@@ -253,7 +253,7 @@ class MasterService:
         elif connection.facts.kind == "cluster":
             yield on.ClusterLeft(cluster=name)
         elif self.master:
-            for way, transfer in self.master.transfers:
+            for way, transfer in self.master.lines.moving:
                 if transfer.worker == name:
                     yield on.TransferLost(way=way, transfer=transfer, reason=f"worker {name} is gone: {reason}")
 

@@ -60,6 +60,8 @@ class OuterShard:
         """Begin with nothing in memory; what is in snapshots is served when the master says which."""
         self._name = name
         self._layout = layout
+        self.layers: Mapping[int, Layer] = {k: layout.layers[k] for k in layout.layers_of(name)}
+        """Its own, by index."""
         self._rule = rule or Nesterov()
         self._snapshots = snapshots
         self._pool = pool or BufferPool()
@@ -76,11 +78,6 @@ class OuterShard:
         self._serving: int | None = None
         self._bases: dict[int, Tensors] = {}
         """Parameters of versions that clusters began from, where pushes are corrected for what came since."""
-
-    @property
-    def layers(self) -> Mapping[int, Layer]:
-        """Its layers, by index."""
-        return {k: self._layout.layers[k] for k in self._layout.layers_of(self._name)}
 
     @property
     def serving(self) -> ShardVersion | None:

@@ -107,6 +107,8 @@ class CallDispatcher:
     ) -> None:
         assert HELLO not in handlers, f"{HELLO} is answered by the server itself"
         self._handlers: Mapping[str, Handler] = {**handlers, HELLO: lambda _peer, _payload: {}}
+        self.methods = tuple(self._handlers)
+        """What can be called."""
         self._members = members
         self._refusals = refusals
         self._on_line = on_line
@@ -118,11 +120,6 @@ class CallDispatcher:
         """Connections of peers whose calls were answered for news; they are taken for open until the next call."""
         self._running: Counter[str] = Counter()
         self._changed = threading.Condition()
-
-    @property
-    def methods(self) -> tuple[str, ...]:
-        """What can be called."""
-        return tuple(self._handlers)
 
     def answer(self, method: str, body: bytes, *, certificate_der: bytes | None) -> bytes:
         """Return the handler's answer or refusal.
