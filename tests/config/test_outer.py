@@ -60,11 +60,11 @@ def problems(text: str) -> list[str]:
 
 def test_what_must_be_said_is_enough() -> None:
     config = parse(SMALL)
-    assert (config.master.host, config.master.port, config.master.listen) == ("192.0.2.7", 29500, "192.0.2.7")
+    assert (str(config.master.address), config.master.listen) == ("192.0.2.7:29500", config.master.address)
     assert config.master.folder == Path("/home/me/state/master")
-    assert [(shard.name, shard.host, shard.port, shard.listen) for shard in config.shards] == [
-        ("s0", "192.0.2.7", 29510, "192.0.2.7"),
-        ("s1", "2001:db8::7", 0, "::"),
+    assert [(shard.name, str(shard.address), str(shard.listen)) for shard in config.shards] == [
+        ("s0", "192.0.2.7:29510", "192.0.2.7:29510"),
+        ("s1", "[2001:db8::7]:0", "[::]:0"),
     ]
     assert config.shard("s1").folder == Path("/var/s1")
     told = config.for_master

@@ -23,10 +23,11 @@ from spantrain.outer.link.link import MasterWelcome, MemberFacts
 from spantrain.outer.link.status import MasterStatus
 from spantrain.runtime.control.orders import ORDERS
 from spantrain.runtime.control.requests import REQUESTS
+from spantrain.transport.connection.bounds import RefusalCounter
 from spantrain.transport.connection.peers import PeerAddress
 from spantrain.transport.control.address import Address
 from spantrain.transport.control.credentials import Authority, JoinToken, WorkerIdentity, pem_of_der
-from spantrain.transport.control.members import Denied, JoinThrottle, Members, RefusalCounter
+from spantrain.transport.control.members import Denied, JoinThrottle, Members
 from spantrain.transport.control.protocol import PROTOCOL_VERSION, RemoteRefusal, decode, unwrap
 from spantrain.transport.control.services import JoinService
 

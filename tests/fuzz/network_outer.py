@@ -18,7 +18,7 @@ from spantrain.core.outer.layers import divide
 from spantrain.errors import SpanTrainError
 from spantrain.outer.client.replica import ClusterCopy, TakenPush
 from spantrain.outer.client.session import ClientSession
-from spantrain.outer.link.codec import decode_command, decode_event
+from spantrain.outer.link.codec import decode_command, decode_event, encode_value
 from spantrain.outer.link.link import MasterWelcome
 from spantrain.outer.master.config import MasterConfig
 from spantrain.outer.master.report import status_of
@@ -128,7 +128,7 @@ def _master(case: list[tuple[str, Any]], _folder: Path) -> object:
                 _note(connection, seen, fetched)
         if now_s % 4 == 3:
             service.tick(0.1 * now_s)
-    encode({"status": status_of(service, address="h:1", now_s=100.0).to_plain()}, limit_bytes=2**23)
+    encode({"status": encode_value(status_of(service, address="h:1", now_s=100.0))}, limit_bytes=2**23)
     if refused:
         raise refused[-1]
     return None

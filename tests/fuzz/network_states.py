@@ -20,7 +20,7 @@ from spantrain.transport.layers.arrivals import Arrivals
 from spantrain.transport.layers.copiers import BufferPool, Copiers
 from spantrain.transport.layers.departures import Departures
 from spantrain.transport.layers.format import Opening
-from spantrain.transport.layers.interface import LayerKey, LayerLimits, LayerLink
+from spantrain.transport.layers.interface import LayerKey, LayerLimits, LayerLink, LayerTerms
 from spantrain.transport.mailbox import wire
 from spantrain.transport.mailbox.exchange import Exchange
 from spantrain.transport.mailbox.interface import Limits
@@ -202,9 +202,10 @@ def _layers(case: list[Step], _folder: Path) -> object:
     arrivals = Arrivals(limits, BufferPool(), copiers, lost=lost)
     departures = Departures(limits, sent=lambda _peer, key: lost("", key, ""), lost=lost)
     link, now_s, came = SilentLink(limits, "evil"), 0.0, Counter[int]()
-    agreed = {"frame_bytes": 65536, "window_bytes": 65536}
-    link.state.agree(**agreed)
     refused: list[Refusal] = []
+
+    def meet() -> None:
+        link.state = LayerTerms(frame_bytes=65536, window_bytes=65536)
 
     def data(number: int, offset: int | None, size: int) -> None:
         piece = memoryview(bytes(size))
@@ -231,6 +232,7 @@ def _layers(case: list[Step], _folder: Path) -> object:
         arrivals.link_lost("evil", "it has gone")
         departures.link_lost("evil", "it has gone")
 
+    meet()
     links: dict[str, LayerLink] = {"evil": link}
     acts: dict[str, Callable[..., object]] = {
         "open": opened, "data": data, "expect": expect, "send": send, "lose": lose,
@@ -240,7 +242,7 @@ def _layers(case: list[Step], _folder: Path) -> object:
         "refused": lambda number: departures.refused(link, number, "no", now_s),
         "forget": lambda ticket: (arrivals.forget(ticket, links), departures.forget(ticket, links)),
         "overdue": lambda: (arrivals.overdue(now_s, links), departures.overdue(now_s, links)),
-        "meet": lambda: link.state.agree(**agreed),
+        "meet": meet,
     }  # fmt: skip
     for name, values in case:
         now_s += 0.3

@@ -5,12 +5,21 @@ from typing import Any
 
 import torch
 
-from spantrain.core.outer.events import ClusterBeat, Ticket, TransferWay
+from spantrain.core.outer.commands import Move
+from spantrain.core.outer.events import ClusterBeat, LayerTransfer, Ticket, TransferLost, TransferWay
+from spantrain.core.outer.layers import Layer, ParameterSpec
 from spantrain.outer.client.action_queue import ActionQueue
+from spantrain.outer.client.replica import ClusterCopy
+from spantrain.outer.link.link import MasterWelcome
+from spantrain.outer.pipeline import StageWorker
+from spantrain.outer.policy.settings import OuterSettings
+from spantrain.outer.rules.nesterov import Nesterov
 from spantrain.transport.connection.peers import PeerAddress
 from spantrain.transport.layers.interface import LayerKey
+from testing.patience import until
 
-KEY = LayerKey(ticket=Ticket(1, 1), way=TransferWay.PUSH, layer=0)
+TICKET = Ticket(1, 1)
+LAYERS = tuple(Layer(name=f"{k}", parameters=(ParameterSpec(name=f"{k}.w", shape=(2,)),)) for k in (0, 1))
 SHARDS = (PeerAddress(name="s0", endpoint="tcp://127.0.0.1:1", public_key=""),)
 BEAT = ClusterBeat(cluster="a")
 
@@ -40,12 +49,16 @@ class _Link:
 class _Wire:
     def __init__(self, told: list[Any]) -> None:
         self._told = told
+        self.full_for: int | None = None
+        """A layer that it refuses."""
 
     def set_peers(self, peers: Any) -> None:
         self._told.append(peers)
 
     def expect(self, peer: str, key: LayerKey, parameters: Any) -> None:
-        self._told.append((peer, key, parameters))
+        if key.layer == self.full_for:
+            raise ValueError("no room")
+        self._told.append(key.layer)
 
     def send(self, peer: str, key: LayerKey, tensors: Any) -> None:
         self._told.append((peer, key, tensors))
@@ -63,55 +76,58 @@ def actions_with(ways: Ways) -> ActionQueue:
     return actions
 
 
-def never_lost(shard: str, key: LayerKey, reason: str) -> None:
-    raise AssertionError(f"{key} to {shard} was lost: {reason}")
-
-
 def test_the_wire_says_goodbye_before_the_master_hears_one():
     """As soon as the master has, it tells the shards that this is no peer any more, and they hang up."""
     ways = Ways()
     actions = actions_with(ways)
-    actions.tell(BEAT)
+    actions.do(lambda: actions.link.tell(BEAT))
     actions.close()
     assert ways.told == [(BEAT,), "wire closed", "link closed"]
-
-
-def test_dialling_anew_leaves_no_connection_of_before():
-    ways = Ways()
-    actions = actions_with(ways)
-    actions.dial_anew(SHARDS)
-    actions.close()
-    assert ways.told[:2] == [(), SHARDS]
 
 
 def test_what_was_to_be_done_over_a_connection_that_ended_is_left_out():
     ways, busy, go = Ways(), threading.Event(), threading.Event()
     actions = actions_with(ways)
 
-    def made_slowly() -> dict[str, torch.Tensor]:
+    def takes_long() -> None:
         busy.set()
         assert go.wait(20.0)
-        return {}
+        ways.told.append("done")
 
-    actions.send("s0", KEY, made_slowly, lost=never_lost)
-    actions.forget(KEY.ticket)
+    actions.do(takes_long)
+    actions.do(lambda: actions.wire.forget(TICKET))
     assert busy.wait(20.0)
     actions.connect()
     go.set()
-    actions.tell(BEAT)
+    actions.do(lambda: actions.link.tell(BEAT))
     actions.close()
-    assert ways.told == [("s0", KEY, {}), (BEAT,), "wire closed", "link closed"]
+    assert ways.told == ["done", (BEAT,), "wire closed", "link closed"]
 
 
-def test_a_layer_that_cannot_be_made_is_lost_and_the_next_is_sent():
-    ways, lost = Ways(), []
+def worker_with(ways: Ways) -> StageWorker:
+    worker = StageWorker("a/w1", LAYERS, (0, 1), ClusterCopy({"0.w": torch.zeros(2), "1.w": torch.zeros(2)}))
+    worker.connect(ways.link, ways.wire)
+    return worker
 
-    def broken() -> dict[str, torch.Tensor]:
-        raise ValueError("no room")
 
-    actions = actions_with(ways)
-    actions.send("s0", KEY, broken, lost=lambda *told: lost.append(told))
-    actions.send("s0", KEY, dict, lost=never_lost)
-    actions.close()
-    assert lost == [("s0", KEY, "no room")]
-    assert ways.told[0] == ("s0", KEY, {})
+def test_dialling_anew_leaves_no_connection_of_before():
+    ways = Ways()
+    worker = worker_with(ways)
+    worker.joined(MasterWelcome(layout=None, rule=Nesterov(), settings=OuterSettings(), peers=SHARDS))
+    worker.close()
+    assert ways.told[:2] == [(), SHARDS]
+
+
+def test_a_layer_that_cannot_be_moved_is_lost_and_the_next_is_moved():
+    ways = Ways()
+    ways.wire.full_for = 0
+    worker = worker_with(ways)
+    moves = [
+        LayerTransfer(ticket=TICKET, cluster="a", worker="a/w1", layer=layer, shard="s0", size_bytes=8)
+        for layer in (0, 1)
+    ]
+    for transfer in moves:
+        worker.commanded(Move(way=TransferWay.PULL, transfer=transfer, version=1, reason=""))
+    until(lambda: len(ways.told) == 2)
+    worker.close()
+    assert ways.told[:2] == [1, (TransferLost(way=TransferWay.PULL, transfer=moves[0], reason="no room"),)]

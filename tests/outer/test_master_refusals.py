@@ -104,6 +104,17 @@ def test_what_makes_no_sense_is_refused_and_counted(run: MasterRun) -> None:
     assert client.call("tell", {**head, "events": []}, timeout_s=PATIENCE_S) == {"refused": []}
 
 
+def test_who_joined_and_never_entered_gives_way_to_others(run: MasterRun) -> None:
+    run.start_master()
+    entered = run.client("a")
+    entered.call("enter", {"facts": encode_value(cluster_facts())}, timeout_s=PATIENCE_S)
+    for number in range(2 * CONFIG.max_members):
+        run.client(f"idle-{number}")
+    assert len(run.master.status().clusters) == 1
+    with pytest.raises(RemoteRefusal, match="no notice 7"):
+        entered.call("listen", {"connection": 1, "after": 7}, timeout_s=PATIENCE_S)
+
+
 @pytest.mark.parametrize(
     ("name", "facts", "message"),
     [

@@ -31,7 +31,6 @@ def test_rounds_over_real_connections(run: MasterRun) -> None:
     assert status.chunks is not None
     assert status.chunks.counted_samples == len(run.hall.shards["s0"].memory.versions[status.version])
     assert not status.refusals
-    assert status.to_plain()["clusters"][0]["name"] == "a"
     run.until(lambda: run.master.status().shards[0].heard_ago_s is not None, "the observer left nothing")
 
 

@@ -156,9 +156,9 @@ def test_exit_codes_and_environment_pass_through(testbed: Testbed) -> None:
 
 
 def test_what_is_wrong_is_said(testbed: Testbed) -> None:
-    with pytest.raises(TestbedError, match="did you mean cloud-0"):
+    with pytest.raises(TestbedError, match="did you mean 'cloud-0'"):
         testbed.address("clud-0")
-    with pytest.raises(TestbedError, match=r"no site 'clod'.*did you mean cloud"):
+    with pytest.raises(TestbedError, match=r"no site 'clod'.*did you mean 'cloud'"):
         testbed.shape("clod", "edge", latency_s=0.1)
     with pytest.raises(TestbedError, match="no link cloud -> cloud"):
         testbed.shape("cloud", "cloud", latency_s=0.1)
@@ -246,7 +246,7 @@ def test_a_pair_alone_has_a_whole_uplink_and_no_more(own_runtime_dir: Path) -> N
         up, down = testbed.status().lines
         assert samples[-1][1] < up.bytes_sent <= 20 * MBIT * (time.monotonic() - began_s)
         assert 0 < down.bytes_sent < up.bytes_sent
-        with pytest.raises(TestbedError, match=r"no site 'lob'.*did you mean lab"):
+        with pytest.raises(TestbedError, match=r"no site 'lob'; known: home, lab, office"):
             testbed.shape_site("lob", uplink_bandwidth_bytes_per_s=1.0)
         with pytest.raises(TestbedError, match="uplink must be positive"):
             testbed.shape_site("lab", uplink_bandwidth_bytes_per_s=0.0)

@@ -92,13 +92,8 @@ class MemoryMailbox(MailboxLike):
 
     def __init__(self, *, name: str, network: MemoryNetwork, limits: Limits | None = None) -> None:
         super().__init__(Exchange(name=name, limits=limits or Limits(), encrypted=True, dialable=True))
-        self._network = network
+        self._network, self.endpoint = network, f"memory://{name}"
         network.attach(self._exchange)
-
-    @property
-    def endpoint(self) -> str:
-        """Made up, so that it looks like an address."""
-        return f"memory://{self.name}"
 
     def receive(self, timeout_s: float | None) -> list[Message]:
         """Return everything that has arrived; carry what then has credit."""

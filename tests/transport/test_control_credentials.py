@@ -23,7 +23,7 @@ def server(folder: Path, credentials: Credentials, *, replacing: bool = False) -
         handlers={"who": lambda peer, _payload: {"peer": peer}},
         on_join=lambda _name, _facts: {},
         credentials=credentials,
-        may_replace=lambda _name: replacing,
+        may_replace=lambda _held, _by: replacing,
     )
     made.start()
     return made

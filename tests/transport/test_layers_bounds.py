@@ -11,9 +11,9 @@ from spantrain.transport.connection.listener import Admission
 from spantrain.transport.connection.peers import KeyPair
 from spantrain.transport.layers.arrivals import Arrivals
 from spantrain.transport.layers.copiers import BufferPool, Copiers
-from spantrain.transport.layers.format import OPEN, Opening, decode_opening
-from spantrain.transport.layers.interface import LayerLimits, LayerTerms
-from spantrain.transport.layers.loop import socket_limits
+from spantrain.transport.layers.format import OPEN, LayerHello, Opening, decode_opening
+from spantrain.transport.layers.interface import LayerLimits
+from spantrain.transport.layers.loop import LayerLoop, socket_limits
 from testing.outer.layer_wires import KIB, SilentLink, Wires, a_key, has_refused, hello_of, patient, still_takes
 from testing.patience import PATIENCE_S
 
@@ -37,10 +37,14 @@ def test_defaults_are_those_of_the_page():
 
 
 def test_pieces_are_as_large_as_both_sides_take():
+    loop = LayerLoop("a", "", None, LayerLimits(), print)
     for theirs, agreed in ((MIB, MIB), (8 * MIB, 4 * MIB)):
-        terms = LayerTerms(LayerLimits())
-        terms.agree(frame_bytes=theirs, window_bytes=16 * MIB)
-        assert terms.frame_bytes == agreed
+        link = SilentLink(LayerLimits())
+        loop.greeted(
+            link,
+            LayerHello(name="b", session=1, connection=0, connections=2, frame_bytes=theirs, window_bytes=32 * MIB),
+        )
+        assert (link.state.frame_bytes, link.state.window_bytes) == (agreed, 32 * MIB)
 
 
 @pytest.mark.parametrize(("window", "unread"), [(4, 4), (16, 4), (64, 16)])

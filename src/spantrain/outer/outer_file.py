@@ -4,7 +4,6 @@ Strict, with all that is wrong in one message. The schema is in docs/outer.md. T
 fields (`outer.policy.settings`, `outer.policy.guard`, `outer.rules`).
 """
 
-import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from enum import Enum
@@ -18,13 +17,14 @@ from spantrain.config.files.yaml_fields import Field, parse_yaml
 from spantrain.core.bounds import Bounds, bounds_of
 from spantrain.core.outer.stages import INNER_STEPS
 from spantrain.core.quantities import parse_bandwidth, parse_bytes, parse_seconds
-from spantrain.errors import ConfigError
+from spantrain.errors import ConfigError, UsageError
 from spantrain.outer.master.config import MasterConfig
 from spantrain.outer.policy.guard import GuardSettings
 from spantrain.outer.policy.placement import OuterPlaces
 from spantrain.outer.policy.settings import OuterSettings
 from spantrain.outer.rules.nesterov import Nesterov
 from spantrain.outer.rules.registry import OuterRule, rules
+from spantrain.transport.control.address import Address
 
 _REMEDY = "name a file such as docs/outer.md shows"
 _OPTIONAL = ("inner_steps", "rule", "settings", "guard", "data", "encryption", "placement")
@@ -38,9 +38,7 @@ _MAX_LETTERS = 32
 """Of a shard's name."""
 _MAX_ITEMS = 256
 """Clusters, and places."""
-_ADDRESS = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([\w-]{1,63}(?:\.[\w-]{1,63})*\.?)):(\d{1,5})", re.ASCII)
 _EXAMPLE = "192.0.2.7:29500 or [2001:db8::7]:29500"
-_ANYWHERE = ("0.0.0.0", "::")
 T = TypeVar("T")
 _Key = TypeVar("_Key")
 _SWITCH = {"on": True, "off": False}
@@ -54,13 +52,11 @@ class MemberPlace:
 
     name: str
     """A shard's; empty of the master."""
-    host: str
-    """By which others reach it."""
-    port: int
-    """That members join at, or that layers come to; what members say to a master later goes to the next one. 0 for
-    any."""
-    listen: str
-    """The address of its own machine that it listens on."""
+    address: Address
+    """By which others reach it. At its port members join, or layers come; what members say to a master later goes to
+    the next one. 0 for any."""
+    listen: Address
+    """Of its own machine, that it listens on."""
     folder: Path
     """Of what outlives it: the master's state, or a shard's versions."""
 
@@ -226,7 +222,7 @@ def _text(at: Field) -> str | None:
 def _read_master(at: Field | None, folder: Path) -> MemberPlace:
     row = at.table(required=("address", "state"), optional=("listen",)) if at else {}
     place = _read_member("", row, "state", folder)
-    if place.port == 65535:
+    if place.address.port == 65535:
         row["address"].problem("the master needs this port and the next one; take a port below 65535")
     return place
 
@@ -250,38 +246,42 @@ def _read_shards(at: Field | None, folder: Path) -> tuple[MemberPlace, ...]:
 
 def _read_member(name: str, row: Mapping[str, Field], kept: str, folder: Path) -> MemberPlace:
     """Read where a member is; `kept`: the key of its folder, which is meant from where the file lies."""
-    host, port = _address(row["address"]) if "address" in row else ("", 0)
-    listen = row["listen"].text() if "listen" in row else None
-    if listen is not None and _ADDRESS.fullmatch(f"[{listen}]:1" if ":" in listen else f"{listen}:1") is None:
-        row["listen"].problem(f"{listen!r} is no host; write an address of that machine, without a port, e.g. 0.0.0.0")
+    address = _address(row["address"]) if "address" in row else Address()
+    host = row["listen"].text() if "listen" in row else None
+    listen = address if host is None else replace(address, host=host)
+    try:
+        Address.parse(str(listen)) if host is not None else ()
+    except UsageError:
+        row["listen"].problem(f"{host!r} is no host; write an address of that machine, without a port, e.g. 0.0.0.0")
     text = row[kept].text() if kept in row else None
-    own = folder / text if text else Path()
-    return MemberPlace(name=name, host=host, port=port, listen=host if listen is None else listen, folder=own)
+    return MemberPlace(name=name, address=address, listen=listen, folder=folder / text if text else Path())
 
 
-def _address(at: Field) -> tuple[str, int]:
+def _address(at: Field) -> Address:
     text = at.text()
     if text is None:
-        return "", 0
-    match = _ADDRESS.fullmatch(text)
-    if match is None or int(match[3]) > 65535:
+        return Address()
+    try:
+        found = Address.parse(text)
+    except UsageError:
+        found = Address(path=text)
+    if found.path:
         at.problem(f"{text!r} is not an address; write HOST:PORT, e.g. {_EXAMPLE}")
-        return "", 0
-    host = match[1] or match[2]
-    if host in _ANYWHERE:
+        return Address()
+    if found.is_anywhere:
         at.problem(
-            f"{host} is where to listen, not where others find it; give the machine's name or address, and "
-            f"`listen: {host}` beside it"
+            f"{found.host} is where to listen, not where others find it; give the machine's name or address, and "
+            f"`listen: {found.host}` beside it"
         )
-    return host, int(match[3])
+    return found
 
 
 def _check_apart(at: Field | None, master: MemberPlace, shards: Sequence[MemberPlace]) -> None:
     """Refuse places that two would share: ports and folders."""
-    ports: dict[tuple[str, int], str] = {(master.host, master.port + more): "the master" for more in (0, 1)}
+    ports = {master.address.at_port(master.address.port + more): "the master" for more in (0, 1)}
     folders = {master.folder: "the master"}
     for shard in shards:
-        _claim(at, ports, (shard.host, shard.port), shard.name, f"{shard.host}:{shard.port}", unless=shard.port == 0)
+        _claim(at, ports, shard.address, shard.name, str(shard.address), unless=shard.address.port == 0)
         _claim(at, folders, shard.folder, shard.name, str(shard.folder), unless=shard.folder == Path())
 
 

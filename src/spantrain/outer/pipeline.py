@@ -246,7 +246,7 @@ class StageWorker(LayerMover):
         with self.changed:
             self._actions.connect()
             self._forget_moves()
-            self._actions.dial_anew(welcome.peers)
+            self._dial_anew(welcome.peers)
             self._connected = True
             self._notify()
         return ()

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from spantrain.core.cluster import Cluster, Link, Site
 from spantrain.errors import TestbedError
+from spantrain.testbed.namespace_handle import CLONE_NEWNET, CLONE_NEWUSER
 
 HOST_INTERFACE = "eth0"
 _HOSTS_PER_BLOCK = 250
@@ -136,7 +137,7 @@ def build(layout: NetworkLayout) -> Built:
         tun_fds.append(_open_tun())
         _build_switch(layout, number, host_fds)
         for host in site.hosts:
-            _call("setns", host_fds[host], _CLONE_NEWNET)
+            _call("setns", host_fds[host], CLONE_NEWNET)
             _build_host(layout, number, host)
     return Built(
         site_fds=tuple(site_fds), host_fds=host_fds, tun_fds=tuple(tun_fds), has_user_namespace=has_user_namespace
@@ -153,7 +154,7 @@ def _gain_network_rights() -> bool:
         return False
     uid, gid = os.geteuid(), os.getegid()
     try:
-        _call("unshare", _CLONE_NEWUSER)  # it is root in there; nothing is gained outside of it
+        _call("unshare", CLONE_NEWUSER)  # it is root in there; nothing is gained outside of it
         for name, text in (("setgroups", "deny"), ("uid_map", f"0 {uid} 1"), ("gid_map", f"0 {gid} 1")):
             with open(f"/proc/self/{name}", "w", encoding="ascii") as file:
                 file.write(text)
@@ -253,8 +254,6 @@ def _run(program: str, lines: list[str], keep_fds: tuple[int, ...] = ()) -> None
         raise TestbedError(f"{program} failed: {' '.join(done.stderr.split())}; its input was: {'; '.join(lines)}")
 
 
-_CLONE_NEWNET = 0x40000000
-_CLONE_NEWUSER = 0x10000000
 _PR_SET_TIMERSLACK = 29
 _TUNSETIFF = 0x400454CA
 _TUNSETOFFLOAD = 0x400454D0
@@ -272,7 +271,7 @@ def _call(name: str, *arguments: int) -> None:
 
 def new_network() -> int:
     """Move this process into a new network namespace and return an open file that keeps it."""
-    _call("unshare", _CLONE_NEWNET)
+    _call("unshare", CLONE_NEWNET)
     return os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
 
 

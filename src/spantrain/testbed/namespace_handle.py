@@ -9,8 +9,8 @@ import json
 import os
 import sys
 
-_CLONE_NEWNET = 0x40000000
-_CLONE_NEWUSER = 0x10000000
+CLONE_NEWNET = 0x40000000
+CLONE_NEWUSER = 0x10000000
 
 
 class NamespaceHandle:
@@ -38,9 +38,9 @@ class NamespaceHandle:
         """
         if process_started(self.router_pid) != self.router_started:
             raise ProcessLookupError(f"host {self.host}: its testbed is no longer running")
-        paths = [(_CLONE_NEWNET, f"/proc/{self.router_pid}/fd/{self.namespace_fd}")]
+        paths = [(CLONE_NEWNET, f"/proc/{self.router_pid}/fd/{self.namespace_fd}")]
         if self.has_user_namespace:
-            paths.insert(0, (_CLONE_NEWUSER, f"/proc/{self.router_pid}/ns/user"))
+            paths.insert(0, (CLONE_NEWUSER, f"/proc/{self.router_pid}/ns/user"))
         # All are opened first: from inside the user namespace the router's files are out of reach.
         opened = [(kind, os.open(path, os.O_RDONLY | os.O_CLOEXEC)) for kind, path in paths]
         libc = ctypes.CDLL(None, use_errno=True)

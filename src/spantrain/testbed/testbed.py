@@ -1,6 +1,5 @@
 """The testbed as its users see it: bring it up, run commands on its hosts, change its links, take it down."""
 
-import difflib
 import json
 import math
 import os
@@ -11,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from spantrain.config.files.json_codec import to_json
+from spantrain.config.files.problems import did_you_mean
 from spantrain.core.cluster import Cluster, Host, Site
 from spantrain.core.speed import SpeedTrace
 from spantrain.errors import TestbedError
@@ -42,6 +42,8 @@ class Testbed:
     def __init__(self, state: State, router: "subprocess.Popen[str] | None" = None) -> None:
         self._state = state
         self._router = router
+        self.id = state.testbed_id
+        """Name of this testbed, unlike any other's."""
 
     @classmethod
     def up(cls, cluster: Cluster, *, detached: bool = False) -> "Testbed":
@@ -79,11 +81,6 @@ class Testbed:
         if len(running) > 1:
             raise TestbedError(f"{len(running)} testbeds are running ({', '.join(running)}); name one with --id")
         return cls(next(iter(running.values())))
-
-    @property
-    def id(self) -> str:
-        """Name of this testbed, unlike any other's."""
-        return self._state.testbed_id
 
     def address(self, host: str) -> str:
         """Return the IPv4 address of a host; it exists only inside the testbed."""
@@ -323,8 +320,6 @@ def _take_down(state: State) -> None:
 
 def _known(what: str, name: str, known: Iterable[str]) -> str:
     names = list(known)
-    if name in names:
-        return name
-    near = difflib.get_close_matches(name, names, n=1)
-    hint = f"; did you mean {near[0]}?" if near else ""
-    raise TestbedError(f"no {what} {name!r}; there are {', '.join(names) or 'none'}{hint}")
+    if name not in names:
+        raise TestbedError(f"no {what} {name!r}; {did_you_mean(name, names)}")
+    return name

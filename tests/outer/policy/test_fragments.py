@@ -174,7 +174,7 @@ def test_fragments_share_the_lines_and_no_ticket():
     master = begun(3)
     for number in range(3):
         ask(master, "a", number)
-    under_way = master.transfers
+    under_way = master.lines.moving
     assert len(under_way) == 2
     seen = []
     while under_way:
@@ -185,7 +185,7 @@ def test_fragments_share_the_lines_and_no_ticket():
             if isinstance(command, do.Move):
                 assert command.fragment == command.transfer.ticket.number % 3
                 assert command.way is TransferWay.PUSH
-        under_way = master.transfers
+        under_way = master.lines.moving
     assert len(seen) == len(set(seen)) == 6
 
 

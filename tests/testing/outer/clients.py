@@ -271,7 +271,7 @@ class MadeUpWire:
         if self.of.cluster not in server.clients or exchange is None:
             return
         transfer = next(
-            one for way, one in server.master.transfers
+            one for way, one in server.master.lines.moving
             if way is TransferWay.PUSH and (one.ticket, one.layer) == (key.ticket, key.layer)
         )  # fmt: skip
         server.shards[peer, k].take(key.ticket, key.layer, tensors, transfer.wire_format)

@@ -162,7 +162,8 @@ class SilentLink(PeerLink[LayerTerms]):
     """A link of two connections that is up and notes what is sent by it."""
 
     def __init__(self, limits: LayerLimits, name: str = "a") -> None:
-        super().__init__(PeerAddress(name=name, endpoint="", public_key=""), LayerTerms(limits))
+        terms = LayerTerms(frame_bytes=limits.frame_bytes, window_bytes=limits.window_bytes)
+        super().__init__(PeerAddress(name=name, endpoint="", public_key=""), terms)
         self.connections = 2
         self.up = True
         self.out: list[bytes] = []

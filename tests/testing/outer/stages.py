@@ -43,7 +43,7 @@ class StagesServer(MadeUpServer):
 
     def cut(self, cluster: str) -> None:
         super().cut(cluster)
-        for way, transfer in self.master.transfers if self.master else ():
+        for way, transfer in self.master.lines.moving if self.master else ():
             if transfer.worker == cluster:
                 self._lose(way, transfer, "cut off")
 

@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from spantrain.config.files.json_codec import to_json
-from spantrain.runtime.control.plane import AGAIN, Handler, Request, read_answer
-from spantrain.transport.control.protocol import MESSAGE_LIMIT_BYTES, decode, encode
+from spantrain.runtime.control.plane import AGAIN, Request, read_answer
+from spantrain.transport.control.protocol import MESSAGE_LIMIT_BYTES, Handler, decode, encode
 
 A = TypeVar("A")
 

@@ -48,9 +48,8 @@ def master_address(config: OuterConfig) -> str:
     Raises:
         ConfigError: it may take any port, and has not said which one it took.
     """
-    master = config.master
-    if master.port:
-        return str(Address(host=master.host, port=master.port))
+    if config.master.address.port:
+        return str(config.master.address)
     return read_text(address_file(config), remedy=_START).strip()
 
 

@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 
 from spantrain.app.outer.join import address_file, naming_state
@@ -38,10 +39,9 @@ def serve_master(
     """
     place, stop = config.master, _begin(end_with_input=end_with_input)
     with naming_state(config):
-        listen = str(Address(host=place.listen, port=place.port))
-        made = MasterServer(bind=listen, state_dir=place.folder, config=config.for_master)
+        made = MasterServer(bind=str(place.listen), state_dir=place.folder, config=config.for_master)
     with made as server, metrics(lambda: master_metrics(server.status())):
-        address = str(Address(host=place.host, port=Address.parse(server.address).port))
+        address = str(place.address.at_port(Address.parse(server.address).port))
         write_atomically(address_file(config), f"{address}\n")
         ready(address, token_file(place.folder))
         while not stop.wait(_LOOK_EVERY_S):
@@ -59,28 +59,26 @@ def serve_shard(
         ConfigError: the address or the folder cannot be used.
         WorkerError: it cannot go on.
     """
-    stop = _begin(end_with_input=end_with_input)
+    stop, listen = _begin(end_with_input=end_with_input), place.listen
     try:  # its sockets know no names
-        found = socket.getaddrinfo(place.listen, place.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        found = socket.getaddrinfo(listen.host, listen.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     except OSError as error:
         raise ConfigError(
-            f"shard {place.name}: cannot listen on {place.listen}: {error.strerror}; give `listen`, an address of this "
+            f"shard {place.name}: cannot listen on {listen.host}: {error.strerror}; give `listen`, an address of this "
             "machine, e.g. 0.0.0.0"
         ) from None
-    address = str(found[4][0])
     try:
         server = ShardServer(
             name=place.name,
-            bind=f"tcp://{f'[{address}]' if ':' in address else address}:{place.port}",
+            bind=f"tcp://{replace(listen, host=str(found[4][0]))}",
             snapshots=FolderSnapshots(place.folder),
             link_of=master_link(address=master, token=token, name=place.name),
-            host=place.host,
+            host=place.address.host,
             encrypted=encrypted,
         )
     except OSError as error:
         raise ConfigError(
-            f"shard {place.name}: cannot use {place.listen}:{place.port} and {place.folder}: {error}; free them or "
-            "take others"
+            f"shard {place.name}: cannot use {listen} and {place.folder}: {error}; free them or take others"
         ) from None
     with server, metrics(lambda: shard_metrics(place.name, server)):
         ready(server.endpoint)

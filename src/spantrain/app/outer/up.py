@@ -276,7 +276,6 @@ _LOOK_EVERY_S = 0.1
 _PATIENCE = 6
 """Times the silence after which a member is lost, for which a process may do nothing."""
 _MIN_PATIENCE_S = 60.0
-_ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -343,8 +342,7 @@ def _reach(config: OuterConfig, written: Path, token: Path) -> tuple[str, str] |
         port, text = Address.parse(written.read_text().strip()).port, token.read_text().strip()
     except OSError:
         return None
-    listen = config.master.listen
-    return str(Address(host=_ANYWHERE.get(listen, listen), port=port)), text
+    return str(config.master.listen.at_port(port).from_here()), text
 
 
 def _prepare(config: OuterConfig, logs: Path, written: Path) -> None:

@@ -133,7 +133,7 @@ def status(
         if watch:
             _watch_status(lambda: ask_status(address, found), as_json=json_)
         elif json_:
-            print_json(ask_status(address, found).to_plain())
+            print_json(to_json(ask_status(address, found), wire=True))
         else:
             console_for_people(_PLAIN_WIDTH).print(_status(ask_status(address, found)))
 
@@ -192,7 +192,7 @@ def _say_up(found: "OuterUp", config_path: Path, *, as_json: bool) -> None:
 def _watch_status(ask: Callable[[], "MasterStatus"], *, as_json: bool) -> None:
     """Show it once a second until interrupted, in place or as lines of JSON; a master that is away is waited for."""
     while as_json:
-        typer.echo(json.dumps(ask().to_plain()))
+        typer.echo(json.dumps(to_json(ask(), wire=True)))
         time.sleep(_WATCH_EVERY_S)
     from rich.live import Live
 

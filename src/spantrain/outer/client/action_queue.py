@@ -9,7 +9,6 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Protocol
 
 from torch import Tensor
@@ -20,14 +19,10 @@ from spantrain.core.outer.layers import Layer, ParameterSpec, ShardLayout
 from spantrain.errors import ProtocolError, SpanTrainError
 from spantrain.outer.client.replica import TakenPush
 from spantrain.outer.link.link import LinkLike
-from spantrain.outer.shard.numerics import Tensors
 from spantrain.transport.connection.peers import PeerAddress
 from spantrain.transport.layers.interface import LayerKey
 
 _LOG = logging.getLogger(__name__)
-
-Lost = Callable[[str, LayerKey, str], None]
-"""Told of a layer that cannot be got or sent: the shard, the layer, and why."""
 
 
 class WireLike(Protocol):
@@ -53,8 +48,8 @@ class ActionQueue:
     """Does pieces of work one after the other; those of a connection that has ended are left out."""
 
     def __init__(self, name: str) -> None:
-        self._link: LinkLike
-        self._wire: WireLike
+        self.link: LinkLike
+        self.wire: WireLike
         self._ways: tuple[WireLike | LinkLike, ...] = ()
         """Both, once it is said by what to talk."""
         self._pieces: queue.SimpleQueue[tuple[int, Callable[[], None]] | None] = queue.SimpleQueue()
@@ -64,11 +59,15 @@ class ActionQueue:
 
     def use(self, link: LinkLike, wire: WireLike) -> None:
         """Talk by these from now on."""
-        self._link, self._wire, self._ways = link, wire, (wire, link)
+        self.link, self.wire, self._ways = link, wire, (wire, link)
 
     def connect(self) -> None:
         """Begin a new connection: what was not done over the one before it is left undone."""
         self._connection += 1
+
+    def do(self, piece: Callable[[], None]) -> None:
+        """Do a piece of work when it is its turn; returns at once."""
+        self._pieces.put((self._connection, piece))
 
     def close(self) -> None:
         """Do what is left, and end, with link and wire.
@@ -79,48 +78,6 @@ class ActionQueue:
         self._thread.join()
         for way in self._ways:
             way.close()
-
-    # What can be done; each returns at once.
-
-    def tell(self, event: OuterEvent) -> None:
-        """Tell the master."""
-        self._do(lambda: self._link.tell(event))
-
-    def dial(self, peers: tuple[PeerAddress, ...]) -> None:
-        """Talk to these shards."""
-        self._do(lambda: self._wire.set_peers(peers))
-
-    def dial_anew(self, peers: tuple[PeerAddress, ...]) -> None:
-        """Talk to these shards, by new connections alone.
-
-        Those of before may be of a network that was cut: TCP waits long before it tries such again.
-        """
-        self.dial(())
-        self.dial(peers)
-
-    def expect(self, shard: str, key: LayerKey, parameters: tuple[ParameterSpec, ...], *, lost: Lost) -> None:
-        """Take in a layer."""
-        self._move(lambda: self._wire.expect(shard, key, parameters), shard, key, lost)
-
-    def send(self, shard: str, key: LayerKey, tensors: Callable[[], Tensors], *, lost: Lost) -> None:
-        """Send a layer, which is made when it is its turn."""
-        self._move(lambda: self._wire.send(shard, key, tensors()), shard, key, lost)
-
-    def forget(self, ticket: Ticket) -> None:
-        """Drop what is left of a push or a pull."""
-        self._do(lambda: self._wire.forget(ticket))
-
-    def _move(self, begin: Callable[[], None], shard: str, key: LayerKey, lost: Lost) -> None:
-        def move() -> None:
-            try:
-                begin()
-            except (SpanTrainError, ValueError) as error:
-                lost(shard, key, str(error))
-
-        self._do(move)
-
-    def _do(self, piece: Callable[[], None]) -> None:
-        self._pieces.put((self._connection, piece))
 
     # The thread.
 
@@ -176,7 +133,18 @@ class LayerMover:
 
     def peers_changed(self, peers: tuple[PeerAddress, ...]) -> None:
         """Pass on where shards listen."""
-        self._actions.dial(peers)
+        self._dial(peers)
+
+    def _dial(self, peers: tuple[PeerAddress, ...]) -> None:
+        self._actions.do(lambda: self._actions.wire.set_peers(peers))
+
+    def _dial_anew(self, peers: tuple[PeerAddress, ...]) -> None:
+        """Talk to these shards, by new connections alone.
+
+        Those of before may be of a network that was cut: TCP waits long before it tries such again.
+        """
+        self._dial(())
+        self._dial(peers)
 
     def lost(self, peer: str, key: LayerKey, reason: str) -> None:  # noqa: ARG002
         """Tell the master that a layer did not come, or could not be sent: it ends the push or pull."""
@@ -187,33 +155,45 @@ class LayerMover:
 
     def _expect(self, transfer: LayerTransfer) -> None:
         """Take in a layer of a version."""
-        key, specs = self._moving(TransferWay.PULL, transfer)
-        self._actions.expect(transfer.shard, key, specs, lost=self.lost)
+        self._move(TransferWay.PULL, transfer, lambda key, specs: self._actions.wire.expect(transfer.shard, key, specs))
 
     def _send(self, transfer: LayerTransfer, taken: TakenPush, *, parameters: bool) -> None:
         """Send a layer of a push, which is made when it is its turn."""
-        key, specs = self._moving(TransferWay.PUSH, transfer)
-        make = partial(taken.tensors, specs, transfer.wire_format, parameters=parameters)
-        self._actions.send(transfer.shard, key, make, lost=self.lost)
 
-    def _moving(self, way: TransferWay, transfer: LayerTransfer) -> tuple[LayerKey, tuple[ParameterSpec, ...]]:
+        def send(key: LayerKey, specs: tuple[ParameterSpec, ...]) -> None:
+            tensors = taken.tensors(specs, transfer.wire_format, parameters=parameters)
+            self._actions.wire.send(transfer.shard, key, tensors)
+
+        self._move(TransferWay.PUSH, transfer, send)
+
+    def _move(
+        self, way: TransferWay, transfer: LayerTransfer, begin: Callable[[LayerKey, tuple[ParameterSpec, ...]], None]
+    ) -> None:
+        """Have a layer begin to move; one that cannot is lost."""
         if transfer.layer >= len(self._layers):
             raise ProtocolError(f"the master moves layer {transfer.layer}; {self.name} has no such layer")
         key = LayerKey(ticket=transfer.ticket, way=way, layer=transfer.layer)
         self._moves[key] = transfer
-        return key, self._layers[transfer.layer].parameters
+
+        def move() -> None:
+            try:
+                begin(key, self._layers[transfer.layer].parameters)
+            except (SpanTrainError, ValueError) as error:
+                self.lost(transfer.shard, key, str(error))
+
+        self._actions.do(move)
 
     def _forget(self, ticket: Ticket | None) -> None:
         if ticket is not None:
             self._moves = {key: one for key, one in self._moves.items() if key.ticket != ticket}
-            self._actions.forget(ticket)
+            self._actions.do(lambda: self._actions.wire.forget(ticket))
 
     def _forget_moves(self) -> None:
         for ticket in {key.ticket for key in self._moves}:
             self._forget(ticket)
 
     def _tell(self, event: OuterEvent) -> None:
-        self._actions.tell(event)
+        self._actions.do(lambda: self._actions.link.tell(event))
 
     def _notify(self) -> None:
         self.heard += 1

@@ -95,6 +95,8 @@ class ModelParameters:
         _check(named)
         self._live = {name: tensor.detach() for name, tensor in named}
         self._ranks = ranks or Ranks()
+        self.leads = self._ranks.rank == 0
+        """Whether copies come to this process."""
         self._places = self._agreed()
         self._drift_told = False
         self._check_copies(trained=False)
@@ -159,11 +161,6 @@ class ModelParameters:
                 if any(abs(a - b) > part * abs(two[-1]) for a, b in zip(one, two, strict=True)):
                     found.append((name, rank, other))
         return found
-
-    @property
-    def leads(self) -> bool:
-        """Whether copies come to this process."""
-        return self._ranks.rank == 0
 
     def specs(self) -> tuple[ParameterSpec, ...]:
         """Describe them, whole, those of other processes, too."""

@@ -193,7 +193,7 @@ class ClientSession(LayerMover):
                 self._warn("the master's model has other layers than this cluster's; give all clusters one model")
                 return ()
             if not self._fragment:
-                self._actions.dial_anew(welcome.peers)
+                self._dial_anew(welcome.peers)
             self.chunks.connect()
             *ended, registration = self._client.registered(self._clock(), self.chunks.numbers)
             self._carry_out(ended)

@@ -2,9 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
-
-from spantrain.outer.link.codec import encode_value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,8 +155,3 @@ class MasterStatus:
     """By reason, since the master started."""
     dropped: Mapping[str, int]
     """Events of what had ended, by sort, and commands for members that were not there."""
-
-    def to_plain(self) -> dict[str, Any]:
-        """Return it as objects, lists and plain values."""
-        plain: dict[str, Any] = encode_value(self)
-        return plain

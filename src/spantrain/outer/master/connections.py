@@ -97,17 +97,14 @@ class Connection:
         self.number = number
         self.name = name
         self.facts = facts
+        self.address = PeerAddress(name=name, endpoint=facts.endpoint, public_key=facts.public_key)
+        """On the data plane."""
         self.outbox = NoticeQueue(limit=limit)
         self.heard_s = now_s
         self.registered: set[int] = {0} if facts.kind == "worker" else set()
         """Fragments whose master knows of this connection: commands made before that belong to an earlier one."""
         self.told = 0
         """Number of the last batch of events that was taken in."""
-
-    @property
-    def address(self) -> PeerAddress:
-        """On the data plane."""
-        return PeerAddress(name=self.name, endpoint=self.facts.endpoint, public_key=self.facts.public_key)
 
 
 class Connections:

@@ -20,7 +20,7 @@ from spantrain.outer.policy.settings import ClusterRecord, MasterState
 
 
 def status_of(service: MasterService, *, address: str, now_s: float) -> MasterStatus:
-    """Return all that a master can tell of itself, but for what the control plane refused."""
+    """Return all that a master can tell of itself."""
     state, layout = service.state, service.layout
     leading, late_s = state.leading, service.late_s(now_s)
     here = {one.name for one in service.connections if one.facts.kind == "cluster"}
@@ -43,7 +43,7 @@ def status_of(service: MasterService, *, address: str, now_s: float) -> MasterSt
         last_update=_last_update(service.master.parts[0] if service.master else None),
         fragments=tuple(map(_fragment, service.master.parts)) if service.master and len(state.fragments) > 1 else (),
         chunks=_chunks(leading),
-        refusals=dict(service.refusals),
+        refusals=service.refusals.snapshot(),
         dropped={**service.dropped, **(service.master.dropped if service.master else {})},
     )
 

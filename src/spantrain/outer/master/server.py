@@ -5,7 +5,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,12 +20,9 @@ from spantrain.outer.master.service import MasterService
 from spantrain.transport.connection.threads import ReliedOnThread
 from spantrain.transport.control.protocol import RemoteRefusal
 from spantrain.transport.control.server import ControlServer
-from spantrain.transport.control.services import Handler
 
 T = TypeVar("T")
 _MIN_SLEEP_S = 0.01
-_SEAT_S = 60.0
-"""Whoever joins and does not enter in that time has its name freed."""
 _GRACE_S = 0.5
 
 _log = logging.getLogger(__name__)
@@ -52,22 +48,23 @@ class MasterServer:
             self._server = ControlServer(
                 bind=bind,
                 handlers={
-                    "enter": self._counted(self._enter),
-                    "tell": self._counted(self._tell),
-                    "listen": self._counted(self._listen),
+                    "enter": self._enter,
+                    "tell": self._tell,
+                    "listen": self._listen,
                     "leave": self._leave,
-                    "status": lambda _name, _payload: {"status": self.status().to_plain()},
+                    "status": lambda _name, _payload: {"status": encode_value(self.status())},
                 },
-                on_join=self._join,
+                on_join=lambda _name, _facts: {},
                 max_peers=config.max_members,
                 credentials=self._files.credentials,
-                may_replace=lambda _name: True,
+                may_replace=lambda held, by: held == by or self._service.connections.get(held) is None,
+                refusals=self._service.refusals,
             )
+            self.token = self._server.token
+            """What members join with; also in the folder's `token`."""
             stack.pop_all()
         self._changed = threading.Condition()
         """Held by whoever is in the service."""
-        self._seats: dict[str, float] = {}
-        """Who joined and did not enter yet, and when."""
         self._wakes_s: float | None = None
         self._closing = False
         self.failure: str | None = None
@@ -113,11 +110,6 @@ class MasterServer:
         """Where members join, as they can dial it."""
         return self._server.join_address
 
-    @property
-    def token(self) -> str:
-        """What members join with; also in the folder's `token`."""
-        return self._server.token
-
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until it has failed, or for so long; return whether it has."""
         return self._failed.wait(timeout_s)
@@ -125,35 +117,13 @@ class MasterServer:
     def status(self) -> MasterStatus:
         """Return what it knows of everybody."""
         with self._changed:
-            status = status_of(self._service, address=self.address, now_s=time.monotonic())
-        return replace(status, refusals={**self._server.refusals, **status.refusals})
+            return status_of(self._service, address=self.address, now_s=time.monotonic())
 
     # What members call, each in a thread of the control plane.
-
-    def _counted(self, handler: Handler) -> Handler:
-        """Return a handler that counts messages which make no sense."""
-
-        def run(name: str, payload: dict[str, Any]) -> dict[str, Any]:
-            try:
-                return handler(name, payload)
-            except ProtocolError as error:
-                with self._changed:
-                    self._service.refuse("malformed", f"{name}: {error}")
-                raise
-
-        return run
-
-    def _join(self, name: str, _facts: dict[str, Any]) -> dict[str, Any]:
-        with self._changed:
-            self._seats[name] = time.monotonic()
-            self._changed.notify_all()
-        return {}
 
     def _enter(self, name: str, payload: dict[str, Any]) -> dict[str, Any]:
         facts = decode_value(MemberFacts, payload.get("facts"), "facts")
         number, welcome = self._alone(lambda now_s: self._service.enter(now_s, name, facts))
-        with self._changed:
-            self._seats.pop(name, None)
         return {"connection": number, "welcome": encode_value(welcome)}
 
     def _tell(self, name: str, payload: dict[str, Any]) -> dict[str, Any]:
@@ -172,13 +142,8 @@ class MasterServer:
 
     def _leave(self, name: str, _payload: dict[str, Any]) -> dict[str, Any]:
         self._alone(lambda now_s: self._service.leave(now_s, name, "it left"))
-        self._free(name)
-        return {}
-
-    def _free(self, name: str) -> None:
-        with self._changed:
-            self._seats.pop(name, None)
         self._server.release(name)
+        return {}
 
     def _alone(self, work: Callable[[float], T]) -> T:
         """Do something in the service, alone.
@@ -214,8 +179,7 @@ class MasterServer:
                 if self._closing or self.failure:
                     return
                 now_s = time.monotonic()
-                seats = (joined_s + _SEAT_S for joined_s in self._seats.values())
-                due_s = min((time_s for time_s in (self._service.wake_s, *seats) if time_s is not None), default=None)
+                due_s = self._service.wake_s
                 if due_s is None or max(due_s, earliest_s) > now_s:
                     self._wakes_s = due_s
                     self._changed.wait(None if due_s is None else max(due_s, earliest_s) - now_s)
@@ -225,16 +189,6 @@ class MasterServer:
                     self._service.tick(now_s)
                 except StateNotKept as error:
                     self._fail(str(error))
-                left = self._left_seats(now_s)
-            for name in left:
-                self._free(name)
-
-    def _left_seats(self, now_s: float) -> list[str]:
-        """Return the names that nobody has used for long enough; begin to count for those whose connection ended."""
-        for name in self._server.peers:
-            if self._service.connections.get(name) is None:
-                self._seats.setdefault(name, now_s)
-        return [name for name, since_s in self._seats.items() if now_s - since_s >= _SEAT_S]
 
 
 def _number(payload: dict[str, Any], key: str) -> int:

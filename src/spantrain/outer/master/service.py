@@ -27,12 +27,12 @@ from spantrain.outer.master.connections import (
 )
 from spantrain.outer.master.files import MasterFiles
 from spantrain.outer.policy.fragments import FragmentedMaster, FragmentedState
+from spantrain.transport.connection.bounds import RefusalCounter
 from spantrain.transport.control.protocol import RemoteRefusal
 
 _OUTBOX_LIMIT = 20_000
 """Notices: whoever lets so many wait has stopped fetching them."""
 _LAYOUT_LIMIT_BYTES = 6 * 2**20
-_SHOWN_REFUSALS = 10
 
 _log = logging.getLogger(__name__)
 
@@ -50,8 +50,7 @@ class MasterService:
         """
         self.config = config
         self.connections = Connections(outbox_limit=outbox_limit)
-        self.refusals: Counter[str] = Counter()
-        """By reason."""
+        self.refusals = RefusalCounter("the master")
         self.dropped: Counter[str] = Counter()
         """What came from, or went to, members that are not registered."""
         self.layout = files.load_layout(config)
@@ -254,14 +253,11 @@ class MasterService:
         elif connection.facts.kind == "cluster":
             yield on.ClusterLeft(cluster=name)
         elif self.master:
-            for way, transfer in self.master.transfers:
+            for way, transfer in self.master.lines.moving:
                 if transfer.worker == name:
                     yield on.TransferLost(way=way, transfer=transfer, reason=f"worker {name} is gone: {reason}")
 
     def refuse(self, reason: str, text: str) -> str:
-        """Count a refusal by its reason, name it in the log, and return its text."""
-        self.refusals[reason] += 1
-        count = self.refusals[reason]
-        if count <= _SHOWN_REFUSALS or count & (count - 1) == 0:
-            _log.warning("refused (%s, %d so far): %s", reason, count, text)
+        """Count a refusal by its reason, and return its text."""
+        self.refusals.add(reason, text)
         return text

@@ -44,11 +44,6 @@ class OngoingExchange:
         """Which way its layers go."""
         return TransferWay.PUSH if self.push else TransferWay.PULL
 
-    @property
-    def brings_parameters(self) -> bool:
-        """Whether parameters themselves are pushed."""
-        return self.push is not None and self.push.parameters
-
 
 class SharedLines:
     """The lines between workers and shards, over which layers of all fragments go."""
@@ -73,7 +68,7 @@ class SharedLines:
     def _move(self, way: TransferWay, transfer: LayerTransfer) -> do.Move:
         exchange = self.exchanges[transfer.ticket]
         reason = f"{transfer.worker} of {transfer.cluster} and {transfer.shard} are both free"
-        version, parameters = exchange.version, exchange.brings_parameters
+        version, parameters = exchange.version, bool(exchange.push and exchange.push.parameters)
         return do.Move(way=way, transfer=transfer, version=version, parameters=parameters, reason=reason)
 
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from spantrain.core.outer import commands as do
 from spantrain.core.outer import events as on
 from spantrain.core.outer.commands import OuterCommand
-from spantrain.core.outer.events import OuterEvent, TransferWay, of_fragment
+from spantrain.core.outer.events import OuterEvent, of_fragment
 from spantrain.core.outer.layers import ShardLayout, fragment_layouts
 from spantrain.errors import ProtocolError
 from spantrain.outer.policy.chunks import ChunkState
@@ -122,11 +122,6 @@ class FragmentedMaster:
     def waiting(self) -> frozenset[str]:
         """Clusters with an accepted push of some fragment of which nothing is decided yet."""
         return frozenset(name for part in self.parts for name in part.waiting)
-
-    @property
-    def transfers(self) -> tuple[tuple[TransferWay, on.LayerTransfer], ...]:
-        """Layers under way."""
-        return self.lines.moving
 
     @property
     def dropped(self) -> Counter[str]:

@@ -159,6 +159,9 @@ class Update:
         assert pushes
         self.ticket = ticket
         self.pushes = tuple(sorted(pushes, key=lambda push: push.cluster))
+        self.tickets = (ticket, *(push.ticket for push in self.pushes))
+        """Its own, and those of its pushes."""
+        self._seeds = self.pushes[0].parameters
         self.phase = UpdatePhase.MEASURING
         self.guard = guard
         """What is known of norms, after the verdicts."""
@@ -173,15 +176,6 @@ class Update:
         """None where all pushes were left out."""
         self._weighing, self._layout, self._settings, self._trains = weighing, layout, settings, trains
         self._answers: dict[str, Answer] = {}
-
-    @property
-    def _seeds(self) -> bool:
-        return self.pushes[0].parameters
-
-    @property
-    def tickets(self) -> tuple[Ticket, ...]:
-        """Its own, and those of its pushes."""
-        return (self.ticket, *(push.ticket for push in self.pushes))
 
     @property
     def accepted(self) -> tuple[Push, ...]:

@@ -28,6 +28,7 @@ from spantrain.outer.shard.shard import OuterShard, ShardCommand
 from spantrain.outer.shard.snapshots import SnapshotStore, SnapshotWriter
 from spantrain.transport.connection.peers import KeyPair, PeerAddress
 from spantrain.transport.connection.threads import ReliedOnThread
+from spantrain.transport.control.address import Address
 from spantrain.transport.layers.copiers import BufferPool
 from spantrain.transport.layers.interface import LayerCounters, LayerKey, LayerLimits
 from spantrain.transport.layers.transport import LayerTransport
@@ -92,7 +93,8 @@ class ShardServer:
             name=name, bind=bind, keypair=KeyPair.generate() if encrypted else None, listener=self, limits=limits,
             pool=self._pool,
         )  # fmt: skip
-        self.endpoint = _reached_by(self._wire.endpoint, host)
+        listened = self._wire.endpoint
+        self.endpoint = f"tcp://{Address(host=host, port=urlsplit(listened).port or 0)}" if host else listened
         """Where clusters dial it for layers."""
         facts = MemberFacts(kind="shard", public_key=self._wire.public_key, endpoint=self.endpoint)
         self._link = link_of(facts, self)
@@ -351,14 +353,3 @@ class ShardServer:
 
 def _key(way: TransferWay, transfer: LayerTransfer) -> LayerKey:
     return LayerKey(ticket=transfer.ticket, way=way, layer=transfer.layer)
-
-
-def _reached_by(endpoint: str, host: str) -> str:
-    """Return an endpoint with another host, if one is given.
-
-    >>> _reached_by("tcp://0.0.0.0:5000", "shard-0.example")
-    'tcp://shard-0.example:5000'
-    """
-    if not host:
-        return endpoint
-    return f"tcp://{f'[{host}]' if ':' in host else host}:{urlsplit(endpoint).port}"

@@ -37,6 +37,8 @@ from spantrain.outer.shard.numerics import (
 )
 from spantrain.outer.shard.snapshots import ShardVersion, SnapshotStore
 from spantrain.transport.layers.copiers import BufferPool, LayerBytes
+from spantrain.transport.layers.departures import specs_of
+from spantrain.transport.layers.format import unlike
 
 ShardCommand = do.CheckPush | do.Forget | do.Measure | do.Combine | do.StageVersion | do.Commit | do.Restore
 
@@ -58,6 +60,8 @@ class OuterShard:
         """Begin with nothing in memory; what is in snapshots is served when the master says which."""
         self._name = name
         self._layout = layout
+        self.layers: Mapping[int, Layer] = {k: layout.layers[k] for k in layout.layers_of(name)}
+        """Its own, by index."""
         self._rule = rule or Nesterov()
         self._snapshots = snapshots
         self._pool = pool or BufferPool()
@@ -74,11 +78,6 @@ class OuterShard:
         self._serving: int | None = None
         self._bases: dict[int, Tensors] = {}
         """Parameters of versions that clusters began from, where pushes are corrected for what came since."""
-
-    @property
-    def layers(self) -> Mapping[int, Layer]:
-        """Its layers, by index."""
-        return {k: self._layout.layers[k] for k in self._layout.layers_of(self._name)}
 
     @property
     def serving(self) -> ShardVersion | None:
@@ -309,11 +308,9 @@ class OuterShard:
 
 
 def _check_tensors(specs: Sequence[ParameterSpec], tensors: Tensors, what: str) -> None:
-    wanted = {one.name: f"{one.dtype} of shape {one.shape}" for one in specs}
-    got = {name: f"{dtype_name(one.dtype)} of shape {tuple(one.shape)}" for name, one in tensors.items()}
-    if got == wanted:
-        return
-    unlike = sorted(name for name in wanted.keys() | got.keys() if wanted.get(name) != got.get(name))
-    told = "; ".join(f"{name}: got {got.get(name, 'none')}, wanted {wanted.get(name, 'none')}" for name in unlike[:4])
-    more = f"; and {len(unlike) - 4} more" if len(unlike) > 4 else ""
-    raise ProtocolError(f"{what}: {told}{more}; the cluster's model must have the parameters that the shards hold")
+    try:
+        told = unlike(specs_of(tensors), specs)
+    except ValueError as error:
+        told = str(error)
+    if told:
+        raise ProtocolError(f"{what}: {told}; the cluster's model must have the parameters that the shards hold")

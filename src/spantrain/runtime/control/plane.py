@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar, get
 
 from spantrain.config.files.json_codec import from_json, to_json
 from spantrain.errors import PeerLostError, ProtocolError
-from spantrain.transport.control.protocol import RemoteRefusal
+from spantrain.transport.control.protocol import Handler, RemoteRefusal
 
 if TYPE_CHECKING:
     from spantrain.transport.control.client import ControlClient
@@ -28,8 +28,6 @@ _LOOK_S = 0.25
 
 A_co = TypeVar("A_co", covariant=True)
 A = TypeVar("A")
-Handler = Callable[[str, dict[str, Any]], dict[str, Any]]
-"""(who asks, by its certificate; plain request) -> plain answer."""
 
 
 class Named(Generic[A_co]):

@@ -13,7 +13,7 @@ from spantrain.runtime.checkpoint.saver import is_written_by
 from spantrain.runtime.control.batch_requests import AskNextStep, FetchRows
 from spantrain.runtime.control.file_requests import FetchPiece, OfferFile, PutPiece
 from spantrain.runtime.control.orders import AddedOrder
-from spantrain.runtime.control.plane import HOLD_S, Handler, Order, OrderRequest, Request, handlers_of
+from spantrain.runtime.control.plane import HOLD_S, Order, OrderRequest, Request, handlers_of
 from spantrain.runtime.control.requests import (
     REQUESTS,
     AskForOrder,
@@ -44,7 +44,7 @@ from spantrain.runtime.coordinator.batches import BatchQueue
 from spantrain.runtime.coordinator.meetings import StageMeetings
 from spantrain.runtime.coordinator.roster import Roster, RosterEntry, printable
 from spantrain.runtime.coordinator.standstills import StandstillWatch
-from spantrain.transport.control.protocol import RemoteRefusal
+from spantrain.transport.control.protocol import Handler, RemoteRefusal
 
 ProgressListener = Callable[[str, int, int, str], None]
 """(device, done, total, text)"""
@@ -233,10 +233,10 @@ class WorkerService:
         welcome: dict[str, Any] = to_json(WorkerWelcome(device=device, patience_s=self.roster.patience_s))
         return welcome
 
-    def may_replace(self, peer: str) -> bool:
+    def may_replace(self, peer: str, by: str) -> bool:
         """Whether a worker that joins under a name in use takes it over."""
         with self.changed:
-            return self.roster.may_replace(time.monotonic(), peer)
+            return peer == by and self.roster.may_replace(time.monotonic(), peer)
 
     def on_line(self, peer: str, line: int, is_open: bool) -> None:
         """Note a connection that shows that a worker is there, or its end."""

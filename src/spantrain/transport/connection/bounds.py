@@ -1,5 +1,8 @@
-"""What the decoders of both wire formats hold what came against: bounded msgpack, lists, numbers, texts."""
+"""What decoders hold what came against: bounded msgpack, lists, numbers, texts; and how often something was refused."""
 
+import logging
+import threading
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +13,7 @@ from spantrain.errors import ProtocolError
 HELLO, BYE, RESET, WHO = b"H", b"B", b"R", b"?"
 """Kinds of frames that both planes have, by their first byte; WHO answers ZeroMQ's probe, where a plane sends one."""
 _MAX_SHOWN = 1000
+_LOG = logging.getLogger(__name__)
 
 
 class Refusal(ProtocolError):
@@ -18,6 +22,29 @@ class Refusal(ProtocolError):
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(f"{reason}: {printable(detail)}")
         self.reason = reason
+
+
+class RefusalCounter:
+    """How often each reason was given for a refusal, from any thread."""
+
+    def __init__(self, name: str = "") -> None:
+        """`name`: who refuses, in the log, where the first, second, fourth, ... for each reason are told; or no log."""
+        self._name = name
+        self._counts: Counter[str] = Counter()
+        self._lock = threading.Lock()
+
+    def add(self, reason: str, text: str = "", *, count: int = 1) -> None:
+        """Count refusals for one reason; `text` is what to tell of it, if anything."""
+        with self._lock:
+            self._counts[reason] += count
+            number = self._counts[reason]
+        if self._name and text and number & (number - 1) == 0:
+            _LOG.warning("%s refused (%s, %d by now): %s", self._name, reason, number, text)
+
+    def snapshot(self) -> dict[str, int]:
+        """Return the counts so far."""
+        with self._lock:
+            return dict(self._counts)
 
 
 def printable(told: str) -> str:

@@ -86,18 +86,13 @@ class PeerLink(ABC, Generic[State]):
     """What dialled and accepted links have in common; owned by the thread of the sockets."""
 
     def __init__(self, peer: PeerAddress, state: State) -> None:
-        self.peer, self.state = peer, state
+        self.peer, self.name, self.state = peer, peer.name, state
         self.up = False
         self.session, self.epoch = -1, 0
         self.connections = 0
         """How many there are, with the one for control."""
         self.control: list[bytes] = []
         """Frames for the first connection that found no room."""
-
-    @property
-    def name(self) -> str:
-        """The peer's."""
-        return self.peer.name
 
     @abstractmethod
     def send(self, connection: int, frames: Frames, *, copy: bool = True) -> bool:

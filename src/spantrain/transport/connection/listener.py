@@ -157,7 +157,9 @@ class PeerListener(Generic[State]):
             self.router.setsockopt(zmq.CURVE_SERVER, 1)
             self.router.setsockopt(zmq.ZAP_DOMAIN, b"spantrain")
         self._monitor: Socket = self.router.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
-        self._asking = [*([self._admission.socket] if self._admission is not None else []), self._monitor]
+        asking = [self._admission.socket] if self._admission is not None else []
+        self.sockets: list[Socket] = [*asking, self._monitor, self.router]
+        """Those that something may come to."""
 
     def bind(self, address: str) -> str:
         """Listen; return the endpoint, with the port that was given.
@@ -167,11 +169,6 @@ class PeerListener(Generic[State]):
         """
         self.router.bind(address)
         return str(self.router.getsockopt_string(zmq.LAST_ENDPOINT))
-
-    @property
-    def sockets(self) -> list[Socket]:
-        """Those that something may come to."""
-        return [*self._asking, self.router]
 
     @property
     def due_s(self) -> float:

@@ -11,7 +11,8 @@ from spantrain.errors import UsageError
 
 _TCP = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([\w-]{1,63}(?:\.[\w-]{1,63})*\.?)):(\d{1,5})", re.ASCII)
 _UNIX_PATH_LIMIT_BYTES = 107
-_WILDCARDS = ("0.0.0.0", "::")
+_LOOPBACKS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+"""By what stands for all addresses of a machine."""
 _CONTROL_SUFFIX = ".control"
 
 
@@ -58,13 +59,18 @@ class Address:
         assert not self.path
         return replace(self, port=port)
 
+    @property
+    def is_anywhere(self) -> bool:
+        """Whether it stands for all addresses of a machine: one to listen on, that nobody can dial."""
+        return self.host in _LOOPBACKS
+
     def as_dialled(self) -> "Address":
         """Return what to tell others: where all addresses are listened on, the name of this machine."""
-        return replace(self, host=socket.gethostname()) if self.host in _WILDCARDS else self
+        return replace(self, host=socket.gethostname()) if self.is_anywhere else self
 
     def from_here(self) -> "Address":
         """Return what this machine dials: where all addresses are listened on, its loopback."""
-        return replace(self, host={"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host))
+        return replace(self, host=_LOOPBACKS.get(self.host, self.host))
 
     def control_neighbour(self) -> "Address":
         """Return where the control port goes, for a join port here: the next port, or the next file.

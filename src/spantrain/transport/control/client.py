@@ -39,7 +39,8 @@ class ControlClient:
 
     def __init__(self, *, address: Address, credentials: grpc.ChannelCredentials, welcome: dict[str, Any]) -> None:
         """Use `join` instead."""
-        self._address = address
+        self._address, self.address = address, str(address)
+        """The coordinator's control port, as it was dialled."""
         self._credentials = credentials
         self._channel = grpc.secure_channel(address.target, credentials, options=channel_options())
         self._closed = threading.Event()
@@ -88,11 +89,6 @@ class ControlClient:
         )
         client._greet(where, deadline_s)
         return client
-
-    @property
-    def address(self) -> str:
-        """The coordinator's control port, as it was dialled."""
-        return str(self._address)
 
     def another(self) -> "ControlClient":
         """Return the same member on a connection of its own: what holds up this one does not hold up that one."""

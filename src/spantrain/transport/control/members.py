@@ -1,17 +1,15 @@
-"""Who has joined: names by certificate, and how many calls each has running.
-
-Wrong tokens slowed down, and every refusal counted (DESIGN idea 7).
-"""
+"""Who has joined: names by certificate, and how many calls each has running; wrong tokens slowed down."""
 
 import threading
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import grpc
 
 from spantrain.core.names import is_member_name
 from spantrain.errors import UsageError
+from spantrain.transport.connection.bounds import RefusalCounter
 from spantrain.transport.control.protocol import RemoteRefusal
 
 
@@ -47,9 +45,9 @@ class Members:
     """
 
     def __init__(
-        self, *, max_peers: int, calls_per_peer: int, may_replace: Callable[[str], bool] = lambda _name: False
+        self, *, max_peers: int, calls_per_peer: int, may_replace: Callable[[str, str], bool] = lambda _held, _by: False
     ) -> None:
-        """`may_replace`: whether who joins under this name, which is in use, takes it from its holder."""
+        """`may_replace`: whether a name in use is taken from its holder for who joins; another only if all is full."""
         self._may_replace = may_replace
         self._max_peers = max_peers
         self._calls_per_peer = calls_per_peer
@@ -66,8 +64,12 @@ class Members:
             RemoteRefusal: the name is in use, or there is no room; at the end: it was released meanwhile.
         """
         with self._lock:
-            if name in self._seats and self._may_replace(name):
+            if name in self._seats and self._may_replace(name, name):
                 self.release(name)
+            if len(self._seats) >= self._max_peers:
+                for held in self.names:
+                    if self._may_replace(held, name):
+                        self.release(held)
             if name in self._seats:
                 raise RemoteRefusal(f"a worker has joined as {name} already and has not left")
             if len(self._seats) >= self._max_peers:
@@ -169,24 +171,7 @@ class Denied(Exception):
         self.text = text
 
 
-class RefusalCounter:
-    """How often each reason was given for a refusal, from any thread."""
-
-    def __init__(self) -> None:
-        self._counts: Counter[str] = Counter()
-        self._lock = threading.Lock()
-
-    def add(self, reason: str) -> None:
-        """Count one refusal."""
-        with self._lock:
-            self._counts[reason] += 1
-
-    def denied(self, reason: str, code: grpc.StatusCode, text: str) -> Denied:
-        """Count one refusal, and return what to raise for it."""
-        self.add(reason)
-        return Denied(code, text)
-
-    def snapshot(self) -> Mapping[str, int]:
-        """Return the counts so far."""
-        with self._lock:
-            return dict(self._counts)
+def denied(refusals: RefusalCounter, reason: str, code: grpc.StatusCode, text: str) -> Denied:
+    """Count a refusal, and return what to raise for it."""
+    refusals.add(reason, text)
+    return Denied(code, text)

@@ -6,7 +6,7 @@ Plain values are None, booleans, integers of 64 bits, floats, text, bytes, lists
 A tuple is sent as a list. Extension types, timestamps, other keys, repeated keys and trailing bytes are refused.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgpack
@@ -127,6 +127,9 @@ def _first(entries: Iterable[tuple[object, object]], depth: int, place: str) -> 
             return place.format(key) + problem[0], problem[1]
     return None
 
+
+Handler = Callable[[str, dict[str, Any]], dict[str, Any]]
+"""(authenticated device name, payload) -> answer. May block; may raise RemoteRefusal."""
 
 PROTOCOL_VERSION = 1
 MESSAGE_LIMIT_BYTES = 8 * 2**20

@@ -17,18 +17,20 @@ from typing import cast
 import grpc
 
 from spantrain.errors import UsageError
+from spantrain.transport.connection.bounds import RefusalCounter
 from spantrain.transport.control.address import Address
 from spantrain.transport.control.credentials import Credentials, ServerIdentity
-from spantrain.transport.control.members import Denied, JoinThrottle, Members, RefusalCounter
+from spantrain.transport.control.members import Denied, JoinThrottle, Members
 from spantrain.transport.control.protocol import (
     JOIN,
     JOIN_REQUEST_LIMIT_BYTES,
     MESSAGE_LIMIT_BYTES,
     PRESENCE,
     SERVICE,
+    Handler,
     server_options,
 )
-from spantrain.transport.control.services import CallDispatcher, Handler, JoinService, LineListener
+from spantrain.transport.control.services import CallDispatcher, JoinService, LineListener
 
 Method = Callable[[bytes, grpc.ServicerContext], bytes]
 """(body, what gRPC knows of the caller) -> answer; may raise Denied."""
@@ -157,12 +159,13 @@ class ControlServer:
         on_join: Handler,
         max_peers: int = 64,
         credentials: Credentials | None = None,
-        may_replace: Callable[[str], bool] = lambda _name: False,
+        may_replace: Callable[[str, str], bool] = lambda _held, _by: False,
         on_line: LineListener = lambda _name, _line, _is_open: None,
+        refusals: RefusalCounter | None = None,
     ) -> None:
-        """`bind`: HOST:PORT (port 0 takes any two) or unix:/path. `on_join`: (name, facts) -> welcome;
-        it should not wait for anything, since `stop` waits for it. `credentials`: new ones, if none are given.
-        `may_replace`: whether who joins under a name in use takes it over. `on_line` hears of workers' connections.
+        """`bind`: HOST:PORT (port 0 takes any two) or unix:/path. `on_join`: (name, facts) -> welcome; should not wait
+        for anything, since `stop` waits for it. `credentials`, `refusals`: new ones, if none are given. `may_replace`:
+        as of `Members`. `on_line` hears of workers' connections.
 
         Raises:
             UsageError: `bind` is not an address.
@@ -170,13 +173,12 @@ class ControlServer:
         self._bind = Address.parse(bind)
         self._control: Address | None = None
         self._join: Address | None = None
-        self._refusals = RefusalCounter()
+        self._refusals = refusals or RefusalCounter()
         self._members = Members(max_peers=max_peers, calls_per_peer=_CALLS_PER_PEER, may_replace=may_replace)
         credentials = credentials or Credentials.create()
-        self._token = credentials.token
         self._calls = CallDispatcher(handlers, on_line=on_line, members=self._members, refusals=self._refusals)
         self._joins = JoinService(
-            token=self._token,
+            token=credentials.token,
             authority=credentials.authority,
             members=self._members,
             on_join=on_join,
@@ -240,7 +242,7 @@ class ControlServer:
     @property
     def token(self) -> str:
         """What workers join with, besides the address: a secret and the fingerprint of this server's certificate."""
-        return self._token.text
+        return self._joins.token.text
 
     @property
     def peers(self) -> tuple[str, ...]:

@@ -11,23 +11,23 @@ from typing import Any
 import grpc
 
 from spantrain.errors import ProtocolError, SpanTrainError
+from spantrain.transport.connection.bounds import RefusalCounter
 from spantrain.transport.control.address import Address
 from spantrain.transport.control.credentials import Authority, JoinToken
-from spantrain.transport.control.members import Denied, JoinThrottle, Members, RefusalCounter, TooManyCalls, check_name
+from spantrain.transport.control.members import Denied, JoinThrottle, Members, TooManyCalls, check_name, denied
 from spantrain.transport.control.protocol import (
     HELLO,
     JOIN_REQUEST_LIMIT_BYTES,
     MESSAGE_LIMIT_BYTES,
     PRESENCE,
     PROTOCOL_VERSION,
+    Handler,
     RemoteRefusal,
     decode,
     wrap_answer,
     wrap_refusal,
 )
 
-Handler = Callable[[str, dict[str, Any]], dict[str, Any]]
-"""(authenticated device name, payload) -> answer. May block; may raise RemoteRefusal."""
 LineListener = Callable[[str, int, bool], None]
 """Hears, in any thread: (authenticated device name, number of a connection, whether it has opened, or closed)."""
 _LOOK_S = 1.0
@@ -53,19 +53,19 @@ class JoinService:
         """
         wait_s = self.throttle.wait_s(now_s, source)
         if wait_s > 0:
-            raise self.refusals.denied("throttled", grpc.StatusCode.RESOURCE_EXHAUSTED, f"wait {wait_s:.0f} s")
+            raise denied(self.refusals, "throttled", grpc.StatusCode.RESOURCE_EXHAUSTED, f"wait {wait_s:.0f} s")
         try:
             version, request_der, proof, facts = _read_join_request(body)
         except ProtocolError as error:
-            raise self.refusals.denied("malformed", grpc.StatusCode.INVALID_ARGUMENT, str(error)) from None
+            raise denied(self.refusals, "malformed", grpc.StatusCode.INVALID_ARGUMENT, str(error)) from None
         # Nothing else is looked at before the proof: who cannot show it gets no further than this line.
         if not self.token.accepts(request_der, proof):
             self.throttle.record_failure(now_s, source)
-            raise self.refusals.denied("wrong_token", grpc.StatusCode.UNAUTHENTICATED, "wrong token")
+            raise denied(self.refusals, "wrong_token", grpc.StatusCode.UNAUTHENTICATED, "wrong token")
         try:
             return self._admit(version, request_der, facts, control)
         except SpanTrainError as error:
-            self.refusals.add("join_refused")
+            self.refusals.add("join_refused", str(error))
             return wrap_refusal(str(error))
 
     def _admit(self, version: int, request_der: bytes, facts: dict[str, Any], control: Address) -> bytes:
@@ -107,6 +107,8 @@ class CallDispatcher:
     ) -> None:
         assert HELLO not in handlers, f"{HELLO} is answered by the server itself"
         self._handlers: Mapping[str, Handler] = {**handlers, HELLO: lambda _peer, _payload: {}}
+        self.methods = tuple(self._handlers)
+        """What can be called."""
         self._members = members
         self._refusals = refusals
         self._on_line = on_line
@@ -119,11 +121,6 @@ class CallDispatcher:
         self._running: Counter[str] = Counter()
         self._changed = threading.Condition()
 
-    @property
-    def methods(self) -> tuple[str, ...]:
-        """What can be called."""
-        return tuple(self._handlers)
-
     def answer(self, method: str, body: bytes, *, certificate_der: bytes | None) -> bytes:
         """Return the handler's answer or refusal.
 
@@ -135,7 +132,7 @@ class CallDispatcher:
                 payload = decode(body, limit_bytes=MESSAGE_LIMIT_BYTES)
                 return self._handle(self._handlers[method], name, payload)
             except ProtocolError as error:
-                raise self._refusals.denied("malformed", grpc.StatusCode.INVALID_ARGUMENT, str(error)) from None
+                raise denied(self._refusals, "malformed", grpc.StatusCode.INVALID_ARGUMENT, str(error)) from None
 
     def hold(self, ended: threading.Event, *, certificate_der: bytes | None) -> bytes:
         """Hold a call that shows whether a worker is there until it has `ended`, or the worker is released.
@@ -185,22 +182,22 @@ class CallDispatcher:
         """Count a call while it runs, and give who makes it."""
         name = self._name_of(certificate_der)
         if name is None:
-            raise self._refusals.denied(
-                "unknown_peer", grpc.StatusCode.UNAUTHENTICATED, "not a member of this run any more"
+            raise denied(
+                self._refusals, "unknown_peer", grpc.StatusCode.UNAUTHENTICATED, "not a member of this run any more"
             )
         try:
             with self._members.calling(name), self._counted(f"{method} of {name}"):
                 yield name
         except TooManyCalls:
             told = f"{name} has too many calls running at once"
-            raise self._refusals.denied("too_many_calls", grpc.StatusCode.RESOURCE_EXHAUSTED, told) from None
+            raise denied(self._refusals, "too_many_calls", grpc.StatusCode.RESOURCE_EXHAUSTED, told) from None
 
     def _handle(self, handler: Handler, name: str, payload: dict[str, Any]) -> bytes:
         try:
             answer = handler(name, payload)
         except SpanTrainError as error:
             if isinstance(error, ProtocolError):
-                self._refusals.add("malformed")
+                self._refusals.add("malformed", f"{name}: {error}")
             return wrap_refusal(str(error))
         try:
             return wrap_answer(answer)

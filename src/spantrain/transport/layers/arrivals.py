@@ -215,7 +215,7 @@ class Arrivals:
         max_bytes = min(layer.layout.stream_bytes, layer.granted_bytes)
         if layer.came_bytes + len(piece) > max_bytes:
             self._give_up(link, theirs, layer, "oversized", f"more came than the {max_bytes} bytes that may")
-        if layer.waiting_pieces >= self._max_pieces:
+        if layer.came_pieces - layer.copied_pieces >= self._max_pieces:
             self._give_up(link, theirs, layer, "oversized", f"its bytes came in over {self._max_pieces} pieces at once")
         theirs.came_s = now_s
         self.bytes_by_peer[link.name] += len(piece)

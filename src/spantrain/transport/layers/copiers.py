@@ -160,11 +160,6 @@ class ComingLayer:
         self._buffer = pool.take(self.layout.buffer_bytes)
 
     @property
-    def waiting_pieces(self) -> int:
-        """How many wait for a copier."""
-        return self.came_pieces - self.copied_pieces
-
-    @property
     def whole(self) -> bool:
         """Whether all of it is in its place."""
         return self.copied_bytes == self.layout.stream_bytes

@@ -106,20 +106,14 @@ class WireListener(Protocol):
         """Take note that a fault has ended one of the wire's threads, and with it the wire."""
 
 
+@dataclass(kw_only=True)
 class LayerTerms:
-    """What was agreed with a peer."""
+    """What was agreed with a peer; before that, what this side takes."""
 
-    def __init__(self, limits: LayerLimits) -> None:
-        self._limits = limits
-        self.frame_bytes = limits.frame_bytes
-        """Largest piece that both sides take."""
-        self.window_bytes = limits.window_bytes
-        """What the other side takes of layers that it has not granted anything of."""
-
-    def agree(self, *, frame_bytes: int, window_bytes: int) -> None:
-        """Note what the other side said of itself."""
-        self.frame_bytes = min(self._limits.frame_bytes, frame_bytes)
-        self.window_bytes = window_bytes
+    frame_bytes: int
+    """Largest piece that both sides take."""
+    window_bytes: int
+    """What the other side takes of layers that it has not granted anything of."""
 
 
 LayerLink = PeerLink[LayerTerms]

@@ -4,12 +4,12 @@ import logging
 import math
 import secrets
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable
 
 import zmq
 
-from spantrain.transport.connection.bounds import HELLO, RESET, Refusal
+from spantrain.transport.connection.bounds import HELLO, RESET, Refusal, RefusalCounter
 from spantrain.transport.connection.links import (
     HANDSHAKE_FAILED,
     AcceptedLink,
@@ -82,7 +82,7 @@ class LayerLoop(ConnectionLoop[LayerTerms]):
         self._look_s = 0.0
         self._patience_s = min(_LOOK_S, limits.no_progress_s / 4)
         self.stopped = False
-        self.refused: Counter[str] = Counter()
+        self.refused = RefusalCounter(name)
         self._peers: dict[str, PeerAddress] = {}
         self._listens = bool(bind)
         self.listen(bind)
@@ -133,11 +133,8 @@ class LayerLoop(ConnectionLoop[LayerTerms]):
             self.departures.overdue(now_s, self.links)
 
     def refuse(self, refusal: Refusal, source: str) -> None:
-        """Count something that was refused; log the first, second, fourth, ... of its kind."""
-        self.refused[refusal.reason] += 1
-        count = self.refused[refusal.reason]
-        if count & (count - 1) == 0:
-            _LOG.warning("%s refused something of %s (%d times by now): %s", self.own_name, source, count, refusal)
+        """Count something that was refused."""
+        self.refused.add(refusal.reason, f"something of {source}: {refusal}")
 
     # Peers and links.
 
@@ -159,7 +156,7 @@ class LayerLoop(ConnectionLoop[LayerTerms]):
                 self.links[name] = self._new_link(peer)
 
     def _new_link(self, peer: PeerAddress) -> LayerLink:
-        terms = LayerTerms(self._limits)
+        terms = LayerTerms(frame_bytes=self._limits.frame_bytes, window_bytes=self._limits.window_bytes)
         if not peer.endpoint:
             return self.accept(peer, terms)
         link = DialledLink(peer, terms, connections=2, welcome_s=self._limits.welcome_s)
@@ -193,7 +190,8 @@ class LayerLoop(ConnectionLoop[LayerTerms]):
     def greeted(self, link: LayerLink, hello: Hello) -> None:
         """Note what the other side takes."""
         assert isinstance(hello, LayerHello)
-        link.state.agree(frame_bytes=hello.frame_bytes, window_bytes=hello.window_bytes)
+        link.state.frame_bytes = min(self._limits.frame_bytes, hello.frame_bytes)
+        link.state.window_bytes = hello.window_bytes
 
     def welcome(self, link: AcceptedLink[LayerTerms]) -> bytes:
         """Return the answer to a peer."""

@@ -38,11 +38,15 @@ class LayerTransport:
         Raises:
             OSError: the address cannot be had.
         """
-        self._name, self._listener, self._keypair = name, listener, keypair
+        self._name, self._listener = name, listener
+        self.public_key = keypair.public_key if keypair is not None else ""
+        """What peers must know to trust this side; empty without encryption."""
         self._limits = limits or LayerLimits()
         keep_freed_memory()
         self._fault = ""
         self._loop = LayerLoop(name, bind, keypair, self._limits, self._died)
+        self.endpoint = self._loop.endpoint
+        """Where peers may dial; empty if they cannot."""
         window_bytes, frame_bytes = self._limits.window_bytes, self._limits.frame_bytes
         self._copiers = Copiers(
             self._limits.copiers, name=name, progressed=self._progressed, hand_over=self._hand_over,
@@ -51,16 +55,6 @@ class LayerTransport:
         self._arrivals = Arrivals(self._limits, pool or BufferPool(), self._copiers, lost=listener.lost)
         self._departures = Departures(self._limits, sent=listener.sent, lost=listener.lost)
         self._loop.begin(self._arrivals, self._departures)
-
-    @property
-    def endpoint(self) -> str:
-        """Where peers may dial; empty if they cannot."""
-        return self._loop.endpoint
-
-    @property
-    def public_key(self) -> str:
-        """What peers must know to trust this side; empty without encryption."""
-        return self._keypair.public_key if self._keypair is not None else ""
 
     def set_peers(self, peers: Iterable[PeerAddress]) -> None:
         """Replace the set of peers: those that listen are dialled, the others may dial; who is not in it is dropped.
@@ -120,7 +114,7 @@ class LayerTransport:
             layers_received=self._arrivals.whole_layers,
             bytes_sent=dict(self._departures.bytes_by_peer),
             bytes_received=dict(self._arrivals.bytes_by_peer),
-            refused=dict(self._loop.refused),
+            refused=self._loop.refused.snapshot(),
         )
 
     def close(self) -> None:

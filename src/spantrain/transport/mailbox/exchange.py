@@ -1,22 +1,20 @@
 """What the runtime's threads and the thread of the sockets share: peers, queues, counts; one lock guards it all."""
 
-import logging
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from secrets import randbits
 
 from spantrain.errors import PeerLostError, ProtocolError
-from spantrain.transport.connection.bounds import Refusal
+from spantrain.transport.connection.bounds import Refusal, RefusalCounter
 from spantrain.transport.connection.peers import PeerAddress
 from spantrain.transport.mailbox.inbox import Inbox
 from spantrain.transport.mailbox.interface import Counters, Limits, Message, PeerCounters, SentInterval
 from spantrain.transport.mailbox.outbox import Outbox, OutgoingMessage
 from spantrain.transport.mailbox.wire import Acknowledgement, Chunk, Greeting
 
-_logger = logging.getLogger(__name__)
 _BACKGROUND_PART = 32
 """Of the queue of a peer that messages have which yield to others, besides it: a part of so many."""
 _MAX_INTERVALS = 65536
@@ -77,7 +75,7 @@ class Exchange:
         self._gone: dict[str, PeerCounters] = {}
         self._arrived: list[tuple[MailboxPeer, Message, int]] = []
         self._held: list[tuple[MailboxPeer, Message, int]] = []
-        self._refused: Counter[str] = Counter()
+        self._refused = RefusalCounter(name)
         self._own: PeerAddress | None = None
         """As others know this side."""
         self._intervals: deque[SentInterval] = deque(maxlen=_MAX_INTERVALS)
@@ -150,7 +148,7 @@ class Exchange:
     def _drop_older(self) -> None:
         for name, known in self.peers.items():
             if dropped := known.outbox.drop_older(self.generation):
-                self._refused["old generation, not sent"] += dropped
+                self._refused.add("old generation, not sent", count=dropped)
                 self.dirty.add(name)
         entries = self._arrived + self._held
         self._arrived, self._held = [], []
@@ -161,7 +159,7 @@ class Exchange:
         if message.key.generation > self.generation:
             self._held.append((known, message, cost))
         elif message.key.generation < self.generation:
-            self._refused["old generation"] += 1
+            self._refused.add("old generation")
             known.inbox.consume(cost)
             self.dirty.add(known.peer.name)
         else:
@@ -178,7 +176,7 @@ class Exchange:
                 self.condition.wait(None if deadline_s is None else deadline_s - now_s)
                 known.count(send_stall_s=time.monotonic() - now_s)
             if known is None:
-                self._refused["old generation, not sent"] += 1
+                self._refused.add("old generation, not sent")
                 return True
             known.outbox.offer(outgoing)
             known.count(messages_sent=1, payload_bytes_sent=outgoing.size_bytes)
@@ -231,12 +229,8 @@ class Exchange:
             self.condition.notify_all()
 
     def refuse(self, refusal: Refusal, source: str) -> None:
-        """Count something that was not accepted; say so in the log the first time."""
-        with self.condition:
-            self._refused[refusal.reason] += 1
-            first = self._refused[refusal.reason] == 1
-        if first:
-            _logger.warning("%s refused from %s: %s (counted from now on)", self.name, source, refusal)
+        """Count something that was not accepted."""
+        self._refused.add(refusal.reason, f"something of {source}: {refusal}")
 
     def begin(self, known: MailboxPeer, greeting: Greeting, *, fresh_link: bool) -> None:
         """Take what the other side says when a link begins.
@@ -303,4 +297,4 @@ class Exchange:
         """Return totals, peers that are gone included."""
         with self.condition:
             current = {name: known.counters for name, known in self.peers.items()}
-            return Counters(peers=self._gone | current, refused=dict(self._refused))
+            return Counters(peers=self._gone | current, refused=self._refused.snapshot())

@@ -32,23 +32,13 @@ class MailboxLike(ABC):
     one generation only are delivered: older ones are dropped and counted, newer ones wait for `set_peers`.
     """
 
+    endpoint: str
+    """Where it listens, e.g. `tcp://127.0.0.1:40123`; empty if it does not."""
+    public_key = ""
+    """What peers must know to trust this side (Z85); empty without encryption."""
+
     def __init__(self, exchange: Exchange) -> None:
-        self._exchange = exchange
-
-    @property
-    def name(self) -> str:
-        """Name of this side."""
-        return self._exchange.name
-
-    @property
-    @abstractmethod
-    def endpoint(self) -> str:
-        """Where it listens, e.g. `tcp://127.0.0.1:40123`; empty if it does not."""
-
-    @property
-    def public_key(self) -> str:
-        """What peers must know to trust this side (Z85); empty without encryption."""
-        return ""
+        self._exchange, self.name = exchange, exchange.name
 
     @property
     def address(self) -> PeerAddress:
@@ -169,25 +159,16 @@ class Mailbox(MailboxLike):
             OSError: the address cannot be listened on.
         """
         super().__init__(Exchange(name=name, limits=limits or Limits(), encrypted=encrypted, dialable=bool(bind)))
-        self._keypair = (keypair or KeyPair.generate()) if encrypted else None
-        self._loop = MailboxLoop(self._exchange, bind, self._keypair, died)
+        keypair = (keypair or KeyPair.generate()) if encrypted else None
+        self._loop = MailboxLoop(self._exchange, bind, keypair, died)
+        self.endpoint, self.public_key = self._loop.endpoint, keypair.public_key if keypair else ""
         self._loop.start()
-
-    @property
-    def endpoint(self) -> str:
-        """Where it listens."""
-        return self._loop.endpoint
-
-    @property
-    def public_key(self) -> str:
-        """What peers must know to trust this side."""
-        return self._keypair.public_key if self._keypair else ""
 
     def set_peers(self, generation: int, peers: Iterable[PeerAddress], *, dial: bool = True) -> None:
         """Replace the set of peers, each of which must have a key if there is encryption."""
         addresses = tuple(peers)
         for peer in addresses:
-            if self._keypair is not None and not peer.public_key:
+            if self.public_key and not peer.public_key:
                 raise ValueError(f"peer {peer.name}: a public key has 40 characters of Z85, got none")
         super().set_peers(generation, addresses, dial=dial)
 

@@ -219,11 +219,6 @@ class _Track:
             return None
         return found
 
-    def next_under_way(self) -> OutgoingMessage | None:
-        """Return the message whose turn it is."""
-        turns = sorted(self.under_way.values(), key=lambda outgoing: outgoing.yields)
-        return turns[0] if turns else None
-
     def enqueue(self, outgoing: OutgoingMessage) -> None:
         self.waiting.setdefault(outgoing.key.lane, deque()).append(outgoing)
 
@@ -294,7 +289,7 @@ class Outbox:
                 break
             self._started_bytes += outgoing.charge_bytes
             track.start(outgoing, now_s)
-        return track.next_under_way()
+        return min(track.under_way.values(), key=lambda one: one.yields, default=None)
 
     def advance(self, outgoing: OutgoingMessage) -> None:
         """Note that the chunk of a peeked message was handed over; the next lane has its turn."""
