@@ -7,7 +7,7 @@ from spantrain.core.units import ModelSpec
 from spantrain.models.catalog.catalog import resolve_model
 
 TEXT = Path(__file__).parents[3] / "LICENSE"
-"""All data there is: every process of a run reads it and shuffles it, which takes a tenth of a second for a library's."""
+"""All data there is: every process of a run reads and shuffles it, which takes a tenth of a second for a library's."""
 
 
 def small_spec(family: str, *, layers: int) -> ModelSpec:
