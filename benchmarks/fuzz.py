@@ -2,7 +2,7 @@
 
 python benchmarks/fuzz.py [--cases 100000] [--target NAME[,NAME...]] [--seed N] [--first N] [--json FILE]
 
-`make test` runs the same targets (`tests/fuzz/`) with 400 files or 1000 messages each; this is for the night. Each
+`make test` runs the same targets (`tests/fuzz/`) with 500 files or 1000 messages each; this is for the night. Each
 target starts from valid messages or files and changes them. Nothing is emulated; nothing leaves the process. Exits with
 1 if a case ended in anything but a value or a refusal, took too long or too much memory; `--target NAME --first NUMBER
 --cases 1` makes one again.

@@ -3,7 +3,6 @@
 import json
 from pathlib import Path
 
-import peft
 import pytest
 import torch
 import transformers
@@ -136,6 +135,8 @@ def test_adapters_begin_on_the_folders_weights_and_come_out(folder, merge, tmp_p
     assert settings["base_model_name_or_path"] == str(folder)
     assert (settings["r"], settings["task_type"]) == (4, "CAUSAL_LM")
     # An adapter begins with nothing added.
+    import peft  # here: it takes a second, which all test workers would wait for
+
     torch.testing.assert_close(logits(peft.PeftModel.from_pretrained(base, tmp_path / "out")), wanted)
 
 
@@ -164,6 +165,8 @@ def test_what_cannot_be_adapted_is_refused(folder):
 
 
 def test_a_configuration_of_peft_is_the_same_as_the_text():
+    import peft
+
     given = peft.LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "down_proj"], task_type="CAUSAL_LM")
     assert LoraForm.of(given) == LoraForm.parse("r=4,alpha=8,targets=down_proj+q_proj")
     with pytest.raises(ConfigError, match="peft_config: bias cannot be set here"):

@@ -196,13 +196,6 @@ def test_plans_that_cannot_be(refused, profile_path, tight_profile_path):
     refused("plan", profile_path, *wanted, *(w for s in everything for w in ("--leave-out", s)), says=("device",))
 
 
-@pytest.fixture
-def plan_path(spantrain, profile_path, tmp_path) -> Path:
-    path = tmp_path / "plan.json"
-    assert spantrain("plan", profile_path, "--global-batch", "64", "--out", path).code == 0
-    return path
-
-
 def test_runs_that_cannot_be(refused, plan_path, tmp_path):
     run = ("train", plan_path, "--steps", "1", "--out", "run")
     refused(*run, "--schedule", "1f1", says=("1f1", "1f1b"))

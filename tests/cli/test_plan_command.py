@@ -136,6 +136,7 @@ def test_constraints_shape_the_plan(spantrain):
     assert "office-tx2" in devices
     assert not {"home-tx2", "home-nano", "lab-1"} & set(devices)
     assert any(reason.startswith("Left out as asked: home") for reason in found["reasons"])
+    assert "Site office is in: it was to be kept." in found["reasons"]
 
 
 def test_any_schedule_is_never_worse_than_the_usual_one(spantrain):

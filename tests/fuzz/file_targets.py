@@ -34,6 +34,7 @@ from spantrain.errors import SpanTrainError
 from spantrain.models.catalog.catalog import resolve_model
 from spantrain.models.data.choice import vocabulary_size
 from spantrain.models.data.text import ByteEncoder, document_parts
+from spantrain.outer.master.config import MasterConfig
 from spantrain.outer.master.files import MasterFiles
 from spantrain.outer.outer_file import load_outer, parse_outer
 from spantrain.planner.engine.engine import make_plan
@@ -302,21 +303,24 @@ def lines_case(chance: Random) -> Files:
 # What other parts of the program keep
 
 
+@cache
+def _master(folder: Path) -> MasterConfig:
+    return parse_outer(OUTER, source="outer.yaml", folder=folder).for_master
+
+
 def master_case(chance: Random) -> Files:
-    config = parse_outer(OUTER, source="outer.yaml", folder=Path()).for_master
     layers = [Layer(name=f"{k}", parameters=(ParameterSpec(name=f"{k}.w", shape=(2, 3)),)) for k in range(6)]
     layout = divide(tuple(layers), ["s0", "s1"], fragments=2)
-    known = {"layout.json": layout, "state.json": config.first_state()}
+    known = {"layout.json": layout, "state.json": _master(Path()).first_state()}
     texts = {name: render_json(to_json(value)) for name, value in known.items()}
     name = chance.choice(list(texts))
     return {other: text.encode() for other, text in texts.items()} | {name: spoiled(chance, texts[name])}
 
 
 def run_master(folder: Path) -> None:
-    config = parse_outer(OUTER, source="outer.yaml", folder=folder).for_master
     kept = MasterFiles(folder)
     try:
-        kept.check(config)
+        kept.check(_master(folder))
     finally:
         kept.close()
 

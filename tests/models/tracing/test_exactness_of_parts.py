@@ -1,6 +1,7 @@
 """Units of models that nobody edited: any cuts and spans give the unsplit model's loss and gradients."""
 
 import dataclasses
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -34,6 +35,8 @@ FLOOR = 1e-4
 LIBRARY = tuple(CONFIGURATIONS)
 OWN = tuple(f"own:{name}" for name in own_models.GOOD)
 EXAMPLE = Path(__file__).parents[3] / "examples" / "my_model.py"
+of_models = partial(pytest.mark.parametrize, scope="module")
+"""All tests of a model one after the other: it is followed and cut once."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,7 +151,7 @@ def check_gradients(whole: Unsplit, stages: list[StageExecutor]) -> None:
         assert error <= TOLERANCE * max(float(wanted.norm()), FLOOR * largest), name
 
 
-@pytest.mark.parametrize("name", [*LIBRARY, *OWN, "unet"])
+@of_models("name", [*LIBRARY, *OWN, "unet"])
 @settings(max_examples=3, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_random_cuts_and_spans_give_the_unsplit_gradients(name, data, unsplit):
@@ -162,14 +165,14 @@ def test_random_cuts_and_spans_give_the_unsplit_gradients(name, data, unsplit):
     )
 
 
-@pytest.mark.parametrize("name", ["gpt2", "t5", "efficientnet", *OWN, "unet"])
+@of_models("name", ["gpt2", "t5", "efficientnet", *OWN, "unet"])
 def test_every_unit_alone_gives_the_unsplit_gradients(name, unsplit):
     whole = unsplit(name)
     count = len(unit_names(whole.spec))
     run_cut(whole, list(range(count + 1)), [Span(0, 1), Span(1, SAMPLES)], halves=True)
 
 
-@pytest.mark.parametrize("name", LIBRARY)
+@of_models("name", LIBRARY)
 def test_a_librarys_model_can_be_had_with_some_of_its_parameters_only(name, unsplit):
     """Those have the numbers that they have in the whole model, and the others take no memory."""
     spec = unsplit(name).spec
@@ -182,7 +185,7 @@ def test_a_librarys_model_can_be_had_with_some_of_its_parameters_only(name, unsp
         assert not any(buffer.is_meta for buffer in some.buffers())
 
 
-@pytest.mark.parametrize("name", [*LIBRARY, *OWN])
+@of_models("name", [*LIBRARY, *OWN])
 def test_names_are_the_unsplit_models(name, unsplit):
     whole = unsplit(name)
     units = build_units(whole.spec, seed=SEED)
@@ -194,7 +197,7 @@ def test_names_are_the_unsplit_models(name, unsplit):
     assert {id(parameters[full]) for full in found} == {id(parameter) for parameter in parameters.values()}
 
 
-@pytest.mark.parametrize("kind", UNITS)
+@of_models("kind", UNITS)
 def test_units_are_the_models_blocks(kind, unsplit):
     assert unit_names(unsplit(kind).spec) == UNITS[kind]
     assert cut_model(unsplit(kind).spec).notices == ()
@@ -204,7 +207,7 @@ def test_a_vision_transformers_blocks_are_units(unsplit):
     assert len(unit_names(unsplit("vit").spec)) == 5
 
 
-@pytest.mark.parametrize("name", ["llama", "own:mixture"])
+@of_models("name", ["llama", "own:mixture"])
 def test_weights_do_not_depend_on_which_units_are_built(name, unsplit):
     spec = unsplit(name).spec
     everything = build_units(spec, seed=7)
@@ -218,7 +221,7 @@ def test_weights_do_not_depend_on_which_units_are_built(name, unsplit):
     assert torch.equal(torch.get_rng_state(), before)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "own:unusual", "own:own_loss"])
+@of_models("name", ["gpt2", "own:unusual", "own:own_loss"])
 def test_shared_parameters_are_one_group(name, unsplit):
     spec = unsplit(name).spec
     units = build_units(spec, seed=0)
@@ -231,7 +234,7 @@ def test_shared_parameters_are_one_group(name, unsplit):
     assert set(holders) == set(build_graph(spec).shared_bytes)
 
 
-@pytest.mark.parametrize("name", ["llama", "t5", "own:unusual", "unet"])
+@of_models("name", ["llama", "t5", "own:unusual", "unet"])
 def test_the_graph_says_what_crosses_each_cut(name, unsplit):
     whole = unsplit(name)
     graph = build_graph(whole.spec)

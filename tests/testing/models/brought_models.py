@@ -1,5 +1,6 @@
 """Models as people bring them: classes of the transformers library as they are, and modules of plain torch."""
 
+import functools
 import tempfile
 
 import torch
@@ -174,23 +175,28 @@ def compiled():
     return classified(torch.compile(Block()), torch.compile(Block()))
 
 
-@torch.compile
-def doubled(hidden: Tensor) -> Tensor:
-    return 2 * torch.tanh(hidden)
-
-
-class Compiled(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, CLASSES)
+@functools.cache
+def compiled_class():
+    """Made when it is wanted: `torch.compile` loads its compiler, which takes seconds."""
 
     @torch.compile
-    def forward(self, hidden: Tensor) -> Tensor:
-        return self.second(doubled(self.first(hidden)))
+    def doubled(hidden: Tensor) -> Tensor:
+        return 2 * torch.tanh(hidden)
+
+    class Compiled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, CLASSES)
+
+        @torch.compile
+        def forward(self, hidden: Tensor) -> Tensor:
+            return self.second(doubled(self.first(hidden)))
+
+    return Compiled
 
 
 def compiled_functions():
-    return Compiled(), *classified()[1:]
+    return compiled_class()(), *classified()[1:]
 
 
 def normalized():

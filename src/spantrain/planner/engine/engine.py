@@ -360,7 +360,7 @@ class _Planning:
             why = (
                 *sentences.choices([(entry.plan, figures) for entry, figures in answer.ranked], objective),
                 *proposal.reasons,
-                *sentences.sites_in_and_out(proposal.plan, evaluation, seen, objective, proposal.reasons),
+                *sentences.sites_in_and_out(proposal, evaluation, seen, objective, constraints.keep),
             )
         group_of = {device: group.name for group in groups for device in group.devices}
         used = {group_of[name] for name in proposal.plan.devices if name in group_of}

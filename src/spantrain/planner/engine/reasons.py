@@ -1,13 +1,13 @@
 """Why a plan was chosen, in sentences: what won among its likes, which sites are in or out, what it gains."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from spantrain.core.outer.groups import OuterPlan
 from spantrain.core.plan import Alternative, Plan
 from spantrain.core.quantities import format_bandwidth, format_seconds, format_speed
 from spantrain.planner.engine.outer import Boundary
 from spantrain.planner.groups import DeviceGroup
-from spantrain.planner.request import Evaluated, Evaluation, Objective
+from spantrain.planner.request import Evaluated, Evaluation, Objective, Proposal
 from spantrain.planner.strategies.relaxation import StepBound
 
 _MANY_TIMES = 3.0
@@ -30,14 +30,15 @@ def choices(ranked: Sequence[Evaluated], objective: Objective) -> tuple[str, ...
 
 
 def sites_in_and_out(
-    plan: Plan, result: Evaluation, seen: Sequence[Evaluated], objective: Objective, said: Sequence[str] = ()
+    proposal: Proposal, result: Evaluation, seen: Sequence[Evaluated], objective: Objective, keep: Collection[str]
 ) -> tuple[str, ...]:
     """Say of each site why it is in or out, by the best plan without or with it of all that were simulated.
 
-    Sites of which the strategy has `said` it already are left to it: it may know bounds of plans not simulated.
+    Sites of which the strategy has said it already are left to it: it may know bounds of plans not simulated.
     """
     lines: list[str] = []
     found_of: dict[tuple[bool, str], list[str]] = {}
+    plan, said = proposal.plan, proposal.reasons
     used = sites_of(plan)
     if len(plan.cluster.sites) < 2:
         return ()
@@ -47,7 +48,9 @@ def sites_in_and_out(
             continue
         inside = site.name in used
         others = [(value, other) for value, other, sites in fitting if (site.name in sites) != inside]
-        if not others:
+        if inside and {site.name, *(device.name for device in plan.cluster.devices_at(site.name))} & {*keep}:
+            text = "it was to be kept."
+        elif not others:
             text = f"no plan {'without' if inside else 'with'} it that fits and keeps the limits was simulated."
         else:
             value, other = min(others, key=lambda entry: entry[0])
