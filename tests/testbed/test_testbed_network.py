@@ -162,7 +162,7 @@ def test_what_is_wrong_is_said(testbed: Testbed) -> None:
         testbed.shape("clod", "edge", latency_s=0.1)
     with pytest.raises(TestbedError, match="no link cloud -> cloud"):
         testbed.shape("cloud", "cloud", latency_s=0.1)
-    with pytest.raises(TestbedError, match="bandwidth must be positive"):
+    with pytest.raises(TestbedError, match="bandwidth_bytes_per_s must be more than 0"):
         testbed.shape("cloud", "edge", bandwidth_bytes_per_s=0.0)
     with pytest.raises(TestbedError, match="finite"):
         testbed.shape("cloud", "edge", bandwidth_bytes_per_s=float("inf"))
