@@ -62,7 +62,7 @@ _known_bounds: Callable[[Any], Mapping[str, Bounds]] = cache(bounds_of)
 def bound_problems(one: Any) -> list[str]:
     """Say which numbers of a dataclass are out of their field's bounds; None is within any."""
     return [
-        f"{name} must be {'' if math.isfinite(value) else 'finite and '}{bounds}, got {value}"
+        f"{name} must be {'finite and ' if value == math.inf else ''}{bounds}, got {value}"
         for name, bounds in _known_bounds(type(one)).items()
         if (value := getattr(one, name)) is not None and not bounds.holds(value)
     ]
