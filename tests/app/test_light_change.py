@@ -32,3 +32,5 @@ def test_eight_steps_with_their_change_take_no_longer_than_where_only_steps_coun
     by_steps = light_plan(plan, profile, present, optimizer="adamw").plan
     by_all = light_change(plan, profile, present, optimizer="adamw", losses=1).plan
     assert took_s(by_all) <= 1.005 * took_s(by_steps)
+    if lost == "office-tx2":  # by its steps alone the plan has a keeper over a slow link
+        assert took_s(by_all) < 0.99 * took_s(by_steps)

@@ -36,8 +36,8 @@ def files(tmp_path: Path, told: list[str]) -> CoordinatorFiles:
     return found
 
 
-def offered(files: CoordinatorFiles, device: str, step: int = 3, *, last: bool = False) -> bool:
-    return files.answer(device, OfferFile(step=step, name=f"{device}.safetensors", last=last)).wanted
+def offered(files: CoordinatorFiles, device: str, step: int = 3) -> bool:
+    return files.answer(device, OfferFile(step=step, name=f"{device}.safetensors")).wanted
 
 
 def put(files: CoordinatorFiles, device: str, offset: int, piece: bytes, step: int = 3) -> bool:
@@ -56,21 +56,26 @@ def test_a_file_comes_in_pieces_and_is_there_when_it_is_whole(files, tmp_path):
     assert [path.name for path in (tmp_path / "step-3").iterdir()] == ["a.safetensors"]
 
 
-def test_files_of_one_checkpoint_come_after_those_of_another_unless_it_is_the_last(files, tmp_path, told):
+def test_files_of_one_checkpoint_come_after_those_of_another(files, tmp_path, told):
     assert offered(files, "a")
     assert put(files, "a", 0, CONTENT[:HALF])
     assert not offered(files, "b", step=6), "those of the one before come"
     assert offered(files, "b")
     assert not put(files, "b", 0, CONTENT)
+    assert files.is_busy
+    assert not put(files, "a", HALF, CONTENT[HALF:])
+    assert not files.is_busy
+    assert offered(files, "b", step=6)
     assert not told
-    assert offered(files, "b", step=6, last=True)
-    assert len(told) == 1
-    assert "20 KiB of the last checkpoint come here" in told[0]
-    assert not put(files, "a", HALF, CONTENT[HALF:]), "it was given up for the last one"
-    assert not put(files, "b", 0, CONTENT, step=6)
-    assert offered(files, "a", step=6, last=True)
-    assert len(told) == 1
-    assert {path.name for path in (tmp_path / "step-3").iterdir()} == {"b.safetensors"}
+
+
+def test_a_device_that_offers_another_has_given_up_the_one_before(files, tmp_path):
+    assert offered(files, "a")
+    assert put(files, "a", 0, CONTENT[:HALF])
+    assert offered(files, "a", step=6)
+    assert not put(files, "a", HALF, CONTENT[HALF:])
+    assert not put(files, "a", 0, CONTENT, step=6)
+    assert not list((tmp_path / "step-3").iterdir())
 
 
 def test_a_device_that_begins_again_brings_all_of_it(files, tmp_path):
@@ -101,15 +106,15 @@ def test_something_else_than_was_said_is_refused(files, tmp_path, offset, piece,
 
 def test_nobody_brings_what_another_has_saved_or_what_nobody_has(files):
     for request in (
-        OfferFile(step=3, name="a.safetensors", last=False),
+        OfferFile(step=3, name="a.safetensors"),
         PutPiece(step=3, name="a.safetensors", offset=0, piece=b"x"),
     ):
         with pytest.raises(RemoteRefusal, match=r"device b has saved no a\.safetensors after 3 steps"):
             files.answer("b", request)
     with pytest.raises(RemoteRefusal, match="has saved no"):
-        files.answer("a", OfferFile(step=4, name="a.safetensors", last=False))
+        files.answer("a", OfferFile(step=4, name="a.safetensors"))
     with pytest.raises(RemoteRefusal, match="has saved no"):
-        files.answer("a", OfferFile(step=3, name="../../a.safetensors", last=False))
+        files.answer("a", OfferFile(step=3, name="../../a.safetensors"))
 
 
 def test_a_disk_that_is_full_is_told_of_once_and_nothing_is_taken_any_more(files, tmp_path, told, monkeypatch):

@@ -15,6 +15,7 @@ from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan
 from spantrain.core.span import Span
 from spantrain.errors import SpanTrainError, WorkerError
+from spantrain.runtime.checkpoint.coordinator_files import CoordinatorFiles
 from spantrain.runtime.control.orders import TrainOrder
 from spantrain.runtime.control.plane import OrderRequest
 from spantrain.runtime.control.requests import REQUESTS, DeviceReport, SavedFile
@@ -47,6 +48,7 @@ class Run:
             self.saved.append(saved)
             return ()
 
+        files = CoordinatorFiles(Path(), takes=False, tell=print, on_saved=on_saved)
         barrier = StepBarrier(
             plan=self.plan,
             job=order.job,
@@ -55,7 +57,7 @@ class Run:
             can_checkpoint=True,
             hold_s=0.0,
         )
-        return self.coordinator.train({HONEST: order, LIAR: order}, barrier, on_saved, lambda: False)
+        return self.coordinator.train({HONEST: order, LIAR: order}, barrier, files, lambda: False)
 
     def refused(self, device: str, method: str, payload: dict[str, Any], says: str) -> None:
         with pytest.raises(SpanTrainError, match=says):

@@ -1,5 +1,8 @@
 """Machines that share no disk: what each saves comes to the coordinator's, and goes from there where it is needed."""
 
+import os
+import signal
+import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -12,6 +15,7 @@ from spantrain.app.planning import protection
 from spantrain.app.reporter import SilentReporter
 from spantrain.app.session import SessionOptions, open_session
 from spantrain.app.training import checkpoints
+from spantrain.app.training.metrics import BestCheckpoint
 from spantrain.app.training.requests import RunOptions, TrainRequest
 from spantrain.app.training.resume import newest
 from spantrain.app.training.stop import StopRequest
@@ -21,6 +25,8 @@ from spantrain.config.artefacts import write_profile
 from spantrain.core.job import TrainJob
 from spantrain.core.span import Span
 from spantrain.errors import SpanTrainError
+from spantrain.runtime.checkpoint.coordinator_files import CoordinatorFiles
+from spantrain.runtime.checkpoint.manifest import read_manifest
 from spantrain.runtime.coordinator.barrier import StepOutcome
 from spantrain.runtime.worker.settings import WorkerSettings
 from testing.patience import until
@@ -89,6 +95,10 @@ def run(make_plan, spec_of, law_profile, tmp_path):
     return run
 
 
+def saved_in(outcome) -> set[str]:
+    return set(read_manifest(Path(outcome.checkpoint), check_files=False).files)
+
+
 def files_in(folder: Path) -> set[str]:
     return {path.name for path in folder.rglob("*.safetensors")}
 
@@ -103,6 +113,56 @@ def test_all_of_the_last_checkpoint_lies_here_in_the_end(run, disks, tmp_path):
     assert not list(tmp_path.rglob(".*.partial"))
     exported = export_run(tmp_path / "run", tmp_path / "hf")
     assert load_file(Path(exported.folder) / "model.safetensors")
+
+
+@pytest.fixture
+def at_the_end(monkeypatch):
+    """Has something happen when the first bytes of the last checkpoint come behind the last step."""
+
+    def at_the_end(happens):
+        ended, put = [], CoordinatorFiles._put
+
+        def hold(files, piece):
+            if files._on_saved.__name__ == "<lambda>" and not ended:  # no train order is under way
+                ended.append(piece.name)
+                happens(piece.name)
+            return put(files, piece)
+
+        monkeypatch.setattr(CoordinatorFiles, "_put", hold)
+        return ended
+
+    return at_the_end
+
+
+def test_who_is_lost_while_the_last_checkpoint_comes_ends_nothing(run, disks, tmp_path, at_the_end):
+    def strike(name):
+        kill(tmp_path / f"run/logs/{name.partition('-')[0]}.log")
+        time.sleep(1)
+
+    ended = at_the_end(strike)
+    watcher, outcome = run()
+    victim = ended[0].partition("-")[0]
+    assert outcome.steps == 9
+    assert files_in(Path(outcome.checkpoint)) == {name for name in saved_in(outcome) if not name.startswith(victim)}
+    assert any(f"device {victim} was lost" in note for note in watcher.notes)
+    assert any(f"what {victim} saved lies on their machines alone" in note for note in watcher.notes)
+
+
+def test_who_wants_to_stop_then_leaves_files_where_they_are(run, disks, at_the_end):
+    at_the_end(lambda _name: os.kill(os.getpid(), signal.SIGINT))
+    watcher, outcome = run()
+    assert outcome.steps == 9
+    assert any("What has not come stays where it is" in note for note in watcher.notes)
+    assert any("lies on their machines alone" in note for note in watcher.notes)
+
+
+def test_a_run_that_ends_with_its_best_checkpoint_has_that_one_here(run, disks, tmp_path, monkeypatch):
+    monkeypatch.setattr(BestCheckpoint, "kept_step", property(lambda _self: 2))
+    watcher, _ = run()
+    best = tmp_path / "run/checkpoint/step-2"
+    assert len(files_in(best)) == 3
+    assert any(f"All of {best} lies here" in note for note in watcher.notes)
+    assert load_file(Path(export_run(tmp_path / "run", tmp_path / "hf").folder) / "model.safetensors")
 
 
 def test_what_is_saved_stays_where_it_is_if_it_is_to(run, disks):

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 
 from spantrain.app.session import Session
 from spantrain.core.action import Action, Op
@@ -23,6 +24,7 @@ from spantrain.core.trace import Interval, Trace
 from spantrain.core.units import UnitGraph
 from spantrain.models.catalog.catalog import resolve_model
 from spantrain.models.graph import build_graph
+from spantrain.runtime.checkpoint.coordinator_files import CoordinatorFiles
 from spantrain.runtime.control.orders import TrainOrder
 from spantrain.runtime.coordinator.barrier import StepBarrier
 from spantrain.runtime.step.emulation import emulated_seconds
@@ -61,9 +63,8 @@ def rehearse(session: Session, links: Iterable[LinkMeasurement]) -> RuntimeCosts
         plan=plan, job=job, stop_requested=lambda: False, on_step=lambda _outcome: None, can_checkpoint=False
     )
     order = TrainOrder(plan=plan, graph=graph, job=job, peers=session.coordinator.peers(devices), output_dir="")
-    answers = session.coordinator.train(
-        dict.fromkeys(devices, order), barrier, lambda _saved: (), should_abort=lambda: False
-    )
+    nothing = CoordinatorFiles(Path(), takes=False, tell=lambda _text: None)
+    answers = session.coordinator.train(dict.fromkeys(devices, order), barrier, nothing, should_abort=lambda: False)
     results = [answers[name] for name in devices]
     trace = Trace.joined([result.trace for result in results], "wall")
     link_by_pair = {(link.source, link.target): link for link in links}

@@ -5,30 +5,36 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from spantrain.app.reporter import Reporter
 from spantrain.app.session import Session
 from spantrain.app.training.metrics import RunLog
 from spantrain.app.training.requests import TrainRequest
 from spantrain.app.training.resume import Resume, newest
+from spantrain.app.training.stop import StopRequest
 from spantrain.core.checkpoint import StoredFile
 from spantrain.core.names import few
 from spantrain.core.plan import Plan
 from spantrain.core.quantities import format_bytes
+from spantrain.errors import WorkerError
 from spantrain.recovery.protection import survived
 from spantrain.runtime.checkpoint.coordinator_files import CoordinatorFiles
 from spantrain.runtime.checkpoint.manifest import MANIFEST_FILE, CheckpointSet, Manifest, read_manifest, step_of
 from spantrain.runtime.checkpoint.saver import CHECKPOINTS
+from spantrain.runtime.checkpoint.tensor_file import step_folder
+from spantrain.runtime.control.orders import BringOrder
 from spantrain.runtime.control.requests import SavedFile
+from spantrain.runtime.coordinator.roster import DeviceLostError
 
 _EVERY_S = 300.0
 """Between checkpoints that nobody has asked for."""
 
 
 class RunCheckpoints:
-    """Not for several threads at once, but for `saved`."""
+    """Not for several threads at once."""
 
     def __init__(
         self, session: Session, request: TrainRequest, log: RunLog, manifest_of: Callable[[int], Manifest],
-        tell: Callable[[str], None],
+        reporter: Reporter,
     ) -> None:  # fmt: skip
         """Watch over a run's checkpoints.
 
@@ -37,10 +43,10 @@ class RunCheckpoints:
             request: what it is to do.
             log: hears of those that are complete.
             manifest_of: gives what a manifest says of the run after so many steps, without files.
-            tell: hears what a person should know.
+            reporter: hears what a person should know.
         """
         self._session, self._request, self._log, self._manifest_of = session, request, log, manifest_of
-        self._tell = tell
+        self._reporter = reporter
         self._written: list[Path] = []
         self._gone: dict[str, int] = {}
         """Of devices that have gone, how many had been written by then; they may come back on other machines."""
@@ -65,7 +71,8 @@ class RunCheckpoints:
         self._files = CoordinatorFiles(
             request.out / CHECKPOINTS,
             takes=request.options.gather,
-            tell=lambda text: later(lambda: self._tell(text)),
+            tell=lambda text: later(lambda: self._reporter.note(text)),
+            on_saved=self._saved,
             begins_with=resume.folder if resume else None,
             names=tuple(resume.content.files) if resume else (),
         )
@@ -89,12 +96,6 @@ class RunCheckpoints:
         """Folder of the newest that was written; empty: none was."""
         return str(self._written[-1]) if self._written else ""
 
-    def saved(self, saved: SavedFile) -> tuple[int, ...]:
-        """Note a device's part; return steps that are not kept any longer. In a thread of that device's call."""
-        if self._set.accept(saved):
-            self._session.coordinator.later(lambda: self._complete(saved))
-        return self._set.dropped
-
     def newest(self, present: Collection[str]) -> Resume | None:
         """Return the newest complete one of this run whose files lie here or with a device that is present.
 
@@ -113,23 +114,73 @@ class RunCheckpoints:
         """Note that devices have gone, with their disks."""
         self._gone |= dict.fromkeys(devices, len(self._written))
 
-    def end(self) -> None:
-        """Have the run end with its best checkpoint, if it is to, and say what of the last one lies elsewhere."""
-        best = self._request.best
+    def end(self, stop: StopRequest) -> None:
+        """Have the run end with its best checkpoint, if it is to, and with all files of the one that it ends with here.
+
+        Those of other machines are waited for, until somebody asks to stop.
+        """
+        best, final = self._request.best, self._written[-1] if self._written else None
         if best.kept_step is not None:
             self._set.end_with(best.kept_step)
-            self._tell(f"The run ends with the weights of {best.checkpoint}, the best by {best.metric}")
+            final = step_folder(self._request.out / CHECKPOINTS, best.kept_step)
+            self._reporter.note(f"The run ends with the weights of {best.checkpoint}, the best by {best.metric}")
         elif best.kept:
-            self._tell(f"The run ends with its last weights: no checkpoint was the best by {best.metric}")
+            self._reporter.note(f"The run ends with its last weights: no checkpoint was the best by {best.metric}")
         self._end_files()
-        if self._written:
-            lacking = _lacking(self._written[-1], read_manifest(self._written[-1], check_files=False))
-            devices = sorted({file.device for file in lacking.values()})
-            if lacking:
-                self._tell(f"Of {self.path} what {few(devices)} saved lies on their machines alone")
-            elif self._taken_bytes:
-                came = format_bytes(self._taken_bytes)
-                self._tell(f"All of {self.path} lies here; {came} came from other machines in this run")
+        if final is None:
+            return
+        manifest = read_manifest(final, check_files=False)
+        self._bring(final, manifest, stop)
+        devices = sorted({file.device for file in _lacking(final, manifest).values()})
+        if devices:
+            self._reporter.note(f"Of {final} what {few(devices)} saved lies on their machines alone")
+        elif self._taken_bytes:
+            came = format_bytes(self._taken_bytes)
+            self._reporter.note(f"All of {final} lies here; {came} came from other machines in this run")
+
+    def _bring(self, folder: Path, manifest: Manifest, stop: StopRequest) -> None:
+        """Have devices that are here bring what they saved of a checkpoint; who is lost meanwhile ends nothing."""
+        here, lacking = self._session.coordinator.here(), _lacking(folder, manifest)
+        names: dict[str, list[str]] = {}
+        for name, file in lacking.items():
+            names.setdefault(file.device, []).append(name)
+        orders = {
+            device: BringOrder(folder=str(folder.resolve()), step=manifest.step, names=tuple(own))
+            for device, own in names.items()
+            if device in here
+        }
+        if not orders or not self._request.options.gather:
+            return
+        size = format_bytes(sum(file.size_bytes for file in lacking.values() if file.device in orders))
+        self._reporter.note(f"{size} of {folder} come here from {few(sorted(orders))} (Ctrl-C leaves them there)")
+        files = CoordinatorFiles(folder.parent, takes=True, tell=self._reporter.note)
+        files.expect(manifest.step, lacking)
+        stop.begun = False  # the run is done: whoever asks to stop now wants no more of this
+        done_bytes: dict[str, int] = {}
+
+        def say(device: str, done: int, _total: int, _text: str) -> None:
+            done_bytes[device] = done
+            self._reporter.progress(sum(done_bytes.values()) // 2**20, total // 2**20, "MiB have come")
+
+        total = sum(file.size_bytes for file in lacking.values())
+        while orders:
+            try:
+                self._session.coordinator.perform(orders, on_progress=say, files=files)
+                break
+            except DeviceLostError as error:
+                self._reporter.note(str(error))
+                del orders[error.device]
+            except (WorkerError, KeyboardInterrupt) as error:
+                self._reporter.note(str(error) or "What has not come stays where it is")
+                break
+        files.close()
+        self._taken_bytes += files.taken_bytes
+
+    def _saved(self, saved: SavedFile) -> tuple[int, ...]:
+        """Note a device's part; return steps that are not kept any longer. In a thread of that device's call."""
+        if self._set.accept(saved):
+            self._session.coordinator.later(lambda: self._complete(saved))
+        return self._set.dropped
 
     def _complete(self, saved: SavedFile) -> None:
         self._written.append(self._set.complete(saved))

@@ -112,7 +112,7 @@ class _RunOnSession:
         """Between this leg's first step and the end of the one before."""
         self._journal = Journal(session, request)
         self._log = RunLog(request, self._ledger, self._watch)
-        self._checkpoints = RunCheckpoints(session, request, self._log, self._manifest, self._watch.note)
+        self._checkpoints = RunCheckpoints(session, request, self._log, self._manifest, self._watch)
         self._faults = FaultInjector(request.options.faults, session, request.out)
         self._network = RunNetwork(request.options.network_trace, session.testbed, request.plan, request.profile)
         self._plans = PlanChanges(request.plan, first_step=self._first_step, folder=request.out, tell=self._watch.note)
@@ -146,7 +146,7 @@ class _RunOnSession:
             results = None
             while results is None:
                 results = self._run_leg()
-        self._checkpoints.end()
+        self._checkpoints.end(self._stop)
         return self._outcome(results)
 
     def _run_leg(self) -> dict[str, TrainResult] | None:
@@ -160,9 +160,8 @@ class _RunOnSession:
                 results = coordinator.train(
                     orders_of(leg, self._session, self._request, self._ledger.samples_before(leg.first_step)),
                     barrier,
-                    self._checkpoints.saved,
-                    self._looks_up,
                     self._checkpoints.begin(leg.plan, leg.resume),
+                    self._looks_up,
                     self._request.batches,
                     self._on_begin,
                     self._reporter.note,

@@ -100,7 +100,9 @@ class TrainArguments(ModelOptions):
     max_grad_norm: Annotated[float, typer.Option(help="Clip to this global norm; 0: do not clip.")] = 1.0
     seed: Annotated[int, typer.Option(help="Of weights and data order.")] = 0
     data_seed: Annotated[int | None, typer.Option(help="Of data order alone; default: --seed.")] = None
-    checkpoint_every: Annotated[int, typer.Option(help="Steps between checkpoints; 0: only at the end.")] = 0
+    checkpoint_every: Annotated[
+        int, typer.Option(help="Steps between checkpoints; 0: at the end, and as docs/checkpoints.md says.")
+    ] = 0
     keep_checkpoints: Annotated[int, typer.Option(help="So many stay, the newest.", min=1)] = 2
     gather: Annotated[
         bool,

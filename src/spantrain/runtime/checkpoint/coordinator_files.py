@@ -8,7 +8,7 @@ not of each. Where all write to one disk nothing is brought.
 import hashlib
 import shutil
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,8 +44,9 @@ class CoordinatorFiles:
     """The coordinator's end. Safe from any thread."""
 
     def __init__(
-        self, checkpoints: Path, *, takes: bool, tell: Callable[[str], None], begins_with: Path | None = None,
-        names: Collection[str] = (), storage: Disk | None = None,
+        self, checkpoints: Path, *, takes: bool, tell: Callable[[str], None],
+        on_saved: Callable[[SavedFile], Sequence[int]] = lambda _saved: (), begins_with: Path | None = None,
+        names: Collection[str] = (),
     ) -> None:  # fmt: skip
         """Take files below a folder, and give those that the run begins with.
 
@@ -53,20 +54,20 @@ class CoordinatorFiles:
             checkpoints: where the folders of all steps lie.
             takes: whether files are to be brought.
             tell: hears what a person should know, in any thread.
+            on_saved: hears of each file that a device has saved, in the thread of that device's call, and returns the
+                steps whose checkpoints are not kept any longer.
             begins_with: the folder of the checkpoint that the run begins with.
             names: of its files.
-            storage: where files are written.
         """
-        self._checkpoints, self._takes, self._tell = checkpoints, takes, tell
+        self._checkpoints, self._takes, self._tell, self._on_saved = checkpoints, takes, tell, on_saved
         self._begins_with, self._names = begins_with, frozenset(names)
-        self._storage = storage or Disk()
+        self._storage = Disk()
         self._lock = threading.Lock()
         self._saved: dict[int, dict[str, StoredFile]] = {}
         """What devices have saved, by steps and name."""
         self._coming: dict[str, _ComingFile] = {}
         self.step: int | None = None
         """The checkpoint whose files come, or have come last."""
-        self._told_of_last = False
         self.taken_bytes = 0
         """Of files that have come whole."""
 
@@ -75,12 +76,17 @@ class CoordinatorFiles:
         """Whether something is being brought."""
         return bool(self._coming)
 
-    def saved(self, saved: SavedFile) -> None:
-        """Note what a device has on its disk."""
+    def saved(self, saved: SavedFile) -> Sequence[int]:
+        """Note what a device has on its disk; return the steps whose checkpoints are not kept any longer."""
+        self.expect(saved.step, {saved.name: saved.file})
+        return self._on_saved(saved)
+
+    def expect(self, step: int, files: Mapping[str, StoredFile]) -> None:
+        """Note what devices have on their disks of a checkpoint."""
         with self._lock:
-            self._saved.setdefault(saved.step, {})[saved.name] = saved.file
-            for step in sorted(self._saved)[:-_STEPS_KNOWN]:
-                del self._saved[step]
+            self._saved.setdefault(step, {}).update(files)
+            for old in sorted(self._saved)[:-_STEPS_KNOWN]:
+                del self._saved[old]
 
     def answer(self, device: str, request: OfferFile | PutPiece | FetchPiece) -> FileWanted | FilePiece:
         """Answer a device.
@@ -118,12 +124,10 @@ class CoordinatorFiles:
         with self._lock:
             if not self._takes or (folder / offer.name).is_file():
                 return False
-            if offer.step != self.step:
-                if self._coming and not offer.last:
-                    return False
-                self._drop_all()
-            elif offer.name in self._coming:
-                self._drop(offer.name)  # its device has begun again
+            for name in [name for name, one in self._coming.items() if one.stored.device == stored.device]:
+                self._drop(name)  # a device brings one at a time: it has given that up, or begins again
+            if self._coming and offer.step != self.step:
+                return False
             try:
                 self._storage.make_folder(folder)
                 left_bytes = sum(one.stored.size_bytes - one.came_bytes for one in self._coming.values())
@@ -135,20 +139,8 @@ class CoordinatorFiles:
                 self._give_up(error)
                 return False
             self.step = offer.step
-            if offer.last:
-                self._tell_of_last(folder, offer.step)
             self._coming[offer.name] = _ComingFile(stored=stored, partial=partial, stream=stream)
             return True
-
-    def _tell_of_last(self, folder: Path, step: int) -> None:
-        """Say once what is waited for in the end."""
-        if not self._told_of_last:
-            self._told_of_last = True
-            size = sum(stored.size_bytes for name, stored in self._saved[step].items() if not (folder / name).is_file())
-            self._tell(
-                f"{format_bytes(size)} of the last checkpoint come here from other machines (Ctrl-C twice, or "
-                "--no-gather, leaves them there)"
-            )
 
     def _put(self, put: PutPiece) -> bool:
         with self._lock:

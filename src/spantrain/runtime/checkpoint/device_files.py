@@ -2,79 +2,106 @@
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from spantrain.core.checkpoint import StoredFile
-from spantrain.errors import ConfigError, SpanTrainError
+from spantrain.errors import ConfigError, SpanTrainError, WorkerError
 from spantrain.runtime.checkpoint.tensor_file import Disk, TensorFiles
 from spantrain.runtime.control.file_requests import PIECE_BYTES, FetchPiece, OfferFile, PutPiece
+from spantrain.runtime.control.orders import BringOrder
 from spantrain.runtime.control.plane import ControlPlane
+from spantrain.runtime.control.requests import Progress
 
 _REST = 3.0
 """How many times as long as a piece takes a device waits for the next one while it trains: links are the steps'."""
-
-
+_SAY_S = 0.5
+"""Between two words about how far a file is."""
 FETCHED = ".fetched"
 """The end of a name that a file has as long as it is needed to begin with."""
 
 
-class FileSender:
-    """Brings what this device has saved to the coordinator's machine, where it is wanted there.
+def bring(
+    control: ControlPlane, path: Path, step: int, *, rest: Callable[[float], bool] = lambda _took_s: False,
+    on_progress: Callable[[int], None] = lambda _done_bytes: None,
+) -> None:  # fmt: skip
+    """Bring a file that this device has saved after so many steps to the coordinator's machine, if it lacks that.
 
-    While steps go on that takes a quarter of what the way carries. Whatever hinders it ends that, and no run.
+    Args:
+        control: reaches the coordinator.
+        path: where the file lies here.
+        step: of its checkpoint.
+        rest: is told how long each piece took, and returns whether to end.
+        on_progress: hears how much of it has come.
+
+    Raises:
+        OSError: it cannot be read.
+        SpanTrainError: the coordinator refuses, or is lost, or has ended the order.
+    """
+    if not control.ask(OfferFile(step=step, name=path.name)).wanted:
+        return
+    offset = 0
+    with path.open("rb") as content:
+        while piece := content.read(PIECE_BYTES):
+            begun_s = time.monotonic()
+            put = PutPiece(step=step, name=path.name, offset=offset, piece=piece)
+            if not control.ask(put).wanted:
+                return
+            offset += len(piece)
+            on_progress(offset)
+            if rest(time.monotonic() - begun_s):
+                return
+
+
+def bring_all(order: BringOrder, folder: Path, control: ControlPlane) -> None:
+    """Bring files of a checkpoint's folder, and say now and then how much has come.
+
+    Raises:
+        WorkerError: one is not here, or cannot be read.
+        RemoteRefusal, PeerLostError, Interrupted: as of `ControlPlane.ask`.
+    """
+    said_s = 0.0
+
+    def say(before_bytes: int, done_bytes: int) -> None:
+        nonlocal said_s
+        if time.monotonic() > said_s + _SAY_S:
+            said_s = time.monotonic()
+            control.ask(Progress(done=before_bytes + done_bytes, total=sum(sizes), text=""))
+
+    try:
+        sizes = [(folder / name).stat().st_size for name in order.names]
+        for number, name in enumerate(order.names):
+            bring(control, folder / name, order.step, on_progress=partial(say, sum(sizes[:number])))
+    except OSError as error:
+        raise WorkerError(f"{folder}: what was saved there cannot be read: {error}") from None
+
+
+class FileSender:
+    """Brings what this device has saved to the coordinator's machine beside the steps, where it is wanted there.
+
+    That takes a quarter of what the way carries. Whatever hinders it ends that, and no run.
     """
 
     def __init__(self, control: ControlPlane) -> None:
         self._control = control
         self._thread: threading.Thread | None = None
-        self._stop = threading.Event()
-        """Of the thread that sends."""
-        self._hurry = threading.Event()
-        self._newest: tuple[Path, int] | None = None
+        self._ended = threading.Event()
 
     def offer(self, path: Path, step: int) -> None:
-        """Have a file be brought, if it is wanted; in any thread, one after the other."""
-        self._newest = path, step
-        self._begin(path, step, last=False)
-
-    def finish(self) -> None:
-        """Bring the newest one at once, and return when that is done, or not wanted."""
-        self._hurry.set()
-        if self._newest is not None:
-            self._begin(*self._newest, last=True)
-        if self._thread is not None:
-            self._thread.join()
+        """Have a file be brought, if it is wanted and no other one is under way; by one thread."""
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(target=self._bring, args=(path, step), name="file sender", daemon=True)
+            self._thread.start()
 
     def end(self) -> None:
         """Give up what is being brought."""
-        self._stop.set()
-        self._hurry.set()
+        self._ended.set()
 
-    def _begin(self, path: Path, step: int, *, last: bool) -> None:
-        if self._thread is not None and self._thread.is_alive() and self._thread.name == path.name:
-            return
-        with suppress(SpanTrainError):
-            if not self._control.ask(OfferFile(step=step, name=path.name, last=last)).wanted:
-                return
-            self._stop.set()
-            self._stop = threading.Event()
-            arguments = path, step, self._stop
-            self._thread = threading.Thread(target=self._send, args=arguments, name=path.name, daemon=True)
-            self._thread.start()
-
-    def _send(self, path: Path, step: int, stop: threading.Event) -> None:
-        offset = 0
-        with suppress(OSError, SpanTrainError), path.open("rb") as content:
-            while piece := content.read(PIECE_BYTES):
-                begun_s = time.monotonic()
-                put = PutPiece(step=step, name=path.name, offset=offset, piece=piece)
-                if stop.is_set() or not self._control.ask(put).wanted:
-                    return
-                offset += len(piece)
-                if not self._hurry.is_set():
-                    self._hurry.wait(_REST * (time.monotonic() - begun_s))
+    def _bring(self, path: Path, step: int) -> None:
+        with suppress(OSError, SpanTrainError):
+            bring(self._control, path, step, rest=lambda took_s: self._ended.wait(_REST * took_s))
 
 
 class FilesToBeginWith(TensorFiles):
@@ -89,7 +116,7 @@ class FilesToBeginWith(TensorFiles):
     ) -> None:
         """Read files of a checkpoint's folder; `control` reaches the coordinator, whose machine has some of them."""
         super().__init__(folder, files)
-        self.at_coordinator = tuple(at_coordinator)
+        self.at_coordinator: Sequence[str] = tuple(at_coordinator)
         self._control, self._storage = control, Disk()
 
     def fetch(self, name: str) -> None:

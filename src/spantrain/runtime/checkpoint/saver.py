@@ -55,7 +55,7 @@ def restore(
     """
     stored_files = files.files
     wanted = wanted_of(holding, stored_files)
-    exchange = TensorExchange(group, stored_files, files, post, elsewhere=files.at_coordinator, fetch=files.fetch)
+    exchange = TensorExchange(group, stored_files, files, post, beyond=files)
     try:
         put_back(holding, optimizer, exchange.run(wanted))
         for name in files.present():  # random numbers go on where this device's file lies here
@@ -227,16 +227,6 @@ class DeviceCheckpoints:
         if self._failure is not None:
             failure, self._failure = self._failure, None
             raise WorkerError(f"the checkpoint could not be written: {failure}; earlier ones are whole") from failure
-
-    def finish(self) -> None:
-        """Wait, and bring what was saved last to the coordinator's machine, if it lacks that: nothing more is saved.
-
-        Raises:
-            WorkerError: as `wait`.
-        """
-        self.wait()
-        if self._sender is not None:
-            self._sender.finish()
 
     def __enter__(self) -> Self:
         if self._checkpoints:

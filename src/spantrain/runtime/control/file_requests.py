@@ -21,8 +21,6 @@ class OfferFile(OrderRequest[FileWanted], name="offer_file"):
 
     step: int
     name: str
-    last: bool
-    """Whether this device saves nothing more: what comes of earlier checkpoints is given up for it."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -141,6 +141,17 @@ class FollowOrder(Order[Done], name="follow"):
 
 
 @dataclass(frozen=True, kw_only=True)
+class BringOrder(Order[Done], name="bring"):
+    """Bring files that this device has saved to the coordinator's machine."""
+
+    folder: str
+    """Of the checkpoint, on the coordinator's machine."""
+    step: int
+    """Steps done."""
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainOrder(Order[TrainResult], name="train"):
     """Train a part of a plan."""
 
@@ -170,6 +181,6 @@ class TrainOrder(Order[TrainResult], name="train"):
 
 ORDERS: Mapping[str, type[Order[Any]]] = {
     order.wire_name: order
-    for order in (ComputeOrder, ConnectOrder, EchoOrder, LinkOrder, GiveOrder, FollowOrder, TrainOrder)
+    for order in (ComputeOrder, ConnectOrder, EchoOrder, LinkOrder, GiveOrder, FollowOrder, BringOrder, TrainOrder)
 }
 """All of ours that a worker can be told to do, by name."""

@@ -9,7 +9,7 @@ from spantrain.recovery.policy import DeviceFailed, EndOnLoss
 from spantrain.runtime.checkpoint.coordinator_files import CoordinatorFiles
 from spantrain.runtime.control.orders import FollowOrder, GiveOrder, TrainOrder, TrainResult
 from spantrain.runtime.control.plane import A, Order
-from spantrain.runtime.control.requests import HeldState, OrderFailure, OrderOutcome, SavedFile
+from spantrain.runtime.control.requests import HeldState, OrderFailure, OrderOutcome
 from spantrain.runtime.coordinator.barrier import StepBarrier
 from spantrain.runtime.coordinator.batches import BatchQueue
 from spantrain.runtime.coordinator.meetings import StageMeetings
@@ -165,33 +165,33 @@ class Coordinator:
         until: Sequence[str] = (),
         on_progress: ProgressListener = lambda _device, _done, _total, _text: None,
         on_begin: Callable[[float], None] = lambda _begun_s: None,
+        files: CoordinatorFiles | None = None,
     ) -> dict[str, A]:
         """Give each device an order and return the results of `until` (default: of all); end the others' orders.
 
         `on_begin` hears when all were ready for their first step, on this machine's monotonic clock, if they say so.
+        `files` are taken and given.
 
         Raises:
             WorkerError, PeerLostError: a device failed or went away; all others have been told to stop.
             OrderAbandonedError: one that results are wanted of gave up for another's sake.
         """
-        under_way = UnderWay.of(orders, on_progress=on_progress, on_begin=on_begin)
+        under_way = UnderWay.of(orders, on_progress=on_progress, on_begin=on_begin, files=files)
         return results_of(orders, self._perform(under_way, until or tuple(orders), lambda: False))
 
     def train(
         self,
         orders: Mapping[str, TrainOrder | GiveOrder],
         barrier: StepBarrier,
-        on_saved: Callable[[SavedFile], Sequence[int]],
+        files: CoordinatorFiles,
         should_abort: Callable[[], bool],
-        files: CoordinatorFiles | None = None,
         batches: BatchQueue | None = None,
         on_begin: Callable[[float], None] = lambda _begun_s: None,
         on_standstill: Callable[[str], None] = lambda _text: None,
     ) -> dict[str, TrainResult]:
         """Carry out train orders that meet at a barrier, on batches that a user's loop gives if there is a queue.
 
-        `on_saved` hears of every device's part of a checkpoint, in the thread of that device's call, and returns the
-        steps whose checkpoints are not kept any longer; `files` takes and gives them. `on_begin` as of `perform`.
+        `files` hears of every device's part of a checkpoint, takes and gives them. `on_begin` as of `perform`.
         `on_standstill`: who waits.
 
         Raises:
@@ -201,10 +201,8 @@ class Coordinator:
         trained = {name: order for name, order in orders.items() if isinstance(order, TrainOrder)}
         meetings = StageMeetings(barrier.members) if any(order.outer for order in trained.values()) else None
         watch = StandstillWatch(barrier, self._roster.patience_s, on_standstill, own_loop=batches is not None)
-        run = TrainingRun(
-            barrier=barrier, on_saved=on_saved, files=files, batches=batches, meetings=meetings, standstill=watch
-        )  # fmt: skip
-        under_way = UnderWay.of(orders, run=run, on_begin=on_begin)
+        run = TrainingRun(barrier=barrier, on_saved=files.saved, batches=batches, meetings=meetings, standstill=watch)
+        under_way = UnderWay.of(orders, run=run, on_begin=on_begin, files=files)
         outcomes = self._perform(under_way, tuple(orders), should_abort)
         return results_of(trained, {name: outcomes[name] for name in trained})
 

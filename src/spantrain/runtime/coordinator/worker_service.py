@@ -98,8 +98,6 @@ class TrainingRun:
     barrier: StepBarrier
     on_saved: Callable[[SavedFile], Sequence[int]]
     """Hears of every device's part of a checkpoint; returns the steps whose checkpoints are not kept any longer."""
-    files: CoordinatorFiles | None = None
-    """Takes and gives files of checkpoints."""
     batches: BatchQueue | None = None
     """There is one if a user's loop gives the batches."""
     meetings: StageMeetings | None = None
@@ -123,13 +121,7 @@ class TrainingRun:
                     raise RemoteRefusal(f"device {device} was not told to save anything after {step} steps")
                 if device not in self.barrier.members or not is_written_by(request, device):
                     raise RemoteRefusal(f"device {device} has not written {name}")
-                if self.files is not None:
-                    self.files.saved(request)
                 return DroppedCheckpoints(steps=tuple(self.on_saved(request)))
-            case OfferFile() | PutPiece() | FetchPiece():
-                if self.files is None:
-                    raise RemoteRefusal("the coordinator takes and gives no files")
-                return self.files.answer(device, request)
             case TellStep(told=told):
                 self.barrier.recorded(device, told)
                 return Done()
@@ -163,6 +155,8 @@ class UnderWay:
     meeting: MeetingPoints
     run: TrainingRun | None = None
     """The training run, of train orders."""
+    files: CoordinatorFiles | None = None
+    """Takes and gives files of checkpoints, where orders are about such."""
     on_progress: ProgressListener = lambda _device, _done, _total, _text: None
     on_begin: Callable[[float], None] = lambda _begun_s: None
     ready: set[str] = field(default_factory=set)
@@ -286,6 +280,11 @@ class WorkerService:
                 tell, device = self.under_way.on_progress, self._busy(peer)
                 self._later(functools.partial(tell, device, done, total, printable(text)))
                 return Done()
+            case OfferFile() | PutPiece() | FetchPiece():
+                device, files = self._busy(peer), self.under_way.files
+                if files is None:
+                    raise RemoteRefusal(f"device {device} has no order that moves files")
+                return files.answer(device, request)
             case OrderRequest():
                 device, run = self._busy(peer), self.under_way.run
                 if run is None:

@@ -15,7 +15,7 @@ JSON, tensors raw bytes; both are checked against what the files are known to ho
 
 import json
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -68,17 +68,26 @@ class TensorSource(Protocol):
         """Return blocks of the unsplit model's tensors from one file, checked."""
 
 
+class FetchedFiles(Protocol):
+    """Files that the coordinator's machine has."""
+
+    at_coordinator: Sequence[str]
+    """Their names."""
+
+    def fetch(self, name: str) -> None:
+        """Have one be readable here."""
+
+
 class TensorExchange:
     """One device's part in an exchange."""
 
     def __init__(
         self, group: ExchangeGroup, files: Mapping[str, Described], source: TensorSource, post: ExchangeChannel | None,
-        *, in_memory: bool = False, lanes: str = "", elsewhere: Sequence[str] = (),
-        fetch: Callable[[str], None] = lambda _name: None,
+        *, in_memory: bool = False, lanes: str = "", beyond: FetchedFiles | None = None,
     ) -> None:  # fmt: skip
         """Take part; `post` may be None where there are no peers. `in_memory`: files have the names of who has them;
-        `lanes`: what distinguishes its messages from those of another exchange of the same step. `elsewhere`: files
-        that any device gets by `fetch`, where nobody has them.
+        `lanes`: what distinguishes its messages from those of another exchange of the same step. `beyond`: files that
+        any device can fetch, where nobody has them.
         """
         assert post is not None or not group.peers, "peers need a way to be reached"
         self._group = group
@@ -86,7 +95,7 @@ class TensorExchange:
         self._source = source
         self._post = post
         self._in_memory, self._lanes = in_memory, lanes
-        self._elsewhere, self._fetch = elsewhere, fetch
+        self._beyond = beyond
         self._stored: dict[str, StoredTensor] = {
             name: stored for file in files.values() for name, stored in file.tensors.items()
         }
@@ -134,17 +143,17 @@ class TensorExchange:
             if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
                 raise ProtocolError(f"{peer}: says what it has in a way that cannot be read: {str(names)[:100]}")
             have[peer] = tuple(name for name in names if name in self._files)
-        return have | self._fetched(have)
+        return have if self._beyond is None else have | self._fetched(self._beyond, have)
 
-    def _fetched(self, have: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
-        """Return what those have that get, by turns, files which nobody has; get this device's."""
-        lacking = sorted({*self._elsewhere}.difference(*have.values()))
+    def _fetched(self, beyond: FetchedFiles, have: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+        """Return what those have that fetch, by turns, files which nobody has; fetch this device's."""
+        lacking = sorted({*beyond.at_coordinator}.difference(*have.values()))
         devices, found = sorted(have), dict[str, tuple[str, ...]]()
         for number, name in enumerate(lacking):
             device = devices[number % len(devices)]
             found[device] = (*found.get(device, have[device]), name)
             if device == self._group.own:
-                self._fetch(name)
+                beyond.fetch(name)
         return found
 
     def _divide(

@@ -15,8 +15,10 @@ from spantrain.profiler.compute import Bench, measure_tasks, measure_units
 from spantrain.profiler.network import Software, echo_probes, measure_directions
 from spantrain.profiler.network_probes import Prober, warm_up_links
 from spantrain.runtime.channels import MailboxChannel
+from spantrain.runtime.checkpoint.device_files import bring_all
 from spantrain.runtime.control.orders import (
     AddedOrder,
+    BringOrder,
     ComputeOrder,
     ComputeResult,
     ConnectOrder,
@@ -147,6 +149,9 @@ class OrderRunner:
                 return self._give(order)
             case FollowOrder():
                 return self._follow(order)
+            case BringOrder():
+                bring_all(order, Path(folder_here(self._settings.folder, order.folder, written=True)), self.control)
+                return Done()
         raise AssertionError(f"no such order: {order}")
 
     def _train(self, order: TrainOrder) -> TrainResult:

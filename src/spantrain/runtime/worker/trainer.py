@@ -147,8 +147,6 @@ class TrainSession:
             self._resume()
             with self._checkpoints:
                 self._train()
-                if not self.paused:
-                    self._checkpoints.finish()
         finally:
             self._outer.leave()
             self._part.close()

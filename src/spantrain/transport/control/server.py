@@ -146,9 +146,9 @@ class ControlServer:
     stranger does there takes threads from members. The control port is the next one (the file `PATH.control`
     for a socket); there, TLS itself turns away who has no certificate of this run.
 
-    Handlers run in threads, at most five at once for one peer. A long poll must end by itself or watch `stopping`.
-    A handler that raises a SpanTrainError refuses with its message. Anything else it raises is logged, and the
-    caller gets a ProtocolError.
+    Handlers run in threads, a few at once for one peer (`_CALLS_PER_PEER`). A long poll must end by itself or watch
+    `stopping`. A handler that raises a SpanTrainError refuses with its message. Anything else it raises is logged, and
+    the caller gets a ProtocolError.
     """
 
     def __init__(
