@@ -50,6 +50,7 @@ _LOOKED_AT, _PROPOSED, _SHOWN = 12, 3, 3
 """Plans of a sort that are looked at and proposed, and devices that are named in a phrase."""
 Besides = Callable[[Plan], float]
 """Gives the seconds that each step under a plan costs besides."""
+NOTHING_BESIDES: Besides = lambda _plan: 0.0  # noqa: E731 - a value of that type
 _CUT, _MOVED = _MOVING = "stages cut anew", "devices change stages"
 _NOTHING = "nothing changes"
 
@@ -102,7 +103,7 @@ def full_plan(plan: Plan, profile: Profile, present: Collection[str], *, optimiz
 
 
 def light_plan(
-    plan: Plan, profile: Profile, present: Collection[str], *, optimizer: str, besides: Besides = lambda _plan: 0.0
+    plan: Plan, profile: Profile, present: Collection[str], *, optimizer: str, besides: Besides = NOTHING_BESIDES
 ) -> NewPlan:
     """Return the plan on the devices that are present, changed as little as serves; quickly.
 
@@ -128,7 +129,7 @@ def _planned(plan: Plan, profile: Profile, present: Collection[str], optimizer: 
 
 
 def _changed(
-    plan: Plan, profile: Profile, present: Collection[str], optimizer: str, besides: Besides = lambda _plan: 0.0
+    plan: Plan, profile: Profile, present: Collection[str], optimizer: str, besides: Besides = NOTHING_BESIDES
 ) -> NewPlan | None:
     """Return the light change; None where there is none that fits."""
     constraints, job = constraints_of(plan, profile, present), job_of(plan, optimizer)
