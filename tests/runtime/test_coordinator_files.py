@@ -11,7 +11,7 @@ from spantrain.errors import ProtocolError
 from spantrain.runtime.checkpoint import coordinator_files
 from spantrain.runtime.checkpoint.coordinator_files import CoordinatorFiles
 from spantrain.runtime.checkpoint.tensor_file import Disk
-from spantrain.runtime.control.file_requests import PIECE_BYTES, FetchPiece, OfferFile, PutPiece
+from spantrain.runtime.control.file_requests import PIECE_BYTES, FetchPiece, FileWanted, OfferFile, PutPiece
 from spantrain.runtime.control.requests import SavedFile
 from spantrain.transport.control.protocol import RemoteRefusal
 
@@ -26,7 +26,7 @@ def told() -> list[str]:
 
 @pytest.fixture
 def files(tmp_path: Path, told: list[str]) -> CoordinatorFiles:
-    found = CoordinatorFiles(tmp_path, takes=True, tell=told.append)
+    found = CoordinatorFiles(tmp_path, takes=True, tell=told.append, devices=("a", "b"))
     for step in (3, 6):
         for device in ("a", "b"):
             stored = StoredFile(
@@ -36,8 +36,12 @@ def files(tmp_path: Path, told: list[str]) -> CoordinatorFiles:
     return found
 
 
-def offered(files: CoordinatorFiles, device: str, step: int = 3) -> bool:
-    return files.answer(device, OfferFile(step=step, name=f"{device}.safetensors")).wanted
+def answered(files: CoordinatorFiles, device: str, step: int = 3, **more: bool) -> FileWanted:
+    return files.answer(device, OfferFile(step=step, name=f"{device}.safetensors", **more))
+
+
+def offered(files: CoordinatorFiles, device: str, step: int = 3, **more: bool) -> bool:
+    return answered(files, device, step, **more).wanted
 
 
 def put(files: CoordinatorFiles, device: str, offset: int, piece: bytes, step: int = 3) -> bool:
@@ -56,26 +60,56 @@ def test_a_file_comes_in_pieces_and_is_there_when_it_is_whole(files, tmp_path):
     assert [path.name for path in (tmp_path / "step-3").iterdir()] == ["a.safetensors"]
 
 
-def test_files_of_one_checkpoint_come_after_those_of_another(files, tmp_path, told):
+def test_files_of_one_checkpoint_come_after_all_those_of_another(files, told):
     assert offered(files, "a")
     assert put(files, "a", 0, CONTENT[:HALF])
-    assert not offered(files, "b", step=6), "those of the one before come"
+    assert answered(files, "b", step=6) == FileWanted(wanted=False, step=3), "those of the one before come"
     assert offered(files, "b")
     assert not put(files, "b", 0, CONTENT)
     assert files.is_busy
     assert not put(files, "a", HALF, CONTENT[HALF:])
     assert not files.is_busy
     assert offered(files, "b", step=6)
+    assert answered(files, "a", step=3) == FileWanted(wanted=False), "nobody goes back to it"
     assert not told
 
 
-def test_a_device_that_offers_another_has_given_up_the_one_before(files, tmp_path):
+def test_a_checkpoint_is_waited_for_until_the_files_of_all_devices_are_here(files):
+    assert offered(files, "a")
+    assert not put(files, "a", 0, CONTENT)
+    assert answered(files, "a", step=6) == FileWanted(wanted=False, step=3), "b has yet to bring its own"
+    assert offered(files, "b")
+    assert not put(files, "b", 0, CONTENT)
+    assert offered(files, "a", step=6)
+
+
+def test_the_checkpoint_that_comes_is_known_however_many_are_saved_meanwhile(files):
+    assert offered(files, "a")
+    for step in range(7, 20):
+        stored = StoredFile(device="a", sha256="0" * 64, size_bytes=1, tensors={})
+        files.saved(SavedFile(step=step, name="a.safetensors", file=stored, scalars={}))
+    assert not put(files, "a", 0, CONTENT)
+    assert offered(files, "b")
+    with pytest.raises(RemoteRefusal, match="has saved no"):
+        offered(files, "b", step=6)
+
+
+def test_a_checkpoint_of_which_a_file_cannot_be_read_is_waited_for_no_longer(files, tmp_path):
     assert offered(files, "a")
     assert put(files, "a", 0, CONTENT[:HALF])
-    assert offered(files, "a", step=6)
+    assert not offered(files, "b", is_gone=True)
     assert not put(files, "a", HALF, CONTENT[HALF:])
-    assert not put(files, "a", 0, CONTENT, step=6)
     assert not list((tmp_path / "step-3").iterdir())
+    assert answered(files, "a") == FileWanted(wanted=False)
+    assert offered(files, "a", step=6)
+
+
+def test_a_device_that_gives_one_up_begins_again(files):
+    assert offered(files, "a")
+    assert put(files, "a", 0, CONTENT[:HALF])
+    assert answered(files, "a", step=6).step == 3
+    assert not put(files, "a", HALF, CONTENT[HALF:])
+    assert offered(files, "a")
 
 
 def test_a_device_that_begins_again_brings_all_of_it(files, tmp_path):
@@ -100,6 +134,8 @@ def test_something_else_than_was_said_is_refused(files, tmp_path, offset, piece,
     assert offered(files, "a")
     with pytest.raises(ProtocolError, match=words):
         put(files, "a", offset, piece)
+    if "SHA-256" in words:
+        assert offered(files, "a", step=6), "that one is waited for no longer"
     files.close()
     assert not list((tmp_path / "step-3").iterdir())
 

@@ -16,6 +16,7 @@ from spantrain.app.reporter import SilentReporter
 from spantrain.app.session import SessionOptions, open_session
 from spantrain.app.training import checkpoints
 from spantrain.app.training.metrics import BestCheckpoint
+from spantrain.app.training.recovery.journal import Journal
 from spantrain.app.training.requests import RunOptions, TrainRequest
 from spantrain.app.training.resume import newest
 from spantrain.app.training.stop import StopRequest
@@ -43,17 +44,18 @@ TOLERANCE = 1e-4
 
 @dataclass
 class Watcher(SilentReporter):
-    """Waits in a step until files have come, and then kills a worker, if it is to."""
+    """Waits behind a step, as all devices do, until files have come, and then kills a worker, if it is to."""
 
     out: Path
     strikes: dict[int, str] = field(default_factory=dict)
-    awaits: dict[int, str] = field(default_factory=dict)
-    """Files, by a pattern, that are waited for when a step has ended."""
+    awaits: set[int] = field(default_factory=set)
+    """Steps behind which a checkpoint is waited for that lies here whole."""
     notes: list[str] = field(default_factory=list)
 
-    def step(self, outcome: StepOutcome, _metrics: object, _total_steps: int) -> None:
-        if pattern := self.awaits.pop(outcome.step, ""):
-            until(lambda: len(list(self.out.glob(pattern))) >= 3)
+    def committed(self, outcome: StepOutcome) -> None:
+        if outcome.step in self.awaits:
+            self.awaits.remove(outcome.step)
+            until(lambda: any(len(files_in(folder)) == 3 for folder in self.out.glob("checkpoint/step-*")))
         if name := self.strikes.pop(outcome.step, ""):
             kill(self.out / f"logs/{name}.log")
 
@@ -74,13 +76,19 @@ def disks(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def run(make_plan, spec_of, law_profile, tmp_path):
+def run(make_plan, spec_of, law_profile, tmp_path, monkeypatch):
     plan = make_plan(spec_of("gpt2"), [0, 2, 4, 5], [[1], [1], [1]], [THIRDS] * 3, "1f1b")
     profile, out = law_profile(plan.cluster, plan.model), tmp_path / "run"
     out.mkdir()
     write_profile(profile, out / "profile.json")
+    journalled = Journal.committed
 
     def run(job=JOB, resume=None, **watched):
+        def committed(journal, outcome, verdict):
+            journalled(journal, outcome, verdict)
+            watcher.committed(outcome)
+
+        monkeypatch.setattr(Journal, "committed", committed)
         watcher = Watcher(out=out, **{key: watched.pop(key) for key in ("strikes", "awaits") if key in watched})
         request = TrainRequest(
             plan=plan, profile=profile, profile_path=str(out / "profile.json"), job=job, out=out, resume=resume,
@@ -88,7 +96,7 @@ def run(make_plan, spec_of, law_profile, tmp_path):
         )  # fmt: skip
         with open_session(plan.cluster, plan.devices, SessionOptions(network=False), out / "logs", watcher) as session:
             outcome = train(session, request, StopRequest(), watcher)
-        assert (watcher.strikes, watcher.awaits) == ({}, {})
+        assert (watcher.strikes, watcher.awaits) == ({}, set())
         assert outcome.losses == pytest.approx(OneProcess(plan.model, job, BATCH).train(0, job.steps), abs=TOLERANCE)
         return watcher, outcome
 
@@ -172,16 +180,16 @@ def test_what_is_saved_stays_where_it_is_if_it_is_to(run, disks):
 
 
 def test_a_machine_that_is_lost_with_its_disk_costs_the_steps_since_a_checkpoint_that_has_come(run, disks):
-    watcher, outcome = run(awaits={4: "checkpoint/step-4/*.safetensors"}, strikes={5: "s1r0"}, protect=0)
+    watcher, outcome = run(awaits={4}, strikes={5: "s1r0"}, protect=0)
     assert sorted(outcome.devices) == ["s0r0", "s2r0"]
-    assert any("all go back to the checkpoint after 4 steps" in note for note in watcher.notes)
+    assert any("all go back to the checkpoint after" in note for note in watcher.notes), watcher.notes
 
 
 def test_what_one_device_has_alone_is_saved_though_nobody_has_said_when(run, disks, monkeypatch):
     monkeypatch.setattr(checkpoints, "_EVERY_S", 0.0)
     monkeypatch.setattr(protection, "_CALM", -1.0)  # keepers are too dear
     job = replace(JOB, checkpoint_every=0)
-    watcher, _ = run(job=job, awaits={4: "checkpoint/step-*/*.safetensors"}, strikes={5: "s1r0"}, protect=None)
+    watcher, _ = run(job=job, awaits={4}, strikes={5: "s1r0"}, protect=None)
     assert any("all go back to the checkpoint after" in note for note in watcher.notes)
 
 

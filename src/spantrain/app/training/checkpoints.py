@@ -75,6 +75,7 @@ class RunCheckpoints:
             on_saved=self._saved,
             begins_with=resume.folder if resume else None,
             names=tuple(resume.content.files) if resume else (),
+            devices=plan.devices,
         )
         return self._files
 

@@ -1,8 +1,9 @@
 """Files of checkpoints on the coordinator's machine: those of other machines come to it, those that it has go out.
 
 Each device writes on its own machine. So that a lost machine costs no checkpoint, and the trained model lies in one
-place, what the coordinator's disk lacks is brought there beside the steps: the files of one checkpoint after the other,
-not of each. Where all write to one disk nothing is brought.
+place, what the coordinator's disk lacks is brought there beside the steps: all files of one checkpoint, then those of
+the newest, so that one is whole here sooner or later however many are written meanwhile. Where all write to one disk
+nothing is brought.
 """
 
 import hashlib
@@ -46,7 +47,7 @@ class CoordinatorFiles:
     def __init__(
         self, checkpoints: Path, *, takes: bool, tell: Callable[[str], None],
         on_saved: Callable[[SavedFile], Sequence[int]] = lambda _saved: (), begins_with: Path | None = None,
-        names: Collection[str] = (),
+        names: Collection[str] = (), devices: Collection[str] = (),
     ) -> None:  # fmt: skip
         """Take files below a folder, and give those that the run begins with.
 
@@ -58,9 +59,11 @@ class CoordinatorFiles:
                 steps whose checkpoints are not kept any longer.
             begins_with: the folder of the checkpoint that the run begins with.
             names: of its files.
+            devices: that save: a checkpoint is whole here with the files of all of them.
         """
         self._checkpoints, self._takes, self._tell, self._on_saved = checkpoints, takes, tell, on_saved
         self._begins_with, self._names = begins_with, frozenset(names)
+        self._devices = frozenset(devices)
         self._storage = Disk()
         self._lock = threading.Lock()
         self._saved: dict[int, dict[str, StoredFile]] = {}
@@ -68,6 +71,8 @@ class CoordinatorFiles:
         self._coming: dict[str, _ComingFile] = {}
         self.step: int | None = None
         """The checkpoint whose files come, or have come last."""
+        self._given_up_step = -1
+        """Of checkpoints up to this one nothing is wanted any longer."""
         self.taken_bytes = 0
         """Of files that have come whole."""
 
@@ -86,7 +91,8 @@ class CoordinatorFiles:
         with self._lock:
             self._saved.setdefault(step, {}).update(files)
             for old in sorted(self._saved)[:-_STEPS_KNOWN]:
-                del self._saved[old]
+                if old != self.step:
+                    del self._saved[old]
 
     def answer(self, device: str, request: OfferFile | PutPiece | FetchPiece) -> FileWanted | FilePiece:
         """Answer a device.
@@ -97,7 +103,7 @@ class CoordinatorFiles:
         """
         match request:
             case OfferFile():
-                return FileWanted(wanted=self._wants(self._known(device, request), request))
+                return self._wants(self._known(device, request), request)
             case PutPiece():
                 self._known(device, request)
                 return FileWanted(wanted=self._put(request))
@@ -119,28 +125,41 @@ class CoordinatorFiles:
             raise RemoteRefusal(f"device {device} has saved no {request.name[:200]} after {request.step} steps")
         return stored
 
-    def _wants(self, stored: StoredFile, offer: OfferFile) -> bool:
-        folder = step_folder(self._checkpoints, offer.step)
+    def _wants(self, stored: StoredFile, offer: OfferFile) -> FileWanted:
+        unwanted = FileWanted(wanted=False)
         with self._lock:
-            if not self._takes or (folder / offer.name).is_file():
-                return False
+            if offer.is_gone:
+                self._give_up_step(offer.step)
+            first_step = self._given_up_step + 1 if self.step is None else self.step
+            if not self._takes or offer.step < first_step or self._is_here(offer.step, offer.name):
+                return unwanted
             for name in [name for name, one in self._coming.items() if one.stored.device == stored.device]:
-                self._drop(name)  # a device brings one at a time: it has given that up, or begins again
-            if self._coming and offer.step != self.step:
-                return False
+                self._drop(name)  # a device brings one at a time: it begins again
+            if self.step is not None and offer.step > self.step and not self._is_whole(self.step):
+                return FileWanted(wanted=False, step=self.step)
             try:
-                self._storage.make_folder(folder)
-                left_bytes = sum(one.stored.size_bytes - one.came_bytes for one in self._coming.values())
-                if shutil.disk_usage(folder).free < stored.size_bytes + left_bytes + _SPARE_BYTES:
-                    raise OSError(f"no room for {format_bytes(stored.size_bytes)}")
-                partial = folder / f".{offer.name}{PARTIAL}"
-                stream = self._storage.create(partial)
+                self._coming[offer.name] = self._begin(stored, offer)
             except OSError as error:
                 self._give_up(error)
-                return False
+                return unwanted
             self.step = offer.step
-            self._coming[offer.name] = _ComingFile(stored=stored, partial=partial, stream=stream)
-            return True
+            return FileWanted(wanted=True)
+
+    def _begin(self, stored: StoredFile, offer: OfferFile) -> _ComingFile:
+        folder = step_folder(self._checkpoints, offer.step)
+        self._storage.make_folder(folder)
+        left_bytes = sum(one.stored.size_bytes - one.came_bytes for one in self._coming.values())
+        if shutil.disk_usage(folder).free < stored.size_bytes + left_bytes + _SPARE_BYTES:
+            raise OSError(f"no room for {format_bytes(stored.size_bytes)}")
+        partial = folder / f".{offer.name}{PARTIAL}"
+        return _ComingFile(stored=stored, partial=partial, stream=self._storage.create(partial))
+
+    def _is_here(self, step: int, name: str) -> bool:
+        return (step_folder(self._checkpoints, step) / name).is_file()
+
+    def _is_whole(self, step: int) -> bool:
+        here = {file.device for name, file in self._saved.get(step, {}).items() if self._is_here(step, name)}
+        return here >= self._devices
 
     def _put(self, put: PutPiece) -> bool:
         with self._lock:
@@ -176,6 +195,7 @@ class CoordinatorFiles:
                 return
             if coming.digest.hexdigest() != coming.stored.sha256:
                 self._storage.remove(coming.partial)
+                self._give_up_step(self.step)
                 raise ProtocolError(f"{name}: came with another SHA-256 than device {coming.stored.device} has said")
             self._storage.rename(coming.partial, coming.partial.parent / name)
             self._storage.sync_folder(coming.partial.parent)
@@ -188,6 +208,12 @@ class CoordinatorFiles:
             )
         self._takes = False
         self._drop_all()
+
+    def _give_up_step(self, step: int | None) -> None:
+        """Have the files of another checkpoint come, if those of this one do: one of them never will."""
+        if step is not None and step == self.step:
+            self._given_up_step, self.step = step, None
+            self._drop_all()
 
     def _drop_all(self) -> None:
         for name in list(self._coming):

@@ -3,7 +3,6 @@
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -17,6 +16,8 @@ from spantrain.runtime.control.requests import Progress
 
 _REST = 3.0
 """How many times as long as a piece takes a device waits for the next one while it trains: links are the steps'."""
+_ASK_AGAIN_S = 1.0
+"""Before a file is offered again while those of another checkpoint come from other devices."""
 _SAY_S = 0.5
 """Between two words about how far a file is."""
 FETCHED = ".fetched"
@@ -26,7 +27,7 @@ FETCHED = ".fetched"
 def bring(
     control: ControlPlane, path: Path, step: int, *, rest: Callable[[float], bool] = lambda _took_s: False,
     on_progress: Callable[[int], None] = lambda _done_bytes: None,
-) -> None:  # fmt: skip
+) -> int | None:  # fmt: skip
     """Bring a file that this device has saved after so many steps to the coordinator's machine, if it lacks that.
 
     Args:
@@ -36,23 +37,28 @@ def bring(
         rest: is told how long each piece took, and returns whether to end.
         on_progress: hears how much of it has come.
 
+    Returns:
+        The checkpoint whose files come now, if it was offered too early.
+
     Raises:
         OSError: it cannot be read.
         SpanTrainError: the coordinator refuses, or is lost, or has ended the order.
     """
-    if not control.ask(OfferFile(step=step, name=path.name)).wanted:
-        return
+    answer = control.ask(OfferFile(step=step, name=path.name))
+    if not answer.wanted:
+        return answer.step
     offset = 0
     with path.open("rb") as content:
         while piece := content.read(PIECE_BYTES):
             begun_s = time.monotonic()
             put = PutPiece(step=step, name=path.name, offset=offset, piece=piece)
             if not control.ask(put).wanted:
-                return
+                break
             offset += len(piece)
             on_progress(offset)
             if rest(time.monotonic() - begun_s):
-                return
+                break
+    return None
 
 
 def bring_all(order: BringOrder, folder: Path, control: ControlPlane) -> None:
@@ -86,22 +92,56 @@ class FileSender:
 
     def __init__(self, control: ControlPlane) -> None:
         self._control = control
+        self._lock = threading.Lock()
+        self._held: dict[int, Path] = {}
+        """What has not been brought, by steps."""
         self._thread: threading.Thread | None = None
         self._ended = threading.Event()
 
     def offer(self, path: Path, step: int) -> None:
-        """Have a file be brought, if it is wanted and no other one is under way; by one thread."""
-        if self._thread is None or not self._thread.is_alive():
-            self._thread = threading.Thread(target=self._bring, args=(path, step), name="file sender", daemon=True)
-            self._thread.start()
+        """Have a file be brought, if it is wanted: when all files of the checkpoint that comes now are there."""
+        with self._lock:
+            self._held[step] = path
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._bring_held, name="file sender", daemon=True)
+                self._thread.start()
 
     def end(self) -> None:
         """Give up what is being brought."""
         self._ended.set()
 
-    def _bring(self, path: Path, step: int) -> None:
-        with suppress(OSError, SpanTrainError):
-            bring(self._control, path, step, rest=lambda took_s: self._ended.wait(_REST * took_s))
+    def _bring_held(self) -> None:
+        wanted_step: int | None = None
+        while (step := self._next(wanted_step)) is not None:
+            try:
+                wanted_step = self._bring(step)
+            except SpanTrainError:
+                wanted_step = None
+            if wanted_step is None:
+                self._forget(step)
+            elif wanted_step not in self._held:
+                self._ended.wait(_ASK_AGAIN_S)
+
+    def _bring(self, step: int) -> int | None:
+        path = self._held[step]
+        try:
+            return bring(self._control, path, step, rest=lambda took_s: self._ended.wait(_REST * took_s))
+        except OSError:
+            self._control.ask(OfferFile(step=step, name=path.name, is_gone=True))
+            return None
+
+    def _next(self, wanted_step: int | None) -> int | None:
+        """Return what to offer: the checkpoint that is wanted, else the newest; None: no more."""
+        with self._lock:
+            if self._ended.is_set() or not self._held:
+                self._thread = None
+                return None
+            return wanted_step if wanted_step in self._held else max(self._held)
+
+    def _forget(self, step: int) -> None:
+        """Keep what was saved later alone."""
+        with self._lock:
+            self._held = {later: path for later, path in self._held.items() if later > step}
 
 
 class FilesToBeginWith(TensorFiles):

@@ -13,6 +13,8 @@ class FileWanted:
     """Whether the coordinator's machine is to have a file, or what is left of it."""
 
     wanted: bool
+    step: int | None = None
+    """The checkpoint whose files come now, where one of a later checkpoint was offered: that may be offered again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +23,8 @@ class OfferFile(OrderRequest[FileWanted], name="offer_file"):
 
     step: int
     name: str
+    is_gone: bool = False
+    """It cannot be read any longer: nobody is to wait for it."""
 
 
 @dataclass(frozen=True, kw_only=True)
