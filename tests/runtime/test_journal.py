@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from spantrain.app.reporter import SilentReporter
 from spantrain.app.session import Session
 from spantrain.app.training.recovery.journal import BegunLeg, CommittedStep, Journal, adopted_run, credentials_in
 from spantrain.app.training.requests import TrainRequest
@@ -36,7 +37,7 @@ def journal(plan, law_profile, tmp_path):
         outlived=True,
     )  # fmt: skip
     credentials_in(tmp_path).parent.mkdir()
-    found = Journal(session, request)
+    found = Journal(session, request, SilentReporter())
     manifest = Manifest(
         step=0, model=plan.model, plan=plan, job=job, profile=str(tmp_path / "profile.json"), losses=(),
         ledger=SampleLedger().extended(0, plan.global_batch),

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+import shutil
 import signal
 import socket
 import time
@@ -323,3 +324,41 @@ def test_workers_go_on_with_what_they_hold_under_a_coordinator_that_is_started_a
     wanted = OneProcess(stages.model, job, stages.global_batch).train(0, done + 2)
     assert outcome.losses == pytest.approx(wanted, abs=1e-4)
     assert not (out / "coordinator").exists()
+
+
+def test_a_run_goes_on_from_another_machine_when_the_coordinators_is_lost_with_its_disk(
+    start, workers, stages, law_profile, tmp_path
+):
+    first, second = (f"{NEAR}:{two_free_ports()}" for _ in range(2))
+    out, steps = tmp_path / "run", FOREVER
+    job = TrainJob(steps=steps, seed=5, learning_rate=0.001, adapter="off")
+    words = ("train", written(stages, law_profile, tmp_path), "--listen", first, "--out", out, "--lost-after", "2 s")
+    job_words = ("--steps", steps, "--seed", 5, "--learning-rate", job.learning_rate, "--adapter", "off")
+    coordinator = start(*words, *job_words, "--standby-coordinator", stages.devices[0])
+    coordinator.wait_to_hear("spantrain worker --join")
+    token = Credentials.kept_in(credentials_in(out)).token.text
+    for name in stages.devices:
+        settings = WorkerSettings(
+            join=first, or_join=(second,), token=token, name=name, backend="cpu", keep_s=PATIENCE_S,
+            folder=str(tmp_path / name),
+        )  # fmt: skip
+        workers.start([WorkerPlacement(settings=settings)])
+    coordinator.wait_to_hear("has a copy of the journal: should this machine be lost, go on there by spantrain train")
+    coordinator.wait_to_hear("loss")
+    coordinator.process.kill()
+    coordinator.process.wait()
+    shutil.rmtree(out)
+    (tmp_path / "profile.json").unlink()
+    there, told = tmp_path / stages.devices[0] / out.relative_to("/"), Steps()
+    request = adopted_run(there, steps, functions=())
+    assert request is not None
+    assert request.resume is not None
+    done = request.resume.content.step
+    options = SessionOptions(listen=second, credentials=credentials_in(there))
+    request = replace(request, job=replace(request.job, steps=done + 2))
+    with open_session(stages.cluster, stages.devices, options, there / "logs", told) as session:
+        outcome = train(session, request, StopRequest(), told)
+    assert f"Goes on after step {done} with what 2 workers hold; no checkpoint is read" in told.notes
+    wanted = OneProcess(stages.model, job, stages.global_batch).train(0, done + 2)
+    assert outcome.losses == pytest.approx(wanted, abs=1e-4)
+    assert not (there / "coordinator").exists()

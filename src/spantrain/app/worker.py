@@ -19,12 +19,13 @@ import psutil
 from spantrain.app.relay import relay_access
 from spantrain.config.files.text_files import check_can_make, read_text
 from spantrain.devices.registry import default_backend
-from spantrain.errors import ConfigError
+from spantrain.errors import ConfigError, UsageError
 from spantrain.runtime.coordinator.roster import RANK_PREFIX
 from spantrain.runtime.launch.environment import Environment
 from spantrain.runtime.launch.fork_server import load
 from spantrain.runtime.worker.settings import WorkerSettings
 from spantrain.runtime.worker.worker import Worker
+from spantrain.transport.control.address import Address
 
 _NOTICE_S = 2.0
 """Between two looks for a notice that this machine is about to be taken away."""
@@ -57,6 +58,7 @@ class WorkerReach:
 def prepared_worker(
     *,
     join: str,
+    or_join: Sequence[str] = (),
     token_file: Path | None,
     name: str | None,
     backend: str | None,
@@ -77,20 +79,15 @@ def prepared_worker(
     """
     if folder is not None:
         check_can_make(folder, "--folder")
+    _check_places(or_join)
     environment = Environment.read(os.environ)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
-    if name is None:
-        if environment.launch is None:
-            raise ConfigError(
-                "give --name DEVICE, the device's name in the cluster file (torchrun's RANK will do, too)"
-            )
-        # The coordinator puts the device of that number in its place.
-        name = f"{RANK_PREFIX}{environment.launch.rank}"
     local_rank = (environment.launch.local_rank or 0) if environment.launch else 0
     settings = WorkerSettings(
         join=join,
+        or_join=tuple(or_join),
+        name=_name_by_rank(environment) if name is None else name,
         token=_token(token_file, environment),
-        name=name,
         backend=default_backend(local_rank) if backend is None else backend,
         data_address=reach.address(join),
         relay=relay_access(reach.relay, encrypted=reach.encrypted),
@@ -104,6 +101,21 @@ def prepared_worker(
         os.environ["GLOO_SOCKET_IFNAME"] = found
     load()
     return Worker(settings)
+
+
+def _name_by_rank(environment: Environment) -> str:
+    """Return a name in whose place the coordinator puts the device of that number."""
+    if environment.launch is None:
+        raise ConfigError("give --name DEVICE, the device's name in the cluster file (torchrun's RANK will do, too)")
+    return f"{RANK_PREFIX}{environment.launch.rank}"
+
+
+def _check_places(or_join: Sequence[str]) -> None:
+    for place in or_join:
+        try:
+            Address.parse(place)
+        except UsageError as error:
+            raise ConfigError(f"--or-join {place}: {error}") from None
 
 
 def interface_of(address: str) -> str | None:

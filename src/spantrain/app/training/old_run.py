@@ -4,12 +4,12 @@ import shutil
 from pathlib import Path
 
 from spantrain.app.training.metrics import METRICS_FILE
-from spantrain.app.training.recovery.journal import FOLDER as COORDINATOR
 from spantrain.app.training.run_folder import DECISIONS_FILE, RUN_FILE, SWITCHES_FILE, TRACE_FILE, files_of_run
 from spantrain.app.watching.view import VIEW_FILE
 from spantrain.errors import ConfigError
 from spantrain.runtime.checkpoint.manifest import BEST, MANIFEST_FILE, MARKER, step_of
 from spantrain.runtime.checkpoint.saver import CHECKPOINTS
+from spantrain.runtime.control.journal_requests import JOURNAL_FOLDER
 
 _INPUTS = ("plan.json", "profile.json")
 """What runs are made from: of no run alone."""
@@ -57,8 +57,8 @@ def remove_old_run(folder: Path, *, keep: Path | None = None) -> None:
         for path in _checkpoints(folder):
             (path / MANIFEST_FILE).unlink(missing_ok=True)
             shutil.rmtree(path)
-        if (folder / COORDINATOR).exists():
-            shutil.rmtree(folder / COORDINATOR)
+        if (folder / JOURNAL_FOLDER).exists():
+            shutil.rmtree(folder / JOURNAL_FOLDER)
         for marker in (BEST, MARKER):
             (folder / CHECKPOINTS / marker).unlink(missing_ok=True)
     except OSError as error:

@@ -24,6 +24,7 @@ from spantrain.config.files.problems import shortened
 from spantrain.config.traces.network_traces import NetworkTrace
 from spantrain.core.checkpoint import SampleLedger
 from spantrain.core.job import TrainJob
+from spantrain.core.names import few
 from spantrain.core.outer.stages import OuterCluster
 from spantrain.core.plan import Plan, PlanReport
 from spantrain.core.profile import Profile
@@ -66,6 +67,8 @@ class RunOptions:
     on_loss: OnLoss = OnLoss.GO_ON
     gather: bool = True
     """Whether what other machines save is brought to this one, too."""
+    standby_coordinator: str = ""
+    """The device whose machine is to take this one's place if that is lost; empty: none."""
     protect: int | None = 0
     """So many losses at once are to cost the step under way and no more (`app.planning.protection`)."""
     faults: tuple[Fault, ...] = ()
@@ -105,6 +108,7 @@ class TrainRequest:
     def __post_init__(self) -> None:
         self.job.about_statistics(self.plan.model, self.profile.graph)
         self.check_plan(self.plan)
+        self._check_standby()
         if self.job.staleness:
             plan = with_room_for_two(self.plan, self.profile, self.job.optimizer_state)
             check_staleness(plan, self.profile, self.job, own_loop=self.batches is not None)
@@ -113,6 +117,11 @@ class TrainRequest:
                 f"--protect {self.options.protect} keeps state for a run that goes on after a loss; leave it out with "
                 "--on-loss end, --staleness 1 and an outer optimizer"
             )
+
+    @property
+    def is_journalled(self) -> bool:
+        """Whether workers can go on under a coordinator that is started again with what they hold."""
+        return not (self.job.staleness or self.options.outer or self.batches)
 
     def protected(self, plan: Plan) -> Plan:
         """Return a plan with the keepers that this run wants."""
@@ -131,6 +140,18 @@ class TrainRequest:
     @property
     def _losses(self) -> int | None:
         return self.options.protect if self._keeps_state else 0
+
+    def _check_standby(self) -> None:
+        name = self.options.standby_coordinator
+        if name and name not in self.plan.devices:
+            raise ConfigError(
+                f"--standby-coordinator {name}: give a device of the plan; it has {few(self.plan.devices)}"
+            )
+        if name and not self.is_journalled:
+            raise ConfigError(
+                f"--standby-coordinator {name}: runs with --staleness 1, an outer optimizer or batches from a loop of "
+                "yours go on from checkpoints alone; leave it out"
+            )
 
     def with_first_weights(self) -> "TrainRequest":
         """Return the request that goes on from its first weights, where it has some: a checkpoint at step 0."""

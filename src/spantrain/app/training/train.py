@@ -110,7 +110,7 @@ class _RunOnSession:
         self._prepared = PreparedChanges(request.light_change)
         self._stood_still_s = 0.0
         """Between this leg's first step and the end of the one before."""
-        self._journal = Journal(session, request)
+        self._journal = Journal(session, request, self._watch)
         self._log = RunLog(request, self._ledger, self._watch)
         self._checkpoints = RunCheckpoints(session, request, self._log, self._manifest, self._watch)
         self._faults = FaultInjector(request.options.faults, session, request.out)

@@ -161,6 +161,10 @@ class WorkerArguments:
     """The options of `spantrain worker`."""
 
     join: Annotated[str, typer.Option(envvar="SPANTRAIN_JOIN", help="The coordinator's HOST:PORT.")]
+    or_join: Annotated[
+        list[str] | None,
+        typer.Option(help="HOST:PORT where a coordinator may be started in its place; repeatable."),
+    ] = None
     token_file: Annotated[
         Path | None,
         typer.Option(help="A file with the token that the coordinator printed; default: it is in SPANTRAIN_TOKEN."),
@@ -207,6 +211,7 @@ def worker(asked: WorkerArguments, context: typer.Context) -> None:
     with clean_interrupt("the worker"):
         serving = prepared_worker(
             join=asked.join,
+            or_join=asked.or_join or (),
             token_file=asked.token_file,
             name=asked.name,
             backend=asked.backend,

@@ -30,6 +30,7 @@ from spantrain.cli.options import (
 from spantrain.config.files.json_codec import to_json
 from spantrain.config.files.text_files import check_can_make, is_file
 from spantrain.core.job import TrainJob
+from spantrain.core.names import few
 from spantrain.errors import ConfigError, Interrupted, PeerLostError, PlanError, WorkerError
 from spantrain.models.data.choice import data_paths, user_functions
 from spantrain.schedule.registry import check_schedule
@@ -53,8 +54,8 @@ _MODEL_OPTIONS = (
 )  # fmt: skip
 """Options that go with --model: a plan and a checkpoint say all this already."""
 _WHERE_OPTIONS = (
-    "other_plan", "keep_checkpoints", "gather", "report_to", "no_network", "network_trace", "listen", "relay",
-    "lost_after", "on_loss", "protect", "insecure", "page", "page_listen",
+    "other_plan", "keep_checkpoints", "gather", "standby_coordinator", "report_to", "no_network", "network_trace",
+    "listen", "relay", "lost_after", "on_loss", "protect", "insecure", "page", "page_listen",
 )  # fmt: skip
 """Options that a run that goes on needs again: no checkpoint has them."""
 
@@ -100,6 +101,7 @@ class _Command:
         return RunOptions(
             keep_checkpoints=asked.keep_checkpoints,
             gather=asked.gather,
+            standby_coordinator=asked.standby_coordinator,
             report_to=chosen_trackers(asked.report_to or ()),
             network_trace=chosen_trace(asked.network_trace, emulated=not asked.no_network and asked.listen is None),
             outer=outer_cluster(),
@@ -113,6 +115,9 @@ class _Command:
         asked = self._asked
         if sum(one is not None for one in (asked.plan_path, asked.model, asked.resume)) != 1:
             raise ConfigError("give a plan file, or --model NAME with --preset or --cluster, or --resume RUN")
+        if asked.listen is None:
+            why = "belongs to --listen; workers that are started here end with this machine"
+            self._refuse(("standby_coordinator",), why)
         if not asked.page:
             self._refuse(("page_listen",), "belongs to --page; give that, too")
         folder = asked.out or asked.resume
@@ -184,6 +189,9 @@ class _Command:
         asked = self._asked
         cluster = at_speed(chosen_cluster(asked.preset, asked.cluster), asked.emulated_speed)
         check_dtype(asked.dtype)
+        standby = asked.standby_coordinator
+        if standby and standby not in cluster.device_by_name:
+            raise ConfigError(f"--standby-coordinator {standby}: give one of {few(tuple(cluster.device_by_name))}")
         spec = asked.chosen_model(model, read=False)
         job = self._job()
         schedule = check_schedule(asked.schedule or "critical-path")

@@ -108,6 +108,9 @@ class TrainArguments(ModelOptions):
         bool,
         typer.Option("--gather/--no-gather", help="Bring here what other machines save (docs/checkpoints.md)."),
     ] = True
+    standby_coordinator: Annotated[
+        str, typer.Option(help="The device on whose machine the run can go on, should this one be lost.")
+    ] = ""
     evaluate_every: Annotated[int, typer.Option(help="Steps between held-out evaluations; 0: never.")] = 0
     trace_steps: Annotated[int, typer.Option(help="The last so many steps go into trace.json.")] = 3
     report_to: Annotated[

@@ -162,6 +162,8 @@ class TrainOrder(Order[TrainResult], name="train"):
     peers: tuple[PeerAddress, ...]
     output_dir: str
     """Where this worker writes its part of checkpoints; empty: no checkpoints."""
+    journal_dir: str = ""
+    """The run's folder, where this worker keeps a copy of its journal; empty: it keeps none."""
     first_step: int = 0
     samples_before: int = 0
     """Consumed by all steps before the first."""

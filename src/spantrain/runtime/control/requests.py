@@ -14,6 +14,7 @@ from spantrain.errors import Interrupted, PeerLostError
 from spantrain.runtime.control.ahead import AheadChange, AheadState
 from spantrain.runtime.control.batch_requests import AskNextStep, FetchRows
 from spantrain.runtime.control.file_requests import FetchPiece, OfferFile, PutPiece
+from spantrain.runtime.control.journal_requests import FollowJournal
 from spantrain.runtime.control.plane import OrderRequest, Request
 from spantrain.transport.control.protocol import HEARTBEAT
 
@@ -350,5 +351,6 @@ class Reach(OrderRequest[Done], name="reach"):
 REQUESTS: tuple[type[Request[Any]], ...] = (
     Introduction, Goodbye, Heartbeat, ReadClock, AskForOrder, Progress, Ready, Begin, FindMeetingPoint, DeviceReport,
     TellStep, SavedFile, OfferFile, PutPiece, FetchPiece, OuterCall, AskNextStep, FetchRows, Reach,
+    FollowJournal,
 )  # fmt: skip
 """All that a worker may ask."""

@@ -12,6 +12,7 @@ from spantrain.runtime.control.plane import A, Order
 from spantrain.runtime.control.requests import HeldState, OrderFailure, OrderOutcome
 from spantrain.runtime.coordinator.barrier import StepBarrier
 from spantrain.runtime.coordinator.batches import BatchQueue
+from spantrain.runtime.coordinator.journal_feed import JournalFeed
 from spantrain.runtime.coordinator.meetings import StageMeetings
 from spantrain.runtime.coordinator.roster import DeviceLostError, Roster, RosterEntry, error_of, results_of
 from spantrain.runtime.coordinator.standstills import StandstillWatch
@@ -91,6 +92,10 @@ class Coordinator:
     def join_command(self, device: str) -> str:
         """Return what to run on a device's machine."""
         return join_command(self.join_address, self.token, device)
+
+    def give_journal(self, feed: JournalFeed) -> None:
+        """Have a device keep a copy of the run's journal."""
+        self._service.journal = feed
 
     def start(self) -> None:
         """Listen."""

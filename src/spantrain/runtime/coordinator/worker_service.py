@@ -12,6 +12,7 @@ from spantrain.runtime.checkpoint.coordinator_files import CoordinatorFiles
 from spantrain.runtime.checkpoint.saver import is_written_by
 from spantrain.runtime.control.batch_requests import AskNextStep, FetchRows
 from spantrain.runtime.control.file_requests import FetchPiece, OfferFile, PutPiece
+from spantrain.runtime.control.journal_requests import FollowJournal
 from spantrain.runtime.control.orders import AddedOrder
 from spantrain.runtime.control.plane import HOLD_S, Order, OrderRequest, Request, handlers_of
 from spantrain.runtime.control.requests import (
@@ -41,6 +42,7 @@ from spantrain.runtime.control.requests import (
 )
 from spantrain.runtime.coordinator.barrier import StepBarrier
 from spantrain.runtime.coordinator.batches import BatchQueue
+from spantrain.runtime.coordinator.journal_feed import JournalFeed
 from spantrain.runtime.coordinator.meetings import StageMeetings
 from spantrain.runtime.coordinator.roster import Roster, RosterEntry, printable
 from spantrain.runtime.coordinator.standstills import StandstillWatch
@@ -211,6 +213,8 @@ class WorkerService:
         self.under_way = UnderWay.of({})
         self.closing = False
         """Whether all workers are to leave."""
+        self.journal: JournalFeed | None = None
+        """Of the run, where a device keeps a copy."""
         self._later = later
         self._orders = 0
         """How many were given so far."""
@@ -285,6 +289,12 @@ class WorkerService:
                 if files is None:
                     raise RemoteRefusal(f"device {device} has no order that moves files")
                 return files.answer(device, request)
+            case FollowJournal():
+                with self.changed:
+                    device, journal = self.roster.of(peer).name, self.journal
+                if journal is None:
+                    raise RemoteRefusal(f"device {device} keeps no copy of a journal")
+                return journal.answer(device, request)
             case OrderRequest():
                 device, run = self._busy(peer), self.under_way.run
                 if run is None:

@@ -37,6 +37,7 @@ from spantrain.runtime.step.context import WorkerLinks, admit
 from spantrain.runtime.step.emulation import law_of
 from spantrain.runtime.worker.added_orders import added_orders
 from spantrain.runtime.worker.carry_on import give
+from spantrain.runtime.worker.journal_copy import JournalCopy
 from spantrain.runtime.worker.keeping.follow_session import FollowSession
 from spantrain.runtime.worker.settings import WorkerSettings
 from spantrain.runtime.worker.stale_session import session_of
@@ -76,6 +77,7 @@ class OrderRunner:
         """The last train order's, or follow order's, for what is still held of it."""
         self._before: frozenset[tuple[int, str]] | None = None
         """Sockets from before the first of them, if any."""
+        self._journal: JournalCopy | None = None
 
     @property
     def held(self) -> HeldState | None:
@@ -117,7 +119,8 @@ class OrderRunner:
                 plan = replace(order.plan, model=with_own_functions(order.plan.model, own))
                 out = folder_here(self._settings.folder, order.output_dir, written=True)
                 begins = folder_here(self._settings.folder, order.resume_from, written=False)
-                return replace(order, plan=plan, output_dir=out, resume_from=begins)
+                journal = folder_here(self._settings.folder, order.journal_dir, written=True)
+                return replace(order, plan=plan, output_dir=out, resume_from=begins, journal_dir=journal)
             case FollowOrder():
                 return replace(order, plan=replace(order.plan, model=with_own_functions(order.plan.model, own)))
         return order
@@ -156,6 +159,7 @@ class OrderRunner:
 
     def _train(self, order: TrainOrder) -> TrainResult:
         """Carry out a train order; what the one before has left is held until this one has it."""
+        self._copy_journal(order.journal_dir)
         left = self._last.leave(order.kept, order.first_step) if self._last and order.kept else None
         if order.kept is None:
             self._last = None
@@ -164,6 +168,20 @@ class OrderRunner:
         if not session.paused:
             self._last = None
         return result
+
+    def _copy_journal(self, run: str) -> None:
+        """Keep a copy of the journal in a run's folder, if this device is to, by the coordinator that there is."""
+        journal = self._journal
+        if not run or (journal is not None and journal.control is self.control):
+            return
+        if journal is not None:
+            journal.close()
+        self._journal = JournalCopy(self.control, Path(run))
+
+    def dismissed(self) -> None:
+        """Remove the copy of a journal: its run needs this device no more."""
+        if self._journal is not None:
+            self._journal.remove()
 
     def _give(self, order: GiveOrder) -> Done:
         """Give others what is held of the last train order; it stays, should they be lost before they go on with it."""

@@ -18,6 +18,8 @@ class WorkerSettings:
     """What computes (`devices.registry`)."""
     data_address: str = "127.0.0.1"
     """Address on which the others reach this worker's mailbox."""
+    or_join: tuple[str, ...] = ()
+    """Where a coordinator may be started in the place of that one."""
     relay: RelayAccess | None = None
     """Through which those of other sites reach it, where they have no way to its address."""
     encrypted: bool = True

@@ -1,6 +1,7 @@
 """A worker: joins the coordinator with one device, carries out orders one by one, says what became of them, leaves."""
 
 import contextlib
+import itertools
 import logging
 import os
 import sys
@@ -91,6 +92,8 @@ _LAST_WORDS_S = 30.0
 """How long a process that cannot go on may take to say so and to end by itself."""
 _JOIN_S = 30.0
 """How long a coordinator that is not there yet is waited for."""
+_PLACE_S = 3.0
+"""How long it is looked for at one of several places."""
 _AGAIN_S = 1.0
 """Between two attempts to join a coordinator again that has not noticed yet that it has lost this worker."""
 
@@ -148,10 +151,7 @@ class Worker:
                 pass
 
     def _join(self, timeout_s: float) -> None:
-        settings = self._settings
-        self._client = ControlClient.join(
-            settings.join, settings.token, name=settings.name, facts={}, timeout_s=timeout_s, cancelled=self._to_stop
-        )
+        self._client = self._joined(timeout_s)
         welcome = from_json(WorkerWelcome, self._client.welcome, "welcome", error=ProtocolError)
         self._name = welcome.device
         self._heartbeats = HeartbeatThread(
@@ -165,6 +165,27 @@ class Worker:
         self._control = GrpcControlPlane(
             self._client, check=self._check, pause=lambda: self._heartbeats.await_loss(HEARTBEAT_S)
         )
+
+    def _joined(self, timeout_s: float) -> ControlClient:
+        """Join at the first place where the coordinator is; raises what the last one has said, if it is at none."""
+        settings, deadline_s = self._settings, time.monotonic() + timeout_s
+        places = (settings.join, *settings.or_join)
+        for place in itertools.cycle(places):
+            left_s = deadline_s - time.monotonic()
+            is_last = place == places[-1] and left_s <= len(places) * _PLACE_S
+            try:
+                return ControlClient.join(
+                    place,
+                    settings.token,
+                    name=settings.name,
+                    facts={},
+                    timeout_s=left_s if len(places) == 1 else _PLACE_S,
+                    cancelled=self._to_stop,
+                )
+            except (SpanTrainError, RemoteRefusal):
+                if len(places) == 1 or is_last or self._to_stop.is_set():
+                    raise
+        raise AssertionError("there is a place")
 
     def _introduction(self, stack: contextlib.ExitStack) -> Introduction:
         """Return how others reach the mailbox, through a tunnel as long as this process lasts if it needs one."""
@@ -277,6 +298,7 @@ class Worker:
         while (answer := self._next_order(outcome)).order is not None:
             outcome = self._carry_out(answer.order)
         self._dismissed = True
+        self._orders.dismissed()
         failure = outcome.failure if outcome else None
         if outcome is None or failure is None:
             return

@@ -81,6 +81,8 @@ def orders_of(
         outer=request.options.outer,
     )
     orders: dict[str, TrainOrder | GiveOrder] = dict.fromkeys(leg.plan.devices, order)
+    if (standby := request.options.standby_coordinator) in orders:
+        orders[standby] = replace(order, journal_dir=str(request.out.resolve()))
     if leg.kept is not None:
         gives = GiveOrder(plan=leg.plan, peers=peers, first_step=leg.first_step, kept=leg.kept)
         orders |= dict.fromkeys(leg.givers, gives)

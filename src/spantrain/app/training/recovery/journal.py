@@ -5,9 +5,11 @@ workers hold. It is there as long as the run: whoever ends it properly, with an 
 """
 
 import contextlib
+import fcntl
 import json
 import logging
 import shutil
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any, Self, get_args
@@ -19,7 +21,7 @@ from spantrain.app.training.requests import TrainRequest, what_to_run
 from spantrain.app.training.resume import Resume, newest
 from spantrain.config.files.json_codec import from_json, to_json
 from spantrain.config.files.parsing import parse_json
-from spantrain.config.files.text_files import read_text
+from spantrain.config.files.text_files import read_text, write_atomically
 from spantrain.core.checkpoint import CheckpointContent
 from spantrain.core.plan import Plan
 from spantrain.errors import ConfigError
@@ -27,19 +29,20 @@ from spantrain.recovery.policy import holds_all
 from spantrain.runtime.checkpoint.manifest import Manifest
 from spantrain.runtime.checkpoint.saver import CHECKPOINTS
 from spantrain.runtime.checkpoint.tensor_file import step_folder
+from spantrain.runtime.control.journal_requests import CREDENTIALS_FILE, JOURNAL_FILE, JOURNAL_FOLDER
 from spantrain.runtime.control.orders import KeptState
 from spantrain.runtime.control.requests import StepVerdict
 from spantrain.runtime.coordinator.barrier import CommitPoint, StepOutcome
+from spantrain.runtime.coordinator.journal_feed import JournalFeed
 
-FOLDER = "coordinator"
-_JOURNAL = "journal.jsonl"
+_LOCK_S = 5.0
 _log = logging.getLogger(__name__)
 _REMEDY = "remove it and go on from the newest checkpoint"
 
 
 def credentials_in(run: Path) -> Path:
     """Return where a run's coordinator keeps what workers know it by."""
-    return run / FOLDER / "credentials.json"
+    return run / JOURNAL_FOLDER / CREDENTIALS_FILE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,19 +67,26 @@ class BegunLeg:
     """Whether devices go on with what they hold."""
 
 
-Entry = Manifest | CommitPoint | BegunLeg | CommittedStep
+@dataclass(frozen=True, kw_only=True)
+class UsedProfile:
+    """The profile's file, for a coordinator on another machine."""
+
+    text: str
+
+
+Entry = Manifest | UsedProfile | CommitPoint | BegunLeg | CommittedStep
 """What the run is (the first line), what devices hold when it is adopted, that a part of it begins, a step."""
 
 
 class Journal:
     """Writes the journal of a run whose workers outlive this process; a context."""
 
-    def __init__(self, session: Session, request: TrainRequest) -> None:
+    def __init__(self, session: Session, request: TrainRequest, reporter: Reporter) -> None:
         """Nothing is written of other runs, nor of those that can only go on from a checkpoint."""
-        self._folder = request.out / FOLDER if session.outlived else None
-        self._held = request.resume.held if request.resume else None
-        self._writes = not (request.job.staleness or request.options.outer or request.batches)
-        self._file: IO[str] | None = None
+        self._folder = request.out / JOURNAL_FOLDER if session.outlived else None
+        self._session, self._request, self._reporter = session, request, reporter
+        self._file: IO[bytes] | None = None
+        self._feed: JournalFeed | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -87,17 +97,35 @@ class Journal:
         Raises:
             ConfigError: it cannot be written.
         """
-        if self._folder is None or not self._writes:
+        request = self._request
+        if self._folder is None or not request.is_journalled:
             return
+        path = self._folder / JOURNAL_FILE
         try:
-            self._file = (self._folder / _JOURNAL).open("w", encoding="utf-8")
+            self._file = _locked(path)
+            self._file.truncate(0)
+        except BlockingIOError:
+            raise ConfigError(f"{path}: another program writes it; end that, or choose another folder") from None
         except OSError as error:
-            raise ConfigError(f"{error.filename}: cannot be written: {error.strerror}; choose another folder") from None
+            raise ConfigError(f"{path}: cannot be written: {error.strerror}; choose another folder") from None
+        if request.options.standby_coordinator:
+            self._feed = self._begun_feed(request.options.standby_coordinator)
         self.write(manifest)
-        if self._held is not None:
-            self.write(self._held)
+        if self._feed is not None and manifest.profile:
+            self.write(UsedProfile(text=read_text(Path(manifest.profile), remedy="make it anew")))
+        if request.resume and request.resume.held is not None:
+            self.write(request.resume.held)
+
+    def _begun_feed(self, device: str) -> JournalFeed:
+        coordinator = self._session.coordinator
+        credentials = read_text(credentials_in(self._request.out), remedy="begin anew")
+        feed = JournalFeed(device, credentials, lambda text: coordinator.later(lambda: self._reporter.note(text)))
+        coordinator.give_journal(feed)
+        return feed
 
     def __exit__(self, *_: object) -> None:
+        if self._feed is not None:
+            self._feed.end()
         if self._file is not None:
             self._file.close()
         if self._folder is not None:
@@ -113,22 +141,48 @@ class Journal:
         """Write a line; on a disk that is full the journal ends, and is no more."""
         if self._file is None:
             return
+        path, line = Path(self._file.name), {"kind": type(entry).__name__, **to_json(entry)}
         try:
-            self._file.write(json.dumps({"kind": type(entry).__name__, **to_json(entry)}, ensure_ascii=False) + "\n")
+            self._file.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
             self._file.flush()
+            if self._feed is not None:
+                self._feed.written(path, self._file.tell())
         except OSError as error:
-            _log.warning("%s: cannot be written, so it ends: %s", self._file.name, error.strerror)
+            _log.warning("%s: cannot be written, so it ends: %s", path, error.strerror)
             with contextlib.suppress(OSError):
                 self._file.close()
-                Path(self._file.name).unlink()
+                path.unlink()
             self._file = None
+            if self._feed is not None:
+                self._feed.end()
 
 
-def _read(path: Path) -> tuple[Manifest, CommitPoint | None]:
-    """Read a journal; return what the run is, with the plan that runs next and all losses, and what devices hold.
+def _locked(path: Path) -> IO[bytes]:
+    """Open a journal that nobody else writes; a worker that has lost its coordinator ends its copy in a moment.
 
-    That is None where a part had begun from a checkpoint, and no step of it is committed. A last line that was cut off
-    is none.
+    Raises:
+        OSError: it cannot be written; BlockingIOError: another program writes it.
+    """
+    file, deadline_s = path.open("ab"), time.monotonic() + _LOCK_S
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline_s:
+                file.close()
+                raise
+            time.sleep(_LOCK_S / 50)
+        else:
+            return file
+
+
+def _read(path: Path) -> tuple[Manifest, str, CommitPoint | None]:
+    """Read a journal.
+
+    Returns:
+        What the run is, with the plan that runs next and all losses; its profile's text, where it is in the journal;
+        what devices hold: None where a part had begun from a checkpoint, and no step of it is committed. A last line
+        that was cut off is none.
 
     Raises:
         ConfigError: it is damaged.
@@ -138,9 +192,11 @@ def _read(path: Path) -> tuple[Manifest, CommitPoint | None]:
     manifest = entries[0] if len(entries) > 1 else None
     if not isinstance(manifest, Manifest):
         raise ConfigError(f"{path}: does not say what the run is; {_REMEDY}")
-    plan, held, losses = manifest.plan, None, list(manifest.losses)
+    plan, held, losses, profile = manifest.plan, None, list(manifest.losses), ""
     for entry in entries[1:]:
         match entry:
+            case UsedProfile():
+                profile = entry.text
             case CommitPoint():
                 held = entry
             case BegunLeg():
@@ -154,7 +210,7 @@ def _read(path: Path) -> tuple[Manifest, CommitPoint | None]:
                 held = CommitPoint(step=entry.step + 1, verdict=entry.verdict, plan=ran)
                 losses.append(entry.loss)
                 plan = entry.verdict.plan or plan
-    return replace(manifest, plan=plan, losses=tuple(losses)), held
+    return replace(manifest, plan=plan, losses=tuple(losses)), profile, held
 
 
 def _entry(line: str, where: str) -> Entry:
@@ -173,14 +229,17 @@ def adopted_run(run: Path, steps: int, *, functions: tuple[str, ...]) -> TrainRe
     Raises:
         ConfigError: the journal is damaged, or the run has as many steps done.
     """
-    path = run / FOLDER / _JOURNAL
+    path = run / JOURNAL_FOLDER / JOURNAL_FILE
     if not path.is_file():
         return None
-    manifest, held = _read(path)
+    manifest, profile_text, held = _read(path)
     if held is None:
         return None
     if steps <= held.step:
         raise ConfigError(f"{run} has {held.step} steps done; --steps is the number in all, give more than that")
+    if profile_text and not Path(manifest.profile).is_file():  # this is the standby coordinator's machine
+        manifest = replace(manifest, profile=str((run / "profile.json").resolve()))
+        write_atomically(Path(manifest.profile), profile_text)
     plan, report, profile, profile_path = what_to_run(run, manifest, None, functions)
     assert manifest.job is not None, "a run that has begun has a job"
     return TrainRequest(

@@ -1,0 +1,101 @@
+"""Gives a run's journal to the worker of the device whose machine is the standby coordinator, as it is written."""
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from spantrain.runtime.control.journal_requests import FollowJournal, JournalPiece
+from spantrain.runtime.control.plane import HOLD_S
+from spantrain.runtime.coordinator.roster import printable
+from spantrain.transport.control.protocol import RemoteRefusal
+
+_PIECE_BYTES = 2**20
+_PATIENCE_S = 2.0
+"""How long a step waits for a copy that was whole; then it is waited for no longer until it is whole again."""
+
+
+class JournalFeed:
+    """Safe from any thread."""
+
+    def __init__(self, device: str, credentials: str, tell: Callable[[str], None]) -> None:
+        """Give the journal to a device.
+
+        Args:
+            device: that keeps the copy.
+            credentials: what workers know this coordinator by; it is to have them.
+            tell: hears what a person should know, in any thread.
+        """
+        self.device = device
+        self._credentials, self._tell = credentials, tell
+        self._changed = threading.Condition()
+        self._path: Path | None = None
+        self._size_bytes = 0
+        self._copied_bytes = 0
+        """So many are on the device's disk."""
+        self._is_followed = False
+        """Whether its copy has been whole, and steps wait for it."""
+        self._ended = False
+        self._knows_end = False
+
+    def written(self, path: Path, size_bytes: int) -> None:
+        """Note how far the journal has been written; wait until the copy has that, if it had all before."""
+        with self._changed:
+            self._path, self._size_bytes = path, size_bytes
+            self._changed.notify_all()
+            if self._is_followed and not self._changed.wait_for(self._is_copied, _PATIENCE_S):
+                self._is_followed = False
+                self._tell(
+                    f"The copy of the journal on {self.device} is behind: steps do not wait for it, and until it is "
+                    "whole again the run cannot go on from there"
+                )
+
+    def end(self) -> None:
+        """Have the copy removed: the run has ended."""
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+            if self._is_followed:
+                self._changed.wait_for(lambda: self._knows_end, _PATIENCE_S)
+
+    def answer(self, device: str, request: FollowJournal) -> JournalPiece | None:
+        """Return what comes next, once there is more; None: ask again.
+
+        Raises:
+            RemoteRefusal: another device keeps the copy, or the journal has not so much.
+        """
+        deadline_s = time.monotonic() + HOLD_S
+        with self._changed:
+            if device != self.device or not 0 <= request.offset <= self._size_bytes:
+                raise RemoteRefusal(f"device {device} keeps no copy of the journal up to {request.offset}")
+            self._copied_bytes = request.offset
+            self._is_followed = self._is_followed and request.offset > 0
+            self._changed.notify_all()
+            if self._is_copied() and not self._is_followed:
+                self._is_followed = True
+                self._tell(
+                    f"{self.device} has a copy of the journal: should this machine be lost, go on there by spantrain "
+                    f"train --resume {printable(request.folder)} --steps N --listen HOST:PORT, where workers look by "
+                    "--or-join HOST:PORT"
+                )
+            while self._size_bytes == request.offset and not self._ended:
+                if time.monotonic() >= deadline_s:
+                    return None
+                self._changed.wait(deadline_s - time.monotonic())
+            self._knows_end |= self._ended
+            self._changed.notify_all()
+        return self._next(request.offset)
+
+    def _is_copied(self) -> bool:
+        return 0 < self._size_bytes == self._copied_bytes
+
+    def _next(self, offset: int) -> JournalPiece:
+        if self._ended or self._path is None:
+            return JournalPiece(piece=b"", ended=self._ended)
+        try:
+            with self._path.open("rb") as journal:
+                journal.seek(offset)
+                piece = journal.read(min(_PIECE_BYTES, self._size_bytes - offset))
+        except OSError as error:
+            raise RemoteRefusal(f"the journal cannot be read: {error.strerror}") from None
+        return JournalPiece(piece=piece, credentials="" if offset else self._credentials)

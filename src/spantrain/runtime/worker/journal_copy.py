@@ -1,0 +1,78 @@
+"""A worker's copy of the run's journal, where its machine is to take the coordinator's place if that is lost."""
+
+import fcntl
+import logging
+import threading
+from contextlib import suppress
+from pathlib import Path
+
+from spantrain.config.files.text_files import write_atomically
+from spantrain.errors import Interrupted, SpanTrainError
+from spantrain.runtime.control.journal_requests import (
+    CREDENTIALS_FILE,
+    JOURNAL_FILE,
+    JOURNAL_FOLDER,
+    FollowJournal,
+    JournalPiece,
+)
+from spantrain.runtime.control.plane import ControlPlane
+from spantrain.transport.control.private_file import make_private_folder
+
+_END_S = 5.0
+_AGAIN_S = 0.25
+"""Before it is asked again after an order was ended."""
+_log = logging.getLogger(__name__)
+
+
+class JournalCopy:
+    """Keeps the copy in a thread of its own, as long as the coordinator lives; it goes when the run ends properly."""
+
+    def __init__(self, control: ControlPlane, run: Path) -> None:
+        """Keep it in a run's folder here."""
+        self.control = control
+        self._run, self._folder = run, run / JOURNAL_FOLDER
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._keep, name="journal copy", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End, once the coordinator is lost; the copy stays."""
+        self._closed.set()
+        self._thread.join(_END_S)
+
+    def remove(self) -> None:
+        """End, and remove the copy: no run is to be gone on with."""
+        self._closed.set()
+        for name in (JOURNAL_FILE, CREDENTIALS_FILE):
+            (self._folder / name).unlink(missing_ok=True)
+        with suppress(OSError):  # something of others is in it
+            self._folder.rmdir()
+
+    def _keep(self) -> None:
+        try:
+            make_private_folder(self._folder)
+            with (self._folder / JOURNAL_FILE).open("ab") as journal:
+                fcntl.flock(journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                journal.truncate(0)
+                while not self._closed.is_set():
+                    answer = self._next(journal.tell())
+                    if answer is None:
+                        continue
+                    if answer.ended:
+                        self.remove()
+                        return
+                    if answer.credentials:
+                        write_atomically(self._folder / CREDENTIALS_FILE, answer.credentials, private=True)
+                    journal.write(answer.piece)
+                    journal.flush()
+        except BlockingIOError:
+            _log.warning("%s: another program writes the journal there; no copy of it is kept", self._folder)
+        except (OSError, SpanTrainError) as error:  # the coordinator is lost: the copy stays
+            _log.warning("%s: the copy of the journal ends: %s", self._folder, error)
+
+    def _next(self, offset: int) -> JournalPiece | None:
+        try:
+            return self.control.ask(FollowJournal(offset=offset, folder=str(self._run)))
+        except Interrupted:  # an order has ended, and no run
+            self._closed.wait(_AGAIN_S)
+            return None
