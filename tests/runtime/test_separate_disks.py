@@ -28,6 +28,7 @@ from spantrain.core.span import Span
 from spantrain.errors import SpanTrainError
 from spantrain.runtime.checkpoint.coordinator_files import CoordinatorFiles
 from spantrain.runtime.checkpoint.manifest import read_manifest
+from spantrain.runtime.control.file_requests import FileWanted
 from spantrain.runtime.coordinator.barrier import StepOutcome
 from spantrain.runtime.worker.settings import WorkerSettings
 from testing.patience import until
@@ -125,18 +126,27 @@ def test_all_of_the_last_checkpoint_lies_here_in_the_end(run, disks, tmp_path):
 
 @pytest.fixture
 def at_the_end(monkeypatch):
-    """Has something happen when the first bytes of the last checkpoint come behind the last step."""
+    """Has something happen when the first bytes of the last checkpoint come, which is behind the last step then."""
 
     def at_the_end(happens):
-        ended, put = [], CoordinatorFiles._put
+        ended, put, wants = [], CoordinatorFiles._put, CoordinatorFiles._wants
+
+        def is_under_way(files):
+            return files._on_saved.__name__ != "<lambda>"  # a train order is
 
         def hold(files, piece):
-            if files._on_saved.__name__ == "<lambda>" and not ended:  # no train order is under way
+            if not is_under_way(files) and not ended:
                 ended.append(piece.name)
                 happens(piece.name)
             return put(files, piece)
 
+        def later(files, stored, offer):
+            if is_under_way(files) and offer.step == JOB.steps:
+                return FileWanted(wanted=False)
+            return wants(files, stored, offer)
+
         monkeypatch.setattr(CoordinatorFiles, "_put", hold)
+        monkeypatch.setattr(CoordinatorFiles, "_wants", later)
         return ended
 
     return at_the_end
