@@ -117,13 +117,31 @@ def test_steps_do_not_wait_for_a_copy_that_is_behind_until_it_is_whole_again(run
     assert run.copied == LINE * 4
 
 
+def test_the_newest_checkpoints_manifest_is_there_too(run, monkeypatch):
+    checkpoints = run.there.parent / "checkpoint"
+    run.write(LINE)
+    run.copy()
+    for step in (3, 6):
+        run.feed.saved(step, f"manifest {step}")
+        until((checkpoints / f"step-{step}/manifest.json").exists)
+        (checkpoints / f"step-{step}/own.safetensors").touch()
+    until(lambda: not (checkpoints / "step-3/manifest.json").exists())
+    assert (checkpoints / "latest").read_text() == "step-6\n"
+    assert (checkpoints / "step-6/manifest.json").read_text() == "manifest 6"
+    monkeypatch.setattr(journal_feed, "_MOST_MANIFEST", 3)
+    run.feed.saved(9, "manifest 9")
+    run.write(LINE)
+    assert not (checkpoints / "step-9").exists()
+
+
 def test_it_goes_when_the_run_ends(run):
     run.write(LINE)
     copy = run.copy()
-    until(lambda: run.told)
+    run.feed.saved(3, "manifest")
+    until((run.there.parent / "checkpoint/latest").exists)
     run.feed.end()
     until(lambda: not copy._thread.is_alive())
-    assert not run.there.exists()
+    assert not any(path.is_file() for path in run.there.parent.rglob("*"))
 
 
 def test_it_goes_on_after_an_order_has_ended_and_begins_anew_under_another_coordinator(run):

@@ -326,31 +326,43 @@ def test_workers_go_on_with_what_they_hold_under_a_coordinator_that_is_started_a
     assert not (out / "coordinator").exists()
 
 
+@pytest.mark.parametrize("workers_live", [True, False])
 def test_a_run_goes_on_from_another_machine_when_the_coordinators_is_lost_with_its_disk(
-    start, workers, stages, law_profile, tmp_path
+    start, workers, stages, law_profile, tmp_path, workers_live
 ):
+    """With what workers hold; where they have gone too, with what lies on their disks."""
     first, second = (f"{NEAR}:{two_free_ports()}" for _ in range(2))
     out, steps = tmp_path / "run", FOREVER
     job = TrainJob(steps=steps, seed=5, learning_rate=0.001, adapter="off")
     words = ("train", written(stages, law_profile, tmp_path), "--listen", first, "--out", out, "--lost-after", "2 s")
     job_words = ("--steps", steps, "--seed", 5, "--learning-rate", job.learning_rate, "--adapter", "off")
-    coordinator = start(*words, *job_words, "--standby-coordinator", stages.devices[0])
+    standby = ("--standby-coordinator", stages.devices[0], "--checkpoint-every", 1)
+    coordinator = start(*words, *job_words, *standby)
     coordinator.wait_to_hear("spantrain worker --join")
     token = Credentials.kept_in(credentials_in(out)).token.text
-    for name in stages.devices:
-        settings = WorkerSettings(
-            join=first, or_join=(second,), token=token, name=name, backend="cpu", keep_s=PATIENCE_S,
-            folder=str(tmp_path / name),
-        )  # fmt: skip
-        workers.start([WorkerPlacement(settings=settings)])
+
+    def join() -> None:
+        for name in stages.devices:
+            settings = WorkerSettings(
+                join=first, or_join=(second,), token=token, name=name, backend="cpu", keep_s=PATIENCE_S,
+                folder=str(tmp_path / name),
+            )  # fmt: skip
+            workers.start([WorkerPlacement(settings=settings)])
+
+    join()
+    there = tmp_path / stages.devices[0] / out.relative_to("/")
     coordinator.wait_to_hear("has a copy of the journal: should this machine be lost, go on there by spantrain train")
-    coordinator.wait_to_hear("loss")
+    until((there / "checkpoint/latest").exists)
     coordinator.process.kill()
     coordinator.process.wait()
     shutil.rmtree(out)
     (tmp_path / "profile.json").unlink()
-    there, told = tmp_path / stages.devices[0] / out.relative_to("/"), Steps()
-    request = adopted_run(there, steps, functions=())
+    if not workers_live:
+        for name in stages.devices:
+            workers.signal(name, signal.SIGKILL)
+        until(lambda: not workers.running)
+        join()
+    request, told = adopted_run(there, steps, functions=()), Steps()
     assert request is not None
     assert request.resume is not None
     done = request.resume.content.step
@@ -358,7 +370,10 @@ def test_a_run_goes_on_from_another_machine_when_the_coordinators_is_lost_with_i
     request = replace(request, job=replace(request.job, steps=done + 2))
     with open_session(stages.cluster, stages.devices, options, there / "logs", told) as session:
         outcome = train(session, request, StopRequest(), told)
-    assert f"Goes on after step {done} with what 2 workers hold; no checkpoint is read" in told.notes
+    if workers_live:
+        assert f"Goes on after step {done} with what 2 workers hold; no checkpoint is read" in told.notes
+    else:
+        assert any("all go back to the checkpoint after" in note for note in told.notes), told.notes
     wanted = OneProcess(stages.model, job, stages.global_batch).train(0, done + 2)
     assert outcome.losses == pytest.approx(wanted, abs=1e-4)
     assert not (there / "coordinator").exists()

@@ -1,4 +1,7 @@
-"""Cluster -> cluster.yaml, the text that `cluster_file` reads back as the same cluster."""
+"""Cluster -> cluster.yaml, the text that `cluster_file` reads back as the same cluster.
+
+Of a cluster that was found: without regions, prices and quotas, which people write, and with a link for each pair.
+"""
 
 import json
 from collections.abc import Callable, Iterator, Sequence

@@ -2,7 +2,6 @@
 
 import csv
 import io
-import json
 import math
 import random
 from collections.abc import Collection, Mapping
@@ -13,6 +12,7 @@ from typing import Any
 from spantrain.app.planning.ahead import ahead_of
 from spantrain.app.planning.light_change import light_change
 from spantrain.app.planning.protection import keepers_wait_s, with_keepers
+from spantrain.config.files.parsing import parse_json
 from spantrain.config.files.text_files import read_text
 from spantrain.config.prices import load_prices
 from spantrain.core.cluster import Cluster, Device
@@ -39,10 +39,7 @@ def events_of(text: str, cluster: Cluster, until_s: float) -> list[AvailabilityE
     path = Path(text)
     content = read_text(path, remedy=_REMEDY)
     if path.suffix == ".json":
-        try:
-            rows = json.loads(content)
-        except json.JSONDecodeError as error:
-            raise ConfigError(f"{path}, line {error.lineno}: is not JSON: {error.msg}; {_REMEDY}") from None
+        rows = parse_json(content, str(path), remedy=_REMEDY)
         if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
             raise ConfigError(f"{path}: is no list of objects; {_REMEDY}")
         return [_event(f"{path}, event {index}", row, cluster) for index, row in enumerate(rows, 1)]

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from spantrain.app.reporter import Reporter
 from spantrain.app.session import Session
-from spantrain.app.training.metrics import RunLog
 from spantrain.app.training.requests import TrainRequest
 from spantrain.app.training.resume import Resume, newest
 from spantrain.app.training.stop import StopRequest
@@ -33,20 +32,20 @@ class RunCheckpoints:
     """Not for several threads at once."""
 
     def __init__(
-        self, session: Session, request: TrainRequest, log: RunLog, manifest_of: Callable[[int], Manifest],
-        reporter: Reporter,
+        self, session: Session, request: TrainRequest, on_complete: Callable[[int, Path], None],
+        manifest_of: Callable[[int], Manifest], reporter: Reporter,
     ) -> None:  # fmt: skip
         """Watch over a run's checkpoints.
 
         Args:
             session: where it runs.
             request: what it is to do.
-            log: hears of those that are complete.
+            on_complete: hears of those that are complete: steps and folder.
             manifest_of: gives what a manifest says of the run after so many steps, without files.
             reporter: hears what a person should know.
         """
-        self._session, self._request, self._log, self._manifest_of = session, request, log, manifest_of
-        self._reporter = reporter
+        self._session, self._request, self._manifest_of = session, request, manifest_of
+        self._on_complete, self._reporter = on_complete, reporter
         self._written: list[Path] = []
         self._gone: dict[str, int] = {}
         """Of devices that have gone, how many had been written by then; they may come back on other machines."""
@@ -146,7 +145,7 @@ class RunCheckpoints:
         for name, file in lacking.items():
             names.setdefault(file.device, []).append(name)
         orders = {
-            device: BringOrder(folder=str(folder.resolve()), step=manifest.step, names=tuple(own))
+            device: BringOrder(folder=self._request.folder_to_workers(folder), step=manifest.step, names=tuple(own))
             for device, own in names.items()
             if device in here
         }
@@ -185,7 +184,7 @@ class RunCheckpoints:
 
     def _complete(self, saved: SavedFile) -> None:
         self._written.append(self._set.complete(saved))
-        self._log.saved(saved.step, self.path)
+        self._on_complete(saved.step, self._written[-1])
 
     def _manifest(self, saved: SavedFile, files: Mapping[str, StoredFile]) -> Manifest:
         return replace(self._manifest_of(saved.step), scalars=saved.scalars, files=files)

@@ -85,6 +85,8 @@ class TrainRequest:
     """For the checkpoint, so that it can be resumed."""
     job: TrainJob
     out: Path
+    known_as: str = ""
+    """The run's folder as workers know it, where it was begun on another machine; empty: `out`."""
     report: PlanReport = field(default_factory=PlanReport)
     """What is said of the plan."""
     options: RunOptions = field(default_factory=RunOptions)
@@ -117,6 +119,11 @@ class TrainRequest:
                 f"--protect {self.options.protect} keeps state for a run that goes on after a loss; leave it out with "
                 "--on-loss end, --staleness 1 and an outer optimizer"
             )
+
+    def folder_to_workers(self, folder: Path) -> str:
+        """Return a folder as workers know it: in the run's, or elsewhere."""
+        here, out = folder.resolve(), self.out.resolve()
+        return str(Path(self.known_as) / here.relative_to(out) if self.known_as and here.is_relative_to(out) else here)
 
     @property
     def is_journalled(self) -> bool:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 
 from spantrain.app.adaptation.adapt import adviser_of
 from spantrain.app.faults import FaultInjector
@@ -112,7 +113,7 @@ class _RunOnSession:
         """Between this leg's first step and the end of the one before."""
         self._journal = Journal(session, request, self._watch)
         self._log = RunLog(request, self._ledger, self._watch)
-        self._checkpoints = RunCheckpoints(session, request, self._log, self._manifest, self._watch)
+        self._checkpoints = RunCheckpoints(session, request, self._saved, self._manifest, self._watch)
         self._faults = FaultInjector(request.options.faults, session, request.out)
         self._network = RunNetwork(request.options.network_trace, session.testbed, request.plan, request.profile)
         self._plans = PlanChanges(request.plan, first_step=self._first_step, folder=request.out, tell=self._watch.note)
@@ -176,6 +177,10 @@ class _RunOnSession:
                     raise
                 self._go_on(self._leg_after(error, barrier))
         return None
+
+    def _saved(self, step: int, folder: Path) -> None:
+        self._log.saved(step, str(folder))
+        self._journal.saved(step, folder)
 
     def _leg_after(self, error: DeviceLostError | DeviceMemoryError, barrier: StepBarrier) -> Leg:
         """Return how the run goes on without a device that was lost, or with less on one that ran out of memory."""

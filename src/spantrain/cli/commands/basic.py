@@ -296,7 +296,7 @@ def export(
         print_json(to_json(outcome))
         return
     typer.echo(f"{outcome.model} after {outcome.steps} steps: {outcome.parameters} parameters in {outcome.folder}")
-    compare = f"; compare with: python examples/load_exported.py {outcome.folder}"
+    compare = f"; python examples/load_exported.py {outcome.folder}, in the sources, compares outputs"
     typer.echo(f"Load it with {outcome.loads_with}{'' if outcome.loads_with == 'peft' else compare}")
     if outcome.untrained:
         typer.echo(f"Not trained, since the model does not use them: {', '.join(outcome.untrained)}")

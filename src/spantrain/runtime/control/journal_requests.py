@@ -15,6 +15,9 @@ class JournalPiece:
     piece: bytes
     credentials: str = ""
     """What workers know the coordinator by, with the first piece."""
+    saved_step: int = -1
+    """The newest checkpoint, where its manifest is told; -1: none."""
+    manifest: str = ""
     ended: bool = False
     """The run has ended, and its journal with it."""
 
@@ -25,5 +28,7 @@ class FollowJournal(Request[JournalPiece], name="follow_journal"):
 
     offset: int
     """So many bytes are."""
+    saved_step: int = -1
+    """The newest checkpoint whose manifest is here; -1: none."""
     folder: str
     """Where the run lies here."""

@@ -11,6 +11,8 @@ from spantrain.runtime.coordinator.roster import printable
 from spantrain.transport.control.protocol import RemoteRefusal
 
 _PIECE_BYTES = 2**20
+_MOST_MANIFEST = 2**22
+"""Characters of a manifest; what is larger is not told: it would not go into a message."""
 _PATIENCE_S = 2.0
 """How long a step waits for a copy that was whole; then it is waited for no longer until it is whole again."""
 
@@ -35,6 +37,7 @@ class JournalFeed:
         """So many are on the device's disk."""
         self._is_followed = False
         """Whether its copy has been whole, and steps wait for it."""
+        self._saved_step, self._manifest = -1, ""
         self._ended = False
         self._knows_end = False
 
@@ -49,6 +52,14 @@ class JournalFeed:
                     f"The copy of the journal on {self.device} is behind: steps do not wait for it, and until it is "
                     "whole again the run cannot go on from there"
                 )
+
+    def saved(self, step: int, manifest: str) -> None:
+        """Note the manifest of a checkpoint that is complete; nothing waits until the copy has it."""
+        if len(manifest) > _MOST_MANIFEST:
+            return
+        with self._changed:
+            self._saved_step, self._manifest = step, manifest
+            self._changed.notify_all()
 
     def end(self) -> None:
         """Have the copy removed: the run has ended."""
@@ -78,13 +89,18 @@ class JournalFeed:
                     f"train --resume {printable(request.folder)} --steps N --listen HOST:PORT, where workers look by "
                     "--or-join HOST:PORT"
                 )
-            while self._size_bytes == request.offset and not self._ended:
+            while self._has_all(request) and not self._ended:
                 if time.monotonic() >= deadline_s:
                     return None
                 self._changed.wait(deadline_s - time.monotonic())
             self._knows_end |= self._ended
             self._changed.notify_all()
+            if self._saved_step > request.saved_step and not self._ended:
+                return JournalPiece(piece=b"", saved_step=self._saved_step, manifest=self._manifest)
         return self._next(request.offset)
+
+    def _has_all(self, request: FollowJournal) -> bool:
+        return request.offset == self._size_bytes and request.saved_step >= self._saved_step
 
     def _is_copied(self) -> bool:
         return 0 < self._size_bytes == self._copied_bytes

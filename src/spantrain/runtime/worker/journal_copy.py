@@ -8,6 +8,9 @@ from pathlib import Path
 
 from spantrain.config.files.text_files import write_atomically
 from spantrain.errors import Interrupted, SpanTrainError
+from spantrain.runtime.checkpoint.manifest import MANIFEST_FILE, MARKER, write_marker
+from spantrain.runtime.checkpoint.saver import CHECKPOINTS
+from spantrain.runtime.checkpoint.tensor_file import Disk, step_folder
 from spantrain.runtime.control.journal_requests import (
     CREDENTIALS_FILE,
     JOURNAL_FILE,
@@ -30,8 +33,10 @@ class JournalCopy:
     def __init__(self, control: ControlPlane, run: Path) -> None:
         """Keep it in a run's folder here."""
         self.control = control
-        self._run, self._folder = run, run / JOURNAL_FOLDER
+        self._run, self._folder, self._checkpoints = run, run / JOURNAL_FOLDER, run / CHECKPOINTS
         self._closed = threading.Event()
+        self._saved_step = -1
+        """The checkpoint whose manifest is here."""
         self._thread = threading.Thread(target=self._keep, name="journal copy", daemon=True)
         self._thread.start()
 
@@ -47,6 +52,8 @@ class JournalCopy:
             (self._folder / name).unlink(missing_ok=True)
         with suppress(OSError):  # something of others is in it
             self._folder.rmdir()
+        (self._checkpoints / MARKER).unlink(missing_ok=True)
+        self._forget_manifest()
 
     def _keep(self) -> None:
         try:
@@ -63,6 +70,8 @@ class JournalCopy:
                         return
                     if answer.credentials:
                         write_atomically(self._folder / CREDENTIALS_FILE, answer.credentials, private=True)
+                    if answer.manifest:
+                        self._keep_manifest(answer)
                     journal.write(answer.piece)
                     journal.flush()
         except BlockingIOError:
@@ -70,9 +79,24 @@ class JournalCopy:
         except (OSError, SpanTrainError) as error:  # the coordinator is lost: the copy stays
             _log.warning("%s: the copy of the journal ends: %s", self._folder, error)
 
+    def _keep_manifest(self, told: JournalPiece) -> None:
+        """Have the newest checkpoint be one of the run's folder here; its files lie where devices have written them."""
+        folder = step_folder(self._checkpoints, told.saved_step)
+        write_atomically(folder / MANIFEST_FILE, told.manifest)
+        write_marker(Disk(), folder)
+        self._forget_manifest()
+        self._saved_step = told.saved_step
+
+    def _forget_manifest(self) -> None:
+        folder = step_folder(self._checkpoints, self._saved_step)
+        (folder / MANIFEST_FILE).unlink(missing_ok=True)
+        with suppress(OSError):  # files of this device are in it
+            folder.rmdir()
+
     def _next(self, offset: int) -> JournalPiece | None:
         try:
-            return self.control.ask(FollowJournal(offset=offset, folder=str(self._run)))
+            said = FollowJournal(offset=offset, saved_step=self._saved_step, folder=str(self._run))
+            return self.control.ask(said)
         except Interrupted:  # an order has ended, and no run
             self._closed.wait(_AGAIN_S)
             return None

@@ -70,10 +70,10 @@ def orders_of(
         graph=request.profile.graph,
         job=request.job,
         peers=peers,
-        output_dir=str(request.out.resolve()) if request.checkpoints else "",
+        output_dir=request.folder_to_workers(request.out) if request.checkpoints else "",
         first_step=leg.first_step,
         samples_before=samples_before,
-        resume_from=str(resume.folder.resolve()) if resume else "",
+        resume_from=request.folder_to_workers(resume.folder) if resume else "",
         checkpoint=resume.content if resume else None,
         at_coordinator=resume.here if resume else (),
         kept=leg.kept,
@@ -82,7 +82,7 @@ def orders_of(
     )
     orders: dict[str, TrainOrder | GiveOrder] = dict.fromkeys(leg.plan.devices, order)
     if (standby := request.options.standby_coordinator) in orders:
-        orders[standby] = replace(order, journal_dir=str(request.out.resolve()))
+        orders[standby] = replace(order, journal_dir=request.folder_to_workers(request.out))
     if leg.kept is not None:
         gives = GiveOrder(plan=leg.plan, peers=peers, first_step=leg.first_step, kept=leg.kept)
         orders |= dict.fromkeys(leg.givers, gives)

@@ -26,7 +26,7 @@ from spantrain.core.checkpoint import CheckpointContent
 from spantrain.core.plan import Plan
 from spantrain.errors import ConfigError
 from spantrain.recovery.policy import holds_all
-from spantrain.runtime.checkpoint.manifest import Manifest
+from spantrain.runtime.checkpoint.manifest import MANIFEST_FILE, Manifest
 from spantrain.runtime.checkpoint.saver import CHECKPOINTS
 from spantrain.runtime.checkpoint.tensor_file import step_folder
 from spantrain.runtime.control.journal_requests import CREDENTIALS_FILE, JOURNAL_FILE, JOURNAL_FOLDER
@@ -68,14 +68,17 @@ class BegunLeg:
 
 
 @dataclass(frozen=True, kw_only=True)
-class UsedProfile:
-    """The profile's file, for a coordinator on another machine."""
+class RunOrigin:
+    """What another machine needs to go on with a run."""
 
-    text: str
+    folder: str
+    """The run's, as workers know it."""
+    profile: str
+    """The text of its file."""
 
 
-Entry = Manifest | UsedProfile | CommitPoint | BegunLeg | CommittedStep
-"""What the run is (the first line), what devices hold when it is adopted, that a part of it begins, a step."""
+Entry = Manifest | RunOrigin | CommitPoint | BegunLeg | CommittedStep
+"""What the run is (the first line), where it was begun, what devices hold when it is adopted, a part of it, a step."""
 
 
 class Journal:
@@ -111,8 +114,9 @@ class Journal:
         if request.options.standby_coordinator:
             self._feed = self._begun_feed(request.options.standby_coordinator)
         self.write(manifest)
-        if self._feed is not None and manifest.profile:
-            self.write(UsedProfile(text=read_text(Path(manifest.profile), remedy="make it anew")))
+        if (self._feed is not None or request.known_as) and manifest.profile:
+            text = read_text(Path(manifest.profile), remedy="make it anew")
+            self.write(RunOrigin(folder=request.folder_to_workers(request.out), profile=text))
         if request.resume and request.resume.held is not None:
             self.write(request.resume.held)
 
@@ -136,6 +140,11 @@ class Journal:
         if outcome.loss is not None:
             keepers = outcome.keepers
             self.write(CommittedStep(step=outcome.step, loss=outcome.loss, verdict=verdict, keepers=keepers))
+
+    def saved(self, step: int, folder: Path) -> None:
+        """Have the copy on another machine know of a checkpoint that is complete."""
+        if self._feed is not None:
+            self._feed.saved(step, read_text(folder / MANIFEST_FILE, remedy="go on from an earlier one"))
 
     def write(self, entry: Entry) -> None:
         """Write a line; on a disk that is full the journal ends, and is no more."""
@@ -176,12 +185,12 @@ def _locked(path: Path) -> IO[bytes]:
             return file
 
 
-def _read(path: Path) -> tuple[Manifest, str, CommitPoint | None]:
+def _read(path: Path) -> tuple[Manifest, RunOrigin | None, CommitPoint | None]:
     """Read a journal.
 
     Returns:
-        What the run is, with the plan that runs next and all losses; its profile's text, where it is in the journal;
-        what devices hold: None where a part had begun from a checkpoint, and no step of it is committed. A last line
+        What the run is, with the plan that runs next and all losses; where it was begun, if that may be elsewhere; what
+        devices hold: None where a part had begun from a checkpoint, and no step of it is committed. A last line
         that was cut off is none.
 
     Raises:
@@ -192,11 +201,11 @@ def _read(path: Path) -> tuple[Manifest, str, CommitPoint | None]:
     manifest = entries[0] if len(entries) > 1 else None
     if not isinstance(manifest, Manifest):
         raise ConfigError(f"{path}: does not say what the run is; {_REMEDY}")
-    plan, held, losses, profile = manifest.plan, None, list(manifest.losses), ""
+    plan, held, losses, origin = manifest.plan, None, list(manifest.losses), None
     for entry in entries[1:]:
         match entry:
-            case UsedProfile():
-                profile = entry.text
+            case RunOrigin():
+                origin = entry
             case CommitPoint():
                 held = entry
             case BegunLeg():
@@ -210,7 +219,7 @@ def _read(path: Path) -> tuple[Manifest, str, CommitPoint | None]:
                 held = CommitPoint(step=entry.step + 1, verdict=entry.verdict, plan=ran)
                 losses.append(entry.loss)
                 plan = entry.verdict.plan or plan
-    return replace(manifest, plan=plan, losses=tuple(losses)), profile, held
+    return replace(manifest, plan=plan, losses=tuple(losses)), origin, held
 
 
 def _entry(line: str, where: str) -> Entry:
@@ -232,14 +241,14 @@ def adopted_run(run: Path, steps: int, *, functions: tuple[str, ...]) -> TrainRe
     path = run / JOURNAL_FOLDER / JOURNAL_FILE
     if not path.is_file():
         return None
-    manifest, profile_text, held = _read(path)
+    manifest, origin, held = _read(path)
     if held is None:
         return None
     if steps <= held.step:
         raise ConfigError(f"{run} has {held.step} steps done; --steps is the number in all, give more than that")
-    if profile_text and not Path(manifest.profile).is_file():  # this is the standby coordinator's machine
+    if origin is not None and not Path(manifest.profile).is_file():  # this is the standby coordinator's machine
         manifest = replace(manifest, profile=str((run / "profile.json").resolve()))
-        write_atomically(Path(manifest.profile), profile_text)
+        write_atomically(Path(manifest.profile), origin.profile)
     plan, report, profile, profile_path = what_to_run(run, manifest, None, functions)
     assert manifest.job is not None, "a run that has begun has a job"
     return TrainRequest(
@@ -249,6 +258,7 @@ def adopted_run(run: Path, steps: int, *, functions: tuple[str, ...]) -> TrainRe
         profile_path=profile_path,
         job=replace(manifest.job, steps=steps),
         out=run,
+        known_as=origin.folder if origin is not None else "",
         resume=Resume(
             folder=step_folder(run / CHECKPOINTS, held.step),
             content=CheckpointContent(step=held.step, files={}),
