@@ -167,8 +167,12 @@ def test_who_is_lost_while_the_last_checkpoint_comes_ends_nothing(run, disks, tm
 
 
 def test_who_wants_to_stop_then_leaves_files_where_they_are(run, disks, at_the_end):
-    at_the_end(lambda _name: os.kill(os.getpid(), signal.SIGINT))
-    watcher, outcome = run()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell runs in the background ignores it
+    try:
+        at_the_end(lambda _name: os.kill(os.getpid(), signal.SIGINT))
+        watcher, outcome = run()
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert outcome.steps == 9
     assert any("What has not come stays where it is" in note for note in watcher.notes)
     assert any("lies on their machines alone" in note for note in watcher.notes)
