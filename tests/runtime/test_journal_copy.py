@@ -128,10 +128,16 @@ def test_the_newest_checkpoints_manifest_is_there_too(run, monkeypatch):
     until(lambda: not (checkpoints / "step-3/manifest.json").exists())
     assert (checkpoints / "latest").read_text() == "step-6\n"
     assert (checkpoints / "step-6/manifest.json").read_text() == "manifest 6"
+    for step in (6, 3):  # all went back, and save again what they had saved
+        run.feed.saved(step, "again")
+        until(lambda at=checkpoints / f"step-{step}/manifest.json": at.exists() and at.read_text() == "again")
+    until(lambda: not (checkpoints / "step-6/manifest.json").exists())
+    assert (checkpoints / "latest").read_text() == "step-3\n"
     monkeypatch.setattr(journal_feed, "_MOST_MANIFEST", 3)
     run.feed.saved(9, "manifest 9")
     run.write(LINE)
     assert not (checkpoints / "step-9").exists()
+    assert run.told[-1] == "lab-0 is not told of the checkpoint after 9 steps: its manifest is too large"
 
 
 def test_it_goes_when_the_run_ends(run):

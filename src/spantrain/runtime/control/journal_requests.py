@@ -15,9 +15,11 @@ class JournalPiece:
     piece: bytes
     credentials: str = ""
     """What workers know the coordinator by, with the first piece."""
-    saved_step: int = -1
-    """The newest checkpoint, where its manifest is told; -1: none."""
     manifest: str = ""
+    """Of the newest checkpoint; empty: it is known."""
+    manifest_step: int = 0
+    manifests: int = 0
+    """How many checkpoints were complete with that one; steps may be trained and saved again."""
     ended: bool = False
     """The run has ended, and its journal with it."""
 
@@ -28,7 +30,7 @@ class FollowJournal(Request[JournalPiece], name="follow_journal"):
 
     offset: int
     """So many bytes are."""
-    saved_step: int = -1
-    """The newest checkpoint whose manifest is here; -1: none."""
+    manifests: int = 0
+    """How many checkpoints were complete with the newest one whose manifest is here."""
     folder: str
     """Where the run lies here."""

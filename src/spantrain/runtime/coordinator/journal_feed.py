@@ -37,7 +37,7 @@ class JournalFeed:
         """So many are on the device's disk."""
         self._is_followed = False
         """Whether its copy has been whole, and steps wait for it."""
-        self._saved_step, self._manifest = -1, ""
+        self._manifest, self._manifest_step, self._manifests = "", 0, 0
         self._ended = False
         self._knows_end = False
 
@@ -55,10 +55,12 @@ class JournalFeed:
 
     def saved(self, step: int, manifest: str) -> None:
         """Note the manifest of a checkpoint that is complete; nothing waits until the copy has it."""
-        if len(manifest) > _MOST_MANIFEST:
-            return
         with self._changed:
-            self._saved_step, self._manifest = step, manifest
+            if len(manifest) > _MOST_MANIFEST:
+                self._tell(f"{self.device} is not told of the checkpoint after {step} steps: its manifest is too large")
+                return
+            self._manifest, self._manifest_step = manifest, step
+            self._manifests += 1
             self._changed.notify_all()
 
     def end(self) -> None:
@@ -95,12 +97,14 @@ class JournalFeed:
                 self._changed.wait(deadline_s - time.monotonic())
             self._knows_end |= self._ended
             self._changed.notify_all()
-            if self._saved_step > request.saved_step and not self._ended:
-                return JournalPiece(piece=b"", saved_step=self._saved_step, manifest=self._manifest)
+            if self._manifests > request.manifests and not self._ended:
+                return JournalPiece(
+                    piece=b"", manifest=self._manifest, manifest_step=self._manifest_step, manifests=self._manifests
+                )
         return self._next(request.offset)
 
     def _has_all(self, request: FollowJournal) -> bool:
-        return request.offset == self._size_bytes and request.saved_step >= self._saved_step
+        return request.offset == self._size_bytes and request.manifests >= self._manifests
 
     def _is_copied(self) -> bool:
         return 0 < self._size_bytes == self._copied_bytes

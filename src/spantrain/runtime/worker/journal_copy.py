@@ -35,8 +35,10 @@ class JournalCopy:
         self.control = control
         self._run, self._folder, self._checkpoints = run, run / JOURNAL_FOLDER, run / CHECKPOINTS
         self._closed = threading.Event()
-        self._saved_step = -1
+        self._saved: Path | None = None
         """The checkpoint whose manifest is here."""
+        self._manifests = 0
+        """How many were complete with it."""
         self._thread = threading.Thread(target=self._keep, name="journal copy", daemon=True)
         self._thread.start()
 
@@ -53,7 +55,7 @@ class JournalCopy:
         with suppress(OSError):  # something of others is in it
             self._folder.rmdir()
         (self._checkpoints / MARKER).unlink(missing_ok=True)
-        self._forget_manifest()
+        self._forget(self._saved)
 
     def _keep(self) -> None:
         try:
@@ -81,21 +83,23 @@ class JournalCopy:
 
     def _keep_manifest(self, told: JournalPiece) -> None:
         """Have the newest checkpoint be one of the run's folder here; its files lie where devices have written them."""
-        folder = step_folder(self._checkpoints, told.saved_step)
+        before, folder = self._saved, step_folder(self._checkpoints, told.manifest_step)
         write_atomically(folder / MANIFEST_FILE, told.manifest)
         write_marker(Disk(), folder)
-        self._forget_manifest()
-        self._saved_step = told.saved_step
+        self._saved, self._manifests = folder, told.manifests
+        if before != folder:
+            self._forget(before)
 
-    def _forget_manifest(self) -> None:
-        folder = step_folder(self._checkpoints, self._saved_step)
+    def _forget(self, folder: Path | None) -> None:
+        if folder is None:
+            return
         (folder / MANIFEST_FILE).unlink(missing_ok=True)
         with suppress(OSError):  # files of this device are in it
             folder.rmdir()
 
     def _next(self, offset: int) -> JournalPiece | None:
         try:
-            said = FollowJournal(offset=offset, saved_step=self._saved_step, folder=str(self._run))
+            said = FollowJournal(offset=offset, manifests=self._manifests, folder=str(self._run))
             return self.control.ask(said)
         except Interrupted:  # an order has ended, and no run
             self._closed.wait(_AGAIN_S)
