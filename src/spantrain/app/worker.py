@@ -57,8 +57,7 @@ class WorkerReach:
 
 def prepared_worker(
     *,
-    join: str,
-    or_join: Sequence[str] = (),
+    join: Sequence[str],
     token_file: Path | None,
     name: str | None,
     backend: str | None,
@@ -69,6 +68,7 @@ def prepared_worker(
 ) -> Worker:
     """Return what joins, carries out orders, and returns when the coordinator has no more.
 
+    The coordinator is at the first place of `join`; one may be started in its stead at the others.
     Under torchrun the device's name may be left out: it is then the coordinator's device number RANK; and the
     accelerator is number LOCAL_RANK. The token is in a file, or in SPANTRAIN_TOKEN: among the words of a command other
     users of the machine could see it.
@@ -79,24 +79,25 @@ def prepared_worker(
     """
     if folder is not None:
         check_can_make(folder, "--folder")
-    _check_places(or_join)
+    first, *others = join
+    _check_places(others)
     environment = Environment.read(os.environ)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     local_rank = (environment.launch.local_rank or 0) if environment.launch else 0
     settings = WorkerSettings(
-        join=join,
-        or_join=tuple(or_join),
+        join=first,
+        or_join=tuple(others),
         name=_name_by_rank(environment) if name is None else name,
         token=_token(token_file, environment),
         backend=default_backend(local_rank) if backend is None else backend,
-        data_address=reach.address(join),
+        data_address=reach.address(first),
         relay=relay_access(reach.relay, encrypted=reach.encrypted),
         encrypted=reach.encrypted,
         functions=tuple(functions),
         keep_s=keep_s,
         folder="" if folder is None else str(folder.absolute()),
     )
-    found = interface_of(settings.data_address) or interface_of(address_towards(join))
+    found = interface_of(settings.data_address) or interface_of(address_towards(first))
     if environment.gloo_interfaces is None and found is not None:
         os.environ["GLOO_SOCKET_IFNAME"] = found
     load()

@@ -210,8 +210,7 @@ def worker(asked: WorkerArguments, context: typer.Context) -> None:
 
     with clean_interrupt("the worker"):
         serving = prepared_worker(
-            join=asked.join,
-            or_join=asked.or_join or (),
+            join=(asked.join, *(asked.or_join or ())),
             token_file=asked.token_file,
             name=asked.name,
             backend=asked.backend,

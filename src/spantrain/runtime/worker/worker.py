@@ -167,7 +167,7 @@ class Worker:
         )
 
     def _joined(self, timeout_s: float) -> ControlClient:
-        """Join at the first place where the coordinator is; raises what the last one has said, if it is at none."""
+        """Join at the first place where the coordinator is; raises what was said there, or last if it is at none."""
         settings, deadline_s = self._settings, time.monotonic() + timeout_s
         places = (settings.join, *settings.or_join)
         for place in itertools.cycle(places):
@@ -182,8 +182,11 @@ class Worker:
                     timeout_s=left_s if len(places) == 1 else _PLACE_S,
                     cancelled=self._to_stop,
                 )
-            except (SpanTrainError, RemoteRefusal):
+            except PeerLostError:
                 if len(places) == 1 or is_last or self._to_stop.is_set():
+                    raise
+            except UsageError:  # another run's coordinator is there
+                if place == places[-1]:
                     raise
         raise AssertionError("there is a place")
 

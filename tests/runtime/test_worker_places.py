@@ -1,0 +1,61 @@
+"""Where a worker looks for its coordinator: at one place after the other, until one says something that counts."""
+
+import pytest
+
+from spantrain.errors import PeerLostError, UsageError
+from spantrain.runtime.worker import worker as workers
+from spantrain.runtime.worker.settings import WorkerSettings
+from spantrain.runtime.worker.worker import Worker
+from spantrain.transport.control.protocol import RemoteRefusal
+
+SILENT, FOREIGN, REFUSED = (
+    PeerLostError("nobody answers"),
+    UsageError("another run"),
+    RemoteRefusal("the name is taken"),
+)
+FIRST, SECOND = "10.0.0.1:7000", "10.0.0.2:7000"
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """Answers by places, in turns; what was asked."""
+    found: list[str] = []
+
+    def asked(answers: dict[str, list[object]]) -> tuple[Worker, list[str]]:
+        def join(place, *_, **__):
+            found.append(place)
+            answer = answers[place].pop(0) if len(answers[place]) > 1 else answers[place][0]
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+        monkeypatch.setattr(workers.ControlClient, "join", join)
+        settings = WorkerSettings(join=FIRST, or_join=(SECOND,), token="t", name="a", backend="cpu")
+        return Worker(settings), found
+
+    return asked
+
+
+@pytest.mark.parametrize("there", [SILENT, FOREIGN])
+def test_it_looks_at_the_other_place_where_the_coordinator_is_not(asked, there):
+    worker, found = asked({FIRST: [there], SECOND: [SILENT, "joined"]})
+    assert worker._joined(30.0) == "joined"
+    assert found == [FIRST, SECOND, FIRST, SECOND]
+
+
+def test_what_the_coordinator_refuses_counts(asked):
+    worker, found = asked({FIRST: [REFUSED], SECOND: ["joined"]})
+    with pytest.raises(RemoteRefusal, match="the name is taken"):
+        worker._joined(30.0)
+    assert found == [FIRST]
+
+
+def test_it_gives_up_when_the_time_is_over_or_no_place_is_its_runs(asked):
+    worker, _ = asked({FIRST: [SILENT], SECOND: [SILENT]})
+    with pytest.raises(PeerLostError, match="nobody answers"):
+        worker._joined(0.0)
+    worker, found = asked({FIRST: [FOREIGN], SECOND: [FOREIGN]})
+    found.clear()
+    with pytest.raises(UsageError, match="another run"):
+        worker._joined(30.0)
+    assert found == [FIRST, SECOND]
