@@ -2,7 +2,6 @@
 
 import os
 import signal
-import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -31,6 +30,7 @@ from spantrain.runtime.checkpoint.manifest import read_manifest
 from spantrain.runtime.control.file_requests import FileWanted
 from spantrain.runtime.coordinator.barrier import StepOutcome
 from spantrain.runtime.worker.settings import WorkerSettings
+from spantrain.transport.control.protocol import RemoteRefusal
 from testing.patience import until
 from testing.runtime.kills import kill
 from testing.runtime.runs import OneProcess
@@ -155,7 +155,7 @@ def at_the_end(monkeypatch):
 def test_who_is_lost_while_the_last_checkpoint_comes_ends_nothing(run, disks, tmp_path, at_the_end):
     def strike(name):
         kill(tmp_path / f"run/logs/{name.partition('-')[0]}.log")
-        time.sleep(1)
+        raise RemoteRefusal("who brought this is gone")
 
     ended = at_the_end(strike)
     watcher, outcome = run()
