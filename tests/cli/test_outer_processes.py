@@ -147,6 +147,7 @@ def test_a_demonstration_that_is_killed_leaves_nothing_either(tmp_path, monkeypa
     state = tmp_path / "state"
     state.mkdir()
     monkeypatch.setenv("TMPDIR", str(state))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "compiled"))  # PyTorch's own, which it keeps
     with running(tmp_path, "demo", "--no-network", "--out", tmp_path / "demo") as demo:
         line_with(demo, "Waiting for the first inner step")
         inside = begun_by(demo, tmp_path)

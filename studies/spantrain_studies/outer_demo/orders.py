@@ -121,7 +121,13 @@ def master_order(options: OuterDemoOptions, state: Path, address: str, *, port: 
 def shard_order(options: OuterDemoOptions, state: Path, address: str, shard: str, joining: Mapping[str, Any]) -> Any:
     """Return what a shard is told; `joining`: what the master said of address and token."""
     snapshots = str(state / shard)
-    return {"role": "shard", **_joining(options, joining), "address": address, "snapshots": snapshots}
+    return {
+        "role": "shard",
+        **_joining(options, joining),
+        "address": address,
+        "snapshots": snapshots,
+        "hold": str(state),
+    }
 
 
 def cluster_order(options: OuterDemoOptions, cluster: DemoCluster, joining: Mapping[str, Any]) -> Mapping[str, Any]:

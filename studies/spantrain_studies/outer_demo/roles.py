@@ -3,6 +3,8 @@
 It ends in good order when it is told to, and at once when its input ends, however its parent ended.
 """
 
+import contextlib
+import fcntl
 import json
 import logging
 import os
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from spantrain.outer.link.status import MasterStatus
 
 _LOOK_EVERY_S = 0.5
+_REMOVALS = 10
 _NOBODY = 3
 """The exit code of a process that nobody listens to."""
 
@@ -30,8 +33,10 @@ def main() -> None:
     orders = FileIO(sys.stdin.fileno(), closefd=False)
     order = json.loads(orders.readline())
     stop = threading.Event()
-    folder = order.pop("remove", None)
-    threading.Thread(target=_listen, args=(orders, stop, folder), name="orders", daemon=True).start()
+    if (held := order.pop("hold", None)) is not None:
+        fcntl.flock(os.open(held, os.O_RDONLY), fcntl.LOCK_SH)  # until this process ends, however it does
+    removed = order.pop("remove", None)
+    threading.Thread(target=_listen, args=(orders, stop, removed), name="orders", daemon=True).start()
     {"master": _master, "shard": _shard, "cluster": _cluster}[order.pop("role")](order, stop)
 
 
@@ -43,8 +48,18 @@ def _listen(orders: FileIO, stop: threading.Event, folder: str | None) -> None:
     while orders.readline():
         stop.set()
     if folder is not None:
-        shutil.rmtree(folder, ignore_errors=True)
+        _remove(folder)
     os._exit(_NOBODY)
+
+
+def _remove(folder: str) -> None:
+    """Remove a folder when none of the processes that hold it is left to write into it; again if this one did."""
+    with contextlib.suppress(FileNotFoundError):
+        fcntl.flock(os.open(folder, os.O_RDONLY), fcntl.LOCK_EX)
+    for _ in range(_REMOVALS):
+        shutil.rmtree(folder, ignore_errors=True)
+        if not os.path.exists(folder):
+            return
 
 
 def _say(**message: Any) -> None:
