@@ -249,6 +249,18 @@ def test_a_run_leaves_what_there_is_to_see_and_tells_of_a_step_over_twice_its_fo
     assert (tmp_path / VIEW_FILE).stat().st_size < 200_000
 
 
+def test_behind_a_change_of_plan_the_last_recorded_step_is_told_of(plan, profile, forecast, tmp_path):
+    with RunWatch(Noted(), tmp_path, profile, TrainJob(steps=9)) as watch:
+        watch.run_begins(plan)
+        trace, _ = step_of(plan, profile)
+        outcome = outcome_of(0, forecast.step_s, 0.0)
+        watch.step(outcome, metrics_of(1), 9)
+        watch.recorded(RecordedStep(outcome=outcome, trace=trace, peak_bytes={}))
+        watch.run_begins(replace(plan, generation=plan.generation + 1), "home-tx2 was lost")
+        view = read_view(tmp_path)
+        assert (view.reason.step, view.timeline, view.generation) == (0, None, plan.generation + 1)
+
+
 def test_a_long_curve_stays_short_and_keeps_its_last_point():
     points = Points()
     for step in range(1, 10_001):

@@ -125,10 +125,10 @@ class RunWatch(Reporter):
     # What a reporter hears.
 
     def run_begins(self, plan: Plan, reason: str = "") -> None:
-        """Take the plan that the steps to come belong to."""
+        """Take the plan that the steps to come belong to; until one is recorded, the last recorded one is told of."""
         self._shown.run_begins(plan, reason)
         self._plan, self._first_step = plan, self._done
-        self._predicted = self._forecast = self._timeline = self._reason = self._outcome = None
+        self._predicted = self._forecast = self._timeline = self._outcome = None
         self._durations.clear()
         self._history.clear()
         self._write(at_once=True)
