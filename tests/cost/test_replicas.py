@@ -92,6 +92,20 @@ def test_zero2_takes_the_bytes_of_the_sum_and_more_for_more_micro_batches(cost_p
         assert cost.action_s(sharded, sharded.replicas[0], op, 2) == cost.action_s(plain, plain.replicas[0], op, 2)
 
 
+@pytest.mark.parametrize("micro_batches", [1, 4])
+def test_zero1_takes_half_a_sum_and_a_gather(cost_profile, micro_batches):
+    cost = ReplicaCost(cost_profile)
+    plain, sharded = (
+        stage_of({"a0": 1.0}, {"a1": 1.0}, sharding=sharding, micro_batches=micro_batches)
+        for sharding in (StateSharding.NONE, StateSharding.ZERO1)
+    )
+    gather_s = cost.groups.network.collectives.gather_s(("a0", "a1"), 11000)
+    assert cost.end_of_step_s(sharded) == (gather_s, gather_s)
+    assert cost.sent_bytes(sharded) == cost.sent_bytes(plain)
+    for op in Op:
+        assert cost.action_s(sharded, sharded.replicas[0], op, 2) == cost.action_s(plain, plain.replicas[0], op, 2)
+
+
 def test_zero3_takes_the_longer_of_compute_and_gathers(cost_profile):
     narrow = slow_links(cost_profile, 1e5)
     fast, slow = ReplicaCost(cost_profile), ReplicaCost(narrow)

@@ -81,11 +81,12 @@ def test_the_estimate_counts_sharded_state(cost_profile, make_cost_plan):
     plan = make_cost_plan((3, {"a0": 1, "a1": 1}), size=4)
     (stage,) = plan.stages
     run_s = 2 * 3 * 0.003 * 4
-    none, two, three = (
+    none, one, two, three = (
         cost.estimate(replace(plan, stages=(replace(stage, state_sharding=sharding),))).bound_s - run_s
         for sharding in StateSharding
     )
     assert none == pytest.approx(ring_s(11000))
+    assert one == pytest.approx(two)
     # Gradients go half the way, and all new parameters are gathered; or the first unit's of both.
     assert two == pytest.approx((11000 + 11000) / 2 / 1e8 + 2 * 1e-3)
     assert three == pytest.approx((4000 + 4000) / 2 / 1e8 + 2 * 1e-3)

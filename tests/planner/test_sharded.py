@@ -47,6 +47,18 @@ def test_state_is_divided_only_where_allowed(profile: Callable[[float], Profile]
     assert not any(divides(proposal) for proposal in auto(request_of(profile(4.0), Constraints())))
 
 
+def test_the_optimizers_state_is_divided_only_where_that_is_worth_a_dearer_loss(
+    profile: Callable[[float], Profile],
+) -> None:
+    """Memory keeps samples from being in flight: then it may be, but not for next to nothing."""
+    for room in (1.2, 1.6, 2.0, 2.5, 3.0):
+        request = request_of(profile(room), Constraints())
+        found = auto(request)
+        seconds = {divides(one): request.evaluate(one.plan).step_s for one in reversed(found)}
+        assert not any(stage.state_sharding.divides_gradients for one in found for stage in one.plan.stages)
+        assert True not in seconds or False not in seconds or 1.05 * seconds[True] <= seconds[False]
+
+
 @pytest.mark.parametrize("room", [0.8, 1.2, 4.0])
 def test_never_worse_than_strategies_that_divide_state(profile: Callable[[float], Profile], room: float) -> None:
     request = request_of(profile(room), ALLOWED)
@@ -65,17 +77,21 @@ def test_never_worse_than_strategies_that_divide_state(profile: Callable[[float]
     assert ours <= best_s(auto(request_of(profile(room), Constraints()))) * (1 + 1e-9)
 
 
+@pytest.mark.parametrize(("room", "ways"), [(3.2, {StateSharding.ZERO1}), (1.9, set())])
 def test_a_model_that_fits_only_divided_is_divided(
-    make_cluster: Callable, make_graph: Callable, make_profile: Callable
+    make_cluster: Callable, make_graph: Callable, make_profile: Callable, room: float, ways: set[StateSharding]
 ) -> None:
+    """Of AdamW's four numbers for each parameter four replicas hold 2.5 with zero1, 1.75 with zero2."""
     graph = make_graph(blocks=1, hidden=1024)
-    memory_bytes = BACKENDS["emulated"].framework_bytes + int(
-        0.8 * 4 * max(unit.parameter_bytes for unit in graph.units)
-    )
+    memory_bytes = BACKENDS["emulated"].framework_bytes + int(room * max(unit.parameter_bytes for unit in graph.units))
     cluster = make_cluster({"a": {f"a{k}": 1.0 for k in range(4)}}, memory_bytes=memory_bytes)
     profile = make_profile(cluster, graph)
-    with pytest.raises(InfeasiblePlanError):
-        auto(request_of(profile, Constraints()))
+    if ways:
+        trained = auto(request_of(profile, Constraints()))
+        assert {stage.state_sharding for stage in trained[0].plan.stages} - {StateSharding.NONE} == ways
+    else:
+        with pytest.raises(InfeasiblePlanError):
+            auto(request_of(profile, Constraints()))
     request = request_of(profile, ALLOWED)
     (found,) = auto(request)
     assert divides(found)

@@ -18,7 +18,7 @@ from spantrain.app.training.stop import StopRequest
 from spantrain.app.training.train import train
 from spantrain.config.artefacts import write_profile
 from spantrain.core.job import TrainJob
-from spantrain.core.plan import Plan
+from spantrain.core.plan import Plan, StateSharding
 from spantrain.core.span import Span
 from spantrain.errors import PeerLostError
 from spantrain.planner.present import NewPlan
@@ -83,8 +83,11 @@ def run(make_plan, spec_of, law_profile, tmp_path_factory):
     """Two stages of two replicas each, and then one of one, unless a plan is given."""
     torch.set_num_threads(1)
 
-    def run(killer: Killer, cuts, replicas, *, job: TrainJob = JOB, speed=1.0, **options) -> tuple[Plan, TrainOutcome]:
+    def run(
+        killer: Killer, cuts, replicas, *, job: TrainJob = JOB, speed=1.0, state=StateSharding.NONE, **options
+    ) -> tuple[Plan, TrainOutcome]:
         plan = make_plan(spec_of("gpt2"), cuts, replicas, [THIRDS] * len(replicas), "1f1b")
+        plan = replace(plan, stages=tuple(replace(stage, state_sharding=state) for stage in plan.stages))
         plan = replace(plan, cluster=replace(plan.cluster, emulated_speed=speed))
         out = tmp_path_factory.mktemp("run")
         killer.logs = out / "logs"
@@ -134,6 +137,25 @@ def test_what_nobody_else_holds_comes_from_the_newest_checkpoint(run, every, whe
         f"back to {where}" in note
         for note in killer.notes
     )
+
+
+@pytest.mark.parametrize("victim", ["s0r0", "s0r1"])
+def test_a_replica_takes_its_part_of_divided_state_along(run, victim):
+    killer = Killer({5: victim})
+    job = replace(JOB, checkpoint_every=2)
+    _, outcome = run(killer, [0, 2, 5], [[2, 1], [1]], job=job, state=StateSharding.ZERO1)
+    assert victim not in outcome.devices
+    assert any(f"{victim} lost" in note and "all go back to the checkpoint after" in note for note in killer.notes)
+
+
+@pytest.mark.parametrize("when", [READY, 0, 4])
+def test_divided_state_is_all_there_when_another_stage_loses_a_device(run, when):
+    killer = Killer({when: "s1r0"})
+    _, outcome = run(killer, [0, 2, 5], [[2, 1], [1]], state=StateSharding.ZERO1, protect=1)
+    assert len(outcome.devices) in (1, 2)
+    (change,) = outcome.plan_changes
+    assert "trained again" in change.reason
+    assert when != 4 or "go back" not in change.reason
 
 
 @pytest.mark.parametrize("when", [READY, 0, 4])

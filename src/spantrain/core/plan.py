@@ -115,10 +115,17 @@ class StateSharding(StrEnum):
     """What a stage's replicas divide among themselves in the place of each holding it whole."""
 
     NONE = "none"
+    ZERO1 = "zero1"
+    """Optimizer state: each updates its rows of parameters, then all take all (Rajbhandari et al., ZeRO, SC 2020)."""
     ZERO2 = "zero2"
-    """Gradients and optimizer state (Rajbhandari et al., ZeRO, SC 2020, stage 2)."""
+    """Gradients, too: each micro-batch's are summed to their holders (ZeRO stage 2)."""
     ZERO3 = "zero3"
     """Parameters too: they are gathered again for every forward and backward (ZeRO stage 3, PyTorch FSDP)."""
+
+    @property
+    def divides_gradients(self) -> bool:
+        """Whether no replica has whole gradients at any time."""
+        return self in (StateSharding.ZERO2, StateSharding.ZERO3)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,6 +184,8 @@ class Stage:
                 f"recompute names units {outside}; leave them out: the stage has "
                 f"{self.first_unit} to {self.end_unit - 1}"
             )
+        if self.state_sharding is StateSharding.ZERO1 and self.divides_tensors:
+            raise ValueError("state_sharding zero1 needs replicas of one device each; leave it out")
         if self.sequence_parallel and not self.divides_tensors:
             raise ValueError("sequence_parallel needs a replica of several devices; leave it out")
 
@@ -194,6 +203,11 @@ class Stage:
     def divides_tensors(self) -> bool:
         """Whether a replica has several devices, among which tensors are divided."""
         return any(len(replica.devices) > 1 for replica in self.replicas)
+
+    @property
+    def divides_state(self) -> bool:
+        """Whether no replica has all of its state."""
+        return self.state_sharding is not StateSharding.NONE and len(self.replicas) > 1
 
     def replica_spans(self, index: int) -> tuple[Span, ...]:
         """Return the samples of one replica, a span for each micro-batch in which it takes part."""

@@ -6,9 +6,9 @@ that are some steps old there are further sets of those only.
 A member of a tensor-parallel group has, of parameters, gradients and optimizer state, whole pieces of what is divided
 and all of the rest (`UnitGraph.held_parameter_bytes`); of activations what was measured on members
 (`UnitGraph.held_activation_bytes`); it has all of other units, and messages whole. State sharding
-(`core.plan.StateSharding`) divides gradients and optimizer state evenly among the replicas, zero3 the parameters too:
-beside its part a device then holds the largest unit's twice, one at work and one gathered ahead, in the type that is
-computed with.
+(`core.plan.StateSharding`) divides optimizer state evenly among the replicas, from zero2 on gradients too, zero3 also
+the parameters: beside its part a device then holds the largest unit's twice, one at work and one gathered ahead, in the
+type that is computed with.
 
 Activations of a stage are its units', each cut between them once. Recomputed units (`core.plan.Stage.recompute`) hold
 what enters them, and besides the largest of them, run again, for the span at work (Chen et al., "Training Deep Nets
@@ -189,9 +189,10 @@ class MemoryCost:
         """Return the bytes of parameters, gradients and optimizer state."""
         held = self._held(units, division.tp_share)
         trained = sum(self._trained(units, division.tp_share))
-        own_bytes = trained / (1 if division.state_sharding is StateSharding.NONE else division.replicas)
-        gradient_bytes = self._sets * math.ceil(own_bytes)
-        optimizer_bytes = math.ceil(own_bytes * self._optimizer_ratio)
+        sharding = division.state_sharding
+        gradient_bytes = self._sets * math.ceil(trained / (division.replicas if sharding.divides_gradients else 1))
+        updated_bytes = trained if sharding is StateSharding.NONE else trained / division.replicas
+        optimizer_bytes = math.ceil(updated_bytes * self._optimizer_ratio)
         parameter_bytes = self._copies * (sum(held) + (self._sets - 1) * trained)
         if division.state_sharding is StateSharding.ZERO3 and division.replicas > 1:
             parameter_bytes = parameter_bytes / division.replicas + 2 * self._gathered_ratio * max(held)

@@ -98,7 +98,7 @@ class ReplicaCost:
     def action_s(self, stage: Stage, replica: Replica, op: Op, samples: int) -> float:
         """Return the seconds of one action of a replica: of its compute, or of what the replicas exchange beside it."""
         compute_s = self._compute_s(stage, replica, op, samples)
-        if stage.state_sharding is StateSharding.NONE or len(stage.replicas) < 2:
+        if not stage.state_sharding.divides_gradients or len(stage.replicas) < 2:
             return compute_s
         return max(compute_s, self._traffic_s(stage, op))
 
@@ -274,7 +274,7 @@ class ReplicaCost:
         summed = sum(self._graph.held_trained_bytes(stage.units, ring.tp_share))
         count = len(stage.micro_batches)
         match stage.state_sharding:
-            case StateSharding.NONE:
+            case StateSharding.NONE | StateSharding.ZERO1:
                 return 2 * summed
             case StateSharding.ZERO2:
                 return (count + 1) * summed

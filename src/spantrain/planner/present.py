@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from spantrain.core.action import SPLIT_OPS
-from spantrain.core.plan import Plan, Replica, Stage, StateSharding
+from spantrain.core.plan import Plan, Replica, Stage
 from spantrain.core.profile import Profile
 from spantrain.core.span import apportion
 from spantrain.cost.span_tables import SpanTables
@@ -77,7 +77,7 @@ def constraints_of(plan: Plan, profile: Profile, present: Collection[str]) -> Co
         wire_formats=tuple(dict.fromkeys((WireFormat.NATIVE, *(stage.wire_format for stage in stages)))),
         tensor_parallel=TensorParallel.ANY if plan.divides_tensors else TensorParallel.AUTO,
         sequence_parallel=any(stage.sequence_parallel for stage in stages),
-        sharded_state=any(stage.state_sharding is not StateSharding.NONE for stage in stages),
+        sharded_state=any(stage.state_sharding.divides_gradients for stage in stages),
     )
 
 
@@ -134,7 +134,7 @@ def _changed(
     """Return the light change; None where there is none that fits."""
     constraints, job = constraints_of(plan, profile, present), job_of(plan, optimizer)
     change, evaluator = _LightChange(plan, present, besides), Evaluator(profile, job)
-    if constraints.sharded_state:
+    if any(stage.divides_state for stage in plan.stages):
         return None
     request = PlanRequest(profile=profile, job=job, constraints=constraints, evaluate=evaluator)
     propose = slicing(change.proposals) if constraints.sequence_parallel else change.proposals

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from spantrain.core.plan import Plan
+from spantrain.core.plan import Plan, Stage
 from spantrain.errors import SpanTrainError
 
 _WORTH = 0.97
@@ -89,9 +89,13 @@ def is_worth(before_s: float, after_s: float, *, move_s: float = 0.0, steps_left
 
 
 def holds_all(plan: Plan, present: Collection[str]) -> bool:
-    """Whether devices that are present hold every unit between them: a whole replica of each stage, or a keeper."""
-    return all(
-        any(all(name in present for name in replica.devices) for replica in stage.replicas)
-        or any(name in present for name in stage.keepers)
-        for stage in plan.stages
-    )
+    """Whether devices that are present hold every unit between them: a whole replica of each stage, or a keeper.
+
+    Of stages whose replicas divide state it takes all of them.
+    """
+
+    def is_held(stage: Stage) -> bool:
+        whole = [all(name in present for name in replica.devices) for replica in stage.replicas]
+        return all(whole) if stage.divides_state else any(whole)
+
+    return all(is_held(stage) or any(name in present for name in stage.keepers) for stage in plan.stages)

@@ -52,12 +52,12 @@ def protected(
 
 def survived(stage: Stage) -> int:
     """Return how many losses at once a stage's state survives, whichever they are."""
-    return len(stage.replicas) + len(stage.keepers) - 1
+    return len(stage.keepers) + (0 if stage.divides_state else len(stage.replicas) - 1)
 
 
 def is_whole(stage: Stage) -> bool:
     """Whether each of a stage's devices holds all of it."""
-    return all(len(replica.devices) == 1 for replica in stage.replicas)
+    return not stage.divides_state and not stage.divides_tensors
 
 
 def _distance(

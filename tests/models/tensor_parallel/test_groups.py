@@ -44,6 +44,11 @@ def test_processes_joined_by_gloo_train_what_one_would(device: str, tmp_path: Pa
         [[], []],
         [[15], [33]],
     ]
+    assert [[row.tolist() for row in said["rows"]] for said in found] == [
+        [[0, 6, 12], [3, 9, 15]],
+        [[], []],
+        [[18, 24, 30], [21, 27, 33]],
+    ]
     for said in found:
         assert said["gathered"].tolist() == 2 * [[0, 1, 1, 2, 2, 2]]
         assert said["small"].tolist() == [6, 6, 6]

@@ -70,11 +70,14 @@ def member(rank: int, order: Order) -> None:
     group.all_reduce(small)
     pieces = torch.arange(12.0, device=device).view(2, 6)
     own = group.reduce_scatter(pieces, [5, 0, 1], 1)
+    flat = torch.arange(6.0, device=device) * (rank + 1)
+    several = [group.begin_reduce_scatter(flat + number, [3, 0, 3]) for number in range(2)]
+    rows = [wait() for wait in several]
     units = small_units()
     parts = shard_units(units, SHARES, rank, group)
     seen = replace(order.work, device=order.device).run(units)
     calls = {like: len(seconds) for like, seconds in group._seconds.items()}
-    found = {"gathered": gathered, "own": own, "small": small, "spent_s": group.exchanging_s, "calls": calls}
+    found = {"gathered": gathered, "own": own, "rows": rows, "small": small, "spent_s": group.exchanging_s, "calls": calls}
     found |= {"parts": parts, "losses": seen.outputs, "gradients": seen.gradients}
     torch.save(found, order.folder / f"{rank}.pt")
     dist.destroy_process_group()

@@ -1,7 +1,7 @@
 """Groups of threads in one process: the fake of `runtime.gradients.groups`, for tests of a stage's devices together."""
 
 import queue
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor
 
@@ -35,6 +35,11 @@ class ThreadMembers(ThreadGroup):
         """Replace a tensor by its sum at once; there is nothing to wait for."""
         self.all_reduce(tensor)
         return lambda: None
+
+    def begin_reduce_scatter(self, tensor: Tensor, sizes: Sequence[int]) -> Callable[[], Tensor]:
+        """Return the own elements of the sum at once; there is nothing to wait for."""
+        own = self.reduce_scatter(tensor, sizes, 0)
+        return lambda: own
 
     def broadcast(self, tensor: Tensor, source: int = 0) -> None:
         """Replace a tensor by that of one member."""

@@ -103,6 +103,8 @@ def about_keepers(plan: Plan, profile: Profile, optimizer: str, losses: int | No
         if survived(stage) >= (losses or 1):
             continue
         why = "no other device has room for it" if is_whole(stage) else _DIVIDED
+        if stage.divides_state:
+            why = f"its replicas divide its state ({stage.state_sharding.value})"
         if survived(able) > survived(stage):
             why = f"a keeper would cost {_part(_wait_s(profile, able), plan, profile)} of a step (--protect one)"
         yield (

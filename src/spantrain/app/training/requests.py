@@ -381,15 +381,16 @@ def _runnable(plan: Plan, functions: Sequence[str]) -> Plan:
 
 
 def check_divided(plan: Plan, job: TrainJob) -> None:
-    """Refuse plans that divide tensors, where the optimizer needs them whole.
+    """Refuse plans that divide tensors, or their updates, where the optimizer needs them whole.
 
     Raises:
         PlanError: it does.
     """
     refusal = division_refusal(job.optimizer)
     divided = [one.devices for stage in plan.stages for one in stage.replicas if len(one.devices) > 1]
+    divided += [stage.devices for stage in plan.stages if stage.divides_state]
     if refusal and divided:
         raise PlanError(
-            f"{refusal}; {', '.join(divided[0])} of this plan do: plan again with --tensor-parallel none, or take "
-            "another optimizer"
+            f"{refusal}; {', '.join(divided[0])} of this plan do: plan again with --tensor-parallel none and another "
+            "strategy than zero1, or take another optimizer"
         )

@@ -30,6 +30,7 @@ _LEFT_OUT_FIRST = ("search s", "own estimate", "J/sample", "USD/step", "bubble",
 """Columns that give way, in this order, where the terminal is too narrow for all."""
 _HEADS = {"own estimate": "own\nestimate"}
 _DIVIDED = {
+    StateSharding.ZERO1: "optimizer state",
     StateSharding.ZERO2: "gradients and optimizer state",
     StateSharding.ZERO3: "parameters, gradients and optimizer state",
 }

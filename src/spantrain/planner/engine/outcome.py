@@ -110,7 +110,10 @@ class Ranking:
         """Return why a plan gives way to those that can be trained; empty if it need not, or if that was allowed."""
         if self._options.constraints.sharded_state or not not_trained_yet(plan):
             return ""
-        return "it divides state among replicas, which training cannot do yet (--allow-sharded-state lets it be chosen)"
+        return (
+            "it divides gradients among replicas, which training cannot do yet "
+            "(--allow-sharded-state lets it be chosen)"
+        )
 
     def value(self, evaluation: Evaluation) -> tuple[float, float]:
         """Return the objective, the less the better, and the step's seconds."""
@@ -198,7 +201,7 @@ def not_trained_yet(plan: Plan) -> tuple[str, ...]:
     return tuple(
         f"stage {index}: its state is sharded ({stage.state_sharding.value})"
         for index, stage in enumerate(plan.stages)
-        if stage.state_sharding is not StateSharding.NONE
+        if stage.state_sharding.divides_gradients
     )
 
 

@@ -22,6 +22,8 @@ backward, for every micro-batch (`torch-fsdp` in `cost.sums`). As a user would, 
 taken. Not kept: hybrid sharding (divided inside a host, whole across hosts), gradients accumulated without a sum
 (`no_sync`, which would hold them whole), offloading. Devices are alike to it, and all are used.
 
+`zero1`: data parallelism with the optimizer's state divided, as training does it (`runtime.gradients.own_rows`).
+
 `zero2`: data parallelism with divided gradients and optimizer state (Rajbhandari et al., ZeRO, SC 2020, stage 2).
 
 Kept: the whole model on every device, equal shares, who holds what, and the bytes that are sent: each micro-batch's
@@ -65,6 +67,7 @@ def data_parallel(
 
 
 DDP: Strategy = partial(data_parallel, state_sharding=StateSharding.NONE, sums=SumModel.TORCH_DDP)
+ZERO1: Strategy = partial(data_parallel, state_sharding=StateSharding.ZERO1)
 ZERO2: Strategy = partial(data_parallel, state_sharding=StateSharding.ZERO2, sums=SumModel.DEEPSPEED_ZERO)
 FSDP: Strategy = partial(data_parallel, state_sharding=StateSharding.ZERO3, sums=SumModel.TORCH_FSDP)
 

@@ -1,7 +1,7 @@
 """What one device holds of a model, by the names of the unsplit model, and what of it goes into a checkpoint."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
 
@@ -16,6 +16,7 @@ from spantrain.formats.tensor_bytes import dtype_name
 from spantrain.models.build import empty_unit
 from spantrain.models.statistics import named_statistics
 from spantrain.models.units import UnitModule, parameter_names
+from spantrain.runtime.gradients.own_rows import OwnRows
 from spantrain.runtime.redistribution.exchange import Described
 
 PARAMETER, STATE, BUFFER = "parameter/", "optimizer/", "buffer/"
@@ -33,13 +34,35 @@ class Holding:
     """Of all of them."""
     writes: frozenset[str]
     """Those that this device saves: of every tensor's every part, one device does."""
+    writes_state: frozenset[str] = frozenset()
+    """Those of whose optimizer state it saves what it has, where replicas divide it."""
     statistics: Mapping[str, torch.Tensor] = field(default_factory=dict)
     """By name: what normalizations keep of batches (`models.statistics`)."""
+    own_rows: Mapping[str, OwnRows] | None = None
+    """What it updates of the parameters, where replicas divide that; None: all."""
 
     @property
     def tensors(self) -> dict[str, torch.Tensor]:
         """All of them by name."""
         return {**self.parameters, **self.statistics}
+
+    def updated(self, name: str) -> OwnRows | None:
+        """Return what of a parameter or statistic has optimizer state here; None: nothing."""
+        if self.own_rows is not None:
+            return self.own_rows.get(name)
+        return OwnRows(rows=self.parameters[name], part=self.parts[name]) if name in self.parameters else None
+
+    @property
+    def without_others_rows(self) -> "Holding":
+        """The same, but of parameters that replicas update by rows only its own rows."""
+        rows = self.own_rows or {}
+        still = {name: one for name, one in self.parameters.items() if not one.requires_grad}
+        whole = {name: self.parts[name] for name in (*still, *self.statistics)}
+        return replace(
+            self,
+            parameters=still | {name: own.rows for name, own in rows.items()},
+            parts=whole | {name: own.part for name, own in rows.items()},
+        )
 
     def stored_name(self, name: str) -> str:
         """Return what one of them is called in files."""
@@ -52,6 +75,8 @@ class Holding:
             statistics={name: tensor for name, tensor in self.statistics.items() if name in names},
             parts={name: self.parts[name] for name in names},
             writes=self.writes & set(names),
+            writes_state=self.writes_state & set(names),
+            own_rows=None if self.own_rows is None else {n: own for n, own in self.own_rows.items() if n in names},
         )
 
 
@@ -62,6 +87,7 @@ def holding_of(
     parameters: Mapping[str, torch.nn.Parameter],
     parts: Mapping[str, TensorPart] | None = None,
     units: Sequence[UnitModule] = (),
+    rows: Mapping[str, OwnRows] | None = None,
 ) -> Holding:
     """Return what a device holds under a plan.
 
@@ -72,6 +98,7 @@ def holding_of(
         parameters: of its stage, by name in the unsplit model (`StageExecutor.named_parameters`).
         parts: which part of each, and of statistics, the device holds, by name; what is left out is whole.
         units: of its stage, which keep the statistics.
+        rows: what it updates of each, by the same names; None: all.
     """
     stage_index, replica_index = plan.place(device)
     replica = plan.stages[stage_index].replicas[replica_index]
@@ -79,15 +106,24 @@ def holding_of(
     own = {names.get(name, name): parameter for name, parameter in parameters.items()}
     statistics = named_statistics(units)
     own_parts: dict[str, TensorPart] = {}
-    writes = set()
+    writes, held_first = set(), set()
     for name, tensor in {**parameters, **statistics}.items():
         first = names.get(name, name)
         part = (parts or {}).get(name) or TensorPart(full_shape=tuple(tensor.shape))
         own_parts[first] = part
-        is_first_holder = first_stages.get(first, stage_index) == stage_index
-        if replica_index == 0 and is_first_holder and (device == replica.devices[0] or not part.is_whole):
+        if first_stages.get(first, stage_index) != stage_index:
+            continue
+        held_first.add(first)
+        if replica_index == 0 and (device == replica.devices[0] or not part.is_whole):
             writes.add(first)
-    return Holding(parameters=own, statistics=statistics, parts=own_parts, writes=frozenset(writes))
+    return Holding(
+        parameters=own,
+        statistics=statistics,
+        parts=own_parts,
+        writes=frozenset(writes),
+        writes_state=frozenset(held_first),
+        own_rows=None if rows is None else {names.get(name, name): one for name, one in rows.items()},
+    )
 
 
 def _tied(plan: Plan, graph: UnitGraph) -> tuple[dict[str, str], dict[str, int]]:
@@ -127,9 +163,32 @@ def tensors_of(
     running statistics, and the state of its random numbers.
     """
     tensors, parts = held_tensors(holding, optimizer, holding.writes)
+    if holding.own_rows is not None:
+        names = holding.own_rows.keys() & holding.writes_state
+        for stored, (value, part) in _states(holding, optimizer, names).items():
+            tensors[stored], parts[stored] = value, part
     state = torch.get_rng_state()
     tensors[RANDOM_TORCH], parts[RANDOM_TORCH] = state, TensorPart(full_shape=tuple(state.shape))
     return tensors, parts
+
+
+def _states(
+    holding: Holding, optimizer: torch.optim.Optimizer, names: Collection[str]
+) -> dict[str, tuple[torch.Tensor, TensorPart]]:
+    """Return the optimizer's state of parameters by stored name, with the part that each is.
+
+    What it keeps of a parameter as a whole is of the device that updates the first row.
+    """
+    found = {}
+    for name in sorted(names):
+        updated = holding.updated(name)
+        if updated is None:
+            continue
+        for key, value in optimizer.state.get(updated.rows, {}).items():
+            if isinstance(value, torch.Tensor) and (value.shape == updated.rows.shape or updated.is_first):
+                whole = TensorPart(full_shape=tuple(value.shape))
+                found[f"{STATE}{key}/{name}"] = value, updated.part if value.shape == updated.rows.shape else whole
+    return found
 
 
 def held_tensors(
@@ -142,12 +201,8 @@ def held_tensors(
     for name in sorted(names):
         parameter, part, own = held[name], holding.parts[name], holding.stored_name(name)
         tensors[own], parts[own] = parameter.detach(), part
-        for key, value in optimizer.state.get(parameter, {}).items():
-            if isinstance(value, torch.Tensor):
-                stored = f"{STATE}{key}/{name}"
-                whole = TensorPart(full_shape=tuple(value.shape))
-                tensors[stored] = value
-                parts[stored] = part if value.shape == parameter.shape else whole
+    for stored, (value, part) in _states(holding, optimizer, names).items():
+        tensors[stored], parts[stored] = value, part
     return tensors, parts
 
 
@@ -170,9 +225,9 @@ def wanted_of(holding: Holding, files: Mapping[str, Described]) -> dict[str, Ten
     for name, there in stored.items():
         if name.startswith(STATE):
             parameter = name.split("/", 2)[2]
-            if parameter in holding.parameters and holding.parameters[parameter].requires_grad:
-                own = holding.parts[parameter]
-                full_shape = there.part.full_shape
+            updated = holding.updated(parameter) if parameter in holding.parameters else None
+            if updated is not None and holding.parameters[parameter].requires_grad:
+                own, full_shape = updated.part, there.part.full_shape
                 wanted[name] = own if full_shape == own.full_shape else TensorPart(full_shape=full_shape)
     return wanted
 
@@ -209,6 +264,7 @@ def put_back(
     # In the order in which `state_dict` numbers them.
     listed = chain.from_iterable(group["params"] for group in optimizer.param_groups)
     numbers = {id(parameter): number for number, parameter in enumerate(listed)}
-    state = {numbers[id(holding.parameters[name])]: dict(values) for name, values in by_parameter.items()}
+    updated = {name: holding.updated(name) for name in by_parameter}
+    state = {numbers[id(own.rows)]: dict(by_parameter[name]) for name, own in updated.items() if own is not None}
     state |= {numbers[id(parameter)]: dict(values) for parameter, values in (kept or {}).items()}
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})

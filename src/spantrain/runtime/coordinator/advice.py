@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from typing import Protocol, Self
 
-from spantrain.core.plan import Plan, StateSharding
+from spantrain.core.plan import Plan
 from spantrain.errors import PlanError
 from spantrain.runtime.control.requests import DeviceReport
 from spantrain.schedule.layout import check_limits
@@ -129,8 +129,8 @@ def check_change(before: Plan, after: Plan) -> None:
     ]
     if after.outer is not None:
         problems.append("sites train by themselves there")
-    if any(stage.state_sharding is not StateSharding.NONE for stage in after.stages):
-        problems.append("it divides state among replicas, which training cannot do")
+    if any(stage.state_sharding.divides_gradients for stage in after.stages):
+        problems.append("it divides gradients among replicas, which training cannot do")
     problems += check_limits(after)
     if problems:
         raise PlanError(f"the plan that was advised cannot take over: {'; '.join(problems)}; advise one that can")

@@ -5,12 +5,9 @@
     ring     those of different replicas that this device sums gradients with (`cost.replicas.rings_of`)
 
 A group of one needs no network: `SingleMember`. Tests have groups of threads.
-
-Where devices of a stage meet before they form groups: a store that the first of them holds.
 """
 
 import datetime
-import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -20,7 +17,7 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import ProcessGroup, Store, TCPStore
+from torch.distributed import ProcessGroup, Store
 
 from spantrain.core.plan import Plan, Stage
 from spantrain.cost.replicas import rings_of
@@ -34,6 +31,13 @@ class MemberGroup(TensorGroup, Protocol):
 
     def begin_all_reduce(self, tensor: Tensor) -> Callable[[], None]:
         """Begin to add the members' tensors, of equal shapes, in place; return what waits until that is done."""
+
+    def begin_reduce_scatter(self, tensor: Tensor, sizes: Sequence[int]) -> Callable[[], Tensor]:
+        """Begin to sum flat tensors that are alike, of which each member gets so many elements behind each other.
+
+        Returns:
+            What waits, and returns the own elements; the tensor may be anything then.
+        """
 
     def broadcast(self, tensor: Tensor, source: int = 0) -> None:
         """Replace a tensor by that of one member."""
@@ -76,6 +80,10 @@ class SingleMember:
     def begin_all_reduce(self, tensor: Tensor) -> Callable[[], None]:  # noqa: ARG002
         """Leave the tensor; there is nothing to wait for."""
         return lambda: None
+
+    def begin_reduce_scatter(self, tensor: Tensor, sizes: Sequence[int]) -> Callable[[], Tensor]:  # noqa: ARG002
+        """Return what returns the tensor: it is its own sum, and all of it the own part."""
+        return lambda: tensor
 
     def all_gather(self, tensor: Tensor, sizes: Sequence[int], dim: int) -> Tensor:  # noqa: ARG002
         """Return the tensor: it is all there is."""
@@ -133,6 +141,22 @@ class TorchMembers:
         def wait() -> None:
             with _blaming_peers():
                 work.wait()
+
+        return wait
+
+    def begin_reduce_scatter(self, tensor: Tensor, sizes: Sequence[int]) -> Callable[[], Tensor]:
+        """Begin to bring each member its elements of the sum: they exchange them and add them in the order of ranks."""
+        own = sizes[self.rank]
+        received = tensor.new_empty(self.size * own)
+        with _blaming_peers():
+            work = dist.all_to_all_single(
+                received, tensor, [own] * self.size, list(sizes), group=self.process_group, async_op=True
+            )
+
+        def wait() -> Tensor:
+            with _blaming_peers():
+                work.wait()
+            return summed(received.view(self.size, own).unbind())
 
         return wait
 
@@ -356,35 +380,3 @@ def _formed(ranks: tuple[int, ...], size: int, timeout: datetime.timedelta) -> P
 
 def _member(group: ProcessGroup | None) -> MemberGroup:
     return SingleMember() if group is None else TorchMembers(group)
-
-
-_REACH = datetime.timedelta(seconds=30)
-"""How long to try to reach a store that is open."""
-
-
-def hold_store(address: str) -> TCPStore:
-    """Open a store on a free port of one address only; left alone, torch would listen on all of the machine's."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
-        listener.bind((address, 0))
-        listener.listen()
-        port = listener.getsockname()[1]
-        return TCPStore(
-            address,
-            port,
-            is_master=True,
-            wait_for_workers=False,
-            timeout=_REACH,
-            master_listen_fd=listener.detach(),
-        )
-
-
-def reach_store(host: str, port: int) -> Store:
-    """Connect to a store that another device holds.
-
-    Raises:
-        PeerLostError: it does not answer.
-    """
-    try:
-        return TCPStore(host, port, is_master=False, timeout=_REACH)
-    except RuntimeError as error:
-        raise PeerLostError(f"the first device of this stage does not answer at {host}:{port}: {error}") from error

@@ -23,6 +23,7 @@ from spantrain.core.units import UnitGraph
 from spantrain.models.units import UnitModule, parameter_names, shared_parameters
 from spantrain.runtime.channels import Messenger
 from spantrain.runtime.gradients.groups import MemberGroup, StageGroups
+from spantrain.runtime.gradients.own_rows import begin_rows_sum, square_of_rows
 from spantrain.runtime.gradients.part_sums import GroupParts, hand_out
 from spantrain.runtime.gradients.step_sums import Background, StepSums, buckets_of, gradient_of
 from spantrain.runtime.recorder import StepRecorder
@@ -40,6 +41,7 @@ class StageSum:
         *,
         levels: bool = False,
         partial: Sequence[str] = (),
+        divides: bool = False,
         sums: GradientSums = OWN_SUMS,
     ) -> None:
         """Sum over these groups.
@@ -48,13 +50,15 @@ class StageSum:
             groups: of this device.
             parts: what the members of its replica hold.
             levels: members round unlike, so gradients of what all hold whole are made the leader's.
-            partial: names of parameters that all hold whole, each with a part of the sum only.
+            partial: names of parameters that all hold whole, each with a part of the sum only; all get the whole sum.
+            divides: each replica gets the sum of the rows that it updates (`own_rows`).
             sums: the plan's settings: buckets, when they leave, how many at once.
         """
         self._groups = groups
         self._parts = parts
         self._levels = levels and groups.replica.size > 1
         self._partial = tuple(partial)
+        self._divides = divides
         self._settings = sums
         self._background = Background("gradient sums")
 
@@ -76,11 +80,12 @@ class StageSum:
             names = [name for name in reversed(list(parameters)) if name not in self._partial]
             sizes = {name: parameters[name].numel() for name in names}
             beside = buckets_of(((name, parameters[name]) for name in names), sizes, self._settings)
+        begin_sum = begin_rows_sum if self._divides else _begin_sum
         leaders_sum = self.sums and not self._groups.parts_meet
         return StepSums(
             parameters,
             beside=beside,
-            begin_sum=lambda gradients: _begin_sum(gradients, self._groups.ring),
+            begin_sum=lambda gradients: begin_sum(gradients, self._groups.ring),
             background=self._background,
             behind=self._sum_behind if self._partial or leaders_sum or self._levels else None,
             sums=self._settings,
@@ -120,6 +125,9 @@ class StageSum:
 
     def square(self, parameters: Parameters, *, leave_out: frozenset[str]) -> float | None:
         """Return this device's part of the stage's squared gradient norm; None where others have all of it."""
+        if self._divides:
+            counted = (own.grad for name, own in parameters.items() if name not in leave_out and own.grad is not None)
+            return square_of_rows(counted, self._groups.ring)
         if not self._groups.in_first_replica:
             return None
         if self._groups.replica.rank:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan
 from spantrain.devices.base import ComputeDevice
 from spantrain.errors import WorkerError
@@ -15,6 +16,8 @@ from spantrain.models.execution.held import storage_bytes
 from spantrain.models.execution.stage import NamesFinal, StageExecutor
 from spantrain.runtime.channels import DriverChannel, MailboxChannel, Messenger
 from spantrain.runtime.checkpoint.holding import Holding, holding_of
+from spantrain.runtime.gradients.optimizer import build_optimizer, update
+from spantrain.runtime.gradients.own_rows import gather_rows, own_rows
 from spantrain.runtime.gradients.stage_sums import StageSum, TiedGradientSums, tied_across_stages
 from spantrain.runtime.redistribution.transfer import ExchangeChannel
 from spantrain.runtime.step.context import WorkerContext
@@ -133,6 +136,30 @@ class PlanPart:
         total = groups.world.begin_all_reduce
         executor.statistics.commit(spans, lambda sums: total(sums)(), leads=self.member.leads)
 
+    def update(self, job: TrainJob, step: int, grad_norm: float | None) -> None:
+        """Do what a step's verdict says with the gradients that are summed; without a norm nothing is updated."""
+        rows = self.holding.own_rows
+        for name, own in (rows or {}).items():
+            gradient = self.holding.parameters[name].grad
+            own.rows.grad = None if gradient is None else own.of(gradient)
+        update(self.optimizer, job, step, grad_norm)
+        self.forget_gradients()
+
+    def take_rows(self) -> None:
+        """Take the rows that other replicas have updated, where replicas divide the optimizer's state.
+
+        Raises:
+            PeerLostError: another replica went away.
+        """
+        stage = self.plan.stages[self.member.stage_index]
+        gather_rows(self.parameters, self.member.groups.ring, stage.sums.bucket_bytes)
+
+    def forget_gradients(self) -> None:
+        """Drop all of them."""
+        self.optimizer.zero_grad(set_to_none=True)
+        for parameter in self.holding.parameters.values():
+            parameter.grad = None
+
     @property
     def reads_data(self) -> bool:
         """Whether its stage takes inputs or labels."""
@@ -162,38 +189,49 @@ def make_plan_part(
     plan: Plan,
     member: StageMember,
     optimizer: torch.optim.Optimizer,
-    holding: Holding | None = None,
+    holding: Holding,
 ) -> PlanPart:
-    """Make all that a step needs besides the stage's units and their optimizer; `holding` is found if it is not known.
+    """Make all that a step needs besides the stage's units, their optimizer, and what is held of both.
 
     It takes a few milliseconds.
     """
-    actions = StageActions(here, plan, member)
+    actions, stage = StageActions(here, plan, member), plan.stages[member.stage_index]
+    tied = tied_across_stages(plan, member.stage_index, here.graph, member.units)
+    whole = [one.parameter for one in tied] if stage.divides_state else []
     stage_sum = StageSum(
         member.groups,
         member.parts,
         levels=member.unlike,
-        partial=member.partial,
-        sums=plan.stages[member.stage_index].sums,
+        partial=(*member.partial, *whole),
+        divides=stage.divides_state,
+        sums=stage.sums,
     )
     tied_sums = TiedGradientSums(
-        tied=tied_across_stages(plan, member.stage_index, here.graph, member.units),
+        tied=tied,
         plan=plan,
         stage_index=member.stage_index,
         driver=actions.messenger,
         stage_sum=stage_sum,
         recorder=here.recorder,
     )
-    named = member.executor.named_parameters()
     return PlanPart(
         plan=plan,
         member=member,
         optimizer=optimizer,
-        holding=holding or holding_of(plan, here.name, here.graph, named, member.parts.own, member.units),
+        holding=holding,
         actions=actions,
         stage_sum=stage_sum,
         tied_sums=tied_sums,
     )
+
+
+def new_optimizer(here: WorkerContext, plan: Plan, member: StageMember) -> tuple[torch.optim.Optimizer, Holding]:
+    """Return a device's optimizer without any state, of what it updates, and what it holds."""
+    named = member.executor.named_parameters()
+    rows = own_rows(plan, here.name, named)
+    updated = named if rows is None else {name: own.rows for name, own in rows.items()}
+    holding = holding_of(plan, here.name, here.graph, named, member.parts.own, member.units, rows)
+    return build_optimizer(here.job, updated.values(), updated), holding
 
 
 def peak_bytes(device: ComputeDevice, executors: Sequence[StageExecutor], optimizer: Optimizer) -> int:

@@ -27,19 +27,19 @@ from spantrain.errors import ProtocolError
 from spantrain.formats.tensor_bytes import dtype_name
 from spantrain.models.build import blank_units
 from spantrain.models.units import UnitModule, tie_parameters
-from spantrain.runtime.checkpoint.holding import Holding, held_tensors, put_back, wanted_of
-from spantrain.runtime.gradients.optimizer import build_optimizer
+from spantrain.runtime.checkpoint.holding import Holding, held_tensors, holding_of, put_back, wanted_of
 from spantrain.runtime.redistribution.exchange import ExchangeGroup, TensorBlock, group_of, place_of, takers_of
 from spantrain.runtime.redistribution.transfer import ExchangeChannel, TensorExchange, packed_words, unpacked_words
 from spantrain.runtime.step.context import WorkerContext
 from spantrain.runtime.step.stage_member import StageMember, build_member
-from spantrain.runtime.worker.plan_part import PlanPart, make_plan_part
+from spantrain.runtime.worker.plan_part import PlanPart, make_plan_part, new_optimizer
 
 
 def keeps_stage(before: Plan, after: Plan, device: str) -> bool:
     """Whether a device has the same units, divided among the same devices in the same way."""
     old, new = _stage_of(before, device), _stage_of(after, device)
-    return _layout(old) == _layout(new) and (old.units, old.recompute) == (new.units, new.recompute)
+    alike = (old.units, old.recompute, old.state_sharding) == (new.units, new.recompute, new.state_sharding)
+    return alike and _layout(old) == _layout(new)
 
 
 def keeps_groups(before: Plan, after: Plan, device: str) -> bool:
@@ -58,7 +58,8 @@ def needed_units(before: Plan, after: Plan, device: str) -> tuple[int, ...]:
         return ()
     stage_index, replica_index = before.place(device)
     old = before.stages[stage_index]
-    held = old.units if len(old.replicas[replica_index].devices) == 1 else ()
+    whole = len(old.replicas[replica_index].devices) == 1 and not old.divides_state
+    held = old.units if whole and not _stage_of(after, device).divides_state else ()
     return tuple(unit for unit in _stage_of(after, device).units if unit not in held)
 
 
@@ -81,7 +82,12 @@ def switch_group(before: Plan, after: Plan, device: str) -> ExchangeGroup:
 
 
 def _nearest(plan: Plan, stage: Stage, device: str) -> tuple[str, ...]:
-    """Return the members of the replica that is asked; of those as near, other devices ask other ones."""
+    """Return the members of the replica that is asked; of those as near, other devices ask other ones.
+
+    All replicas are asked where they divide state.
+    """
+    if stage.divides_state:
+        return stage.devices
     nearness = group_of(plan.cluster, device, plan.devices).nearness
     turn = plan.devices.index(device)
     count = len(stage.replicas)
@@ -187,12 +193,14 @@ def take_over(here: WorkerContext, before: PlanPart, plan: Plan, *, step: int) -
             stage_index, replica_index = plan.place(here.name)
             replica, optimizer = plan.stages[stage_index].replicas[replica_index], before.optimizer
             member = replace(before.member, stage_index=stage_index, replica=replica)
+            holding = before.holding
+            if not moves_nothing(before.plan, plan):  # what it saves of parameters that stages share may be other ones
+                named, parts = member.executor.named_parameters(), member.parts.own
+                holding = holding_of(plan, here.name, here.graph, named, parts, member.units, before.holding.own_rows)
         else:
             member = _remade(here, before, plan)
             undo.callback(member.groups.close)
-            named = member.executor.named_parameters()
-            optimizer = build_optimizer(here.job, named.values(), named)
-        holding = before.holding if moves_nothing(before.plan, plan) else None
+            optimizer, holding = new_optimizer(here, plan, member)
         after = make_plan_part(here, plan, member, optimizer, holding)
         received_bytes = _bring(here, before, after, step)
         undo.pop_all()
@@ -267,6 +275,8 @@ def fill(
     """
     known = {id(tensor) for tensor in before.holding.tensors.values()} if before else set()
     fresh = {name for name, tensor in after.holding.tensors.items() if id(tensor) not in known}
+    if before and (before.holding.own_rows is not None or after.holding.own_rows is not None):
+        fresh |= {name for name, tensor in after.holding.parameters.items() if tensor.requires_grad}
     arriving = after.holding.of(fresh)
     state = before.optimizer.state if before else {}
     kept = {

@@ -21,7 +21,7 @@ from spantrain.runtime.control.ahead import AheadChange
 from spantrain.runtime.control.orders import KeptState, TrainOrder, TrainResult
 from spantrain.runtime.control.requests import Begin, DeviceReport, HeldState, StepVerdict, SwitchReport
 from spantrain.runtime.coordinator.batches import EXTERNAL, QueuedFeed
-from spantrain.runtime.gradients.optimizer import GradientScaling, build_optimizer, update
+from spantrain.runtime.gradients.optimizer import GradientScaling
 from spantrain.runtime.gradients.step_sums import StepSums
 from spantrain.runtime.recorder import PeerTraffic, StepRecorder, StepTeller
 from spantrain.runtime.redistribution.exchange import group_of
@@ -32,7 +32,7 @@ from spantrain.runtime.worker.carry_on import LeftState, carry_on
 from spantrain.runtime.worker.keeping.ahead import StateAhead
 from spantrain.runtime.worker.keeping.stages import Keeping
 from spantrain.runtime.worker.outer_member import OuterMember
-from spantrain.runtime.worker.plan_part import PlanPart, check_finite, make_plan_part, peak_bytes
+from spantrain.runtime.worker.plan_part import PlanPart, check_finite, make_plan_part, new_optimizer, peak_bytes
 from spantrain.runtime.worker.switch import kept_units, take_over
 from spantrain.transport.connection.peers import PeerAddress
 
@@ -46,6 +46,8 @@ class TrainSession:
 
     is_whole = True
     """Whether what it holds is of one step: not while an update is made, nor where one has failed."""
+    _lacks_rows = False
+    """Whether the rows of parameters that other replicas update are those of before the last update."""
 
     def __init__(self, order: TrainOrder, links: WorkerLinks, left: LeftState | None = None) -> None:
         """Prepare to carry out an order; `left`: what this device still holds, where the order begins with that."""
@@ -125,8 +127,8 @@ class TrainSession:
         return part
 
     def _part_of(self, member: StageMember) -> PlanPart:
-        named = member.executor.named_parameters()
-        return make_plan_part(self._here, self._order.plan, member, build_optimizer(self._job, named.values(), named))
+        plan = self._order.plan
+        return make_plan_part(self._here, plan, member, *new_optimizer(self._here, plan, member))
 
     def _feed(self, *, held_out: bool) -> SampledFeed | QueuedFeed:
         plan = self._order.plan
@@ -194,6 +196,7 @@ class TrainSession:
             self._summed = True
             verdict = self._commit(step, loss_sum, evaluation, overflow=overflow)
             self._update(step, verdict)
+            self._take_rows(step)
             self._outer.follow(step, verdict)
             step += 1
             if verdict.stop:
@@ -236,13 +239,16 @@ class TrainSession:
             for name, value in self._statistics.items():
                 part.holding.statistics[name].copy_(value)
         self._keeping.drop()
-        part.optimizer.zero_grad(set_to_none=True)
+        part.forget_gradients()
         self._summed, self._statistics = False, {}
         return self._earlier or self._left()
 
     def _left(self) -> LeftState:
         kept = (*self._keeping.whole, *self._ahead.taken(self._steps_done))
-        return LeftState(part=self._part, scalars=self._scaling.scalars, kept=kept)
+        part = self._part
+        if self._lacks_rows:
+            part = replace(part, holding=part.holding.without_others_rows)
+        return LeftState(part=part, scalars=self._scaling.scalars, kept=kept)
 
     def _switch(self, plan: Plan, step: int) -> None:
         """Go over to another plan before a step, together with all other devices."""
@@ -354,9 +360,18 @@ class TrainSession:
         grad_norm = None if verdict.skip_update else verdict.grad_norm
         self._keeping.before_update()
         self._ahead.before_update(step, grad_norm)
-        update(self._part.optimizer, self._job, step, grad_norm)
+        self._part.update(self._job, step, grad_norm)
+        self._lacks_rows = self._part.holding.own_rows is not None and grad_norm is not None
         self._keeping.commit(step, grad_norm)
         self.is_whole = True
+
+    def _take_rows(self, step: int) -> None:
+        """Take the rows that other replicas have updated, where replicas divide the optimizer's state."""
+        if self._lacks_rows:
+            start_s = time.monotonic()
+            self._part.take_rows()
+            self._lacks_rows = False
+            self._recorder.communicated("gather of parameters", step, start_s, time.monotonic())
 
     def _peak(self) -> int:
         return max(self._peak_bytes, peak_bytes(self._here.device, self._part.member.executors, self._part.optimizer))

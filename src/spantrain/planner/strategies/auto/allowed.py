@@ -1,6 +1,6 @@
 """Plans with what must be allowed by name: state divided among replicas (ZeRO), and cuts between sites rounded.
 
-For divided state there are two more searches, in each of which every stage with several replicas divides its state in
+For divided state there are more searches, in each of which every stage with several replicas divides its state in
 one way. In the best plan of each, then every stage takes the way that suits it, whole state included. Beside them stand
 the plans of `zero2` and `fsdp`, so that the answer is none worse. It pays where memory is short; and where sums of
 gradients are long: here they go on beside the actions, and only the last micro-batch's is waited for.
@@ -27,24 +27,38 @@ from spantrain.schedule.registry import splits_backward
 
 DIVISIONS = (StateSharding.ZERO2, StateSharding.ZERO3)
 _PARTS = {
+    StateSharding.ZERO1: "optimizer state",
     StateSharding.ZERO2: "gradients and optimizer state",
     StateSharding.ZERO3: "parameters, gradients and optimizer state",
 }
 
 
 def sharded_proposals(
-    request: PlanRequest, scorer: Scorer, whole: Score | None, found: Iterable[Plan]
+    request: PlanRequest,
+    scorer: Scorer,
+    whole: Score | None,
+    found: Iterable[Plan],
+    ways: Sequence[StateSharding] = DIVISIONS,
+    worth: float = 1.0,
 ) -> tuple[Proposal, ...]:
     """Return the best plan with divided state if it is better than the best with whole state.
 
-    `found` are plans that divide state, from which it goes on.
+    Args:
+        request: what is to be planned.
+        scorer: of its plans.
+        whole: of the best plan with whole state; None: there is none.
+        found: plans from which it goes on.
+        ways: to divide state.
+        worth: how many times better it has to be.
     """
-    search = _Ways(request, scorer)
+    search = _Ways(request, scorer, (StateSharding.NONE, *ways))
     rows = [row for plan in found if (row := search.improved(plan)) is not None]
-    for sharding in DIVISIONS:
+    for sharding in ways:
         with suppress(InfeasiblePlanError):
             rows += [row for entry in data_parallel(request, sharding) if (row := search.scored(entry.plan))]
     rows = [row for row in rows if _divides(row[1]) and (whole is None or row[0] < whole)]
+    if whole is not None:
+        rows = [row for row in rows if row[0].broken < whole.broken or row[0].value * worth <= whole.value]
     if not rows:
         return ()
     score, plan = min(rows, key=lambda row: row[0])
@@ -55,16 +69,18 @@ def sharded_proposals(
     ]
     if whole is not None and whole.broken == score.broken:
         reasons.append(f"With whole state the best plan is {100 * (whole.value / score.value - 1):.1f} % worse.")
-    reasons.append("Training does not divide state yet.")
+    reasons.append("A device that is lost there takes its part of that state along: all go back to a checkpoint.")
+    if any(stage.state_sharding.divides_gradients for stage in plan.stages):
+        reasons.append("Training does not divide gradients yet.")
     return (Proposal(plan=replace(plan, strategy="auto"), own_estimate_s=None, reasons=tuple(reasons)),)
 
 
 class _Ways:
     """Tries the ways in which each stage of a plan may have its state."""
 
-    def __init__(self, request: PlanRequest, scorer: Scorer) -> None:
+    def __init__(self, request: PlanRequest, scorer: Scorer, ways: Sequence[StateSharding]) -> None:
         self._memory = MemoryCost(request.profile, request.job.optimizer, request.job.dtype)
-        self._scorer = scorer
+        self._scorer, self._ways = scorer, ways
 
     def scored(self, plan: Plan) -> tuple[Score, Plan] | None:
         """Return a plan with its score; None if it cannot run."""
@@ -75,7 +91,7 @@ class _Ways:
         """Return a plan with the best way for each stage, stage by stage."""
         best = self.scored(plan)
         for index, stage in enumerate(plan.stages):
-            for sharding in StateSharding if len(stage.replicas) > 1 else ():
+            for sharding in self._ways if len(stage.replicas) > 1 else ():
                 other = None if best is None else self._changed(best[1], index, sharding)
                 row = None if other is None else self.scored(other)
                 if row is not None and best is not None and row[0] < best[0]:
@@ -85,7 +101,7 @@ class _Ways:
     def _changed(self, plan: Plan, index: int, sharding: StateSharding) -> Plan | None:
         """Return a plan with the state of one stage divided in another way; None if it is so or does not fit."""
         stage = plan.stages[index]
-        if stage.state_sharding is sharding:
+        if stage.state_sharding is sharding or (sharding is StateSharding.ZERO1 and stage.divides_tensors):
             return None
         other = with_limits(replace(stage, state_sharding=sharding), self._memory, splits_backward(plan.schedule))
         if other is None:

@@ -206,6 +206,8 @@ class ShardCosts:
         """Return the seconds of what goes on beside each F, I and W, as [operation, begin, end]."""
         count = batch.whole + bool(batch.rest)
         summed = self._gathered_s(devices, None)
+        if self.sharding is StateSharding.ZERO1:
+            return np.zeros((3, *summed.shape))
         if self.sharding is StateSharding.ZERO2:
             return np.stack([np.zeros(summed.shape), np.zeros(summed.shape), summed * (count - 1) / count])
         gathered = self._gathered_s(devices, self._gathered_ratio)
@@ -213,7 +215,7 @@ class ShardCosts:
 
     def behind_s(self, devices: tuple[str, ...]) -> Array:
         """Return the seconds of what comes behind all work besides sums in buckets, by begin and end."""
-        if self.sharding is StateSharding.ZERO2:
+        if self.sharding is not StateSharding.ZERO3:
             return self._gather(devices, self._spans.trained())
         return self._first_s(devices, None) + self._first_s(devices, self._gathered_ratio)
 

@@ -25,7 +25,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from spantrain.core.cluster import Cluster
-from spantrain.core.plan import StateSharding
+from spantrain.core.plan import Plan, StateSharding
 from spantrain.core.quantities import format_seconds
 from spantrain.errors import InfeasiblePlanError
 from spantrain.formats.registry import WireFormat
@@ -126,6 +126,8 @@ _TIMES_WHERE_SHORT = 3
 _NEAR = 1.15
 """The best of a micro-batch size is a start if at most this much over the least of all is expected of it."""
 _ROUNDS = 12
+_WORTH_DIVIDING = 1.05
+"""Plans whose replicas divide the optimizer's state are so much better, since a lost device costs more in them."""
 _ACTIONS, _ACTIONS_BY_DEVICE, _ACTIONS_OF_MANY, _MANY = 20_000, 2_000, 8_000, 32
 """Actions that may be simulated: on up to `_MANY` devices so many and so many for each, on more so many."""
 _PROPOSED, _POLISHED = 8, 8
@@ -201,6 +203,8 @@ def _by_device(request: PlanRequest) -> tuple[Proposal, ...]:
         others = [_searcher(request, state_sharding=sharding).best for sharding in DIVISIONS]
         plans = [found.plan for found in others if found is not None]
         more += sharded_proposals(request, search.scorer, None if best is None else best.score, plans)
+    elif best is None or _is_short(best.plan):
+        more += _with_divided_updates(request, search.scorer, best)
     if best is None:
         if more:
             return more
@@ -222,6 +226,24 @@ def _by_device(request: PlanRequest) -> tuple[Proposal, ...]:
     if fewest_bytes(request.constraints.wire_formats) is not WireFormat.NATIVE:
         proposals += _rounded(request, search.scorer, best)
     return tuple(proposals)
+
+
+def _with_divided_updates(request: PlanRequest, scorer: Scorer, best: SimulatedPlan | None) -> tuple[Proposal, ...]:
+    """Return the best plan whose replicas divide the optimizer's state, if nothing else fits, or all else is worse."""
+    sharding = StateSharding.ZERO1
+    if best is not None:
+        return sharded_proposals(request, scorer, best.score, [best.plan], (sharding,), _WORTH_DIVIDING)
+    found = _searcher(request, state_sharding=sharding).best
+    return sharded_proposals(request, scorer, None, [] if found is None else [found.plan], (sharding,))
+
+
+def _is_short(plan: Plan) -> bool:
+    """Whether memory keeps some device of a plan from holding all its samples at once."""
+    return any(
+        replica.in_flight_limit < stage.samples_of(index)
+        for stage in plan.stages
+        for index, replica in enumerate(stage.replicas)
+    )
 
 
 def _unlike(ranked: Sequence[SimulatedPlan]) -> list[SimulatedPlan]:

@@ -1,0 +1,280 @@
+"""Print what replicas gain and lose that divide the optimizer's state, beside torch's that do.
+
+    python benchmarks/sharded_state.py [--runs 3] [--steps 12] [--replicas 2] [--save]
+
+A stack of GPT-2 blocks, whole on each device, with AdamW in float32, in turns in one run of this script:
+
+plain        our replicas, each with all state
+zero1        ours, with the optimizer's state divided (`runtime.gradients.own_rows`)
+ddp          DistributedDataParallel, a bucket of 25 MiB and gradients that are views of it
+ddp + zero   the same with ZeroRedundancyOptimizer, which gives each rank whole parameters to update
+
+`times` is a step over plain's, ours, and over ddp's, torch's: medians over runs of the median step. `held` is the most
+bytes of tensors that the fullest device held; of torch's, parameters, a gradient for each, the optimizer's state.
+`forecast` is the memory model's, at the plan's limits. `off` is the last loss, over one device's, less one.
+
+Real: processes on processors with one thread each, computation, gradients, Gloo over loopback. Emulated: nothing. A
+machine with fewer cores than replicas says nothing about seconds.
+"""
+
+import argparse
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from results import save
+from spantrain.app.profiling.describe import described_profile
+from spantrain.app.reporter import SilentReporter
+from spantrain.app.session import SessionOptions, open_session
+from spantrain.app.training.requests import TrainRequest
+from spantrain.app.training.stop import StopRequest
+from spantrain.app.training.train import train
+from spantrain.core.cluster import Cluster, Device, DeviceKind, Host, Site
+from spantrain.core.job import TrainJob
+from spantrain.core.plan import Plan, Replica, Stage, StateSharding
+from spantrain.core.span import Span, equal_spans
+from spantrain.core.units import ModelSpec
+from spantrain.cost.memory import MemoryCost, framework_bytes
+from spantrain.models.build import build_units
+from spantrain.models.catalog.catalog import resolve_model
+from spantrain.models.data.dataset import open_dataset
+from spantrain.models.units import loss_of, rows_read
+from spantrain.runtime.step.work import SampledFeed
+
+BATCH, MICRO_BATCH = 16, 8
+JOB = TrainJob(steps=12, seed=5, learning_rate=1e-3, warmup_steps=0, adapter="off", max_grad_norm=None)
+WARM_UP = 3
+OURS = {"plain": StateSharding.NONE, "zero1": StateSharding.ZERO1}
+TORCHS = {"ddp": False, "ddp + zero": True}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """What came of one run."""
+
+    step_s: float
+    held_bytes: int
+    loss: float
+
+
+def main() -> None:
+    """Run all in turns, print the table."""
+    options = _options()
+    if options.worker is not None:
+        _torch_worker(json.loads(options.worker))
+        return
+    model, job = _model(), replace(JOB, steps=options.steps)
+    names = [f"replica-{number}" for number in range(options.replicas)]
+    cluster, found = _cluster(names), {name: list[Run]() for name in (*OURS, *TORCHS)}
+    profile = described_profile(cluster, model)
+    with tempfile.TemporaryDirectory() as folder:
+        for number in range(options.runs):
+            for name, sharding in OURS.items():
+                plan = _plan(cluster, model, len(profile.graph.units), names, sharding)
+                out = Path(folder) / f"{name}-{number}"
+                request = TrainRequest(
+                    plan=plan, profile=profile, profile_path="", job=job, out=out, checkpoints=False
+                )  # fmt: skip
+                with open_session(
+                    cluster, names, SessionOptions(network=False), out / "logs", SilentReporter()
+                ) as session:
+                    outcome = train(session, request, StopRequest(), SilentReporter())
+                held = max(one.peak_bytes or 0 for one in outcome.devices.values())
+                found[name].append(Run(step_s=outcome.step_s_measured, held_bytes=held, loss=outcome.losses[-1]))
+            for name, divides in TORCHS.items():
+                found[name].append(_torchs(options.replicas, job.steps, divides=divides))
+            print(f"run {number + 1}: " + ", ".join(f"{name} {rows[-1].step_s:.3f} s" for name, rows in found.items()))
+    one_loss = _one_device(model, job)
+    forecast = {
+        name: max(
+            MemoryCost(profile, "adamw").plan_peak_bytes(plan).values()
+        ) - framework_bytes("cpu")
+        for name, plan in ((n, _plan(cluster, model, len(profile.graph.units), names, s)) for n, s in OURS.items())
+    }  # fmt: skip
+    _report(found, forecast, one_loss, options)
+
+
+def _report(
+    found: dict[str, list[Run]], forecast: dict[str, int], one_loss: float, options: argparse.Namespace
+) -> None:
+    table = [f"{'':12} {'a step':>9} {'times':>7} {'held':>10} {'forecast':>10} {'off':>9}"]
+    data: dict[str, Any] = {"replicas": options.replicas, "runs": options.runs, "steps": options.steps, "rows": {}}
+    seconds = {name: statistics.median(run.step_s for run in rows) for name, rows in found.items()}
+    for name, rows in found.items():
+        base = statistics.median(
+            run.step_s / other.step_s
+            for run, other in zip(rows, found["plain" if name in OURS else "ddp"], strict=True)
+        )
+        held = max(run.held_bytes for run in rows)
+        foreseen = f"{forecast[name] / 2**20:7.1f} MiB" if name in forecast else ""
+        off = rows[-1].loss / one_loss - 1
+        table.append(f"{name:12} {seconds[name]:7.3f} s {base:7.3f} {held / 2**20:6.1f} MiB {foreseen:>11} {off:9.1e}")
+        data["rows"][name] = {
+            "step_s": seconds[name], "times": base, "held_bytes": held, "forecast_bytes": forecast.get(name), "off": off
+        }  # fmt: skip
+    print("\n".join(table))
+    if options.save:
+        save("sharded_state", table, data)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=JOB.steps)
+    parser.add_argument("--replicas", type=int, default=2)
+    parser.add_argument("--save", action="store_true", help="write benchmarks/results/")
+    parser.add_argument("--worker", default=None, help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def _model() -> ModelSpec:
+    spec = resolve_model("gpt2-tiny")
+    config = {**spec.config, "n_layer": 6, "n_embd": 256, "n_head": 8}
+    return replace(spec, name="six GPT-2 blocks", config=config)
+
+
+def _cluster(names: Sequence[str]) -> Cluster:
+    kind = DeviceKind(
+        name="core", peak_fp16_flop_per_s=2e10, peak_fp32_flop_per_s=2e10, memory_bytes=2**33,
+        memory_bandwidth_bytes_per_s=1e10, power_w=10.0, source="one core of this machine",
+    )  # fmt: skip
+    return Cluster(
+        name="this machine",
+        kinds=(kind,),
+        sites=(Site(name="here", hosts=("one",), bandwidth_bytes_per_s=1e9, latency_s=1e-4),),
+        hosts=(Host(name="one", site="here", devices=tuple(names)),),
+        devices=tuple(
+            Device(name=name, kind="core", host="one", site="here", backend="cpu", memory_bytes=2**33) for name in names
+        ),
+        links=(),
+    )
+
+
+def _plan(cluster: Cluster, model: ModelSpec, units: int, names: Sequence[str], sharding: StateSharding) -> Plan:
+    stage = Stage(
+        first_unit=0,
+        end_unit=units,
+        replicas=tuple(Replica(devices=(name,), sample_share=1.0, in_flight_limit=MICRO_BATCH) for name in names),
+        micro_batches=equal_spans(BATCH, MICRO_BATCH),
+        state_sharding=sharding,
+    )
+    return Plan(
+        cluster=cluster, model=model, global_batch=BATCH, dtype="float32", stages=(stage,), schedule="1f1b",
+        generation=1,
+    )  # fmt: skip
+
+
+def _one_device(model: ModelSpec, job: TrainJob) -> float:
+    """Return the last loss of a plain loop."""
+    torch.set_num_threads(1)
+    units = build_units(model, seed=job.seed)
+    parameters = {id(own): own for unit in units for own in unit.parameters()}
+    optimizer = torch.optim.AdamW(parameters.values(), **_adamw(job))
+    feed, loss = _feed(model, job), torch.zeros(())
+    for step in range(job.steps):
+        optimizer.zero_grad()
+        loss = loss_of(units, feed.rows(step, Span(0, BATCH), rows_read(units))) / BATCH
+        torch.autograd.backward(loss)
+        _set_rate(optimizer, job, step)
+        optimizer.step()
+    return float(loss.detach())
+
+
+def _feed(model: ModelSpec, job: TrainJob) -> SampledFeed:
+    return SampledFeed(open_dataset(model), global_batch=BATCH, seed=job.order_seed)
+
+
+def _adamw(job: TrainJob) -> dict[str, Any]:
+    betas = (job.adam_beta1, job.adam_beta2)
+    return {"lr": job.learning_rate, "betas": betas, "eps": job.adam_epsilon, "weight_decay": job.weight_decay}
+
+
+def _set_rate(optimizer: torch.optim.Optimizer, job: TrainJob, step: int) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = job.learning_rate * job.rate_factor(step)
+
+
+def _torchs(replicas: int, steps: int, *, divides: bool) -> Run:
+    """Run torch's side, a process for each replica."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    orders = [
+        json.dumps({"rank": rank, "size": replicas, "port": port, "steps": steps, "divides": divides})
+        for rank in range(replicas)
+    ]
+    argv = [sys.executable, str(Path(__file__)), "--worker"]
+    processes = [
+        subprocess.Popen([*argv, order], stdout=subprocess.PIPE, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        for order in orders
+    ]
+    said = [json.loads(process.communicate()[0].splitlines()[-1]) for process in processes]
+    return Run(
+        step_s=max(one["step_s"] for one in said),
+        held_bytes=max(one["held_bytes"] for one in said),
+        loss=sum(one["loss"] for one in said),
+    )
+
+
+class _Chain(torch.nn.Module):
+    def __init__(self, units: Sequence[torch.nn.Module]) -> None:
+        super().__init__()
+        self.units = torch.nn.ModuleList(units)
+
+    def forward(self, rows: Any) -> torch.Tensor:
+        return loss_of(list(self.units), rows)  # type: ignore[arg-type]
+
+
+def _torch_worker(order: dict[str, Any]) -> None:
+    import torch.distributed as dist
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+    from torch.nn.parallel import DistributedDataParallel
+
+    torch.set_num_threads(1)
+    rank, size = order["rank"], order["size"]
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{order['port']}", rank=rank, world_size=size)
+    model, job = _model(), replace(JOB, steps=order["steps"])
+    units = build_units(model, seed=job.seed)
+    module = DistributedDataParallel(_Chain(units), gradient_as_bucket_view=True)
+    optimizer: torch.optim.Optimizer
+    if order["divides"]:
+        optimizer = ZeroRedundancyOptimizer(module.parameters(), torch.optim.AdamW, **_adamw(job))
+        inner: torch.optim.Optimizer = optimizer.optim
+    else:
+        inner = optimizer = torch.optim.AdamW(module.parameters(), **_adamw(job))
+    feed, seconds, total = _feed(model, job), [], 0.0
+    for step in range(job.steps):
+        dist.barrier()
+        begun_s, total = time.monotonic(), 0.0
+        spans = [Span(lo + rank * MICRO_BATCH // size, lo + (rank + 1) * MICRO_BATCH // size)
+                 for lo in range(0, BATCH, MICRO_BATCH)]  # fmt: skip
+        for number, span in enumerate(spans):
+            module.require_backward_grad_sync = number == len(spans) - 1
+            loss = module(feed.rows(step, span, rows_read(units))) / BATCH
+            torch.autograd.backward(loss * size)  # its sum is a mean
+            total += float(loss.detach())
+        _set_rate(inner, job, step)
+        optimizer.step()
+        optimizer.zero_grad()
+        seconds.append(time.monotonic() - begun_s)
+    parameters = {id(own): own.nbytes for own in module.parameters()}
+    state = chain.from_iterable(one.values() for one in inner.state.values())
+    held = 2 * sum(parameters.values()) + sum(one.nbytes for one in state if isinstance(one, torch.Tensor))
+    print(json.dumps({"step_s": statistics.median(seconds[WARM_UP:]), "held_bytes": held, "loss": total}), flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

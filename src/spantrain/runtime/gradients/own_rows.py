@@ -1,0 +1,137 @@
+"""The rows of a stage's parameters that one replica updates, where replicas divide the optimizer's state (ZeRO 1).
+
+Each has all parameters, and gradients of all of them, of which the sum of its rows comes to it. Of the optimizer's
+state it has that of its rows: equal parts, along the first dimension, of every parameter that is trained. Behind the
+update all take all rows. Together that sends what a sum of all gradients to all replicas does.
+
+An update of rows is that of the whole parameter for every optimizer that looks at one element at a time; of those that
+do not, plans are refused (`app.training.requests.check_divided`).
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+import torch
+from torch import Tensor, nn
+
+from spantrain.core.plan import Plan
+from spantrain.core.shares import TensorPart
+from spantrain.core.span import Span
+from spantrain.runtime.gradients.groups import MemberGroup
+
+Parameters = Mapping[str, nn.Parameter]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnRows:
+    """What of a parameter one device updates."""
+
+    rows: nn.Parameter
+    """A view of them, which the optimizer has; or the parameter itself."""
+    part: TensorPart
+    """Which part of the unsplit model's tensor they are."""
+
+    @property
+    def is_first(self) -> bool:
+        """Whether it has the first row, and so what the optimizer keeps of the parameter as a whole."""
+        return self.part.is_whole or self.part.ranges[0].lo == 0
+
+    def of(self, gradient: Tensor) -> Tensor:
+        """Return the rows of a gradient, as a view."""
+        if self.part.is_whole:
+            return gradient
+        (span,) = self.part.ranges
+        return gradient[span.lo : span.hi]
+
+
+def own_rows(plan: Plan, device: str, parameters: Parameters) -> dict[str, OwnRows] | None:
+    """Return what a device updates of its stage's parameters, by name; None: all of them whole.
+
+    Of a parameter with fewer rows than there are replicas, some update nothing.
+    """
+    stage_index, replica_index = plan.place(device)
+    stage = plan.stages[stage_index]
+    if not stage.divides_state:
+        return None
+    found = {}
+    for name, parameter in parameters.items():
+        if parameter.requires_grad:
+            rows = _rows_of(parameter, replica_index, len(stage.replicas))
+            if rows and not parameter.dim():
+                found[name] = OwnRows(rows=parameter, part=TensorPart(full_shape=()))
+            elif rows:
+                part = TensorPart(full_shape=tuple(parameter.shape), ranges=(Span(rows.start, rows.stop),))
+                found[name] = OwnRows(rows=nn.Parameter(parameter.detach()[rows.start : rows.stop]), part=part)
+    return found
+
+
+def _rows_of(parameter: Tensor, rank: int, replicas: int) -> range:
+    """Return the rows that a replica updates; a number is one row, and the last one's."""
+    rows = parameter.shape[0] if parameter.dim() else 1
+    return range(rows * rank // replicas, rows * (rank + 1) // replicas)
+
+
+def begin_rows_sum(gradients: Sequence[Tensor], group: MemberGroup) -> Callable[[], None]:
+    """Begin to sum to each replica its rows of gradients; return what waits until that is done.
+
+    In place: all other rows are then of no use.
+    """
+    pieces = _pieces(gradients, group.size)
+    flat = torch.cat([piece.reshape(-1) for row in pieces for piece in row])
+    wait = group.begin_reduce_scatter(flat, [_elements(row) for row in pieces])
+    return lambda: _fill(pieces[group.rank], wait())
+
+
+def gather_rows(parameters: Parameters, group: MemberGroup, most_bytes: int) -> None:
+    """Have all replicas take from each other the rows that each has updated, about so many bytes at a time."""
+    for bucket in _buckets([own.detach() for own in parameters.values() if own.requires_grad], most_bytes):
+        pieces = _pieces(bucket, group.size)
+        own = [piece.reshape(-1) for piece in pieces[group.rank]]
+        sizes = [_elements(row) for row in pieces]
+        taken = group.all_gather(torch.cat(own) if own else bucket[0].new_empty(0), sizes, 0)
+        for rank, values in enumerate(taken.split_with_sizes(sizes)):
+            if rank != group.rank:
+                _fill(pieces[rank], values)
+    group.forget_exchanges()
+
+
+def square_of_rows(gradients: Iterable[Tensor], group: MemberGroup) -> float:
+    """Return the squared norm of what this replica has of the sum."""
+    pieces = _pieces([gradient.detach() for gradient in gradients], group.size)[group.rank]
+    return sum(float(piece.double().square().sum()) for piece in pieces)
+
+
+def _pieces(tensors: Sequence[Tensor], replicas: int) -> list[list[Tensor]]:
+    """Return the rows of tensors, as views, that each replica has; none of those of which it has none."""
+    return [
+        [
+            (own if own.dim() else own[None])[rows.start : rows.stop]
+            for own in tensors
+            if (rows := _rows_of(own, rank, replicas))
+        ]
+        for rank in range(replicas)
+    ]
+
+
+def _elements(pieces: Sequence[Tensor]) -> int:
+    return sum(piece.numel() for piece in pieces)
+
+
+def _fill(pieces: Sequence[Tensor], values: Tensor) -> None:
+    sizes = [piece.numel() for piece in pieces]
+    for piece, own in zip(pieces, values.split_with_sizes(sizes) if sizes else (), strict=True):
+        piece.copy_(own.view_as(piece))
+
+
+def _buckets(parameters: Sequence[Tensor], most_bytes: int) -> Iterator[list[Tensor]]:
+    """Return parameters of one type that follow each other, with at most so many bytes, or one that has more."""
+    for _, alike in groupby((own for own in parameters if own.numel()), key=lambda own: own.dtype):
+        bucket: list[Tensor] = []
+        for own in alike:
+            if bucket and sum(one.nbytes for one in bucket) + own.nbytes > most_bytes:
+                yield bucket
+                bucket = []
+            bucket.append(own)
+        if bucket:
+            yield bucket
