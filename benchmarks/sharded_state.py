@@ -11,7 +11,8 @@ ddp + zero   the same with ZeroRedundancyOptimizer, which gives each rank whole 
 
 `times` is a step over plain's, ours, and over ddp's, torch's: medians over runs of the median step. `held` is the most
 bytes of tensors that the fullest device held; of torch's, parameters, a gradient for each, the optimizer's state.
-`forecast` is the memory model's, at the plan's limits. `off` is the last loss, over one device's, less one.
+`forecast` is the memory model's, at the plan's limits, with what operations need besides, which is not in `held`. `off`
+is the last loss, over one device's, less one.
 
 Real: processes on processors with one thread each, computation, gradients, Gloo over loopback. Emulated: nothing. A
 machine with fewer cores than replicas says nothing about seconds.

@@ -141,6 +141,14 @@ BENCHMARKS = (
         emulated="All real.",
     ),
     Benchmark(
+        name="sharded_state",
+        title="Optimizer state that replicas divide",
+        script="sharded_state.py",
+        shows="what replicas hold that [divide it](planner.md#state-that-is-divided), and how long a step takes, "
+        "beside torch's ZeroRedundancyOptimizer",
+        emulated="Real: two processes of one thread, computation, gradients, Gloo over loopback. Emulated: nothing.",
+    ),
+    Benchmark(
         name="plan_changes",
         title="Changes of plan between steps",
         script="plan_changes.py",
