@@ -1,6 +1,7 @@
 """State divided among replicas: only where it is allowed, never worse than `zero2` and `fsdp`; its bounds hold."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -15,7 +16,7 @@ from spantrain.planner.strategies.auto.hops import PipelinePart
 from spantrain.planner.strategies.auto.parts import PartCosts
 from spantrain.planner.strategies.auto.shape import PlanShape, ShapeBuilder
 from spantrain.planner.strategies.auto.strategy import auto
-from spantrain.planner.strategies.baselines import FSDP, ZERO2
+from spantrain.planner.strategies.baselines import FSDP, ZERO2, zero1
 from spantrain.planner.strategies.score import weights_of
 
 JOB = JobSpec(global_batch=8, micro_batches=(1, 2, 4, 8))
@@ -92,6 +93,15 @@ def test_a_model_that_fits_only_divided_is_divided(
     else:
         with pytest.raises(InfeasiblePlanError):
             auto(request_of(profile, Constraints()))
+    for job, limits in (
+        (replace(JOB, optimizer="adafactor"), Constraints()),
+        (JOB, Constraints(divided_updates=False)),
+    ):
+        asked = PlanRequest(profile=profile, job=job, constraints=limits, evaluate=Evaluator(profile, job))
+        with pytest.raises(InfeasiblePlanError):
+            auto(asked)
+        with pytest.raises(InfeasiblePlanError):
+            zero1(asked)
     request = request_of(profile, ALLOWED)
     (found,) = auto(request)
     assert divides(found)

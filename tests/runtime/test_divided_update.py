@@ -20,6 +20,7 @@ from spantrain.runtime.checkpoint.holding import PARAMETER
 from spantrain.runtime.checkpoint.tensor_file import step_folder
 from spantrain.runtime.control.orders import KeptState
 from spantrain.runtime.redistribution.exchange import TensorBlock, boxes_of
+from spantrain.runtime.worker.keeping import copying
 from spantrain.runtime.worker.switch import LocalTensorSource
 from spantrain.schedule.registry import schedule_names
 from testing.runtime.places import HALVES, random_places
@@ -75,6 +76,14 @@ def test_each_has_its_part_of_the_state(four):
     assert state_elements(ran, "d") == state_elements(whole, "d")
     peaks = {name: ran.results[name].peak_bytes for name in "abc"}
     assert all(peaks[name] < whole.results[name].peak_bytes for name in peaks)
+
+
+@pytest.mark.parametrize("size", [1, 600, 5000])
+def test_large_gradients_are_summed_and_gathered_in_turns(size, four):
+    plan = divided(four([0, 3, 5], THREE, HALVES))
+    small = [replace(stage, sums=replace(stage.sums, bucket_bytes=size)) for stage in plan.stages]
+    ran = train_in_threads(replace(plan, stages=tuple(small)), JOB)
+    assert ran.losses == pytest.approx(wanted(plan), rel=1e-5)
 
 
 def test_who_has_not_taken_others_rows_holds_its_own(four):
@@ -137,6 +146,20 @@ def test_a_checkpoint_goes_on_under_another_plan(before, after, ways, four, tmp_
             assert sum(rows) == (stored[name][0] if stored[name] else 1), name
 
 
+def test_a_copy_for_another_stage_takes_nothing_of_which_state_is_lacking(four):
+    """Of a parameter that stages share, whose keeper has it whole, and a part of its state."""
+    for plan, is_owner in ((four([0, 3, 5], THREE), True), (divided(four([0, 3, 5], THREE)), False)):
+        part = train_in_threads(plan, replace(JOB, steps=1)).sessions["a"]._part
+        owner = copying._owner("transformer.wte.weight", (part,))
+        assert (owner is part) == is_owner
+
+
+def test_no_keeper_follows_what_no_replica_has(four):
+    plan = divided(four([0, 3, 5], THREE))
+    with pytest.raises(ValueError, match="none of one that divides state"):
+        plan.with_keepers((("d",), ()))
+
+
 def test_what_a_loss_costs_is_known(four):
     plan = divided(four([0, 3, 5], THREE))
     assert [survived(stage) for stage in plan.stages] == [0, 0]
@@ -149,6 +172,7 @@ def test_what_a_loss_costs_is_known(four):
 
 
 def test_it_is_refused_where_an_update_needs_whole_parameters(four):
+    check_divided(divided(four([0, 3, 5], THREE)), JOB)
     with pytest.raises(PlanError, match=r"adafactor needs whole parameters.*a, b, c of this plan do"):
         check_divided(divided(four([0, 3, 5], THREE)), replace(JOB, optimizer="adafactor"))
 

@@ -328,11 +328,11 @@ class Plan:
         if unknown:
             raise ValueError(f"devices that the cluster does not have: {unknown}; it has {sorted(known)}")
         for index, stage in enumerate(self.stages):
-            wrong = [name for name in stage.keepers if name not in devices or name in stage.devices]
+            wrong = [n for n in stage.keepers if n not in devices or n in stage.devices or stage.divides_state]
             if wrong or len(set(stage.keepers)) < len(stage.keepers):
                 raise ValueError(
-                    f"stage {index}: keepers must be devices of the plan's other stages, each once; "
-                    f"got {', '.join(stage.keepers)}"
+                    f"stage {index}: keepers must be devices of the plan's other stages, each once (none of one that "
+                    f"divides state); got {', '.join(stage.keepers)}"
                 )
 
     @property

@@ -78,6 +78,7 @@ def constraints_of(plan: Plan, profile: Profile, present: Collection[str]) -> Co
         tensor_parallel=TensorParallel.ANY if plan.divides_tensors else TensorParallel.AUTO,
         sequence_parallel=any(stage.sequence_parallel for stage in stages),
         sharded_state=any(stage.state_sharding.divides_gradients for stage in stages),
+        divided_updates=any(stage.divides_state for stage in stages),
     )
 
 
@@ -134,7 +135,7 @@ def _changed(
     """Return the light change; None where there is none that fits."""
     constraints, job = constraints_of(plan, profile, present), job_of(plan, optimizer)
     change, evaluator = _LightChange(plan, present, besides), Evaluator(profile, job)
-    if any(stage.divides_state for stage in plan.stages):
+    if constraints.sharded_state:
         return None
     request = PlanRequest(profile=profile, job=job, constraints=constraints, evaluate=evaluator)
     propose = slicing(change.proposals) if constraints.sequence_parallel else change.proposals

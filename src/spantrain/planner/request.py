@@ -148,6 +148,8 @@ class Constraints:
     """Whether tensor-parallel groups hold slices of the sequence between divided layers, wherever they can."""
     sharded_state: bool = False
     """Whether the replicas of a stage may divide its gradients, optimizer state and parameters."""
+    divided_updates: bool = True
+    """Whether they may divide the optimizer's state, and its updates, where nothing else fits or all else is worse."""
     second_level: bool = True
     """False: to `spantrain`, a first-level group is one stage whose devices share evenly (its paper's ablation)."""
 
@@ -353,6 +355,11 @@ class PlanRequest:
     def devices(self) -> tuple[str, ...]:
         """The devices that may be used, in the cluster's order."""
         return self.constraints.allowed_devices(self.profile.cluster)
+
+    @property
+    def divides_updates(self) -> bool:
+        """Whether replicas of a stage may divide the optimizer's state."""
+        return self.constraints.divided_updates and not division_refusal(self.job.optimizer)
 
     @cached_property
     def dividing(self) -> frozenset[str]:

@@ -77,7 +77,14 @@ def member(rank: int, order: Order) -> None:
     parts = shard_units(units, SHARES, rank, group)
     seen = replace(order.work, device=order.device).run(units)
     calls = {like: len(seconds) for like, seconds in group._seconds.items()}
-    found = {"gathered": gathered, "own": own, "rows": rows, "small": small, "spent_s": group.exchanging_s, "calls": calls}
+    found = {
+        "gathered": gathered,
+        "own": own,
+        "rows": rows,
+        "small": small,
+        "spent_s": group.exchanging_s,
+        "calls": calls,
+    }
     found |= {"parts": parts, "losses": seen.outputs, "gradients": seen.gradients}
     torch.save(found, order.folder / f"{rank}.pt")
     dist.destroy_process_group()

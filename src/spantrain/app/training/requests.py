@@ -181,8 +181,9 @@ class TrainRequest:
         return self.protected(plan)
 
     def check_plan(self, plan: Plan) -> None:
-        """Raise a `PlanError` if replicas would wait for each other for ever, or have too few samples at once."""
+        """Raise a `PlanError` if a plan would wait for ever, has too few samples at once, or divides too much."""
         check_samples_at_once(plan, self.profile.graph)
+        check_divided(plan, self.job)
         if self.job.joins_statistics:
             check_joint_statistics(plan, self.profile.graph)
 
@@ -244,7 +245,6 @@ def new_run(
     """
     plan, report, profile, profile_path = _read_plan(plan_path, functions)
     own = under_schedule(plan, schedule)
-    check_divided(own, job)
     if grouping is not None:
         job = grouping(job, plan.model)
     return TrainRequest(
@@ -289,7 +289,6 @@ def resumed_run(
     plan, report, profile, profile_path = what_to_run(run, manifest, plan_path, functions)
     job = manifest.job or job
     assert job is not None, "a run that has no job of its own is given one"
-    check_divided(plan, job)
     return TrainRequest(
         plan=plan,
         report=report,

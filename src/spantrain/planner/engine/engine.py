@@ -19,6 +19,7 @@ from spantrain.planner.engine.outcome import (
     Prefer,
     Ranking,
     StrategyFigures,
+    divides_unasked,
     is_plain,
     no_figures,
     plain_only,
@@ -222,11 +223,11 @@ class _Planning:
 
     def _best_in_one_site(self, known: _Answer | None) -> _Answer:
         """Return the best plan inside one site, of the search for it (if there was one) and of all simulated ones."""
-        started_s = time.perf_counter()
+        started_s, limits = time.perf_counter(), self._options.constraints
         ranked = [
             (Proposal(plan=plan, own_estimate_s=None), evaluation)
             for plan, evaluation in self._evaluator.seen()
-            if evaluation.fits and len(sentences.sites_of(plan)) == 1
+            if evaluation.fits and len(sentences.sites_of(plan)) == 1 and not divides_unasked(plan, limits)
         ]
         if not ranked:
             reason = f"not searched: over {_COMPARED_UP_TO} devices; --strategy single-site,NAME does"
@@ -300,13 +301,9 @@ class _Planning:
         (site_plan, site), (_, device) = (answers[name].alternative(name) for name in _COMPARED)
         options, compared = self._options, self._ranking.only_to_compare(proposal.plan)
         joined = join_groups(
-            self._profile,
-            self._job,
-            options.constraints,
-            local,
-            inner_steps=options.outer_every,
-            allowed=options.allow_outer,
-        )
+            self._profile, self._job, options.constraints, local,
+            inner_steps=options.outer_every, allowed=options.allow_outer,
+        )  # fmt: skip
         taken = joined if joined is not None and self._is_better(joined.outer, evaluation) else None
         reasons = self._reasons(chosen, answers[chosen], None if taken is None else taken.outer, local)
         if compared:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from spantrain.core.cluster import Cluster
 from spantrain.core.outer.groups import OuterPlan
-from spantrain.core.plan import Alternative, Plan, PlanReport, Prediction, StateSharding
+from spantrain.core.plan import Alternative, Plan, PlanReport, Prediction
 from spantrain.errors import InfeasiblePlanError, PlanError
 from spantrain.formats.registry import WireFormat
 from spantrain.planner.engine.evaluate import LinkLoad
@@ -205,18 +205,22 @@ def not_trained_yet(plan: Plan) -> tuple[str, ...]:
     )
 
 
+def divides_unasked(plan: Plan, constraints: Constraints) -> bool:
+    """Whether replicas of a plan divide state, so that a loss is dearer, and nobody asked for that."""
+    return not constraints.sharded_state and any(stage.divides_state for stage in plan.stages)
+
+
 def is_plain(plan: Plan, job: JobSpec, constraints: Constraints) -> bool:
     """Whether nothing in a plan had to be asked for or to earn its place, which is for strategies to decide on."""
     whole = not (constraints.recompute_all or constraints.sequence_parallel)
     return (
         whole
+        and not divides_unasked(plan, constraints)
         and plan.global_batch == job.global_batch
         and job.schedule in (plan.schedule, JobSpec.schedule)
         and constraints.tensor_parallel.allows_plan(plan)
         and all(
-            stage.wire_format is WireFormat.NATIVE
-            and (constraints.sharded_state or stage.state_sharding is StateSharding.NONE)
-            and (constraints.recompute or not stage.recompute)
+            stage.wire_format is WireFormat.NATIVE and (constraints.recompute or not stage.recompute)
             for stage in plan.stages
         )
     )

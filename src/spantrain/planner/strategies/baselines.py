@@ -67,9 +67,19 @@ def data_parallel(
 
 
 DDP: Strategy = partial(data_parallel, state_sharding=StateSharding.NONE, sums=SumModel.TORCH_DDP)
-ZERO1: Strategy = partial(data_parallel, state_sharding=StateSharding.ZERO1)
 ZERO2: Strategy = partial(data_parallel, state_sharding=StateSharding.ZERO2, sums=SumModel.DEEPSPEED_ZERO)
 FSDP: Strategy = partial(data_parallel, state_sharding=StateSharding.ZERO3, sums=SumModel.TORCH_FSDP)
+
+
+def zero1(request: PlanRequest) -> tuple[Proposal, ...]:
+    """Propose the whole model on every device, with equal shares, and the optimizer's state divided.
+
+    Raises:
+        InfeasiblePlanError: it fits nowhere, or the optimizer's state cannot be divided.
+    """
+    if not request.divides_updates:
+        raise InfeasiblePlanError(f"optimizer {request.job.optimizer} needs whole parameters for its updates")
+    return data_parallel(request, StateSharding.ZERO1)
 
 
 def _sizes(request: PlanRequest, count: int) -> list[int]:

@@ -8,6 +8,7 @@ An update of rows is that of the whole parameter for every optimizer that looks 
 do not, plans are refused (`app.training.requests.check_divided`).
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -72,12 +73,18 @@ def _rows_of(parameter: Tensor, rank: int, replicas: int) -> range:
     return range(rows * rank // replicas, rows * (rank + 1) // replicas)
 
 
-def begin_rows_sum(gradients: Sequence[Tensor], group: MemberGroup) -> Callable[[], None]:
+def begin_rows_sum(gradients: Sequence[Tensor], group: MemberGroup, most_bytes: int) -> Callable[[], None]:
     """Begin to sum to each replica its rows of gradients; return what waits until that is done.
 
-    In place: all other rows are then of no use.
+    In place: all other rows are then of no use. About so many bytes are copied at a time.
     """
-    pieces = _pieces(gradients, group.size)
+    *before, last = _turns(gradients, group.size, most_bytes)
+    for pieces in before:  # all are begun here: collectives are in one order on all replicas
+        _begin_sum(pieces, group)()
+    return _begin_sum(last, group)
+
+
+def _begin_sum(pieces: Sequence[Sequence[Tensor]], group: MemberGroup) -> Callable[[], None]:
     flat = torch.cat([piece.reshape(-1) for row in pieces for piece in row])
     wait = group.begin_reduce_scatter(flat, [_elements(row) for row in pieces])
     return lambda: _fill(pieces[group.rank], wait())
@@ -86,14 +93,31 @@ def begin_rows_sum(gradients: Sequence[Tensor], group: MemberGroup) -> Callable[
 def gather_rows(parameters: Parameters, group: MemberGroup, most_bytes: int) -> None:
     """Have all replicas take from each other the rows that each has updated, about so many bytes at a time."""
     for bucket in _buckets([own.detach() for own in parameters.values() if own.requires_grad], most_bytes):
-        pieces = _pieces(bucket, group.size)
-        own = [piece.reshape(-1) for piece in pieces[group.rank]]
-        sizes = [_elements(row) for row in pieces]
-        taken = group.all_gather(torch.cat(own) if own else bucket[0].new_empty(0), sizes, 0)
-        for rank, values in enumerate(taken.split_with_sizes(sizes)):
-            if rank != group.rank:
-                _fill(pieces[rank], values)
+        for pieces in _turns(bucket, group.size, most_bytes):
+            own = [piece.reshape(-1) for piece in pieces[group.rank]]
+            sizes = [_elements(row) for row in pieces]
+            taken = group.all_gather(torch.cat(own) if own else bucket[0].new_empty(0), sizes, 0)
+            for rank, values in enumerate(taken.split_with_sizes(sizes)):
+                if rank != group.rank:
+                    _fill(pieces[rank], values)
     group.forget_exchanges()
+
+
+def _turns(tensors: Sequence[Tensor], replicas: int, most_bytes: int) -> list[list[list[Tensor]]]:
+    """Return, for each of several turns, the rows of tensors that each replica has, as views.
+
+    The turns are as many as it takes for each to be about so many bytes.
+    """
+    pieces, count = _pieces(tensors, replicas), math.ceil(sum(own.nbytes for own in tensors) / most_bytes)
+    if count < 2:
+        return [pieces]
+    return [
+        [
+            [piece[len(piece) * turn // count : len(piece) * (turn + 1) // count] for piece in row]
+            for row in pieces
+        ]
+        for turn in range(count)
+    ]  # fmt: skip
 
 
 def square_of_rows(gradients: Iterable[Tensor], group: MemberGroup) -> float:

@@ -80,16 +80,20 @@ class StageSum:
             names = [name for name in reversed(list(parameters)) if name not in self._partial]
             sizes = {name: parameters[name].numel() for name in names}
             beside = buckets_of(((name, parameters[name]) for name in names), sizes, self._settings)
-        begin_sum = begin_rows_sum if self._divides else _begin_sum
         leaders_sum = self.sums and not self._groups.parts_meet
         return StepSums(
             parameters,
             beside=beside,
-            begin_sum=lambda gradients: begin_sum(gradients, self._groups.ring),
+            begin_sum=self._begin_sum,
             background=self._background,
             behind=self._sum_behind if self._partial or leaders_sum or self._levels else None,
             sums=self._settings,
         )
+
+    def _begin_sum(self, gradients: Sequence[Tensor]) -> Callable[[], None]:
+        if self._divides:
+            return begin_rows_sum(gradients, self._groups.ring, self._settings.bucket_bytes)
+        return _begin_sum(gradients, self._groups.ring)
 
     def close(self) -> None:
         """End the thread that sums."""

@@ -285,13 +285,15 @@ def fill(
         if name not in fresh and parameter in state
     }
     wanted, own = wanted_of(arriving, files), group.own
-    several, takers = takers_of(group, alike, wanted_of(after.holding, files), files)
+    whole = wanted_of(after.holding, files)
+    several, takers = takers_of(group, alike, whole, files)
     exchange = TensorExchange(group, files, source, post, in_memory=True)
     taken = exchange.run({name: part for name, part in wanted.items() if takers.get(name, own) == own})
     received_bytes = exchange.taken_bytes
     if takers:
         near = replace(group, peers=tuple(name for name in several if name != own))
-        stored = {name: tensor for file in files.values() for name, tensor in file.tensors.items()}
+        dtypes = {name: tensor.dtype for file in files.values() for name, tensor in file.tensors.items()}
+        stored = {name: StoredTensor(part=whole[name], dtype=dtypes[name]) for name in takers}
         shares = {one: {name: stored[name] for name in takers if takers[name] == one} for one in several}
         there = {one: HeldTensors(device=one, tensors=tensors) for one, tensors in shares.items()}
         here = LocalTensorSource(own, taken, wanted)

@@ -12,6 +12,7 @@ import torch
 from spantrain.adaptation.registry import LocalAdapters
 from spantrain.core.messages import DeviceDecisions
 from spantrain.core.plan import Plan
+from spantrain.devices.registry import class_of
 from spantrain.errors import ConfigError
 from spantrain.models.build import build_units
 from spantrain.models.data.dataset import open_dataset
@@ -370,6 +371,8 @@ class TrainSession:
         if self._lacks_rows:
             start_s = time.monotonic()
             self._part.take_rows()
+            class_of(self._here.device.torch_device).settle(self._here.device.torch_device)
+            self._links.check_abort()  # of a gather that was given up, anything may have come
             self._lacks_rows = False
             self._recorder.communicated("gather of parameters", step, start_s, time.monotonic())
 

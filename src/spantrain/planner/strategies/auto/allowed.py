@@ -38,7 +38,7 @@ def sharded_proposals(
     scorer: Scorer,
     whole: Score | None,
     found: Iterable[Plan],
-    ways: Sequence[StateSharding] = DIVISIONS,
+    ways: Sequence[StateSharding],
     worth: float = 1.0,
 ) -> tuple[Proposal, ...]:
     """Return the best plan with divided state if it is better than the best with whole state.

@@ -202,8 +202,9 @@ def _by_device(request: PlanRequest) -> tuple[Proposal, ...]:
     if request.constraints.sharded_state:
         others = [_searcher(request, state_sharding=sharding).best for sharding in DIVISIONS]
         plans = [found.plan for found in others if found is not None]
-        more += sharded_proposals(request, search.scorer, None if best is None else best.score, plans)
-    elif best is None or _is_short(best.plan):
+        ways = (*DIVISIONS, *((StateSharding.ZERO1,) if request.divides_updates else ()))
+        more += sharded_proposals(request, search.scorer, None if best is None else best.score, plans, ways)
+    elif request.divides_updates and (best is None or _is_short(best.plan)):
         more += _with_divided_updates(request, search.scorer, best)
     if best is None:
         if more:

@@ -257,8 +257,9 @@ def _plain(stored: str) -> str:
 
 
 def _owner(name: str, held: Sequence[Held]) -> Held | None:
-    whole = (one for one in held if name in one.holding.parts and one.holding.parts[name].is_whole)
-    return next(whole, None)
+    """Return what has a tensor, and its optimizer state, whole."""
+    able = (one for one in held if one.holding.own_rows is None and name in one.holding.parts)
+    return next((one for one in able if one.holding.parts[name].is_whole), None)
 
 
 def _only(tensors: tuple[Tensor, ...], sender: str) -> Tensor:
