@@ -94,7 +94,7 @@ def test_what_cannot_take_over(plan, make_plan, spec_of):
     smaller = make_plan(spec_of("gpt2"), [0, 2, 5], [[1], [1]], [[Span(0, 4)]] * 2, "1f1b")
     fewer = make_plan(spec_of("gpt2"), [0, 5], [[1]], SPANS[:1], "1f1b")
     for wrong, text in (
-        (replace(plan, stages=sharded), "divides state"),
+        (replace(plan, stages=sharded), "divides gradients"),
         (replace(plan, dtype="bfloat16"), "dtype is bfloat16 there, float32 now"),
         (smaller, "global_batch is 4 there, 6 now"),
         (fewer, "devices is"),

@@ -26,7 +26,7 @@ from spantrain.runtime.control.orders import KeptState
 from spantrain.runtime.control.requests import OrderFailure
 from spantrain.runtime.coordinator.barrier import StepBarrier
 from spantrain.runtime.coordinator.roster import DeviceMemoryError
-from spantrain.runtime.worker import stale_session, trainer
+from spantrain.runtime.worker import plan_part, stale_session
 from testing.models import hungry
 from testing.runtime import sessions
 from testing.runtime.runs import OneProcess
@@ -132,7 +132,7 @@ def test_what_was_updated_in_part_is_held_by_nobody(make_plan, spec_of, monkeypa
         raise MemoryError
 
     monkeypatch.setattr(sessions, "session_of", session_of)
-    monkeypatch.setattr(trainer, "update", update)
+    monkeypatch.setattr(plan_part, "update", update)
     with pytest.raises(MemoryError):
         train_in_threads(make_plan(spec_of("gpt2"), [0, 5], [[1]], [THIRDS], "1f1b"), JOB)
     (session,) = made

@@ -177,15 +177,16 @@ def _states(
 ) -> dict[str, tuple[torch.Tensor, TensorPart]]:
     """Return the optimizer's state of parameters by stored name, with the part that each is.
 
-    What it keeps of a parameter as a whole is of the device that updates the first row.
+    Where replicas divide it, what it keeps of a parameter as a whole is of the device that updates the first row.
     """
     found = {}
     for name in sorted(names):
         updated = holding.updated(name)
         if updated is None:
             continue
+        tells_whole = holding.own_rows is None or updated.is_first
         for key, value in optimizer.state.get(updated.rows, {}).items():
-            if isinstance(value, torch.Tensor) and (value.shape == updated.rows.shape or updated.is_first):
+            if isinstance(value, torch.Tensor) and (value.shape == updated.rows.shape or tells_whole):
                 whole = TensorPart(full_shape=tuple(value.shape))
                 found[f"{STATE}{key}/{name}"] = value, updated.part if value.shape == updated.rows.shape else whole
     return found
