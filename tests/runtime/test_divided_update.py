@@ -78,7 +78,7 @@ def test_each_has_its_part_of_the_state(four):
     assert all(peaks[name] < whole.results[name].peak_bytes for name in peaks)
 
 
-@pytest.mark.parametrize("size", [1, 600, 5000])
+@pytest.mark.parametrize("size", [600, 5000])
 def test_large_gradients_are_summed_and_gathered_in_turns(size, four):
     plan = divided(four([0, 3, 5], THREE, HALVES))
     small = [replace(stage, sums=replace(stage.sums, bucket_bytes=size)) for stage in plan.stages]
