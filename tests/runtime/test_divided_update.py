@@ -1,5 +1,6 @@
 """Replicas that divide the optimizer's state (zero1): losses of one device, whatever moves, and a part of the state."""
 
+import math
 from dataclasses import replace
 from random import Random
 
@@ -72,7 +73,9 @@ def test_each_has_its_part_of_the_state(four):
     assert ran.losses == pytest.approx(whole.losses, rel=1e-6)
     parts = [state_elements(ran, name) for name in "abc"]
     assert sum(parts) == state_elements(whole, "a")
-    assert max(parts) < 0.36 * sum(parts)
+    named = whole.sessions["a"]._part.holding.parameters
+    most = sum(2 * math.ceil(own.shape[0] / 3) * own[0].numel() for own in named.values())
+    assert max(parts) <= most, "no more than a third of each parameter's rows, rounded up"
     assert state_elements(ran, "d") == state_elements(whole, "d")
     peaks = {name: ran.results[name].peak_bytes for name in "abc"}
     assert all(peaks[name] < whole.results[name].peak_bytes for name in peaks)
@@ -173,7 +176,9 @@ def test_what_a_loss_costs_is_known(four):
 
 def test_it_is_refused_where_an_update_needs_whole_parameters(four):
     check_divided(divided(four([0, 3, 5], THREE)), JOB)
-    with pytest.raises(PlanError, match=r"adafactor needs whole parameters.*a, b, c of this plan do"):
+    with pytest.raises(
+        PlanError, match=r"adafactor needs whole parameters, and a, b, c of this plan .* strategy than zero1"
+    ):
         check_divided(divided(four([0, 3, 5], THREE)), replace(JOB, optimizer="adafactor"))
 
 

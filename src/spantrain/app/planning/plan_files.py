@@ -154,7 +154,10 @@ def _problems(plan: Plan, profile: Profile, job: TrainJob, own_loop: bool) -> It
         yield f"tensor-parallel replicas ({', '.join(groups)}) run one step at a time; plan without tensor parallelism"
     divided = [f"stage {index}" for index, stage in enumerate(plan.stages) if stage.divides_state]
     if divided:
-        yield f"replicas that divide the optimizer's state ({', '.join(divided)}) take each other's rows between steps"
+        yield (
+            f"replicas that divide the optimizer's state ({', '.join(divided)}) take each other's rows between steps; "
+            "plan with another strategy than zero1"
+        )
     if plan.dtype == "float16":
         yield "float16 scales the loss by what the step before said; plan with bfloat16 or float32"
     if plan.dtype == LOW_WEIGHTS:

@@ -387,9 +387,14 @@ def check_divided(plan: Plan, job: TrainJob) -> None:
     """
     refusal = division_refusal(job.optimizer)
     divided = [one.devices for stage in plan.stages for one in stage.replicas if len(one.devices) > 1]
-    divided += [stage.devices for stage in plan.stages if stage.divides_state]
     if refusal and divided:
         raise PlanError(
-            f"{refusal}; {', '.join(divided[0])} of this plan do: plan again with --tensor-parallel none and another "
-            "strategy than zero1, or take another optimizer"
+            f"{refusal}; {', '.join(divided[0])} of this plan do: plan again with --tensor-parallel none, or take "
+            "another optimizer"
+        )
+    rows = [stage.devices for stage in plan.stages if stage.divides_state]
+    if refusal and rows:
+        raise PlanError(
+            f"optimizer {job.optimizer} needs whole parameters, and {', '.join(rows[0])} of this plan update rows of "
+            "them each (zero1): plan again with another strategy than zero1, or take another optimizer"
         )
