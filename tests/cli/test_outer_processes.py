@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from spantrain_studies.outer_demo import roles
 from testing.patience import PATIENCE_S, until
 from testing.programs import living_in, process_of_log
 
@@ -156,6 +158,31 @@ def test_a_demonstration_that_is_killed_leaves_nothing_either(tmp_path, monkeypa
         assert not alive
         assert len(gone) == 7
         assert not list(state.iterdir())
+
+
+HOLDER = """\
+import fcntl, os, pathlib, sys
+fcntl.flock(os.open(sys.argv[1], os.O_RDONLY), fcntl.LOCK_SH)
+print("held", flush=True)
+sys.stdin.readline()
+pathlib.Path(sys.argv[1], "late").mkdir()
+"""
+
+
+def test_a_folder_is_removed_when_nobody_is_left_to_write_into_it(tmp_path) -> None:
+    state = tmp_path / "state"
+    (state / "s0").mkdir(parents=True)
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(state)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as holder:
+        line_with(holder, "held")
+        removal = threading.Thread(target=roles.remove_unheld, args=(str(state),), daemon=True)
+        removal.start()
+        removal.join(0.2)
+        assert removal.is_alive(), "it waits"
+        holder.communicate("\n", timeout=PATIENCE_S)
+    removal.join(PATIENCE_S)
+    assert not state.exists()
 
 
 SCRIPT = """\

@@ -48,11 +48,11 @@ def _listen(orders: FileIO, stop: threading.Event, folder: str | None) -> None:
     while orders.readline():
         stop.set()
     if folder is not None:
-        _remove(folder)
+        remove_unheld(folder)
     os._exit(_NOBODY)
 
 
-def _remove(folder: str) -> None:
+def remove_unheld(folder: str) -> None:
     """Remove a folder when none of the processes that hold it is left to write into it; again if this one did."""
     with contextlib.suppress(FileNotFoundError):
         fcntl.flock(os.open(folder, os.O_RDONLY), fcntl.LOCK_EX)
