@@ -77,31 +77,20 @@ def test_devices_alone_take_a_ring_sum_whatever_their_single_shares(divided):
     assert cost.sent_bytes(stage) == {("a0", "a1"): 11000, ("a1", "a0"): 11000}
 
 
+@pytest.mark.parametrize("sharding", [StateSharding.ZERO1, StateSharding.ZERO2])
 @pytest.mark.parametrize("micro_batches", [1, 2, 4])
-def test_zero2_takes_the_bytes_of_the_sum_and_more_for_more_micro_batches(cost_profile, micro_batches):
+def test_divided_updates_take_the_bytes_of_the_sum_and_zero2_more_for_more_micro_batches(
+    cost_profile, micro_batches, sharding
+):
     cost = ReplicaCost(cost_profile)
     plain, sharded = (
-        stage_of({"a0": 1.0}, {"a1": 1.0}, sharding=sharding, micro_batches=micro_batches)
-        for sharding in (StateSharding.NONE, StateSharding.ZERO2)
+        stage_of({"a0": 1.0}, {"a1": 1.0}, sharding=own, micro_batches=micro_batches)
+        for own in (StateSharding.NONE, sharding)
     )
     half_s = cost.groups.network.collectives.gather_s(("a0", "a1"), 11000)
     assert cost.end_of_step_s(sharded) == (half_s, half_s)
-    halves = micro_batches + 1
+    halves = 2 if sharding is StateSharding.ZERO1 else micro_batches + 1
     assert cost.sent_bytes(sharded) == {pair: size * halves // 2 for pair, size in cost.sent_bytes(plain).items()}
-    for op in Op:
-        assert cost.action_s(sharded, sharded.replicas[0], op, 2) == cost.action_s(plain, plain.replicas[0], op, 2)
-
-
-@pytest.mark.parametrize("micro_batches", [1, 4])
-def test_zero1_takes_half_a_sum_and_a_gather(cost_profile, micro_batches):
-    cost = ReplicaCost(cost_profile)
-    plain, sharded = (
-        stage_of({"a0": 1.0}, {"a1": 1.0}, sharding=sharding, micro_batches=micro_batches)
-        for sharding in (StateSharding.NONE, StateSharding.ZERO1)
-    )
-    gather_s = cost.groups.network.collectives.gather_s(("a0", "a1"), 11000)
-    assert cost.end_of_step_s(sharded) == (gather_s, gather_s)
-    assert cost.sent_bytes(sharded) == cost.sent_bytes(plain)
     for op in Op:
         assert cost.action_s(sharded, sharded.replicas[0], op, 2) == cost.action_s(plain, plain.replicas[0], op, 2)
 

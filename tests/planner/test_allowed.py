@@ -111,6 +111,7 @@ def test_cuts_stay_exact_where_rounding_gains_little(two_sites: Callable[[float]
 def test_a_model_that_fits_only_divided_is_divided(
     make_cluster: Callable, make_graph: Callable, make_profile: Callable, speeds: tuple[float, float]
 ) -> None:
+    """With AdamW in float32 a parameter takes four numbers, of which two replicas hold three if they divide updates."""
     graph = make_graph(blocks=1, hidden=1024)
     room = BACKENDS["emulated"].framework_bytes + int(2.9 * max(unit.parameter_bytes for unit in graph.units))
     cluster = make_cluster({"a": {"a0": speeds[0], "a1": speeds[1]}}, memory_bytes=room)

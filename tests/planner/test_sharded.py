@@ -11,6 +11,7 @@ from spantrain.devices.registry import BACKENDS
 from spantrain.errors import InfeasiblePlanError
 from spantrain.planner.engine.evaluate import Evaluator
 from spantrain.planner.request import Constraints, JobSpec, Objective, PlanRequest, Proposal
+from spantrain.planner.strategies.auto import strategy
 from spantrain.planner.strategies.auto.cuts import Cutter
 from spantrain.planner.strategies.auto.hops import PipelinePart
 from spantrain.planner.strategies.auto.parts import PartCosts
@@ -48,16 +49,24 @@ def test_state_is_divided_only_where_allowed(profile: Callable[[float], Profile]
     assert not any(divides(proposal) for proposal in auto(request_of(profile(4.0), Constraints())))
 
 
+@pytest.mark.parametrize(("worth", "is_divided"), [(1.05, True), (1.5, False)])
 def test_the_optimizers_state_is_divided_only_where_that_is_worth_a_dearer_loss(
-    profile: Callable[[float], Profile],
+    make_cluster: Callable, make_graph: Callable, make_profile: Callable, monkeypatch, worth: float, is_divided: bool
 ) -> None:
-    """Memory keeps samples from being in flight: then it may be, but not for next to nothing."""
-    for room in (1.2, 1.6, 2.0, 2.5, 3.0):
-        request = request_of(profile(room), Constraints())
-        found = auto(request)
-        seconds = {divides(one): request.evaluate(one.plan).step_s for one in reversed(found)}
-        assert not any(stage.state_sharding.divides_gradients for one in found for stage in one.plan.stages)
-        assert True not in seconds or False not in seconds or 1.05 * seconds[True] <= seconds[False]
+    """Plain replicas lack room, and pipelines, which fit, are slower by a fifth."""
+    graph = make_graph(blocks=3, hidden=512, sequence=256)
+    held = max(unit.activation_bytes_per_sample for unit in graph.units)
+    memory_bytes = BACKENDS["emulated"].framework_bytes + 3 * graph.parameter_bytes + 6 * held
+    cluster = make_cluster({"a": {f"a{number}": 0.02 for number in range(4)}}, memory_bytes=memory_bytes)
+    request = request_of(make_profile(cluster, graph), Constraints())
+    monkeypatch.setattr(strategy, "_WORTH_DIVIDING", worth)
+    found = auto(request)
+    plain_s = min(request.evaluate(one.plan).step_s for one in found if not divides(one))
+    divided_s = min(request.evaluate(one.plan).step_s for one in zero1(request))
+    assert 1.05 < plain_s / divided_s < 1.5
+    assert any(divides(one) for one in found) == is_divided
+    assert divides(found[0]) == is_divided
+    assert not any(stage.state_sharding.divides_gradients for one in found for stage in one.plan.stages)
 
 
 @pytest.mark.parametrize("room", [0.8, 1.2, 4.0])
@@ -69,9 +78,9 @@ def test_never_worse_than_strategies_that_divide_state(profile: Callable[[float]
         return min(entry.step_s for entry in found if entry.fits)
 
     ours = best_s(auto(request))
-    for strategy in (ZERO2, FSDP):
+    for other in (ZERO2, FSDP):
         try:
-            proposals = strategy(request)
+            proposals = other(request)
         except InfeasiblePlanError:
             continue
         assert ours <= best_s(proposals) * (1 + 1e-9)
@@ -100,8 +109,9 @@ def test_a_model_that_fits_only_divided_is_divided(
         asked = PlanRequest(profile=profile, job=job, constraints=limits, evaluate=Evaluator(profile, job))
         with pytest.raises(InfeasiblePlanError):
             auto(asked)
-        with pytest.raises(InfeasiblePlanError):
-            zero1(asked)
+        if job != JOB:
+            with pytest.raises(InfeasiblePlanError, match="adafactor needs whole parameters"):
+                zero1(asked)
     request = request_of(profile, ALLOWED)
     (found,) = auto(request)
     assert divides(found)

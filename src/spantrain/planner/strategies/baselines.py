@@ -41,6 +41,7 @@ from functools import partial
 
 from spantrain.core.plan import StateSharding, SumModel
 from spantrain.core.span import apportion
+from spantrain.core.update.optimizers import division_refusal
 from spantrain.errors import InfeasiblePlanError
 from spantrain.planner.assembly.assemble import Assembler, StageShape
 from spantrain.planner.request import PlanRequest, Proposal, Strategy
@@ -77,7 +78,7 @@ def zero1(request: PlanRequest) -> tuple[Proposal, ...]:
     Raises:
         InfeasiblePlanError: it fits nowhere, or the optimizer's state cannot be divided.
     """
-    if not request.divides_updates:
+    if division_refusal(request.job.optimizer):
         raise InfeasiblePlanError(f"optimizer {request.job.optimizer} needs whole parameters for its updates")
     return data_parallel(request, StateSharding.ZERO1)
 

@@ -9,17 +9,17 @@ do not, plans are refused (`app.training.requests.check_divided`).
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 
 import torch
 from torch import Tensor, nn
 
-from spantrain.core.plan import Plan
+from spantrain.core.plan import GradientSums, Plan
 from spantrain.core.shares import TensorPart
 from spantrain.core.span import Span
 from spantrain.runtime.gradients.groups import MemberGroup
+from spantrain.runtime.gradients.step_sums import buckets_of
 
 Parameters = Mapping[str, nn.Parameter]
 
@@ -90,13 +90,14 @@ def _begin_sum(pieces: Sequence[Sequence[Tensor]], group: MemberGroup) -> Callab
     return lambda: _fill(pieces[group.rank], wait())
 
 
-def gather_rows(parameters: Parameters, group: MemberGroup, most_bytes: int) -> None:
-    """Have all replicas take from each other the rows that each has updated, about so many bytes at a time."""
-    for bucket in _buckets([own.detach() for own in parameters.values() if own.requires_grad], most_bytes):
-        for pieces in _turns(bucket, group.size, most_bytes):
+def gather_rows(parameters: Parameters, group: MemberGroup, sums: GradientSums) -> None:
+    """Have all replicas take from each other the rows that each has updated, in buckets as gradients are summed in."""
+    held = {name: own.detach() for name, own in parameters.items() if own.requires_grad and own.numel()}
+    for bucket in buckets_of(held.items(), {name: own.numel() for name, own in held.items()}, sums):
+        for pieces in _turns([held[name] for name in bucket], group.size, sums.bucket_bytes):
             own = [piece.reshape(-1) for piece in pieces[group.rank]]
             sizes = [_elements(row) for row in pieces]
-            taken = group.all_gather(torch.cat(own) if own else bucket[0].new_empty(0), sizes, 0)
+            taken = group.all_gather(torch.cat(own) if own else held[bucket[0]].new_empty(0), sizes, 0)
             for rank, values in enumerate(taken.split_with_sizes(sizes)):
                 if rank != group.rank:
                     _fill(pieces[rank], values)
@@ -146,16 +147,3 @@ def _fill(pieces: Sequence[Tensor], values: Tensor) -> None:
     sizes = [piece.numel() for piece in pieces]
     for piece, own in zip(pieces, values.split_with_sizes(sizes) if sizes else (), strict=True):
         piece.copy_(own.view_as(piece))
-
-
-def _buckets(parameters: Sequence[Tensor], most_bytes: int) -> Iterator[list[Tensor]]:
-    """Return parameters of one type that follow each other, with at most so many bytes, or one that has more."""
-    for _, alike in groupby((own for own in parameters if own.numel()), key=lambda own: own.dtype):
-        bucket: list[Tensor] = []
-        for own in alike:
-            if bucket and sum(one.nbytes for one in bucket) + own.nbytes > most_bytes:
-                yield bucket
-                bucket = []
-            bucket.append(own)
-        if bucket:
-            yield bucket

@@ -152,7 +152,7 @@ class PlanPart:
             PeerLostError: another replica went away.
         """
         stage = self.plan.stages[self.member.stage_index]
-        gather_rows(self.parameters, self.member.groups.ring, stage.sums.bucket_bytes)
+        gather_rows(self.parameters, self.member.groups.ring, stage.sums)
 
     def forget_gradients(self) -> None:
         """Drop all of them."""
