@@ -7,12 +7,13 @@ A stack of GPT-2 blocks, whole on each device, with AdamW in float32, in turns i
 plain        our replicas, each with all state
 zero1        ours, with the optimizer's state divided (`runtime.gradients.own_rows`)
 ddp          DistributedDataParallel, a bucket of 25 MiB and gradients that are views of it
-ddp + zero   the same with ZeroRedundancyOptimizer, which gives each rank whole parameters to update
+ddp + zero   the same with ZeroRedundancyOptimizer, which gives each rank whole parameters to update; they are views of
+             one buffer for each rank, which is broadcast once
 
-`times` is a step over plain's, ours, and over ddp's, torch's: medians over runs of the median step. `held` is the most
-bytes of tensors that the fullest device held; of torch's, parameters, a gradient for each, the optimizer's state.
-`forecast` is the memory model's, at the plan's limits, with what operations need besides, which is not in `held`. `off`
-is the last loss, over one device's, less one.
+`times` is a step over plain's, ours, and over ddp's, torch's: medians over runs of the median step. `state` is what the
+fullest device has of parameters, gradients and optimizer state: of torch's as counted, of ours the memory model's.
+`held` is the most bytes of tensors that ours held at once, and `forecast` the model's for it at the plan's limits, with
+what operations need besides, which is not in `held`. `off` is the last loss, over one device's, less one.
 
 Real: processes on processors with one thread each, computation, gradients, Gloo over loopback. Emulated: nothing. A
 machine with fewer cores than replicas says nothing about seconds.
@@ -45,6 +46,7 @@ from spantrain.app.training.train import train
 from spantrain.core.cluster import Cluster, Device, DeviceKind, Host, Site
 from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan, Replica, Stage, StateSharding
+from spantrain.core.profile import Profile
 from spantrain.core.span import Span, equal_spans
 from spantrain.core.units import ModelSpec
 from spantrain.cost.memory import MemoryCost, framework_bytes
@@ -66,8 +68,10 @@ class Run:
     """What came of one run."""
 
     step_s: float
-    held_bytes: int
     loss: float
+    state_bytes: int
+    held_bytes: int | None = None
+    forecast_bytes: int | None = None
 
 
 def main() -> None:
@@ -80,51 +84,53 @@ def main() -> None:
     names = [f"replica-{number}" for number in range(options.replicas)]
     cluster, found = _cluster(names), {name: list[Run]() for name in (*OURS, *TORCHS)}
     profile = described_profile(cluster, model)
+    plans = {name: _plan(cluster, model, len(profile.graph.units), names, sharding) for name, sharding in OURS.items()}
+    memory = MemoryCost(profile, job.optimizer_state)
     with tempfile.TemporaryDirectory() as folder:
         for number in range(options.runs):
-            for name, sharding in OURS.items():
-                plan = _plan(cluster, model, len(profile.graph.units), names, sharding)
-                out = Path(folder) / f"{name}-{number}"
-                request = TrainRequest(
-                    plan=plan, profile=profile, profile_path="", job=job, out=out, checkpoints=False
-                )  # fmt: skip
-                with open_session(
-                    cluster, names, SessionOptions(network=False), out / "logs", SilentReporter()
-                ) as session:
-                    outcome = train(session, request, StopRequest(), SilentReporter())
-                held = max(one.peak_bytes or 0 for one in outcome.devices.values())
-                found[name].append(Run(step_s=outcome.step_s_measured, held_bytes=held, loss=outcome.losses[-1]))
+            for name, plan in plans.items():
+                found[name].append(_ours(profile, memory, plan, job, Path(folder) / f"{name}-{number}"))
             for name, divides in TORCHS.items():
                 found[name].append(_torchs(options.replicas, job.steps, divides=divides))
             print(f"run {number + 1}: " + ", ".join(f"{name} {rows[-1].step_s:.3f} s" for name, rows in found.items()))
-    one_loss = _one_device(model, job)
-    forecast = {
-        name: max(
-            MemoryCost(profile, "adamw").plan_peak_bytes(plan).values()
-        ) - framework_bytes("cpu")
-        for name, plan in ((n, _plan(cluster, model, len(profile.graph.units), names, s)) for n, s in OURS.items())
-    }  # fmt: skip
-    _report(found, forecast, one_loss, options)
+    _report(found, _one_device(model, job), options)
 
 
-def _report(
-    found: dict[str, list[Run]], forecast: dict[str, int], one_loss: float, options: argparse.Namespace
-) -> None:
-    table = [f"{'':12} {'a step':>9} {'times':>7} {'held':>10} {'forecast':>10} {'off':>9}"]
+def _ours(profile: Profile, memory: MemoryCost, plan: Plan, job: TrainJob, out: Path) -> Run:
+    request = TrainRequest(plan=plan, profile=profile, profile_path="", job=job, out=out, checkpoints=False)
+    settings, shown = SessionOptions(network=False), SilentReporter()
+    with open_session(plan.cluster, plan.devices, settings, out / "logs", shown) as session:
+        outcome = train(session, request, StopRequest(), shown)
+    always = [sizes.always for sizes in memory.plan_held_sizes(plan).values()]
+    return Run(
+        step_s=outcome.step_s_measured,
+        state_bytes=max(one.parameter_bytes + one.gradient_bytes + one.optimizer_bytes for one in always),
+        held_bytes=max(one.peak_bytes or 0 for one in outcome.devices.values()),
+        forecast_bytes=max(memory.plan_peak_bytes(plan).values()) - framework_bytes("cpu"),
+        loss=outcome.losses[-1],
+    )
+
+
+def _report(found: dict[str, list[Run]], one_loss: float, options: argparse.Namespace) -> None:
+    table = [f"{'':12} {'a step':>9} {'times':>7} {'state':>10} {'held':>10} {'forecast':>10} {'off':>9}"]
     data: dict[str, Any] = {"replicas": options.replicas, "runs": options.runs, "steps": options.steps, "rows": {}}
-    seconds = {name: statistics.median(run.step_s for run in rows) for name, rows in found.items()}
     for name, rows in found.items():
-        base = statistics.median(
-            run.step_s / other.step_s
-            for run, other in zip(rows, found["plain" if name in OURS else "ddp"], strict=True)
+        base = found["plain" if name in OURS else "ddp"]
+        last = rows[-1]
+        row = {
+            "step_s": statistics.median(run.step_s for run in rows),
+            "times": statistics.median(run.step_s / other.step_s for run, other in zip(rows, base, strict=True)),
+            "state_bytes": last.state_bytes,
+            "held_bytes": last.held_bytes,
+            "forecast_bytes": last.forecast_bytes,
+            "off": last.loss / one_loss - 1,
+        }
+        sizes = " ".join(
+            f"{'' if size is None else f'{size / 2**20:.1f} MiB':>10}"
+            for size in (last.state_bytes, last.held_bytes, last.forecast_bytes)
         )
-        held = max(run.held_bytes for run in rows)
-        foreseen = f"{forecast[name] / 2**20:7.1f} MiB" if name in forecast else ""
-        off = rows[-1].loss / one_loss - 1
-        table.append(f"{name:12} {seconds[name]:7.3f} s {base:7.3f} {held / 2**20:6.1f} MiB {foreseen:>11} {off:9.1e}")
-        data["rows"][name] = {
-            "step_s": seconds[name], "times": base, "held_bytes": held, "forecast_bytes": forecast.get(name), "off": off
-        }  # fmt: skip
+        table.append(f"{name:12} {row['step_s']:7.3f} s {row['times']:7.3f} {sizes} {row['off']:9.1e}")
+        data["rows"][name] = row
     print("\n".join(table))
     if options.save:
         save("sharded_state", table, data)
@@ -224,7 +230,7 @@ def _torchs(replicas: int, steps: int, *, divides: bool) -> Run:
     said = [json.loads(process.communicate()[0].splitlines()[-1]) for process in processes]
     return Run(
         step_s=max(one["step_s"] for one in said),
-        held_bytes=max(one["held_bytes"] for one in said),
+        state_bytes=max(one["state_bytes"] for one in said),
         loss=sum(one["loss"] for one in said),
     )
 
@@ -251,7 +257,9 @@ def _torch_worker(order: dict[str, Any]) -> None:
     module = DistributedDataParallel(_Chain(units), gradient_as_bucket_view=True)
     optimizer: torch.optim.Optimizer
     if order["divides"]:
-        optimizer = ZeroRedundancyOptimizer(module.parameters(), torch.optim.AdamW, **_adamw(job))
+        optimizer = ZeroRedundancyOptimizer(
+            module.parameters(), torch.optim.AdamW, parameters_as_bucket_view=True, **_adamw(job)
+        )
         inner: torch.optim.Optimizer = optimizer.optim
     else:
         inner = optimizer = torch.optim.AdamW(module.parameters(), **_adamw(job))
@@ -266,14 +274,14 @@ def _torch_worker(order: dict[str, Any]) -> None:
             loss = module(feed.rows(step, span, rows_read(units))) / BATCH
             torch.autograd.backward(loss * size)  # its sum is a mean
             total += float(loss.detach())
-        _set_rate(inner, job, step)
+        _set_rate(optimizer, job, step)
         optimizer.step()
         optimizer.zero_grad()
         seconds.append(time.monotonic() - begun_s)
     parameters = {id(own): own.nbytes for own in module.parameters()}
     state = chain.from_iterable(one.values() for one in inner.state.values())
     held = 2 * sum(parameters.values()) + sum(one.nbytes for one in state if isinstance(one, torch.Tensor))
-    print(json.dumps({"step_s": statistics.median(seconds[WARM_UP:]), "held_bytes": held, "loss": total}), flush=True)
+    print(json.dumps({"step_s": statistics.median(seconds[WARM_UP:]), "state_bytes": held, "loss": total}), flush=True)
     dist.destroy_process_group()
 
 
