@@ -8,7 +8,6 @@ An update of rows is that of the whole parameter for every optimizer that looks 
 do not, plans are refused (`app.training.requests.check_divided`).
 """
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -107,9 +106,9 @@ def gather_rows(parameters: Parameters, group: MemberGroup, sums: GradientSums) 
 def _turns(tensors: Sequence[Tensor], replicas: int, most_bytes: int) -> list[list[list[Tensor]]]:
     """Return, for each of several turns, the rows of tensors that each replica has, as views.
 
-    The turns are as many as it takes for each to be about so many bytes.
+    Each is of so many bytes or up to twice as many; buckets of usual size, somewhat over it, have one.
     """
-    pieces, count = _pieces(tensors, replicas), math.ceil(sum(own.nbytes for own in tensors) / most_bytes)
+    pieces, count = _pieces(tensors, replicas), sum(own.nbytes for own in tensors) // most_bytes
     if count < 2:
         return [pieces]
     return [
