@@ -1,5 +1,7 @@
 """Many sites and many devices: more of them is never worse, names and their order play no part, the bound holds."""
 
+import random
+import statistics
 from dataclasses import replace
 from itertools import permutations
 
@@ -24,6 +26,7 @@ from spantrain.planner.engine.predict import costs_of
 from spantrain.planner.request import Constraints, JobSpec, Objective, PlanRequest
 from spantrain.planner.strategies.pools.costs import PoolPlan, PoolReplica, PoolStage
 from spantrain.planner.strategies.pools.profile_costs import ProfilePools
+from spantrain.planner.strategies.pools.recipes import ChainCosts, StageChain
 from spantrain.planner.strategies.pools.territories import Territories
 from spantrain.planner.strategies.registry import strategies
 from spantrain.planner.strategies.relaxation import Relaxation
@@ -234,3 +237,27 @@ def test_very_many_sites_need_one_line_for_their_links(tmp_path):
     path = tmp_path / "profile.json"
     write_profile(described_profile(cluster, resolve_model("gpt2-tiny")), path)
     assert read_profile(path).cluster == cluster
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 10_000), slow=st.booleans())
+def test_chains_cut_together_are_cut_as_alone(seed, slow):
+    """Whatever is left out by a bound would take longer than what was asked."""
+    rng = random.Random(seed)
+    cluster = sites_of({"a100": 8, "t4": 4}, {"v100": 6}, rate=5e6 if slow else 5e9)
+    profile = described_profile(cluster, resolve_model("gpt2-tiny"))
+    job = JobSpec(global_batch=32)
+    costs = ProfilePools(PlanRequest(profile=profile, job=job, evaluate=Evaluator(profile, job)), most_degree=1)
+    candidates = []
+    for _ in range(12):
+        width = rng.randint(1, 3)
+        depth = rng.randint(1, costs.units)
+        rows = [((PoolReplica(rng.randrange(len(costs.pools)), 1), width),) for _ in range(depth)]
+        candidates.append(StageChain(rng.choice((1, 2)), width, rng.randint(1, 20), tuple(rows)))
+    alone = [ChainCosts(costs).guesses([candidate])[0].guess for candidate in candidates]
+    chains = ChainCosts(costs)
+    assert [cut.guess for cut in chains.guesses(candidates)] == alone
+    most_s = statistics.median(guess.step_s for guess in alone if guess is not None)
+    for cut, guess in zip(ChainCosts(costs).guesses(candidates, most_s), alone, strict=True):
+        assert guess is None or cut.least_s <= guess.step_s * (1 + 1e-9)
+        assert cut.guess == (guess if cut.least_s <= most_s else None)

@@ -12,8 +12,9 @@ from spantrain.core.action import Op
 from spantrain.core.span import equal_spans
 from spantrain.planner.request import Constraints, Objective
 from spantrain.planner.strategies.pools.costs import DevicePool, Goal, PoolPlan, PoolReplica, PoolStage
+from spantrain.planner.strategies.pools.cutting import TableStack, least_bottlenecks, least_sums, ranges
 from spantrain.planner.strategies.pools.placing import StageSeconds, one_f_one_b_ends_s
-from spantrain.planner.strategies.pools.recipes import StageChain, least_bottleneck, least_sum
+from spantrain.planner.strategies.pools.recipes import StageChain
 from spantrain.planner.strategies.pools.search import neighbours, other_widths
 from spantrain.sim.costs import TableCosts
 from spantrain.sim.engine import SimulationOptions, simulate
@@ -60,25 +61,33 @@ def test_many_micro_batches_each_take_as_long_as_the_slowest_stage():
 
 @given(
     stages=st.integers(1, 4),
-    values=st.lists(st.integers(1, 9), min_size=4, max_size=7),
+    values=st.lists(st.lists(st.integers(1, 9), min_size=5, max_size=5), min_size=1, max_size=3),
     factors=st.lists(st.integers(1, 3), min_size=4, max_size=4),
+    looser=st.lists(st.sampled_from((1.0, 1.3, 2.0)), min_size=1, max_size=2),
 )
-def test_cuts_are_the_best_of_all(stages, values, factors):
-    units = len(values)
-    sums = np.cumsum([0.0, *values])
-    table = np.where(np.tri(units + 1, dtype=bool), math.inf, sums[None, :] - sums[:, None])
-    chain = [factors[s] * table for s in range(stages)]
+def test_cuts_are_the_best_of_all(stages, values, factors, looser):
+    """Of several chains at once, under several limits."""
+    units, stack = len(values[0]), TableStack(len(values[0]) + 1)
+    nothing = np.tri(units + 1, dtype=bool)
+    chains = []
+    for row in values:
+        sums = np.cumsum([0.0, *row])
+        chains.append([factors[s] * np.where(nothing, math.inf, sums[None, :] - sums[:, None]) for s in range(stages)])
+    numbers = np.array([[stack.add(table) for table in chain] for chain in chains])
+    tables = [stack.taken(numbers[:, s], *ranges(units, stages, s)) for s in range(stages)]
+    slowest = least_bottlenecks(tables)
+    limits = slowest[:, None] * np.array(looser)
+    totals, begins = least_sums(tables, limits)
+    for number, chain in enumerate(chains):
 
-    def seconds(begins):
-        ends = (*begins[1:], units)
-        return [chain[s][i, j] for s, (i, j) in enumerate(zip(begins, ends, strict=True))]
+        def seconds(row, chain=chain):
+            return [float(chain[s][i, j]) for s, (i, j) in enumerate(zip(row, (*row[1:], units), strict=True))]
 
-    every = [seconds((0, *cuts)) for cuts in combinations(range(1, units), stages - 1)]
-    slowest = least_bottleneck(chain)
-    assert slowest == min(max(row) for row in every)
-    total, begins = least_sum(chain, slowest)
-    assert total == min(sum(row) for row in every if max(row) <= slowest)
-    assert sum(seconds(begins)) == total
+        every = [seconds((0, *cuts)) for cuts in combinations(range(1, units), stages - 1)]
+        assert slowest[number] == min(max(row) for row in every)
+        for at, limit in enumerate(limits[number]):
+            assert totals[number, at] == min(sum(row) for row in every if max(row) <= limit)
+            assert sum(seconds(begins[number, at].tolist())) == totals[number, at]
 
 
 def test_groups_do_not_span_hosts():

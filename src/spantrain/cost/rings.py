@@ -45,9 +45,10 @@ def turns_s(latency_s: Sequence[float], busy_s: Sequence[float], turns: int) -> 
         return max(_slowest_way_s(latency_s, busy_s, turns, rhythm_s) for rhythm_s in rhythms)
     latency, busy = np.array(latency_s), np.array(busy_s)
     ready = free = np.zeros(len(busy))
+    before = np.arange(len(busy)) - 1
     for _ in range(turns):
         free = np.maximum(ready, free) + busy
-        ready = np.roll(free + latency, 1)
+        ready = (free + latency)[before]
     return float(ready.max())
 
 
@@ -113,12 +114,13 @@ def _segments_s(latency_s: Sequence[float], busy_s: Sequence[float], count: int)
     latency, busy = np.array(latency_s), np.array(busy_s)
     posted = free = before_last = last = np.zeros(len(busy))
     starts = np.full(len(busy), np.inf)
+    before, after = np.arange(len(busy)) - 1, np.arange(1 - len(busy), 1)
     ends_s: list[float] = []
     for _ in range(count):
         posted = np.maximum(posted, before_last)
         word = np.where(starts <= posted, np.maximum(posted, free), posted) if len(busy) == 2 else posted
-        starts = np.maximum(np.maximum(posted, np.roll(word, -1) + latency), free)
+        starts = np.maximum(np.maximum(posted, word[after] + latency), free)
         free = starts + busy
-        before_last, last = last, np.roll(free + latency, 1)
+        before_last, last = last, (free + latency)[before]
         ends_s.append(max(float(last.max()), ends_s[-1] if ends_s else 0.0))
     return ends_s

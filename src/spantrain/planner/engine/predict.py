@@ -63,7 +63,9 @@ def over_time(plan: Plan, profile: Profile, optimizer: str) -> tuple[str, ...]:
     if len(plan.devices) > _UP_TO:
         return ()
     try:
-        peaks = predict(plan, profile, optimizer=optimizer).peak_bytes
+        sizes = MemoryCost(profile, optimizer, plan.dtype).plan_held_sizes(plan)
+        options = SimulationOptions(held_sizes=sizes, trace=False)
+        peaks = simulate(plan, costs_of(plan, profile), steps=1, options=options).peak_bytes
     except (PlanError, ScheduleError):
         return ()
     own = plan.cluster.device_by_name

@@ -97,20 +97,20 @@ class Relaxation:
     def joined_s(self, sites: Sequence[str]) -> float:
         """Return the least of a plan that uses devices of at least two of these sites."""
         rows = [self._sites[site] for site in sites]
-        rates = np.sort(self._rates(rows))
+        rates = self._rates(rows)
         together_s = self._compute_s(self._counts[rows].sum(axis=0))
-        copied_s = max(together_s, float(self._profile.graph.trained_bytes / max(rates[-2], _NOTHING)))
+        copied_s = max(together_s, float(self._profile.graph.trained_bytes / max(np.sort(rates)[-2], _NOTHING)))
         if not self._cut_bytes or not copied_s > together_s:
             return together_s
         low_s, high_s = together_s, copied_s
         for _ in range(_HALVINGS):
             step_s = (low_s + high_s) / 2
-            low_s, high_s = (low_s, step_s) if self._crosses_in(rows, step_s) else (step_s, high_s)
+            low_s, high_s = (low_s, step_s) if self._crosses_in(rows, rates, step_s) else (step_s, high_s)
         return low_s
 
-    def _crosses_in(self, rows: Sequence[int], step_s: float) -> bool:
+    def _crosses_in(self, rows: Sequence[int], rates: Array, step_s: float) -> bool:
         """Whether all samples can be done in so long if only one site need not get each of its own over a cut."""
-        limits = self._rates(rows) * step_s / self._cut_bytes / self._job.global_batch
+        limits = rates * step_s / self._cut_bytes / self._job.global_batch
         for power, _ in self._powers:
             does = self._counts[rows] @ power * step_s
             let_in = np.minimum(does, limits)

@@ -252,6 +252,8 @@ _KEPT = 2
 """Cuts of the batch for which orders of work are searched."""
 _ORDER_MAY_GAIN = 1.05
 """Cuts of the batch are left out that are slower by more than that before orders of work are searched."""
+_COARSER = 2
+"""How many micro-batches become one at most."""
 _MIN_GAIN = 1e-3
 """Other micro-batches must gain more than this part of the step."""
 
@@ -266,10 +268,12 @@ def taper(plan: Plan, costs: StepCosts, *, effort: SearchEffort | None = None) -
     """
     effort = effort or SearchEffort()
     best = with_hints(plan, costs, effort=effort)
+    if not effort.runs(_actions(plan, [stage.micro_batches for stage in plan.stages]) // _COARSER):
+        return best  # whatever the micro-batches, they are too many to search
     best_s = simulated_s(best, costs)
     share = effort.part(1 / _KEPT)
     own_s = quick_s(plan, costs)
-    others = [entry for candidate in recuts(plan) if (entry := _timed(candidate, costs, effort)) is not None]
+    others = [entry for candidate in recuts(plan, effort) if (entry := _timed(candidate, costs)) is not None]
     ranked = sorted((entry for entry in others if entry[0] < _ORDER_MAY_GAIN * own_s), key=lambda entry: entry[0])
     for _, candidate in ranked[:_KEPT]:
         best_s, best = _better(best_s, best, candidate, costs, share)
@@ -300,8 +304,8 @@ def _by_stage(plan: Plan, costs: StepCosts, effort: SearchEffort) -> Plan:
             for recut in (halved, _pairs):
                 spans = recut(plan.stages[stage].micro_batches)
                 micro_batches = [spans if k == stage else other.micro_batches for k, other in enumerate(plan.stages)]
-                candidate = _recut(plan, micro_batches)
-                found = None if candidate is None else _timed(candidate, costs, effort)
+                candidate = _recut(plan, micro_batches, effort)
+                found = None if candidate is None else _timed(candidate, costs)
                 if found is not None and found[0] < best_s * (1 - _MIN_GAIN):
                     (best_s, plan), changed = found, True
     return plan
@@ -312,25 +316,34 @@ def _pairs(spans: tuple[Span, ...]) -> tuple[Span, ...]:
     return tuple(Span(spans[k].lo, spans[min(k + 1, len(spans) - 1)].hi) for k in range(0, len(spans), 2))
 
 
-def _timed(plan: Plan, costs: StepCosts, effort: SearchEffort) -> tuple[float, Plan] | None:
-    """Return a plan behind the seconds of the best of some plain rules; None if it is too large to search."""
-    actions = 3 * sum(len(stage.replicas) * len(stage.micro_batches) for stage in plan.stages)
+def _timed(plan: Plan, costs: StepCosts) -> tuple[float, Plan] | None:
+    """Return a plan behind the seconds of the best of some plain rules; None if a size was not measured."""
     try:
-        return (quick_s(plan, costs), plan) if effort.runs(actions) else None
+        return quick_s(plan, costs), plan
     except ProfileError:
-        return None  # a size was not measured
+        return None
 
 
-def recuts(plan: Plan) -> Iterator[Plan]:
-    """Yield the plan with other cuts of the batch, the same on all stages: finer and coarser ones that can run."""
+def recuts(plan: Plan, effort: SearchEffort | None = None) -> Iterator[Plan]:
+    """Yield the plan with other cuts of the batch, the same on all stages: finer and coarser ones that can run.
+
+    With an effort, only those that it allows to search.
+    """
     for spans in dict.fromkeys(_cuts(plan)):
-        candidate = _recut(plan, [spans] * len(plan.stages))
+        candidate = _recut(plan, [spans] * len(plan.stages), effort)
         if candidate is not None and candidate.stages != plan.stages:
             yield candidate
 
 
-def _recut(plan: Plan, micro_batches: Sequence[tuple[Span, ...]]) -> Plan | None:
-    """Return the plan with other micro-batches, by stage; None if it cannot run."""
+def _actions(plan: Plan, micro_batches: Sequence[tuple[Span, ...]]) -> int:
+    """Return the actions of a step with these micro-batches, by stage."""
+    return 3 * sum(len(stage.replicas) * len(spans) for stage, spans in zip(plan.stages, micro_batches, strict=True))
+
+
+def _recut(plan: Plan, micro_batches: Sequence[tuple[Span, ...]], effort: SearchEffort | None) -> Plan | None:
+    """Return the plan with other micro-batches, by stage; None if it cannot run, or is too large to search."""
+    if effort is not None and not effort.runs(_actions(plan, micro_batches)):
+        return None
     stages = zip(plan.stages, micro_batches, strict=True)
     try:
         candidate = replace(

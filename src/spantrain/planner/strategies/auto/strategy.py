@@ -23,6 +23,7 @@ of simulations is limited by the number of actions in them, so that the same req
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cache, partial
 
 from spantrain.core.cluster import Cluster
 from spantrain.core.plan import Plan, StateSharding
@@ -191,13 +192,14 @@ def _better_first(request: PlanRequest, one: tuple[Proposal, ...], other: tuple[
 
 def _by_device(request: PlanRequest) -> tuple[Proposal, ...]:
     """Propose the best plans that the search over devices, or blocks of them, finds."""
-    search = _searcher(request)
+    of_spantrain = cache(partial(_of_spantrain, request))
+    search = _searcher(request, of_spantrain=of_spantrain)
     best = search.best
     more: tuple[Proposal, ...] = ()
     if request.dividing:
         # Those of `spantrain` may divide tensors over the hosts of a site, too, where the network is fast.
         allowed = request.constraints.tensor_parallel.allows_plan
-        in_sites = (one for one in _of_spantrain(request) if one.plan.divides_tensors and allowed(one.plan))
+        in_sites = (one for one in of_spantrain() if one.plan.divides_tensors and allowed(one.plan))
         more = (*divided_proposals(request, None if best is None else best.score), *in_sites)
     if request.constraints.sharded_state:
         others = [_searcher(request, state_sharding=sharding).best for sharding in DIVISIONS]
@@ -219,7 +221,7 @@ def _by_device(request: PlanRequest) -> tuple[Proposal, ...]:
     units = len(request.profile.graph.units)
     if len(request.devices) <= _MANY and units < len(grid_of(units)):
         # Its tables grow with the cube of the units (213 of them: over a minute).
-        whole = (proposal for proposal in _of_spantrain(request) if not proposal.plan.divides_tensors)
+        whole = (proposal for proposal in of_spantrain() if not proposal.plan.divides_tensors)
         scored = ((search.scorer.score(proposal.plan), proposal) for proposal in whole)
         better = ((found[0], proposal) for found, proposal in scored if found is not None and found[1].fits)
         rows = sorted((*rows, *better), key=lambda row: row[0])
@@ -285,8 +287,12 @@ def _searcher(
     request: PlanRequest,
     wire_format: WireFormat = WireFormat.NATIVE,
     state_sharding: StateSharding = StateSharding.NONE,
+    of_spantrain: Callable[[], Sequence[Proposal]] = tuple,
 ) -> Searcher:
-    """Run the search; `wire_format` is that of cuts between sites, `state_sharding` that of several replicas."""
+    """Run the search; `wire_format` is that of cuts between sites, `state_sharding` that of several replicas.
+
+    `of_spantrain`: the plans of `spantrain`, which are asked for where they may be starts.
+    """
     profile, job, devices = request.profile, request.job, request.devices
     many, sizes = len(devices) > _MANY, job.micro_batch_sizes()
     if many:
@@ -318,7 +324,7 @@ def _searcher(
     hard = short or (not many and bool(request.constraints.keep))
     plain = wire_format is WireFormat.NATIVE and state_sharding is StateSharding.NONE
     if plain and (len(devices) <= _EXACT_UP_TO or hard):
-        _take_over(request, search, frozenset(costs.grid), descend=hard)
+        _take_over(request, search, frozenset(costs.grid), of_spantrain if hard else None)
     if many:
         even = [search.pool.add(cutter.solved(size, evened(moves, rows, size))) for size in sizes]
         for _, shape in sorted((row for found in even for row in found), key=lambda row: row[0])[:_EVEN]:
@@ -360,8 +366,10 @@ def _of_parts(cluster: Cluster, solved: list[list[tuple[Score, PlanShape]]]) -> 
     return list(dict.fromkeys(found.values()))
 
 
-def _take_over(request: PlanRequest, search: Searcher, grid: frozenset[int], *, descend: bool) -> None:
-    """Simulate the best plans of `spantrain-dp`, and with `descend` of `spantrain` too, and go on from there.
+def _take_over(
+    request: PlanRequest, search: Searcher, grid: frozenset[int], of_spantrain: Callable[[], Sequence[Proposal]] | None
+) -> None:
+    """Simulate the best plans of `spantrain-dp`; where those of `spantrain` are given, these too, and go on from there.
 
     The search goes on only from plans whose cuts lie on its grid. Where that leaves units out, `spantrain` is not
     asked: its tables grow with the cube of the units (213 of them: over a minute), and its cuts would seldom lie there.
@@ -369,14 +377,13 @@ def _take_over(request: PlanRequest, search: Searcher, grid: frozenset[int], *, 
     found: list[Proposal] = []
     with suppress(InfeasiblePlanError):
         found += candidates(request.profile, request.job, request.devices_within_quotas, limit=_TAKEN_OVER)
-    if descend and len(grid) > len(request.profile.graph.units):
-        with suppress(InfeasiblePlanError):
-            found += spantrain(request)[:_TAKEN_OVER]
+    if of_spantrain is not None and len(grid) > len(request.profile.graph.units):
+        found += of_spantrain()[:_TAKEN_OVER]
     for proposal in found:
         shape = shape_of(proposal.plan)
         if shape is not None and not grid.issuperset(shape.begins):
             shape = None
         if not proposal.plan.divides_tensors:
             search.take(proposal.plan, shape)
-        if shape is not None and descend:
+        if shape is not None and of_spantrain is not None:
             search.descend(shape, _ROUNDS)

@@ -109,11 +109,22 @@ class Placer:
         for row in dict.fromkeys(filter(None, rows)):
             yield self._plan(guess, row)
 
+    def least_s(self, plan: PoolPlan) -> float:
+        """Return what `timing` is not under, for a part of its effort."""
+        sums = self._costs.gradient_sums_s(plan)
+        found = max(sums)
+        for pipeline in self._unlike(plan):
+            carried_s = plan.micro_batches * self._slowest_link_s(plan, pipeline)
+            first_s = 0.0
+            for stage, sum_s in zip(self._seconds(plan, pipeline), sums, strict=True):
+                found = max(found, max(first_s + plan.micro_batches * stage.busy_s, carried_s) + sum_s)
+                first_s += stage.forward_s + stage.delay_up_s
+        return found
+
     def timing(self, plan: PoolPlan) -> Timing:
         """Return what a plan takes: the slowest of its pipelines, and each stage's gradients when all of it is done."""
         ends = [0.0] * len(plan.stages)
-        # Pipelines of the same kinds of devices over ways that are as fast take as long, wherever they are.
-        for pipeline in {self._looks(pipeline): pipeline for pipeline in plan.pipelines()}.values():
+        for pipeline in self._unlike(plan):
             found = one_f_one_b_ends_s(self._seconds(plan, pipeline), plan.micro_batches, deep=self._deep)
             # What messages wait for each other is no delay that other work hides.
             carried_s = plan.micro_batches * self._slowest_link_s(plan, pipeline)
@@ -124,6 +135,10 @@ class Placer:
         if not self._counts_money:
             return step_s, 0.0
         return step_s, self._costs.usd_of_traffic(plan.stages, plan.micro_batch, plan.micro_batches)
+
+    def _unlike(self, plan: PoolPlan) -> list[tuple[PoolReplica, ...]]:
+        """Return the pipelines that differ: those of the same kinds over ways that are as fast take as long."""
+        return list({self._looks(pipeline): pipeline for pipeline in plan.pipelines()}.values())
 
     def _looks(self, pipeline: Sequence[PoolReplica]) -> tuple[object, ...]:
         pools = [self._costs.pools[member.pool] for member in pipeline]

@@ -1,55 +1,29 @@
 """Who makes up a stage, by kind: a chain of such, and the seconds and bytes of every stage for every range of units.
 
-Cuts are placed by a dynamic programme over units, on whole rows at a time.
+Cuts are placed by a dynamic programme over units (`cutting`), of many chains at a time.
 """
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import NamedTuple
 
 import numpy as np
 
 from spantrain.cost.span_tables import Array, over_spans
 from spantrain.planner.strategies.pools.costs import HopSeconds, PoolCosts, PoolReplica
-
-
-def least_bottleneck(stages: Sequence[Array]) -> float:
-    """Return the least that the slowest stage can take; `stages[s][i, j]` are the seconds of units i to j-1.
-
-    Infinite entries are what does not fit, or no units at all.
-
-    >>> least_bottleneck([np.array([[np.inf, 1, 3], [np.inf, np.inf, 2], [np.inf] * 3])] * 2)
-    2.0
-    """
-    best = stages[0][0]
-    for stage in stages[1:]:
-        best = np.maximum(best[:, None], stage).min(axis=0)
-    return float(best[-1])
-
-
-def least_sum(stages: Sequence[Array], most_s: float) -> tuple[float, tuple[int, ...]]:
-    """Return the least sum of the stages' seconds, none of them over a limit, and the first unit of each stage."""
-    best, sources = np.where(stages[0][0] <= most_s, stages[0][0], math.inf), []
-    for stage in stages[1:]:
-        sums = np.where(stage <= most_s, stage, math.inf) + best[:, None]
-        source = sums.argmin(axis=0)
-        sources.append(source)
-        best = sums[source, np.arange(len(source))]
-    here, begins = len(best) - 1, [0]
-    for source in reversed(sources):
-        here = int(source[here])
-        begins.insert(1, here)
-    return float(best[-1]), tuple(begins)
-
+from spantrain.planner.strategies.pools.cutting import Numbers, TableStack, least_bottlenecks, least_sums, ranges
 
 _LOOSER = (1.0, 1.02, 1.06, 1.15)
 """Times the least bottleneck: a little more of it can make the whole chain faster."""
 _FEW = 3
 """It can where there are at most so many micro-batches for each stage."""
-_MAX_TABLES = 6000
+_MAX_TABLES, _MAX_CUT, _AT_ONCE = 6000, 100_000, 2**16
+"""Tables and candidates that are remembered, and entries of tables of one stage that are gone through at once."""
+
+_ROUNDING, _BITS = 1e-9, 16
 
 Recipe = tuple[tuple[PoolReplica, int], ...]
 """Sorts of replicas with how many of each; the first pool of a kind stands for the kind."""
@@ -73,6 +47,11 @@ class StageChain(NamedTuple):
                 found[member.pool] += member.tp_degree * count
         return found
 
+    @property
+    def has_few_micro_batches(self) -> bool:
+        """Whether a slower slowest stage may make the whole chain faster."""
+        return len(self.recipes) > 1 and self.micro_batches <= _FEW * len(self.recipes)
+
 
 class Guess(NamedTuple):
     """A candidate with its best cuts, and what that takes by the closed form for even micro-batches."""
@@ -83,6 +62,15 @@ class Guess(NamedTuple):
     step_s: float
 
 
+class Cut(NamedTuple):
+    """What came of a candidate."""
+
+    guess: Guess | None
+    """None where it fits nowhere, or must take longer than what was asked."""
+    least_s: float
+    """Seconds that its slowest stage takes at least; infinite where it fits nowhere."""
+
+
 class ChainCosts:
     """Cuts of candidates, with tables of stages that are made once."""
 
@@ -90,7 +78,11 @@ class ChainCosts:
         self.costs = costs
         below = np.tri(costs.units + 1, dtype=bool)
         self._nothing = np.where(below, math.inf, 0.0)
-        self._tables: dict[tuple[object, ...], Array] = {}
+        self._tables, self._sums = TableStack(costs.units + 1), TableStack(costs.units + 1)
+        self._cut: dict[StageChain, Cut] = {}
+        self._reference: dict[int, PoolReplica] = {}
+        self._sorts, self._places = _Sorts(), dict[tuple[int, int], dict[int, int]]()
+        self._hop_s, self._speed, self._sum_place = cache(self._hop_of), cache(self._speed_of), cache(self._sum_table)
         self._hops, self.forward_s, self.backward_s = cache(costs.hop), cache(costs.forward_s), cache(costs.backward_s)
         self.distance_s, self.memory_bytes = cache(costs.site_distance_s), cache(costs.memory_bytes)
         self.work_s = cache(
@@ -99,32 +91,78 @@ class ChainCosts:
         """Seconds of forward and backward of units i to j-1, as [i, j], by (member, size)."""
         self._over = cache(self._over_of)
 
-    def guess(self, candidate: StageChain, most_s: float = math.inf) -> Guess | None:
-        """Return a candidate with the cuts that suit it; None where it fits nowhere, or must take longer than that."""
-        sorts = [tuple(member for member, _ in recipe) for recipe in candidate.recipes]
-        if not self._stays_inside(sorts):
-            return None
-        chain = list(self._chain(candidate, sorts))
-        least_s = least_bottleneck(chain)
-        if least_s == math.inf or candidate.micro_batches * least_s > most_s:
-            return None
-        delays_s = sum(self._delay_s(a, b, candidate) for a, b in pairwise(sorts))
-        best: tuple[float, tuple[int, ...]] = (math.inf, ())
-        few = len(chain) > 1 and candidate.micro_batches <= _FEW * len(chain)
-        for looser in _LOOSER if few else _LOOSER[:1]:
-            sum_s, begins = least_sum(chain, least_s * looser * (1 + 1e-12))
-            ends = (*begins[1:], self.costs.units)
-            slowest = max(float(table[i, j]) for table, i, j in zip(chain, begins, ends, strict=True))
-            step_s = sum_s + delays_s + (candidate.micro_batches - 1) * slowest
-            step_s += max(map(self._sum_s, sorts, begins, ends, [candidate.width] * len(sorts)))
-            best = min(best, (step_s, begins))
-        return Guess(candidate=candidate, begins=best[1], step_s=best[0])
+    def guesses(self, candidates: Sequence[StageChain], most_s: float = math.inf) -> list[Cut]:
+        """Return what comes of candidates, each in its place; of those that must take longer than a time no guess."""
+        found = {candidate: self._cut[candidate] for candidate in candidates if candidate in self._cut}
+        if len(self._cut) > _MAX_CUT:
+            self._cut.clear()
+        by_depth: dict[tuple[int, bool], list[StageChain]] = {}
+        for candidate in candidates:
+            cut, depth = found.get(candidate), len(candidate.recipes)
+            if cut is None and (least_s := self._least_s(candidate)) > most_s:
+                found[candidate] = Cut(None, least_s)
+            elif cut is None or (cut.guess is None and cut.least_s <= most_s and cut.least_s < math.inf):
+                by_depth.setdefault((depth, candidate.has_few_micro_batches), []).append(candidate)
+        for (depth, few), rows in by_depth.items():
+            most = max(1, _AT_ONCE // ((self.costs.units - depth + 1) ** 2 * (len(_LOOSER) if few else 1)))
+            for first in range(0, len(rows), most):
+                found.update(self._cut_all(rows[first : first + most], most_s, few=few))
+        self._cut.update(found)
+        return [found[candidate] for candidate in candidates]
 
-    def _stays_inside(self, sorts: Sequence[tuple[PoolReplica, ...]]) -> bool:
+    def _least_s(self, candidate: StageChain) -> float:
+        """Return what a candidate takes at least, if units could be divided, and the widest cut were everywhere."""
+        speed = sum(self._speed(self._sorts[recipe], candidate.size) for recipe in candidate.recipes)
+        carried_s = max((link_s for _, link_s in self._hops_of(candidate)), default=0.0)
+        return (1 - _ROUNDING) * candidate.micro_batches * max(1 / speed, carried_s)
+
+    def _speed_of(self, sorts: int, size: int) -> float:
+        """Return the micro-batches per second that a stage would do with all units, as if all were its best."""
+        members = self._sorts.members(sorts)
+        reference = self._reference.setdefault(size, members[0])
+        whole = np.diff(self.forward_s(reference, size) + self.backward_s(reference, size))
+        counts = whole > 0
+        each = (np.diff(self.forward_s(member, size) + self.backward_s(member, size)) for member in members)
+        slowest = max(float((own[counts] / whole[counts]).min(initial=math.inf)) for own in each)
+        return 1 / (slowest * float(whole[counts].sum())) if 0 < slowest < math.inf else math.inf
+
+    def _cut_all(self, rows: Sequence[StageChain], most_s: float, *, few: bool) -> dict[StageChain, Cut]:
+        """Return what comes of candidates of as many stages."""
+        if len(self._tables) > _MAX_TABLES:
+            self._tables.clear()
+            self._places.clear()
+        depth, units = len(rows[0].recipes), self.costs.units
+        tables = np.array([self._chain(candidate) for candidate in rows])
+        stages = [self._tables.taken(tables[:, s], *ranges(units, depth, s)) for s in range(depth)]
+        slowest_s = least_bottlenecks(stages)
+        counts = np.array([candidate.micro_batches for candidate in rows])
+        least_s = counts * slowest_s
+        going = np.flatnonzero((slowest_s < math.inf) & (least_s <= most_s) & [self._stays_inside(row) for row in rows])
+        found = {row: Cut(None, float(least)) for row, least in zip(rows, least_s, strict=True)}
+        if not len(going):
+            return found
+        looser = np.array(_LOOSER if few else _LOOSER[:1])
+        limits = slowest_s[going, None] * looser * (1 + 1e-12)
+        sums_s, begins = least_sums([stage[going] for stage in stages], limits)
+        ends = np.concatenate((begins[..., 1:], np.full((*begins.shape[:2], 1), units)), axis=-1)
+        chosen = [rows[index] for index in going.tolist()]
+        taken_s = self._tables.entries(tables[going][:, None], begins, ends).max(axis=-1)
+        delays_s = np.array([sum(delay_s for delay_s, _ in self._hops_of(row)) for row in chosen])[:, None]
+        step_s = sums_s + delays_s + (counts[going, None] - 1) * taken_s
+        step_s += self._sums.entries(self._sum_places(chosen)[:, None], begins, ends).max(axis=-1)
+        best = step_s.argmin(axis=-1)
+        for number, (row, at) in enumerate(zip(chosen, best.tolist(), strict=True)):
+            guess = Guess(row, tuple(begins[number, at].tolist()), float(step_s[number, at]))
+            found[row] = Cut(guess, found[row].least_s)
+        return found
+
+    def _stays_inside(self, candidate: StageChain) -> bool:
         """Whether pipelines keep to hosts, where they have to."""
+        if not self.costs.inside_hosts:
+            return True
         used: Counter[int] = Counter()
-        for row in sorts:
-            for member in row:
+        for recipe in candidate.recipes:
+            for member, _ in recipe:
                 used[member.pool] += member.tp_degree
         return all(self.costs.fits_a_host(pool, count) for pool, count in used.items())
 
@@ -151,28 +189,34 @@ class ChainCosts:
         first, end = np.nonzero(fits)
         return int((end - first).max(initial=0))
 
-    def _chain(self, candidate: StageChain, sorts: Sequence[tuple[PoolReplica, ...]]) -> Iterator[Array]:
-        for index, here in enumerate(sorts):
-            before = sorts[index - 1] if index else ()
-            after = sorts[index + 1] if index + 1 < len(sorts) else ()
-            yield self._table((before, here, after), candidate, len(sorts) - index)
+    def _chain(self, candidate: StageChain) -> list[int]:
+        """Return which tables the stages have."""
+        size, width, micro_batches, recipes = candidate
+        numbers = [self._sorts[recipe] for recipe in recipes]
+        known = self._places.setdefault((size, width if self.costs.width_matters else 1), {})
+        found, before, left = [], 0, len(recipes)
+        for here, after in pairwise((*numbers, 0)):
+            # One number says what is before, here and after, how many stages are left, and what each holds.
+            key = ((before << _BITS | here) << _BITS | after) << _BITS | left
+            place = known.get(key << _BITS | min(left, micro_batches))
+            if place is None:
+                place = known[key << _BITS | min(left, micro_batches)] = self._table(
+                    (before, here, after, left), candidate
+                )
+            found.append(place)
+            before, left = here, left - 1
+        return found
 
-    def _table(self, row: tuple[tuple[PoolReplica, ...], ...], candidate: StageChain, left: int) -> Array:
-        """Return the seconds of a micro-batch on the slowest sort of replica, as [i, j]; infinite where it fits not.
+    def _table(self, row: tuple[int, int, int, int], candidate: StageChain) -> int:
+        """Make the table of the seconds of a micro-batch on the slowest sort of replica, as [i, j]; return its place.
 
-        `row`: the sorts of the stage before, of this stage, and of the one after.
+        Infinite where it does not fit. `row`: the sorts of replicas before, here and after; the stages from here on.
         """
-        (before, here, after), size, micro_batches = row, candidate.size, candidate.micro_batches
-        width = candidate.width if self.costs.width_matters else 1
-        key = (row, size, width, left, min(left, micro_batches))
-        found = self._tables.get(key)
-        if found is not None:
-            return found
-        if len(self._tables) > _MAX_TABLES:
-            self._tables.clear()
+        before, here, after = map(self._sorts.members, row[:3])
+        size, width, micro_batches, _ = candidate
         found = self._nothing
         for member in here:
-            table = self.work_s(member, size) + self._over_memory(member, size, left, micro_batches)
+            table = self.work_s(member, size) + self._over_memory(member, size, row[3], micro_batches)
             for lower in before:
                 hop = self.hop(lower, member, size, width)
                 table = np.maximum(table + (hop.upper_forward_s + hop.upper_backward_s)[:, None], hop.link_s[:, None])
@@ -180,8 +224,7 @@ class ChainCosts:
                 hop = self.hop(member, upper, size, width)
                 table = table + (hop.lower_forward_s + hop.lower_backward_s)[None, :]
             found = np.maximum(found, table)
-        self._tables[key] = found
-        return found
+        return self._tables.add(found)
 
     def _over_memory(self, member: PoolReplica, size: int, left: int, micro_batches: int) -> Array:
         """Return 0 where units i to j-1 fit, infinity where not."""
@@ -191,12 +234,50 @@ class ChainCosts:
         over = self.costs.need_bytes(member, size, left, micro_batches) > self.costs.memory_bytes(member.pool)
         return np.where(over | (self._nothing > 0), math.inf, 0.0)
 
-    def _delay_s(self, lower: Sequence[PoolReplica], upper: Sequence[PoolReplica], candidate: StageChain) -> float:
-        hops = [self.hop(a, b, candidate.size, candidate.width) for a in lower for b in upper]
-        return max(float(hop.delay_forward_s.max() + hop.delay_backward_s.max()) for hop in hops)
+    def _hops_of(self, candidate: StageChain) -> list[tuple[float, float]]:
+        """Return of the messages between stages what nothing hides, there and back, and for how long a link is taken.
 
-    def _sum_s(self, sorts: Sequence[PoolReplica], first: int, end: int, width: int) -> float:
-        if width < 2:
-            return 0.0
-        found = [self.costs.sums_s(member, width) for member in sorts]
-        return max(float(sums[end] - sums[first]) for sums in found)
+        The latter is that of the cut at which it is least.
+        """
+        size, width, _, recipes = candidate
+        numbers = [self._sorts[recipe] for recipe in recipes]
+        return [self._hop_s(*pair, size, width) for pair in pairwise(numbers)]
+
+    def _hop_of(self, lower: int, upper: int, size: int, width: int) -> tuple[float, float]:
+        pairs = product(self._sorts.members(lower), self._sorts.members(upper))
+        hops = [self.hop(*pair, size, width) for pair in pairs]
+        delay_s = max(float(hop.delay_forward_s.max() + hop.delay_backward_s.max()) for hop in hops)
+        return delay_s, max(float(hop.link_s[1:-1].min(initial=math.inf)) for hop in hops)
+
+    def _sum_places(self, candidates: Sequence[StageChain]) -> Numbers:
+        """Return by stage which table has the seconds of sums over its replicas."""
+        return np.array([[self._sum_place(self._sorts[r], row.width) for r in row.recipes] for row in candidates])
+
+    def _sum_table(self, sorts: int, width: int) -> int:
+        found = np.zeros_like(self._nothing)
+        if width > 1:
+            rows = [self.costs.sums_s(member, width) for member in self._sorts.members(sorts)]
+            found = np.maximum.reduce([over_spans(row) for row in rows])
+        return self._sums.add(found)
+
+
+class _Sorts(dict[Recipe, int]):
+    """The sorts of replicas of stages, each with a number; 0 is none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._members: list[tuple[PoolReplica, ...]] = [()]
+        self._numbers: dict[tuple[PoolReplica, ...], int] = {}
+
+    def members(self, number: int) -> tuple[PoolReplica, ...]:
+        """Return one replica of each sort."""
+        return self._members[number]
+
+    def __missing__(self, recipe: Recipe) -> int:
+        members = tuple(member for member, _ in recipe)
+        number = self._numbers.get(members)
+        if number is None:
+            number = self._numbers[members] = len(self._members)
+            self._members.append(members)
+        self[recipe] = number
+        return number

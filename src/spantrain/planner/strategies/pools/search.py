@@ -10,10 +10,12 @@ the first few.
 Small changes of a candidate: a stage dropped, added, made up otherwise or exchanged with the next; another width.
 """
 
+import heapq
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 
 import numpy as np
 
@@ -72,7 +74,8 @@ def neighbours(
 
 
 def _with(candidate: StageChain, first: int, end: int, *recipes: Recipe) -> StageChain:
-    return candidate._replace(recipes=(*candidate.recipes[:first], *recipes, *candidate.recipes[end:]))
+    size, width, micro_batches, before = candidate
+    return StageChain(size, width, micro_batches, (*before[:first], *recipes, *before[end:]))
 
 
 def _possible(spare: Mapping[int, int], degrees: Mapping[int, Sequence[int]], width: int) -> Iterator[Recipe]:
@@ -90,12 +93,14 @@ def _possible(spare: Mapping[int, int], degrees: Mapping[int, Sequence[int]], wi
                 yield ((member, room), (other, width - room))
 
 
-_CUT = 300
+_CUT, _CUT_AT_ONCE = 300, 100
 """Candidates of a set of sites that are cut."""
 _VARIED, _VARIED_OF_MANY, _FEW_TERRITORIES, _ROUNDS = 8, 4, 3, 6
 """Candidates of a set of sites that are varied; fewer where there are more sets of sites than that."""
 _PLACED, _POLISHED = 20, 6
 _OF_A_SHAPE = 2
+_KEPT = 24
+"""Plans, of which none that must take longer is gone through."""
 _WIDTHS = 2
 """Widths to both sides that are tried."""
 _NEAR = 1.05
@@ -141,13 +146,19 @@ class PoolSearch:
             for across in (None, territory.ends) if territory.ends else (None,):
                 for guess in _varied(self._guesses(territory, best, varied, across), _PLACED):
                     for plan in placer.plans(guess):
-                        if plan not in found:
+                        if plan not in found and placer.least_s(plan) <= self._most_to_reckon_s(found):
                             found[plan] = self._reckoned(placer, plan)
             best = min(found.values(), key=lambda entry: entry.score, default=None)
         rows = sorted(found.values(), key=lambda entry: entry.score)
         polished = [self._polished(entry) for entry in rows[:_POLISHED]]
         unique = {(entry.plan.micro_batch, entry.plan.stages): entry for entry in (*polished, *rows)}
         return sorted(unique.values(), key=lambda entry: entry.score)
+
+    def _most_to_reckon_s(self, found: Mapping[PoolPlan, RankedPlan]) -> float:
+        """Return the longest step that may be among the best: whoever asks looks at a few of them."""
+        if self._goal.cheapest or self._goal.has_limits or len(found) < _KEPT:
+            return math.inf
+        return heapq.nsmallest(_KEPT, (entry.score[2] for entry in found.values()))[-1]
 
     def _guesses(
         self, territory: Territory, best: RankedPlan | None, varied: int, across: tuple[int, int] | None
@@ -162,30 +173,34 @@ class PoolSearch:
         if best is not None and best.score[0] == 0:
             most_s = self._goal.most_step_to_look_at_s(best.score[2])
             known_value = (best.score[2], best.score[1] if self._goal.cheapest else math.inf)
-        for candidate in sketcher.best(_CUT, known_value):
-            row = self._known(candidate, known, most_s, across)
-            if row is not None and row[0][0] == 0:
-                most_s = min(most_s, self._goal.most_step_to_look_at_s(row[0][2]))
+        candidates = iter(sketcher.best(_CUT, known_value))
+        while some := list(islice(candidates, _CUT_AT_ONCE)):
+            self._cut(some, known, most_s, across)
+            keeping = (row[0][2] for row in map(known.__getitem__, some) if row is not None and row[0][0] == 0)
+            most_s = min(most_s, self._goal.most_step_to_look_at_s(min(keeping, default=math.inf)))
         rows = sorted((row for row in known.values() if row is not None), key=lambda row: row[0])
         for start in _varied(rows, varied):
             self._vary(start.candidate, territory, known, list(sketcher.widths(start.candidate.size)), across)
         return sorted((row for row in known.values() if row is not None), key=lambda row: row[0])
 
-    def _known(
+    def _cut(
         self,
-        candidate: StageChain,
+        candidates: Sequence[StageChain],
         known: dict[StageChain, tuple[Score, Guess] | None],
         most_s: float,
         across: tuple[int, int] | None,
-    ) -> tuple[Score, Guess] | None:
-        if candidate not in known:
-            guess = self._chains.guess(candidate, most_s)
-            if guess is not None and across is not None and candidate.width > 1:
+    ) -> None:
+        """Cut those that are not known yet; none is kept that must take longer than a time."""
+        new = list(dict.fromkeys(candidate for candidate in candidates if candidate not in known))
+        for candidate, (guess, least_s) in zip(new, self._chains.guesses(new, most_s), strict=True):
+            if guess is None or least_s > most_s:
+                known[candidate] = None
+                continue
+            if across is not None and candidate.width > 1:
                 stages = np.array(float(len(candidate.recipes)))
                 more_s = float(self._costs.sums_across_s(*across, candidate.width, stages))
                 guess = guess._replace(step_s=guess.step_s + more_s)
-            known[candidate] = None if guess is None else (self._score(guess), guess)
-        return known[candidate]
+            known[candidate] = self._score(guess), guess
 
     def _score(self, guess: Guess) -> Score:
         devices = guess.candidate.devices_by_kind
@@ -213,7 +228,8 @@ class PoolSearch:
                 *neighbours(candidate, territory.available, degrees, self._costs.units),
                 *other_widths(candidate, territory.available, widths[max(0, at - _WIDTHS) : at + _WIDTHS + 1]),
             )
-            rows = [row for row in (self._known(near, known, most_s, across) for near in around) if row is not None]
+            self._cut(around, known, most_s, across)
+            rows = [row for row in map(known.__getitem__, around) if row is not None]
             best = min(rows, key=lambda row: row[0], default=here)
             if best[0] >= here[0]:
                 return

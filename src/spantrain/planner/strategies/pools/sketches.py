@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
+from typing import NamedTuple
 
 import numpy as np
 
@@ -52,8 +53,7 @@ class _Sort:
         return np.unique(np.round(np.linspace(0, top, most)))
 
 
-@dataclass(frozen=True, kw_only=True)
-class _StageCounts:
+class _StageCounts(NamedTuple):
     """Counts of stages, with what perfect cuts would take."""
 
     tier: int
@@ -106,7 +106,7 @@ class Sketcher:
                 continue
             chosen[row.tier] += 1
             for runs in few_orders(row.runs, by=lambda run: self._chains.memory_bytes(run[0].member.pool)):
-                recipes: tuple[Recipe, ...] = tuple(((s.member, row.width),) for s, n in runs for _ in range(n))
+                recipes: tuple[Recipe, ...] = sum(((((s.member, row.width),),) * n for s, n in runs), ())
                 if row.in_line:
                     recipes = _in_line(runs, row.width, row.in_line)
                 yield StageChain(size=row.size, width=row.width, micro_batches=row.micro_batches, recipes=recipes)

@@ -20,6 +20,7 @@ job's. What no term counts is a W in progress that holds up a gradient; it shows
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -137,8 +138,7 @@ class _SolvedArrangement:
     cuts: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Piece:
+class _Piece(NamedTuple):
     """A first-level group with units."""
 
     group: int
