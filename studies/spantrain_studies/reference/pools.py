@@ -196,6 +196,7 @@ class ReferencePools:
             delay_forward_s=nothing,
             delay_backward_s=nothing,
             link_s=nothing,
+            through_s=nothing,
         )
 
     def site_distance_s(self, a: int, b: int) -> float:
@@ -225,6 +226,10 @@ class ReferencePools:
             return self._network.ring_sum_s(ring, size_bytes)
         except ProfileError:
             return float("inf")
+
+    def tied_s(self, plan: PoolPlan) -> float:  # noqa: ARG002 - as measured, they are part of the update
+        """Return nothing."""
+        return 0.0
 
     def sums_across_s(self, a: int, b: int, width: int, stages: Array) -> Array:  # noqa: ARG002 - as inside
         """Return nothing: what comes of it shows when plans are reckoned."""

@@ -47,9 +47,21 @@ def by_table(*tables):
 
 
 def test_the_straggler_gives_blocks_to_the_fastest_until_it_is_no_longer_faster():
-    """The first device is slow with many blocks: 4 take it 10 s, the second 3 s; moving two levels them out."""
+    """The first device is slow with many blocks: 4 take it 10 s; a fourth one moved would take the second 4.5 s."""
     seconds = by_table([0, 2, 4, 7, 10], [0, 1, 2, 2.5, 3, 3.5, 4.5])
-    assert offloaded(column(4, 2), column(9, 9), seconds).ravel().tolist() == [2, 4]
+    assert offloaded(column(4, 2), column(9, 9), seconds).ravel().tolist() == [1, 5]
+
+
+def test_as_many_blocks_move_as_it_takes():
+    def seconds(blocks, _):
+        return np.stack([2.0 * blocks[0], 1.0 * blocks[1]])
+
+    assert offloaded(column(24, 0), column(99, 99), seconds).ravel().tolist() == [8, 16]
+
+
+def test_devices_that_are_as_slow_do_not_move_a_block_round_for_ever():
+    seconds = by_table([0, 1, 2, 3], [0, 1, 2, 3])
+    assert offloaded(column(2, 1), column(9, 9), seconds).ravel().tolist() == [2, 1]
 
 
 def test_a_block_goes_only_where_there_is_room():

@@ -217,7 +217,7 @@ class _Planning:
         for index, (proposal, evaluation) in enumerate(ranked):
             few = len(proposal.plan.devices) <= _ORDERED_UP_TO
             if tried < most and few and (index == 0 or self._ranking.value(evaluation)[0] <= near):
-                rows[index] = self._ordered(proposal, evaluation, _EFFORT if index == 0 else _EFFORT_MORE)
+                rows[index] = self._ordered(proposal, evaluation, _EFFORT_MORE if tried else _EFFORT)
                 tried += 1
         return tuple(sorted(rows, key=self._ranking.rank))
 

@@ -27,7 +27,6 @@ Seconds = Callable[[Blocks, Columns], Array]
 """Of every device for so many blocks, by device and span; the columns say which spans these are."""
 
 _NOTHING = 1e-9
-_MOVES_PER_DEVICE = 1
 
 
 def allocate(capacity: Array, room: Blocks, total: int, seconds: Seconds) -> tuple[Blocks, NDArray[np.bool_]]:
@@ -76,7 +75,9 @@ def balanced(capacity: Array, room: Blocks, total: int) -> Blocks:
 
 
 def offloaded(blocks: Blocks, room: Blocks, seconds: Seconds) -> Blocks:
-    """Return the second phase, straggler workload offloading.
+    """Return the second phase, straggler workload offloading: until a move makes the slowest device slower.
+
+    Where moves leave it as slow, several may be; after as many moves as there are devices, it goes round in a circle.
 
     The first device takes 2 s for a block, the second 1 s and another 4 s as soon as it has any:
 
@@ -89,7 +90,8 @@ def offloaded(blocks: Blocks, room: Blocks, seconds: Seconds) -> Blocks:
     at = np.arange(blocks.shape[1] if len(blocks) > 1 else 0)
     here, times = blocks[:, at], seconds(blocks[:, at], at)
     best_s = times.max(axis=0, initial=0.0)
-    for _ in range(_MOVES_PER_DEVICE * len(blocks)):
+    in_vain = np.zeros_like(at)
+    while len(at):
         columns = np.arange(len(at))
         slow = times.argmax(axis=0)
         target = np.where(here < room[:, at], times, np.inf)
@@ -100,14 +102,16 @@ def offloaded(blocks: Blocks, room: Blocks, seconds: Seconds) -> Blocks:
             break
         slowest_s = times.max(axis=0)[possible]
         at, here, best_s, columns = at[possible], here[:, possible], best_s[possible], np.arange(int(possible.sum()))
+        in_vain = in_vain[possible] + 1
         here[slow[possible], columns] -= 1
         here[fast[possible], columns] += 1
         times = seconds(here, at)
         now_s = times.max(axis=0)
         better = now_s < best_s * (1 - _NOTHING)
-        best[:, at[better]], best_s[better] = here[:, better], now_s[better]
-        goes_on = now_s <= slowest_s * (1 + _NOTHING)
+        best[:, at[better]], best_s[better], in_vain[better] = here[:, better], now_s[better], 0
+        goes_on = (now_s <= slowest_s * (1 + _NOTHING)) & (in_vain < len(blocks))
         at, here, times, best_s = at[goes_on], here[:, goes_on], times[:, goes_on], best_s[goes_on]
+        in_vain = in_vain[goes_on]
     return best
 
 

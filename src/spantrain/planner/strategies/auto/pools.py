@@ -16,11 +16,12 @@ from spantrain.planner.assembly.assemble import infeasible
 from spantrain.planner.request import PlanRequest, Proposal, Restriction
 from spantrain.planner.strategies.pools.costs import Goal, PoolPlan
 from spantrain.planner.strategies.pools.profile_costs import ProfilePools
-from spantrain.planner.strategies.pools.search import PoolSearch, RankedPlan
+from spantrain.planner.strategies.pools.search import PoolSearch, RankedPlan, first_of
 from spantrain.planner.strategies.score import Score, Scorer
 
 _SIMULATED, _ACTIONS = 8, 50_000
-"""Plans that are simulated at most, and actions in them, one pipeline of each sort; a device costs as much as one."""
+"""Plans that are simulated at most, in all and inside the best site, and actions in them, one pipeline of each sort; a
+device costs as much as one."""
 _PROPOSED = 4
 _MAX_DEGREE = 8
 _DIVIDED_UP_TO = 256
@@ -103,15 +104,15 @@ def _rows(request: PlanRequest, scorer: Scorer, most_degree: int) -> list[tuple[
 
 
 def _to_simulate(ranked: Sequence[RankedPlan], costs: ProfilePools) -> Iterator[RankedPlan]:
-    """Yield the best plans as far as their actions go, the first one and the best inside one site in any case."""
-    inside, left = False, _ACTIONS
-    for number, entry in enumerate(ranked):
+    """Yield the best plans, and those of the best sites, as far as the actions of each go; the first in any case."""
+    left: dict[frozenset[str], int] = {}
+    for entry in first_of(costs, ranked, _SIMULATED):
         plan = entry.plan
-        pipelines = plan.pipelines()
-        alone = len({costs.pools[member.pool].site for members in pipelines for member in members}) == 1
-        needed = 3 * len(plan.stages) * plan.micro_batches * len(pipelines) + sum(plan.devices_by_pool.values())
-        if not number or (alone and not inside) or (number < _SIMULATED and needed <= left):
-            inside, left = inside or alone, left - needed
+        sites = frozenset(costs.pools[pool].site for pool in plan.devices_by_pool)
+        of = sites if len(sites) == 1 else frozenset[str]()
+        needed = 3 * len(plan.stages) * plan.micro_batches * len(plan.pipelines()) + sum(plan.devices_by_pool.values())
+        if of not in left or needed <= left[of]:
+            left[of] = left.get(of, _ACTIONS) - needed
             yield entry
 
 

@@ -90,6 +90,8 @@ class HopSeconds(NamedTuple):
     delay_backward_s: Array
     link_s: Array
     """Seconds for which the busier direction of the link is taken."""
+    through_s: Array
+    """Seconds for which a host between two others is at it: it passes on what goes up and what comes down."""
 
 
 class PoolCosts(Protocol):
@@ -147,6 +149,9 @@ class PoolCosts(Protocol):
 
     def gradient_sums_s(self, plan: PoolPlan) -> list[float]:
         """Return by stage the seconds of the sum of its gradients over its replicas."""
+
+    def tied_s(self, plan: PoolPlan) -> float:
+        """Return the seconds of the sums of parameters that several stages share."""
 
     def sums_across_s(self, a: int, b: int, width: int, stages: Array) -> Array:
         """Return what sums over so many replicas take, by the number of stages, if all cross these pools' sites."""

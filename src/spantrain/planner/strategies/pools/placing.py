@@ -5,12 +5,14 @@ The seconds of one pipeline under 1F1B (Narayanan et al., PipeDream, SOSP 2019),
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import NamedTuple
 
 from spantrain.planner.strategies.pools.costs import PoolCosts, PoolPlan, PoolReplica, PoolStage
 from spantrain.planner.strategies.pools.recipes import ChainCosts, Guess
 
+_ENDS = 2
+"""Hosts of a pipeline that send in one direction only: the first one and the last one."""
 _SETTLED = 8
 """Micro-batches beyond the pipeline's depth after which each one takes as long as the one before."""
 
@@ -111,7 +113,7 @@ class Placer:
 
     def least_s(self, plan: PoolPlan) -> float:
         """Return what `timing` is not under, for a part of its effort."""
-        sums = self._costs.gradient_sums_s(plan)
+        sums, tied_s = self._costs.gradient_sums_s(plan), self._costs.tied_s(plan)
         found = max(sums)
         for pipeline in self._unlike(plan):
             carried_s = plan.micro_batches * self._slowest_link_s(plan, pipeline)
@@ -119,7 +121,7 @@ class Placer:
             for stage, sum_s in zip(self._seconds(plan, pipeline), sums, strict=True):
                 found = max(found, max(first_s + plan.micro_batches * stage.busy_s, carried_s) + sum_s)
                 first_s += stage.forward_s + stage.delay_up_s
-        return found
+        return found + tied_s
 
     def timing(self, plan: PoolPlan) -> Timing:
         """Return what a plan takes: the slowest of its pipelines, and each stage's gradients when all of it is done."""
@@ -132,6 +134,7 @@ class Placer:
         sums = self._costs.gradient_sums_s(plan)
         update_s = max(self._costs.update_s(stage, plan.micro_batch) for stage in plan.stages)
         step_s = max(end + seconds for end, seconds in zip(ends, sums, strict=True)) + update_s
+        step_s += self._costs.tied_s(plan)
         if not self._counts_money:
             return step_s, 0.0
         return step_s, self._costs.usd_of_traffic(plan.stages, plan.micro_batch, plan.micro_batches)
@@ -201,10 +204,23 @@ class Placer:
         return tuple(tuple(PoolReplica(column[m.pool], m.tp_degree) for column in columns) for m in chain)
 
     def _slowest_link_s(self, plan: PoolPlan, pipeline: Sequence[PoolReplica]) -> float:
-        """Return for how long the messages of a micro-batch keep the busiest link between two stages."""
-        hops = (self._chains.hop(*pair, plan.micro_batch, plan.width) for pair in pairwise(pipeline))
+        """Return for how long a micro-batch's messages keep the busiest link, or port of a host, between stages."""
+        hops = [self._chains.hop(*pair, plan.micro_batch, plan.width) for pair in pairwise(pipeline)]
+        through = self._hosts_in_line(plan, pipeline) > _ENDS
         cuts = (stage.units.start for stage in plan.stages[1:])
-        return max((float(hop.link_s[cut]) for hop, cut in zip(hops, cuts, strict=True)), default=0.0)
+        kept = (max(hop.link_s[cut], hop.through_s[cut] * through) for hop, cut in zip(hops, cuts, strict=True))
+        return float(max(kept, default=0.0))
+
+    def _hosts_in_line(self, plan: PoolPlan, pipeline: Sequence[PoolReplica]) -> int:
+        """Return how many hosts a pipeline goes through, about: stages of a pool fill hosts one after the other."""
+        total = stage = 0
+        for pool, run in groupby(pipeline, key=lambda member: member.pool):
+            members = list(run)
+            beside = [member for member in plan.stages[stage].members if member.pool == pool]
+            devices = sum(member.tp_degree for member in members) * len(beside)
+            total += min(len(members), -(-devices // self._costs.pools[pool].host_size))
+            stage += len(members)
+        return total
 
     def _seconds(self, plan: PoolPlan, pipeline: Sequence[PoolReplica]) -> list[StageSeconds]:
         size, count = plan.micro_batch, len(pipeline)

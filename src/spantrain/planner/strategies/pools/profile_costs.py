@@ -79,6 +79,7 @@ class ProfilePools:
         self.pools, self._devices = tuple(pool for pool, _ in found), [names for _, names in found]
         self._sums = cache(self._gradient_sums)
         self._hop_s, self._streams = cache(self._hop_of), cache(self._streams_of)
+        self._passed_on = cache(self._passed_on_s)
         runtime = request.profile.runtime
         self._message_s = runtime.message_s if runtime else 0.0
 
@@ -118,8 +119,8 @@ class ProfilePools:
 
     def hop(self, lower: PoolReplica, upper: PoolReplica, size: int, width: int) -> HopSeconds:
         """Return what messages take: they pass beside the computation, and share links with other pipelines'."""
-        up_s, up_link_s, up_wait_s = self._way(lower, upper, size, width, forward=True)
-        down_s, down_link_s, down_wait_s = self._way(upper, lower, size, width, forward=False)
+        up_s, up_link_s, up_wait_s, up_port_s = self._way(lower, upper, size, width, forward=True)
+        down_s, down_link_s, down_wait_s, down_port_s = self._way(upper, lower, size, width, forward=False)
         nothing = np.zeros(self.units + 1)
         return HopSeconds(
             lower_forward_s=nothing,
@@ -129,6 +130,7 @@ class ProfilePools:
             delay_forward_s=up_wait_s + np.maximum(up_s, up_link_s),
             delay_backward_s=down_wait_s + np.maximum(down_s, down_link_s),
             link_s=np.maximum(up_link_s, down_link_s),
+            through_s=up_port_s + down_port_s,
         )
 
     def site_distance_s(self, a: int, b: int) -> float:
@@ -140,12 +142,42 @@ class ProfilePools:
         return self._relaxation.joined_s(sites) if len(sites) > 1 else self._relaxation.alone_s(sites[0])
 
     def gradient_sums_s(self, plan: PoolPlan) -> list[float]:
-        """Return about what rings take: the slowest hop decides; those of several stages that cross sites share it."""
+        """Return about what rings take: the slowest hop decides.
+
+        Those of several stages that cross sites share it; so do two where a stage begins in the host in which another
+        ends.
+        """
         crossing = [len({self.pools[member.pool].site for member in set(stage.members)}) > 1 for stage in plan.stages]
-        return [
-            self._ring_s(stage.members, stage.units, beside=sum(crossing) if crosses else 1)
-            for stage, crosses in zip(plan.stages, crossing, strict=True)
-        ]
+        found = []
+        for stage, crosses in zip(plan.stages, crossing, strict=True):
+            meets = len(plan.stages) > 1 and self._ends_inside_hosts(stage.members)
+            found.append(self._ring_s(stage.members, stage.units, beside=sum(crossing) if crosses else 1 + meets))
+        return found
+
+    def _ends_inside_hosts(self, members: Sequence[PoolReplica]) -> bool:
+        """Whether the devices of a stage, all of one pool, do not fill hosts, nor a host several times."""
+        pools = {member.pool for member in members}
+        if self.inside_hosts or len(pools) > 1:
+            return False
+        devices, size = sum(member.tp_degree for member in members), self.pools[pools.pop()].host_size
+        return devices % size != 0 and size % devices != 0
+
+    def tied_s(self, plan: PoolPlan) -> float:
+        """Return what the first and the last holder of each shared parameter take to exchange it, and to pass it on."""
+        total = 0.0
+        for name, size_bytes in self._profile.graph.shared_bytes.items():
+            holders = [stage for stage in plan.stages if any(name in self._graph[unit].shared for unit in stage.units)]
+            if len(holders) > 1:
+                first, last = holders[0].members[0].pool, holders[-1].members[0].pool
+                exchange_s = self._network.transfer_seconds(*self._apart(first, last), size_bytes)
+                rounds = (self._passed_on(tuple(Counter(stage.members).items()), size_bytes) for stage in holders)
+                total += exchange_s + max(rounds)
+        return total
+
+    def _passed_on_s(self, members: tuple[tuple[PoolReplica, int], ...], size_bytes: int) -> float:
+        """Return what a stage's replicas take to pass so many bytes on to each other, along a tree."""
+        rows = ((self._group(member, number * member.tp_degree)[0]) for member, n in members for number in range(n))
+        return self._network.collectives.broadcast_s(tuple(rows), size_bytes)
 
     def sums_across_s(self, a: int, b: int, width: int, stages: Array) -> Array:
         """Return about what sums take beside each other of so many stages, whose rings go through two sites."""
@@ -204,22 +236,22 @@ class ProfilePools:
 
     def _way(
         self, source: PoolReplica, target: PoolReplica, size: int, width: int, *, forward: bool
-    ) -> tuple[Array, Array, float]:
-        """Return by cut the seconds of a message alone and those that all keep the busiest link; and the latency."""
+    ) -> tuple[Array, Array, float, Array]:
+        """Return by cut the seconds of a message alone and of all on the busiest link; the latency; those of a port."""
         inside = self.inside_hosts and source.pool == target.pool and self.pools[source.pool].host_size > 1
         pair = self._beside(source.pool) if inside else self._apart(source.pool, target.pool)
         if pair[0] == pair[1]:
             # The only one of its pool sends itself nothing.
-            return np.zeros(self.units + 1), np.zeros(self.units + 1), 0.0
+            nothing = np.zeros(self.units + 1)
+            return nothing, nothing, 0.0, nothing
         here = 1 if inside else min(width, self.pools[source.pool].host_size // source.tp_degree)
-        slowest = max(
-            (width if shared.between_sites else here) / shared.bandwidth_bytes_per_s
-            for shared in self._network.route(*pair)
-        )
+        route = self._network.route(*pair)
+        port = max((here / one.bandwidth_bytes_per_s for one in route if not one.between_sites), default=0.0)
+        slowest = max(port, *(width / one.bandwidth_bytes_per_s for one in route if one.between_sites), 0.0)
         sizes = size * self._spans.cut_bytes()[not forward]
         known = {size_bytes: self._network.occupancy_seconds(*pair, size_bytes) for size_bytes in set(sizes.tolist())}
         alone = np.array([known[size_bytes] for size_bytes in sizes.tolist()])
-        return alone, sizes * slowest, self._network.latency_s(*pair) + self._message_s
+        return alone, sizes * slowest, self._network.latency_s(*pair) + self._message_s, sizes * port
 
     def _beside(self, pool: int) -> tuple[str, str]:
         """Return two devices of one host."""
@@ -249,7 +281,7 @@ class ProfilePools:
         hops = Counter(around(members))
         degree = min(member.tp_degree for member in members)
         size_bytes = self._trained_bytes(units, degree)
-        at_home = len(hops) == 1 and not self.inside_hosts
+        at_home = len(hops) == 1 and not self.inside_hosts and beside == 1
         if at_home and width * degree <= self.pools[members[0].pool].host_size:
             two = self._beside(members[0].pool)
             return 2 * (width - 1) / width * self._network.collectives.seconds(two, size_bytes)

@@ -106,6 +106,9 @@ _WIDTHS = 2
 _NEAR = 1.05
 """Sets of sites that cannot be under so many times the best known, which is a guess, are not searched."""
 
+_SITES, _NEAR_SITE = 3, 1.5
+"""Sites whose best plans are looked at more closely, and how much more than of the best is expected of them at most."""
+
 Score = tuple[float, float, float]
 
 
@@ -116,6 +119,26 @@ class RankedPlan:
     plan: PoolPlan
     score: Score
     """Limits broken, value, seconds: compared in this order."""
+
+
+def first_of(costs: PoolCosts, ranked: Sequence[RankedPlan], count: int) -> list[RankedPlan]:
+    """Return the first plans, and the first inside each of the sites that are best by themselves.
+
+    What is expected of plans of different sites is wrong by different factors, and more sites push no site's plans out.
+    """
+    sites = [frozenset(costs.pools[pool].site for pool in entry.plan.devices_by_pool) for entry in ranked]
+    of_site: dict[frozenset[str], list[int]] = {}
+    for number, own in enumerate(sites):
+        if len(own) == 1:
+            of_site.setdefault(own, []).append(number)
+    near = [rows for rows in of_site.values() if ranked[rows[0]].score <= _scaled(ranked[0].score, _NEAR_SITE)]
+    inside = [number for rows in near[:_SITES] for number in rows[:count]]
+    return [ranked[number] for number in sorted({*range(min(count, len(ranked))), *inside})]
+
+
+def _scaled(score: Score, factor: float) -> Score:
+    broken, value, seconds = score
+    return broken, value * factor, seconds * factor
 
 
 class PoolSearch:
@@ -146,11 +169,12 @@ class PoolSearch:
             for across in (None, territory.ends) if territory.ends else (None,):
                 for guess in _varied(self._guesses(territory, best, varied, across), _PLACED):
                     for plan in placer.plans(guess):
-                        if plan not in found and placer.least_s(plan) <= self._most_to_reckon_s(found):
-                            found[plan] = self._reckoned(placer, plan)
+                        if plan in found or (territory.ends and placer.least_s(plan) > self._most_to_reckon_s(found)):
+                            continue
+                        found[plan] = self._reckoned(placer, plan)
             best = min(found.values(), key=lambda entry: entry.score, default=None)
         rows = sorted(found.values(), key=lambda entry: entry.score)
-        polished = [self._polished(entry) for entry in rows[:_POLISHED]]
+        polished = [self._polished(entry) for entry in first_of(self._costs, rows, _POLISHED)]
         unique = {(entry.plan.micro_batch, entry.plan.stages): entry for entry in (*polished, *rows)}
         return sorted(unique.values(), key=lambda entry: entry.score)
 
