@@ -54,6 +54,20 @@ BENCHMARKS = (
         emulated="Nothing is emulated or trained: measurements of others, and of one H100, beside the law.",
     ),
     Benchmark(
+        name="planner_many_sites",
+        title="Plans for many sites",
+        script="planner_many_sites.py",
+        shows="what `auto` plans for 1 to 1,000 sites beside a bound that no plan can be under, and what planning takes",
+        emulated="Nothing is emulated or trained: steps are simulated, by data sheets; seconds of planning are real.",
+    ),
+    Benchmark(
+        name="planner_monotone",
+        title="More is never worse",
+        script="planner_monotone.py",
+        shows="whether plans for random pools get worse with more of something",
+        emulated="Nothing is emulated or trained: steps are simulated, by data sheets.",
+    ),
+    Benchmark(
         name="planner_dividing",
         title="Divided tensors on random pools",
         script="planner_dividing.py",

@@ -3,7 +3,7 @@
 import random
 import statistics
 from dataclasses import replace
-from itertools import permutations
+from itertools import pairwise, permutations
 
 import numpy as np
 import pytest
@@ -25,6 +25,7 @@ from spantrain.planner.engine.outcome import PlanOptions
 from spantrain.planner.engine.predict import costs_of
 from spantrain.planner.request import Constraints, JobSpec, Objective, PlanRequest
 from spantrain.planner.strategies.pools.costs import PoolPlan, PoolReplica, PoolStage
+from spantrain.planner.strategies.pools.placing import Placer
 from spantrain.planner.strategies.pools.profile_costs import ProfilePools
 from spantrain.planner.strategies.pools.recipes import ChainCosts, StageChain
 from spantrain.planner.strategies.pools.territories import Territories
@@ -261,3 +262,35 @@ def test_chains_cut_together_are_cut_as_alone(seed, slow):
     for cut, guess in zip(ChainCosts(costs).guesses(candidates, most_s), alone, strict=True):
         assert guess is None or cut.least_s <= guess.step_s * (1 + 1e-9)
         assert cut.guess == (guess if cut.least_s <= most_s else None)
+
+
+def slow_hosts(stages, width, micro_batches):
+    """What is expected of a pipeline on hosts of eight with slow ports, and what simulation makes of it."""
+    cluster = sites_of({"a100": stages * width})
+    cluster = replace(cluster, sites=tuple(replace(site, bandwidth_bytes_per_s=1e7) for site in cluster.sites))
+    profile, job = described_profile(cluster, resolve_model("gpt2-tiny")), JobSpec(global_batch=width * micro_batches)
+    costs = ProfilePools(PlanRequest(profile=profile, job=job, evaluate=Evaluator(profile, job)), most_degree=1)
+    cuts = [costs.units * stage // stages for stage in range(stages + 1)]
+    members = (PoolReplica(0, 1),) * width
+    plan = PoolPlan(
+        micro_batch=1,
+        micro_batches=micro_batches,
+        stages=tuple(PoolStage(units=range(i, j), members=members) for i, j in pairwise(cuts)),
+    )
+    placer = Placer(ChainCosts(costs), {}, counts_money=False, deep=True)
+    whole = simulate_whole(costs.plan(plan), costs_of(costs.plan(plan), profile))
+    return placer.least_s(plan), placer.timing(plan)[0], whole
+
+
+def test_a_host_between_two_others_passes_on_what_goes_up_and_what_comes_down():
+    """Three hosts of two stages each, hundreds of micro-batches: their messages are nearly all that takes time."""
+    least_s, expected_s, whole = slow_hosts(6, 4, 200)
+    assert least_s <= expected_s
+    assert expected_s == pytest.approx(whole.step_s, rel=0.1)
+
+
+def test_what_replicas_exchange_and_pass_on_is_expected():
+    """One sample a replica: the sums of stages that meet in a host, and of the embedding, take most of the step."""
+    least_s, expected_s, whole = slow_hosts(4, 6, 1)
+    assert least_s <= expected_s
+    assert 0.7 < expected_s / whole.step_s < 1.5

@@ -12,7 +12,7 @@ from spantrain.errors import InfeasiblePlanError
 from spantrain.planner.assembly.assemble import ReplicaDevices
 from spantrain.planner.groups import DeviceGroup
 from spantrain.planner.request import JobSpec
-from spantrain.planner.strategies.spantrain.strategy import build_plan, spantrain
+from spantrain.planner.strategies.spantrain.strategy import build_plan, spantrain, spantrain_paper
 from spantrain.planner.strategies.spantrain.tables import WayTables
 from spantrain.planner.strategies.spantrain.ways import Beam, Slot, symmetric_ways, ways_of
 from testing.planner_requests import assert_plans_fit, draw_memory_bytes, draw_sites, request_of
@@ -205,6 +205,15 @@ def test_a_far_site_is_left_out_unless_it_is_to_be_kept(make_cluster, make_graph
         for proposal in spantrain(request_of(profile, job, keep=(name,))):
             assert "c" in proposal.plan.devices
     assert all("a" not in p.plan.devices for p in spantrain(request_of(profile, job, leave_out=("a",))))
+
+
+def test_as_printed_all_devices_are_at_work_in_its_own_order(make_cluster, make_graph, make_profile):
+    cluster = make_cluster({"lab": {"a": 0.02, "b": 0.02}, "far": {"c": 0.01}}, bandwidth=1e5, latency_s=0.1)
+    request = request_of(make_profile(cluster, make_graph(6)), JobSpec(global_batch=16))
+    for proposal in spantrain_paper(request):
+        assert set(proposal.plan.devices) == {"a", "b", "c"}
+        assert proposal.plan.schedule == "compact"
+        assert proposal.plan.hints is None
 
 
 def test_asking_twice_gives_the_same(preset_profile):

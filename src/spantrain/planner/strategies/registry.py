@@ -19,7 +19,7 @@ from spantrain.planner.strategies.baselines import (
     single_site,
     zero1,
 )
-from spantrain.planner.strategies.spantrain.strategy import spantrain
+from spantrain.planner.strategies.spantrain.strategy import spantrain, spantrain_paper
 from spantrain.planner.strategies.spantrain_dp.strategy import spantrain_dp
 from spantrain.plugins import with_plugins
 
@@ -46,6 +46,9 @@ _OURS: Mapping[str, RegisteredStrategy] = MappingProxyType(
         "spantrain": RegisteredStrategy(
             propose=spantrain,
             description="beam over groups and layers, asymmetric parallelism inside groups (SpanTrain, English paper)",
+        ),
+        "spantrain-paper": RegisteredStrategy(
+            propose=spantrain_paper, description="spantrain as printed: all devices, the order of work `compact`"
         ),
         "spantrain-dp": RegisteredStrategy(
             propose=spantrain_dp,

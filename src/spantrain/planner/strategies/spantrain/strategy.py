@@ -18,7 +18,7 @@ job's. What no term counts is a W in progress that holds up a gradient; it shows
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import NamedTuple
 
@@ -82,13 +82,32 @@ def spantrain(request: PlanRequest) -> tuple[Proposal, ...]:
         InfeasiblePlanError: nothing fits into memory; the numbers are in the message.
         ProfileError: the profile lacks a timing or a link.
     """
+    # Where a group must take part, how the network is divided shapes what can be said: so other divisions are tried.
+    return _proposals(request, most_divisions=_DIVIDED if request.constraints.keep else 0)
+
+
+def spantrain_paper(request: PlanRequest) -> tuple[Proposal, ...]:
+    """Propose what the English paper has, without what is added here: all devices at work, in its own order, `compact`.
+
+    Memory stays a hard limit. Its adapter is `spantrain train --adapter paper`.
+
+    Raises:
+        InfeasiblePlanError: no arrangement of all devices fits into memory.
+        ProfileError: the profile lacks a timing or a link.
+    """
+    everyone = replace(request.constraints, keep=request.devices_within_quotas)
+    job = replace(request.job, schedule="compact")
+    return _proposals(replace(request, job=job, constraints=everyone), most_divisions=0)
+
+
+def _proposals(request: PlanRequest, *, most_divisions: int) -> tuple[Proposal, ...]:
+    """Return the best arrangements; the network may be divided into so many groups beside the first-level ones."""
     devices = request.devices_within_quotas
     if len(devices) > _MAX_DEVICES:
         raise InfeasiblePlanError(f"groups devices by pairs, {_MAX_DEVICES} devices at most, got {len(devices)}")
     tables = WayTables(request.profile, request.job)
     keep = frozenset(request.constraints.keep)
-    # Where a group must take part, how the network is divided shapes what can be said: so other divisions are tried.
-    divisions = group_levels(request.profile, devices, most=_DIVIDED if keep else 0)
+    divisions = group_levels(request.profile, devices, most=most_divisions)
     groups = divisions[0]
     # Whole groups as one stage are among the ways with the second level, but its search may end elsewhere.
     levels = dict.fromkeys((request.constraints.second_level, False))
