@@ -42,22 +42,31 @@ def fair_parts(demands: Sequence[Demand], capacity: Mapping[str, float]) -> list
     is_whole = min(capacity.values(), default=1.0) == max(capacity.values(), default=1.0) == 1.0
     most = [1.0] * len(demands) if is_whole else [part_alone(uses, capacity) for _, uses in demands]
     left = dict(capacity)
-    rising = list(range(len(demands)))
+    rising_on: dict[str, dict[int, float]] = {}
+    for flow, (bandwidth, uses) in enumerate(demands):
+        for link, part in uses:
+            rising_on.setdefault(link, {})[flow] = part / bandwidth
+    wanted = {link: sum(flows.values()) for link, flows in rising_on.items()}
+    # The level only rises: the first to be at full speed are those that need least for it.
+    by_speed = sorted(range(len(demands)), key=lambda flow: -most[flow] * demands[flow][0])
+    rising = set(by_speed)
     while rising:
-        weight: dict[str, float] = {}
-        for flow in rising:
-            bandwidth, uses = demands[flow]
-            for link, part in uses:
-                weight[link] = weight.get(link, 0.0) + part / bandwidth
-        level, narrowest = min((max(0.0, left[link]) / wanted, link) for link, wanted in weight.items())
-        full = [flow for flow in rising if most[flow] * demands[flow][0] <= level]
-        stay = full or [flow for flow in rising if any(link == narrowest for link, _ in demands[flow][1])]
+        level, narrowest = min((max(0.0, left[link]) / weight, link) for link, weight in wanted.items())
+        full: list[int] = []
+        while by_speed and (by_speed[-1] not in rising or most[by_speed[-1]] * demands[by_speed[-1]][0] <= level):
+            full += rising & {by_speed.pop()}
+        stay = full or list(rising_on[narrowest])
         for flow in stay:
             bandwidth, uses = demands[flow]
             parts[flow] = most[flow] if full else level / bandwidth
+            rising.discard(flow)
             for link, part in uses:
                 left[link] -= part * parts[flow]
-        rising = [flow for flow in rising if flow not in stay]
+                del rising_on[link][flow]
+        for link in {link for flow in stay for link, _ in demands[flow][1]}:
+            wanted[link] = sum(rising_on[link].values())
+            if not rising_on[link]:
+                del wanted[link]
     return parts
 
 

@@ -11,9 +11,6 @@ from spantrain.sim.transfers import Arrived, Sending, TransferCost, VirtualClock
 _ROUNDING = 1e-9
 """What sums of parts of a link may be wrong by."""
 
-_FEW = 16
-"""Messages, up to which groups of them are likely to meet again as they are."""
-
 _NO_TRACES: Mapping[str, SpeedTrace] = MappingProxyType({})
 
 
@@ -40,8 +37,12 @@ class Network:
         """Links that have carried a message which takes others, too, or not all of one."""
         self._changed: dict[Sending, None] = {}
         """What came, or may go faster, at this moment."""
-        self._known_parts: dict[tuple[int, ...], tuple[list[Sending], list[float]]] = {}
-        """By the identities of what is sent, where links have one speed: messages with them, and their fair parts."""
+        self._numbers: dict[int, int] = {}
+        """Of each transfer, by its identity."""
+        self._transfers: list[TransferCost] = []
+        """By number; kept, or others could get their identities."""
+        self._known_parts: dict[tuple[int, ...], dict[int, float]] = {}
+        """By the numbers of what is sent, where links have one speed: the fair part of each."""
         self._watched: set[str] = set()
         """Links whose next change of speed is waited for."""
 
@@ -137,14 +138,21 @@ class Network:
         link = group[0].transfer.links[0]
         if link not in self._partly:
             return [self._speed_of(link) / len(group)] * len(group)
-        if self._speeds or len(group) > _FEW:
+        if self._speeds:
             return self._fair_parts(group)
-        key = tuple(id(sending.transfer) for sending in group)
+        numbers = [self._number(sending.transfer) for sending in group]
+        key = tuple(sorted(numbers))
         known = self._known_parts.get(key)
         if known is None:
-            # The messages are kept, or others could get the identities of what they send.
-            known = self._known_parts[key] = (group, self._fair_parts(group))
-        return known[1]
+            known = self._known_parts[key] = dict(zip(numbers, self._fair_parts(group), strict=True))
+        return [known[number] for number in numbers]
+
+    def _number(self, transfer: TransferCost) -> int:
+        number = self._numbers.get(id(transfer))
+        if number is None:
+            number = self._numbers[id(transfer)] = len(self._transfers)
+            self._transfers.append(transfer)
+        return number
 
     def _fair_parts(self, group: list[Sending]) -> list[float]:
         capacity = {link: self._speed_of(link) for sending in group for link in sending.transfer.links}

@@ -19,9 +19,9 @@ from spantrain.planner.strategies.pools.profile_costs import ProfilePools
 from spantrain.planner.strategies.pools.search import PoolSearch, RankedPlan, first_of
 from spantrain.planner.strategies.score import Score, Scorer
 
-_SIMULATED, _ACTIONS = 8, 50_000
-"""Plans that are simulated at most, in all and inside the best site, and actions in them, one pipeline of each sort; a
-device costs as much as one."""
+_SIMULATED, _ACTIONS, _SHARED = 8, 50_000, 20_000_000
+"""Plans that are simulated at most, in all and inside each of the best sites; actions in them, one pipeline of each
+sort (a device costs as much as one); and, of plans on several sites, actions times pipelines."""
 _PROPOSED = 4
 _MAX_DEGREE = 8
 _DIVIDED_UP_TO = 256
@@ -104,15 +104,22 @@ def _rows(request: PlanRequest, scorer: Scorer, most_degree: int) -> list[tuple[
 
 
 def _to_simulate(ranked: Sequence[RankedPlan], costs: ProfilePools) -> Iterator[RankedPlan]:
-    """Yield the best plans, and those of the best sites, as far as the actions of each go; the first in any case."""
-    left: dict[frozenset[str], int] = {}
-    for entry in first_of(costs, ranked, _SIMULATED):
+    """Yield the best plans as far as their actions go, those on as many sites together; the first in any case.
+
+    Pipelines over several sites wait for each other's messages, so each of their actions costs the more, the more of
+    them there are.
+    """
+    left: dict[int | frozenset[str], int] = {}
+    together = _SHARED
+    for number, entry in enumerate(first_of(costs, ranked, _SIMULATED)):
         plan = entry.plan
         sites = frozenset(costs.pools[pool].site for pool in plan.devices_by_pool)
-        of = sites if len(sites) == 1 else frozenset[str]()
+        of = sites if len(sites) == 1 else len(sites)
         needed = 3 * len(plan.stages) * plan.micro_batches * len(plan.pipelines()) + sum(plan.devices_by_pool.values())
-        if of not in left or needed <= left[of]:
+        shared = needed * plan.width if len(sites) > 1 else 0
+        if not number or ((of not in left or needed <= left[of]) and shared <= together):
             left[of] = left.get(of, _ACTIONS) - needed
+            together -= shared
             yield entry
 
 

@@ -23,7 +23,9 @@ _FEW = 3
 _MAX_TABLES, _MAX_CUT, _AT_ONCE = 6000, 100_000, 2**16
 """Tables and candidates that are remembered, and entries of tables of one stage that are gone through at once."""
 
-_ROUNDING, _BITS = 1e-9, 16
+_ROUNDING = 1e-9
+_BITS = 16
+"""Of each of the numbers that together say what a table is of."""
 
 Recipe = tuple[tuple[PoolReplica, int], ...]
 """Sorts of replicas with how many of each; the first pool of a kind stands for the kind."""
@@ -131,6 +133,9 @@ class ChainCosts:
         if len(self._tables) > _MAX_TABLES:
             self._tables.clear()
             self._places.clear()
+        if len(self._sums) > _MAX_TABLES:
+            self._sums.clear()
+            self._sum_place.cache_clear()
         depth, units = len(rows[0].recipes), self.costs.units
         tables = np.array([self._chain(candidate) for candidate in rows])
         stages = [self._tables.taken(tables[:, s], *ranges(units, depth, s)) for s in range(depth)]

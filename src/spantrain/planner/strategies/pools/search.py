@@ -106,8 +106,8 @@ _WIDTHS = 2
 _NEAR = 1.05
 """Sets of sites that cannot be under so many times the best known, which is a guess, are not searched."""
 
-_SITES, _NEAR_SITE = 3, 1.5
-"""Sites whose best plans are looked at more closely, and how much more than of the best is expected of them at most."""
+_SITES, _NEAR_SITES = 3, 1.5
+"""Sites whose best plans are looked at more closely, and how many times more is expected of others at most."""
 
 Score = tuple[float, float, float]
 
@@ -122,18 +122,20 @@ class RankedPlan:
 
 
 def first_of(costs: PoolCosts, ranked: Sequence[RankedPlan], count: int) -> list[RankedPlan]:
-    """Return the first plans, and the first inside each of the sites that are best by themselves.
+    """Return the first plans, the first on each number of sites, and the first inside each of the best sites.
 
-    What is expected of plans of different sites is wrong by different factors, and more sites push no site's plans out.
+    What is expected of plans on more or other sites is wrong by other factors, and more sites push no site's plans out.
     """
     sites = [frozenset(costs.pools[pool].site for pool in entry.plan.devices_by_pool) for entry in ranked]
-    of_site: dict[frozenset[str], list[int]] = {}
-    for number, own in enumerate(sites):
-        if len(own) == 1:
-            of_site.setdefault(own, []).append(number)
-    near = [rows for rows in of_site.values() if ranked[rows[0]].score <= _scaled(ranked[0].score, _NEAR_SITE)]
-    inside = [number for rows in near[:_SITES] for number in rows[:count]]
-    return [ranked[number] for number in sorted({*range(min(count, len(ranked))), *inside})]
+    most = _scaled(ranked[0].score, _NEAR_SITES) if ranked else (0.0, 0.0, 0.0)
+    near = [number for number, entry in enumerate(ranked) if entry.score <= most]
+    chosen = {*range(min(count, len(ranked)))}
+    chosen |= {*few_of_each(near, lambda number: len(sites[number]), most=count)}
+    alone = [number for number in near if len(sites[number]) == 1]
+    best = {*few_of_each((sites[number] for number in alone), lambda own: own, most=_SITES)}
+    inside = [number for number in alone if sites[number] in best]
+    chosen |= {*few_of_each(inside, lambda number: sites[number], each=count, most=count * _SITES)}
+    return [ranked[number] for number in sorted(chosen)]
 
 
 def _scaled(score: Score, factor: float) -> Score:
