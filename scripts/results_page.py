@@ -57,7 +57,7 @@ BENCHMARKS = (
         name="planner_many_sites",
         title="Plans for many sites",
         script="planner_many_sites.py",
-        shows="what `auto` plans for 1 to 1,000 sites beside a bound that no plan can be under, and what planning takes",
+        shows="what `auto` plans for 1 to 1,000 sites, beside a bound that no plan is under, and what planning takes",
         emulated="Nothing is emulated or trained: steps are simulated, by data sheets; seconds of planning are real.",
     ),
     Benchmark(
