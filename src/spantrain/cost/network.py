@@ -45,7 +45,8 @@ def fair_parts(demands: Sequence[Demand], capacity: Mapping[str, float]) -> list
     rising_on: dict[str, dict[int, float]] = {}
     for flow, (bandwidth, uses) in enumerate(demands):
         for link, part in uses:
-            rising_on.setdefault(link, {})[flow] = part / bandwidth
+            flows = rising_on.setdefault(link, {})
+            flows[flow] = flows.get(flow, 0.0) + part / bandwidth
     wanted = {link: sum(flows.values()) for link, flows in rising_on.items()}
     # The level only rises: the first to be at full speed are those that need least for it.
     by_speed = sorted(range(len(demands)), key=lambda flow: -most[flow] * demands[flow][0])
@@ -62,11 +63,11 @@ def fair_parts(demands: Sequence[Demand], capacity: Mapping[str, float]) -> list
             rising.discard(flow)
             for link, part in uses:
                 left[link] -= part * parts[flow]
-                del rising_on[link][flow]
+                rising_on[link].pop(flow, None)
         for link in {link for flow in stay for link, _ in demands[flow][1]}:
             wanted[link] = sum(rising_on[link].values())
             if not rising_on[link]:
-                del wanted[link]
+                del wanted[link]  # what is left of it is nobody's
     return parts
 
 

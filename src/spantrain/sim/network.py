@@ -11,6 +11,9 @@ from spantrain.sim.transfers import Arrived, Sending, TransferCost, VirtualClock
 _ROUNDING = 1e-9
 """What sums of parts of a link may be wrong by."""
 
+_KEPT = 10_000
+"""Groups of messages of which the parts are kept."""
+
 _NO_TRACES: Mapping[str, SpeedTrace] = MappingProxyType({})
 
 
@@ -144,6 +147,8 @@ class Network:
         key = tuple(sorted(numbers))
         known = self._known_parts.get(key)
         if known is None:
+            if len(self._known_parts) >= _KEPT:
+                self._known_parts.clear()
             known = self._known_parts[key] = dict(zip(numbers, self._fair_parts(group), strict=True))
         return [known[number] for number in numbers]
 
