@@ -128,6 +128,13 @@ def test_seconds_and_bytes_come_from_the_profile(profile: Profile, plan: Plan) -
     assert costs.commit_s == pytest.approx(1.0)
 
 
+def test_what_stages_share_and_nobody_trains_is_not_summed(profile: Profile, plan: Plan) -> None:
+    frozen = replace(profile, graph=replace(profile.graph, frozen_shared=("wte",)))
+    costs = ProfileCosts(frozen, plan)
+    assert costs.tied_sums() == ()
+    assert costs.tied_bytes() == {}
+
+
 def test_a_simulated_step_of_the_profile(profile: Profile, plan: Plan) -> None:
     costs = ProfileCosts(profile, plan)
     result = simulate(plan, costs)

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Annotated
 
 from spantrain.core.bounds import Bounds, NotNegative, check_bounds
@@ -249,7 +250,7 @@ class UnitGraph:
         """Return the same of the parameters that are trained: bytes of gradients, and of what replicas sum."""
         return self._held(units, tp_share, self.trained_shared_bytes, trained=True)
 
-    @property
+    @cached_property
     def trained_shared_bytes(self) -> Mapping[str, int]:
         """Bytes of each group of shared parameters that is trained."""
         return {name: size for name, size in self.shared_bytes.items() if name not in self.frozen_shared}

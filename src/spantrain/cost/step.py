@@ -129,7 +129,7 @@ class StepCost:
     def _tied_seconds(self, plan: Plan) -> float:
         """Return the seconds of the exchange of shared parameters: the late stage's sum crosses once."""
         total = 0.0
-        for name, size in self._graph.shared_bytes.items():
+        for name, size in self._graph.trained_shared_bytes.items():
             holders = [
                 stage for stage in plan.stages if any(name in self._graph.units[unit].shared for unit in stage.units)
             ]

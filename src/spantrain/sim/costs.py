@@ -271,15 +271,15 @@ class ProfileCosts(StepCosts):
         return found
 
     def tied_sums(self) -> tuple[TiedSum, ...]:
-        """Return the sum of each shared parameter, as the runtime does it.
+        """Return the sum of each shared parameter that is trained, as the runtime does it.
 
         The first replica of each stage that holds it sends its gradients to the first replica of every other one; then
         the replicas of each stage hand the sum round, along a binomial tree. Leaders of tensor-parallel groups stand
         for their groups, with whole bytes.
         """
         found = []
-        for name in self._graph.shared_bytes:
-            stages, size_bytes = self._holders(name), self._graph.shared_bytes[name]
+        for name, size_bytes in self._graph.trained_shared_bytes.items():
+            stages = self._holders(name)
             if len(stages) > 1:
                 rows = [[replica.devices[0] for replica in self._plan.stages[i].replicas] for i in stages]
                 exchange_s = self._network.exchange_s([row[0] for row in rows], size_bytes)
@@ -299,9 +299,9 @@ class ProfileCosts(StepCosts):
     def tied_bytes(self) -> dict[tuple[str, str], int]:
         """Return what leaders send each other of gradients that stages share."""
         sent: Counter[tuple[str, str]] = Counter()
-        for name in self._graph.trained_shared_bytes:
+        for name, size_bytes in self._graph.trained_shared_bytes.items():
             for pair in permutations([self._plan.stages[i].replicas[0].devices[0] for i in self._holders(name)], 2):
-                sent[pair] += self._graph.shared_bytes[name]
+                sent[pair] += size_bytes
         return dict(sent)
 
     def _holders(self, shared: str) -> tuple[int, ...]:

@@ -148,7 +148,8 @@ class PartCosts:
         """Return the seconds of the exchange of parameters that both the first and the last unit hold."""
         graph = self.spans.profile.graph
         names = set(graph.units[0].shared) & set(graph.units[-1].shared)
-        return sum(self.network.exchange_s((first, last), graph.shared_bytes[name]) for name in names)
+        sizes = graph.trained_shared_bytes
+        return sum(self.network.exchange_s((first, last), sizes[name]) for name in names & sizes.keys())
 
     def _part(self, part: PipelinePart, batch: Batch) -> Array:
         rests = apportion(batch.rest, part.samples)

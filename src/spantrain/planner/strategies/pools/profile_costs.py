@@ -165,7 +165,7 @@ class ProfilePools:
     def tied_s(self, plan: PoolPlan) -> float:
         """Return what the first and the last holder of each shared parameter take to exchange it, and to pass it on."""
         total = 0.0
-        for name, size_bytes in self._profile.graph.shared_bytes.items():
+        for name, size_bytes in self._profile.graph.trained_shared_bytes.items():
             holders = [stage for stage in plan.stages if any(name in self._graph[unit].shared for unit in stage.units)]
             if len(holders) > 1:
                 first, last = holders[0].members[0].pool, holders[-1].members[0].pool

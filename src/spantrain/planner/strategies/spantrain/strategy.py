@@ -313,7 +313,7 @@ class _SizeCosts:
 
     def _tied_s(self, pieces: Sequence[_Piece], ways: Sequence[WayArrays]) -> float:
         total = 0.0
-        for name, size_bytes in self._tables.profile.graph.shared_bytes.items():
+        for name, size_bytes in self._tables.profile.graph.trained_shared_bytes.items():
             leaders = [
                 leader for piece, way in zip(pieces, ways, strict=True) for leader in self._leaders(name, piece, way)
             ]

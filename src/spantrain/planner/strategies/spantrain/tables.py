@@ -225,7 +225,7 @@ class WayTables:
         found = np.zeros(self.spans.above.shape)
         if len(way) > 1:
             leaders = [way[0].devices[0], way[-1].devices[0]]
-            for name, size_bytes in self.profile.graph.shared_bytes.items():
+            for name, size_bytes in self.profile.graph.trained_shared_bytes.items():
                 holders = [index for index, unit in enumerate(self.profile.graph.units) if name in unit.shared]
                 if len(holders) > 1:
                     seconds = self.spans.network.exchange_s(leaders, size_bytes)
