@@ -48,7 +48,7 @@ _OURS: Mapping[str, RegisteredStrategy] = MappingProxyType(
             description="beam over groups and layers, asymmetric parallelism inside groups (SpanTrain, English paper)",
         ),
         "spantrain-paper": RegisteredStrategy(
-            propose=spantrain_paper, description="spantrain as printed: all devices, the order of work `compact`"
+            propose=spantrain_paper, description="spantrain with all devices at work, in the paper's order, `compact`"
         ),
         "spantrain-dp": RegisteredStrategy(
             propose=spantrain_dp,

@@ -14,7 +14,8 @@ when its last gradient has come, so when those behind it are done (equation 4 ag
 Added: memory as a hard limit; parameters that stages share; no stage is done before its last micro-batch has been
 through all behind it and back; groups, and parts of groups, may be left out, but for those that are to be kept. Not
 kept: the batch size as a dimension, which is the job's; the paper's own order of work, `compact`, in place of the
-job's. What no term counts is a W in progress that holds up a gradient; it shows where micro-batches are few.
+job's. `spantrain_paper` has that order and leaves no device out; what else is added stays. What no term counts is a W
+in progress that holds up a gradient; it shows where micro-batches are few.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -87,9 +88,9 @@ def spantrain(request: PlanRequest) -> tuple[Proposal, ...]:
 
 
 def spantrain_paper(request: PlanRequest) -> tuple[Proposal, ...]:
-    """Propose what the English paper has, without what is added here: all devices at work, in its own order, `compact`.
+    """Propose arrangements of all devices in the paper's own order of work, `compact`, whatever the job's is.
 
-    Memory stays a hard limit. Its adapter is `spantrain train --adapter paper`.
+    The paper's adapter is `spantrain train --adapter paper`.
 
     Raises:
         InfeasiblePlanError: no arrangement of all devices fits into memory.
