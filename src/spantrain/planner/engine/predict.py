@@ -3,12 +3,13 @@
 A plan may not fit over time where more messages wait than its in-flight limits leave room for (`over_time`).
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from spantrain.core.plan import Plan
 from spantrain.core.profile import Profile
 from spantrain.core.quantities import format_bytes
-from spantrain.cost.memory import BUFFERED_MICRO_BATCHES, MemoryCost
+from spantrain.cost.memory import BUFFERED_MICRO_BATCHES, HeldSizes, MemoryCost
 from spantrain.cost.replicas import ReplicaCost
 from spantrain.errors import PlanError, ScheduleError
 from spantrain.sim.costs import ProfileCosts
@@ -30,11 +31,13 @@ def predict(plan: Plan, profile: Profile, *, optimizer: str | None = None, stale
 
     With staleness, steps overlap (`sim.stale`).
     """
-    sizes = {}
-    if optimizer is not None:
-        sizes = MemoryCost(profile, optimizer, plan.dtype, staleness=staleness).plan_held_sizes(plan)
+    sizes = {} if optimizer is None else _held_sizes(plan, profile, optimizer, staleness)
     run = simulate_stale if staleness else simulate
     return run(plan, costs_of(plan, profile), options=SimulationOptions(held_sizes=sizes))
+
+
+def _held_sizes(plan: Plan, profile: Profile, optimizer: str, staleness: int = 0) -> Mapping[str, HeldSizes]:
+    return MemoryCost(profile, optimizer, plan.dtype, staleness=staleness).plan_held_sizes(plan)
 
 
 def with_best_order(plan: Plan, profile: Profile, *, effort: SearchEffort | None = None) -> Plan:
@@ -63,8 +66,7 @@ def over_time(plan: Plan, profile: Profile, optimizer: str) -> tuple[str, ...]:
     if len(plan.devices) > _UP_TO:
         return ()
     try:
-        sizes = MemoryCost(profile, optimizer, plan.dtype).plan_held_sizes(plan)
-        options = SimulationOptions(held_sizes=sizes, trace=False)
+        options = SimulationOptions(held_sizes=_held_sizes(plan, profile, optimizer), trace=False)
         peaks = simulate(plan, costs_of(plan, profile), steps=1, options=options).peak_bytes
     except (PlanError, ScheduleError):
         return ()
