@@ -7,12 +7,13 @@ import pytest
 from spantrain.core.profile import Profile
 from spantrain.errors import InfeasiblePlanError
 from spantrain.planner.assembly.recompute import proposals_of
+from spantrain.planner.engine import engine
 from spantrain.planner.engine.engine import make_plan
 from spantrain.planner.engine.evaluate import Evaluator
 from spantrain.planner.engine.outcome import PlanOptions
 from spantrain.planner.request import Constraints, Evaluation, JobSpec, Objective, PlanRequest, Quota
 from spantrain.planner.strategies.auto.strategy import auto
-from spantrain.planner.strategies.baselines import single_device, single_site
+from spantrain.planner.strategies.baselines import DDP, single_device, single_site
 from spantrain.planner.strategies.spantrain_dp.strategy import spantrain_dp
 from spantrain_studies.planners.exhaustive import exhaustive
 
@@ -159,3 +160,24 @@ def test_many_devices_move_in_blocks(make_cluster: Callable, make_graph: Callabl
     cluster = make_cluster({site: {f"{site}{k}": 1.0 for k in range(20)} for site in ("a", "b")}, bandwidth=125e6)
     request = request_of(make_profile(cluster, make_graph(blocks=8)), JobSpec(global_batch=64, micro_batches=(32, 64)))
     assert best_of(request).fits
+
+
+def test_the_first_plan_that_is_small_enough_gets_the_whole_effort_of_the_search_for_an_order(
+    case: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planning = engine._Planning(case(), JOB, PlanOptions())
+    asked = []
+
+    def ordered(proposal, evaluation, effort):
+        asked.append((len(proposal.plan.devices), effort))
+        return proposal, evaluation
+
+    monkeypatch.setattr(planning, "_ordered", ordered)
+    monkeypatch.setattr(engine, "_ORDER_OFTEN_GAINS", 100.0)
+    found = [strategy(planning._request)[0] for strategy in (DDP, single_device)]
+    rows = [(proposal, planning._evaluator(proposal.plan)) for proposal in found]
+    for most_devices, expected in ((4, [(4, engine._EFFORT), (1, engine._EFFORT_MORE)]), (1, [(1, engine._EFFORT)])):
+        monkeypatch.setattr(engine, "_ORDERED_UP_TO", most_devices)
+        planning._reordered(rows, 2)
+        assert asked == expected
+        asked.clear()

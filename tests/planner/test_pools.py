@@ -15,7 +15,7 @@ from spantrain.planner.strategies.pools.costs import DevicePool, Goal, PoolPlan,
 from spantrain.planner.strategies.pools.cutting import TableStack, least_bottlenecks, least_sums, ranges
 from spantrain.planner.strategies.pools.placing import StageSeconds, one_f_one_b_ends_s
 from spantrain.planner.strategies.pools.recipes import StageChain
-from spantrain.planner.strategies.pools.search import neighbours, other_widths
+from spantrain.planner.strategies.pools.search import RankedPlan, contenders, neighbours, other_widths
 from spantrain.sim.costs import TableCosts
 from spantrain.sim.engine import SimulationOptions, simulate
 from spantrain_studies.reference.pools import hosts_of
@@ -137,3 +137,20 @@ def test_goal_counts_what_is_broken_first():
 def test_a_pool_needs_devices():
     with pytest.raises(ValueError, match="counts must be positive"):
         DevicePool(kind="fast", site="here", count=0, host_size=4)
+
+
+def test_neither_other_sites_nor_more_of_them_push_plans_out_of_simulation():
+    """Of one site with many plans, of it with another, of that one alone, and of one that is far behind."""
+
+    class Costs:
+        pools = tuple(DevicePool(kind="fast", site=site, count=8, host_size=8) for site in ("a", "b", "far"))
+
+    def ranked(step_s, *pools):
+        members = tuple(PoolReplica(pool, 1) for pool in pools)
+        plan = PoolPlan(micro_batch=1, micro_batches=1, stages=(PoolStage(units=range(1), members=members),))
+        return RankedPlan(plan=plan, score=(0.0, step_s, step_s))
+
+    rows = [ranked(1 + number / 100, 0) for number in range(10)]
+    both, alone, far = ranked(1.2, 0, 1), [ranked(1.3 + number / 100, 1) for number in range(4)], ranked(1.6, 2)
+    assert contenders(Costs(), [*rows, both, *alone, far], 2) == [*rows[:2], both, *alone[:2]]
+    assert contenders(Costs(), [], 2) == []

@@ -16,7 +16,7 @@ from spantrain.planner.assembly.assemble import infeasible
 from spantrain.planner.request import PlanRequest, Proposal, Restriction
 from spantrain.planner.strategies.pools.costs import Goal, PoolPlan
 from spantrain.planner.strategies.pools.profile_costs import ProfilePools
-from spantrain.planner.strategies.pools.search import PoolSearch, RankedPlan, first_of
+from spantrain.planner.strategies.pools.search import PoolSearch, RankedPlan, contenders
 from spantrain.planner.strategies.score import Score, Scorer
 
 _SIMULATED, _ACTIONS, _SHARED = 8, 50_000, 20_000_000
@@ -111,7 +111,7 @@ def _to_simulate(ranked: Sequence[RankedPlan], costs: ProfilePools) -> Iterator[
     """
     left: dict[int | frozenset[str], int] = {}
     together = _SHARED
-    for number, entry in enumerate(first_of(costs, ranked, _SIMULATED)):
+    for number, entry in enumerate(contenders(costs, ranked, _SIMULATED)):
         plan = entry.plan
         sites = frozenset(costs.pools[pool].site for pool in plan.devices_by_pool)
         of = sites if len(sites) == 1 else len(sites)

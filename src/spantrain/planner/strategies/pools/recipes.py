@@ -20,7 +20,7 @@ _LOOSER = (1.0, 1.02, 1.06, 1.15)
 """Times the least bottleneck: a little more of it can make the whole chain faster."""
 _FEW = 3
 """It can where there are at most so many micro-batches for each stage."""
-_MAX_TABLES, _MAX_CUT, _AT_ONCE = 6000, 100_000, 2**16
+_MAX_TABLES, _MAX_KNOWN, _AT_ONCE = 6000, 100_000, 2**16
 """Tables and candidates that are remembered, and entries of tables of one stage that are gone through at once."""
 
 _ROUNDING = 1e-9
@@ -81,7 +81,7 @@ class ChainCosts:
         below = np.tri(costs.units + 1, dtype=bool)
         self._nothing = np.where(below, math.inf, 0.0)
         self._tables, self._sums = TableStack(costs.units + 1), TableStack(costs.units + 1)
-        self._cut: dict[StageChain, Cut] = {}
+        self._known: dict[StageChain, Cut] = {}
         self._reference: dict[int, PoolReplica] = {}
         self._sorts, self._places = _Sorts(), dict[tuple[int, int], dict[int, int]]()
         self._hop_s, self._speed, self._sum_place = cache(self._hop_of), cache(self._speed_of), cache(self._sum_table)
@@ -95,9 +95,9 @@ class ChainCosts:
 
     def guesses(self, candidates: Sequence[StageChain], most_s: float = math.inf) -> list[Cut]:
         """Return what comes of candidates, each in its place; of those that must take longer than a time no guess."""
-        found = {candidate: self._cut[candidate] for candidate in candidates if candidate in self._cut}
-        if len(self._cut) > _MAX_CUT:
-            self._cut.clear()
+        found = {candidate: self._known[candidate] for candidate in candidates if candidate in self._known}
+        if len(self._known) > _MAX_KNOWN:
+            self._known.clear()
         by_depth: dict[tuple[int, bool], list[StageChain]] = {}
         for candidate in candidates:
             cut, depth = found.get(candidate), len(candidate.recipes)
@@ -109,7 +109,7 @@ class ChainCosts:
             most = max(1, _AT_ONCE // ((self.costs.units - depth + 1) ** 2 * (len(_LOOSER) if few else 1)))
             for first in range(0, len(rows), most):
                 found.update(self._cut_all(rows[first : first + most], most_s, few=few))
-        self._cut.update(found)
+        self._known.update(found)
         return [found[candidate] for candidate in candidates]
 
     def _least_s(self, candidate: StageChain) -> float:

@@ -121,8 +121,8 @@ class RankedPlan:
     """Limits broken, value, seconds: compared in this order."""
 
 
-def first_of(costs: PoolCosts, ranked: Sequence[RankedPlan], count: int) -> list[RankedPlan]:
-    """Return the first plans, the first on each number of sites, and the first inside each of the best sites.
+def contenders(costs: PoolCosts, ranked: Sequence[RankedPlan], count: int) -> list[RankedPlan]:
+    """Return what a simulator should choose from: the first, the first on each number of sites, and of the best sites.
 
     What is expected of plans on more or other sites is wrong by other factors, and more sites push no site's plans out.
     """
@@ -176,7 +176,7 @@ class PoolSearch:
                         found[plan] = self._reckoned(placer, plan)
             best = min(found.values(), key=lambda entry: entry.score, default=None)
         rows = sorted(found.values(), key=lambda entry: entry.score)
-        polished = [self._polished(entry) for entry in first_of(self._costs, rows, _POLISHED)]
+        polished = [self._polished(entry) for entry in contenders(self._costs, rows, _POLISHED)]
         unique = {(entry.plan.micro_batch, entry.plan.stages): entry for entry in (*polished, *rows)}
         return sorted(unique.values(), key=lambda entry: entry.score)
 
