@@ -1,5 +1,7 @@
 """Messages that need several links at once."""
 
+from operator import itemgetter
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -158,19 +160,29 @@ def all_at_once(messages: list[tuple[int, int, int]]) -> list[float]:
 
 
 @settings(deadline=None, max_examples=60)
-@given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, len(USES) - 1), st.integers(1, 4)), min_size=1, max_size=7))
+@given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, len(USES) - 1), st.integers(1, 4)), min_size=1, max_size=9))
 def test_looking_at_crowded_links_only_gives_the_same_as_looking_at_all(messages):
-    sent = [
-        (
-            float(time_s),
-            f"d{number}",
-            message(5 * work, work, *(link for link, _ in USES[kind]), usage=tuple(part for _, part in USES[kind])),
+    """Messages that are alike are one transfer, as those of a plan are, so that the same ones meet again."""
+    alike = {
+        (kind, work): message(
+            5 * work, work, *map(itemgetter(0), USES[kind]), usage=tuple(map(itemgetter(1), USES[kind]))
         )
-        for number, (time_s, kind, work) in enumerate(messages)
-    ]
+        for _, kind, work in messages
+    }
+    sent = [(float(time_s), f"d{number}", alike[kind, work]) for number, (time_s, kind, work) in enumerate(messages)]
     found = send_all(*sent)
     ends = [found[f"d{number}"][0][1] for number in range(len(messages))]
     assert ends == pytest.approx(all_at_once(messages), abs=1e-6)
+
+
+def test_the_same_messages_meet_again_in_another_order():
+    """The port carries 100 bytes/s, the line 20: each time b gets what the line leaves of the port."""
+    near, far = message(100, 1.0, "port"), message(40, 2.0, "far", "port", usage=(1.0, 0.2))
+    found = send_all((0.0, "b", near), (0.0, "c", far), (9.0, "c", far), (9.0, "b", near))
+    for first_s, entry in zip((0.0, 9.0), found["b"], strict=True):
+        assert entry[:2] == (first_s, pytest.approx(first_s + 1.25))
+    for first_s, entry in zip((0.0, 9.0), found["c"], strict=True):
+        assert entry[:2] == (first_s, pytest.approx(first_s + 2.0))
 
 
 @pytest.mark.parametrize(("links", "usage"), [((), ()), (("a",), (0.0,)), (("a",), (1.5,)), (("a", "b"), (1.0,))])

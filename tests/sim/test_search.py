@@ -18,7 +18,7 @@ from spantrain.sim.bounds import pipeline_bound_s
 from spantrain.sim.engine import SimulationOptions, simulate
 from spantrain.sim.search.improve import is_alike, shortest
 from spantrain.sim.search.model import model_of, run_orders
-from spantrain.sim.search.search import SearchEffort, quick_s, simulated_s, taper, with_hints
+from spantrain.sim.search.search import SearchEffort, quick_s, recuts, simulated_s, taper, with_hints
 from testing.made_up_costs import MadeUpCosts
 
 few = settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
@@ -180,3 +180,25 @@ def test_tapered_sizes_are_all_samples(total, size, small, first, last) -> None:
     sizes = tapered_sizes(total, size, small=min(small, size), first=first, last=last)
     assert sum(sizes) == total
     assert all(0 < each <= size for each in sizes)
+
+
+def actions(plan: Plan) -> int:
+    return 3 * sum(len(stage.replicas) * len(stage.micro_batches) for stage in plan.stages)
+
+
+def test_other_micro_batches_are_tried_as_far_as_the_effort_goes(make_plan) -> None:
+    plan, _ = pipeline(make_plan, 3, 12, [12, 12, 12], size=4)
+    every, allowed = list(recuts(plan)), list(recuts(plan, SearchEffort(max_runs=10, max_actions=10 * actions(plan))))
+    assert min(map(actions, every)) < actions(plan) < max(map(actions, every))
+    assert allowed == [other for other in every if actions(other) <= actions(plan)]
+
+
+def test_a_plan_that_is_too_large_to_search_may_be_so_in_coarser_micro_batches(make_plan) -> None:
+    """Every action costs three seconds, however many samples it is of: twelve micro-batches are too many."""
+    plan, costs = pipeline(make_plan, 2, 12, [12, 12])
+    costs = replace(costs, action_overhead_s=3.0)
+    effort = SearchEffort(max_runs=10, max_actions=10 * actions(plan) - 1)
+    assert not effort.runs(actions(plan))
+    assert len(taper(plan, costs, effort=effort).stages[0].micro_batches) < 12
+    none = SearchEffort(max_runs=10, max_actions=9)
+    assert taper(plan, costs, effort=none).stages == plan.stages
