@@ -1,25 +1,32 @@
 """More is never worse: `benchmarks/planner_monotone.py [--pools 2000] [--from SEED] [--most-sites N] [--save]`.
 
-Random pools of devices (1 to 200 sites, 1 to 4,096 devices of one to three kinds, links of 50 Mbit/s to 50 Gbit/s), a
-random model and global batch. Each is planned, changed in one way, and planned again: a device more, a site more, twice
-the bandwidth between sites, twice the memory, twice the samples, int8 allowed between sites, a strategy asked beside
-`auto`; or only the order of the sites in the cluster is another. Samples per second may not fall by more than half of a
-per cent, and not change by more where only the order is another.
+Random pools of devices (1 to 4,096 of one to three kinds, as often few as many, in 1 to 200 sites, links of 50 Mbit/s
+to 50 Gbit/s), a random model and global batch. Each is planned, changed in one way, and planned again: a device more, a
+site more, twice the bandwidth between sites, twice the memory, twice the samples, int8 allowed between sites, a
+strategy asked beside `auto`; or only the order of the sites in the cluster is another. Samples per second may not fall
+by more than half of a per cent, and not change by more where only the order is another.
 
 Profiles are made from data sheets and described networks (`cost.analytic`); nothing is emulated, all times come from
 the simulator. A pool is its seed: the same number always gives the same pool and change.
+
+All pools take many hours. With `--save` what has come out is kept as it comes, pools that are known are not planned
+again, and each keeps the digest of the code that planned it; `--anew` plans those of older code again.
 """
 
 import argparse
+import json
 import random
 import statistics
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import as_completed
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 
+from made_from import digest_of
 from planner_pools import Pool, cluster_of, random_pool
-from results import save
+from results import FOLDER, save
 from spantrain.app.profiling.describe import described_profile
 from spantrain.errors import InfeasiblePlanError
 from spantrain.formats.registry import WireFormat
@@ -33,6 +40,9 @@ LEAST = 0.995
 """Samples per second afterwards over those before."""
 MODELS = ("gpt2-small", "gpt2-medium", "resnet-101")
 BESIDE = ("spantrain", "spantrain-dp", "eddl", "ddp", "1f1b")
+NAME = "planner_monotone"
+EVERY = 10
+"""Pools after which is kept what has come out, and a line says so."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +68,8 @@ class Compared:
     before_per_s: float
     after_per_s: float
     took_s: float
+    code: str
+    """Digest of the code that planned it."""
 
     @property
     def ratio(self) -> float:
@@ -111,7 +123,7 @@ def samples_per_s(question: Question) -> float:
     return outcome.samples_per_s_predicted
 
 
-def compared(seed: int, most_sites: int) -> Compared:
+def compared(seed: int, most_sites: int, code: str) -> Compared:
     """Plan a pool before and after one change, which the seed chooses."""
     began_s = time.perf_counter()
     question = question_of(seed, most_sites)
@@ -129,11 +141,12 @@ def compared(seed: int, most_sites: int) -> Compared:
         before_per_s=before,
         after_per_s=after,
         took_s=time.perf_counter() - began_s,
+        code=code,
     )
 
 
-def table(found: Sequence[Compared]) -> list[str]:
-    """Return the lines by change, then the pools that do not hold."""
+def table(found: Sequence[Compared], wanted: int, code: str) -> list[str]:
+    """Return the lines by change, then the pools that do not hold, then what follows."""
     lines = [f"{'more of':10} {'pools':>6} {'worse':>6} {'least ratio':>11} {'mean ratio':>11} {'mean s':>7}"]
     for name in sorted({one.change for one in found}):
         rows = [one for one in found if one.change == name]
@@ -141,13 +154,24 @@ def table(found: Sequence[Compared]) -> list[str]:
             f"{name:10} {len(rows):6} {sum(not one.holds for one in rows):6} {min(one.ratio for one in rows):11.4f} "
             f"{statistics.fmean(one.ratio for one in rows):11.4f} {statistics.fmean(one.took_s for one in rows):7.1f}"
         )
-    lines += [
+    lines += [_line(one) for one in found if not one.holds]
+    older = sum(one.code != code for one in found)
+    verdict = "more is never worse" if all(one.holds for one in found) else "MISSED"
+    return [*lines, f"{len(found)} of {wanted} pools, {older} of them by older code: {verdict}"]
+
+
+def _line(one: Compared) -> str:
+    return (
         f"pool {one.seed}, {one.change}: {one.before_per_s:.4g} samples/s, then {one.after_per_s:.4g} "
         f"({one.ratio:.4f}); {one.devices} devices in {one.sites} sites, {one.model}, {one.global_batch} samples"
-        for one in found
-        if not one.holds
-    ]
-    return lines
+    )
+
+
+def known() -> dict[int, Compared]:
+    """Return what has come out before, by seed."""
+    path = FOLDER / f"{NAME}.json"
+    rows = json.loads(path.read_text())["pools"] if path.exists() else []
+    return {row["seed"]: Compared(**row) for row in rows}
 
 
 def main() -> int:
@@ -157,23 +181,29 @@ def main() -> int:
     parser.add_argument("--from", type=int, default=0, dest="first", metavar="SEED")
     parser.add_argument("--most-sites", type=int, default=200, metavar="N")
     parser.add_argument("--processes", type=int, default=1)
-    parser.add_argument("--save", action="store_true", help="write benchmarks/results/planner_monotone.*")
+    parser.add_argument("--save", action="store_true", help=f"keep what comes out in benchmarks/results/{NAME}.*")
+    parser.add_argument("--anew", action="store_true", help="plan pools again that older code has planned")
     options = parser.parse_args()
-    found: list[Compared] = []
+    code = digest_of(Path(__file__))
+    found = {seed: one for seed, one in known().items() if one.code == code or not options.anew} if options.save else {}
+    seeds = [seed for seed in range(options.first, options.first + options.pools) if seed not in found]
+
+    def lines() -> list[str]:
+        return table([found[seed] for seed in sorted(found)], len(found) + len(seeds) - done, code)
+
+    done = 0
     with workers(options.processes) as pool:
-        jobs = [pool.submit(compared, options.first + n, options.most_sites) for n in range(options.pools)]
-        for job in jobs:
-            found.append(job.result())
-            if not found[-1].holds:
-                print(table(found[-1:])[-1], flush=True)
-            elif len(found) % 20 == 0:
-                print(f"{len(found)} of {options.pools} pools, {sum(one.took_s for one in found):.0f} s", flush=True)
-    lines = table(found)
-    verdict = "more is never worse" if all(one.holds for one in found) else "MISSED"
-    print("\n".join([*lines, verdict]))
-    if options.save:
-        save("planner_monotone", [*lines, verdict], {"pools": [asdict(one) for one in found]})
-    return 0 if verdict != "MISSED" else 1
+        for job in as_completed([pool.submit(compared, seed, options.most_sites, code) for seed in seeds]):
+            one = found[job.result().seed] = job.result()
+            done += 1
+            if not one.holds:
+                print(_line(one), flush=True)
+            if done % EVERY == 0 or done == len(seeds):
+                print(f"{done} of {len(seeds)} pools, {sum(row.took_s for row in found.values()):.0f} s", flush=True)
+                if options.save:
+                    save(NAME, lines(), {"pools": [asdict(found[seed]) for seed in sorted(found)]})
+    print("\n".join(lines()))
+    return 0 if all(one.holds for one in found.values()) else 1
 
 
 if __name__ == "__main__":

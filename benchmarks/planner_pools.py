@@ -127,10 +127,11 @@ def mixed(seed: int, sites: int, kinds: Sequence[str] = KINDS[:4], most: int = 6
 
 
 def random_pool(seed: int, most_sites: int = 200, most_devices: int = 4096) -> Pool:
-    """Return 1 to so many sites, as often few as many; each of one to three kinds in hosts of 1 to 8 devices."""
+    """Return 1 to so many sites and devices, as often few as many; of one to three kinds in hosts of 1 to 8 devices."""
     rng = random.Random(seed)
-    sites = round(math.exp(rng.uniform(0, math.log(most_sites))))
-    room = max(1, most_devices // sites)
+    devices = math.exp(rng.uniform(0, math.log(most_devices)))
+    sites = round(math.exp(rng.uniform(0, math.log(min(most_sites, devices)))))
+    room = max(1, round(devices) // sites)
     kinds = rng.sample(KINDS, rng.randint(1, 3))
     looks = [_random_place(rng, kinds, room) for _ in range(rng.randint(1, 4))]
     return Pool(
