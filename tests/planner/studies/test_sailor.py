@@ -40,7 +40,7 @@ def task_of(seconds, *, width=1, straggler_s=float("inf"), count=(1, 1), degrees
         degrees=degrees,
         worth=[[0.0] * stages for _ in seconds],
         second_worth=1.0,
-        supplies_by_site=sites,
+        supplies_by_region=sites,
         count=count,
         left_over={(supply, degree): 0 for supply, row in enumerate(degrees) for degree in row},
         crossing=between,
@@ -98,7 +98,7 @@ def test_the_programme_finds_the_least_sum_of_whole_stages(data):
 def test_supplies_are_kinds_in_sites_with_kept_and_full_hosts_first():
     cluster = cluster_of_hosts({"s": [("k", 1), ("k", 3), ("q", 2)], "t": [("k", 2)]}, speed={"k": 1, "q": 2})
     names = [device.name for device in cluster.devices]
-    found = {(supply.site, supply.kind): supply for supply in supplies_of(cluster, names)}
+    found = {(supply.region, supply.kind): supply for supply in supplies_of(cluster, names)}
     assert {place: supply.count for place, supply in found.items()} == {("s", "k"): 4, ("s", "q"): 2, ("t", "k"): 2}
     assert [len(host) for host in found["s", "k"].hosts] == [3, 1]
     assert (found["s", "k"].largest_degree, found["s", "k"].left_over(2)) == (2, 2)
@@ -143,6 +143,34 @@ def test_no_stage_spans_sites(make_graph, make_profile):
     assert len(plan.devices) == 4
     for stage in plan.stages:
         assert len({cluster.device_by_name[name].site for name in stage.devices}) == 1
+
+
+def in_regions(cluster, **regions):
+    return replace(cluster, sites=tuple(replace(site, region=regions[site.name]) for site in cluster.sites))
+
+
+def test_the_sites_of_a_region_are_one_place():
+    cluster = in_regions(
+        cluster_of_hosts({"s": [("k", 1)], "t": [("k", 3), ("q", 2)], "u": [("k", 2)]}, speed={"k": 1, "q": 2}),
+        s="aws/east",
+        t="aws/east",
+        u="",
+    )
+    supplies = supplies_of(cluster, [device.name for device in cluster.devices])
+    found = {(supply.region, supply.kind): [len(host) for host in supply.hosts] for supply in supplies}
+    assert found == {("aws/east", "k"): [3, 1], ("aws/east", "q"): [2], ("u", "k"): [2]}
+
+
+def test_a_stage_may_span_the_sites_of_a_region_but_no_regions(make_graph, make_profile):
+    """Four devices, two in a site: data parallelism over all of them is best, where it is allowed."""
+    cluster = cluster_of_hosts({"s": [("k", 1)] * 2, "t": [("k", 1)] * 2}, speed={"k": 0.001}, between=1e9)
+    graph = make_graph(6)
+    apart = plan_of(make_profile(cluster, graph))
+    together = plan_of(make_profile(in_regions(cluster, s="aws/east", t="aws/east"), graph))
+    others = plan_of(make_profile(in_regions(cluster, s="aws/east", t="aws/west"), graph))
+    assert [len(stage.replicas) for stage in together.stages] == [4]
+    assert [len(stage.replicas) for stage in apart.stages] == [2, 2]
+    assert others.stages == apart.stages
 
 
 @pytest.mark.parametrize("between", [1.25e6, 1.25e9])

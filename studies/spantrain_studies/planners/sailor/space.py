@@ -1,6 +1,7 @@
 """What Sailor's planner chooses among: devices that stand for each other, and what stages take on them.
 
-A supply is a kind in a site. Stages are cut once for each number of them, as evenly as the mean over the kinds allows
+A supply is a kind in a region: the sites that the cluster file gives one name of a region to, or a site by itself (H6).
+Stages are cut once for each number of them, as evenly as the mean over the kinds allows
 (Sailor, section 4.2: "for a given layer partitioning"). Seconds and bytes are those of one tensor-parallel group.
 """
 
@@ -24,9 +25,9 @@ from spantrain.planner.strategies.score import Weights, weights_of
 
 @dataclass(frozen=True, kw_only=True)
 class Supply:
-    """Devices of a kind in a site, by host."""
+    """Devices of a kind in a region, by host."""
 
-    site: str
+    region: str
     kind: str
     hosts: tuple[tuple[str, ...], ...]
     """Those to be kept first, then the fullest."""
@@ -58,33 +59,37 @@ def supplies_of(cluster: Cluster, names: Sequence[str], keep: Sequence[str] = ()
     found: dict[tuple[str, str], dict[str, list[str]]] = {}
     for name in sorted(names, key=lambda entry: entry not in wanted):
         device = cluster.device_by_name[name]
-        found.setdefault((device.site, device.kind), {}).setdefault(device.host, []).append(name)
+        found.setdefault((_region_of(cluster, device.site), device.kind), {}).setdefault(device.host, []).append(name)
     return tuple(
         Supply(
-            site=site,
+            region=region,
             kind=kind,
             hosts=tuple(
                 tuple(row) for row in sorted(hosts.values(), key=lambda row: (not wanted & set(row), -len(row)))
             ),
             memory_bytes=min(cluster.device_by_name[name].memory_bytes for row in hosts.values() for name in row),
         )
-        for (site, kind), hosts in found.items()
+        for (region, kind), hosts in found.items()
     )
 
 
-def _hosts_by_site(cluster: Cluster, names: Sequence[str]) -> dict[str, list[list[str]]]:
-    """Return the devices of each host of each site, the fullest first."""
+def _region_of(cluster: Cluster, site: str) -> str:
+    return cluster.site_by_name[site].region or site
+
+
+def _hosts_by_region(cluster: Cluster, names: Sequence[str]) -> dict[str, list[list[str]]]:
+    """Return the devices of each host of each region, the fullest first."""
     hosts: dict[str, list[str]] = {}
     for name in names:
         hosts.setdefault(cluster.device_by_name[name].host, []).append(name)
     found: dict[str, list[list[str]]] = {}
     for host, members in sorted(hosts.items(), key=lambda entry: -len(entry[1])):
-        found.setdefault(cluster.host_by_name[host].site, []).append(members)
+        found.setdefault(_region_of(cluster, cluster.host_by_name[host].site), []).append(members)
     return found
 
 
 @dataclass(frozen=True, kw_only=True)
-class SiteLink:
+class RegionLink:
     """From a stage to the next one."""
 
     devices: tuple[str, str]
@@ -106,7 +111,7 @@ class SupplySpace:
         self.profile, self.job = request.profile, request.job
         cluster = self.profile.cluster
         self.supplies = supplies_of(cluster, request.devices_within_quotas, request.constraints.keep)
-        self.sites = tuple(dict.fromkeys(supply.site for supply in self.supplies))
+        self.regions = tuple(dict.fromkeys(supply.region for supply in self.supplies))
         self.kinds = tuple(dict.fromkeys(supply.kind for supply in self.supplies))
         self.spans = SpanTables(self.profile, self.job.optimizer, self.job.dtype)
         self.weights: Weights = weights_of(cluster, request.objective, self.job.global_batch)
@@ -118,11 +123,11 @@ class SupplySpace:
         """Of a micro-batch's F, I and W: by (supply, degree, samples, stages), an entry for each stage."""
         self.least_degrees = cache(self._least_degrees)
         """Heuristic H2: by (supply, samples, stages, micro-batches), for each stage; 0 where none is enough."""
-        self._hosts = _hosts_by_site(cluster, request.devices_within_quotas)
+        self._hosts = _hosts_by_region(cluster, request.devices_within_quotas)
         self.outline = cache(self._outline)
         """By (stages, samples)."""
         self.way = cache(self._way)
-        """From a site to one: (site, other, devices that are in one host if they can be)."""
+        """From a region to one: (region, other, devices that are in one host if they can be)."""
         self._least_sum = cache(self._least_sum_s)
         self._least_crossing = cache(self._least_crossing_s)
         self._bytes = cache(self._device_bytes)
@@ -133,8 +138,8 @@ class SupplySpace:
         return any(unit.tensor_sums for unit in self.profile.graph.units)
 
     @property
-    def largest_site(self) -> int:
-        """Devices of the site with the most: no stage is wider."""
+    def largest_region(self) -> int:
+        """Devices of the region with the most: no stage is wider."""
         return max(sum(map(len, hosts)) for hosts in self._hosts.values())
 
     def degrees(self, kind: str) -> tuple[int, ...]:
@@ -186,20 +191,20 @@ class SupplySpace:
             units, group[0], in_flight, largest, Division(tp_share=even_share(degree))
         ).peak_bytes
 
-    def _way(self, site: str, other: str, together: int) -> SiteLink:
-        here, there = self._hosts[site], self._hosts[other]
-        if site != other:
-            # All replicas share the link between the sites.
+    def _way(self, region: str, other: str, together: int) -> RegionLink:
+        here, there = self._hosts[region], self._hosts[other]
+        if region != other:
+            # All replicas share the link between the regions.
             devices, users = (here[0][0], there[0][0]), self.job.global_batch
         elif together <= len(here[0]) or len(here) == 1:
             devices, users = (here[0][0], here[0][-1]), 1
         else:
             devices, users = (here[0][0], here[-1][0]), len(here[0])
         if devices[0] == devices[1]:
-            return SiteLink(devices=devices, latency_s=0.0, s_per_byte=0.0, most_users=1)
+            return RegionLink(devices=devices, latency_s=0.0, s_per_byte=0.0, most_users=1)
         link = self.spans.network.link(*devices)
         rate = 1 / link.bandwidth_bytes_per_s
-        return SiteLink(devices=devices, latency_s=link.latency_s, s_per_byte=rate, most_users=users)
+        return RegionLink(devices=devices, latency_s=link.latency_s, s_per_byte=rate, most_users=users)
 
     def count(self, samples: int, width: int) -> int:
         """Return how many micro-batches a replica has."""
@@ -212,16 +217,16 @@ class SupplySpace:
         return others * max(slowest_s, busy_s) + all_s + crossing_s + self._least_sum(width, stages)
 
     def _least_crossing_s(self, stages: int, samples: int, width: int) -> tuple[float, float]:
-        """Return the seconds of the shortest way between sites, there and back, and of the busier direction.
+        """Return the seconds of the shortest way between regions, there and back, and of the busier direction.
 
-        0 if a site is large enough for the whole pipeline.
+        0 if a region is large enough for the whole pipeline.
         """
-        if stages * width <= self.largest_site:
+        if stages * width <= self.largest_region:
             return 0.0, 0.0
         found = [(float("inf"), float("inf"))]
         cuts = [self.profile.graph.units[first - 1] for first in self.begins(stages)[1:-1]]
-        for site, other in permutations(self.sites, 2):
-            way = self.way(site, other, width)
+        for region, other in permutations(self.regions, 2):
+            way = self.way(region, other, width)
             for cut in cuts:
                 sizes = (cut.cut_bytes_per_sample, cut.gradient_bytes_per_sample)
                 busy = [way.busy_s(width, samples * size) for size in sizes]
@@ -229,12 +234,12 @@ class SupplySpace:
         return min(passed for passed, _ in found), min(busy for _, busy in found)
 
     def _least_sum_s(self, width: int, stages: int) -> float:
-        """Return seconds that the slowest gradient sum is not under, whatever the site."""
+        """Return seconds that the slowest gradient sum is not under, whatever the region."""
         if width == 1:
             return 0.0
         graph = self.profile.graph
         size = max(sum(graph.held_trained_bytes(self.stage_units(stages, stage))) for stage in range(stages))
-        return 2 * (width - 1) / width * size * min(self.way(site, site, width).s_per_byte for site in self.sites)
+        return 2 * (width - 1) / width * size * min(self.way(one, one, width).s_per_byte for one in self.regions)
 
     def closest_miss(self) -> str:
         """Return by how much the fullest stage of the longest pipeline misses, on the supply that suits it best."""
@@ -245,7 +250,11 @@ class SupplySpace:
             for index, supply in enumerate(self.supplies):
                 degree = supply.largest_degree if self.divides else 1
                 need = self._bytes(index, units, degree, stages - stage, samples)
-                of = f"{degree} {supply.kind} in {supply.site}" if degree > 1 else f"a {supply.kind} in {supply.site}"
+                of = (
+                    f"{degree} {supply.kind} in {supply.region}"
+                    if degree > 1
+                    else f"a {supply.kind} in {supply.region}"
+                )
                 text = f"{of} needs {format_bytes(need)} for units {units.start}-{units.stop - 1}, has "
                 best = min(best, (need / supply.memory_bytes, text + format_bytes(supply.memory_bytes)))
             lines.append(best)

@@ -2,10 +2,10 @@
 
 Kept: tensor parallelism inside hosts (H1), of at least the degree that memory asks for (H2); data-parallel widths
 falling until the throughput falls (H3), or, where money is to be little, rising until it rises (H4); every stage inside
-a site, pipelines over several (H5; a site stands for a region with all its zones, H6); one width and one micro-batch
-for all stages, equal shares; the dynamic programme over stages and what is left (equation 1, listing 1), with an
-assumed straggler where money is counted (equation 2); the 1F1B step of section 4.3, and its money; memory by device.
-Devices are counted by kind and site, and named at the end.
+a region, pipelines over several (H5); the sites of a region count as one (H6), which is what the cluster file calls
+`region`, or a site by itself; one width and one micro-batch for all stages, equal shares; the dynamic programme over
+stages and what is left (equation 1, listing 1), with an assumed straggler where money is counted (equation 2); the 1F1B
+step of section 4.3, and its money; memory by device. Devices are counted by kind and region, and named at the end.
 
 It trains by Megatron-DeepSpeed, whose sums come behind the last backward (`deepspeed-pipeline` in `cost.sums`).
 
@@ -147,7 +147,7 @@ class _SailorSearch:
                 by_samples[samples] = {-(-total // (samples * count)) for count in counts}
         falling = not self._space.weights.counts_more
         for samples, widths in by_samples.items():
-            wanted = (width for width in widths if width <= self._space.largest_site and samples * width <= total)
+            wanted = (width for width in widths if width <= self._space.largest_region and samples * width <= total)
             yield samples, tuple(sorted(wanted, reverse=falling))
 
     def _try_widths(self, family: _StageFamily, floors: tuple[int, ...]) -> None:

@@ -4,9 +4,9 @@ Sailor's dynamic programme (section 4.2.2, equation 1 and listing 1): which devi
 
 The straggler's seconds are assumed beforehand (section 4.2.3) instead of being corrected while solving: stages that
 take longer are not allowed. What is left to be least is a sum over stages, of seconds or of money. A state is the
-stage, the site it is in, the sites passed before, and how many devices are left there of each kind: a pipeline does not
-come back to a site (the listing goes on to the "next region"). A stage mixes two kinds at most, and then takes all that
-is left of one of them: with equal degrees, more mixed stages can be exchanged for whole ones that are no slower.
+stage, the region it is in, the regions passed before, and how many devices are left there of each kind: a pipeline does
+not come back to a region (the listing goes on to the "next region"). A stage mixes two kinds at most, and then takes
+all that is left of one of them: with equal degrees, more mixed stages can be exchanged for whole ones, no slower.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,9 +21,9 @@ Taken = tuple[tuple[int, int], ...]
 """Supplies (by index) and how many replicas of a stage each gives."""
 _Left = tuple[int, ...]
 _State = tuple[int, int, _Left]
-"""Sites passed and the present one, as bits; the present one; devices left there, by supply."""
+"""Regions passed and the present one, as bits; the present one; devices left there, by supply."""
 _NEAREST = 3
-"""Sites that a pipeline may go on to, of those it has not passed."""
+"""Regions that a pipeline may go on to, of those it has not passed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,13 +40,13 @@ class Task:
     """What one replica adds to the sum, besides the seconds of the stage."""
     second_worth: float
     """What a second of the stage's slowest replica adds to the sum."""
-    supplies_by_site: Sequence[Sequence[int]]
+    supplies_by_region: Sequence[Sequence[int]]
     count: Sequence[int]
     """Devices, by supply."""
     left_over: Mapping[tuple[int, int], int]
     """Devices of a supply that a degree cannot use, by (supply, degree)."""
     crossing: Sequence[Sequence[Sequence[float]]]
-    """What the cut behind a stage adds to the sum, by [site][next site][stage]."""
+    """What the cut behind a stage adds to the sum, by [region][next region][stage]."""
 
     @property
     def stages(self) -> int:
@@ -57,10 +57,10 @@ class Task:
 def solve(task: Task) -> tuple[float, tuple[Taken, ...]] | None:
     """Return the least sum and what each stage takes; None if the devices are not enough."""
     layer: dict[_State, tuple[float, _State | None, Taken]] = {}
-    for site, supplies in enumerate(task.supplies_by_site):
+    for region, supplies in enumerate(task.supplies_by_region):
         full = tuple(task.count[supply] for supply in supplies)
-        for value, left, taken in _choices(task, 0, site, full):
-            layer[1 << site, site, left] = (value, None, taken)
+        for value, left, taken in _choices(task, 0, region, full):
+            layer[1 << region, region, left] = (value, None, taken)
     layers = [layer]
     for stage in range(1, task.stages):
         layer = {}
@@ -89,31 +89,31 @@ def _way_back(layers: Sequence[Mapping[_State, tuple[float, _State | None, Taken
 
 
 def _next(task: Task, stage: int, state: _State) -> Iterator[tuple[float, _State, Taken]]:
-    """Yield what the next stage may be: where the pipeline is, or in a site it has not passed."""
-    passed, site, left = state
-    for value, rest, taken in _choices(task, stage, site, left):
-        yield value + task.crossing[site][site][stage - 1], (passed, site, rest), taken
-    others = [other for other in range(len(task.supplies_by_site)) if not passed >> other & 1]
+    """Yield what the next stage may be: where the pipeline is, or in a region it has not passed."""
+    passed, region, left = state
+    for value, rest, taken in _choices(task, stage, region, left):
+        yield value + task.crossing[region][region][stage - 1], (passed, region, rest), taken
+    others = [other for other in range(len(task.supplies_by_region)) if not passed >> other & 1]
     if len(others) > _NEAREST:
-        others = sorted(others, key=lambda place: task.crossing[site][place][stage - 1])[:_NEAREST]
+        others = sorted(others, key=lambda place: task.crossing[region][place][stage - 1])[:_NEAREST]
     for other in others:
-        full = tuple(task.count[supply] for supply in task.supplies_by_site[other])
+        full = tuple(task.count[supply] for supply in task.supplies_by_region[other])
         for value, rest, taken in _choices(task, stage, other, full):
-            yield value + task.crossing[site][other][stage - 1], (passed | 1 << other, other, rest), taken
+            yield value + task.crossing[region][other][stage - 1], (passed | 1 << other, other, rest), taken
 
 
-def _choices(task: Task, stage: int, site: int, left: _Left) -> Iterator[tuple[float, _Left, Taken]]:
-    """Yield ways to give a stage its replicas from what is left in a site."""
-    supplies = task.supplies_by_site[site]
+def _choices(task: Task, stage: int, region: int, left: _Left) -> Iterator[tuple[float, _Left, Taken]]:
+    """Yield ways to give a stage its replicas from what is left in a region."""
+    supplies = task.supplies_by_region[region]
     room = [_replicas(task, stage, supply, count) for supply, count in zip(supplies, left, strict=True)]
     for place in range(len(supplies)):
         if room[place] >= task.width:
-            yield _given(task, stage, site, left, {place: task.width})
+            yield _given(task, stage, region, left, {place: task.width})
         elif room[place] > 0:
             missing = task.width - room[place]
             for other in range(len(supplies)):
                 if other != place and room[other] >= missing:
-                    yield _given(task, stage, site, left, {place: room[place], other: missing})
+                    yield _given(task, stage, region, left, {place: room[place], other: missing})
 
 
 def _replicas(task: Task, stage: int, supply: int, left: int) -> int:
@@ -124,10 +124,10 @@ def _replicas(task: Task, stage: int, supply: int, left: int) -> int:
     return max(0, left - task.left_over[supply, degree]) // degree
 
 
-def _given(task: Task, stage: int, site: int, left: _Left, replicas: Mapping[int, int]) -> tuple[float, _Left, Taken]:
+def _given(task: Task, stage: int, region: int, left: _Left, replicas: Mapping[int, int]) -> tuple[float, _Left, Taken]:
     rest, value, slowest_s, taken = list(left), 0.0, 0.0, []
     for place, count in replicas.items():
-        supply = task.supplies_by_site[site][place]
+        supply = task.supplies_by_region[region][place]
         rest[place] -= count * task.degrees[supply][stage]
         value += count * task.worth[supply][stage]
         slowest_s = max(slowest_s, task.seconds[supply][stage])
@@ -243,8 +243,9 @@ class SupplyStages:
             degrees=self.degrees,
             worth=worth,
             second_worth=1.0 if of_time else _TIE,
-            supplies_by_site=[
-                [index for index, supply in enumerate(supplies) if supply.site == site] for site in self.space.sites
+            supplies_by_region=[
+                [index for index, supply in enumerate(supplies) if supply.region == region]
+                for region in self.space.regions
             ],
             count=[supply.count for supply in supplies],
             left_over={
@@ -269,18 +270,18 @@ class SupplyStages:
         space = self.space
         rate = self.least_rate(weights, width)
         second = rate if weights.counts_more and isfinite(rate) else 1.0
-        ways = [[space.way(site, other, self.stages) for other in space.sites] for site in space.sites]
-        found: list[list[list[float]]] = [[[] for _ in space.sites] for _ in space.sites]
+        ways = [[space.way(region, other, self.stages) for other in space.regions] for region in space.regions]
+        found: list[list[list[float]]] = [[[] for _ in space.regions] for _ in space.regions]
         for stage in range(self.stages - 1):
             cut = space.profile.graph.units[space.begins(self.stages)[stage + 1] - 1]
             sizes = (cut.cut_bytes_per_sample, cut.gradient_bytes_per_sample)
-            for site, row in enumerate(ways):
+            for region, row in enumerate(ways):
                 for other, way in enumerate(row):
                     busy = [way.busy_s(width, self.samples * size) for size in sizes]
                     seconds = sum(busy) + 2 * way.latency_s
                     seconds += (micro_batches - 1) * max(0.0, max(busy) - straggler_s)
                     sent = space.job.global_batch * sum(sizes) * weights.per_byte(*way.devices)
-                    found[site][other].append(second * seconds + sent)
+                    found[region][other].append(second * seconds + sent)
         return found
 
 
