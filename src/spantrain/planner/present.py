@@ -192,8 +192,11 @@ class _LightChange:
         plan, how = evaluator.bucketed(proposal.plan), proposal.reasons[0]
         if how == _NOTHING:
             how = _eased(self._plan, plan) or how
-        search = with_best_spans if len(plan.devices) <= _FEW else with_best_order
-        ordered = plan if plan.hints is not None else search(plan, profile, effort=_EFFORT)
+        ordered = plan
+        if plan.hints is None and len(plan.devices) <= _FEW:
+            ordered = with_best_spans(plan, profile, effort=_EFFORT, limited=evaluator.limited)
+        elif plan.hints is None:
+            ordered = with_best_order(plan, profile, effort=_EFFORT)
         if evaluator(ordered).fits and evaluator(ordered).step_s < evaluator(plan).step_s:
             plan = evaluator.bucketed(ordered)
         if how in _MOVING:

@@ -145,13 +145,15 @@ def draft_stage(
 
 def with_limits(stage: Stage, memory: MemoryCost, splits: bool) -> Stage | None:
     """Return a stage with the in-flight limits that memory allows; None if a device lacks room for a micro-batch, or
-    has fewer samples at once than its units need.
+    has fewer samples at once than its units need, or none at all.
 
     `splits`: as in `cost.memory.Division`.
     """
     limits = []
     for index, replica in enumerate(stage.replicas):
         sizes = [span.size for span in stage.replica_spans(index)]
+        if not sizes:
+            return None
         limit = min(
             memory.in_flight_limit_for(stage.units, name, sum(sizes), max(sizes), division=division)
             for name, division in divisions_in(stage, replica, splits=splits).items()

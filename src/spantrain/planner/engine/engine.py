@@ -379,8 +379,11 @@ class _Planning:
         if len(proposal.plan.stages) == 1:
             return proposal, evaluation
         key = (proposal.plan.stages, proposal.plan.schedule, effort)
-        plan = self._orders.get(key) or with_best_spans(proposal.plan, self._profile, effort=effort)
-        self._orders[key] = plan
+        plan = self._orders.get(key)
+        if plan is None:
+            limited = self._evaluator.limited
+            plan = with_best_spans(proposal.plan, self._profile, effort=effort, limited=limited)
+            self._orders[key] = plan
         if (plan.stages, plan.hints) == (proposal.plan.stages, proposal.plan.hints):
             return proposal, evaluation
         searched = self._evaluator(plan)

@@ -14,9 +14,11 @@ from spantrain.cost.money import Prices, energy_of_step, money_of_step
 from spantrain.cost.network import NetworkCost
 from spantrain.cost.replicas import ReplicaCost
 from spantrain.errors import InfeasiblePlanError, ProfileError
+from spantrain.planner.assembly.assemble import with_limits
 from spantrain.planner.assembly.tuning import with_best_sums
 from spantrain.planner.engine.predict import costs_of
 from spantrain.planner.request import Evaluation, JobSpec
+from spantrain.schedule.registry import splits_backward
 from spantrain.sim.costs import ProfileCosts
 from spantrain.sim.engine import SimulationResult
 from spantrain.sim.fold import simulate_whole
@@ -62,6 +64,13 @@ class Evaluator:
             bucketed = with_best_sums(plan, self._replicas(plan.dtype), free_bytes)
             found = self._seen[key] = (bucketed, self._evaluate(bucketed, peaks))
         return found
+
+    def limited(self, plan: Plan) -> Plan | None:
+        """Return the plan with the in-flight limits that memory allows; None where it does not fit."""
+        splits = splits_backward(plan.schedule)
+        stages = [with_limits(stage, self._memory, splits) for stage in plan.stages]
+        found = tuple(stage for stage in stages if stage is not None)
+        return replace(plan, stages=found) if len(found) == len(stages) else None
 
     def seen(self) -> Iterator[tuple[Plan, Evaluation]]:
         """Yield every plan evaluated so far, as it was evaluated."""

@@ -14,7 +14,7 @@ from spantrain.cost.replicas import ReplicaCost
 from spantrain.errors import PlanError, ScheduleError
 from spantrain.sim.costs import ProfileCosts
 from spantrain.sim.engine import SimulationOptions, SimulationResult, simulate
-from spantrain.sim.search.search import SearchEffort, taper, with_hints
+from spantrain.sim.search.search import Limited, SearchEffort, taper, with_hints
 from spantrain.sim.stale import simulate_stale
 
 
@@ -47,14 +47,17 @@ def with_best_order(plan: Plan, profile: Profile, *, effort: SearchEffort | None
     return with_hints(plan, costs_of(plan, profile), effort=effort)
 
 
-def with_best_spans(plan: Plan, profile: Profile, *, effort: SearchEffort | None = None) -> Plan:
+def with_best_spans(
+    plan: Plan, profile: Profile, *, effort: SearchEffort | None = None, limited: Limited | None = None
+) -> Plan:
     """Return the plan with the micro-batches and the order for `critical-path` that a search finds.
 
-    Where samples depend on each other, micro-batches stay: others would give other losses.
+    `limited` gives other micro-batches in-flight limits (`sim.search.search.taper`). Where samples depend on each
+    other, micro-batches stay: others would give other losses.
     """
     if plan.schedule != "critical-path" or profile.graph.fewest_samples(range(len(profile.graph.units))):
         return with_best_order(plan, profile, effort=effort)
-    return taper(plan, costs_of(plan, profile), effort=effort)
+    return taper(plan, costs_of(plan, profile), effort=effort, limited=limited)
 
 
 _UP_TO = 96

@@ -5,7 +5,7 @@ schedules are improved (`improve`) and the best one is put into the plan as hint
 rules and schedules that it started from: those are simulated with the same memory, and the best of all is taken.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
@@ -258,13 +258,18 @@ _MIN_GAIN = 1e-3
 """Other micro-batches must gain more than this part of the step."""
 
 
-def taper(plan: Plan, costs: StepCosts, *, effort: SearchEffort | None = None) -> Plan:
+Limited = Callable[[Plan], Plan | None]
+"""Gives a plan the in-flight limits that memory allows; None where it does not fit."""
+
+
+def taper(plan: Plan, costs: StepCosts, *, effort: SearchEffort | None = None, limited: Limited | None = None) -> Plan:
     """Return the plan with the micro-batches, and the hints, that make its step shortest under `critical-path`.
 
     Candidates are the plan's own micro-batches, finer and coarser equal ones, and equal ones whose first or last is cut
     up into small pieces that fill and drain the pipeline, the same for all stages; then single stages get finer or
-    coarser ones as long as that helps. In-flight limits, in samples, are kept, so finer micro-batches go further with
-    the same memory; what each action costs by itself speaks against them. Sizes not known to the costs are left out.
+    coarser ones as long as that helps. In-flight limits, in samples, are kept unless others are given, so finer
+    micro-batches go further with the same memory; what each action costs by itself speaks against them. Sizes not known
+    to the costs are left out.
     """
     effort = effort or SearchEffort()
     best = with_hints(plan, costs, effort=effort)
@@ -273,13 +278,13 @@ def taper(plan: Plan, costs: StepCosts, *, effort: SearchEffort | None = None) -
     best_s = simulated_s(best, costs)
     share = effort.part(1 / _KEPT)
     own_s = quick_s(plan, costs)
-    others = [entry for candidate in recuts(plan, effort) if (entry := _timed(candidate, costs)) is not None]
+    others = [entry for candidate in recuts(plan, effort, limited) if (entry := _timed(candidate, costs)) is not None]
     ranked = sorted((entry for entry in others if entry[0] < _ORDER_MAY_GAIN * own_s), key=lambda entry: entry[0])
     for _, candidate in ranked[:_KEPT]:
         best_s, best = _better(best_s, best, candidate, costs, share)
     quicker = [candidate.stages for seconds, candidate in ranked[:1] if seconds < own_s]
     for start in dict.fromkeys([best.stages, *quicker]):
-        unlike = _by_stage(replace(plan, stages=start, hints=None), costs, effort)
+        unlike = _by_stage(replace(plan, stages=start, hints=None), costs, effort, limited)
         if unlike.stages != start:
             best_s, best = _better(best_s, best, unlike, costs, share)
     return best
@@ -295,7 +300,7 @@ def _better(best_s: float, best: Plan, other: Plan, costs: StepCosts, effort: Se
     return (other_s, ordered) if other_s < enough_s else (best_s, best)
 
 
-def _by_stage(plan: Plan, costs: StepCosts, effort: SearchEffort) -> Plan:
+def _by_stage(plan: Plan, costs: StepCosts, effort: SearchEffort, limited: Limited | None) -> Plan:
     """Return the plan with finer or coarser micro-batches in single stages, where some plain rule is quicker so."""
     best_s, changed, turns = quick_s(plan, costs), True, 0
     while changed and turns < _TURNS:
@@ -304,7 +309,7 @@ def _by_stage(plan: Plan, costs: StepCosts, effort: SearchEffort) -> Plan:
             for recut in (halved, _pairs):
                 spans = recut(plan.stages[stage].micro_batches)
                 micro_batches = [spans if k == stage else other.micro_batches for k, other in enumerate(plan.stages)]
-                candidate = _recut(plan, micro_batches, effort)
+                candidate = _recut(plan, micro_batches, effort, limited)
                 found = None if candidate is None else _timed(candidate, costs)
                 if found is not None and found[0] < best_s * (1 - _MIN_GAIN):
                     (best_s, plan), changed = found, True
@@ -324,13 +329,13 @@ def _timed(plan: Plan, costs: StepCosts) -> tuple[float, Plan] | None:
         return None
 
 
-def recuts(plan: Plan, effort: SearchEffort | None = None) -> Iterator[Plan]:
+def recuts(plan: Plan, effort: SearchEffort | None = None, limited: Limited | None = None) -> Iterator[Plan]:
     """Yield the plan with other cuts of the batch, the same on all stages: finer and coarser ones that can run.
 
-    With an effort, only those that it allows to search.
+    With an effort, only those that it allows to search. `limited` as in `taper`.
     """
     for spans in dict.fromkeys(_cuts(plan)):
-        candidate = _recut(plan, [spans] * len(plan.stages), effort)
+        candidate = _recut(plan, [spans] * len(plan.stages), effort, limited)
         if candidate is not None and candidate.stages != plan.stages:
             yield candidate
 
@@ -340,7 +345,9 @@ def _actions(plan: Plan, micro_batches: Sequence[tuple[Span, ...]]) -> int:
     return 3 * sum(len(stage.replicas) * len(spans) for stage, spans in zip(plan.stages, micro_batches, strict=True))
 
 
-def _recut(plan: Plan, micro_batches: Sequence[tuple[Span, ...]], effort: SearchEffort | None) -> Plan | None:
+def _recut(
+    plan: Plan, micro_batches: Sequence[tuple[Span, ...]], effort: SearchEffort | None, limited: Limited | None
+) -> Plan | None:
     """Return the plan with other micro-batches, by stage; None if it cannot run, or is too large to search."""
     if effort is not None and not effort.runs(_actions(plan, micro_batches)):
         return None
@@ -351,7 +358,10 @@ def _recut(plan: Plan, micro_batches: Sequence[tuple[Span, ...]], effort: Search
         )
     except ValueError:
         return None  # a replica's limit is under its largest part
-    return None if check_limits(candidate) else candidate
+    if limited is None:
+        return None if check_limits(candidate) else candidate
+    fitting = limited(candidate)
+    return None if fitting is None or check_limits(fitting) else fitting
 
 
 def _cuts(plan: Plan) -> Iterator[tuple[Span, ...]]:

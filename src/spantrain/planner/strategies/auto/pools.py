@@ -17,12 +17,14 @@ from spantrain.planner.request import PlanRequest, Proposal, Restriction
 from spantrain.planner.strategies.pools.costs import Goal, PoolPlan
 from spantrain.planner.strategies.pools.profile_costs import ProfilePools
 from spantrain.planner.strategies.pools.search import PoolSearch, RankedPlan, contenders
-from spantrain.planner.strategies.score import Score, Scorer
+from spantrain.planner.strategies.score import Score, Scorer, few_of_each
 
 _SIMULATED, _ACTIONS, _SHARED = 8, 50_000, 20_000_000
 """Plans that are simulated at most, in all and inside each of the best sites; actions in them, one pipeline of each
 sort (a device costs as much as one); and, of plans on several sites, actions times pipelines."""
 _PROPOSED = 4
+_SITES, _NEAR_SITES = 3, 1.1
+"""Sites whose best plans are proposed in any case, and by how much those may be over the best of them."""
 _MAX_DEGREE = 8
 _DIVIDED_UP_TO = 256
 """Devices up to which groups that divide tensors are searched for, too, where devices by themselves do."""
@@ -45,7 +47,8 @@ def restricted_proposals(request: PlanRequest) -> tuple[Proposal, ...]:
 
 
 def pool_proposals(request: PlanRequest) -> tuple[Proposal, ...]:
-    """Propose the best plans by counts of alike devices, best first; none if nothing of that form fits.
+    """Propose the best plans by counts of alike devices, best first, then those inside the best sites; none if nothing
+    of that form fits.
 
     Raises:
         ProfileError: the profile lacks a timing or a link.
@@ -59,15 +62,15 @@ def pool_proposals(request: PlanRequest) -> tuple[Proposal, ...]:
         divided = _rows(dividing, scorer, _MAX_DEGREE)
         rows += [row for row in divided if not rows or row[0].is_clearly_under(rows[0][0], worth)]
         rows.sort(key=lambda row: row[0])
-    proposals = [proposal for _, proposal in rows]
-    alone = [one for one in proposals if len(_sites(one.plan)) == 1]
-    return (
-        *proposals[:_PROPOSED],
-        *(one for one in alone[:1] if all(one is not other for other in proposals[:_PROPOSED])),
-    )
+    alone = [row for row in rows if len(sites_of(row[1].plan)) == 1]
+    near = [row for row in alone if row[0].value <= _NEAR_SITES * alone[0][0].value]
+    inside = few_of_each(near, lambda row: next(iter(sites_of(row[1].plan))), most=_SITES)
+    first = [proposal for _, proposal in rows[:_PROPOSED]]
+    return (*first, *(one for _, one in inside if all(one is not other for other in first)))
 
 
-def _sites(plan: Plan) -> set[str]:
+def sites_of(plan: Plan) -> set[str]:
+    """Return the sites that a plan uses."""
     return {plan.cluster.device_by_name[name].site for name in plan.devices}
 
 
@@ -76,7 +79,7 @@ def _where_divided(request: PlanRequest, rows: Sequence[tuple[Score, Proposal]])
     if not rows or len(request.devices) <= _DIVIDED_UP_TO:
         return request
     cluster, limits = request.profile.cluster, request.constraints
-    best = next((site for _, one in rows if len(_sites(one.plan)) == 1 for site in _sites(one.plan)), None)
+    best = next((site for _, one in rows if len(sites_of(one.plan)) == 1 for site in sites_of(one.plan)), None)
     others = sorted({cluster.device_by_name[name].site for name in request.devices} - {best})
     if best is None or any(name in limits.keep for name in others):
         return None

@@ -142,12 +142,12 @@ class Searcher:
                     self._around(shape)
 
     def polish(self, count: int) -> None:
-        """From the best plans of so many structures, move cuts while simulation says that it helps."""
+        """From the best plans of so many structures and sizes, move cuts while simulation says that it helps."""
         self._budget = max(self._budget, self._polish_budget)
         firsts: dict[object, tuple[Score, PlanShape]] = {}
         for found in sorted(self.simulated, key=lambda found: found.score):
             if found.shape is not None:
-                firsts.setdefault(_structure(found.shape), (found.score, found.shape))
+                firsts.setdefault((found.shape.size, _structure(found.shape)), (found.score, found.shape))
         for first in list(firsts.values())[:count]:
             here: tuple[Score, PlanShape] | None = first
             while here is not None and self._budget > 0:

@@ -43,7 +43,7 @@ from spantrain.planner.strategies.auto.cuts import Cutter
 from spantrain.planner.strategies.auto.moves import Moves, blocks_of, grid_of, site_distances
 from spantrain.planner.strategies.auto.orders import chains, divided, evened, separate, undivided
 from spantrain.planner.strategies.auto.parts import PartCosts
-from spantrain.planner.strategies.auto.pools import pool_proposals, restricted_proposals
+from spantrain.planner.strategies.auto.pools import pool_proposals, restricted_proposals, sites_of
 from spantrain.planner.strategies.auto.search import Searcher, SimulatedPlan, lowest
 from spantrain.planner.strategies.auto.shape import PlanShape, ShapeBuilder, shape_of
 from spantrain.planner.strategies.auto.tensor import divided_proposals
@@ -129,9 +129,13 @@ _NEAR = 1.15
 _ROUNDS = 12
 _WORTH_DIVIDING = 1.05
 """Plans whose replicas divide the optimizer's state are so much better, since a lost device costs more in them."""
-_ACTIONS, _ACTIONS_BY_DEVICE, _ACTIONS_OF_MANY, _MANY = 20_000, 2_000, 8_000, 32
+_ACTIONS, _ACTIONS_BY_DEVICE, _ACTIONS_OF_MANY, _MANY = 60_000, 6_000, 8_000, 32
 """Actions that may be simulated: on up to `_MANY` devices so many and so many for each, on more so many."""
 _PROPOSED, _POLISHED = 8, 8
+_OF_A_STRUCTURE = 2
+"""Plans of one structure and micro-batch that are proposed at most."""
+_SIZES_OF_PARTS = 2
+"""Sizes of micro-batches of which the best plan inside a site, or without a kind, is simulated in any case."""
 _MICRO_BATCHES_OF_MANY = 64
 _EVEN = 2
 _EXACT_UP_TO = 4
@@ -154,7 +158,7 @@ def auto(request: PlanRequest) -> tuple[Proposal, ...]:
     if _may_count(request):
         pools, count = len(list(find_pools(request))), len(request.devices)
         alone = count >= _ALIKE * pools or count > _TOO_MANY
-        by_counts = _with_best_site(request, pool_proposals(request))
+        by_counts = _with_best_sites(request, pool_proposals(request))
         by_counts += tuple(rounded_where_cut(request, by_counts))
         if by_counts and (alone or (pools > _MAX_POOLS and count > _FEW)):
             return by_counts
@@ -169,19 +173,25 @@ def auto(request: PlanRequest) -> tuple[Proposal, ...]:
     return _better_first(request, proposals, by_counts)
 
 
-def _with_best_site(request: PlanRequest, found: tuple[Proposal, ...]) -> tuple[Proposal, ...]:
-    """Add what is found on the best single site by itself, where that may be more than by counts: it is small."""
-    own = request.profile.cluster.device_by_name
-    sites = [{own[name].site for name in entry.plan.devices} for entry in found]
-    best = next((site for row in sites if len(row) == 1 for site in row), None)
-    others = {own[name].site for name in request.devices} - {best}
-    if best is None or not others or len(request.profile.cluster.devices_at(best)) > _FEW:
-        return found
-    limits = request.constraints
+def _with_best_sites(request: PlanRequest, found: tuple[Proposal, ...]) -> tuple[Proposal, ...]:
+    """Add what is found on the best single sites by themselves, where that may be more than by counts: if small."""
+    sites = dict.fromkeys(site for entry in found if len(own := sites_of(entry.plan)) == 1 for site in own)
+    for number, site in enumerate(sites):
+        inside = _inside(request, site)
+        if inside is not None and (number == 0 or len(inside.devices) <= _MANY):
+            found = _better_first(request, found, auto(inside))
+    return found
+
+
+def _inside(request: PlanRequest, site: str) -> PlanRequest | None:
+    """Return what a site by itself is searched by; None where there is none else, or counting is as good there."""
+    own, limits = request.profile.cluster.device_by_name, request.constraints
+    others = {own[name].site for name in request.devices} - {site}
+    if not others or len(request.profile.cluster.devices_at(site)) > _FEW:
+        return None
     inside = replace(request, constraints=replace(limits, leave_out=(*limits.leave_out, *sorted(others))))
-    if len(inside.devices) > _MANY and len(inside.devices) >= _ALIKE * len(list(find_pools(inside))):
-        return found
-    return _better_first(request, found, auto(inside))
+    by_counts = len(inside.devices) > _MANY and len(inside.devices) >= _ALIKE * len(list(find_pools(inside)))
+    return None if by_counts else inside
 
 
 def _better_first(request: PlanRequest, one: tuple[Proposal, ...], other: tuple[Proposal, ...]) -> tuple[Proposal, ...]:
@@ -250,9 +260,24 @@ def _is_short(plan: Plan) -> bool:
 
 
 def _unlike(ranked: Sequence[SimulatedPlan]) -> list[SimulatedPlan]:
-    """Return the best plan of each structure, then of all others; what comes behind may gain more by another order."""
-    chosen = few_of_each(ranked, lambda found: tuple(stage.devices for stage in found.plan.stages), most=_PROPOSED)
-    return chosen if len(chosen) == _PROPOSED else list(ranked)
+    """Return few plans of the same structure and size; what comes behind may gain more by another order.
+
+    Of those that differ in the names of devices, sites and hosts alone, and take as long, the first stands for all.
+    """
+    firsts = {(_kinds(found.plan, cuts=True), found.score): found for found in reversed(ranked)}
+    rows = sorted(firsts.values(), key=lambda found: found.score)
+    return few_of_each(rows, lambda found: _kinds(found.plan, cuts=False), each=_OF_A_STRUCTURE, most=_PROPOSED)
+
+
+def _kinds(plan: Plan, *, cuts: bool) -> tuple[object, ...]:
+    """Return the kinds in each stage of a plan, and its micro-batches, with the units and shares if wanted."""
+    own = plan.cluster.device_by_name
+    rows: list[object] = [plan.stages[0].micro_batches[0].size]
+    for stage in plan.stages:
+        rows.append(tuple(sorted(own[name].kind for name in stage.devices)))
+        if cuts:
+            rows += [stage.first_unit, tuple(replica.sample_share for replica in stage.replicas)]
+    return tuple(rows)
 
 
 def _of_spantrain(request: PlanRequest) -> tuple[Proposal, ...]:
@@ -358,15 +383,20 @@ def _starts(solved: list[list[tuple[Score, PlanShape]]], *, short: bool, many: b
 
 
 def _of_parts(cluster: Cluster, solved: list[list[tuple[Score, PlanShape]]]) -> list[PlanShape]:
-    """Return the best inside each site and without each kind: what is expected of them may be less by mistake."""
+    """Return the best inside each site and without each kind: what is expected of them may be less by mistake.
+
+    Of each the best of its best sizes of micro-batches: what is expected of those is wrong by other factors.
+    """
     rows = sorted((row for found in solved for row in found), key=lambda row: row[0])
-    every, found = {device.kind for device in cluster.devices}, dict[tuple[str, ...], PlanShape]()
+    every, found = {device.kind for device in cluster.devices}, dict[tuple[str, ...], dict[int, PlanShape]]()
     for _, shape in rows:
         devices = [cluster.device_by_name[name] for name in shape.devices]
         sites, absent = {device.site for device in devices}, every - {device.kind for device in devices}
         for key in (*((site,) for site in sites if len(sites) == 1), *(("without", kind) for kind in absent)):
-            found.setdefault(key, shape)
-    return list(dict.fromkeys(found.values()))
+            of_sizes = found.setdefault(key, {})
+            if len(of_sizes) < _SIZES_OF_PARTS:
+                of_sizes.setdefault(shape.size, shape)
+    return list(dict.fromkeys(shape for of_sizes in found.values() for shape in of_sizes.values()))
 
 
 def _take_over(

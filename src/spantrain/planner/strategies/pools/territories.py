@@ -113,7 +113,8 @@ class Territories:
         )
 
     def _distance_s(self, a: str, b: str) -> float:
-        return self._costs.site_distance_s(self._pools[a][0], self._pools[b][0])
+        # Inside a site, from a host of one kind to one of another.
+        return self._costs.site_distance_s(self._pools[a][0], self._pools[b][-1 if a == b else 0])
 
     def _nearest(self, first: str) -> list[str]:
         """Return the sites in an order in which each next one is the nearest to any before, of equal ones the fastest.
