@@ -1,10 +1,12 @@
 """The default planner: near the optimum, no worse than its starts, inside memory and constraints, deterministic."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from spantrain.core.profile import Profile
+from spantrain.core.span import equal_spans
 from spantrain.errors import InfeasiblePlanError
 from spantrain.planner.assembly.recompute import proposals_of
 from spantrain.planner.engine import engine
@@ -14,6 +16,7 @@ from spantrain.planner.engine.outcome import PlanOptions
 from spantrain.planner.request import Constraints, Evaluation, JobSpec, Objective, PlanRequest, Quota
 from spantrain.planner.strategies.auto.strategy import auto
 from spantrain.planner.strategies.baselines import DDP, single_device, single_site
+from spantrain.planner.strategies.score import looks_of
 from spantrain.planner.strategies.spantrain_dp.strategy import spantrain_dp
 from spantrain_studies.planners.exhaustive import exhaustive
 
@@ -160,6 +163,50 @@ def test_many_devices_move_in_blocks(make_cluster: Callable, make_graph: Callabl
     cluster = make_cluster({site: {f"{site}{k}": 1.0 for k in range(20)} for site in ("a", "b")}, bandwidth=125e6)
     request = request_of(make_profile(cluster, make_graph(blocks=8)), JobSpec(global_batch=64, micro_batches=(32, 64)))
     assert best_of(request).fits
+
+
+def test_recut_plans_get_the_limits_that_memory_allows(case: Callable[..., Profile]) -> None:
+    profile = case(420 * MIB)
+    request, evaluator = request_of(profile), Evaluator(profile, JOB)
+    plan = next(one.plan for one in auto(request) if len(one.plan.stages) > 1)
+    fine, coarse = (
+        evaluator.limited(
+            replace(plan, stages=tuple(replace(s, micro_batches=equal_spans(8, size)) for s in plan.stages))
+        )
+        for size in (1, 4)
+    )
+    assert fine is not None
+    assert evaluator(fine).fits
+    own = [[replica.in_flight_limit for replica in stage.replicas] for stage in fine.stages]
+    more = fine.with_limits([[limit + 1 for limit in row] for row in own])
+    short = evaluator(more).over_memory
+    assert all(
+        name in short
+        for stage in fine.stages
+        for index, replica in enumerate(stage.replicas)
+        if replica.in_flight_limit < stage.samples_of(index)
+        for name in replica.devices
+    )
+    assert coarse is None or evaluator(coarse).fits
+
+
+def test_plans_that_differ_in_names_alone_have_their_order_searched_once(
+    make_cluster, make_graph, make_profile, monkeypatch
+) -> None:
+    cluster = make_cluster({site: {f"{site}0": 1.0} for site in "abc"}, bandwidth=125e6)
+    planning = engine._Planning(
+        make_profile(cluster, make_graph(blocks=6, hidden=512)), JobSpec(global_batch=32), PlanOptions()
+    )
+    ranked = planning._answer("auto").ranked
+    looks = [looks_of(proposal.plan, evaluation.step_s) for proposal, evaluation in ranked]
+    assert len(set(looks)) < len(looks), "plans of other strategies are among them, too"
+    asked = []
+    monkeypatch.setattr(
+        planning, "_ordered", lambda *entry: asked.append(looks_of(entry[0].plan, entry[1].step_s)) or entry[:2]
+    )
+    monkeypatch.setattr(engine, "_ORDER_OFTEN_GAINS", 100.0)
+    planning._reordered(ranked, 3)
+    assert asked == list(dict.fromkeys(looks))[:3]
 
 
 def test_the_first_plan_that_is_small_enough_gets_the_whole_effort_of_the_search_for_an_order(

@@ -150,6 +150,29 @@ def test_sites_that_look_alike_are_searched_once_single_ones_first():
     assert {sum(territory.available.values()) for territory in found if len(territory.sites) == 8} == {72}
 
 
+def ported(cluster, **rates):
+    """The cluster with other ports in some of its sites."""
+    sites = (
+        replace(site, bandwidth_bytes_per_s=rates.get(site.name, site.bandwidth_bytes_per_s)) for site in cluster.sites
+    )
+    return replace(cluster, sites=tuple(sites))
+
+
+def test_a_site_with_slow_ports_does_not_stand_for_one_with_fast_ones():
+    """Each kind of a site has one host, so that only what is between kinds tells the sites apart."""
+    request = request_of(ported(sites_of(*({"rtx-4090": 2, "t4": 2},) * 4), s0=1.25e9, s3=1.25e9))
+    singles = [one.sites for one in Territories(ProfilePools(request, most_degree=1)) if len(one.sites) == 1]
+    assert singles == [("s1",)]
+
+
+def test_the_best_sites_are_searched_by_themselves_and_not_one_alone():
+    """Twenty sites, of which every second one has slow ports: the plan is the one that a fast one has alone."""
+    kinds = {"t4": 2, "rtx-4090": 2}
+    one = planned(sites_of(kinds), batch=512, model="resnet-101")
+    many = ported(sites_of(*(kinds,) * 20), **{f"s{number}": 1.25e9 for number in range(0, 20, 2)})
+    assert planned(many, batch=512, model="resnet-101").step_s_predicted <= SAME * one.step_s_predicted
+
+
 @pytest.mark.parametrize("objective", [Objective.THROUGHPUT, Objective.ENERGY])
 @pytest.mark.parametrize("preset", ["laptop", "asteroid-b-100"])
 def test_no_plan_of_any_strategy_is_under_the_bound(preset, objective):

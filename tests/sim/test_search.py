@@ -170,6 +170,24 @@ def test_finer_micro_batches_go_further_with_the_same_memory(make_plan) -> None:
     assert [stage.replicas for stage in chosen.stages] == [stage.replicas for stage in plan.stages]
 
 
+def test_other_micro_batches_have_the_limits_that_they_are_given(make_plan) -> None:
+    """Coarser ones have less room here, finer ones more: as where memory also holds what a micro-batch works with."""
+    plan, costs = pipeline(make_plan, 3, 8, [3, 2, 1], size=4)
+
+    def limited(other: Plan) -> Plan | None:
+        size = max(span.size for stage in other.stages for span in stage.micro_batches)
+        room = {1: 32, 2: 24}.get(size)
+        return None if room is None else replace(other, stages=tuple(s.with_limits([room]) for s in other.stages))
+
+    every = {candidate.stages for candidate in recuts(plan, limited=limited)}
+    assert {stage.replicas[0].in_flight_limit for stages in every for stage in stages} == {32, 24}
+    chosen = taper(plan, costs, effort=LITTLE, limited=limited)
+    assert chosen.stages in every
+    assert simulated_s(chosen, costs) < simulated_s(plan, costs)
+    own = taper(plan, costs, effort=LITTLE, limited=lambda other: None)
+    assert [stage.micro_batches for stage in own.stages] == [stage.micro_batches for stage in plan.stages]
+
+
 def test_coarse_micro_batches_are_kept_where_each_action_costs_by_itself(make_plan) -> None:
     plan, costs = pipeline(make_plan, 3, 8, [8, 8, 8], size=4)
     assert taper(plan, replace(costs, action_overhead_s=10.0), effort=LITTLE).stages[0].micro_batches[0].size >= 4

@@ -30,6 +30,7 @@ from spantrain.planner.engine.predict import over_time, with_best_spans
 from spantrain.planner.request import Evaluation, JobSpec, Objective, PlanRequest, Proposal, Restriction
 from spantrain.planner.strategies.registry import DEFAULT_STRATEGY, strategies, strategies_named
 from spantrain.planner.strategies.relaxation import Relaxation
+from spantrain.planner.strategies.score import looks_of
 from spantrain.schedule.at_once import check_samples_at_once, samples_at_once
 from spantrain.schedule.registry import schedule_names
 from spantrain.sim.search.search import SearchEffort
@@ -213,12 +214,13 @@ class _Planning:
     ) -> tuple[tuple[Proposal, Evaluation], ...]:
         """Search the order of work of the first of several proposals, and of a few others that are near it."""
         near = _ORDER_OFTEN_GAINS * self._ranking.value(ranked[0][1])[0]
-        rows, tried = list(ranked), 0
+        rows, tried = list(ranked), set[tuple[object, ...]]()
         for index, (proposal, evaluation) in enumerate(ranked):
-            few = len(proposal.plan.devices) <= _ORDERED_UP_TO
-            if tried < most and few and (index == 0 or self._ranking.value(evaluation)[0] <= near):
+            looks = looks_of(proposal.plan, value := self._ranking.value(evaluation)[0])
+            few = len(proposal.plan.devices) <= _ORDERED_UP_TO and looks not in tried
+            if len(tried) < most and few and (index == 0 or value <= near):
                 rows[index] = self._ordered(proposal, evaluation, _EFFORT_MORE if tried else _EFFORT)
-                tried += 1
+                tried.add(looks)
         return tuple(sorted(rows, key=self._ranking.rank))
 
     def _best_in_one_site(self, known: _Answer | None) -> _Answer:
@@ -379,11 +381,9 @@ class _Planning:
         if len(proposal.plan.stages) == 1:
             return proposal, evaluation
         key = (proposal.plan.stages, proposal.plan.schedule, effort)
-        plan = self._orders.get(key)
-        if plan is None:
-            limited = self._evaluator.limited
-            plan = with_best_spans(proposal.plan, self._profile, effort=effort, limited=limited)
-            self._orders[key] = plan
+        limited = self._evaluator.limited
+        plan = self._orders.get(key) or with_best_spans(proposal.plan, self._profile, effort=effort, limited=limited)
+        self._orders[key] = plan
         if (plan.stages, plan.hints) == (proposal.plan.stages, proposal.plan.hints):
             return proposal, evaluation
         searched = self._evaluator(plan)

@@ -39,6 +39,19 @@ def few_of_each(items: Iterable[T], sort: Callable[[T], object], *, each: int = 
     return found
 
 
+def structure_of(plan: Plan) -> tuple[object, ...]:
+    """Return the micro-batch of a plan and the kinds in each of its stages."""
+    own = plan.cluster.device_by_name
+    kinds = (tuple(sorted(own[name].kind for name in stage.devices)) for stage in plan.stages)
+    return plan.stages[0].micro_batches[0].size, *kinds
+
+
+def looks_of(plan: Plan, value: float) -> tuple[object, ...]:
+    """Return what tells a plan of such a value from others, but for the names of devices, hosts and sites."""
+    stages = ((stage.first_unit, tuple(replica.sample_share for replica in stage.replicas)) for stage in plan.stages)
+    return structure_of(plan), f"{value:.9g}", *stages
+
+
 @dataclass(frozen=True, kw_only=True)
 class Weights:
     """Weights of one objective on one cluster."""

@@ -11,7 +11,7 @@ from spantrain.planner.request import Evaluation
 from spantrain.planner.strategies.auto.cuts import Bounded, Cutter, Parts
 from spantrain.planner.strategies.auto.moves import Moves
 from spantrain.planner.strategies.auto.shape import PlanShape, ShapeBuilder
-from spantrain.planner.strategies.score import Score, Scorer, few_of_each
+from spantrain.planner.strategies.score import Score, Scorer, few_of_each, looks_of, structure_of
 
 _SAME = 1 - 1e-9
 _PATIENCE = 50
@@ -29,6 +29,8 @@ _SET_UP = 200
 """What a simulation costs before its first action, in actions."""
 _BUILT = 20
 """What a plan costs that is built and then not simulated."""
+_OF_A_STRUCTURE = 2
+"""Plans of one structure and micro-batch of which the best are named."""
 _SHARES_OF_BEST = 3
 """How many of the best neighbours have their cuts and shares varied, too."""
 
@@ -109,6 +111,16 @@ class Searcher:
     def best(self) -> SimulatedPlan | None:
         """The best plan simulated so far."""
         return min(self.simulated, key=lambda found: found.score, default=None)
+
+    def unlike(self, most: int) -> list[SimulatedPlan]:
+        """Return the best plans, few of the same structure and size: what comes behind may gain more by another order.
+
+        Of those that differ in the names of devices, sites and hosts alone, and take as long, the first stands for all.
+        """
+        ranked = sorted(self.simulated, key=lambda found: found.score)
+        firsts = {looks_of(found.plan, found.score.value): found for found in reversed(ranked)}
+        rows = sorted(firsts.values(), key=lambda found: found.score)
+        return few_of_each(rows, lambda found: structure_of(found.plan), each=_OF_A_STRUCTURE, most=most)
 
     def descend(self, start: PlanShape, most_rounds: int) -> PlanShape:
         """Go to the most promising neighbour as long as there is a better one; return where that ends."""

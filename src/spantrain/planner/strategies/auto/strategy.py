@@ -48,7 +48,7 @@ from spantrain.planner.strategies.auto.search import Searcher, SimulatedPlan, lo
 from spantrain.planner.strategies.auto.shape import PlanShape, ShapeBuilder, shape_of
 from spantrain.planner.strategies.auto.tensor import divided_proposals
 from spantrain.planner.strategies.pools.profile_costs import find_pools
-from spantrain.planner.strategies.score import Score, Scorer, few_of_each, weights_of
+from spantrain.planner.strategies.score import Score, Scorer, weights_of
 from spantrain.planner.strategies.spantrain.strategy import spantrain
 from spantrain.planner.strategies.spantrain_dp.strategy import candidates
 
@@ -132,8 +132,6 @@ _WORTH_DIVIDING = 1.05
 _ACTIONS, _ACTIONS_BY_DEVICE, _ACTIONS_OF_MANY, _MANY = 60_000, 6_000, 8_000, 32
 """Actions that may be simulated: on up to `_MANY` devices so many and so many for each, on more so many."""
 _PROPOSED, _POLISHED = 8, 8
-_OF_A_STRUCTURE = 2
-"""Plans of one structure and micro-batch that are proposed at most."""
 _SIZES_OF_PARTS = 2
 """Sizes of micro-batches of which the best plan inside a site, or without a kind, is simulated in any case."""
 _MICRO_BATCHES_OF_MANY = 64
@@ -223,7 +221,7 @@ def _by_device(request: PlanRequest) -> tuple[Proposal, ...]:
             return more
         raise infeasible(request.profile, request.job, request.devices)
     rows: list[tuple[Score, Proposal]] = []
-    for found in _unlike(sorted(search.simulated, key=lambda found: found.score))[:_PROPOSED]:
+    for found in search.unlike(_PROPOSED):
         known = search.pool.entries.get(found.shape) if found.shape is not None else None
         reasons = _Reasons(request, search, found).lines() if found is best else ()
         estimate_s = None if known is None else known.expected_s
@@ -257,27 +255,6 @@ def _is_short(plan: Plan) -> bool:
         for stage in plan.stages
         for index, replica in enumerate(stage.replicas)
     )
-
-
-def _unlike(ranked: Sequence[SimulatedPlan]) -> list[SimulatedPlan]:
-    """Return few plans of the same structure and size; what comes behind may gain more by another order.
-
-    Of those that differ in the names of devices, sites and hosts alone, and take as long, the first stands for all.
-    """
-    firsts = {(_kinds(found.plan, cuts=True), found.score): found for found in reversed(ranked)}
-    rows = sorted(firsts.values(), key=lambda found: found.score)
-    return few_of_each(rows, lambda found: _kinds(found.plan, cuts=False), each=_OF_A_STRUCTURE, most=_PROPOSED)
-
-
-def _kinds(plan: Plan, *, cuts: bool) -> tuple[object, ...]:
-    """Return the kinds in each stage of a plan, and its micro-batches, with the units and shares if wanted."""
-    own = plan.cluster.device_by_name
-    rows: list[object] = [plan.stages[0].micro_batches[0].size]
-    for stage in plan.stages:
-        rows.append(tuple(sorted(own[name].kind for name in stage.devices)))
-        if cuts:
-            rows += [stage.first_unit, tuple(replica.sample_share for replica in stage.replicas)]
-    return tuple(rows)
 
 
 def _of_spantrain(request: PlanRequest) -> tuple[Proposal, ...]:
