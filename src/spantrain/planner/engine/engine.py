@@ -30,7 +30,7 @@ from spantrain.planner.engine.predict import over_time, with_best_spans
 from spantrain.planner.request import Evaluation, JobSpec, Objective, PlanRequest, Proposal, Restriction
 from spantrain.planner.strategies.registry import DEFAULT_STRATEGY, strategies, strategies_named
 from spantrain.planner.strategies.relaxation import Relaxation
-from spantrain.planner.strategies.score import looks_of
+from spantrain.planner.strategies.score import looks_of, sites_of
 from spantrain.schedule.at_once import check_samples_at_once, samples_at_once
 from spantrain.schedule.registry import schedule_names
 from spantrain.sim.search.search import SearchEffort
@@ -229,7 +229,7 @@ class _Planning:
         ranked = [
             (Proposal(plan=plan, own_estimate_s=None), evaluation)
             for plan, evaluation in self._evaluator.seen()
-            if evaluation.fits and len(sentences.sites_of(plan)) == 1 and not divides_unasked(plan, limits)
+            if evaluation.fits and len(sites_of(plan)) == 1 and not divides_unasked(plan, limits)
         ]
         if not ranked:
             reason = f"not searched: over {_COMPARED_UP_TO} devices; --strategy single-site,NAME does"

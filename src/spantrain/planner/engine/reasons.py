@@ -9,6 +9,7 @@ from spantrain.planner.engine.outer import Boundary
 from spantrain.planner.groups import DeviceGroup
 from spantrain.planner.request import Evaluated, Evaluation, Objective, Proposal
 from spantrain.planner.strategies.relaxation import StepBound
+from spantrain.planner.strategies.score import sites_of
 
 _MANY_TIMES = 3.0
 _SITES_APART = 12
@@ -191,11 +192,6 @@ def _names(devices: Sequence[str]) -> str:
     if len(devices) <= _NAMED:
         return ", ".join(devices)
     return f"{', '.join(devices[: _NAMED - 2])} and {len(devices) - _NAMED + 2} more"
-
-
-def sites_of(plan: Plan) -> frozenset[str]:
-    """Return the sites that a plan uses."""
-    return frozenset(plan.cluster.device_by_name[name].site for name in plan.devices)
 
 
 def _order(plan: Plan) -> str:

@@ -6,6 +6,7 @@ Time, money and energy (`cost.money`) are all of this form for a given set of de
 are not negative. So whatever bounds the seconds from below bounds the value from below.
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from spantrain.core.cluster import Cluster, Device
 from spantrain.core.plan import Plan
 from spantrain.cost.money import IDLE_POWER_RATIO, NETWORK_J_PER_BYTE, Prices, usd_per_second
 from spantrain.errors import PlanError, ScheduleError
-from spantrain.planner.request import Constraints, Evaluation, Objective, PlanRequest
+from spantrain.planner.request import Constraints, Evaluation, Objective, PlanRequest, Proposal
 
 T = TypeVar("T")
 
@@ -37,6 +38,11 @@ def few_of_each(items: Iterable[T], sort: Callable[[T], object], *, each: int = 
         if len(found) >= most:
             break
     return found
+
+
+def sites_of(plan: Plan) -> frozenset[str]:
+    """Return the sites that a plan uses."""
+    return frozenset(plan.cluster.device_by_name[name].site for name in plan.devices)
 
 
 def structure_of(plan: Plan) -> tuple[object, ...]:
@@ -216,3 +222,10 @@ class Scorer:
             if most is not None:
                 broken += _NO_PRICE if got is None else max(0.0, got / most - 1)
         return broken
+
+
+def scored(request: PlanRequest, proposals: Iterable[Proposal]) -> list[tuple[Score, Proposal]]:
+    """Return proposals with their scores, best first; what cannot run comes last."""
+    scorer, worst = Scorer(request), Score(math.inf, math.inf)
+    rows = [(worst if (found := scorer.score(one.plan)) is None else found[0], one) for one in proposals]
+    return sorted(rows, key=lambda row: row[0])

@@ -189,3 +189,12 @@ def _gain(plan: Plan, index: int, ratio: float) -> str:
         f"The cut behind stage {index} ({places[0]} to {places[1]}) is rounded to {lower.wire_format.value}: sent as "
         f"it is, the plan would be {100 * (ratio - 1):.1f} % worse."
     )
+
+
+def is_short(plan: Plan) -> bool:
+    """Whether memory keeps some device of a plan from holding all its samples at once."""
+    return any(
+        replica.in_flight_limit < stage.samples_of(index)
+        for stage in plan.stages
+        for index, replica in enumerate(stage.replicas)
+    )

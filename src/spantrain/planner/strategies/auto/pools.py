@@ -10,14 +10,13 @@ inside hosts.
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from spantrain.core.plan import Plan
 from spantrain.errors import InfeasiblePlanError
 from spantrain.planner.assembly.assemble import infeasible
 from spantrain.planner.request import PlanRequest, Proposal, Restriction
 from spantrain.planner.strategies.pools.costs import Goal, PoolPlan
 from spantrain.planner.strategies.pools.profile_costs import ProfilePools
 from spantrain.planner.strategies.pools.search import PoolSearch, RankedPlan, contenders
-from spantrain.planner.strategies.score import Score, Scorer, few_of_each
+from spantrain.planner.strategies.score import Score, Scorer, few_of_each, sites_of
 
 _SIMULATED, _ACTIONS, _SHARED = 8, 50_000, 20_000_000
 """Plans that are simulated at most, in all and inside each of the best sites; actions in them, one pipeline of each
@@ -64,14 +63,9 @@ def pool_proposals(request: PlanRequest) -> tuple[Proposal, ...]:
         rows.sort(key=lambda row: row[0])
     alone = [row for row in rows if len(sites_of(row[1].plan)) == 1]
     near = [row for row in alone if row[0].value <= _NEAR_SITES * alone[0][0].value]
-    inside = few_of_each(near, lambda row: next(iter(sites_of(row[1].plan))), most=_SITES)
+    inside = few_of_each(near, lambda row: sites_of(row[1].plan), most=_SITES)
     first = [proposal for _, proposal in rows[:_PROPOSED]]
     return (*first, *(one for _, one in inside if all(one is not other for other in first)))
-
-
-def sites_of(plan: Plan) -> set[str]:
-    """Return the sites that a plan uses."""
-    return {plan.cluster.device_by_name[name].site for name in plan.devices}
 
 
 def _where_divided(request: PlanRequest, rows: Sequence[tuple[Score, Proposal]]) -> PlanRequest | None:

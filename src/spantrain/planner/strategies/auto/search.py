@@ -11,7 +11,7 @@ from spantrain.planner.request import Evaluation
 from spantrain.planner.strategies.auto.cuts import Bounded, Cutter, Parts
 from spantrain.planner.strategies.auto.moves import Moves
 from spantrain.planner.strategies.auto.shape import PlanShape, ShapeBuilder
-from spantrain.planner.strategies.score import Score, Scorer, few_of_each, looks_of, structure_of
+from spantrain.planner.strategies.score import Score, Scorer, few_of_each, looks_of, sites_of, structure_of
 
 _SAME = 1 - 1e-9
 _PATIENCE = 50
@@ -121,6 +121,12 @@ class Searcher:
         firsts = {looks_of(found.plan, found.score.value): found for found in reversed(ranked)}
         rows = sorted(firsts.values(), key=lambda found: found.score)
         return few_of_each(rows, lambda found: structure_of(found.plan), each=_OF_A_STRUCTURE, most=most)
+
+    def inside(self, most: int) -> list[SimulatedPlan]:
+        """Return the best plan inside each of so many sites, the best ones."""
+        ranked = (found for found in sorted(self.simulated, key=lambda found: found.score) if found.evaluation.fits)
+        alone = (found for found in ranked if len(sites_of(found.plan)) == 1)
+        return few_of_each(alone, lambda found: sites_of(found.plan), most=most)
 
     def descend(self, start: PlanShape, most_rounds: int) -> PlanShape:
         """Go to the most promising neighbour as long as there is a better one; return where that ends."""

@@ -20,13 +20,14 @@ Memory is a hard limit throughout: in-flight limits are what fits, and a plan th
 of simulations is limited by the number of actions in them, so that the same request always has the same answer.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
 
 from spantrain.core.cluster import Cluster
-from spantrain.core.plan import Plan, StateSharding
+from spantrain.core.plan import StateSharding
 from spantrain.core.quantities import format_seconds
 from spantrain.errors import InfeasiblePlanError
 from spantrain.formats.registry import WireFormat
@@ -35,6 +36,7 @@ from spantrain.planner.request import Objective, PlanRequest, Proposal, Restrict
 from spantrain.planner.strategies.auto.allowed import (
     DIVISIONS,
     fewest_bytes,
+    is_short,
     rounded_proposal,
     rounded_where_cut,
     sharded_proposals,
@@ -43,12 +45,12 @@ from spantrain.planner.strategies.auto.cuts import Cutter
 from spantrain.planner.strategies.auto.moves import Moves, blocks_of, grid_of, site_distances
 from spantrain.planner.strategies.auto.orders import chains, divided, evened, separate, undivided
 from spantrain.planner.strategies.auto.parts import PartCosts
-from spantrain.planner.strategies.auto.pools import pool_proposals, restricted_proposals, sites_of
+from spantrain.planner.strategies.auto.pools import pool_proposals, restricted_proposals
 from spantrain.planner.strategies.auto.search import Searcher, SimulatedPlan, lowest
 from spantrain.planner.strategies.auto.shape import PlanShape, ShapeBuilder, shape_of
 from spantrain.planner.strategies.auto.tensor import divided_proposals
 from spantrain.planner.strategies.pools.profile_costs import find_pools
-from spantrain.planner.strategies.score import Score, Scorer, weights_of
+from spantrain.planner.strategies.score import Score, Scorer, looks_of, scored, sites_of, weights_of
 from spantrain.planner.strategies.spantrain.strategy import spantrain
 from spantrain.planner.strategies.spantrain_dp.strategy import candidates
 
@@ -132,6 +134,8 @@ _WORTH_DIVIDING = 1.05
 _ACTIONS, _ACTIONS_BY_DEVICE, _ACTIONS_OF_MANY, _MANY = 60_000, 6_000, 8_000, 32
 """Actions that may be simulated: on up to `_MANY` devices so many and so many for each, on more so many."""
 _PROPOSED, _POLISHED = 8, 8
+_SITES, _NEAR_THE_BEST = 3, 1.15
+"""Sites whose best plans are proposed, and how near the best of all those of sites are that are searched alone."""
 _SIZES_OF_PARTS = 2
 """Sizes of micro-batches of which the best plan inside a site, or without a kind, is simulated in any case."""
 _MICRO_BATCHES_OF_MANY = 64
@@ -161,41 +165,41 @@ def auto(request: PlanRequest) -> tuple[Proposal, ...]:
         if by_counts and (alone or (pools > _MAX_POOLS and count > _FEW)):
             return by_counts
     try:
-        proposals = _by_device(request)
+        proposals = _with_best_sites(request, _by_device(request), _NEAR_THE_BEST)
     except InfeasiblePlanError:
         if not by_counts:
             raise
         return by_counts
     if not by_counts:
         return proposals
-    return _better_first(request, proposals, by_counts)
+    return tuple(proposal for _, proposal in scored(request, (*proposals, *by_counts)))
 
 
-def _with_best_sites(request: PlanRequest, found: tuple[Proposal, ...]) -> tuple[Proposal, ...]:
-    """Add what is found on the best single sites by themselves, where that may be more than by counts: if small."""
-    sites = dict.fromkeys(site for entry in found if len(own := sites_of(entry.plan)) == 1 for site in own)
+def _with_best_sites(request: PlanRequest, found: tuple[Proposal, ...], near: float = math.inf) -> tuple[Proposal, ...]:
+    """Add what is found on the best single sites by themselves, where that may be more: if they are small.
+
+    Only of sites whose best plan takes at most `near` times what the best of all does.
+    """
+    rows = scored(request, found)
+    rows = [row for row in rows if row[0] <= Score(rows[0][0].broken, near * rows[0][0].value)]
+    firsts = {looks_of(entry.plan, score.value): sites_of(entry.plan) for score, entry in reversed(rows)}
+    sites = dict.fromkeys(site for own in reversed(firsts.values()) if len(own) == 1 for site in own)
     for number, site in enumerate(sites):
         inside = _inside(request, site)
         if inside is not None and (number == 0 or len(inside.devices) <= _MANY):
-            found = _better_first(request, found, auto(inside))
-    return found
+            found = (*found, *auto(inside))
+    return tuple(proposal for _, proposal in scored(request, found))
 
 
 def _inside(request: PlanRequest, site: str) -> PlanRequest | None:
     """Return what a site by itself is searched by; None where there is none else, or counting is as good there."""
     own, limits = request.profile.cluster.device_by_name, request.constraints
     others = {own[name].site for name in request.devices} - {site}
-    if not others or len(request.profile.cluster.devices_at(site)) > _FEW:
+    if not others or limits.keep or len(request.profile.cluster.devices_at(site)) > _FEW:
         return None
     inside = replace(request, constraints=replace(limits, leave_out=(*limits.leave_out, *sorted(others))))
     by_counts = len(inside.devices) > _MANY and len(inside.devices) >= _ALIKE * len(list(find_pools(inside)))
     return None if by_counts else inside
-
-
-def _better_first(request: PlanRequest, one: tuple[Proposal, ...], other: tuple[Proposal, ...]) -> tuple[Proposal, ...]:
-    """Return two lists of proposals as one, first the one whose own first is better."""
-    first, second = (request.evaluate(found[0].plan).value(request.objective) for found in (one, other))
-    return (*one, *other) if first <= second else (*other, *one)
 
 
 def _by_device(request: PlanRequest) -> tuple[Proposal, ...]:
@@ -214,18 +218,19 @@ def _by_device(request: PlanRequest) -> tuple[Proposal, ...]:
         plans = [found.plan for found in others if found is not None]
         ways = (*DIVISIONS, *((StateSharding.ZERO1,) if request.divides_updates else ()))
         more += sharded_proposals(request, search.scorer, None if best is None else best.score, plans, ways)
-    elif request.divides_updates and (best is None or _is_short(best.plan)):
+    elif request.divides_updates and (best is None or is_short(best.plan)):
         more += _with_divided_updates(request, search.scorer, best)
     if best is None:
         if more:
             return more
         raise infeasible(request.profile, request.job, request.devices)
     rows: list[tuple[Score, Proposal]] = []
-    for found in search.unlike(_PROPOSED):
+    for found in (*search.unlike(_PROPOSED), *search.inside(_SITES)):
         known = search.pool.entries.get(found.shape) if found.shape is not None else None
         reasons = _Reasons(request, search, found).lines() if found is best else ()
         estimate_s = None if known is None else known.expected_s
         rows.append((found.score, Proposal(plan=found.plan, own_estimate_s=estimate_s, reasons=reasons)))
+    rows.sort(key=lambda row: row[0])
     units = len(request.profile.graph.units)
     if len(request.devices) <= _MANY and units < len(grid_of(units)):
         # Its tables grow with the cube of the units (213 of them: over a minute).
@@ -246,15 +251,6 @@ def _with_divided_updates(request: PlanRequest, scorer: Scorer, best: SimulatedP
         return sharded_proposals(request, scorer, best.score, [best.plan], (sharding,), _WORTH_DIVIDING)
     found = _searcher(request, state_sharding=sharding).best
     return sharded_proposals(request, scorer, None, [] if found is None else [found.plan], (sharding,))
-
-
-def _is_short(plan: Plan) -> bool:
-    """Whether memory keeps some device of a plan from holding all its samples at once."""
-    return any(
-        replica.in_flight_limit < stage.samples_of(index)
-        for stage in plan.stages
-        for index, replica in enumerate(stage.replicas)
-    )
 
 
 def _of_spantrain(request: PlanRequest) -> tuple[Proposal, ...]:
