@@ -173,6 +173,16 @@ def test_the_best_sites_are_searched_by_themselves_and_not_one_alone():
     assert planned(many, batch=512, model="resnet-101").step_s_predicted <= SAME * one.step_s_predicted
 
 
+def test_a_site_among_few_devices_is_searched_by_itself():
+    """Three like sites of nine devices behind 1 Gbit/s: no plan over several of them is any good."""
+    kinds = {"t4": 7, "v100": 2}
+    one, three = (
+        planned(sites_of(*(kinds,) * count, rate=1_000 * MBIT, latency_s=0.037), batch=128, model="resnet-101")
+        for count in (1, 3)
+    )
+    assert three.step_s_predicted <= SAME * one.step_s_predicted
+
+
 @pytest.mark.parametrize("objective", [Objective.THROUGHPUT, Objective.ENERGY])
 @pytest.mark.parametrize("preset", ["laptop", "asteroid-b-100"])
 def test_no_plan_of_any_strategy_is_under_the_bound(preset, objective):
