@@ -23,6 +23,7 @@ from spantrain.planner.engine.engine import make_plan
 from spantrain.planner.engine.evaluate import Evaluator
 from spantrain.planner.engine.outcome import PlanOptions
 from spantrain.planner.engine.predict import costs_of
+from spantrain.planner.engine.reasons import bounded
 from spantrain.planner.request import Constraints, JobSpec, Objective, PlanRequest
 from spantrain.planner.strategies.pools.costs import PoolPlan, PoolReplica, PoolStage
 from spantrain.planner.strategies.pools.placing import Placer
@@ -193,6 +194,14 @@ def test_no_plan_of_any_strategy_is_under_the_bound(preset, objective):
             found = request.evaluate(proposal.plan)
             assert found.step_s >= bound.step_s
             assert found.value(objective) >= bound.value
+
+
+@pytest.mark.parametrize(("times", "said"), [(1.25, "is 25.0 % over it"), (458.0, "takes 458 times that")])
+def test_how_far_a_plan_is_over_the_bound_is_said_in_per_cent_or_times(times, said):
+    request = request_of(sites_of({"a100": 2}), batch=16)
+    plan, bound = strategies()["ddp"].propose(request)[0].plan, Relaxation(request).bound()
+    text = bounded(plan, replace(request.evaluate(plan), step_s=times * bound.step_s), bound, 2)
+    assert f"This one {said}; its devices wait" in text
 
 
 def test_the_bound_falls_with_more_and_joining_costs_what_links_let_through():

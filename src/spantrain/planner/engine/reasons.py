@@ -71,11 +71,12 @@ def sites_in_and_out(
 
 def bounded(plan: Plan, result: Evaluation, bound: StepBound, devices: int) -> str:
     """Say how far a plan's step is over what no plan can be under, and what the rest is."""
-    over = 100 * (result.step_s / bound.step_s - 1)
+    ratio = result.step_s / bound.step_s
+    over = f"is {100 * (ratio - 1):.1f} % over it" if ratio < _MANY_TIMES else f"takes {ratio:.3g} times that"
     apart = "" if bound.alone_s == bound.compute_s else f", {format_seconds(bound.alone_s)} inside one site"
     return (
         f"No plan can be under {format_seconds(bound.step_s)} a step: all devices in one place would compute for "
-        f"{format_seconds(bound.compute_s)}{apart}. This one is {over:.1f} % over it; its devices wait for "
+        f"{format_seconds(bound.compute_s)}{apart}. This one {over}; its devices wait for "
         f"{100 * result.bubble_ratio:.1f} % of the step (filling the pipeline, messages, sums), and it uses "
         f"{len(plan.devices)} of {devices} devices."
     )
