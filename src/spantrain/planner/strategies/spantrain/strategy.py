@@ -166,6 +166,24 @@ class _Piece(NamedTuple):
     end: int
 
 
+class _PieceSeconds(NamedTuple):
+    """A first-level group with units in one of its ways: the figures of `WayArrays`."""
+
+    way: WayArrays
+    key: tuple[int, int]
+    """Of the way: its group, and its number there."""
+    first: int
+    end: int
+    drained: float
+    tail: float
+    back: float
+    turn: float
+    pace: float
+    refills: float
+    holders: tuple[tuple[str, ...], ...]
+    """By parameter that stages share: the leaders of those of its slots that hold it."""
+
+
 class _GroupSpace:
     """First-level groups with their ways, and what arrangements of them take."""
 
@@ -231,7 +249,8 @@ class _SizeCosts:
     """Equation 1 of arrangements for one micro-batch size."""
 
     def __init__(self, tables: WayTables, ways: Sequence[Sequence[Way]], kept: Sequence[bool], size: int) -> None:
-        self._tables, self._kept, self._size = tables, kept, size
+        self._tables, self._size = tables, size
+        self._kept = [number for number, wanted in enumerate(kept) if wanted]
         arrays = [[tables.way(way, size) for way in group] for group in ways]
         self._ways = [[entry for entry in group if entry is not None] for group in arrays]
         nothing = np.full(tables.spans.above.shape, np.inf)
@@ -241,37 +260,38 @@ class _SizeCosts:
         self._least = [stack.min(axis=0) for stack in stacks]
         self._reach = list(map(_reach, self._least))
         self._known: dict[tuple[_Piece, ...], float] = {}
-        self._leaders = cache(self._leaders_of)
+        self._shared_bytes = tables.profile.graph.trained_shared_bytes
+        self._seconds, self._hop_seconds = cache(self._seconds_of), cache(self._hop_seconds_of)
+        self._exchange_s = cache(tables.spans.network.exchange_s)
 
     def value_s(self, pieces: tuple[_Piece, ...]) -> float:
         """Return T* with each group's own best way; if something does not fit, more the more of it does not."""
         found = self._known.get(pieces)
         if found is None:
-            over = sum(map(self._over, pieces)) + sum(
-                wanted and all(piece.group != number for piece in pieces) for number, wanted in enumerate(self._kept)
-            )
-            found = over * _TOO_MUCH_S if over else self._step_s(pieces, [self._way(piece) for piece in pieces])
+            over = sum(map(self._over, pieces))
+            over += sum(all(piece.group != number for piece in pieces) for number in self._kept)
+            found = over * _TOO_MUCH_S if over else self._step_s(list(map(self._best_way, pieces)))
             self._known[pieces] = found
         return found
 
     def refined(self, pieces: tuple[_Piece, ...]) -> _SolvedArrangement:
         """Choose each group's way anew in the place that it has, and return what comes of it."""
-        ways = [self._way(piece) for piece in pieces]
-        best_s = self._step_s(pieces, ways)
-        for number, piece in enumerate(pieces):
-            for way in self._ways[piece.group]:
-                at = (piece.first, piece.end)
-                if float(way.drained[at] + way.tail[at]) > _NEARLY * float(self._least[piece.group][at]):
+        rows = list(map(self._best_way, pieces))
+        best_s = self._step_s(rows)
+        for place, piece in enumerate(pieces):
+            for number in range(len(self._ways[piece.group])):
+                row = self._seconds(piece, number)
+                if row.drained + row.tail > _NEARLY * float(self._least[piece.group][piece.first, piece.end]):
                     continue
-                tried = [*ways[:number], way, *ways[number + 1 :]]
-                tried_s = self._step_s(pieces, tried)
+                tried = [*rows[:place], row, *rows[place + 1 :]]
+                tried_s = self._step_s(tried)
                 if tried_s < best_s:
-                    best_s, ways = tried_s, tried
-        cuts = [way.cuts(piece.first, piece.end)[:-1] for piece, way in zip(pieces, ways, strict=True)]
+                    best_s, rows = tried_s, tried
+        cuts = [row.way.cuts(row.first, row.end)[:-1] for row in rows]
         return _SolvedArrangement(
             size=self._size,
             value_s=best_s,
-            slots=tuple(slot for way in ways for slot in way.way),
+            slots=tuple(slot for row in rows for slot in row.way.way),
             cuts=(*(cut for entry in cuts for cut in entry), pieces[-1].end),
         )
 
@@ -292,43 +312,57 @@ class _SizeCosts:
         """Return how many of a group's units do not fit into it."""
         return piece.end - self._reach[piece.group][piece.first][piece.end]
 
-    def _way(self, piece: _Piece) -> WayArrays:
-        return self._ways[piece.group][int(self._chosen[piece.group][piece.first, piece.end])]
+    def _best_way(self, piece: _Piece) -> _PieceSeconds:
+        return self._seconds(piece, int(self._chosen[piece.group][piece.first, piece.end]))
 
-    def _step_s(self, pieces: Sequence[_Piece], ways: Sequence[WayArrays]) -> float:
-        """Return T*: the largest over all slots and links, and the exchange of parameters that slots share."""
-        drained = tail = turn = 0.0
-        for number in range(len(pieces) - 1, -1, -1):
-            way, at = ways[number], (pieces[number].first, pieces[number].end)
-            if number == len(pieces) - 1:
-                drained, tail, turn = float(way.drained[at]), float(way.tail[at]), float(way.turn[at])
-                continue
-            hop = self._tables.hop(way.way[-1], ways[number + 1].way[0], self._size)
-            refilled = float(way.refills[at]) * (turn + float(hop.turn[at[1]])) - float(hop.turn[at[1]])
-            behind = max(drained, float(hop.busy[at[1]]), turn + float(way.pace[at]), refilled)
-            own_turn = float(way.turn[at]) + float(hop.turn[at[1]])
-            drained, turn = max(float(way.drained[at]), own_turn + behind), turn + own_turn
-            tail = max(float(way.tail[at]), tail - float(way.back[at]) - float(hop.back[at[1]]))
-        value = drained + tail
-        return value + self._tied_s(pieces, ways) if value < _TOO_MUCH_S else float("inf")
-
-    def _tied_s(self, pieces: Sequence[_Piece], ways: Sequence[WayArrays]) -> float:
-        total = 0.0
-        for name, size_bytes in self._tables.profile.graph.trained_shared_bytes.items():
-            leaders = [
-                leader for piece, way in zip(pieces, ways, strict=True) for leader in self._leaders(name, piece, way)
-            ]
-            total += self._tables.spans.network.exchange_s(leaders, size_bytes)
-        return total
-
-    def _leaders_of(self, shared: str, piece: _Piece, way: WayArrays) -> tuple[str, ...]:
-        """Return the leaders of a group's slots that hold shared parameters."""
-        units, cuts = self._tables.profile.graph.units, way.cuts(piece.first, piece.end)
-        return tuple(
-            slot.devices[0]
-            for slot, first, end in zip(way.way, cuts[:-1], cuts[1:], strict=True)
-            if any(shared in unit.shared for unit in units[first:end])
+    def _seconds_of(self, piece: _Piece, number: int) -> _PieceSeconds:
+        way, at = self._ways[piece.group][number], (piece.first, piece.end)
+        units, cuts = self._tables.profile.graph.units, way.cuts(*at)
+        slots = list(zip(way.way, cuts[:-1], cuts[1:], strict=True))
+        return _PieceSeconds(
+            way=way,
+            key=(piece.group, number),
+            first=piece.first,
+            end=piece.end,
+            drained=float(way.drained[at]),
+            tail=float(way.tail[at]),
+            back=float(way.back[at]),
+            turn=float(way.turn[at]),
+            pace=float(way.pace[at]),
+            refills=float(way.refills[at]),
+            holders=tuple(
+                tuple(slot.devices[0] for slot, i, j in slots if any(name in unit.shared for unit in units[i:j]))
+                for name in self._shared_bytes
+            ),
         )
+
+    def _hop_seconds_of(self, lower: tuple[int, int], upper: tuple[int, int], unit: int) -> tuple[float, float, float]:
+        """Return the turn, busy and back seconds of the cut in front of a unit between two groups' ways."""
+        (below, one), (above, other) = lower, upper
+        slots = self._ways[below][one].way[-1], self._ways[above][other].way[0]
+        hop = self._tables.hop(*slots, self._size)
+        return float(hop.turn[unit]), float(hop.busy[unit]), float(hop.back[unit])
+
+    def _step_s(self, rows: Sequence[_PieceSeconds]) -> float:
+        """Return T*: the largest over all slots and links, and the exchange of parameters that slots share."""
+        behind_it = rows[-1]
+        drained, tail, turn = behind_it.drained, behind_it.tail, behind_it.turn
+        for row in reversed(rows[:-1]):
+            hop_turn, hop_busy, hop_back = self._hop_seconds(row.key, behind_it.key, row.end)
+            refilled = row.refills * (turn + hop_turn) - hop_turn
+            behind = max(drained, hop_busy, turn + row.pace, refilled)
+            own_turn = row.turn + hop_turn
+            drained, turn = max(row.drained, own_turn + behind), turn + own_turn
+            tail = max(row.tail, tail - row.back - hop_back)
+            behind_it = row
+        value = drained + tail
+        return value + self._tied_s(rows) if value < _TOO_MUCH_S else float("inf")
+
+    def _tied_s(self, rows: Sequence[_PieceSeconds]) -> float:
+        total = 0.0
+        for number, size_bytes in enumerate(self._shared_bytes.values()):
+            total += self._exchange_s(tuple(leader for row in rows for leader in row.holders[number]), size_bytes)
+        return total
 
 
 def _reach(least: Array) -> list[list[int]]:
