@@ -174,6 +174,15 @@ def test_the_best_sites_are_searched_by_themselves_and_not_one_alone():
     assert planned(many, batch=512, model="resnet-101").step_s_predicted <= SAME * one.step_s_predicted
 
 
+def test_a_slow_device_more_makes_no_small_site_slower():
+    """The best plan leaves all slow ones out, with larger micro-batches than what is expected to be best."""
+    four, five = (
+        planned(ported(sites_of({"rtx-4090": 2, "t4": slow}), s0=1.25e9), batch=512, model="resnet-101")
+        for slow in (2, 3)
+    )
+    assert five.step_s_predicted <= SAME * four.step_s_predicted
+
+
 def test_a_site_among_few_devices_is_searched_by_itself():
     """Three like sites of nine devices behind 1 Gbit/s: no plan over several of them is any good."""
     kinds = {"t4": 7, "v100": 2}
