@@ -14,7 +14,7 @@ from spantrain.planner.strategies.auto.shape import PlanShape, ShapeBuilder
 from spantrain.planner.strategies.score import Score, Scorer, few_of_each, looks_of, sites_of, structure_of
 
 _SAME = 1 - 1e-9
-_PATIENCE = 50
+_PATIENCE = 150
 """Simulations without a new best after which the search ends."""
 _NEAR = 1.1
 _FAR = 1.25
