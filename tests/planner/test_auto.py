@@ -190,6 +190,21 @@ def test_recut_plans_get_the_limits_that_memory_allows(case: Callable[..., Profi
     assert coarse is None or evaluator(coarse).fits
 
 
+def test_a_replica_that_gets_no_sample_of_small_micro_batches_keeps_its_limit(case: Callable[..., Profile]) -> None:
+    """Such plans are worth trying: a stage of two replicas that works on one sample at a time uses one of them."""
+    profile = case()
+    request, evaluator = request_of(profile), Evaluator(profile, JOB)
+    plan = DDP(request)[0].plan
+    small = replace(plan, stages=tuple(replace(stage, micro_batches=equal_spans(8, 1)) for stage in plan.stages))
+    (stage,) = small.stages
+    idle = [index for index in range(len(stage.replicas)) if not stage.replica_spans(index)]
+    assert idle
+    limited = evaluator.limited(small)
+    assert limited is not None
+    assert all(limited.stages[0].replicas[index] == stage.replicas[index] for index in idle)
+    assert evaluator(limited).fits
+
+
 def test_plans_that_differ_in_names_alone_have_their_order_searched_once(
     make_cluster, make_graph, make_profile, monkeypatch
 ) -> None:

@@ -145,7 +145,7 @@ def draft_stage(
 
 def with_limits(stage: Stage, memory: MemoryCost, splits: bool) -> Stage | None:
     """Return a stage with the in-flight limits that memory allows; None if a device lacks room for a micro-batch, or
-    has fewer samples at once than its units need, or none at all.
+    has fewer samples at once than its units need. One that gets no sample of any keeps its limit.
 
     `splits`: as in `cost.memory.Division`.
     """
@@ -153,7 +153,8 @@ def with_limits(stage: Stage, memory: MemoryCost, splits: bool) -> Stage | None:
     for index, replica in enumerate(stage.replicas):
         sizes = [span.size for span in stage.replica_spans(index)]
         if not sizes:
-            return None
+            limits.append(replica.in_flight_limit)
+            continue
         limit = min(
             memory.in_flight_limit_for(stage.units, name, sum(sizes), max(sizes), division=division)
             for name, division in divisions_in(stage, replica, splits=splits).items()
