@@ -9,6 +9,7 @@ once. The order of a cluster's file plays no part.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 
 from spantrain.planner.strategies.pools.costs import PoolCosts, PoolReplica
 
@@ -20,6 +21,8 @@ _DIGITS = 2
 """To which ways are compared."""
 
 Looks = tuple[object, ...]
+Family = tuple[str, int, int]
+"""Kind, devices in a host, memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,26 +98,32 @@ class Territories:
 
     def _looks_of(self, site: str) -> Looks:
         rows = sorted((*self._family(index), self._costs.pools[index].count) for index in self._pools[site])
-        return _roughly(self._distance_s(site, site)), *rows
+        return *rows, *(_roughly(seconds) for _, seconds in sorted(self._ways(site).items()))
 
-    def _family(self, index: int) -> tuple[str, int, int]:
+    def _ways(self, site: str) -> dict[tuple[Family, Family], float]:
+        """Return the seconds of a message between hosts of each two families of a site."""
+        return {
+            (self._family(a), self._family(b)): self._costs.site_distance_s(a, b)
+            for a, b in product(self._pools[site], repeat=2)
+        }
+
+    def _family(self, index: int) -> Family:
         pool = self._costs.pools[index]
         return pool.kind, pool.host_size, self._costs.memory_bytes(index)
 
     def _is_no_less(self, one: str, other: str) -> bool:
         """Whether a site has as many devices of every family as another, and as fast a network."""
-        # What is in one host has its network in any host.
-        in_host = len(self._pools[other]) == 1 and all(
-            self._costs.pools[index].count <= self._costs.pools[index].host_size for index in self._pools[other]
-        )
+        wanted = {self._family(index): self._costs.pools[index].count for index in self._pools[other]}
         have = {self._family(index): self._costs.pools[index].count for index in self._pools[one]}
-        return (in_host or self._distance_s(one, one) <= self._distance_s(other, other)) and all(
-            have.get(self._family(index), 0) >= self._costs.pools[index].count for index in self._pools[other]
-        )
+        if any(have.get(family, 0) < count for family, count in wanted.items()):
+            return False
+        # What is in one host has its network in any host.
+        inside = {(family, family) for family in wanted if wanted[family] <= family[1]}
+        ways = self._ways(one)
+        return all(way in inside or ways[way] <= seconds for way, seconds in self._ways(other).items())
 
     def _distance_s(self, a: str, b: str) -> float:
-        # Inside a site, from a host of one kind to one of another.
-        return self._costs.site_distance_s(self._pools[a][0], self._pools[b][-1 if a == b else 0])
+        return self._costs.site_distance_s(self._pools[a][0], self._pools[b][0])
 
     def _nearest(self, first: str) -> list[str]:
         """Return the sites in an order in which each next one is the nearest to any before, of equal ones the fastest.
@@ -145,7 +154,7 @@ class Territories:
         return (*sorted(map(str, (self._looks[site] for site in row))), _roughly(farthest))
 
     def _territory(self, row: Sequence[str]) -> Territory:
-        families: dict[tuple[str, int, int], list[int]] = {}
+        families: dict[Family, list[int]] = {}
         for site in row:
             for index in self._pools[site]:
                 families.setdefault(self._family(index), []).append(index)
