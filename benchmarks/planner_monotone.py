@@ -9,8 +9,8 @@ by more than half of a per cent, and not change by more where only the order is 
 Profiles are made from data sheets and described networks (`cost.analytic`); nothing is emulated, all times come from
 the simulator. A pool is its seed: the same number always gives the same pool and change.
 
-All pools take many hours. With `--save` what has come out is kept as it comes, pools that are known are not planned
-again, and each keeps the digest of the code that planned it; `--anew` plans those of older code again.
+All pools take about six hours of a core. With `--save` what has come out is kept as it comes, pools that are known are
+not planned again, and each keeps the digest of the code that planned it; `--anew` plans those of older code again.
 """
 
 import argparse
@@ -41,6 +41,7 @@ LEAST = 0.995
 MODELS = ("gpt2-small", "gpt2-medium", "resnet-101")
 BESIDE = ("spantrain", "spantrain-dp", "eddl", "ddp", "1f1b")
 NAME = "planner_monotone"
+MOST_SITES = 200
 EVERY = 20
 """Pools after which is kept what has come out, and a line says so."""
 
@@ -180,11 +181,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--pools", type=int, default=2000)
     parser.add_argument("--from", type=int, default=0, dest="first", metavar="SEED")
-    parser.add_argument("--most-sites", type=int, default=200, metavar="N")
+    parser.add_argument("--most-sites", type=int, default=MOST_SITES, metavar="N")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--save", action="store_true", help=f"keep what comes out in benchmarks/results/{NAME}.*")
     parser.add_argument("--anew", action="store_true", help="plan pools again that older code has planned")
     options = parser.parse_args()
+    if options.save and options.most_sites != MOST_SITES:
+        parser.error(
+            f"--save keeps pools by their seeds, which are of up to {MOST_SITES} sites: leave --most-sites out"
+        )
     code = digest_of(Path(__file__))
     found = {seed: one for seed, one in known().items() if one.code == code or not options.anew} if options.save else {}
     seeds = [seed for seed in range(options.first, options.first + options.pools) if seed not in found]

@@ -229,3 +229,15 @@ def scored(request: PlanRequest, proposals: Iterable[Proposal]) -> list[tuple[Sc
     scorer, worst = Scorer(request), Score(math.inf, math.inf)
     rows = [(worst if (found := scorer.score(one.plan)) is None else found[0], one) for one in proposals]
     return sorted(rows, key=lambda row: row[0])
+
+
+_SITES, _NEAR_SITES = 3, 1.1
+"""Sites whose best plans are proposed in any case, and by how much those may be over the best of them."""
+
+
+def best_inside(rows: Iterable[tuple[Score, T]], plan_of: Callable[[T], Plan]) -> list[T]:
+    """Return the best inside each of the best sites, of what is given best first."""
+    alone = [(score, sites_of(plan_of(found)), found) for score, found in rows]
+    alone = [row for row in alone if len(row[1]) == 1]
+    near = (row for row in alone if row[0].value <= _NEAR_SITES * alone[0][0].value)
+    return [found for _, _, found in few_of_each(near, lambda row: row[1], most=_SITES)]

@@ -16,14 +16,12 @@ from spantrain.planner.request import PlanRequest, Proposal, Restriction
 from spantrain.planner.strategies.pools.costs import Goal, PoolPlan
 from spantrain.planner.strategies.pools.profile_costs import ProfilePools
 from spantrain.planner.strategies.pools.search import PoolSearch, RankedPlan, contenders
-from spantrain.planner.strategies.score import Score, Scorer, few_of_each, sites_of
+from spantrain.planner.strategies.score import Score, Scorer, best_inside, sites_of
 
 _SIMULATED, _ACTIONS, _SHARED = 8, 50_000, 20_000_000
 """Plans that are simulated at most, in all and inside each of the best sites; actions in them, one pipeline of each
 sort (a device costs as much as one); and, of plans on several sites, actions times pipelines."""
 _PROPOSED = 4
-_SITES, _NEAR_SITES = 3, 1.1
-"""Sites whose best plans are proposed in any case, and by how much those may be over the best of them."""
 _MAX_DEGREE = 8
 _DIVIDED_UP_TO = 256
 """Devices up to which groups that divide tensors are searched for, too, where devices by themselves do."""
@@ -61,11 +59,9 @@ def pool_proposals(request: PlanRequest) -> tuple[Proposal, ...]:
         divided = _rows(dividing, scorer, _MAX_DEGREE)
         rows += [row for row in divided if not rows or row[0].is_clearly_under(rows[0][0], worth)]
         rows.sort(key=lambda row: row[0])
-    alone = [row for row in rows if len(sites_of(row[1].plan)) == 1]
-    near = [row for row in alone if row[0].value <= _NEAR_SITES * alone[0][0].value]
-    inside = few_of_each(near, lambda row: sites_of(row[1].plan), most=_SITES)
     first = [proposal for _, proposal in rows[:_PROPOSED]]
-    return (*first, *(one for _, one in inside if all(one is not other for other in first)))
+    inside = best_inside(rows, lambda proposal: proposal.plan)
+    return (*first, *(one for one in inside if all(one is not other for other in first)))
 
 
 def _where_divided(request: PlanRequest, rows: Sequence[tuple[Score, Proposal]]) -> PlanRequest | None:

@@ -11,7 +11,7 @@ from spantrain.planner.request import Evaluation
 from spantrain.planner.strategies.auto.cuts import Bounded, Cutter, Parts
 from spantrain.planner.strategies.auto.moves import Moves
 from spantrain.planner.strategies.auto.shape import PlanShape, ShapeBuilder
-from spantrain.planner.strategies.score import Score, Scorer, few_of_each, looks_of, sites_of, structure_of
+from spantrain.planner.strategies.score import Score, Scorer, best_inside, few_of_each, looks_of, structure_of
 
 _SAME = 1 - 1e-9
 _PATIENCE = 150
@@ -30,7 +30,7 @@ _SET_UP = 200
 _BUILT = 20
 """What a plan costs that is built and then not simulated."""
 _OF_A_STRUCTURE = 2
-"""Plans of one structure and micro-batch of which the best are named."""
+"""Plans of one structure and micro-batch that are proposed at most."""
 _SHARES_OF_BEST = 3
 """How many of the best neighbours have their cuts and shares varied, too."""
 
@@ -122,11 +122,10 @@ class Searcher:
         rows = sorted(firsts.values(), key=lambda found: found.score)
         return few_of_each(rows, lambda found: structure_of(found.plan), each=_OF_A_STRUCTURE, most=most)
 
-    def inside(self, most: int) -> list[SimulatedPlan]:
-        """Return the best plan inside each of so many sites, the best ones."""
-        ranked = (found for found in sorted(self.simulated, key=lambda found: found.score) if found.evaluation.fits)
-        alone = (found for found in ranked if len(sites_of(found.plan)) == 1)
-        return few_of_each(alone, lambda found: sites_of(found.plan), most=most)
+    def inside(self) -> list[SimulatedPlan]:
+        """Return the best plan inside each of the best sites."""
+        ranked = sorted(self.simulated, key=lambda found: found.score)
+        return best_inside(((one.score, one) for one in ranked if one.evaluation.fits), lambda one: one.plan)
 
     def descend(self, start: PlanShape, most_rounds: int) -> PlanShape:
         """Go to the most promising neighbour as long as there is a better one; return where that ends."""
@@ -205,7 +204,7 @@ class Searcher:
         self._done.add(shape)
         plan = self._builder.plan(shape)
         self._budget -= _BUILT
-        if plan is None or (looks := _looks(plan)) in self._seen:
+        if plan is None or (looks := _looks_on_sites(plan)) in self._seen:
             return False
         self._seen.add(looks)
         entry = self.pool.entries.get(shape)
@@ -306,7 +305,7 @@ def _structure(shape: PlanShape) -> tuple[tuple[str, ...], ...]:
     return tuple(part.devices for part in shape.parts)
 
 
-def _looks(plan: Plan) -> tuple[object, ...]:
+def _looks_on_sites(plan: Plan) -> tuple[object, ...]:
     """Return what tells a plan from others but the names of devices, if links between the same places are alike."""
     devices, hosts = plan.cluster.device_by_name, dict[tuple[str, str], int]()
     found: list[object] = [plan.stages[0].micro_batches[0].size]

@@ -134,8 +134,8 @@ _WORTH_DIVIDING = 1.05
 _ACTIONS, _ACTIONS_BY_DEVICE, _ACTIONS_OF_MANY, _MANY = 60_000, 6_000, 8_000, 32
 """Actions that may be simulated: on up to `_MANY` devices so many and so many for each, on more so many."""
 _PROPOSED, _POLISHED = 8, 8
-_SITES, _NEAR_THE_BEST = 3, 1.15
-"""Sites whose best plans are proposed, and how near the best of all those of sites are that are searched alone."""
+_NEAR_THE_BEST = 1.15
+"""On few devices, how near the best of all the plans of sites are that are searched by themselves."""
 _SIZES_OF_PARTS = 2
 """Sizes of micro-batches of which the best plan inside a site, or without a kind, is simulated in any case."""
 _MICRO_BATCHES_OF_MANY = 64
@@ -165,13 +165,13 @@ def auto(request: PlanRequest) -> tuple[Proposal, ...]:
         if by_counts and (alone or (pools > _MAX_POOLS and count > _FEW)):
             return by_counts
     try:
-        proposals = _with_best_sites(request, _by_device(request), _NEAR_THE_BEST)
+        proposals = _by_device(request)
     except InfeasiblePlanError:
         if not by_counts:
             raise
         return by_counts
     if not by_counts:
-        return proposals
+        return _with_best_sites(request, proposals, _NEAR_THE_BEST)
     return tuple(proposal for _, proposal in scored(request, (*proposals, *by_counts)))
 
 
@@ -187,7 +187,8 @@ def _with_best_sites(request: PlanRequest, found: tuple[Proposal, ...], near: fl
     for number, site in enumerate(sites):
         inside = _inside(request, site)
         if inside is not None and (number == 0 or len(inside.devices) <= _MANY):
-            found = (*found, *auto(inside))
+            with suppress(InfeasiblePlanError):
+                found = (*found, *auto(inside))
     return tuple(proposal for _, proposal in scored(request, found))
 
 
@@ -225,12 +226,11 @@ def _by_device(request: PlanRequest) -> tuple[Proposal, ...]:
             return more
         raise infeasible(request.profile, request.job, request.devices)
     rows: list[tuple[Score, Proposal]] = []
-    for found in (*search.unlike(_PROPOSED), *search.inside(_SITES)):
+    for found in (*search.unlike(_PROPOSED), *search.inside()):
         known = search.pool.entries.get(found.shape) if found.shape is not None else None
         reasons = _Reasons(request, search, found).lines() if found is best else ()
         estimate_s = None if known is None else known.expected_s
         rows.append((found.score, Proposal(plan=found.plan, own_estimate_s=estimate_s, reasons=reasons)))
-    rows.sort(key=lambda row: row[0])
     units = len(request.profile.graph.units)
     if len(request.devices) <= _MANY and units < len(grid_of(units)):
         # Its tables grow with the cube of the units (213 of them: over a minute).

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
+from typing import NamedTuple
 
 from spantrain.planner.strategies.pools.costs import PoolCosts, PoolReplica
 
@@ -21,8 +22,14 @@ _DIGITS = 2
 """To which ways are compared."""
 
 Looks = tuple[object, ...]
-Family = tuple[str, int, int]
-"""Kind, devices in a host, memory."""
+
+
+class Family(NamedTuple):
+    """What devices of one site must have in common to stand for those of another."""
+
+    kind: str
+    host_size: int
+    memory_bytes: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +116,7 @@ class Territories:
 
     def _family(self, index: int) -> Family:
         pool = self._costs.pools[index]
-        return pool.kind, pool.host_size, self._costs.memory_bytes(index)
+        return Family(pool.kind, pool.host_size, self._costs.memory_bytes(index))
 
     def _is_no_less(self, one: str, other: str) -> bool:
         """Whether a site has as many devices of every family as another, and as fast a network."""
@@ -118,7 +125,7 @@ class Territories:
         if any(have.get(family, 0) < count for family, count in wanted.items()):
             return False
         # What is in one host has its network in any host.
-        inside = {(family, family) for family in wanted if wanted[family] <= family[1]}
+        inside = {(family, family) for family in wanted if wanted[family] <= family.host_size}
         ways = self._ways(one)
         return all(way in inside or ways[way] <= seconds for way, seconds in self._ways(other).items())
 
