@@ -18,7 +18,7 @@ from spantrain.runtime.checkpoint.device_files import FilesToBeginWith
 from spantrain.runtime.checkpoint.holding import holding_of
 from spantrain.runtime.checkpoint.manifest import Manifest, latest_checkpoint
 from spantrain.runtime.checkpoint.saver import restore
-from spantrain.runtime.gradients.groups import SingleMember
+from spantrain.runtime.gradients.members import SingleMember
 from spantrain.runtime.gradients.optimizer import build_optimizer
 from spantrain.runtime.recorder import StepRecorder
 from spantrain.runtime.redistribution.exchange import group_of

@@ -19,7 +19,7 @@ from spantrain.models.build import build_units
 from spantrain.models.data.dataset import open_dataset
 from spantrain.models.execution.stage import StageExecutor
 from spantrain.models.units import loss_of, rows_read
-from spantrain.runtime.gradients.groups import SingleMember
+from spantrain.runtime.gradients.members import SingleMember
 from spantrain.runtime.recorder import StepRecorder
 from spantrain.runtime.step.driver import StepDriver
 from spantrain.runtime.step.following import Followers

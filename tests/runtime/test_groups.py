@@ -13,7 +13,8 @@ from spantrain.devices.emulated import EmulatedDevice
 from spantrain.errors import ConfigError
 from spantrain.models.tensor_parallel.division import take
 from spantrain.models.tensor_parallel.group import run_members
-from spantrain.runtime.gradients.groups import SingleMember, group_ranks
+from spantrain.runtime.gradients.groups import group_ranks
+from spantrain.runtime.gradients.members import SingleMember
 from spantrain.runtime.gradients.part_sums import share_parts
 from spantrain.runtime.step.emulation import emulated_seconds, emulated_unit_seconds
 from spantrain.runtime.step.stage_member import unit_shares

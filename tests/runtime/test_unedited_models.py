@@ -25,7 +25,7 @@ from spantrain.models.randomness.reference import seeded
 from spantrain.models.tracing.batch import OwnLoss, picked
 from spantrain.models.tracing.source import load_model
 from spantrain.models.units import LABELS
-from spantrain.runtime.gradients.groups import SingleMember
+from spantrain.runtime.gradients.members import SingleMember
 from spantrain.runtime.recorder import StepRecorder
 from spantrain.runtime.step.driver import StepDriver
 from spantrain.runtime.step.following import Followers

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from spantrain.models.tensor_parallel.shard import shard_units
 from spantrain.models.units import LABELS, ModuleUnit, UnitModule, sample_losses
-from spantrain.runtime.gradients.groups import TorchMembers
+from spantrain.runtime.gradients.members import TorchMembers
 from testing.models.divided_units import Work
 from testing.patience import PATIENCE_S
 

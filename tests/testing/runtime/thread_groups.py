@@ -1,4 +1,4 @@
-"""Groups of threads in one process: the fake of `runtime.gradients.groups`, for tests of a stage's devices together."""
+"""Groups of threads in one process: the fake of `runtime.gradients.members`, for tests of a stage's devices together."""
 
 import queue
 from collections.abc import Callable, Mapping, Sequence
@@ -7,7 +7,8 @@ from torch import Tensor
 
 from spantrain.core.plan import Stage
 from spantrain.models.tensor_parallel.group import ThreadGroup
-from spantrain.runtime.gradients.groups import MemberGroup, SingleMember, StageGroups, group_ranks
+from spantrain.runtime.gradients.groups import StageGroups, group_ranks
+from spantrain.runtime.gradients.members import MemberGroup, SingleMember
 
 Mail = Mapping[tuple[int, int], queue.SimpleQueue[Tensor]]
 
@@ -40,6 +41,11 @@ class ThreadMembers(ThreadGroup):
         """Return the own elements of the sum at once; there is nothing to wait for."""
         own = self.reduce_scatter(tensor, sizes, 0)
         return lambda: own
+
+    def begin_all_gather(self, tensor: Tensor, sizes: Sequence[int]) -> Callable[[], Tensor]:
+        """Return the members' tensors behind each other at once; there is nothing to wait for."""
+        whole = self.all_gather(tensor, sizes, 0)
+        return lambda: whole
 
     def broadcast(self, tensor: Tensor, source: int = 0) -> None:
         """Replace a tensor by that of one member."""

@@ -4,262 +4,21 @@
     replica  the device's tensor-parallel group, its leader first
     ring     those of different replicas that this device sums gradients with (`cost.replicas.rings_of`)
 
-A group of one needs no network: `SingleMember`. Tests have groups of threads.
+A group of one needs no network (`runtime.gradients.members`).
 """
 
 import datetime
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch.distributed import ProcessGroup, Store
 
 from spantrain.core.plan import Plan, Stage
 from spantrain.cost.replicas import rings_of
 from spantrain.cost.sums import carrier_between
-from spantrain.errors import PeerLostError
-from spantrain.models.tensor_parallel.group import TensorGroup, summed
-
-
-class MemberGroup(TensorGroup, Protocol):
-    """Devices that exchange tensors, all of them in the same order; what tensor-parallel modules need, and more."""
-
-    def begin_all_reduce(self, tensor: Tensor) -> Callable[[], None]:
-        """Begin to add the members' tensors, of equal shapes, in place; return what waits until that is done."""
-
-    def begin_reduce_scatter(self, tensor: Tensor, sizes: Sequence[int]) -> Callable[[], Tensor]:
-        """Begin to sum flat tensors that are alike, of which each member gets so many elements behind each other.
-
-        Returns:
-            What waits, and returns the own elements; the tensor may be anything then.
-        """
-
-    def broadcast(self, tensor: Tensor, source: int = 0) -> None:
-        """Replace a tensor by that of one member."""
-
-    def announce(self, numbers: Tensor) -> None:
-        """Replace a tensor on the processor by the leader's; not counted as an exchange, since others wait for it."""
-
-    def send(self, tensor: Tensor, target: int) -> None:
-        """Send a contiguous tensor to one member, which receives it."""
-
-    def receive(self, tensor: Tensor, source: int) -> None:
-        """Fill a contiguous tensor with what one member sends."""
-
-    def forget_exchanges(self) -> None:
-        """Begin to count exchanges anew."""
-
-    @property
-    def exchanging_s(self) -> float:
-        """Own seconds in exchanges since they were forgotten, waiting for others included."""
-
-    def exchanged_s(self) -> float:
-        """Return the seconds of all exchanges since they were forgotten; all members ask together.
-
-        Who comes last to an exchange waits for nobody, so its time is the network's alone, if its process had a
-        processor all the while. Each exchange therefore counts as the shortest that any member saw of any exchange of
-        its kind and size among them.
-        """
-
-
-class SingleMember:
-    """A group of one."""
-
-    rank = 0
-    size = 1
-    exchanging_s = 0.0
-
-    def all_reduce(self, tensor: Tensor) -> None:
-        """Leave the tensor: it is its own sum."""
-
-    def begin_all_reduce(self, tensor: Tensor) -> Callable[[], None]:  # noqa: ARG002
-        """Leave the tensor; there is nothing to wait for."""
-        return lambda: None
-
-    def begin_reduce_scatter(self, tensor: Tensor, sizes: Sequence[int]) -> Callable[[], Tensor]:  # noqa: ARG002
-        """Return what returns the tensor: it is its own sum, and all of it the own part."""
-        return lambda: tensor
-
-    def all_gather(self, tensor: Tensor, sizes: Sequence[int], dim: int) -> Tensor:  # noqa: ARG002
-        """Return the tensor: it is all there is."""
-        return tensor
-
-    def reduce_scatter(self, tensor: Tensor, sizes: Sequence[int], dim: int) -> Tensor:  # noqa: ARG002
-        """Return the tensor: it is its own sum, and all of it is the own piece."""
-        return tensor
-
-    def broadcast(self, tensor: Tensor, source: int = 0) -> None:
-        """Leave the tensor."""
-
-    def announce(self, numbers: Tensor) -> None:
-        """Leave the numbers."""
-
-    def send(self, tensor: Tensor, target: int) -> None:  # noqa: ARG002
-        """Never asked for: there is nobody to send to."""
-        raise AssertionError("a group of one sends nothing")
-
-    def receive(self, tensor: Tensor, source: int) -> None:  # noqa: ARG002
-        """Never asked for: there is nobody who sends."""
-        raise AssertionError("a group of one receives nothing")
-
-    def forget_exchanges(self) -> None:
-        """Do nothing: none take time."""
-
-    def exchanged_s(self) -> float:
-        """Return nothing: none take time."""
-        return 0.0
-
-
-class TorchMembers:
-    """A process group of torch: Gloo, or NCCL for what lies on CUDA devices.
-
-    Operations raise `PeerLostError` where another member went away.
-    """
-
-    def __init__(self, group: ProcessGroup) -> None:
-        """Take a group that exists; its owner destroys it."""
-        self.process_group = group
-        self.rank, self.size = group.rank(), group.size()
-        self._seconds: dict[tuple[str, int], list[float]] = {}
-        """Of exchanges by kind and bytes, with the wait for other members; on CUDA only what it takes to queue."""
-
-    def all_reduce(self, tensor: Tensor) -> None:
-        """Replace a tensor by its sum over the members."""
-        with self._timed("all_reduce", tensor.nbytes):
-            dist.all_reduce(tensor, group=self.process_group)
-
-    def begin_all_reduce(self, tensor: Tensor) -> Callable[[], None]:
-        """Begin to replace a tensor by its sum over the members; not counted as an exchange, as others go on beside."""
-        with _blaming_peers():
-            work = dist.all_reduce(tensor, group=self.process_group, async_op=True)
-
-        def wait() -> None:
-            with _blaming_peers():
-                work.wait()
-
-        return wait
-
-    def begin_reduce_scatter(self, tensor: Tensor, sizes: Sequence[int]) -> Callable[[], Tensor]:
-        """Begin to bring each member its elements of the sum: they exchange them and add them in the order of ranks."""
-        own = sizes[self.rank]
-        received = tensor.new_empty(self.size * own)
-        with _blaming_peers():
-            work = dist.all_to_all_single(
-                received, tensor, [own] * self.size, list(sizes), group=self.process_group, async_op=True
-            )
-
-        def wait() -> Tensor:
-            with _blaming_peers():
-                work.wait()
-            return summed(received.view(self.size, own).unbind())
-
-        return wait
-
-    def all_gather(self, tensor: Tensor, sizes: Sequence[int], dim: int) -> Tensor:
-        """Return the members' tensors behind each other; shorter ones travel padded to the longest."""
-        longest = max(sizes)
-        sent = tensor.movedim(dim, 0)
-        if sent.shape[0] < longest:
-            sent = torch.cat([sent, sent.new_zeros(longest - sent.shape[0], *sent.shape[1:])])
-        sent = sent.contiguous()
-        received = [torch.empty_like(sent) for _ in sizes]
-        # By the bytes of all parts, which members name alike, those too that give nothing.
-        with self._timed("all_gather", sum(sizes) * sent.nbytes // max(1, longest)):
-            dist.all_gather(received, sent, group=self.process_group)
-        parts = [part[:length].movedim(0, dim) for part, length in zip(received, sizes, strict=True)]
-        return torch.cat(parts, dim=dim)
-
-    def reduce_scatter(self, tensor: Tensor, sizes: Sequence[int], dim: int) -> Tensor:
-        """Return the own piece of the members' sum: they exchange pieces and add them in the order of ranks."""
-        sent = tensor.movedim(dim, 0).contiguous()
-        own = sizes[self.rank]
-        received = sent.new_empty(self.size * own, *sent.shape[1:])
-        with self._timed("reduce_scatter", tensor.nbytes):
-            dist.all_to_all_single(received, sent, [own] * self.size, list(sizes), group=self.process_group)
-        return summed(received.view(self.size, own, *sent.shape[1:]).unbind()).movedim(0, dim)
-
-    def broadcast(self, tensor: Tensor, source: int = 0) -> None:
-        """Replace a tensor by that of one member."""
-        with self._timed("broadcast", tensor.nbytes):
-            dist.broadcast(tensor, group=self.process_group, group_src=source)
-
-    def announce(self, numbers: Tensor) -> None:
-        """Replace a tensor on the processor by the leader's."""
-        with _blaming_peers():
-            dist.broadcast(numbers, group=self.process_group, group_src=0)
-
-    def send(self, tensor: Tensor, target: int) -> None:
-        """Send a contiguous tensor to one member; Gloo sends from the processor's memory only."""
-        with _blaming_peers():
-            dist.send(tensor if self._takes_cards else tensor.cpu(), group=self.process_group, group_dst=target)
-
-    def receive(self, tensor: Tensor, source: int) -> None:
-        """Fill a contiguous tensor with what one member sends."""
-        landing = tensor if self._takes_cards else tensor.cpu()
-        with _blaming_peers():
-            dist.recv(landing, group=self.process_group, group_src=source)
-        if landing is not tensor:
-            tensor.copy_(landing)
-
-    def forget_exchanges(self) -> None:
-        """Begin to count exchanges anew."""
-        self._seconds.clear()
-
-    @property
-    def exchanging_s(self) -> float:
-        """Own seconds in exchanges, waiting for others included."""
-        return sum(map(sum, self._seconds.values()))
-
-    def exchanged_s(self) -> float:
-        """Return the seconds of all exchanges since they were forgotten; all members ask together."""
-        if not self._seconds:
-            return 0.0  # for all of them: they exchange the same, in the same order
-        counts = torch.tensor([len(seconds) for seconds in self._seconds.values()], dtype=torch.float64)
-        shortest = torch.tensor([min(seconds) for seconds in self._seconds.values()], dtype=torch.float64)
-        with _blaming_peers():
-            dist.all_reduce(shortest, dist.ReduceOp.MIN, group=self.process_group)
-        self._seconds.clear()
-        return float((counts * shortest).sum())
-
-    @property
-    def _takes_cards(self) -> bool:
-        return "nccl" in dist.get_backend_config(self.process_group)
-
-    @contextmanager
-    def _timed(self, kind: str, size_bytes: int) -> Iterator[None]:
-        start_s = time.perf_counter()
-        with _blaming_peers():
-            yield
-        self._seconds.setdefault((kind, size_bytes), []).append(time.perf_counter() - start_s)
-
-
-@contextmanager
-def _blaming_peers(what: str = "another device of this stage went away") -> Iterator[None]:
-    """A collective that fails does so because another member went away: it is that one that should be named."""
-    try:
-        yield
-    except torch.OutOfMemoryError:
-        raise
-    except RuntimeError as error:
-        raise PeerLostError(f"{what}: {error}") from error
-
-
-def broadcast_bytes(group: MemberGroup, content: bytes, torch_device: torch.device, *, source: int = 0) -> bytes:
-    """Give every member the bytes of one."""
-    if group.size == 1:
-        return content
-    size = torch.tensor([len(content)], dtype=torch.int64, device=torch_device)
-    group.broadcast(size, source)
-    data = torch.zeros(int(size), dtype=torch.uint8, device=torch_device)
-    if group.rank == source:
-        data.copy_(torch.frombuffer(bytearray(content), dtype=torch.uint8))
-    group.broadcast(data, source)
-    return data.cpu().numpy().tobytes()
+from spantrain.runtime.gradients.members import MemberGroup, SingleMember, TorchMembers, blaming_peers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -332,7 +91,7 @@ def open_groups(
         return StageGroups(world=SingleMember(), replica=SingleMember(), ring=SingleMember(), parts_meet=True)
     assert store is not None, "the devices of a stage need a store to meet at"
     timeout = datetime.timedelta(seconds=timeout_s)
-    with _blaming_peers("another device of this stage cannot be reached"), ExitStack() as undo:
+    with blaming_peers("another device of this stage cannot be reached"), ExitStack() as undo:
         undo.callback(_leave)
         carrier = carrier_between([plan.cluster.device_by_name[name] for name in stage.devices])
         dist.init_process_group(carrier, store=store, rank=rank, world_size=size, timeout=timeout)

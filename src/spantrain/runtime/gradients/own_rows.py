@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from spantrain.core.plan import GradientSums, Plan
 from spantrain.core.shares import TensorPart
 from spantrain.core.span import Span
-from spantrain.runtime.gradients.groups import MemberGroup
+from spantrain.runtime.gradients.members import MemberGroup
 from spantrain.runtime.gradients.step_sums import buckets_of
 
 Parameters = Mapping[str, nn.Parameter]

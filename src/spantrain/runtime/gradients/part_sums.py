@@ -14,7 +14,7 @@ from spantrain.core.shares import TensorPart
 from spantrain.core.span import Span
 from spantrain.errors import ConfigError
 from spantrain.models.tensor_parallel.division import put, take
-from spantrain.runtime.gradients.groups import MemberGroup, broadcast_bytes
+from spantrain.runtime.gradients.members import MemberGroup, broadcast_bytes
 
 Parts = Mapping[str, TensorPart]
 

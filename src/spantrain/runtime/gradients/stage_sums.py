@@ -22,7 +22,8 @@ from spantrain.core.plan import OWN_SUMS, GradientSums, Plan
 from spantrain.core.units import UnitGraph
 from spantrain.models.units import UnitModule, parameter_names, shared_parameters
 from spantrain.runtime.channels import Messenger
-from spantrain.runtime.gradients.groups import MemberGroup, StageGroups
+from spantrain.runtime.gradients.groups import StageGroups
+from spantrain.runtime.gradients.members import MemberGroup
 from spantrain.runtime.gradients.own_rows import begin_rows_sum, square_of_rows
 from spantrain.runtime.gradients.part_sums import GroupParts, hand_out
 from spantrain.runtime.gradients.step_sums import Background, StepSums, buckets_of, gradient_of

@@ -22,7 +22,7 @@ from spantrain.core.span import Span
 from spantrain.errors import WorkerError
 from spantrain.formats.codec import DTYPE_BYTES
 from spantrain.models.execution.stage import NamesFinal
-from spantrain.runtime.gradients.groups import MemberGroup
+from spantrain.runtime.gradients.members import MemberGroup
 from spantrain.runtime.step.context import WorkerContext
 from spantrain.runtime.step.work import DeviceClock, Feed, LastBackward, ReplicaWork
 

@@ -15,7 +15,7 @@ from spantrain.models.data.dataset import Dataset
 from spantrain.models.execution.stage import NamesFinal, StageExecutor
 from spantrain.models.sampler import Sampler
 from spantrain.models.units import Rows, chosen_rows, counted_labels
-from spantrain.runtime.gradients.groups import MemberGroup
+from spantrain.runtime.gradients.members import MemberGroup
 
 Tensors = tuple[torch.Tensor, ...]
 
