@@ -45,8 +45,9 @@ from spantrain.app.training.stop import StopRequest
 from spantrain.app.training.train import train
 from spantrain.core.cluster import Cluster, Device, DeviceKind, Host, Site
 from spantrain.core.job import TrainJob
-from spantrain.core.plan import Plan, Replica, Stage, StateSharding
+from spantrain.core.plan import Plan, Replica, Stage
 from spantrain.core.profile import Profile
+from spantrain.core.shares import StateSharding
 from spantrain.core.span import Span, equal_spans
 from spantrain.core.units import ModelSpec
 from spantrain.cost.memory import MemoryCost, framework_bytes

@@ -9,7 +9,7 @@ from spantrain.adaptation.network_state import LinkState
 from spantrain.app.adaptation.adapt import ProfileForecast, adviser_of
 from spantrain.app.training.outcome import PlanChange, with_reasons
 from spantrain.core.job import TrainJob
-from spantrain.core.plan import StateSharding
+from spantrain.core.shares import StateSharding
 from spantrain.core.span import equal_spans
 from spantrain.core.speed import LinkReport, LinkVerdict
 from spantrain.core.trace import Interval, Trace

@@ -4,8 +4,9 @@ from spantrain.app.profiling.describe import described_profile
 from spantrain.config.cluster_file import load_preset
 from spantrain.models.catalog.catalog import resolve_model
 from spantrain.planner.engine.engine import make_plan
-from spantrain.planner.engine.outcome import PlanOptions, not_trained_yet
+from spantrain.planner.engine.outcome import PlanOptions
 from spantrain.planner.request import JobSpec
+from spantrain.schedule.joint import joint_refusal
 
 
 def test_unlike_devices_in_two_machines_are_a_grid():
@@ -18,4 +19,4 @@ def test_unlike_devices_in_two_machines_are_a_grid():
     assert [sum(span.size for span in stage.replica_spans(number)) for number in (0, 1)] == [48, 16]
     for replica in stage.replicas:
         assert round(replica.tp_shares[0] / replica.tp_shares[1]) == 3
-    assert not_trained_yet(plan) == ()
+    assert joint_refusal(plan) == ""

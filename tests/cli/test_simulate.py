@@ -13,7 +13,8 @@ from spantrain.config.artefacts import write_profile
 from spantrain.config.cluster_file import load_preset
 from spantrain.config.traces.network_traces import Changes, network_trace, write_changes
 from spantrain.config.traces.trace_file import read_trace
-from spantrain.core.plan import Replica, StateSharding
+from spantrain.core.plan import Replica
+from spantrain.core.shares import StateSharding
 from spantrain.core.span import equal_spans
 from spantrain.cost.memory import MemoryCost
 from spantrain.errors import InfeasiblePlanError
@@ -253,17 +254,21 @@ def test_a_rounded_cut_is_half_on_its_link_and_in_memory(plan, laptop_profile):
     assert half.peak_bytes["office-nx"] <= whole.peak_bytes["office-nx"]
 
 
-def test_plans_that_divide_state_are_not_trained(spantrain, plan, profile_path, tmp_path):
-    stages = tuple(
-        replace(stage, state_sharding=StateSharding.ZERO3 if "home-nano" in stage.devices else StateSharding.NONE)
-        for stage in plan.stages
+def test_plans_whose_replicas_would_wait_for_ever_are_not_trained(spantrain, plan, profile_path, tmp_path):
+    both = tuple(replace(plan.stages[0].replicas[0], devices=(name,), tp_shares=(1.0,)) for name in plan.devices[:2])
+    shared = replace(
+        plan.stages[0],
+        end_unit=plan.stages[-1].end_unit,
+        replicas=both,
+        state_sharding=StateSharding.ZERO3,
+        recompute=(),
     )
-    path = written(replace(plan, stages=stages), profile_path, tmp_path / "divided.json")
+    path = written(replace(plan, stages=(shared,), schedule="compact"), profile_path, tmp_path / "divided.json")
     ended = spantrain("train", path, "--out", tmp_path / "run")
     assert (ended.code, ended.out) == (2, "")
     said = " ".join(ended.err.split())
     assert "for comparison by simulation only" in said
-    assert "stage 3: its state is sharded (zero3)" in said
+    assert "divided gradients: schedule compact decides at run time" in said
     assert spantrain("simulate", path).code == 0
 
 

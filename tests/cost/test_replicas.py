@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from spantrain.app.profiling.describe import described_profile
 from spantrain.config.cluster_file import load_preset
 from spantrain.core.action import Op
-from spantrain.core.plan import OWN_SUMS, GradientSums, Replica, Stage, StateSharding
-from spantrain.core.shares import ALONE, shares_of
+from spantrain.core.plan import OWN_SUMS, GradientSums, Replica, Stage
+from spantrain.core.shares import ALONE, StateSharding, shares_of
 from spantrain.core.span import equal_spans
 from spantrain.cost.replicas import ReplicaCost, Ring, rings_of
 from spantrain.cost.sums import SumOptions, fill_buckets
@@ -102,15 +102,19 @@ def test_zero3_takes_the_longer_of_compute_and_gathers(cost_profile):
     replica = stage.replicas[0]
     compute_s = fast.groups.replica_seconds(stage.units, replica, Op.FORWARD, 4)
     assert fast.action_s(stage, replica, Op.FORWARD, 4) == compute_s
-    # Unit by unit; the parameter that units 0 and 2 share is gathered once.
-    gather_s = sum(slow.groups.network.collectives.gather_s(("a0", "a1"), size) for size in (4000, 4000, 3000))
+    # Unit by unit; the parameter that units 0 and 2 share is gathered for each, and its gradient summed once.
+    gather_s, sum_s = (
+        sum(slow.groups.network.collectives.gather_s(("a0", "a1"), size) for size in sizes)
+        for sizes in (cost_profile.graph.gathered_bytes(range(3)), (4000, 4000, 3000))
+    )
+    assert gather_s > sum_s
     assert slow.action_s(stage, replica, Op.FORWARD, 4) == pytest.approx(gather_s)
     assert gather_s > compute_s
     assert slow.action_s(stage, replica, Op.BACKWARD_INPUT, 4) == pytest.approx(gather_s)
     # Of four micro-batches' gradients all are summed beside the work, but for the last one's of the first unit.
     first_s = slow.groups.network.collectives.gather_s(("a0", "a1"), 4000)
-    assert slow.action_s(stage, replica, Op.BACKWARD_WEIGHT, 4) == pytest.approx(gather_s - first_s / 4)
-    assert slow.action_s(stage, replica, Op.BACKWARD, 4) == pytest.approx(2 * gather_s - first_s / 4)
+    assert slow.action_s(stage, replica, Op.BACKWARD_WEIGHT, 4) == pytest.approx(gather_s + sum_s - first_s / 4)
+    assert slow.action_s(stage, replica, Op.BACKWARD, 4) == pytest.approx(gather_s + sum_s - first_s / 4)
     assert slow.end_of_step_s(stage) == pytest.approx((first_s, first_s))
     # Two gathers and a sum for each micro-batch, each to and from one other device.
     assert slow.sent_bytes(stage) == dict.fromkeys((("a0", "a1"), ("a1", "a0")), 4 * 3 * 11000 // 2)

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from spantrain.core.plan import StateSharding
+from spantrain.core.shares import StateSharding
 from spantrain.cost.step import StepCost
 from spantrain.formats.registry import WireFormat
 

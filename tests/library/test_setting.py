@@ -11,7 +11,7 @@ from spantrain.app.training.requests import resumed_run
 from spantrain.app.weight_folder import find_weights
 from spantrain.app.weights import write_weights
 from spantrain.core.checkpoint import SampleLedger
-from spantrain.core.plan import StateSharding
+from spantrain.core.shares import StateSharding
 from spantrain.errors import ConfigError, PlanError, ProfileError
 from spantrain.library.callbacks import UserReporter
 from spantrain.library.setting import Setting, model_of

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from spantrain.app.profiling.describe import described_profile
 from spantrain.config.cluster_file import load_cluster
-from spantrain.core.plan import StateSharding
+from spantrain.core.shares import StateSharding
 from spantrain.errors import InfeasiblePlanError, UsageError
 from spantrain.models.catalog.catalog import resolve_model
 from spantrain.planner.engine.engine import make_plan

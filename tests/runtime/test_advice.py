@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from spantrain.core.plan import Plan, StateSharding
+from spantrain.core.plan import Plan
+from spantrain.core.shares import StateSharding
 from spantrain.core.span import Span
 from spantrain.errors import PlanError
 from spantrain.runtime.coordinator.advice import Advice, Advising, check_change
@@ -90,11 +91,13 @@ def test_trouble_is_told_once_and_the_plan_stays(plan):
 
 
 def test_what_cannot_take_over(plan, make_plan, spec_of):
-    sharded = tuple(replace(stage, state_sharding=StateSharding.ZERO2) for stage in plan.stages)
+    both = tuple(stage.replicas[0] for stage in plan.stages)
+    end = plan.stages[-1].end_unit
+    sharded = (replace(plan.stages[0], end_unit=end, replicas=both, state_sharding=StateSharding.ZERO2),)
     smaller = make_plan(spec_of("gpt2"), [0, 2, 5], [[1], [1]], [[Span(0, 4)]] * 2, "1f1b")
     fewer = make_plan(spec_of("gpt2"), [0, 5], [[1]], SPANS[:1], "1f1b")
     for wrong, text in (
-        (replace(plan, stages=sharded), "divides gradients"),
+        (replace(plan, stages=sharded, schedule="compact"), "divided gradients"),
         (replace(plan, dtype="bfloat16"), "dtype is bfloat16 there, float32 now"),
         (smaller, "global_batch is 4 there, 6 now"),
         (fewer, "devices is"),

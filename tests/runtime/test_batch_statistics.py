@@ -22,7 +22,7 @@ from spantrain.models.statistics import named_statistics, trained_norms
 from spantrain.models.units import LABELS, rows_read
 from spantrain.runtime.checkpoint.tensor_file import step_folder
 from spantrain.runtime.step.work import SampledFeed
-from spantrain.schedule.joint import check_joint_statistics, statistics_spans
+from spantrain.schedule.joint import check_joint, statistics_spans
 from spantrain.schedule.registry import schedule_names, schedules
 from testing.models.graphs import graph_of
 from testing.models.zoo.trial import FOLDER
@@ -156,7 +156,7 @@ def test_any_plan_with_statistics_of_all_replicas(data, plans):
         stages.append(replace(stage, recompute=tuple(sorted(again))))
     plan = replace(plan, stages=tuple(stages))
     try:
-        check_joint_statistics(plan, graph_of(plan.model))
+        check_joint(plan, graph_of(plan.model), statistics=True)
     except PlanError as error:
         event(str(error).split(":")[1][:30])
         with pytest.raises(PlanError, match="batch_norm replicas"):
@@ -202,7 +202,7 @@ def test_orders_that_would_stop_are_refused(schedule, shares, limits, spans, why
     stages = [replace(stage, micro_batches=tuple(own)) for stage, own in zip(plan.stages, spans, strict=True)]
     stages[1] = replace(stages[1], replicas=tuple(replicas))
     with pytest.raises(PlanError, match=why):
-        check_joint_statistics(replace(plan, stages=tuple(stages), schedule=schedule), graph_of(plan.model))
+        check_joint(replace(plan, stages=tuple(stages), schedule=schedule), graph_of(plan.model), statistics=True)
 
 
 def placed(plan: Plan, edges: list[int], groups: list[list[list[str]]]) -> Plan:

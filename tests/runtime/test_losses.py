@@ -18,7 +18,8 @@ from spantrain.app.training.stop import StopRequest
 from spantrain.app.training.train import train
 from spantrain.config.artefacts import write_profile
 from spantrain.core.job import TrainJob
-from spantrain.core.plan import Plan, StateSharding
+from spantrain.core.plan import Plan
+from spantrain.core.shares import StateSharding
 from spantrain.core.span import Span
 from spantrain.errors import PeerLostError
 from spantrain.planner.present import NewPlan

@@ -9,6 +9,7 @@ from typing import Annotated
 from spantrain.core.bounds import Bounds, NotNegative, check_bounds
 from spantrain.core.cluster import Cluster
 from spantrain.core.outer.groups import OuterPlan
+from spantrain.core.shares import StateSharding
 from spantrain.core.span import Span, split_by_shares
 from spantrain.core.units import ModelSpec
 from spantrain.formats.precision import check_dtype
@@ -111,23 +112,6 @@ class DispatchHints:
     """Why these orders."""
 
 
-class StateSharding(StrEnum):
-    """What a stage's replicas divide among themselves in the place of each holding it whole."""
-
-    NONE = "none"
-    ZERO1 = "zero1"
-    """Optimizer state: each updates its rows of parameters, then all take all (Rajbhandari et al., ZeRO, SC 2020)."""
-    ZERO2 = "zero2"
-    """Gradients, too: each micro-batch's are summed to their holders (ZeRO stage 2)."""
-    ZERO3 = "zero3"
-    """Parameters too: they are gathered again for every forward and backward (ZeRO stage 3, PyTorch FSDP)."""
-
-    @property
-    def divides_gradients(self) -> bool:
-        """Whether no replica has whole gradients at any time."""
-        return self in (StateSharding.ZERO2, StateSharding.ZERO3)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Replica:
     """One member of a stage's data parallelism."""
@@ -208,6 +192,16 @@ class Stage:
     def divides_state(self) -> bool:
         """Whether no replica has all of its state."""
         return self.state_sharding is not StateSharding.NONE and len(self.replicas) > 1
+
+    @property
+    def divides_gradients(self) -> bool:
+        """Whether no replica has whole gradients, so that all do every action together (`schedule.joint`)."""
+        return self.divides_state and self.state_sharding.divides_gradients
+
+    @property
+    def divides_parameters(self) -> bool:
+        """Whether no replica has all parameters."""
+        return self.divides_state and self.state_sharding is StateSharding.ZERO3
 
     def replica_spans(self, index: int) -> tuple[Span, ...]:
         """Return the samples of one replica, a span for each micro-batch in which it takes part."""

@@ -1,9 +1,10 @@
-"""What a member of a tensor-parallel group has of a unit or a tensor: its part of heads, columns, channels or rows."""
+"""Parts: what a member of a tensor-parallel group has of a unit or a tensor, and what replicas divide of state."""
 
 import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import lru_cache
 from typing import Annotated
 
@@ -187,3 +188,20 @@ def divided_share(divided: Sequence[TensorPieces], share: MemberShare) -> float:
     """
     weights = [group.work_share + _SOME for group in divided]
     return sum(weight * share.of(group.pieces) for weight, group in zip(weights, divided, strict=True)) / sum(weights)
+
+
+class StateSharding(StrEnum):
+    """What a stage's replicas divide among themselves in the place of each holding it whole."""
+
+    NONE = "none"
+    ZERO1 = "zero1"
+    """Optimizer state: each updates its rows of parameters, then all take all (Rajbhandari et al., ZeRO, SC 2020)."""
+    ZERO2 = "zero2"
+    """Gradients, too: each micro-batch's are summed to their holders (ZeRO stage 2)."""
+    ZERO3 = "zero3"
+    """Parameters too: they are gathered again for every forward and backward (ZeRO stage 3, PyTorch FSDP)."""
+
+    @property
+    def divides_gradients(self) -> bool:
+        """Whether no replica has whole gradients at any time."""
+        return self in (StateSharding.ZERO2, StateSharding.ZERO3)

@@ -246,6 +246,10 @@ class UnitGraph:
         """
         return self._held(units, tp_share, self.shared_bytes, trained=False)
 
+    def gathered_bytes(self, units: range, tp_share: MemberShare = ALONE) -> tuple[int, ...]:
+        """Return the bytes of parameters of each of some units, of shared ones, too: what is whole while it works."""
+        return tuple(self.held_parameter_bytes(range(unit, unit + 1), tp_share)[0] for unit in units)
+
     def held_trained_bytes(self, units: range, tp_share: MemberShare = ALONE) -> tuple[int, ...]:
         """Return the same of the parameters that are trained: bytes of gradients, and of what replicas sum."""
         return self._held(units, tp_share, self.trained_shared_bytes, trained=True)

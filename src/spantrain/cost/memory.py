@@ -6,9 +6,10 @@ that are some steps old there are further sets of those only.
 A member of a tensor-parallel group has, of parameters, gradients and optimizer state, whole pieces of what is divided
 and all of the rest (`UnitGraph.held_parameter_bytes`); of activations what was measured on members
 (`UnitGraph.held_activation_bytes`); it has all of other units, and messages whole. State sharding
-(`core.plan.StateSharding`) divides optimizer state evenly among the replicas, from zero2 on gradients too, zero3 also
-the parameters: beside its part a device then holds the largest unit's twice, one at work and one gathered ahead, in the
-type that is computed with.
+(`core.shares.StateSharding`) divides optimizer state evenly among the replicas, from zero2 on gradients too, zero3 also
+the parameters. Beside its part a device then holds the largest unit's gradients twice, as they are and as they are
+sent, and of zero3 its parameters twice, of the unit at work and of the next. Under autocast a span in flight holds what
+its products rounded of the weights, which no division makes less; `bfloat16-weights` has no such copies.
 
 Activations of a stage are its units', each cut between them once. Recomputed units (`core.plan.Stage.recompute`) hold
 what enters them, and besides the largest of them, run again, for the span at work (Chen et al., "Training Deep Nets
@@ -29,12 +30,12 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from spantrain.core.plan import Plan, Replica, Stage, StateSharding
+from spantrain.core.plan import Plan, Replica, Stage
 from spantrain.core.profile import Profile
-from spantrain.core.shares import ALONE, MemberShare, shares_of
+from spantrain.core.shares import ALONE, MemberShare, StateSharding, shares_of
 from spantrain.core.update.optimizers import STATE_COPIES
 from spantrain.devices.registry import CONTEXT_BYTES, find_backend
-from spantrain.formats.precision import is_low
+from spantrain.formats.precision import LOW_WEIGHTS, gathered_ratio, is_low
 from spantrain.formats.registry import WireFormat
 from spantrain.schedule.registry import splits_backward
 
@@ -160,14 +161,15 @@ class MemoryCost:
             raise ValueError(f"optimizer must be one of {', '.join(STATE_COPIES)}, got {optimizer!r}")
         self._profile = profile
         # Autocast keeps float32 master weights and gradients, and a 16-bit copy of the weights beside them.
-        low = is_low(dtype or profile.dtype)
-        self._copies, self._gathered_ratio = (1.5, 0.5) if low else (1.0, 1.0)
+        self._dtype = dtype or profile.dtype
+        self._rounded = 0.5 if is_low(self._dtype) else 0.0
         self._sets = 1 + staleness
         self._optimizer_ratio = STATE_COPIES[optimizer]
 
         self.fewest_samples = cache(profile.graph.fewest_samples)
         """Of units, at once (`UnitGraph.fewest_samples`)."""
         self._held = cache(profile.graph.held_parameter_bytes)
+        self._gathered = cache(profile.graph.gathered_bytes)
         self._trained = cache(profile.graph.held_trained_bytes)
         self._activations = cache(profile.graph.stage_held_bytes)
         self._deferred = cache(profile.graph.stage_deferred_bytes)
@@ -183,19 +185,24 @@ class MemoryCost:
         """Return the bytes of state for so many bytes of parameters, of which so many are trained, undivided."""
         own = np.ceil(trained_bytes * self._optimizer_ratio) + self._sets * trained_bytes
         all_sets = parameter_bytes + (self._sets - 1) * trained_bytes
-        return np.asarray(np.ceil(self._copies * all_sets) + own)
+        return np.asarray(np.ceil((1 + self._rounded) * all_sets) + own)
 
     def _state_parts(self, units: range, division: Division) -> tuple[int, int, int]:
         """Return the bytes of parameters, gradients and optimizer state."""
         held = self._held(units, division.tp_share)
         trained = sum(self._trained(units, division.tp_share))
         sharding = division.state_sharding
-        gradient_bytes = self._sets * math.ceil(trained / (division.replicas if sharding.divides_gradients else 1))
+        gradient_bytes = self._sets * trained
+        if sharding.divides_gradients and division.replicas > 1:
+            largest = max(self._trained(units, division.tp_share))
+            gradient_bytes = self._sets * math.ceil(trained / division.replicas) + 2 * largest
         updated_bytes = trained if sharding is StateSharding.NONE else trained / division.replicas
         optimizer_bytes = math.ceil(updated_bytes * self._optimizer_ratio)
-        parameter_bytes = self._copies * (sum(held) + (self._sets - 1) * trained)
-        if division.state_sharding is StateSharding.ZERO3 and division.replicas > 1:
-            parameter_bytes = parameter_bytes / division.replicas + 2 * self._gathered_ratio * max(held)
+        parameter_bytes = (1 + self._rounded) * (sum(held) + (self._sets - 1) * trained)
+        if sharding is StateSharding.ZERO3 and division.replicas > 1:
+            copies = 0.0 if self._dtype == LOW_WEIGHTS else self._rounded
+            at_work = 2 * gathered_ratio(self._dtype) * max(self._gathered(units, division.tp_share))
+            parameter_bytes = sum(held) / division.replicas + copies * sum(held) + at_work
         return math.ceil(parameter_bytes), gradient_bytes, optimizer_bytes
 
     def activation_bytes_per_sample(self, units: range, division: Division = WHOLE) -> int:

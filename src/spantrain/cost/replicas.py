@@ -9,8 +9,8 @@ State sharding (Rajbhandari et al., ZeRO, 2020) divides a stage's state evenly a
 
 - `zero2`: each micro-batch's gradients are summed to their holders (reduce-scatter, half of a ring sum); at the end of
   the step the new parameters are gathered (the other half).
-- `zero3`: the parameters are gathered for every F and again for every I or B, unit by unit and one unit ahead, in the
-  type that is computed with; gradients as in zero2.
+- `zero3`: the parameters are gathered for every F and again for every I, B and W, unit by unit and one unit ahead, in
+  the type that the weights have; gradients as in zero2.
 
 What goes on beside an action is hidden behind it: it takes the longer of its compute and its traffic. The last
 micro-batch's gradients are summed as the stage's `sums` say: bucket by bucket beside its backward (`cost.sums`), if
@@ -32,12 +32,12 @@ from functools import cache, cached_property
 from itertools import accumulate
 
 from spantrain.core.action import Op
-from spantrain.core.plan import GradientSums, Replica, Stage, StateSharding
+from spantrain.core.plan import GradientSums, Replica, Stage
 from spantrain.core.profile import Profile
-from spantrain.core.shares import ALONE, MemberShare, shares_of
+from spantrain.core.shares import ALONE, MemberShare, StateSharding, shares_of
 from spantrain.cost.compute import GroupCost, normalised, operations_of
 from spantrain.cost.sums import Collectives, SumBucket, SumOptions, around, behind_s, fill_buckets, nccl_between
-from spantrain.formats.precision import is_low
+from spantrain.formats.precision import gathered_ratio
 
 _EndsKey = tuple[range, tuple[int, ...], tuple[str, ...], tuple[float, ...], Op, int]
 """Units, those computed again, kinds of a group's devices with their shares, operation, samples."""
@@ -92,8 +92,7 @@ class ReplicaCost:
 
     @cached_property
     def _gathered_ratio(self) -> float:
-        """Bytes that are gathered for one byte of float32 parameters."""
-        return 0.5 if is_low(self.groups.compute.dtype) else 1.0
+        return gathered_ratio(self.groups.compute.dtype)
 
     def action_s(self, stage: Stage, replica: Replica, op: Op, samples: int) -> float:
         """Return the seconds of one action of a replica: of its compute, or of what the replicas exchange beside it."""
@@ -120,7 +119,7 @@ class ReplicaCost:
             # All micro-batches are alike here, but what is behind the last one's work comes at the end of the step.
             one_s = sum(self._unit_traffic_s(stage.units, rings_of(stage)))
             traffic_s += one_s - self._sum_behind_s(stage) / len(stage.micro_batches)
-        if stage.state_sharding is StateSharding.ZERO3 and op is not Op.BACKWARD_WEIGHT:
+        if stage.state_sharding is StateSharding.ZERO3:
             traffic_s += sum(self._unit_traffic_s(stage.units, rings_of(stage), self._gathered_ratio))
         return traffic_s
 
@@ -134,7 +133,7 @@ class ReplicaCost:
 
         A gather has a ratio: so many bytes for each of the parameters'.
         """
-        held = self._graph.held_trained_bytes if ratio is None else self._graph.held_parameter_bytes
+        held = self._graph.held_trained_bytes if ratio is None else self._graph.gathered_bytes
         each = 1.0 if ratio is None else ratio
         by_ring = [[self._gather_s(ring, rings, size * each) for size in held(units, ring.tp_share)] for ring in rings]
         return tuple(map(max, zip(*by_ring, strict=True)))
@@ -279,7 +278,7 @@ class ReplicaCost:
             case StateSharding.ZERO2:
                 return (count + 1) * summed
             case StateSharding.ZERO3:
-                held = sum(self._graph.held_parameter_bytes(stage.units, ring.tp_share))
+                held = sum(self._graph.gathered_bytes(stage.units, ring.tp_share))
                 return count * summed + 2 * count * self._gathered_ratio * held
 
     def _add_around(self, sent: Counter[tuple[str, str]], devices: tuple[str, ...], size_bytes: int) -> None:

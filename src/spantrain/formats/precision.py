@@ -23,6 +23,11 @@ def check_dtype(dtype: str) -> str:
     return dtype
 
 
+def gathered_ratio(dtype: str) -> float:
+    """Return the bytes of weights that are gathered to be computed with, for one byte of float32 weights."""
+    return 0.5 if dtype == LOW_WEIGHTS else 1.0
+
+
 def is_low(dtype: str) -> bool:
     """Whether products are computed in 16 bits.
 

@@ -147,9 +147,9 @@ class Constraints:
     sequence_parallel: bool = False
     """Whether tensor-parallel groups hold slices of the sequence between divided layers, wherever they can."""
     sharded_state: bool = False
-    """Whether the replicas of a stage may divide its gradients, optimizer state and parameters."""
+    """Whether the replicas of a stage may divide its gradients, optimizer state and parameters, whatever it gains."""
     divided_updates: bool = True
-    """Whether they may divide the optimizer's state, and its updates, where nothing else fits or all else is worse."""
+    """Whether they may where nothing else fits, or all else is clearly worse."""
     second_level: bool = True
     """False: to `spantrain`, a first-level group is one stage whose devices share evenly (its paper's ablation)."""
 
@@ -358,7 +358,7 @@ class PlanRequest:
 
     @property
     def divides_updates(self) -> bool:
-        """Whether replicas of a stage may divide the optimizer's state."""
+        """Whether replicas of a stage may divide state."""
         return self.constraints.divided_updates and not division_refusal(self.job.optimizer)
 
     @cached_property

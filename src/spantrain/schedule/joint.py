@@ -5,9 +5,9 @@ same actions in the same order, and if the pipeline runs with each such stage as
 when all that any of them needs is there.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from spantrain.core.action import Action, Op
 from spantrain.core.plan import Plan, Stage
@@ -20,8 +20,18 @@ from spantrain.schedule.registry import replica_tasks, schedule_named, schedules
 
 T = TypeVar("T")
 
-_REMEDY = "or give --batch-norm micro-batch"
 _ROOM = "cut all stages of the plan into the same micro-batches, with an in_flight_limit of the whole step,"
+
+
+class _Joint(NamedTuple):
+    """Why replicas do every micro-batch together."""
+
+    what: str
+    remedy: str
+
+
+_STATISTICS = _Joint("batch_norm replicas", "or give --batch-norm micro-batch")
+_DIVIDED = _Joint("divided gradients", "or plan again without --allow-sharded-state")
 
 
 def statistics_spans(stage: Stage, *, joined: bool) -> tuple[Span, ...]:
@@ -31,34 +41,57 @@ def statistics_spans(stage: Stage, *, joined: bool) -> tuple[Span, ...]:
     return tuple(sorted(span for number in range(len(stage.replicas)) for span in stage.replica_spans(number)))
 
 
-def check_joint_statistics(plan: Plan, graph: UnitGraph) -> None:
-    """Check that replicas can take statistics of their micro-batches together, in the stages that take any.
+def check_joint(plan: Plan, graph: UnitGraph, *, statistics: bool = False) -> None:
+    """Check that replicas can do their micro-batches together in the stages where they have to.
+
+    They do where they divide gradients; and where units of the graph take `statistics` of batches, if all take them
+    together.
 
     Raises:
         PlanError: they would wait for each other for ever; the message says why, and what to do.
     """
-    joint = [
-        number
-        for number, stage in enumerate(plan.stages)
-        if len(stage.replicas) > 1 and any(graph.units[unit].batch_norms for unit in stage.units)
-    ]
-    if joint:
-        _check_joint(plan, joint)
+    joint: dict[int, _Joint] = {}
+    for number, stage in enumerate(plan.stages):
+        if stage.divides_gradients:
+            joint[number] = _DIVIDED
+        elif statistics and len(stage.replicas) > 1 and any(graph.units[unit].batch_norms for unit in stage.units):
+            joint[number] = _STATISTICS
+    _check_joint(plan, joint)
 
 
-def _check_joint(plan: Plan, joint: Collection[int]) -> None:
-    if schedule_named(plan.schedule).orders is None:
-        static = ", ".join(name for name, schedule in schedules().items() if schedule.orders)
+def joint_refusal(plan: Plan) -> str:
+    """Return why replicas cannot divide gradients as a plan has it; empty if they can, or none do."""
+    for number, stage in enumerate(plan.stages):
+        if stage.divides_gradients and stage.divides_tensors:
+            return f"stage {number} divides gradients among groups that divide tensors"
+    try:
+        _check_joint(plan, {number: _DIVIDED for number, stage in enumerate(plan.stages) if stage.divides_gradients})
+    except PlanError as error:
+        return str(error)
+    return ""
+
+
+def has_fixed_order(schedule: str) -> bool:
+    """Whether what a replica does next is known before it runs, so that several can do it together."""
+    return schedule_named(schedule).orders is not None
+
+
+def _check_joint(plan: Plan, joint: Mapping[int, _Joint]) -> None:
+    if not joint:
+        return
+    first = joint[min(joint)]
+    if not has_fixed_order(plan.schedule):
+        static = ", ".join(name for name in schedules() if has_fixed_order(name))
         raise PlanError(
-            f"batch_norm replicas: schedule {plan.schedule} decides at run time what a replica does next, and those of "
-            f"stage {min(joint)} would wait for each other inside of F for ever; give --schedule with one whose order "
-            f"is fixed ({static}), {_REMEDY}"
+            f"{first.what}: schedule {plan.schedule} decides at run time what a replica does next, and those of "
+            f"stage {min(joint)} would wait for each other inside of an action for ever; give --schedule with one "
+            f"whose order is fixed ({static}), {first.remedy}"
         )
     tasks, layout = replica_tasks(plan), CutLayout.of(plan)
     orders: list[Sequence[Sequence[Action]]] = [[task.order for task in row] for row in tasks]
-    for number in joint:
+    for number, why in joint.items():
         whole = plan.stages[number].micro_batches
-        orders[number] = (_joint_order(plan, number, orders[number]),)
+        orders[number] = (_joint_order(plan, number, orders[number], why),)
         layout = replace(
             layout,
             spans=_with(layout.spans, number, (whole,)),
@@ -68,12 +101,12 @@ def _check_joint(plan: Plan, joint: Collection[int]) -> None:
         check_orders(orders, layout)
     except ScheduleError as error:
         raise PlanError(
-            f"batch_norm replicas: {plan.schedule} stops where replicas of a stage do each micro-batch together: "
-            f"{error}; {_ROOM} {_REMEDY}"
+            f"{first.what}: {plan.schedule} stops where replicas of a stage do each micro-batch together: "
+            f"{error}; {_ROOM} {first.remedy}"
         ) from error
 
 
-def _joint_order(plan: Plan, number: int, orders: Sequence[Sequence[Action]]) -> tuple[Action, ...]:
+def _joint_order(plan: Plan, number: int, orders: Sequence[Sequence[Action]], why: _Joint) -> tuple[Action, ...]:
     """Return what all replicas of a stage do, in whole micro-batches."""
     stage = plan.stages[number]
     for replica, order in enumerate(orders):
@@ -81,15 +114,15 @@ def _joint_order(plan: Plan, number: int, orders: Sequence[Sequence[Action]]) ->
         name = "+".join(stage.replicas[replica].devices)
         if len(own) < len(stage.micro_batches):
             raise PlanError(
-                f"batch_norm replicas: {name} has no samples in {len(stage.micro_batches) - len(own)} of "
+                f"{why.what}: {name} has no samples in {len(stage.micro_batches) - len(own)} of "
                 f"the {len(stage.micro_batches)} micro-batches of stage {number}, and the others would wait for it; "
-                f"plan larger micro-batches, or replicas of less unlike shares, {_REMEDY}"
+                f"plan larger micro-batches, or replicas of less unlike shares, {why.remedy}"
             )
         if _in_numbers(order, own) != _in_numbers(orders[0], stage.replica_spans(0)):
             first = "+".join(stage.replicas[0].devices)
             raise PlanError(
-                f"batch_norm replicas: under {plan.schedule}, {name} and {first} of stage {number} do their "
-                f"micro-batches in unlike orders, and would wait for each other for ever; {_ROOM} {_REMEDY}"
+                f"{why.what}: under {plan.schedule}, {name} and {first} of stage {number} do their "
+                f"micro-batches in unlike orders, and would wait for each other for ever; {_ROOM} {why.remedy}"
             )
     return tuple(
         Action(number, op, stage.micro_batches[index]) for op, index in _in_numbers(orders[0], stage.replica_spans(0))

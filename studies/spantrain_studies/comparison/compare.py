@@ -28,10 +28,11 @@ from spantrain.cost.compute import ComputeCost
 from spantrain.errors import ConfigError, InternalError, PeerLostError, PlanError, UsageError, WorkerError
 from spantrain.planner.engine.engine import make_plan
 from spantrain.planner.engine.evaluate import Evaluator
-from spantrain.planner.engine.outcome import PlanOptions, not_trained_yet
+from spantrain.planner.engine.outcome import PlanOptions
 from spantrain.planner.engine.predict import costs_of
 from spantrain.planner.request import JobSpec
 from spantrain.planner.strategies.registry import DEFAULT_STRATEGY
+from spantrain.schedule.joint import joint_refusal
 from spantrain.sim.bounds import step_bound_s
 from spantrain_studies.comparison.figures import (
     WARM_UP_STEPS,
@@ -297,8 +298,8 @@ class _Comparison:
         # The default is what `spantrain plan` chooses when it is free to, which may be the best site's plan.
         asked = () if method.strategy == DEFAULT_STRATEGY else (method.strategy,)
         outcome = make_plan(self._profile, self._spec, PlanOptions(strategies=asked))
-        if problems := not_trained_yet(outcome.plan):
-            raise PlanError(f"its plan cannot be trained: {'; '.join(problems)}")
+        if refusal := joint_refusal(outcome.plan):
+            raise PlanError(f"its plan cannot be trained: {refusal}")
         self._planned[method.strategy] = outcome.plan, outcome.step_s_predicted
         return self._planned[method.strategy]
 

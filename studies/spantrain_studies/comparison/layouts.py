@@ -12,8 +12,9 @@ from itertools import pairwise
 
 from spantrain.core.cluster import Cluster
 from spantrain.core.job import TrainJob
-from spantrain.core.plan import Plan, Replica, Stage, StateSharding, SumModel
+from spantrain.core.plan import Plan, Replica, Stage, SumModel
 from spantrain.core.profile import Profile
+from spantrain.core.shares import StateSharding
 from spantrain.core.span import apportion, equal_spans
 from spantrain.cost.sums import default_sums
 from spantrain.errors import InfeasiblePlanError, PlanError, ScheduleError

@@ -1,4 +1,4 @@
-"""Groups of threads in one process: the fake of `runtime.gradients.members`, for tests of a stage's devices together."""
+"""Groups of threads in one process: the fake of `runtime.gradients.members`, for tests of stages."""
 
 import queue
 from collections.abc import Callable, Mapping, Sequence

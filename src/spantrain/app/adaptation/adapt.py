@@ -11,8 +11,9 @@ from spantrain.adaptation.network_state import LinkState, Pair
 from spantrain.adaptation.registry import make_boundary
 from spantrain.app.adaptation.replan import BackgroundPlanner, slowed_profile
 from spantrain.core.job import TrainJob
-from spantrain.core.plan import Plan, StateSharding
+from spantrain.core.plan import Plan
 from spantrain.core.profile import Profile
+from spantrain.core.shares import StateSharding
 from spantrain.cost.memory import MemoryCost
 from spantrain.cost.moving import state_bytes
 from spantrain.cost.replicas import ReplicaCost

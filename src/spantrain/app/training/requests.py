@@ -32,7 +32,6 @@ from spantrain.core.units import ModelSpec
 from spantrain.core.update.optimizers import division_refusal
 from spantrain.errors import ConfigError, PlanError
 from spantrain.models.sources import DROPOUT
-from spantrain.planner.engine.outcome import not_trained_yet
 from spantrain.planner.present import NewPlan
 from spantrain.recovery.policy import OnLoss
 from spantrain.runtime.checkpoint.manifest import Manifest, latest_checkpoint, read_manifest
@@ -40,7 +39,7 @@ from spantrain.runtime.coordinator.advice import Adviser
 from spantrain.runtime.coordinator.batches import EXTERNAL, BatchQueue
 from spantrain.runtime.worker.user_functions import with_own_functions
 from spantrain.schedule.at_once import about_samples, check_samples_at_once
-from spantrain.schedule.joint import check_joint_statistics, statistics_spans
+from spantrain.schedule.joint import check_joint, joint_refusal, statistics_spans
 from spantrain.schedule.layout import check_limits
 
 
@@ -184,8 +183,7 @@ class TrainRequest:
         """Raise a `PlanError` if a plan would wait for ever, has too few samples at once, or divides too much."""
         check_samples_at_once(plan, self.profile.graph)
         check_divided(plan, self.job)
-        if self.job.joins_statistics:
-            check_joint_statistics(plan, self.profile.graph)
+        check_joint(plan, self.profile.graph, statistics=self.job.joins_statistics)
 
     @property
     def left_out(self) -> tuple[str, ...]:
@@ -370,12 +368,8 @@ def _runnable(plan: Plan, functions: Sequence[str]) -> Plan:
     problems = check_limits(plan)
     if problems:
         raise PlanError("the plan would stop in the middle of a step:\n" + "\n".join(f"  {p}" for p in problems))
-    divided = not_trained_yet(plan)
-    if divided:
-        raise PlanError(
-            f"this plan is for comparison by simulation only, it cannot be trained: {'; '.join(divided)}; plan again "
-            "without --allow-sharded-state, or with another strategy"
-        )
+    if refusal := joint_refusal(plan):
+        raise PlanError(f"this plan is for comparison by simulation only, it cannot be trained: {refusal}")
     return replace(plan, model=with_own_functions(plan.model, functions))
 
 
@@ -396,5 +390,5 @@ def check_divided(plan: Plan, job: TrainJob) -> None:
     if refusal and rows:
         raise PlanError(
             f"optimizer {job.optimizer} needs whole parameters, and {', '.join(rows[0])} of this plan update rows of "
-            "them each (zero1): plan again with another strategy than zero1, or take another optimizer"
+            "them each (state_sharding): plan again without divided state, or take another optimizer"
         )

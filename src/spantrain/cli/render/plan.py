@@ -9,8 +9,9 @@ from rich.table import Column, Table
 
 from spantrain.cli.render.text import console_for_people, say, short_way
 from spantrain.core.names import few
-from spantrain.core.plan import Plan, Replica, Stage, StateSharding
+from spantrain.core.plan import Plan, Replica, Stage
 from spantrain.core.quantities import format_bandwidth, format_bytes, format_seconds, format_speed
+from spantrain.core.shares import StateSharding
 from spantrain.cost.analytic import ANALYTIC_METHOD
 from spantrain.formats.registry import WireFormat
 

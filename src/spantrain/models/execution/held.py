@@ -24,7 +24,8 @@ class StorageLog:
 
     def __init__(self, leave_out: Iterable[Tensor] = ()) -> None:
         """Watch nothing yet; storages of the tensors in `leave_out` (parameters, buffers) are never counted."""
-        self._left_out = {tensor.untyped_storage().data_ptr() for tensor in leave_out}
+        # By themselves: those of divided parameters are elsewhere each time that they are whole.
+        self._left_out = {tensor.untyped_storage()._cdata for tensor in leave_out}
         self._seen: dict[int, tuple[StorageWeakRef, int]] = {}
         """By address; a new storage at the address of one that is gone takes its place."""
         self.most_bytes = 0
@@ -35,7 +36,7 @@ class StorageLog:
         for tensor in tensors:
             storage = tensor.untyped_storage()
             address = storage.data_ptr()
-            if address not in self._left_out:
+            if storage._cdata not in self._left_out:
                 reference = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
                 self._seen[address] = (reference, storage.nbytes())
 
@@ -56,9 +57,11 @@ class StorageLog:
     def look_with(self, *tensors: Tensor) -> int:
         """Return the bytes that are alive now, with those of some tensors, which are not noted."""
         now_bytes = self.look()
-        storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
+        storages = {storage.data_ptr(): storage for storage in (tensor.untyped_storage() for tensor in tensors)}
         return now_bytes + sum(
-            size for at, size in storages.items() if at not in self._seen and at not in self._left_out
+            storage.nbytes()
+            for at, storage in storages.items()
+            if at not in self._seen and storage._cdata not in self._left_out
         )
 
     def look(self) -> int:

@@ -1,14 +1,16 @@
 """A part of a stage that goes back as one: units whose activations are held, or one unit that is run again.
 
 A stage without recomputation is one segment. Else each recomputed unit is a segment, and so is each run of units
-between them. Segments are joined as stages are: by detached tensors, of which the floating-point ones have gradients.
-Where members of a group hold slices of a sequence, they do so between segments too; what leaves a stage is whole.
+between them; where something is done around each unit, all of them are. Segments are joined as stages are: by detached
+tensors, of which the floating-point ones have gradients. Where members of a group hold slices of a sequence, they do so
+between segments too; what leaves a stage is whole.
 """
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +25,22 @@ from spantrain.models.units import Rows, UnitModule, drawing_modules, parameter_
 from spantrain.models.weight_gradients import Deferral, DeferredGradients, Final, defer_in
 
 Tensors = tuple[Tensor, ...]
+
+
+class SegmentShards(Protocol):
+    """What replicas that divide gradients, or parameters, exchange around each segment of each pass."""
+
+    def at(self, number: int, *, then: int | None, sums: bool = False) -> AbstractContextManager[None]:
+        """Have a segment's parameters be whole inside; where it `sums`, take gradients from them behind it.
+
+        `then` is the segment whose turn is next.
+        """
+
+    def outlive(self, outputs: Tensors) -> Tensors:
+        """Return what a segment makes, none of it in the memory of a parameter."""
+
+    def clear(self) -> None:
+        """Forget what is under way, after an abort."""
 
 
 @dataclass(kw_only=True)
@@ -190,12 +208,17 @@ def segments_of(
     recompute: Sequence[int],
     *,
     is_last: bool,
+    each: bool = False,
     autocast_dtype: torch.dtype | None,
     torch_device: torch.device,
 ) -> tuple[Segment, ...]:
-    """Divide a stage's units into segments; `recompute` are positions among them."""
+    """Divide a stage's units into segments, `each` of one unit or as few as can be.
+
+    `recompute` are positions among the units.
+    """
     deferral = _deferral_of(units)
     bounds = sorted({0, len(units), *recompute, *(position + 1 for position in recompute)})
+    bounds = list(range(len(units) + 1)) if each else bounds
     return tuple(
         Segment(
             units[first:end],

@@ -1,7 +1,7 @@
 """Runs one stage's actions on its units: F, I, W and B for spans of samples, in any order that is allowed."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import compress, count
 
@@ -12,7 +12,15 @@ from spantrain.core.span import Span
 from spantrain.devices.registry import class_of
 from spantrain.errors import ConfigError, ProtocolError, ScheduleError
 from spantrain.models.execution.held import HeldMeter, StorageLog
-from spantrain.models.execution.segment import HeldSegment, Segment, Tensors, autocast_dtype, detached, segments_of
+from spantrain.models.execution.segment import (
+    HeldSegment,
+    Segment,
+    SegmentShards,
+    Tensors,
+    autocast_dtype,
+    detached,
+    segments_of,
+)
 from spantrain.models.low_weights import LowWeights, full_weight, with_low_weights
 from spantrain.models.randomness.draws import DrawnSamples
 from spantrain.models.statistics import BatchStatistics
@@ -62,6 +70,8 @@ class StageExecutor:
     """Of what its units draw at random."""
     loss_scale: float = 1.0
     """What the loss is multiplied by before the backward pass; gradients come out as much larger."""
+    shards: SegmentShards | None = None
+    """Of an executor whose segments are single units."""
     _trains: bool | None = None
 
     def __init__(
@@ -78,8 +88,11 @@ class StageExecutor:
         fewest_samples: int = 0,
         sums_samples: bool = False,
         seed: int = 0,
+        by_unit: bool = False,
     ) -> None:
         """Take the units to the device; `recompute` are positions among them, `seed` is of what they draw at random.
+
+        `by_unit`: each is a segment of its own.
 
         `dtype` is one of `formats.precision`.
 
@@ -102,7 +115,12 @@ class StageExecutor:
         self.names_by_unit = tuple(tuple(self._new_names(unit)) for unit in units)
         """By unit: names of parameters whose gradients are whole when a backward pass is through it."""
         self._segments = segments_of(
-            units, recompute, is_last=is_last, autocast_dtype=autocast_dtype(dtype), torch_device=self._torch_device
+            units,
+            recompute,
+            is_last=is_last,
+            each=by_unit,
+            autocast_dtype=autocast_dtype(dtype),
+            torch_device=self._torch_device,
         )
         self.low_weights = LowWeights(own for segment in self._segments for own in segment.parameters)
         """To be made anew before each step and evaluation."""
@@ -127,7 +145,12 @@ class StageExecutor:
     @property
     def keeps_spans(self) -> bool:
         """Whether samples are to run at once as it was planned."""
-        return self._fewest_samples > 0 or bool(self.statistics)
+        return self._fewest_samples > 0 or bool(self.statistics) or self.shards is not None
+
+    @property
+    def segment_parameters(self) -> tuple[tuple[nn.Parameter, ...], ...]:
+        """By segment: parameters as they stand in the modules."""
+        return tuple(segment.parameters for segment in self._segments)
 
     @property
     def held_samples(self) -> int:
@@ -143,6 +166,8 @@ class StageExecutor:
         self._held.clear()
         self.meter.clear()
         self.statistics.clear()
+        if self.shards is not None:
+            self.shards.clear()
 
     @property
     def reads(self) -> tuple[int, ...]:
@@ -194,14 +219,33 @@ class StageExecutor:
         """Run F of all segments; return what those that go back hold, and the last one's outputs, without a graph."""
         tensors, rows = self._moved(received), self._rows_here(rows)
         held: list[HeldSegment] = []
-        for segment in self._segments[: self._first_back]:
-            with torch.no_grad():
-                tensors = detached(segment.run(tensors, rows, samples))
-        for segment in self._segments[self._first_back :]:
-            wanted = bool(held) or self._trains_before
-            kept, tensors = segment.forward(tuple(_leaf(tensor, wanted=wanted) for tensor in tensors), rows, samples)
-            held.append(kept)
+        for number, segment in enumerate(self._segments):
+            with self._ahead_of(number):
+                if number < self._first_back:
+                    with torch.no_grad():
+                        tensors = self._outliving(detached(segment.run(tensors, rows, samples)))
+                    continue
+                wanted = bool(held) or self._trains_before
+                inputs = tuple(_leaf(tensor, wanted=wanted) for tensor in tensors)
+                kept, tensors = segment.forward(inputs, rows, samples)
+                tensors = self._outliving(tensors)
+                held.append(kept)
         return tuple(held), tensors
+
+    def _ahead_of(self, number: int) -> AbstractContextManager[None]:
+        """Return what a segment goes forward in."""
+        if self.shards is None:
+            return nullcontext()
+        return self.shards.at(number, then=number + 1 if number + 1 < len(self._segments) else None)
+
+    def _back_from(self, number: int, *, sums: bool) -> AbstractContextManager[None]:
+        """Return what a segment goes back in; `sums`: what is added to its gradients there is all of the pass."""
+        if self.shards is None:
+            return nullcontext()
+        return self.shards.at(number, then=number - 1 if number > self._first_back else None, sums=sums)
+
+    def _outliving(self, outputs: Tensors) -> Tensors:
+        return outputs if self.shards is None else self.shards.outlive(outputs)
 
     def evaluate(self, span: Span, received: Tensors, rows: Rows, *, step: int = 0) -> Tensors:
         """Return what `forward` would in evaluation mode, without holding anything for a backward pass."""
@@ -209,8 +253,9 @@ class StageExecutor:
         # What draws in any mode draws otherwise than in training.
         samples = self._set_mode(span, -1 - step, trains=False)
         with torch.no_grad():
-            for segment in self._segments:
-                tensors = segment.run(tensors, rows, samples)
+            for number, segment in enumerate(self._segments):
+                with self._ahead_of(number):
+                    tensors = self._outliving(segment.run(tensors, rows, samples))
         return self._to_send(detached(tensors), span)
 
     def _set_mode(self, span: Span, step: int, *, trains: bool) -> DrawnSamples:
@@ -236,7 +281,8 @@ class StageExecutor:
         held.went_back = True
         with self.statistics.of(span, again=True):
             for number, kept in self._backwards(held):
-                gradients = self._segments[number].backward_input(kept, gradients, held.log)
+                with self._back_from(number, sums=False):
+                    gradients = self._segments[number].backward_input(kept, gradients, held.log)
         held.note_tensors()
         self.meter.carried((*output_gradients, *gradients))
         self.meter.went_back(span, held.log, leaves_weights=True)
@@ -255,7 +301,7 @@ class StageExecutor:
             raise ScheduleError(f"W{span}: I has not run on it; in flight: {_listed(self._held)}")
         with self.statistics.of(span, again=True):
             for number, kept in self._backwards(held):
-                with self._telling(number, final) as told:
+                with self._back_from(number, sums=True), self._telling(number, final) as told:
                     self._segments[number].backward_weight(kept, told)
         del self._held[span]
         self.meter.released(span)
@@ -266,7 +312,7 @@ class StageExecutor:
         held, gradients = self._begin_backward(span, "B", output_gradients)
         with self.statistics.of(span, again=True):
             for number, kept in self._backwards(held):
-                with self._telling(number, final) as told:
+                with self._back_from(number, sums=True), self._telling(number, final) as told:
                     gradients = self._segments[number].backward(kept, gradients, held.log, told)
         del self._held[span]
         self.meter.carried((*output_gradients, *gradients))

@@ -6,10 +6,10 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 
-from spantrain.core.plan import Plan, Replica, Stage, StateSharding, SumModel
+from spantrain.core.plan import Plan, Replica, Stage, SumModel
 from spantrain.core.profile import Profile
 from spantrain.core.quantities import format_bytes
-from spantrain.core.shares import even_share
+from spantrain.core.shares import StateSharding, even_share
 from spantrain.core.span import Span, equal_spans
 from spantrain.cost.memory import Division, MemoryCost, divisions_in
 from spantrain.cost.span_tables import Array, SpanTables

@@ -17,8 +17,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from spantrain.core.action import Op
-from spantrain.core.plan import DEFAULT_BUCKET_BYTES, Plan, Replica, Stage, StateSharding, SumModel
+from spantrain.core.plan import DEFAULT_BUCKET_BYTES, Plan, Replica, Stage, SumModel
 from spantrain.core.profile import Profile
+from spantrain.core.shares import StateSharding
 from spantrain.core.units import UnitGraph
 from spantrain.cost.replicas import ReplicaCost
 from spantrain.cost.sums import sum_options

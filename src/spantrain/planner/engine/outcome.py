@@ -21,6 +21,7 @@ from spantrain.planner.request import (
     Strategy,
 )
 from spantrain.planner.strategies.relaxation import StepBound
+from spantrain.schedule.joint import joint_refusal
 
 Prefer = Callable[[Sequence[tuple[Plan, Evaluation]]], tuple[int, tuple[str, ...]]]
 """Takes plans that may be chosen, the best by the objective first; returns which one is, and what is said of it."""
@@ -107,13 +108,8 @@ class Ranking:
         return bool(self.broken(plan, evaluation)), bool(self.only_to_compare(plan)), *self.value(evaluation)
 
     def only_to_compare(self, plan: Plan) -> str:
-        """Return why a plan gives way to those that can be trained; empty if it need not, or if that was allowed."""
-        if self._options.constraints.sharded_state or not not_trained_yet(plan):
-            return ""
-        return (
-            "it divides gradients among replicas, which training cannot do yet "
-            "(--allow-sharded-state lets it be chosen)"
-        )
+        """Return why a plan gives way to those that can be trained; empty if it need not."""
+        return joint_refusal(plan)
 
     def value(self, evaluation: Evaluation) -> tuple[float, float]:
         """Return the objective, the less the better, and the step's seconds."""
@@ -194,15 +190,6 @@ class PlanOutcome:
             search_s=self.search_s + whole.search_s,
             report=replace(self.report, reasons=(said, *self.report.reasons)),
         )
-
-
-def not_trained_yet(plan: Plan) -> tuple[str, ...]:
-    """Return what the runtime cannot do of a plan, by stage; empty if it can do all of it."""
-    return tuple(
-        f"stage {index}: its state is sharded ({stage.state_sharding.value})"
-        for index, stage in enumerate(plan.stages)
-        if stage.state_sharding.divides_gradients
-    )
 
 
 def divides_unasked(plan: Plan, constraints: Constraints) -> bool:

@@ -39,7 +39,8 @@ micro-batch and bucket are taken. Not kept: offloading to the host.
 from collections.abc import Iterable, Iterator
 from functools import partial
 
-from spantrain.core.plan import StateSharding, SumModel
+from spantrain.core.plan import SumModel
+from spantrain.core.shares import StateSharding
 from spantrain.core.span import apportion
 from spantrain.core.update.optimizers import division_refusal
 from spantrain.errors import InfeasiblePlanError
@@ -57,9 +58,11 @@ def data_parallel(
     """Propose the whole model on every device, with equal shares, and its state divided or not.
 
     Raises:
-        InfeasiblePlanError: there are fewer samples than devices, some device cannot hold its part, or all
-            micro-batches that the job asks for are smaller than the devices are many.
+        InfeasiblePlanError: there are fewer samples than devices, some device cannot hold its part, all micro-batches
+            that the job asks for are smaller than the devices are many, or the optimizer's state cannot be divided.
     """
+    if state_sharding is not StateSharding.NONE and division_refusal(request.job.optimizer):
+        raise InfeasiblePlanError(f"optimizer {request.job.optimizer} needs whole parameters for its updates")
     devices = request.devices_within_quotas
     sizes = _sizes(request, len(devices))
     assembler = Assembler(request, sums)
@@ -68,19 +71,9 @@ def data_parallel(
 
 
 DDP: Strategy = partial(data_parallel, state_sharding=StateSharding.NONE, sums=SumModel.TORCH_DDP)
+ZERO1: Strategy = partial(data_parallel, state_sharding=StateSharding.ZERO1)
 ZERO2: Strategy = partial(data_parallel, state_sharding=StateSharding.ZERO2, sums=SumModel.DEEPSPEED_ZERO)
 FSDP: Strategy = partial(data_parallel, state_sharding=StateSharding.ZERO3, sums=SumModel.TORCH_FSDP)
-
-
-def zero1(request: PlanRequest) -> tuple[Proposal, ...]:
-    """Propose the whole model on every device, with equal shares, and the optimizer's state divided.
-
-    Raises:
-        InfeasiblePlanError: it fits nowhere, or the optimizer's state cannot be divided.
-    """
-    if division_refusal(request.job.optimizer):
-        raise InfeasiblePlanError(f"optimizer {request.job.optimizer} needs whole parameters for its updates")
-    return data_parallel(request, StateSharding.ZERO1)
 
 
 def _sizes(request: PlanRequest, count: int) -> list[int]:

@@ -14,10 +14,10 @@ from spantrain.planner.strategies.baselines import (
     FSDP,
     GPIPE,
     ONE_F_ONE_B,
+    ZERO1,
     ZERO2,
     single_device,
     single_site,
-    zero1,
 )
 from spantrain.planner.strategies.spantrain.strategy import spantrain, spantrain_paper
 from spantrain.planner.strategies.spantrain_dp.strategy import spantrain_dp
@@ -57,7 +57,7 @@ _OURS: Mapping[str, RegisteredStrategy] = MappingProxyType(
         "single-device": RegisteredStrategy(propose=single_device, description="the best device alone"),
         "single-site": RegisteredStrategy(propose=single_site, description="the best site alone, by spantrain-dp"),
         "ddp": RegisteredStrategy(propose=DDP, description="the whole model on every device, equal shares"),
-        "zero1": RegisteredStrategy(propose=zero1, description="ddp with the optimizer's state divided (ZeRO-1)"),
+        "zero1": RegisteredStrategy(propose=ZERO1, description="ddp with the optimizer's state divided (ZeRO-1)"),
         "zero2": RegisteredStrategy(propose=ZERO2, description="ddp with gradients and optimizer state divided (ZeRO)"),
         "fsdp": RegisteredStrategy(propose=FSDP, description="ddp with all state divided, as in PyTorch FSDP (ZeRO-3)"),
         "gpipe": RegisteredStrategy(propose=GPIPE, description="equal layers in cluster order, all forwards first"),

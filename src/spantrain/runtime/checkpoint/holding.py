@@ -50,13 +50,14 @@ class Holding:
         """Return what of a parameter or statistic has optimizer state here; None: nothing."""
         if self.own_rows is not None:
             return self.own_rows.get(name)
-        return OwnRows(rows=self.parameters[name], part=self.parts[name]) if name in self.parameters else None
+        own = self.parameters.get(name)
+        return None if own is None else OwnRows(rows=own, whole=own, part=self.parts[name])
 
     @property
     def without_others_rows(self) -> "Holding":
-        """The same, but of parameters that replicas update by rows only its own rows."""
+        """The same, but of parameters of which it has rows only those."""
         rows = self.own_rows or {}
-        still = {name: one for name, one in self.parameters.items() if not one.requires_grad}
+        still = {name: one for name, one in self.parameters.items() if not one.requires_grad and name not in rows}
         whole = {name: self.parts[name] for name in (*still, *self.statistics)}
         return replace(
             self,
@@ -101,7 +102,8 @@ def holding_of(
         rows: what it updates of each, by the same names; None: all.
     """
     stage_index, replica_index = plan.place(device)
-    replica = plan.stages[stage_index].replicas[replica_index]
+    stage = plan.stages[stage_index]
+    replica = stage.replicas[replica_index]
     names, first_stages = _tied(plan, graph)
     own = {names.get(name, name): parameter for name, parameter in parameters.items()}
     statistics = named_statistics(units)
@@ -116,7 +118,7 @@ def holding_of(
         held_first.add(first)
         if replica_index == 0 and (device == replica.devices[0] or not part.is_whole):
             writes.add(first)
-    return Holding(
+    holding = Holding(
         parameters=own,
         statistics=statistics,
         parts=own_parts,
@@ -124,6 +126,11 @@ def holding_of(
         writes_state=frozenset(held_first),
         own_rows=None if rows is None else {names.get(name, name): one for name, one in rows.items()},
     )
+    if not stage.divides_parameters:
+        return holding
+    divided = holding.without_others_rows
+    kept = writes - own.keys() | held_first & (holding.own_rows or {}).keys()
+    return replace(divided, writes=frozenset(kept))
 
 
 def _tied(plan: Plan, graph: UnitGraph) -> tuple[dict[str, str], dict[str, int]]:

@@ -13,6 +13,7 @@ from typing import Protocol, Self
 from spantrain.core.plan import Plan
 from spantrain.errors import PlanError
 from spantrain.runtime.control.requests import DeviceReport
+from spantrain.schedule.joint import joint_refusal
 from spantrain.schedule.layout import check_limits
 
 Reports = Mapping[str, DeviceReport]
@@ -129,8 +130,8 @@ def check_change(before: Plan, after: Plan) -> None:
     ]
     if after.outer is not None:
         problems.append("sites train by themselves there")
-    if any(stage.state_sharding.divides_gradients for stage in after.stages):
-        problems.append("it divides gradients among replicas, which training cannot do")
+    if refusal := joint_refusal(after):
+        problems.append(refusal)
     problems += check_limits(after)
     if problems:
         raise PlanError(f"the plan that was advised cannot take over: {'; '.join(problems)}; advise one that can")

@@ -4,21 +4,27 @@
     replica  the device's tensor-parallel group, its leader first
     ring     those of different replicas that this device sums gradients with (`cost.replicas.rings_of`)
 
-A group of one needs no network (`runtime.gradients.members`).
+A group of one needs no network (`runtime.gradients.members`). Before they form groups, devices meet at a store that the
+first of them holds.
 """
 
 import datetime
+import socket
 from contextlib import ExitStack
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from torch.distributed import ProcessGroup, Store
+from torch.distributed import ProcessGroup, Store, TCPStore
 
 from spantrain.core.plan import Plan, Stage
 from spantrain.cost.replicas import rings_of
 from spantrain.cost.sums import carrier_between
+from spantrain.errors import PeerLostError
 from spantrain.runtime.gradients.members import MemberGroup, SingleMember, TorchMembers, blaming_peers
+
+_REACH = datetime.timedelta(seconds=30)
+"""How long to try to reach a store that is open."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,3 +145,31 @@ def _formed(ranks: tuple[int, ...], size: int, timeout: datetime.timedelta) -> P
 
 def _member(group: ProcessGroup | None) -> MemberGroup:
     return SingleMember() if group is None else TorchMembers(group)
+
+
+def hold_store(address: str) -> TCPStore:
+    """Open a store on a free port of one address only; left alone, torch would listen on all of the machine's."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
+        listener.bind((address, 0))
+        listener.listen()
+        port = listener.getsockname()[1]
+        return TCPStore(
+            address,
+            port,
+            is_master=True,
+            wait_for_workers=False,
+            timeout=_REACH,
+            master_listen_fd=listener.detach(),
+        )
+
+
+def reach_store(host: str, port: int) -> Store:
+    """Connect to a store that another device holds.
+
+    Raises:
+        PeerLostError: it does not answer.
+    """
+    try:
+        return TCPStore(host, port, is_master=False, timeout=_REACH)
+    except RuntimeError as error:
+        raise PeerLostError(f"the first device of this stage does not answer at {host}:{port}: {error}") from error

@@ -1,14 +1,15 @@
-"""The rows of a stage's parameters that one replica updates, where replicas divide the optimizer's state (ZeRO 1).
+"""The rows of a stage's parameters that one replica updates, where replicas divide the optimizer's state (ZeRO).
 
-Each has all parameters, and gradients of all of them, of which the sum of its rows comes to it. Of the optimizer's
-state it has that of its rows: equal parts, along the first dimension, of every parameter that is trained. Behind the
-update all take all rows. Together that sends what a sum of all gradients to all replicas does.
+Of the optimizer's state each has that of its rows: equal parts, along the first dimension, of every parameter that is
+trained. With ZeRO 1 each has all parameters, and gradients of all of them, of which the sum of its rows comes to it at
+the end of a step; behind the update all take all rows. Together that sends what a sum of all gradients to all replicas
+does. Where gradients are divided, too, and parameters: `unit_shards`.
 
 An update of rows is that of the whole parameter for every optimizer that looks at one element at a time; of those that
 do not, plans are refused (`app.training.requests.check_divided`).
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -28,7 +29,9 @@ class OwnRows:
     """What of a parameter one device updates."""
 
     rows: nn.Parameter
-    """A view of them, which the optimizer has; or the parameter itself."""
+    """What the optimizer has: a view of them, or the parameter itself; where parameters are divided, all there is."""
+    whole: nn.Parameter
+    """The parameter that they are of, as the stage has it."""
     part: TensorPart
     """Which part of the unsplit model's tensor they are."""
 
@@ -48,7 +51,8 @@ class OwnRows:
 def own_rows(plan: Plan, device: str, parameters: Parameters) -> dict[str, OwnRows] | None:
     """Return what a device updates of its stage's parameters, by name; None: all of them whole.
 
-    Of a parameter with fewer rows than there are replicas, some update nothing.
+    Of a parameter with fewer rows than there are replicas, some update nothing. Where parameters are divided, rows are
+    copies, and those that are not trained have some, too: whole ones may be given up.
     """
     stage_index, replica_index = plan.place(device)
     stage = plan.stages[stage_index]
@@ -56,14 +60,21 @@ def own_rows(plan: Plan, device: str, parameters: Parameters) -> dict[str, OwnRo
         return None
     found = {}
     for name, parameter in parameters.items():
-        if parameter.requires_grad:
-            rows = _rows_of(parameter, replica_index, len(stage.replicas))
-            if rows and not parameter.dim():
-                found[name] = OwnRows(rows=parameter, part=TensorPart(full_shape=()))
-            elif rows:
-                part = TensorPart(full_shape=tuple(parameter.shape), ranges=(Span(rows.start, rows.stop),))
-                found[name] = OwnRows(rows=nn.Parameter(parameter.detach()[rows.start : rows.stop]), part=part)
+        rows = _rows_of(parameter, replica_index, len(stage.replicas))
+        if rows and (parameter.requires_grad or stage.divides_parameters):
+            found[name] = _own(parameter, rows, copies=stage.divides_parameters)
     return found
+
+
+def _own(parameter: nn.Parameter, rows: range, *, copies: bool) -> OwnRows:
+    part, held = TensorPart(full_shape=()), parameter.detach()
+    if parameter.dim():
+        part = TensorPart(full_shape=tuple(parameter.shape), ranges=(Span(rows.start, rows.stop),))
+        held = held[rows.start : rows.stop]
+    elif not copies:
+        return OwnRows(rows=parameter, whole=parameter, part=part)
+    own = nn.Parameter(held.clone() if copies else held, requires_grad=parameter.requires_grad)
+    return OwnRows(rows=own, whole=parameter, part=part)
 
 
 def _rows_of(parameter: Tensor, rank: int, replicas: int) -> range:
@@ -85,8 +96,8 @@ def begin_rows_sum(gradients: Sequence[Tensor], group: MemberGroup, most_bytes: 
 
 def _begin_sum(pieces: Sequence[Sequence[Tensor]], group: MemberGroup) -> Callable[[], None]:
     flat = torch.cat([piece.reshape(-1) for row in pieces for piece in row])
-    wait = group.begin_reduce_scatter(flat, [_elements(row) for row in pieces])
-    return lambda: _fill(pieces[group.rank], wait())
+    wait = group.begin_reduce_scatter(flat, [elements_of(row) for row in pieces])
+    return lambda: fill(pieces[group.rank], wait())
 
 
 def gather_rows(parameters: Parameters, group: MemberGroup, sums: GradientSums) -> None:
@@ -95,11 +106,11 @@ def gather_rows(parameters: Parameters, group: MemberGroup, sums: GradientSums) 
     for bucket in buckets_of(held.items(), {name: own.numel() for name, own in held.items()}, sums):
         for pieces in _turns([held[name] for name in bucket], group.size, sums.bucket_bytes):
             own = [piece.reshape(-1) for piece in pieces[group.rank]]
-            sizes = [_elements(row) for row in pieces]
+            sizes = [elements_of(row) for row in pieces]
             taken = group.all_gather(torch.cat(own) if own else held[bucket[0]].new_empty(0), sizes, 0)
             for rank, values in enumerate(taken.split_with_sizes(sizes)):
                 if rank != group.rank:
-                    _fill(pieces[rank], values)
+                    fill(pieces[rank], values)
     group.forget_exchanges()
 
 
@@ -108,7 +119,7 @@ def _turns(tensors: Sequence[Tensor], replicas: int, most_bytes: int) -> list[li
 
     Each is of so many bytes or up to twice as many; buckets of usual size, somewhat over it, have one.
     """
-    pieces, count = _pieces(tensors, replicas), sum(own.nbytes for own in tensors) // most_bytes
+    pieces, count = pieces_of(tensors, replicas), sum(own.nbytes for own in tensors) // most_bytes
     if count < 2:
         return [pieces]
     return [
@@ -120,13 +131,7 @@ def _turns(tensors: Sequence[Tensor], replicas: int, most_bytes: int) -> list[li
     ]  # fmt: skip
 
 
-def square_of_rows(gradients: Iterable[Tensor], group: MemberGroup) -> float:
-    """Return the squared norm of what this replica has of the sum."""
-    pieces = _pieces([gradient.detach() for gradient in gradients], group.size)[group.rank]
-    return sum(float(piece.double().square().sum()) for piece in pieces)
-
-
-def _pieces(tensors: Sequence[Tensor], replicas: int) -> list[list[Tensor]]:
+def pieces_of(tensors: Sequence[Tensor], replicas: int) -> list[list[Tensor]]:
     """Return the rows of tensors, as views, that each replica has; none of those of which it has none."""
     return [
         [
@@ -138,11 +143,13 @@ def _pieces(tensors: Sequence[Tensor], replicas: int) -> list[list[Tensor]]:
     ]
 
 
-def _elements(pieces: Sequence[Tensor]) -> int:
+def elements_of(pieces: Sequence[Tensor]) -> int:
+    """Return how many numbers some tensors have."""
     return sum(piece.numel() for piece in pieces)
 
 
-def _fill(pieces: Sequence[Tensor], values: Tensor) -> None:
+def fill(pieces: Sequence[Tensor], values: Tensor) -> None:
+    """Lay numbers, one behind the other, into tensors."""
     sizes = [piece.numel() for piece in pieces]
     for piece, own in zip(pieces, values.split_with_sizes(sizes) if sizes else (), strict=True):
         piece.copy_(own.view_as(piece))

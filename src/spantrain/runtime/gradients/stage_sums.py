@@ -11,7 +11,7 @@ Parameters that several stages hold copies of (tied embeddings): their gradients
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,12 +19,13 @@ from torch import Tensor, nn
 
 from spantrain.core.messages import ControlKey
 from spantrain.core.plan import OWN_SUMS, GradientSums, Plan
+from spantrain.core.shares import StateSharding
 from spantrain.core.units import UnitGraph
 from spantrain.models.units import UnitModule, parameter_names, shared_parameters
 from spantrain.runtime.channels import Messenger
 from spantrain.runtime.gradients.groups import StageGroups
 from spantrain.runtime.gradients.members import MemberGroup
-from spantrain.runtime.gradients.own_rows import begin_rows_sum, square_of_rows
+from spantrain.runtime.gradients.own_rows import begin_rows_sum
 from spantrain.runtime.gradients.part_sums import GroupParts, hand_out
 from spantrain.runtime.gradients.step_sums import Background, StepSums, buckets_of, gradient_of
 from spantrain.runtime.recorder import StepRecorder
@@ -42,7 +43,7 @@ class StageSum:
         *,
         levels: bool = False,
         partial: Sequence[str] = (),
-        divides: bool = False,
+        division: StateSharding = StateSharding.NONE,
         sums: GradientSums = OWN_SUMS,
     ) -> None:
         """Sum over these groups.
@@ -52,14 +53,15 @@ class StageSum:
             parts: what the members of its replica hold.
             levels: members round unlike, so gradients of what all hold whole are made the leader's.
             partial: names of parameters that all hold whole, each with a part of the sum only; all get the whole sum.
-            divides: each replica gets the sum of the rows that it updates (`own_rows`).
+            division: each replica gets the sum of the rows that it updates (`own_rows`), where state is divided; where
+                gradients are, it has got them before, but for those that are `partial` (`unit_shards`).
             sums: the plan's settings: buckets, when they leave, how many at once.
         """
         self._groups = groups
         self._parts = parts
         self._levels = levels and groups.replica.size > 1
         self._partial = tuple(partial)
-        self._divides = divides
+        self._division = division
         self._settings = sums
         self._background = Background("gradient sums")
 
@@ -76,7 +78,9 @@ class StageSum:
         together, gradients that are made the leader's. Several steps may be begun; their sums follow each other.
         """
         beside: list[list[str]] = []
-        if self._groups.parts_meet and self._groups.ring.size > 1:
+        if self._division.divides_gradients:
+            parameters = {name: parameters[name] for name in self._partial}
+        elif self._groups.parts_meet and self._groups.ring.size > 1:
             # The last unit's gradients are final first.
             names = [name for name in reversed(list(parameters)) if name not in self._partial]
             sizes = {name: parameters[name].numel() for name in names}
@@ -92,7 +96,7 @@ class StageSum:
         )
 
     def _begin_sum(self, gradients: Sequence[Tensor]) -> Callable[[], None]:
-        if self._divides:
+        if self._division is StateSharding.ZERO1:
             return begin_rows_sum(gradients, self._groups.ring, self._settings.bucket_bytes)
         return _begin_sum(gradients, self._groups.ring)
 
@@ -128,17 +132,23 @@ class StageSum:
         """Give all devices of the stage their parts of a whole gradient that the first replica's leader has."""
         hand_out(whole, gradient_of(parameters[name]), self._parts.own[name], self._groups.world)
 
-    def square(self, parameters: Parameters, *, leave_out: frozenset[str]) -> float | None:
-        """Return this device's part of the stage's squared gradient norm; None where others have all of it."""
-        if self._divides:
-            counted = (own.grad for name, own in parameters.items() if name not in leave_out and own.grad is not None)
-            return square_of_rows(counted, self._groups.ring)
+    def square(self, updated: Parameters, *, leave_out: frozenset[str]) -> float | None:
+        """Return this device's part of the stage's squared gradient norm; None where others have all of it.
+
+        `updated` is what it updates of the parameters, by name.
+        """
+        if self._division is not StateSharding.NONE:
+            return _square(updated, leave_out)
         if not self._groups.in_first_replica:
             return None
         if self._groups.replica.rank:
-            leave_out |= {name for name in parameters if self._parts.whole_here(name)}
-        counted = (own.grad for name, own in parameters.items() if name not in leave_out and own.grad is not None)
-        return sum((float(gradient.detach().double().square().sum()) for gradient in counted), 0.0)
+            leave_out |= {name for name in updated if self._parts.whole_here(name)}
+        return _square(updated, leave_out)
+
+
+def _square(parameters: Parameters, leave_out: Collection[str]) -> float:
+    counted = (own.grad for name, own in parameters.items() if name not in leave_out and own.grad is not None)
+    return sum((float(gradient.detach().double().square().sum()) for gradient in counted), 0.0)
 
 
 def _reduce(gradients: Sequence[Tensor], group: MemberGroup) -> None:

@@ -10,14 +10,18 @@ from spantrain.core.shares import TensorPart
 from spantrain.errors import ConfigError
 from spantrain.models.execution.stage import StageExecutor
 from spantrain.models.joint_norms import JoinedDevices
+from spantrain.models.low_weights import LowWeights
 from spantrain.models.statistics import BatchStatistics, statistics_parts
 from spantrain.models.tensor_parallel.division import whole_of
 from spantrain.models.tensor_parallel.shard import notices, partial_parameters, shard_units
 from spantrain.models.units import UnitModule, parameter_names
 from spantrain.runtime.gradients.groups import StageGroups
+from spantrain.runtime.gradients.own_rows import OwnRows, own_rows
 from spantrain.runtime.gradients.part_sums import GroupParts, share_parts
+from spantrain.runtime.gradients.stage_sums import tied_across_stages
+from spantrain.runtime.gradients.unit_shards import UnitShards
 from spantrain.runtime.step.context import WorkerContext
-from spantrain.schedule.joint import check_joint_statistics
+from spantrain.schedule.joint import check_joint
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +42,10 @@ class StageMember:
     """What could not be divided."""
     unlike: bool
     """Whether the replica's devices are of several kinds, whose results may differ in their last bits."""
+    rows: Mapping[str, OwnRows] | None = None
+    """What of its parameters it updates, by name; None: all."""
+    shards: UnitShards | None = None
+    """What replicas exchange around units, where they divide gradients."""
     second: StageExecutor | None = None
     """A copy with weights of its own, where two steps run at once (`runtime.worker.stale_session`)."""
 
@@ -69,9 +77,10 @@ def build_member(here: WorkerContext, plan: Plan, units: Sequence[UnitModule], g
             "all layers are known; leave it out of the plan (docs/tensor-parallel.md)"
         )
     own = _divided(units, stage, replica, groups)
-    if here.job.joins_statistics:
-        check_joint_statistics(plan, here.graph)
+    check_joint(plan, here.graph, statistics=here.job.joins_statistics)
     executor = stage_executor(here, plan, units, groups)
+    rows = own_rows(plan, here.name, executor.named_parameters())
+    executor.shards = shards = _shards(here, plan, units, executor, rows, groups)
     parts = share_parts(groups.replica, own, here.device.torch_device)
     return StageMember(
         stage_index=stage_index,
@@ -87,7 +96,35 @@ def build_member(here: WorkerContext, plan: Plan, units: Sequence[UnitModule], g
         partial=partial_parameters(units),
         notices=tuple(f"{'+'.join(replica.devices)}: {text}" for text in notices(units)),
         unlike=len({plan.cluster.device_by_name[member].kind for member in replica.devices}) > 1,
+        rows=rows,
+        shards=shards,
     )
+
+
+def _shards(
+    here: WorkerContext,
+    plan: Plan,
+    units: Sequence[UnitModule],
+    executor: StageExecutor,
+    rows: Mapping[str, OwnRows] | None,
+    groups: StageGroups,
+) -> UnitShards | None:
+    """Return what replicas exchange around units; divided parameters are given up, but for the own rows."""
+    stage_index, _ = plan.place(here.name)
+    stage, named = plan.stages[stage_index], executor.named_parameters()
+    if not stage.divides_gradients:
+        return None
+    tied = tied_across_stages(plan, stage_index, here.graph, units)
+    shards = UnitShards(
+        executor.segment_parameters,
+        {id(own.whole): own for own in (rows or {}).values()},
+        groups.ring,
+        gathers=stage.divides_parameters,
+        summed_behind=[named[one.parameter] for one in tied],
+    )
+    if stage.divides_parameters:
+        executor.low_weights = LowWeights(())  # each copy is made as it is gathered
+    return shards
 
 
 def stage_executor(here: WorkerContext, plan: Plan, units: Sequence[UnitModule], groups: StageGroups) -> StageExecutor:
@@ -107,6 +144,7 @@ def stage_executor(here: WorkerContext, plan: Plan, units: Sequence[UnitModule],
         statistics=BatchStatistics(units if job.takes_batch_statistics(plan.model) else (), joined),
         fewest_samples=graph.fewest_samples(stage.units),
         sums_samples=graph.sums_samples,
+        by_unit=stage.divides_gradients,
     )
 
 

@@ -71,6 +71,17 @@ class UnitTimes:
         return found
 
 
+class Exchanges(Protocol):
+    """What is exchanged with other devices inside of actions."""
+
+    def forget_exchanges(self) -> None:
+        """Begin to count anew."""
+
+    @property
+    def exchanging_s(self) -> float:
+        """Own seconds in exchanges since they were forgotten, waiting for others included."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class DeviceClock:
     """The device that computes, and how long an action should take on it (None: as long as it takes).
@@ -84,16 +95,17 @@ class DeviceClock:
     seconds: Callable[[Op, int], float | None]
     group: MemberGroup | None = None
     """The tensor-parallel group, where any of its devices is emulated: then all of them tell each other their times."""
-    joined: MemberGroup | None = None
-    """The stage's devices, where they exchange statistics of batches inside of actions: waiting for them is no work."""
+    joined: tuple[Exchanges, ...] = ()
+    """What the stage's replicas exchange inside of actions, statistics of batches or parts of state: waiting for others
+    is no work."""
     unit_times: UnitTimes | None = None
     """Of an emulated device: when the work tells is when the machine below gets there, not the device."""
 
     @property
     def ahead(self) -> int:
         """How many actions may be with the device at once."""
-        # One that waits for others' statistics while it is launched must have sent what those others wait for.
-        return self.device.ahead if self.joined is None else 1
+        # One that waits for others while it is launched must have sent what those others wait for.
+        return 1 if self.joined else self.device.ahead
 
     def told_by_work(self, final: NamesFinal | None) -> NamesFinal | None:
         """Return whom the work itself shall tell which gradients are done."""
@@ -115,7 +127,7 @@ class DeviceClock:
         seconds = self.seconds(op, samples)
         times = self.unit_times
         milestones = () if times is None or final is None else times.milestones(op, samples, final)
-        group, exchanging = self.group, [one for one in (self.group, self.joined) if one is not None]
+        group, exchanging = self.group, (*self.joined, *((self.group,) if self.group is not None else ()))
         exchanged_s = waited_s = 0.0
 
         def timed() -> Tensors:

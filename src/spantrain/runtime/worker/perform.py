@@ -32,8 +32,7 @@ from spantrain.runtime.control.orders import (
 )
 from spantrain.runtime.control.plane import ControlPlane
 from spantrain.runtime.control.requests import Done, FindMeetingPoint, HeldState, MeetingPoint, Progress
-from spantrain.runtime.gradients.groups import StageGroups, open_groups
-from spantrain.runtime.gradients.stores import hold_store, reach_store
+from spantrain.runtime.gradients.groups import StageGroups, hold_store, open_groups, reach_store
 from spantrain.runtime.step.context import WorkerLinks, admit
 from spantrain.runtime.step.emulation import law_of
 from spantrain.runtime.worker.added_orders import added_orders

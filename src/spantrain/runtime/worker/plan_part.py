@@ -1,7 +1,7 @@
 """All that one device has of the plan that runs: its stage's units, their optimizer, its actions and sums."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 
 from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan
+from spantrain.core.shares import StateSharding
 from spantrain.devices.base import ComputeDevice
 from spantrain.errors import WorkerError
 from spantrain.models.execution.held import storage_bytes
@@ -17,7 +18,7 @@ from spantrain.models.execution.stage import NamesFinal, StageExecutor
 from spantrain.runtime.channels import DriverChannel, MailboxChannel, Messenger
 from spantrain.runtime.checkpoint.holding import Holding, holding_of
 from spantrain.runtime.gradients.optimizer import build_optimizer, update
-from spantrain.runtime.gradients.own_rows import gather_rows, own_rows
+from spantrain.runtime.gradients.own_rows import gather_rows
 from spantrain.runtime.gradients.stage_sums import StageSum, TiedGradientSums, tied_across_stages
 from spantrain.runtime.redistribution.transfer import ExchangeChannel
 from spantrain.runtime.step.context import WorkerContext
@@ -107,7 +108,7 @@ def _clock(here: WorkerContext, plan: Plan, member: StageMember) -> DeviceClock:
         seconds=lambda op, samples: None if by_unit is None else sum(by_unit(op, samples)),
         unit_times=None if by_unit is None else UnitTimes(seconds=by_unit, names=member.executor.names_by_unit),
         group=member.groups.replica if emulated and len(member.replica.devices) > 1 else None,
-        joined=member.groups.statistics,
+        joined=tuple(one for one in (member.groups.statistics, member.shards) if one is not None),
     )
 
 
@@ -125,9 +126,22 @@ class PlanPart:
     tied_sums: TiedGradientSums
 
     @property
+    def divides_parameters(self) -> bool:
+        """Whether this device has rows of its stage's parameters only."""
+        return self.plan.stages[self.member.stage_index].divides_parameters
+
+    @property
     def parameters(self) -> Mapping[str, torch.nn.Parameter]:
         """Those that are trained, by name in the unsplit model; one that two units share has the first's name."""
         return trained_of(self.member.executor)
+
+    @property
+    def updated(self) -> Mapping[str, torch.nn.Parameter]:
+        """What of them this device updates, by the same names; where replicas divide that, rows."""
+        if self.holding.own_rows is None:
+            return self.parameters
+        rows = {id(own.whole): own.rows for own in self.holding.own_rows.values()}
+        return {name: rows[id(whole)] for name, whole in self.parameters.items() if id(whole) in rows}
 
     def commit_statistics(self, executor: StageExecutor) -> None:
         """Bring running statistics up to date by what all replicas of the stage took in a step."""
@@ -136,17 +150,27 @@ class PlanPart:
         total = groups.world.begin_all_reduce
         executor.statistics.commit(spans, lambda sums: total(sums)(), leads=self.member.leads)
 
+    def take_gradients(self) -> None:
+        """Give what this device updates its gradients, of all those that were summed."""
+        if self.member.shards is not None:
+            self.member.shards.finish()
+        for own in (self.holding.own_rows or {}).values():
+            gradient = own.whole.grad
+            if gradient is not None and own.rows is not own.whole:
+                own.rows.grad = own.of(gradient)
+
     def update(self, job: TrainJob, step: int, grad_norm: float | None) -> None:
         """Do what a step's verdict says with the gradients that are summed; without a norm nothing is updated."""
-        rows = self.holding.own_rows
-        for name, own in (rows or {}).items():
-            gradient = self.holding.parameters[name].grad
-            own.rows.grad = None if gradient is None else own.of(gradient)
         update(self.optimizer, job, step, grad_norm)
         self.forget_gradients()
 
+    @property
+    def lacks_rows(self) -> bool:
+        """Whether the rows that other replicas have updated are to be taken behind each update."""
+        return self.holding.own_rows is not None and not self.divides_parameters
+
     def take_rows(self) -> None:
-        """Take the rows that other replicas have updated, where replicas divide the optimizer's state.
+        """Take the rows that other replicas have updated.
 
         Raises:
             PeerLostError: another replica went away.
@@ -157,8 +181,9 @@ class PlanPart:
     def forget_gradients(self) -> None:
         """Drop all of them."""
         self.optimizer.zero_grad(set_to_none=True)
-        for parameter in self.holding.parameters.values():
-            parameter.grad = None
+        if self.holding.own_rows is not None:  # it has only rows
+            for parameter in self.parameters.values():
+                parameter.grad = None
 
     @property
     def reads_data(self) -> bool:
@@ -203,7 +228,7 @@ def make_plan_part(
         member.parts,
         levels=member.unlike,
         partial=(*member.partial, *whole),
-        divides=stage.divides_state,
+        division=stage.state_sharding if stage.divides_state else StateSharding.NONE,
         sums=stage.sums,
     )
     tied_sums = TiedGradientSums(
@@ -228,30 +253,35 @@ def make_plan_part(
 def new_optimizer(here: WorkerContext, plan: Plan, member: StageMember) -> tuple[torch.optim.Optimizer, Holding]:
     """Return a device's optimizer without any state, of what it updates, and what it holds."""
     named = member.executor.named_parameters()
-    rows = own_rows(plan, here.name, named)
+    rows = member.rows
     updated = named if rows is None else {name: own.rows for name, own in rows.items()}
     holding = holding_of(plan, here.name, here.graph, named, member.parts.own, member.units, rows)
     return build_optimizer(here.job, updated.values(), updated), holding
 
 
-def peak_bytes(device: ComputeDevice, executors: Sequence[StageExecutor], optimizer: Optimizer) -> int:
+def peak_bytes(device: ComputeDevice, member: StageMember, optimizer: Optimizer) -> int:
     """Return the most bytes of tensors since then.
 
     Where the device counts them, all that was allocated. On the processor, which does not: parameters and buffers, a
     gradient for each that is trained, the optimizer's state, and the most that spans in flight and their messages held
     (`models.execution.held`); what an operation needs while it runs is not in it. Of two executors each counts what the
-    other holds, too.
+    other holds, too. Where replicas divide gradients, those of its rows, and what is whole or on its way of units.
     """
     counted = device.peak_bytes()
     if counted is not None:
         return counted
+    executors = member.executors
     parameters = [parameter for one in executors for parameter in one.named_parameters().values()]
     copies = [copy for one in executors for copy in one.low_weights.copies]
-    gradients_bytes = sum(parameter.nbytes for parameter in parameters if parameter.requires_grad)
+    rows = [own.rows for own in (member.rows or {}).values()]
+    gradients = parameters if member.shards is None else rows
+    gradients_bytes = sum(one.nbytes for one in gradients if one.requires_grad)
+    besides_bytes = 0 if member.shards is None else member.shards.besides_bytes
     state = (value for values in optimizer.state.values() for value in values.values() if isinstance(value, Tensor))
     buffers = [buffer for one in executors for unit in one.units for buffer in unit.buffers()]
     held_bytes = max(one.meter.peak_bytes for one in executors)
-    return storage_bytes([*parameters, *copies, *buffers, *state]) + gradients_bytes + held_bytes
+    held_bytes += besides_bytes
+    return storage_bytes([*parameters, *rows, *copies, *buffers, *state]) + gradients_bytes + held_bytes
 
 
 def check_finite(step: int, values: Mapping[str, float | None]) -> None:

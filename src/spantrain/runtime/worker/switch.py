@@ -196,7 +196,7 @@ def take_over(here: WorkerContext, before: PlanPart, plan: Plan, *, step: int) -
             holding = before.holding
             if not moves_nothing(before.plan, plan):  # what it saves of parameters that stages share may be other ones
                 named, parts = member.executor.named_parameters(), member.parts.own
-                holding = holding_of(plan, here.name, here.graph, named, parts, member.units, before.holding.own_rows)
+                holding = holding_of(plan, here.name, here.graph, named, parts, member.units, member.rows)
         else:
             member = _remade(here, before, plan)
             undo.callback(member.groups.close)
@@ -236,7 +236,9 @@ def kept_units(plan: Plan, name: str, before: PlanPart | None, *, seed: int) -> 
     stage_index, replica_index = plan.place(name)
     stage = plan.stages[stage_index]
     known: dict[int, UnitModule] = {}
-    if before and len(before.member.replica.devices) == 1 == len(stage.replicas[replica_index].devices):
+    # Of divided parameters nothing is whole, and those that are to be are still to be given to others.
+    divided = stage.divides_parameters or (before is not None and before.divides_parameters)
+    if before and not divided and len(before.member.replica.devices) == 1 == len(stage.replicas[replica_index].devices):
         known = dict(zip(before.plan.stages[before.member.stage_index].units, before.member.units, strict=True))
     fresh = [unit for unit in stage.units if unit not in known]
     known |= zip(fresh, blank_units(plan.model, fresh, seed=seed), strict=True)

@@ -192,7 +192,7 @@ class TrainSession:
             sums = self._part.stage_sum.begin(self._part.parameters)
             loss_sum = self._part.actions.run_step(step, sums.final)
             self._sum_gradients(step, sums)
-            overflow = self._scaling.unscale(self._part.parameters.values())
+            overflow = self._scaling.unscale(self._part.updated.values())
             self._keeping.follow(step)
             self._summed = True
             verdict = self._commit(step, loss_sum, evaluation, overflow=overflow)
@@ -297,13 +297,14 @@ class TrainSession:
             self._recorder.communicated("gradient sum", step, start_s, time.monotonic())
             self._recorder.summed(step, sums.intervals)
         part.tied_sums.run(step, part.parameters)
+        part.take_gradients()
 
     def _commit(
         self, step: int, loss_sum: float | None, evaluation: float | None, *, overflow: bool = False
     ) -> StepVerdict:
         report = self._figures(step, loss_sum, evaluation)
         self._switch_report = None
-        return self._agreed(self._with_norm(report, self._part.parameters, overflow=overflow))
+        return self._agreed(self._with_norm(report, self._part.updated, overflow=overflow))
 
     def _agreed(self, report: DeviceReport) -> StepVerdict:
         """Bring a report to the barrier; return what all do."""
@@ -318,10 +319,10 @@ class TrainSession:
             self.teller.tell(report.step, self._peak())
         return verdict
 
-    def _with_norm(self, report: DeviceReport, parameters: Parameters, *, overflow: bool = False) -> DeviceReport:
+    def _with_norm(self, report: DeviceReport, updated: Parameters, *, overflow: bool = False) -> DeviceReport:
         """Add what is known when gradients are summed."""
         part = self._part
-        square = part.stage_sum.square(parameters, leave_out=part.tied_sums.counted_elsewhere)
+        square = part.stage_sum.square(updated, leave_out=part.tied_sums.counted_elsewhere)
         if overflow and square is not None:
             square = 0.0
         check_finite(report.step, {"squared gradient norm": square})
@@ -362,7 +363,7 @@ class TrainSession:
         self._keeping.before_update()
         self._ahead.before_update(step, grad_norm)
         self._part.update(self._job, step, grad_norm)
-        self._lacks_rows = self._part.holding.own_rows is not None and grad_norm is not None
+        self._lacks_rows = self._part.lacks_rows and grad_norm is not None
         self._keeping.commit(step, grad_norm)
         self.is_whole = True
 
@@ -377,7 +378,7 @@ class TrainSession:
             self._recorder.communicated("gather of parameters", step, start_s, time.monotonic())
 
     def _peak(self) -> int:
-        return max(self._peak_bytes, peak_bytes(self._here.device, self._part.member.executors, self._part.optimizer))
+        return max(self._peak_bytes, peak_bytes(self._here.device, self._part.member, self._part.optimizer))
 
     def _result(self) -> TrainResult:
         device = self._here.device

@@ -3,7 +3,8 @@
 For divided state there are more searches, in each of which every stage with several replicas divides its state in
 one way. In the best plan of each, then every stage takes the way that suits it, whole state included. Beside them stand
 the plans of `zero2` and `fsdp`, so that the answer is none worse. It pays where memory is short; and where sums of
-gradients are long: here they go on beside the actions, and only the last micro-batch's is waited for.
+gradients are long: here they go on beside the actions, and only the last micro-batch's is waited for. Replicas that
+divide gradients do each action together, in an order that is fixed before (`schedule.joint`).
 
 For rounded cuts, the best plan of a search in which every cut between sites is sent in the fewest bytes that are
 allowed is taken; then each cut goes back to the most exact format that costs little by it. Rounding is not exact, so it
@@ -15,7 +16,8 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
 
-from spantrain.core.plan import Plan, StateSharding
+from spantrain.core.plan import Plan
+from spantrain.core.shares import StateSharding
 from spantrain.cost.memory import MemoryCost
 from spantrain.errors import InfeasiblePlanError
 from spantrain.formats.registry import WireFormat
@@ -23,9 +25,11 @@ from spantrain.planner.assembly.assemble import with_limits
 from spantrain.planner.request import Objective, PlanRequest, Proposal
 from spantrain.planner.strategies.baselines import data_parallel
 from spantrain.planner.strategies.score import Score, Scorer
+from spantrain.schedule.joint import has_fixed_order, joint_refusal
 from spantrain.schedule.registry import splits_backward
 
 DIVISIONS = (StateSharding.ZERO2, StateSharding.ZERO3)
+_FIXED_ORDER = "1f1b"
 _PARTS = {
     StateSharding.ZERO1: "optimizer state",
     StateSharding.ZERO2: "gradients and optimizer state",
@@ -57,6 +61,7 @@ def sharded_proposals(
         with suppress(InfeasiblePlanError):
             rows += [row for entry in data_parallel(request, sharding) if (row := search.scored(entry.plan))]
     rows = [row for row in rows if _divides(row[1]) and (whole is None or row[0] < whole)]
+    rows = [row for row in rows if not joint_refusal(row[1])]
     if whole is not None:
         rows = [row for row in rows if row[0].broken < whole.broken or row[0].value * worth <= whole.value]
     if not rows:
@@ -70,8 +75,6 @@ def sharded_proposals(
     if whole is not None and whole.broken == score.broken:
         reasons.append(f"With whole state the best plan is {100 * (whole.value / score.value - 1):.1f} % worse.")
     reasons.append("A device that is lost there takes its part of that state along: all go back to a checkpoint.")
-    if any(stage.state_sharding.divides_gradients for stage in plan.stages):
-        reasons.append("Training does not divide gradients yet.")
     return (Proposal(plan=replace(plan, strategy="auto"), own_estimate_s=None, reasons=tuple(reasons)),)
 
 
@@ -83,7 +86,9 @@ class _Ways:
         self._scorer, self._ways = scorer, ways
 
     def scored(self, plan: Plan) -> tuple[Score, Plan] | None:
-        """Return a plan with its score; None if it cannot run."""
+        """Return a plan with its score; None if it cannot run. One that divides gradients has a fixed order."""
+        if any(stage.divides_gradients for stage in plan.stages) and not has_fixed_order(plan.schedule):
+            plan = replace(plan, schedule=_FIXED_ORDER, hints=None)
         found = self._scorer.score(plan)
         return None if found is None else (found[0], plan)
 

@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from spantrain.core.plan import StateSharding
+from spantrain.core.shares import StateSharding
 from spantrain.core.span import apportion
 from spantrain.cost.memory import Division
 from spantrain.cost.span_tables import Array, SpanTables
-from spantrain.formats.precision import is_low
+from spantrain.formats.precision import gathered_ratio
 from spantrain.formats.registry import WireFormat
 from spantrain.planner.strategies.score import Weights
 
@@ -186,7 +186,7 @@ class ShardCosts:
 
     def __init__(self, spans: SpanTables, sharding: StateSharding, gather: Gather) -> None:
         self.sharding, self._spans, self._gather = sharding, spans, gather
-        self._gathered_ratio = 0.5 if is_low(spans.compute.dtype) else 1.0
+        self._gathered_ratio = gathered_ratio(spans.compute.dtype)
         self.state_bytes = cache(self._state_bytes)
         """Bytes of state of one of so many replicas."""
         self._gathered_s = cache(self._seconds_of_gathers)
@@ -238,7 +238,7 @@ class ShardCosts:
         graph, units = self._spans.profile.graph, range(first, self._spans.units)
         if ratio is None:
             return np.array(graph.held_trained_bytes(units), dtype=np.float64)
-        return ratio * np.array(graph.held_parameter_bytes(units), dtype=np.float64)
+        return ratio * np.array(graph.gathered_bytes(units), dtype=np.float64)
 
 
 def hidden(compute: Array, beside: Array) -> Array:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from spantrain.core.action import SPLIT_OPS
-from spantrain.core.plan import StateSharding
+from spantrain.core.shares import StateSharding
 from spantrain.core.span import apportion
 from spantrain.cost.memory import WHOLE, Division, framework_bytes
 from spantrain.cost.span_tables import Array

@@ -27,8 +27,8 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 
 from spantrain.core.cluster import Cluster
-from spantrain.core.plan import StateSharding
 from spantrain.core.quantities import format_seconds
+from spantrain.core.shares import StateSharding
 from spantrain.errors import InfeasiblePlanError
 from spantrain.formats.registry import WireFormat
 from spantrain.planner.assembly.assemble import infeasible
@@ -129,6 +129,7 @@ _TIMES_WHERE_SHORT = 3
 _NEAR = 1.15
 """The best of a micro-batch size is a start if at most this much over the least of all is expected of it."""
 _ROUNDS = 12
+_WAYS = (StateSharding.ZERO1, *DIVISIONS)
 _WORTH_DIVIDING = 1.05
 """Plans whose replicas divide the optimizer's state are so much better, since a lost device costs more in them."""
 _ACTIONS, _ACTIONS_BY_DEVICE, _ACTIONS_OF_MANY, _MANY = 60_000, 6_000, 8_000, 32
@@ -214,11 +215,10 @@ def _by_device(request: PlanRequest) -> tuple[Proposal, ...]:
         allowed = request.constraints.tensor_parallel.allows_plan
         in_sites = (one for one in of_spantrain() if one.plan.divides_tensors and allowed(one.plan))
         more = (*divided_proposals(request, None if best is None else best.score), *in_sites)
-    if request.constraints.sharded_state:
+    if request.constraints.sharded_state and request.divides_updates:
         others = [_searcher(request, state_sharding=sharding).best for sharding in DIVISIONS]
         plans = [found.plan for found in others if found is not None]
-        ways = (*DIVISIONS, *((StateSharding.ZERO1,) if request.divides_updates else ()))
-        more += sharded_proposals(request, search.scorer, None if best is None else best.score, plans, ways)
+        more += sharded_proposals(request, search.scorer, None if best is None else best.score, plans, _WAYS)
     elif request.divides_updates and (best is None or is_short(best.plan)):
         more += _with_divided_updates(request, search.scorer, best)
     if best is None:
@@ -245,12 +245,11 @@ def _by_device(request: PlanRequest) -> tuple[Proposal, ...]:
 
 
 def _with_divided_updates(request: PlanRequest, scorer: Scorer, best: SimulatedPlan | None) -> tuple[Proposal, ...]:
-    """Return the best plan whose replicas divide the optimizer's state, if nothing else fits, or all else is worse."""
-    sharding = StateSharding.ZERO1
+    """Return the best plan whose replicas divide state, if nothing else fits, or all else is worse."""
     if best is not None:
-        return sharded_proposals(request, scorer, best.score, [best.plan], (sharding,), _WORTH_DIVIDING)
-    found = _searcher(request, state_sharding=sharding).best
-    return sharded_proposals(request, scorer, None, [] if found is None else [found.plan], (sharding,))
+        return sharded_proposals(request, scorer, best.score, [best.plan], _WAYS, _WORTH_DIVIDING)
+    found = _searcher(request, state_sharding=StateSharding.ZERO1).best
+    return sharded_proposals(request, scorer, None, [] if found is None else [found.plan], _WAYS)
 
 
 def _of_spantrain(request: PlanRequest) -> tuple[Proposal, ...]:

@@ -1,0 +1,212 @@
+"""What replicas exchange around the work of each unit where they divide gradients, or parameters too (ZeRO 2 and 3).
+
+Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC 2020, stages 2, 3; Zhao
+et al., "PyTorch FSDP", VLDB 2023. Kept: behind a unit's backward its gradients are summed to those that update their
+rows, beside the next unit's, and nobody holds others' for longer; of stage 3, a unit's parameters are whole only while
+it works, and the next one's come meanwhile. Not kept: flat parameters; each has rows of its own (`own_rows`).
+
+Whole parameters keep their storage, which is empty between the unit's turns: what autograd has saved of them is there
+again when the unit goes back. All replicas do the same actions in the same order (`schedule.joint`).
+"""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from spantrain.models.low_weights import full_weight
+from spantrain.runtime.gradients.members import MemberGroup
+from spantrain.runtime.gradients.own_rows import OwnRows, elements_of, fill, pieces_of
+
+Tensors = tuple[Tensor, ...]
+Rows = Mapping[int, OwnRows]
+"""What this device updates, by the identity of the float32 parameter."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Gathered:
+    """Parameters of a unit that are of one type: views of what each replica has of them, and of this one its own."""
+
+    pieces: Sequence[Sequence[Tensor]]
+    """By replica: of the whole parameters, which may have no memory now."""
+    own: Sequence[Tensor]
+    """Float32."""
+    whole: Sequence[Tensor]
+
+    def begin(self, group: MemberGroup) -> Callable[[], Tensor]:
+        flat = [rows.reshape(-1).to(self.whole[0].dtype) for rows in self.own]
+        sent = torch.cat(flat) if flat else self.whole[0].new_empty(0)
+        return group.begin_all_gather(sent, list(map(elements_of, self.pieces)))
+
+    def put(self, values: Tensor) -> None:
+        for one in self.whole:
+            one.untyped_storage().resize_(one.nbytes)
+        for pieces, part in zip(self.pieces, values.split_with_sizes(list(map(elements_of, self.pieces))), strict=True):
+            fill(pieces, part)
+
+
+class UnitShards:
+    """The exchanges of one device around the segments of its stage, each of one unit.
+
+    Of an executor that it is given to (`StageExecutor.shards`), which calls it for each segment of each pass.
+    """
+
+    def __init__(
+        self,
+        segments: Sequence[Sequence[nn.Parameter]],
+        rows: Rows,
+        group: MemberGroup,
+        *,
+        gathers: bool,
+        summed_behind: Iterable[nn.Parameter] = (),
+    ) -> None:
+        """Take the parameters of each segment; where they are gathered, whole ones are given up at once.
+
+        Args:
+            segments: parameters as they stand in the modules.
+            rows: what this device has of them.
+            group: the replicas.
+            gathers: whether parameters are divided, too.
+            summed_behind: those whose whole gradients are summed when the work of a step is over.
+        """
+        self._group, self._rows = group, rows
+        self._summed = [_by_dtype(own) for own in _summed_at(segments, {id(one) for one in summed_behind})]
+        self._gathered: list[list[_Gathered]] = [[] for _ in segments]
+        if gathers:
+            every = {id(one): one for own in segments for one in (*own, *map(full_weight, own))}
+            for one in every.values():
+                one.data = torch.empty_like(one.data)  # a dense storage of its own, whatever it was a view of
+            self._gathered = [[self._bucket(one) for one in _by_dtype(own)] for own in segments]
+            for one in every.values():
+                one.data.untyped_storage().resize_(0)
+        self._aliases = {one.untyped_storage()._cdata for own in segments for one in own} if gathers else set()
+        self._coming: tuple[int, list[Callable[[], Tensor]]] | None = None
+        """A segment whose parameters are on their way."""
+        self._summing: list[Callable[[], None]] = []
+        self.exchanging_s = 0.0
+        """Seconds that the work has waited for other replicas since they were forgotten."""
+
+    def forget_exchanges(self) -> None:
+        """Begin to count exchanges anew."""
+        self.exchanging_s = 0.0
+
+    @property
+    def besides_bytes(self) -> int:
+        """The most bytes that are held beside what this device updates: of a unit, and of the next on its way."""
+        parameters = max((sum(one.nbytes for one in _whole(own)) for own in self._gathered), default=0)
+        gradients = max((sum(one.nbytes for of_one in own for one in of_one) for own in self._summed), default=0)
+        return 2 * parameters + 2 * gradients
+
+    @contextmanager
+    def at(self, number: int, *, then: int | None, sums: bool = False) -> Iterator[None]:
+        """Have a segment's parameters be whole inside; behind it, where `sums`, sum what was added to its gradients.
+
+        All replicas come to the same segments in the same order.
+
+        Args:
+            number: of the segment.
+            then: the segment whose turn is next in the same pass.
+            sums: whether the pass adds to gradients.
+
+        Raises:
+            PeerLostError: another replica went away.
+        """
+        self._bring(number)
+        self._coming = None if then is None else (then, [one.begin(self._group) for one in self._gathered[then]])
+        yield
+        for bucket in self._gathered[number]:
+            for one in bucket.whole:
+                one.untyped_storage().resize_(0)
+        for parameters in self._summed[number] if sums else ():
+            self._begin_sum(parameters)
+
+    def outlive(self, outputs: Tensors) -> Tensors:
+        """Return what a segment makes, none of it in the memory of a parameter."""
+        return tuple(one.clone() if one.untyped_storage()._cdata in self._aliases else one for one in outputs)
+
+    def finish(self) -> None:
+        """Wait for the last sum of a step."""
+        self._end_sums()
+
+    def clear(self) -> None:
+        """Forget what is under way, and give up what is whole, after an abort."""
+        self._coming = None
+        self._summing.clear()
+        for buckets in self._gathered:
+            for one in _whole(buckets):
+                one.untyped_storage().resize_(0)
+
+    def _bring(self, number: int) -> None:
+        coming, self._coming = self._coming, None
+        assert coming is None or coming[0] == number or not self._gathered[coming[0]], f"{number} before {coming}"
+        buckets = self._gathered[number]
+        if coming is None or coming[0] != number:
+            coming = number, [one.begin(self._group) for one in buckets]
+        for bucket, wait in zip(buckets, coming[1], strict=True):
+            bucket.put(self._waited(wait))
+
+    def _begin_sum(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Begin to sum gradients to their holders, who add them to what they have; those before are waited for."""
+        gradients = [torch.zeros_like(one) if one.grad is None else one.grad for one in parameters]
+        for one in parameters:
+            one.grad = None
+        pieces = pieces_of(gradients, self._group.size)
+        sizes = list(map(elements_of, pieces))
+        flat = torch.cat([piece.reshape(-1) for row in pieces for piece in row])
+        del gradients, pieces
+        self._end_sums()
+        wait = self._group.begin_reduce_scatter(flat, sizes)
+        updated = [self._rows[id(one)].rows for one in parameters if id(one) in self._rows]
+        self._summing.append(lambda: _add(updated, self._waited(wait)))
+
+    def _end_sums(self) -> None:
+        while self._summing:
+            self._summing.pop(0)()
+
+    def _waited(self, wait: Callable[[], Tensor]) -> Tensor:
+        start_s = time.perf_counter()
+        found = wait()
+        self.exchanging_s += time.perf_counter() - start_s
+        return found
+
+    def _bucket(self, parameters: Sequence[nn.Parameter]) -> _Gathered:
+        own = [self._rows[key].rows.detach() for key in map(id, map(full_weight, parameters)) if key in self._rows]
+        whole = [one.data for one in parameters]
+        return _Gathered(pieces=pieces_of(whole, self._group.size), own=own, whole=whole)
+
+
+def _summed_at(segments: Sequence[Sequence[nn.Parameter]], behind: set[int]) -> list[list[nn.Parameter]]:
+    """Return, by segment, the float32 parameters whose gradients are done when a pass has gone back through it.
+
+    Of those that several segments share, that is the first one.
+    """
+    found, seen = [], set(behind)
+    for own in segments:
+        full = {id(one): one for one in map(full_weight, own) if one.requires_grad}
+        found.append([one for key, one in full.items() if key not in seen])
+        seen |= full.keys()
+    return found
+
+
+def _whole(buckets: Iterable[_Gathered]) -> Iterator[Tensor]:
+    return (one for bucket in buckets for one in bucket.whole)
+
+
+def _by_dtype(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
+    found: dict[torch.dtype, list[nn.Parameter]] = {}
+    for one in parameters:
+        found.setdefault(one.dtype, []).append(one)
+    return list(found.values())
+
+
+def _add(updated: Sequence[nn.Parameter], values: Tensor) -> None:
+    sizes = [one.numel() for one in updated]
+    for one, part in zip(updated, values.split_with_sizes(sizes) if sizes else (), strict=True):
+        summed = part.view_as(one)
+        if one.grad is None:
+            one.grad = summed.clone()
+        else:
+            one.grad += summed
