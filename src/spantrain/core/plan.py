@@ -25,7 +25,6 @@ class SumModel(StrEnum):
     SPANTRAIN = "spantrain"
     TORCH_DDP = "torch-ddp"
     TORCH_FSDP = "torch-fsdp"
-    DEEPSPEED_ZERO = "deepspeed-zero"
     DEEPSPEED_PIPELINE = "deepspeed-pipeline"
     ALPA = "alpa"
 

@@ -7,17 +7,18 @@ group's parts and hand them round again, and leaves out the seconds of that.
 
 State sharding (Rajbhandari et al., ZeRO, 2020) divides a stage's state evenly among its replicas:
 
-- `zero2`: each micro-batch's gradients are summed to their holders (reduce-scatter, half of a ring sum); at the end of
-  the step the new parameters are gathered (the other half).
+- `zero1`: the sums at the end of a step bring each holder its part (half of a ring sum), then the new parameters are
+  gathered (the other half).
+- `zero2`: each micro-batch's gradients are summed to their holders, unit by unit; new parameters as in zero1.
 - `zero3`: the parameters are gathered for every F and again for every I, B and W, unit by unit and one unit ahead, in
   the type that the weights have; gradients as in zero2.
 
-What goes on beside an action is hidden behind it: it takes the longer of its compute and its traffic. The last
-micro-batch's gradients are summed as the stage's `sums` say: bucket by bucket beside its backward (`cost.sums`), if
-parts meet, or behind it. With zero3 they are traffic of the backward unit by unit, as the gathers on the same links
-are, but for the first unit's, the last to come. Not hidden are zero2's gather of new parameters, and the first unit's
-sum and first gather of zero3, which are counted at the end of a step. Other traffic on the links is not looked at, and
-a device that waits for its traffic counts as busy. Kept of the paper: who holds what, and the bytes that are sent. Not
+What goes on beside an action is hidden behind it: it takes the longer of its compute and its traffic. Whole sums, and
+those of zero1, are made as the stage's `sums` say: bucket by bucket beside the last backward (`cost.sums`), if parts
+meet, or behind it. With zero2 and zero3 gradients are traffic of each backward, unit by unit, as gathers on the same
+links are. Not hidden are the last micro-batch's of the first unit, the last to come, the gather of new parameters, and
+zero3's of the first unit, which are counted at the end of a step. Other traffic on the links is not looked at, and a
+device that waits for its traffic counts as busy. Kept of the paper: who holds what, and the bytes that are sent. Not
 kept: its partitioned activations and offloading.
 
 Whole sums wait for their receivers where Gloo carries them, and stream where NCCL does (`cost.sums`). Halves
@@ -117,16 +118,11 @@ class ReplicaCost:
         traffic_s = 0.0
         if op in (Op.BACKWARD, Op.BACKWARD_WEIGHT):
             # All micro-batches are alike here, but what is behind the last one's work comes at the end of the step.
-            one_s = sum(self._unit_traffic_s(stage.units, rings_of(stage)))
-            traffic_s += one_s - self._sum_behind_s(stage) / len(stage.micro_batches)
+            by_unit = self._unit_traffic_s(stage.units, rings_of(stage))
+            traffic_s += sum(by_unit) - by_unit[0] / len(stage.micro_batches)
         if stage.state_sharding is StateSharding.ZERO3:
             traffic_s += sum(self._unit_traffic_s(stage.units, rings_of(stage), self._gathered_ratio))
         return traffic_s
-
-    def _sum_behind_s(self, stage: Stage) -> float:
-        """Return the seconds of what of the last micro-batch's gradients is not traffic beside its backward."""
-        by_unit = self._unit_traffic_s(stage.units, rings_of(stage))
-        return by_unit[0] if stage.state_sharding is StateSharding.ZERO3 else sum(by_unit)
 
     def _unit_traffic_of(self, units: range, rings: tuple[Ring, ...], ratio: float | None = None) -> tuple[float, ...]:
         """Return, by unit, the seconds of a sum of gradients to their holders, or of a gather of parameters.
@@ -153,10 +149,13 @@ class ReplicaCost:
             return ()
         if stage.state_sharding is StateSharding.ZERO3:
             # What this step ends with, and what the next one begins with: nothing is computed that could hide it.
-            return self._sum_behind_s(stage), self._unit_traffic_s(stage.units, rings, self._gathered_ratio)[0]
+            gather_s = self._unit_traffic_s(stage.units, rings, self._gathered_ratio)[0]
+            return self._unit_traffic_s(stage.units, rings)[0], gather_s
         slowest, seconds = self._slowest_ring(stage, rings)
         if stage.state_sharding is StateSharding.NONE:
             return seconds
+        if stage.state_sharding is StateSharding.ZERO2:
+            seconds = self._unit_traffic_s(stage.units, rings)[:1]
         # What was updated goes round.
         size_bytes = sum(self._graph.held_trained_bytes(stage.units, slowest.tp_share))
         return (*seconds, self._gather_s(slowest, rings, size_bytes))
@@ -183,7 +182,7 @@ class ReplicaCost:
         The buckets are the slowest ring's; a gather comes behind all units, as a bucket does that ends with the first.
         """
         rings = rings_of(stage)
-        beside = stage.sums.beside_backward and stage.state_sharding is not StateSharding.ZERO3
+        beside = stage.sums.beside_backward and not stage.state_sharding.divides_gradients
         if not rings or not beside or not _meet(stage, rings):
             return None
         buckets = self._buckets(stage.units, self._slowest_ring(stage, rings)[0], stage.sums)

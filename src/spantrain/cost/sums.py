@@ -32,8 +32,6 @@ torch-ddp           `DistributedDataParallel`: buckets of 25 MiB, the first of 1
                     two threads for them (`ProcessGroupGloo::Options`).
 torch-fsdp          each unit's gradients summed to their holders behind its backward, beside the next unit's (Zhao et
                     al., "PyTorch FSDP", VLDB 2023, sections 3.2 and 4.3).
-deepspeed-zero      buckets of `reduce_bucket_size`, 500 million numbers unless it is given, beside the backward
-                    (`overlap_comm`), summed to their holders (DeepSpeed's `zero/config.py`, `stage_1_and_2.py`).
 deepspeed-pipeline  all behind the last backward, in buckets of 500 million numbers (`_exec_reduce_grads` of its
                     `PipelineEngine`, `MEMORY_OPT_ALLREDUCE_SIZE`); so Megatron-DeepSpeed.
 alpa                one sum behind the accumulation of all micro-batches (`AutoShardingOption.all_reduce_threshold` is
@@ -284,9 +282,6 @@ def sum_options(model: SumModel, total_bytes: float) -> tuple[GradientSums, ...]
             return (usual, *(GradientSums(model=model, bucket_bytes=cap * _MIB) for cap in _DDP_CAPS_MIB))
         case SumModel.TORCH_FSDP:
             return (GradientSums(model=model, at_once=1),)
-        case SumModel.DEEPSPEED_ZERO:
-            sizes = (_DEEPSPEED_BYTES // parts for parts in (1, 4, 16, 64))
-            return tuple(GradientSums(model=model, bucket_bytes=size, at_once=1) for size in sizes)
         case SumModel.DEEPSPEED_PIPELINE:
             return (GradientSums(model=model, bucket_bytes=_DEEPSPEED_BYTES, beside_backward=False, at_once=1),)
         case SumModel.ALPA:

@@ -19,7 +19,6 @@ from functools import partial
 from spantrain.core.action import Op
 from spantrain.core.plan import DEFAULT_BUCKET_BYTES, Plan, Replica, Stage, SumModel
 from spantrain.core.profile import Profile
-from spantrain.core.shares import StateSharding
 from spantrain.core.units import UnitGraph
 from spantrain.cost.replicas import ReplicaCost
 from spantrain.cost.sums import sum_options
@@ -43,7 +42,7 @@ def with_best_sums(plan: Plan, costs: ReplicaCost, free_bytes: Mapping[str, floa
 def _tuned(plan: Plan, index: int, costs: ReplicaCost, free_bytes: Mapping[str, float]) -> Stage:
     stage = plan.stages[index]
     total = costs.summed_bytes(stage)
-    if not total or stage.state_sharding is StateSharding.ZERO3:
+    if not total or stage.state_sharding.divides_gradients:
         return stage
     options = sum_options(stage.sums.model, total)
     if stage.sums.model is SumModel.SPANTRAIN:

@@ -18,18 +18,19 @@ units are left out.
 
 Kept: equal shares, all state divided evenly, each unit's parameters gathered one unit ahead for every forward and again
 for every backward (full sharding, backward prefetch), gradients summed to their holders unit by unit, beside the
-backward, for every micro-batch (`torch-fsdp` in `cost.sums`). As a user would, the best size of micro-batch is
-taken. Not kept: hybrid sharding (divided inside a host, whole across hosts), gradients accumulated without a sum
-(`no_sync`, which would hold them whole), offloading. Devices are alike to it, and all are used.
+backward, for every micro-batch; with `bfloat16-weights` in 16 bits, as its mixed precision does. Training does it so
+(`runtime.gradients.unit_shards`). As a user would, the best size of micro-batch is taken. Not kept: hybrid sharding
+(divided inside a host, whole across hosts), gradients accumulated without a sum (`no_sync`, which would hold them
+whole), offloading. Devices are alike to it, and all are used.
 
 `zero1`: data parallelism with the optimizer's state divided, as training does it (`runtime.gradients.own_rows`).
 
 `zero2`: data parallelism with divided gradients and optimizer state (Rajbhandari et al., ZeRO, SC 2020, stage 2).
 
 Kept: the whole model on every device, equal shares, who holds what, and the bytes that are sent: each micro-batch's
-gradients are summed to their holders beside the backward, which do not keep what is not theirs (`deepspeed-zero` in
-`cost.sums`), and the new parameters are gathered at the end of the step. As a user would, the best sizes of
-micro-batch and bucket are taken. Not kept: offloading to the host.
+gradients are summed to their holders beside the backward, which do not keep what is not theirs, and the new parameters
+are gathered at the end of the step. As a user would, the best size of micro-batch is taken. Not kept: buckets over
+several units, offloading to the host.
 
 `single-device`: the best device alone (DESIGN idea 6), one of each kind and memory tried.
 
@@ -72,7 +73,7 @@ def data_parallel(
 
 DDP: Strategy = partial(data_parallel, state_sharding=StateSharding.NONE, sums=SumModel.TORCH_DDP)
 ZERO1: Strategy = partial(data_parallel, state_sharding=StateSharding.ZERO1)
-ZERO2: Strategy = partial(data_parallel, state_sharding=StateSharding.ZERO2, sums=SumModel.DEEPSPEED_ZERO)
+ZERO2: Strategy = partial(data_parallel, state_sharding=StateSharding.ZERO2)
 FSDP: Strategy = partial(data_parallel, state_sharding=StateSharding.ZERO3, sums=SumModel.TORCH_FSDP)
 
 

@@ -208,16 +208,18 @@ class ShardCosts:
         summed = self._gathered_s(devices, None)
         if self.sharding is StateSharding.ZERO1:
             return np.zeros((3, *summed.shape))
+        summed = np.maximum(summed - self._first_s(devices, None) / count, 0.0)
         if self.sharding is StateSharding.ZERO2:
-            return np.stack([np.zeros(summed.shape), np.zeros(summed.shape), summed * (count - 1) / count])
+            return np.stack([np.zeros(summed.shape), np.zeros(summed.shape), summed])
         gathered = self._gathered_s(devices, self._gathered_ratio)
-        return np.stack([gathered, gathered, np.maximum(summed - self._first_s(devices, None) / count, 0.0)])
+        return np.stack([gathered, gathered, summed])
 
     def behind_s(self, devices: tuple[str, ...]) -> Array:
         """Return the seconds of what comes behind all work besides sums in buckets, by begin and end."""
-        if self.sharding is not StateSharding.ZERO3:
-            return self._gather(devices, self._spans.trained())
-        return self._first_s(devices, None) + self._first_s(devices, self._gathered_ratio)
+        if self.sharding is StateSharding.ZERO3:
+            return self._first_s(devices, None) + self._first_s(devices, self._gathered_ratio)
+        updated_s = self._gather(devices, self._spans.trained())
+        return updated_s if self.sharding is StateSharding.ZERO1 else updated_s + self._first_s(devices, None)
 
     def _first_s(self, devices: tuple[str, ...], ratio: float | None) -> Array:
         """Return the seconds in which the first unit's bytes (`_moved`) go half round a ring, by begin."""

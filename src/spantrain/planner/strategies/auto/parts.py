@@ -196,7 +196,7 @@ class PartCosts:
         behind_s: Array | float = 0.0
         if shards is not None:
             behind_s = shards.behind_s(devices)
-            if shards.sharding is StateSharding.ZERO3:
+            if shards.sharding.divides_gradients:
                 return behind_s, behind_s
             # Half of a sum brings gradients to their holders.
             least_s, likely_s = least_s / 2, likely_s / 2
