@@ -49,7 +49,13 @@ def test_processes_joined_by_gloo_train_what_one_would(device: str, tmp_path: Pa
         [[], []],
         [[18, 24, 30], [21, 27, 33]],
     ]
+    assert [[row.tolist() for row in said["round_rows"]] for said in found] == [
+        [[low + 3 * number for low in (0, 6, 12)] for number in range(5)],
+        [[]] * 5,
+        [[low + 3 * number for low in (18, 24, 30)] for number in range(5)],
+    ]
     for said in found:
+        assert said["flat_gathered"].tolist() == [1, 2, 2]
         assert said["gathered"].tolist() == 2 * [[0, 1, 1, 2, 2, 2]]
         assert said["small"].tolist() == [6, 6, 6]
         assert said["spent_s"] > 0

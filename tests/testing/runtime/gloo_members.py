@@ -73,6 +73,11 @@ def member(rank: int, order: Order) -> None:
     flat = torch.arange(6.0, device=device) * (rank + 1)
     several = [group.begin_reduce_scatter(flat + number, [3, 0, 3]) for number in range(2)]
     rows = [wait() for wait in several]
+    spread = TorchMembers(dist.group.WORLD, spread=True)
+    several = [spread.begin_reduce_scatter(flat + number, [3, 0, 3]) for number in range(5)]
+    gathering = spread.begin_all_gather(torch.full((rank,), float(rank), device=device), [0, 1, 2])
+    round_rows, flat_gathered = [wait() for wait in several], gathering()
+    spread.close()
     units = small_units()
     parts = shard_units(units, SHARES, rank, group)
     seen = replace(order.work, device=order.device).run(units)
@@ -81,6 +86,8 @@ def member(rank: int, order: Order) -> None:
         "gathered": gathered,
         "own": own,
         "rows": rows,
+        "round_rows": round_rows,
+        "flat_gathered": flat_gathered,
         "small": small,
         "spent_s": group.exchanging_s,
         "calls": calls,

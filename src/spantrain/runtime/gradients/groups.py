@@ -21,7 +21,8 @@ from spantrain.core.plan import Plan, Stage
 from spantrain.cost.replicas import rings_of
 from spantrain.cost.sums import carrier_between
 from spantrain.errors import PeerLostError
-from spantrain.runtime.gradients.members import MemberGroup, SingleMember, TorchMembers, blaming_peers
+from spantrain.runtime.gradients.members import MemberGroup, SingleMember, TorchMembers
+from spantrain.runtime.gradients.rings import blaming_peers
 
 _REACH = datetime.timedelta(seconds=30)
 """How long to try to reach a store that is open."""
@@ -51,6 +52,8 @@ class StageGroups:
 
     def close(self) -> None:
         """Leave the groups; they end with their generation."""
+        if isinstance(self.ring, TorchMembers):
+            self.ring.close()
         if isinstance(self.world, TorchMembers):
             _leave()
 
@@ -110,12 +113,13 @@ def open_groups(
                 _connect(group, torch_device)
         undo.pop_all()
     own = next(formed[ranks] for ranks in layout.replicas if rank in ranks)
-    ring = next((formed[ranks] for ranks in layout.rings if rank in ranks), None)
+    ranks = next((ranks for ranks in layout.rings if rank in ranks), ())
+    sites = {plan.cluster.device_by_name[stage.devices[one]].site for one in ranks}
     assert dist.group.WORLD is not None
     return StageGroups(
         world=TorchMembers(dist.group.WORLD),
         replica=_member(own),
-        ring=_member(ring),
+        ring=_member(formed[ranks] if ranks else None, spread=len(sites) > 1),
         parts_meet=layout.parts_meet,
         in_first_replica=rank in layout.replicas[0],
         statistics=TorchMembers(statistics) if statistics is not None else None,
@@ -143,8 +147,8 @@ def _formed(ranks: tuple[int, ...], size: int, timeout: datetime.timedelta) -> P
     return group if isinstance(group, ProcessGroup) else None
 
 
-def _member(group: ProcessGroup | None) -> MemberGroup:
-    return SingleMember() if group is None else TorchMembers(group)
+def _member(group: ProcessGroup | None, *, spread: bool = False) -> MemberGroup:
+    return SingleMember() if group is None else TorchMembers(group, spread=spread)
 
 
 def hold_store(address: str) -> TCPStore:

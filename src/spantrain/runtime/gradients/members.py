@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from spantrain.errors import PeerLostError
 from spantrain.models.tensor_parallel.group import TensorGroup, summed
+from spantrain.runtime.gradients.rings import Ring, blaming_peers
 
 
 class MemberGroup(TensorGroup, Protocol):
@@ -120,10 +120,15 @@ class TorchMembers:
     Operations raise `PeerLostError` where another member went away.
     """
 
-    def __init__(self, group: ProcessGroup) -> None:
-        """Take a group that exists; its owner destroys it."""
+    def __init__(self, group: ProcessGroup, *, spread: bool = False) -> None:
+        """Take a group that exists; its owner destroys it.
+
+        Are members in several sites, it is `spread`: sums to holders and flat gathers go round a ring of our own
+        (`runtime.gradients.rings`).
+        """
         self.process_group = group
         self.rank, self.size = group.rank(), group.size()
+        self._ring = Ring(group) if spread and not self.on_cards and self.size > 2 else None
         self._seconds: dict[tuple[str, int], list[float]] = {}
         """Of exchanges by kind and bytes, with the wait for other members; on CUDA only what it takes to queue."""
 
@@ -145,6 +150,8 @@ class TorchMembers:
 
     def begin_reduce_scatter(self, tensor: Tensor, sizes: Sequence[int]) -> Callable[[], Tensor]:
         """Begin to bring each member its elements of the sum: they exchange them and add them in the order of ranks."""
+        if self._ring is not None:
+            return self._ring.begin_sum(tensor, sizes)
         own = sizes[self.rank]
         received = tensor.new_empty(self.size * own)
         with blaming_peers():
@@ -161,6 +168,8 @@ class TorchMembers:
 
     def begin_all_gather(self, tensor: Tensor, sizes: Sequence[int]) -> Callable[[], Tensor]:
         """Begin to lay the members' flat tensors behind each other; shorter ones travel padded to the longest."""
+        if self._ring is not None:
+            return self._ring.begin_gather(tensor, sizes)
         sent = _padded(tensor, max(sizes))
         received = [torch.empty_like(sent) for _ in sizes]
         with blaming_peers():
@@ -236,6 +245,11 @@ class TorchMembers:
         self._seconds.clear()
         return float((counts * shortest).sum())
 
+    def close(self) -> None:
+        """End the threads of its ring."""
+        if self._ring is not None:
+            self._ring.close()
+
     @property
     def on_cards(self) -> bool:
         """Whether tensors on CUDA devices go as they lie."""
@@ -254,17 +268,6 @@ def _padded(tensor: Tensor, length: int) -> Tensor:
     if tensor.shape[0] < length:
         tensor = torch.cat([tensor, tensor.new_zeros(length - tensor.shape[0], *tensor.shape[1:])])
     return tensor.contiguous()
-
-
-@contextmanager
-def blaming_peers(what: str = "another device of this stage went away") -> Iterator[None]:
-    """A collective that fails does so because another member went away: it is that one that should be named."""
-    try:
-        yield
-    except torch.OutOfMemoryError:
-        raise
-    except RuntimeError as error:
-        raise PeerLostError(f"{what}: {error}") from error
 
 
 def broadcast_bytes(group: MemberGroup, content: bytes, torch_device: torch.device, *, source: int = 0) -> bytes:

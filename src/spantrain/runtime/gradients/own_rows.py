@@ -107,11 +107,10 @@ def gather_rows(parameters: Parameters, group: MemberGroup, sums: GradientSums) 
         for pieces in _turns([held[name] for name in bucket], group.size, sums.bucket_bytes):
             own = [piece.reshape(-1) for piece in pieces[group.rank]]
             sizes = [elements_of(row) for row in pieces]
-            taken = group.all_gather(torch.cat(own) if own else held[bucket[0]].new_empty(0), sizes, 0)
+            taken = group.begin_all_gather(torch.cat(own) if own else held[bucket[0]].new_empty(0), sizes)()
             for rank, values in enumerate(taken.split_with_sizes(sizes)):
                 if rank != group.rank:
                     fill(pieces[rank], values)
-    group.forget_exchanges()
 
 
 def _turns(tensors: Sequence[Tensor], replicas: int, most_bytes: int) -> list[list[list[Tensor]]]:
