@@ -1,7 +1,8 @@
-"""How long Gloo's sums over slow links take, and what the cost model says: `benchmarks/gradient_sums.py [--json FILE]`.
+"""How long sums over slow links take, and what the cost model says: `benchmarks/gradient_sums.py [--json FILE]`.
 
-Devices at a site each, equal links between all; each sums a tensor by torch.distributed, one or several at once, as the
-runtime does (`runtime.gradients.step_sums`). Real: processes, Gloo, TCP. Emulated: the links
+Devices at a site each, equal links between all; each sums a tensor, one or several at once: by Gloo's own rings, as the
+runtime does inside a site, and by ours (`runtime.gradients.rings`), as it does between sites. Both in turns in one run.
+Real: processes, Gloo, TCP. Emulated: the links
 (`spantrain.testbed`). The seconds are from the last start to the last end on any device, the least of a few; the
 model's are those of `cost.sums` with the links as described, to which nothing was fitted. Needs root, or user
 namespaces and /dev/net/tun.
@@ -18,13 +19,14 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import permutations
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 
 import torch
 import torch.distributed as dist
 
 from spantrain.core.cluster import Cluster, Host, Link, Site
-from spantrain.cost.sums import Collectives, SumOptions
+from spantrain.cost.sums import Collectives, SumOptions, Words
+from spantrain.runtime.gradients.members import TorchMembers
 from spantrain.testbed.testbed import Testbed, why_unavailable
 
 MIB, BYTES_PER_MBIT = 2**20, 125e3
@@ -66,6 +68,8 @@ class Row:
     at_once: int
     live_s: float
     model_s: float
+    ours_s: float
+    ours_model_s: float
 
 
 class EqualWires:
@@ -109,27 +113,34 @@ def cluster_of(case: Case) -> Cluster:
     )
 
 
-def member(rank: int, count: int, address: str, port: int, sums: Sequence[tuple[int, int]]) -> list[float]:
-    """Sum tensors of these sizes, so many at once; return the seconds of each on all members together."""
+def member(rank: int, count: int, address: str, port: int, sums: Sequence[tuple[int, int]]) -> list[list[float]]:
+    """Sum tensors of these sizes, so many at once; return the seconds of each on all together, Gloo's and ours."""
     torch.set_num_threads(1)
     patience = datetime.timedelta(seconds=PATIENCE_S)
     store = dist.TCPStore(address, port, count, rank == 0, timeout=patience)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=count, timeout=patience)
     dist.all_reduce(torch.zeros(MIB))
+    assert dist.group.WORLD is not None
+    ways = [TorchMembers(dist.group.WORLD, spread=spread) for spread in (False, True)]
     found = []
     for size_bytes, at_once in sums:
         moments = []
         for _ in range(REPEATS):
-            tensors = [torch.ones(max(1, size_bytes // 4)) for _ in range(at_once)]
-            dist.barrier()
-            start_s = time.monotonic()
-            for work in [dist.all_reduce(tensor, async_op=True) for tensor in tensors]:
-                work.wait()
-            moments.append((start_s, time.monotonic()))
+            for group in ways:
+                tensors = [torch.ones(max(1, size_bytes // 4)) for _ in range(at_once)]
+                dist.barrier()
+                start_s = time.monotonic()
+                for wait in [group.begin_all_reduce(tensor) for tensor in tensors]:
+                    wait()
+                moments.append((start_s, time.monotonic()))
+                assert all(bool((tensor == count).all()) for tensor in tensors), "a sum"
         # One machine, one clock.
         latest = torch.tensor(moments, dtype=torch.float64)
         dist.all_reduce(latest, dist.ReduceOp.MAX)
-        found.append(float((latest[:, 1] - latest[:, 0]).min()))
+        seconds = latest[:, 1] - latest[:, 0]
+        found.append([float(seconds[way :: len(ways)].min()) for way in range(len(ways))])
+    for group in ways:
+        group.close()
     dist.destroy_process_group()
     return found
 
@@ -148,8 +159,11 @@ def run(case: Case) -> list[Row]:
         said = [process.communicate(timeout=PATIENCE_S)[0] for process in processes]
     collectives, names = Collectives(EqualWires(case)), [str(number) for number in range(case.devices)]
     rows = []
-    for (size_bytes, at_once), live_s in zip(sums, json.loads(said[0]), strict=True):
-        options = SumOptions(waits_for_receiver=True, at_once=at_once)
+    for (size_bytes, at_once), (live_s, ours_s) in zip(sums, json.loads(said[0]), strict=True):
+        gloos, ours = (
+            collectives.seconds(names, size_bytes, options=SumOptions(words=words, at_once=at_once))
+            for words in (Words.EACH, Words.FIRST)
+        )
         rows.append(
             Row(
                 devices=case.devices,
@@ -158,7 +172,9 @@ def run(case: Case) -> list[Row]:
                 size_mib=size_bytes / MIB,
                 at_once=at_once,
                 live_s=live_s,
-                model_s=collectives.seconds(names, size_bytes, options=options),
+                model_s=gloos,
+                ours_s=ours_s,
+                ours_model_s=ours,
             )
         )
     return rows
@@ -177,17 +193,24 @@ def main() -> int:
     if reason is not None:
         parser.error(reason)
     rows: list[Row] = []
-    print(f"{'devices':>7} {'Mbit/s':>7} {'ms':>5} {'MiB':>8} {'at once':>7} {'live s':>8} {'model s':>8} {'off':>7}")
+    ways = "".join(f" {whose:>8} {'model s':>8} {'off':>7}" for whose in ("Gloo s", "ours s"))
+    print(f"{'devices':>7} {'Mbit/s':>7} {'ms':>5} {'MiB':>8} {'at once':>7}{ways}")
     for case in CASES:
         for row in run(case):
             rows.append(row)
             print(
                 f"{row.devices:7} {row.mbit_per_s:7.0f} {1e3 * row.latency_s:5.0f} {row.size_mib:8.3f} {row.at_once:7} "
-                f"{row.live_s:8.3f} {row.model_s:8.3f} {row.model_s / row.live_s - 1:+7.1%}",
+                f"{row.live_s:8.3f} {row.model_s:8.3f} {row.model_s / row.live_s - 1:+7.1%} "
+                f"{row.ours_s:8.3f} {row.ours_model_s:8.3f} {row.ours_model_s / row.ours_s - 1:+7.1%}",
                 flush=True,
             )
-    off = [abs(row.model_s / row.live_s - 1) for row in rows]
-    print(f"load {os.getloadavg()[0]:.1f}; {len(rows)} sums, off {fmean(off):.1%} in the mean, {max(off):.1%} at most")
+    for whose, off in (
+        ("Gloo's", [abs(row.model_s / row.live_s - 1) for row in rows]),
+        ("ours", [abs(row.ours_model_s / row.ours_s - 1) for row in rows]),
+    ):
+        print(f"{whose}: {len(rows)} sums, off {fmean(off):.1%} in the mean, {max(off):.1%} at most")
+    ratio = median(row.ours_s / row.live_s for row in rows)
+    print(f"load {os.getloadavg()[0]:.1f}; ours take {ratio:.2f} of Gloo's seconds, as the median")
     if options.json is not None:
         options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
     return 0

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spantrain.cost.network import NetworkCost
-from spantrain.cost.sums import Algorithm, Collectives, SumOptions
+from spantrain.cost.sums import Algorithm, Collectives, SumOptions, Words
 
 LATENCY_S = {"site": 1.0, "host": 0.1, "device": 0.01}
 MIB = 2**20
@@ -127,7 +127,7 @@ class Hops:
         return self._latency_s[source]
 
     def seconds(self, mib: float, at_once: int = 1) -> float:
-        options = SumOptions(waits_for_receiver=True, at_once=at_once)
+        options = SumOptions(words=Words.EACH, at_once=at_once)
         return Collectives(self).seconds(range(len(self.mib_s)), mib * MIB, options=options)
 
     def busy_together_s(self, pairs, size_bytes, beside):

@@ -1,6 +1,7 @@
 """The model as a chain of units, the tensors that cross each cut, and the parameters that units share."""
 
 import math
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -246,9 +247,10 @@ class UnitGraph:
         """
         return self._held(units, tp_share, self.shared_bytes, trained=False)
 
-    def gathered_bytes(self, units: range, tp_share: MemberShare = ALONE) -> tuple[int, ...]:
-        """Return the bytes of parameters of each of some units, of shared ones, too: what is whole while it works."""
-        return tuple(self.held_parameter_bytes(range(unit, unit + 1), tp_share)[0] for unit in units)
+    def shared_within_bytes(self, units: range) -> int:
+        """Return the bytes of parameters that several of some units share."""
+        users = Counter(name for unit in units for name in set(self.units[unit].shared))
+        return sum(self.shared_bytes[name] for name, count in users.items() if count > 1)
 
     def held_trained_bytes(self, units: range, tp_share: MemberShare = ALONE) -> tuple[int, ...]:
         """Return the same of the parameters that are trained: bytes of gradients, and of what replicas sum."""

@@ -8,8 +8,9 @@ and all of the rest (`UnitGraph.held_parameter_bytes`); of activations what was 
 (`UnitGraph.held_activation_bytes`); it has all of other units, and messages whole. State sharding
 (`core.shares.StateSharding`) divides optimizer state evenly among the replicas, from zero2 on gradients too, zero3 also
 the parameters. Beside its part a device then holds the largest unit's gradients twice, as they are and as they are
-sent, and of zero3 its parameters twice, of the unit at work and of the next. Under autocast a span in flight holds what
-its products rounded of the weights, which no division makes less; `bfloat16-weights` has no such copies.
+sent, and of zero3 its parameters twice, of the unit at work and of the next, and those that units share. Under autocast
+a span in flight holds what its products rounded of the weights, which no division makes less; `bfloat16-weights` has no
+such copies.
 
 Activations of a stage are its units', each cut between them once. Recomputed units (`core.plan.Stage.recompute`) hold
 what enters them, and besides the largest of them, run again, for the span at work (Chen et al., "Training Deep Nets
@@ -169,7 +170,7 @@ class MemoryCost:
         self.fewest_samples = cache(profile.graph.fewest_samples)
         """Of units, at once (`UnitGraph.fewest_samples`)."""
         self._held = cache(profile.graph.held_parameter_bytes)
-        self._gathered = cache(profile.graph.gathered_bytes)
+        self._shared_within = cache(profile.graph.shared_within_bytes)
         self._trained = cache(profile.graph.held_trained_bytes)
         self._activations = cache(profile.graph.stage_held_bytes)
         self._deferred = cache(profile.graph.stage_deferred_bytes)
@@ -201,7 +202,7 @@ class MemoryCost:
         parameter_bytes = (1 + self._rounded) * (sum(held) + (self._sets - 1) * trained)
         if sharding is StateSharding.ZERO3 and division.replicas > 1:
             copies = 0.0 if self._dtype == LOW_WEIGHTS else self._rounded
-            at_work = 2 * gathered_ratio(self._dtype) * max(self._gathered(units, division.tp_share))
+            at_work = gathered_ratio(self._dtype) * (2 * max(held) + self._shared_within(units))
             parameter_bytes = sum(held) / division.replicas + copies * sum(held) + at_work
         return math.ceil(parameter_bytes), gradient_bytes, optimizer_bytes
 

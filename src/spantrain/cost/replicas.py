@@ -21,9 +21,8 @@ zero3's of the first unit, which are counted at the end of a step. Other traffic
 device that waits for its traffic counts as busy. Kept of the paper: who holds what, and the bytes that are sent. Not
 kept: its partitioned activations and offloading.
 
-Whole sums wait for their receivers where Gloo carries them, and stream where NCCL does (`cost.sums`). Halves
-stream: gathers do with Gloo, too (16 MiB over three hops of 200 Mbit/s and 40 ms live in 0.56 s, so reckoned 0.53), and
-sums to holders are taken to, though Gloo makes whole sums of them (1.8 s).
+Whole sums of Gloo wait for their receivers, those between sites once, and NCCL's stream (`cost.sums.Words`). Halves
+inside a site are taken to stream.
 """
 
 from collections import Counter
@@ -37,7 +36,7 @@ from spantrain.core.plan import GradientSums, Replica, Stage
 from spantrain.core.profile import Profile
 from spantrain.core.shares import ALONE, MemberShare, StateSharding, shares_of
 from spantrain.cost.compute import GroupCost, normalised, operations_of
-from spantrain.cost.sums import Collectives, SumBucket, SumOptions, around, behind_s, fill_buckets, nccl_between
+from spantrain.cost.sums import Collectives, SumBucket, SumOptions, Words, around, behind_s, fill_buckets, words_between
 from spantrain.formats.precision import gathered_ratio
 
 _EndsKey = tuple[range, tuple[int, ...], tuple[str, ...], tuple[float, ...], Op, int]
@@ -129,7 +128,7 @@ class ReplicaCost:
 
         A gather has a ratio: so many bytes for each of the parameters'.
         """
-        held = self._graph.held_trained_bytes if ratio is None else self._graph.gathered_bytes
+        held = self._graph.held_trained_bytes if ratio is None else self._graph.held_parameter_bytes
         each = 1.0 if ratio is None else ratio
         by_ring = [[self._gather_s(ring, rings, size * each) for size in held(units, ring.tp_share)] for ring in rings]
         return tuple(map(max, zip(*by_ring, strict=True)))
@@ -137,7 +136,8 @@ class ReplicaCost:
     def _gather_s(self, ring: Ring, rings: tuple[Ring, ...], size_bytes: float) -> float:
         if not size_bytes:
             return 0.0
-        return self._collectives.gather_s(ring.devices, size_bytes, _beside(ring, rings))
+        options = replace(_beside(ring, rings), words=words_between([self._device[name] for name in ring.devices]))
+        return self._collectives.gather_s(ring.devices, size_bytes, options)
 
     def end_of_step_s(self, stage: Stage) -> tuple[float, ...]:
         """Return the seconds of what a stage's replicas exchange for the end of a step: each bucket, then any gather.
@@ -241,14 +241,14 @@ class ReplicaCost:
         """Return the seconds of each bucket: of a whole sum, or of its first half; of those at once an equal part."""
         beside, buckets = _beside(ring, rings), self._buckets(units, ring, sums)
         if not whole:
-            gather_s = cache(lambda size: self._collectives.gather_s(ring.devices, size, beside))
+            gather_s = cache(lambda size: self._gather_s(ring, rings, size))
             return tuple(gather_s(bucket.size_bytes) for bucket in buckets)
-        waits = not nccl_between([self._device[name] for one in rings for name in one.devices])
-        most = sums.at_once if waits else 1
+        words = words_between([self._device[name] for one in rings for name in one.devices], sums.model)
+        most = 1 if words is Words.NONE else sums.at_once
 
         @cache
         def sum_s(size: float, at_once: int) -> float:
-            options = replace(beside, waits_for_receiver=waits, at_once=at_once)
+            options = replace(beside, words=words, at_once=at_once)
             return self._collectives.seconds(ring.devices, size, options=options) / at_once
 
         return tuple(
@@ -277,7 +277,7 @@ class ReplicaCost:
             case StateSharding.ZERO2:
                 return (count + 1) * summed
             case StateSharding.ZERO3:
-                held = sum(self._graph.gathered_bytes(stage.units, ring.tp_share))
+                held = sum(self._graph.held_parameter_bytes(stage.units, ring.tp_share))
                 return count * summed + 2 * count * self._gathered_ratio * held
 
     def _add_around(self, sent: Counter[tuple[str, str]], devices: tuple[str, ...], size_bytes: int) -> None:

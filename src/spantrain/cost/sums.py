@@ -12,11 +12,12 @@ Signs: k devices, n bytes, for a pair of neighbours its latency and b(x), the se
   sites' first devices, each of all n bytes (the two halves of a ring, summing and handing round, lie before and behind
   what is done between). Only the last ring crosses sites.
 
-A ring of Gloo waits for its receivers (`SumOptions.waits_for_receiver`). As its source has it (`gloo/allreduce.cc`), a
-device's n/k bytes go in at least two segments, of 1 MiB at most; two are under way at once, and each waits for the word
-of its receiver, which comes when the last but one before it is there. So a link of much latency is never full, however
-large the sum, unless several sums run at once (`at_once`; torch's Gloo runs two). `benchmarks/gradient_sums.py`
-compares it with live sums. NCCL's receivers have room ahead of time, so its rings just stream.
+Rings wait for the word of their receivers, that they are ready (`Words`). In those of Gloo, as its source has it
+(`gloo/allreduce.cc`), a device's n/k bytes go in at least two segments, of 1 MiB at most; two are under way at once,
+and each waits for its receiver's word, which comes when the last but one before it is there. So a link of much latency
+is never full, however large the sum, unless several sums run at once (`at_once`; torch's Gloo runs two). Between sites
+ours go round rings that ask for all turns at once, so the first word is waited for (`runtime.gradients.rings`). NCCL's
+receivers have room ahead of time. `benchmarks/gradient_sums.py` compares the two with live sums.
 
 Gradients are summed in buckets, beside the last backward action of a step. A backward pass goes through a stage's
 units from the last to the first, so their gradients are whole in that order, and buckets are filled in it
@@ -81,14 +82,22 @@ class Wires(Protocol):
         """Return the site and host of a device."""
 
 
+class Words(Enum):
+    """Which words of its receiver, that it is ready, a ring waits for."""
+
+    NONE = "none"
+    FIRST = "first"
+    EACH = "each"
+    """Before every segment, as in rings of Gloo."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class SumOptions:
     """How a sum is done."""
 
     beside: tuple[tuple[str, ...], ...] = ()
     """Devices of other rings that sum at the same time, each in its order: links that they use too are shared."""
-    waits_for_receiver: bool = False
-    """Whether a ring's pieces wait, segment by segment, for the word that their receiver is ready, as those of Gloo."""
+    words: Words = Words.NONE
     at_once: int = 1
     """Sums of this size that rings do at the same time; the seconds are those of all of them."""
 
@@ -142,8 +151,8 @@ class Collectives:
     def gather_s(self, devices: Sequence[str], size_bytes: float, options: SumOptions | None = None) -> float:
         """Return the seconds in which devices that hold a part each get all of it: half of a ring's turns.
 
-        The other half, in which each gets its part of the sum (reduce-scatter), takes as long. Neither waits for its
-        receivers.
+        The other half, in which each gets its part of the sum (reduce-scatter), takes as long. Those of Gloo are taken
+        not to wait for words.
         """
         return self._ring_s(devices, size_bytes, options or SumOptions(), halves=1) if len(devices) > 1 else 0.0
 
@@ -152,12 +161,14 @@ class Collectives:
         beside = [pair for other in options.beside for pair in around(other)]
         latency_s = [self._wires.latency_s(*pair) for pair in pairs]
         piece = size_bytes / len(devices)
-        segments = max(2, math.ceil(piece / _SEGMENT_BYTES)) if options.waits_for_receiver else 1
+        waits = options.words is Words.EACH and halves == 2
+        segments = max(2, math.ceil(piece / _SEGMENT_BYTES)) if waits else 1
         busy_s = [options.at_once * seconds for seconds in self._wires.busy_together_s(pairs, piece / segments, beside)]
         hops = without_repeats(latency_s, busy_s)
-        if options.waits_for_receiver:
+        if waits:
             return halves * waiting_s(*hops, segments * (len(devices) - 1))
-        return turns_s(*hops, halves * (len(devices) - 1))
+        word_s = max(self._wires.latency_s(b, a) for a, b in pairs) if options.words is Words.FIRST else 0.0
+        return word_s + turns_s(*hops, halves * (len(devices) - 1))
 
     def _level_s(self, pairs: Sequence[Pair], size_bytes: float, beside: Sequence[Pair]) -> float:
         """Return the seconds of one turn of a tree."""
@@ -257,6 +268,14 @@ def nccl_between(devices: Sequence[Device]) -> bool:
     return carrier_between(devices) != "gloo"
 
 
+def words_between(devices: Sequence[Device], model: SumModel = SumModel.SPANTRAIN) -> Words:
+    """Return which words a ring over devices waits for, in a framework's sums."""
+    if nccl_between(devices):
+        return Words.NONE
+    spread = model is SumModel.SPANTRAIN and len({device.site for device in devices}) > 1
+    return Words.FIRST if spread else Words.EACH
+
+
 def carrier_between(devices: Sequence[Device]) -> str:
     """Return what `torch.distributed` calls its carrier of what devices sum, by the types of device that it takes."""
     rows = {find_backend(device.backend) for device in devices}
@@ -308,9 +327,8 @@ def own_sum_s(collectives: Collectives, devices: Sequence[Device], size_bytes: f
     Raises:
         ProfileError: a pair of neighbours was not measured.
     """
-    names, waits = [device.name for device in devices], not nccl_between(devices)
-    ways = ((size_bytes, 1), (size_bytes / 2, 2)) if waits else ((size_bytes, 1),)
+    names, words = [device.name for device in devices], words_between(devices)
+    ways = ((size_bytes, 1),) if words is Words.NONE else ((size_bytes, 1), (size_bytes / 2, 2))
     return min(
-        collectives.seconds(names, size, options=SumOptions(waits_for_receiver=waits, at_once=at_once))
-        for size, at_once in ways
+        collectives.seconds(names, size, options=SumOptions(words=words, at_once=at_once)) for size, at_once in ways
     )

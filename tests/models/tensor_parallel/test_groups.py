@@ -56,6 +56,9 @@ def test_processes_joined_by_gloo_train_what_one_would(device: str, tmp_path: Pa
     ]
     for said in found:
         assert said["flat_gathered"].tolist() == [1, 2, 2]
+        assert [one.tolist() for one in said["totals"]] == [
+            [6 * at + 3 * number for at in range(7)] for number in range(5)
+        ]
         assert said["gathered"].tolist() == 2 * [[0, 1, 1, 2, 2, 2]]
         assert said["small"].tolist() == [6, 6, 6]
         assert said["spent_s"] > 0

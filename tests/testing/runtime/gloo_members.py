@@ -77,6 +77,9 @@ def member(rank: int, order: Order) -> None:
     several = [spread.begin_reduce_scatter(flat + number, [3, 0, 3]) for number in range(5)]
     gathering = spread.begin_all_gather(torch.full((rank,), float(rank), device=device), [0, 1, 2])
     round_rows, flat_gathered = [wait() for wait in several], gathering()
+    totals = [torch.arange(7.0, device=device) * (rank + 1) + number for number in range(5)]
+    for wait in [spread.begin_all_reduce(total) for total in totals]:
+        wait()
     spread.close()
     units = small_units()
     parts = shard_units(units, SHARES, rank, group)
@@ -88,6 +91,7 @@ def member(rank: int, order: Order) -> None:
         "rows": rows,
         "round_rows": round_rows,
         "flat_gathered": flat_gathered,
+        "totals": totals,
         "small": small,
         "spent_s": group.exchanging_s,
         "calls": calls,

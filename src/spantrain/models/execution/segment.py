@@ -30,10 +30,13 @@ Tensors = tuple[Tensor, ...]
 class SegmentShards(Protocol):
     """What replicas that divide gradients, or parameters, exchange around each segment of each pass."""
 
-    def at(self, number: int, *, then: int | None, sums: bool = False) -> AbstractContextManager[None]:
-        """Have a segment's parameters be whole inside; where it `sums`, take gradients from them behind it.
+    def ahead(self, number: int) -> AbstractContextManager[None]:
+        """Have a segment's parameters be whole while it goes forward."""
 
-        `then` is the segment whose turn is next.
+    def back(self, number: int, last: int, *, sums: bool) -> AbstractContextManager[None]:
+        """Have them be whole while it goes back; where it `sums`, take gradients from them behind it.
+
+        The pass ends with segment `last`.
         """
 
     def outlive(self, outputs: Tensors) -> Tensors:

@@ -236,13 +236,13 @@ class StageExecutor:
         """Return what a segment goes forward in."""
         if self.shards is None:
             return nullcontext()
-        return self.shards.at(number, then=number + 1 if number + 1 < len(self._segments) else None)
+        return self.shards.ahead(number)
 
     def _back_from(self, number: int, *, sums: bool) -> AbstractContextManager[None]:
         """Return what a segment goes back in; `sums`: what is added to its gradients there is all of the pass."""
         if self.shards is None:
             return nullcontext()
-        return self.shards.at(number, then=number - 1 if number > self._first_back else None, sums=sums)
+        return self.shards.back(number, self._first_back, sums=sums)
 
     def _outliving(self, outputs: Tensors) -> Tensors:
         return outputs if self.shards is None else self.shards.outlive(outputs)

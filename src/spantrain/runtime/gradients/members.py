@@ -123,12 +123,12 @@ class TorchMembers:
     def __init__(self, group: ProcessGroup, *, spread: bool = False) -> None:
         """Take a group that exists; its owner destroys it.
 
-        Are members in several sites, it is `spread`: sums to holders and flat gathers go round a ring of our own
+        Are members in several sites, it is `spread`: what is begun goes round a ring of our own
         (`runtime.gradients.rings`).
         """
         self.process_group = group
         self.rank, self.size = group.rank(), group.size()
-        self._ring = Ring(group) if spread and not self.on_cards and self.size > 2 else None
+        self._ring = Ring(group) if spread and not self.on_cards and self.size > 1 else None
         self._seconds: dict[tuple[str, int], list[float]] = {}
         """Of exchanges by kind and bytes, with the wait for other members; on CUDA only what it takes to queue."""
 
@@ -139,6 +139,8 @@ class TorchMembers:
 
     def begin_all_reduce(self, tensor: Tensor) -> Callable[[], None]:
         """Begin to replace a tensor by its sum over the members; not counted as an exchange, as others go on beside."""
+        if self._ring is not None:
+            return self._ring.begin_all_reduce(tensor)
         with blaming_peers():
             work = dist.all_reduce(tensor, group=self.process_group, async_op=True)
 

@@ -1,13 +1,14 @@
-"""Sums to holders and gathers round a ring of a group's members, for rings that reach over slow links.
+"""Sums and gathers round a ring of a group's members, for rings that reach over slow links.
 
 Each member sends the next one only, in the order of ranks, which is that of sites: what goes round crosses from site to
 site once for each turn, where an exchange of all with all crosses for each pair. A member asks for all that is to come
 at once, so no turn waits for the word that its receiver is ready, as those of Gloo's own rings do. (Patarasuk and
-Yuan, "Bandwidth Optimal All-reduce Algorithms for Clusters of Workstations", JPDC 2009, has both halves.)
+Yuan, "Bandwidth Optimal All-reduce Algorithms for Clusters of Workstations", JPDC 2009, has both halves of a sum.)
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 
 import torch
 import torch.distributed as dist
@@ -31,6 +32,30 @@ class Ring:
         self._gathers = Background("ring of gathers")
         self._begun = 0
 
+    def begin_all_reduce(self, tensor: Tensor) -> Callable[[], None]:
+        """Begin to replace a contiguous tensor by the members' sum, the same bits for all; return what waits."""
+        flat = tensor.view(-1).cpu()
+        each = [flat.numel() * rank // self._size for rank in range(self._size + 1)]
+        parts = flat.split_with_sizes([end - begin for begin, end in pairwise(each)])
+        added, whole = (
+            [parts[(self._rank - first - turn) % self._size] for turn in range(self._size)] for first in (1, 0)
+        )
+        received = [torch.empty_like(one) for one in added[1:]]
+
+        def arrived(turn: int) -> None:
+            if turn < len(received):
+                added[turn + 1] += received[turn]
+
+        # What comes whole comes when all have added to it: it may land where the own share was.
+        wait = self._begin(self._next_sums(), [*added[:-1], *whole[:-1]], [*received, *whole[1:]], arrived)
+
+        def all_of_it() -> None:
+            wait()
+            if flat.data_ptr() != tensor.data_ptr():
+                tensor.copy_(flat.view_as(tensor))
+
+        return all_of_it
+
     def begin_sum(self, tensor: Tensor, sizes: Sequence[int]) -> Callable[[], Tensor]:
         """Begin to bring each member its elements of a sum, to which all add, from the one behind it on.
 
@@ -44,7 +69,7 @@ class Ring:
         def arrived(turn: int) -> None:
             turns[turn + 1] += received[turn]
 
-        wait = self._begin(self._sums[self._begun % _SUMS_AT_ONCE], turns[:-1], received, arrived)
+        wait = self._begin(self._next_sums(), turns[:-1], received, arrived)
 
         def own() -> Tensor:
             wait()
@@ -71,11 +96,14 @@ class Ring:
         for thread in (*self._sums, self._gathers):
             thread.close()
 
+    def _next_sums(self) -> Background:
+        return self._sums[self._begun % _SUMS_AT_ONCE]
+
     def _begin(
         self, thread: Background, sent: Sequence[Tensor], received: Sequence[Tensor], arrived: Callable[[int], None]
     ) -> Wait:
         """Begin to send and receive by turns, each when the one before has `arrived`; return what waits."""
-        first_tag = self._begun * self._size
+        first_tag = self._begun * 2 * self._size
         self._begun += 1
         ahead, behind = (self._rank + 1) % self._size, (self._rank - 1) % self._size
 

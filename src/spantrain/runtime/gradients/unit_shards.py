@@ -28,7 +28,7 @@ Rows = Mapping[int, OwnRows]
 
 @dataclass(frozen=True, kw_only=True)
 class _Gathered:
-    """Parameters of a unit that are of one type: views of what each replica has of them, and of this one its own."""
+    """Parameters of one type: views of what each replica has of them, and of this one its own."""
 
     pieces: Sequence[Sequence[Tensor]]
     """By replica: of the whole parameters, which may have no memory now."""
@@ -48,10 +48,22 @@ class _Gathered:
             fill(pieces, part)
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Pass:
+    """What a pass in one direction gathers in front of each segment, and gives up behind it, by segment.
+
+    What several segments share is whole from the first of them on that the pass comes to, up to the last.
+    """
+
+    gathered: Sequence[Sequence[_Gathered]]
+    given_up: Sequence[Sequence[Tensor]]
+
+
 class UnitShards:
     """The exchanges of one device around the segments of its stage, each of one unit.
 
-    Of an executor that it is given to (`StageExecutor.shards`), which calls it for each segment of each pass.
+    Of an executor that it is given to (`StageExecutor.shards`), which calls it for each segment of each pass. All
+    replicas come to the same segments in the same order.
     """
 
     def __init__(
@@ -74,17 +86,18 @@ class UnitShards:
         """
         self._group, self._rows = group, rows
         self._summed = [_by_dtype(own) for own in _summed_at(segments, {id(one) for one in summed_behind})]
-        self._gathered: list[list[_Gathered]] = [[] for _ in segments]
-        if gathers:
-            every = {id(one): one for own in segments for one in (*own, *map(full_weight, own))}
-            for one in every.values():
-                one.data = torch.empty_like(one.data)  # a dense storage of its own, whatever it was a view of
-            self._gathered = [[self._bucket(one) for one in _by_dtype(own)] for own in segments]
-            for one in every.values():
-                one.data.untyped_storage().resize_(0)
-        self._aliases = {one.untyped_storage()._cdata for own in segments for one in own} if gathers else set()
-        self._coming: tuple[int, list[Callable[[], Tensor]]] | None = None
-        """A segment whose parameters are on their way."""
+        every = {id(one): one for own in segments for one in (*own, *map(full_weight, own))} if gathers else {}
+        for one in every.values():
+            one.data = torch.empty_like(one.data)  # a dense storage of its own, whatever it was a view of
+        self._ahead = self._pass_over(segments if gathers else [()] * len(segments))
+        backwards = self._pass_over(list(reversed(segments)) if gathers else [()] * len(segments))
+        self._back = _Pass(gathered=backwards.gathered[::-1], given_up=backwards.given_up[::-1])
+        for one in every.values():
+            one.data.untyped_storage().resize_(0)
+        self._whole = [one.data for own in segments for one in own] if gathers else []
+        self._aliases = {one.untyped_storage()._cdata for one in self._whole}
+        self._coming: tuple[Sequence[_Gathered], list[Callable[[], Tensor]]] | None = None
+        """What is on its way, for the segment whose turn is next."""
         self._summing: list[Callable[[], None]] = []
         self.exchanging_s = 0.0
         """Seconds that the work has waited for other replicas since they were forgotten."""
@@ -95,33 +108,53 @@ class UnitShards:
 
     @property
     def besides_bytes(self) -> int:
-        """The most bytes that are held beside what this device updates: of a unit, and of the next on its way."""
-        parameters = max((sum(one.nbytes for one in _whole(own)) for own in self._gathered), default=0)
+        """The most bytes that are held beside what this device updates: of units at work, and of those to come."""
+        whole_bytes = most_bytes = coming_bytes = 0
+        for gathered, given_up in zip(reversed(self._back.gathered), reversed(self._back.given_up), strict=True):
+            coming_bytes = sum(one.nbytes for bucket in gathered for one in bucket.whole)
+            whole_bytes += coming_bytes
+            most_bytes = max(most_bytes, whole_bytes + coming_bytes)
+            whole_bytes -= sum(one.nbytes for one in given_up)
         gradients = max((sum(one.nbytes for of_one in own for one in of_one) for own in self._summed), default=0)
-        return 2 * parameters + 2 * gradients
+        return most_bytes + 2 * gradients
 
     @contextmanager
-    def at(self, number: int, *, then: int | None, sums: bool = False) -> Iterator[None]:
-        """Have a segment's parameters be whole inside; behind it, where `sums`, sum what was added to its gradients.
-
-        All replicas come to the same segments in the same order.
-
-        Args:
-            number: of the segment.
-            then: the segment whose turn is next in the same pass.
-            sums: whether the pass adds to gradients.
+    def ahead(self, number: int) -> Iterator[None]:
+        """Have a segment's parameters be whole inside, in a pass forward.
 
         Raises:
             PeerLostError: another replica went away.
         """
-        self._bring(number)
-        self._coming = None if then is None else (then, [one.begin(self._group) for one in self._gathered[then]])
-        yield
-        for bucket in self._gathered[number]:
-            for one in bucket.whole:
-                one.untyped_storage().resize_(0)
+        with self._at(self._ahead, number, number + 1 if number + 1 < len(self._summed) else None):
+            yield
+
+    @contextmanager
+    def back(self, number: int, last: int, *, sums: bool) -> Iterator[None]:
+        """Have them be whole in a pass back, which ends with segment `last`; begin to sum what it added to gradients.
+
+        Raises:
+            PeerLostError: another replica went away.
+        """
+        with self._at(self._back, number, number - 1 if number > last else None):
+            yield
         for parameters in self._summed[number] if sums else ():
             self._begin_sum(parameters)
+
+    @contextmanager
+    def _at(self, way: _Pass, number: int, then: int | None) -> Iterator[None]:
+        buckets = way.gathered[number]
+        coming, self._coming = self._coming, None
+        waits = coming[1] if coming is not None and coming[0] is buckets else self._begun(buckets)
+        for bucket, wait in zip(buckets, waits, strict=True):
+            bucket.put(self._waited(wait))
+        if then is not None:
+            self._coming = way.gathered[then], self._begun(way.gathered[then])
+        yield
+        for one in way.given_up[number] if then is not None else self._whole:
+            one.untyped_storage().resize_(0)
+
+    def _begun(self, buckets: Sequence[_Gathered]) -> list[Callable[[], Tensor]]:
+        return [one.begin(self._group) for one in buckets]
 
     def outlive(self, outputs: Tensors) -> Tensors:
         """Return what a segment makes, none of it in the memory of a parameter."""
@@ -135,18 +168,8 @@ class UnitShards:
         """Forget what is under way, and give up what is whole, after an abort."""
         self._coming = None
         self._summing.clear()
-        for buckets in self._gathered:
-            for one in _whole(buckets):
-                one.untyped_storage().resize_(0)
-
-    def _bring(self, number: int) -> None:
-        coming, self._coming = self._coming, None
-        assert coming is None or coming[0] == number or not self._gathered[coming[0]], f"{number} before {coming}"
-        buckets = self._gathered[number]
-        if coming is None or coming[0] != number:
-            coming = number, [one.begin(self._group) for one in buckets]
-        for bucket, wait in zip(buckets, coming[1], strict=True):
-            bucket.put(self._waited(wait))
+        for one in self._whole:
+            one.untyped_storage().resize_(0)
 
     def _begin_sum(self, parameters: Sequence[nn.Parameter]) -> None:
         """Begin to sum gradients to their holders, who add them to what they have; those before are waited for."""
@@ -172,6 +195,21 @@ class UnitShards:
         self.exchanging_s += time.perf_counter() - start_s
         return found
 
+    def _pass_over(self, segments: Sequence[Sequence[nn.Parameter]]) -> _Pass:
+        """Return what is gathered and given up in a pass over segments in this order."""
+        first, last = dict[int, int](), dict[int, int]()
+        for number, own in enumerate(segments):
+            for one in own:
+                first.setdefault(id(one), number)
+                last[id(one)] = number
+        return _Pass(
+            gathered=[
+                [self._bucket(alike) for alike in _by_dtype(one for one in own if first[id(one)] == number)]
+                for number, own in enumerate(segments)
+            ],
+            given_up=[[one.data for one in own if last[id(one)] == number] for number, own in enumerate(segments)],
+        )
+
     def _bucket(self, parameters: Sequence[nn.Parameter]) -> _Gathered:
         own = [self._rows[key].rows.detach() for key in map(id, map(full_weight, parameters)) if key in self._rows]
         whole = [one.data for one in parameters]
@@ -189,10 +227,6 @@ def _summed_at(segments: Sequence[Sequence[nn.Parameter]], behind: set[int]) -> 
         found.append([one for key, one in full.items() if key not in seen])
         seen |= full.keys()
     return found
-
-
-def _whole(buckets: Iterable[_Gathered]) -> Iterator[Tensor]:
-    return (one for bucket in buckets for one in bucket.whole)
 
 
 def _by_dtype(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:

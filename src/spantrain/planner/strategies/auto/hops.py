@@ -240,7 +240,7 @@ class ShardCosts:
         graph, units = self._spans.profile.graph, range(first, self._spans.units)
         if ratio is None:
             return np.array(graph.held_trained_bytes(units), dtype=np.float64)
-        return ratio * np.array(graph.gathered_bytes(units), dtype=np.float64)
+        return ratio * np.array(graph.held_parameter_bytes(units), dtype=np.float64)
 
 
 def hidden(compute: Array, beside: Array) -> Array:

@@ -17,7 +17,7 @@ from spantrain.core.shares import StateSharding
 from spantrain.core.span import apportion
 from spantrain.cost.memory import WHOLE, Division, framework_bytes
 from spantrain.cost.span_tables import Array
-from spantrain.cost.sums import around, own_sum_s
+from spantrain.cost.sums import SumOptions, around, own_sum_s, words_between
 from spantrain.formats.registry import WireFormat
 from spantrain.planner.request import PlanRequest
 from spantrain.planner.strategies.auto.hops import Batch, HopCosts, PipelinePart, ShardCosts, hidden
@@ -257,6 +257,7 @@ class PartCosts:
         """Return the seconds of half a ring for each size; of many devices on a line from none to the largest."""
         values, where = np.unique(np.maximum(size, 0.0), return_inverse=True)
         tried = values if self._exact_sums else values[[0, -1]]
-        seconds = [self.network.collectives.gather_s(devices, value) if value else 0.0 for value in tried]
+        options = SumOptions(words=words_between([self.devices[name] for name in devices]))
+        seconds = [self.network.collectives.gather_s(devices, value, options) if value else 0.0 for value in tried]
         found: Array = np.interp(values, tried, seconds)[where].reshape(size.shape)
         return found

@@ -18,7 +18,7 @@ from spantrain.core.shares import even_share
 from spantrain.core.span import equal_spans
 from spantrain.cost.memory import Division
 from spantrain.cost.span_tables import Array, SpanTables
-from spantrain.cost.sums import around, nccl_between
+from spantrain.cost.sums import Words, around, words_between
 from spantrain.planner.assembly.assemble import draft_stage
 from spantrain.planner.request import Objective, PlanRequest, Restriction
 from spantrain.planner.strategies.pools.costs import DevicePool, HopSeconds, PoolPlan, PoolReplica, PoolStage
@@ -78,7 +78,7 @@ class ProfilePools:
         found = list(find_pools(request))
         self.pools, self._devices = tuple(pool for pool, _ in found), [names for _, names in found]
         self._sums = cache(self._gradient_sums)
-        self._hop_s, self._streams = cache(self._hop_of), cache(self._streams_of)
+        self._hop_s, self._words = cache(self._hop_of), cache(self._words_of)
         self._passed_on = cache(self._passed_on_s)
         runtime = request.profile.runtime
         self._message_s = runtime.message_s if runtime else 0.0
@@ -183,9 +183,8 @@ class ProfilePools:
         """Return about what sums take beside each other of so many stages, whose rings go through two sites."""
         latency_s, s_per_byte = self._hop_s(PoolReplica(a, 1), PoolReplica(b, 1))
         size_bytes = self._trained_bytes(range(self.units))
-        if self._streams((a, b)):
-            return np.full(stages.shape, 4 * latency_s + 2 * (width - 1) / width * size_bytes * s_per_byte)
-        return _waiting_s(size_bytes / stages, width, latency_s, s_per_byte, stages)
+        turns = 4 if self._words((a, b)) is Words.NONE else 5  # and the first word
+        return np.full(stages.shape, turns * latency_s + 2 * (width - 1) / width * size_bytes * s_per_byte)
 
     def update_s(self, stage: PoolStage, size: int) -> float:  # noqa: ARG002 - nobody measured it by stage
         """Return nothing: updates are part of the runtime's own seconds."""
@@ -286,16 +285,17 @@ class ProfilePools:
             two = self._beside(members[0].pool)
             return 2 * (width - 1) / width * self._network.collectives.seconds(two, size_bytes)
         latency_s, s_per_byte = map(max, zip(*(self._hop_s(a, b) for a, b in hops), strict=True))
-        if len(hops) > 1 and not self._streams(tuple(dict.fromkeys(member.pool for member in members))):
+        words = self._words(tuple(dict.fromkeys(member.pool for member in members)))
+        if len(hops) > 1 and words is Words.EACH:
             return float(_waiting_s(np.array(size_bytes), width, latency_s, s_per_byte, np.array(float(beside))))
         around_s = sum(count * self._hop_s(a, b)[0] for (a, b), count in hops.items()) if len(hops) > 1 else 0.0
         turn_s = beside * size_bytes / width * s_per_byte + (latency_s if len(hops) == 1 else around_s / width)
-        return 2.0 * (width - 1) * float(turn_s)
+        return 2.0 * (width - 1) * float(turn_s) + (latency_s if words is Words.FIRST else 0.0)
 
-    def _streams_of(self, pools: tuple[int, ...]) -> bool:
-        """Whether sums over devices of these pools stream: NCCL's do, those of Gloo wait for their receivers."""
+    def _words_of(self, pools: tuple[int, ...]) -> Words:
+        """Return which words of their receivers sums over devices of these pools wait for."""
         device = self._profile.cluster.device_by_name
-        return nccl_between([device[self._devices[pool][0]] for pool in pools])
+        return words_between([device[self._devices[pool][0]] for pool in pools])
 
     def _hop_of(self, a: PoolReplica, b: PoolReplica) -> tuple[float, float]:
         """Return the latency of a hop of the rings of all members of two groups, and the seconds of a byte of each."""
