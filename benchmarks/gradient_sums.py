@@ -1,4 +1,4 @@
-"""How long sums over slow links take, and what the cost model says: `benchmarks/gradient_sums.py [--json FILE]`.
+"""How long sums over slow links take, and what the cost model says: `benchmarks/gradient_sums.py [--save]`.
 
 Devices at a site each, equal links between all; each sums a tensor, one or several at once: by Gloo's own rings, as the
 runtime does inside a site, and by ours (`runtime.gradients.rings`), as it does between sites. Both in turns in one run.
@@ -18,12 +18,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import permutations
-from pathlib import Path
 from statistics import fmean, median
 
 import torch
 import torch.distributed as dist
 
+from results import save
 from spantrain.core.cluster import Cluster, Host, Link, Site
 from spantrain.cost.sums import Collectives, SumOptions, Words
 from spantrain.runtime.gradients.members import TorchMembers
@@ -183,7 +183,7 @@ def run(case: Case) -> list[Row]:
 def main() -> int:
     """Run it."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--json", type=Path, default=None, metavar="FILE", help="write the rows there")
+    parser.add_argument("--save", action="store_true", help="write benchmarks/results/")
     parser.add_argument("--member", default="", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.member:
@@ -194,25 +194,29 @@ def main() -> int:
         parser.error(reason)
     rows: list[Row] = []
     ways = "".join(f" {whose:>8} {'model s':>8} {'off':>7}" for whose in ("Gloo s", "ours s"))
-    print(f"{'devices':>7} {'Mbit/s':>7} {'ms':>5} {'MiB':>8} {'at once':>7}{ways}")
+    table = [f"{'devices':>7} {'Mbit/s':>7} {'ms':>5} {'MiB':>8} {'at once':>7}{ways}"]
+    print(table[0])
     for case in CASES:
         for row in run(case):
             rows.append(row)
-            print(
+            table.append(
                 f"{row.devices:7} {row.mbit_per_s:7.0f} {1e3 * row.latency_s:5.0f} {row.size_mib:8.3f} {row.at_once:7} "
                 f"{row.live_s:8.3f} {row.model_s:8.3f} {row.model_s / row.live_s - 1:+7.1%} "
-                f"{row.ours_s:8.3f} {row.ours_model_s:8.3f} {row.ours_model_s / row.ours_s - 1:+7.1%}",
-                flush=True,
+                f"{row.ours_s:8.3f} {row.ours_model_s:8.3f} {row.ours_model_s / row.ours_s - 1:+7.1%}"
             )
-    for whose, off in (
-        ("Gloo's", [abs(row.model_s / row.live_s - 1) for row in rows]),
-        ("ours", [abs(row.ours_model_s / row.ours_s - 1) for row in rows]),
-    ):
-        print(f"{whose}: {len(rows)} sums, off {fmean(off):.1%} in the mean, {max(off):.1%} at most")
-    ratio = median(row.ours_s / row.live_s for row in rows)
-    print(f"load {os.getloadavg()[0]:.1f}; ours take {ratio:.2f} of Gloo's seconds, as the median")
-    if options.json is not None:
-        options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+            print(table[-1], flush=True)
+    summary = [
+        f"{whose}: {len(rows)} sums, off {fmean(off):.1%} in the mean, {max(off):.1%} at most"
+        for whose, off in (
+            ("Gloo's", [abs(row.model_s / row.live_s - 1) for row in rows]),
+            ("ours", [abs(row.ours_model_s / row.ours_s - 1) for row in rows]),
+        )
+    ]
+    ratios = [row.ours_s / row.live_s for row in rows]
+    summary.append(f"ours take {median(ratios):.2f} of Gloo's seconds as the median, {max(ratios):.2f} at most")
+    print("\n".join(summary))
+    if options.save:
+        save("gradient_sums", [*table, *summary], {"rows": [asdict(row) for row in rows]})
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Print what replicas gain and lose that divide the optimizer's state, beside torch's that do.
+"""Print what replicas gain and lose that divide the optimizer's state, gradients and parameters, beside torch's.
 
     python benchmarks/sharded_state.py [--runs 3] [--steps 12] [--replicas 2] [--save]
 
@@ -6,12 +6,18 @@ A stack of GPT-2 blocks, whole on each device, with AdamW in float32, in turns i
 
 plain        our replicas, each with all state
 zero1        ours, with the optimizer's state divided (`runtime.gradients.own_rows`)
+zero2        gradients, too (`runtime.gradients.unit_shards`): summed for every micro-batch
+zero3        parameters, too: gathered for every forward and backward
 ddp          DistributedDataParallel, a bucket of 25 MiB and gradients that are views of it
 ddp + zero   the same with ZeroRedundancyOptimizer, which gives each rank whole parameters to update; they are views of
              one buffer for each rank, which is broadcast once
+fsdp2        `fully_shard` of each block and of the rest, whose parameters stay whole from forward to backward (`fsdp2
+             zero2`) or do not; sums for every micro-batch. Its parts are updated as plain tensors: AdamW on DTensors
+             takes a processor far longer
 
 `times` is a step over plain's, ours, and over ddp's, torch's: medians over runs of the median step. `state` is what the
-fullest device has of parameters, gradients and optimizer state: of torch's as counted, of ours the memory model's.
+fullest device has of parameters, gradients and optimizer state: of torch's as counted between steps, of ours the memory
+model's, with what units at work have whole.
 `held` is the most bytes of tensors that ours held at once, and `forecast` the model's for it at the plan's limits, with
 what operations need besides, which is not in `held`. `off` is the last loss, over one device's, less one.
 
@@ -54,14 +60,19 @@ from spantrain.cost.memory import MemoryCost, framework_bytes
 from spantrain.models.build import build_units
 from spantrain.models.catalog.catalog import resolve_model
 from spantrain.models.data.dataset import open_dataset
-from spantrain.models.units import loss_of, rows_read
+from spantrain.models.units import loss_of, rows_read, shared_parameters
 from spantrain.runtime.step.work import SampledFeed
 
 BATCH, MICRO_BATCH = 16, 8
 JOB = TrainJob(steps=12, seed=5, learning_rate=1e-3, warmup_steps=0, adapter="off", max_grad_norm=None)
 WARM_UP = 3
-OURS = {"plain": StateSharding.NONE, "zero1": StateSharding.ZERO1}
-TORCHS = {"ddp": False, "ddp + zero": True}
+OURS = {
+    "plain": StateSharding.NONE,
+    "zero1": StateSharding.ZERO1,
+    "zero2": StateSharding.ZERO2,
+    "zero3": StateSharding.ZERO3,
+}
+TORCHS = ("ddp", "ddp + zero", "fsdp2 zero2", "fsdp2")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,8 +102,8 @@ def main() -> None:
         for number in range(options.runs):
             for name, plan in plans.items():
                 found[name].append(_ours(profile, memory, plan, job, Path(folder) / f"{name}-{number}"))
-            for name, divides in TORCHS.items():
-                found[name].append(_torchs(options.replicas, job.steps, divides=divides))
+            for name in TORCHS:
+                found[name].append(_torchs(options.replicas, job.steps, name))
             print(f"run {number + 1}: " + ", ".join(f"{name} {rows[-1].step_s:.3f} s" for name, rows in found.items()))
     _report(found, _one_device(model, job), options)
 
@@ -214,13 +225,13 @@ def _set_rate(optimizer: torch.optim.Optimizer, job: TrainJob, step: int) -> Non
         group["lr"] = job.learning_rate * job.rate_factor(step)
 
 
-def _torchs(replicas: int, steps: int, *, divides: bool) -> Run:
+def _torchs(replicas: int, steps: int, way: str) -> Run:
     """Run torch's side, a process for each replica."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
     orders = [
-        json.dumps({"rank": rank, "size": replicas, "port": port, "steps": steps, "divides": divides})
+        json.dumps({"rank": rank, "size": replicas, "port": port, "steps": steps, "way": way})
         for rank in range(replicas)
     ]
     argv = [sys.executable, str(Path(__file__)), "--worker"]
@@ -247,23 +258,13 @@ class _Chain(torch.nn.Module):
 
 def _torch_worker(order: dict[str, Any]) -> None:
     import torch.distributed as dist
-    from torch.distributed.optim import ZeroRedundancyOptimizer
-    from torch.nn.parallel import DistributedDataParallel
 
     torch.set_num_threads(1)
     rank, size = order["rank"], order["size"]
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{order['port']}", rank=rank, world_size=size)
     model, job = _model(), replace(JOB, steps=order["steps"])
     units = build_units(model, seed=job.seed)
-    module = DistributedDataParallel(_Chain(units), gradient_as_bucket_view=True)
-    optimizer: torch.optim.Optimizer
-    if order["divides"]:
-        optimizer = ZeroRedundancyOptimizer(
-            module.parameters(), torch.optim.AdamW, parameters_as_bucket_view=True, **_adamw(job)
-        )
-        inner: torch.optim.Optimizer = optimizer.optim
-    else:
-        inner = optimizer = torch.optim.AdamW(module.parameters(), **_adamw(job))
+    side = (_Fsdp if order["way"].startswith("fsdp2") else _Ddp)(units, job, order["way"])
     feed, seconds, total = _feed(model, job), [], 0.0
     for step in range(job.steps):
         dist.barrier()
@@ -271,19 +272,85 @@ def _torch_worker(order: dict[str, Any]) -> None:
         spans = [Span(lo + rank * MICRO_BATCH // size, lo + (rank + 1) * MICRO_BATCH // size)
                  for lo in range(0, BATCH, MICRO_BATCH)]  # fmt: skip
         for number, span in enumerate(spans):
-            module.require_backward_grad_sync = number == len(spans) - 1
-            loss = module(feed.rows(step, span, rows_read(units))) / BATCH
+            side.begin(is_last=number == len(spans) - 1)
+            loss = side.module(feed.rows(step, span, rows_read(units))) / BATCH
             torch.autograd.backward(loss * size)  # its sum is a mean
             total += float(loss.detach())
-        _set_rate(optimizer, job, step)
-        optimizer.step()
-        optimizer.zero_grad()
+        _set_rate(side.optimizer, job, step)
+        side.update()
         seconds.append(time.monotonic() - begun_s)
-    parameters = {id(own): own.nbytes for own in module.parameters()}
-    state = chain.from_iterable(one.values() for one in inner.state.values())
-    held = 2 * sum(parameters.values()) + sum(one.nbytes for one in state if isinstance(one, torch.Tensor))
-    print(json.dumps({"step_s": statistics.median(seconds[WARM_UP:]), "state_bytes": held, "loss": total}), flush=True)
+    said = {"step_s": statistics.median(seconds[WARM_UP:]), "state_bytes": side.state_bytes, "loss": total}
+    print(json.dumps(said), flush=True)
     dist.destroy_process_group()
+
+
+class _Ddp:
+    """DistributedDataParallel, and ZeroRedundancyOptimizer if asked for."""
+
+    def __init__(self, units: Sequence[torch.nn.Module], job: TrainJob, way: str) -> None:
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+        from torch.nn.parallel import DistributedDataParallel
+
+        self.module = DistributedDataParallel(_Chain(units), gradient_as_bucket_view=True)
+        self.optimizer: torch.optim.Optimizer
+        if way == "ddp":
+            self._inner = self.optimizer = torch.optim.AdamW(self.module.parameters(), **_adamw(job))
+            return
+        self.optimizer = ZeroRedundancyOptimizer(
+            self.module.parameters(), torch.optim.AdamW, parameters_as_bucket_view=True, **_adamw(job)
+        )
+        self._inner = self.optimizer.optim
+
+    def begin(self, *, is_last: bool) -> None:
+        self.module.require_backward_grad_sync = is_last
+
+    def update(self) -> None:
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    @property
+    def state_bytes(self) -> int:
+        parameters = {id(own): own.nbytes for own in self.module.parameters()}
+        return 2 * sum(parameters.values()) + _state_bytes(self._inner)
+
+
+class _Fsdp:
+    """`fully_shard`, each unit that shares no parameter a group."""
+
+    def __init__(self, units: Sequence[Any], job: TrainJob, way: str) -> None:
+        from torch.distributed.fsdp import fully_shard
+
+        self.module = _Chain(units)
+        again = way == "fsdp2"
+        tied = {position for members in shared_parameters(units).values() for position, _ in members}
+        for position, unit in enumerate(units):
+            if position not in tied:
+                fully_shard(unit, reshard_after_forward=again)
+        fully_shard(self.module, reshard_after_forward=again)
+        self._sharded = list(self.module.parameters())
+        self._own = [torch.nn.Parameter(one.to_local().detach()) for one in self._sharded]  # type: ignore[attr-defined]
+        self.optimizer = torch.optim.AdamW(self._own, **_adamw(job))
+        whole = sum(one.numel() * one.element_size() for one in self._sharded)
+        self._held = sum(one.nbytes for one in self._own) if again else whole
+
+    def begin(self, *, is_last: bool) -> None:
+        """Do nothing: every micro-batch's gradients are summed."""
+
+    def update(self) -> None:
+        for one, own in zip(self._sharded, self._own, strict=True):
+            own.grad = None if one.grad is None else one.grad.to_local()  # type: ignore[attr-defined]
+            one.grad = None
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    @property
+    def state_bytes(self) -> int:
+        return self._held + sum(one.nbytes for one in self._own) + _state_bytes(self.optimizer)
+
+
+def _state_bytes(optimizer: torch.optim.Optimizer) -> int:
+    state = chain.from_iterable(one.values() for one in optimizer.state.values())
+    return sum(one.nbytes for one in state if isinstance(one, torch.Tensor))
 
 
 if __name__ == "__main__":

@@ -156,11 +156,18 @@ BENCHMARKS = (
     ),
     Benchmark(
         name="sharded_state",
-        title="Optimizer state that replicas divide",
+        title="State that replicas divide",
         script="sharded_state.py",
         shows="what replicas hold that [divide it](planner.md#state-that-is-divided), and how long a step takes, "
-        "beside torch's ZeroRedundancyOptimizer",
+        "beside torch's ZeroRedundancyOptimizer and FSDP2",
         emulated="Real: two processes of one thread, computation, gradients, Gloo over loopback. Emulated: nothing.",
+    ),
+    Benchmark(
+        name="gradient_sums",
+        title="Sums over slow links",
+        script="gradient_sums.py",
+        shows="how long sums of gradients between sites take by our rings, beside Gloo's, and what the cost model says",
+        emulated="Real: processes, sums, TCP. Emulated: the links.",
     ),
     Benchmark(
         name="plan_changes",

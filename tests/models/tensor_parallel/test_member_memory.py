@@ -37,7 +37,7 @@ def held_bytes(units: list[UnitModule], inputs: tuple[Tensor, ...], rows: Rows, 
     log = StorageLog([tensor for unit in units for tensor in (*unit.parameters(), *unit.buffers())])
     found, tensors = [], inputs
     with log.watching():
-        for segment in segments_of(units, recompute, is_last=last, autocast_dtype=None, torch_device=cpu):
+        for segment in segments_of(units, recompute, is_last=last, dtype="float32", torch_device=cpu):
             held, tensors = segment.forward(tensors, rows)
             found += held.tensors
             log.add(*held.tensors)

@@ -84,7 +84,7 @@ class PlanArguments(RentOptions, ModelOptions):
         TensorParallel, typer.Option(help="Hosts in which auto may divide tensors; auto: those with fast links inside.")
     ] = TensorParallel.AUTO
     allow_sharded_state: Annotated[
-        bool, typer.Option("--allow-sharded-state", help="Replicas may divide gradients, too (not trained yet).")
+        bool, typer.Option("--allow-sharded-state", help="Replicas may divide state (ZeRO), whatever it gains.")
     ] = False
     recompute: Annotated[
         bool, typer.Option("--recompute/--no-recompute", help="Compute activations again where memory is short.")

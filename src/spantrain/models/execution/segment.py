@@ -212,7 +212,7 @@ def segments_of(
     *,
     is_last: bool,
     each: bool = False,
-    autocast_dtype: torch.dtype | None,
+    dtype: str,
     torch_device: torch.device,
 ) -> tuple[Segment, ...]:
     """Divide a stage's units into segments, `each` of one unit or as few as can be.
@@ -228,7 +228,7 @@ def segments_of(
             ends_model=is_last and end == len(units),
             ends_stage=end == len(units),
             recomputed=first in recompute,
-            autocast_dtype=autocast_dtype,
+            autocast_dtype=autocast_dtype(dtype),
             torch_device=torch_device,
             deferral=deferral,
         )

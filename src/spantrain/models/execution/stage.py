@@ -17,7 +17,6 @@ from spantrain.models.execution.segment import (
     Segment,
     SegmentShards,
     Tensors,
-    autocast_dtype,
     detached,
     segments_of,
 )
@@ -92,9 +91,7 @@ class StageExecutor:
     ) -> None:
         """Take the units to the device; `recompute` are positions among them, `seed` is of what they draw at random.
 
-        `by_unit`: each is a segment of its own.
-
-        `dtype` is one of `formats.precision`.
+        `dtype` is one of `formats.precision`. With `by_unit`, each unit is a segment of its own.
 
         Without `trains_before`, nothing in front of the stage is trained, and nobody there waits for gradients.
         `statistics` are those that its normalizations take of the samples of F; None: they go by their running ones.
@@ -105,7 +102,7 @@ class StageExecutor:
         self.seed = seed
         self._global_batch = global_batch
         self._sums_samples = sums_samples
-        self._torch_device = torch_device or torch.device("cpu")
+        self._torch_device = device = torch_device or torch.device("cpu")
         self.units = tuple(units)
         # Moved as one module, so that a parameter shared by two units stays one.
         self.meter = HeldMeter(with_low_weights(nn.ModuleList(units).to(self._torch_device), dtype))
@@ -114,14 +111,7 @@ class StageExecutor:
         self._parameters: dict[str, nn.Parameter] = {}
         self.names_by_unit = tuple(tuple(self._new_names(unit)) for unit in units)
         """By unit: names of parameters whose gradients are whole when a backward pass is through it."""
-        self._segments = segments_of(
-            units,
-            recompute,
-            is_last=is_last,
-            each=by_unit,
-            autocast_dtype=autocast_dtype(dtype),
-            torch_device=self._torch_device,
-        )
+        self._segments = segments_of(units, recompute, is_last=is_last, each=by_unit, dtype=dtype, torch_device=device)
         self.low_weights = LowWeights(own for segment in self._segments for own in segment.parameters)
         """To be made anew before each step and evaluation."""
         trained = (any(own.requires_grad for own in segment.parameters) for segment in self._segments)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from spantrain.models.tensor_parallel.group import TensorGroup, summed
-from spantrain.runtime.gradients.rings import Ring, blaming_peers
+from spantrain.runtime.gradients.rings import SiteRing, blaming_peers
 
 
 class MemberGroup(TensorGroup, Protocol):
@@ -128,7 +128,7 @@ class TorchMembers:
         """
         self.process_group = group
         self.rank, self.size = group.rank(), group.size()
-        self._ring = Ring(group) if spread and not self.on_cards and self.size > 1 else None
+        self._ring = SiteRing(group) if spread and not self.on_cards and self.size > 1 else None
         self._seconds: dict[tuple[str, int], list[float]] = {}
         """Of exchanges by kind and bytes, with the wait for other members; on CUDA only what it takes to queue."""
 

@@ -22,7 +22,7 @@ _SUMS_AT_ONCE = 2
 Wait = Callable[[], object]
 
 
-class Ring:
+class SiteRing:
     """Exchanges with both neighbours, beside the calling thread; all members begin the same ones in the same order."""
 
     def __init__(self, group: ProcessGroup) -> None:
