@@ -169,6 +169,8 @@ class Stage:
             )
         if self.state_sharding is StateSharding.ZERO1 and self.divides_tensors:
             raise ValueError("state_sharding zero1 needs replicas of one device each; leave it out")
+        if self.offloads and len(self.devices) > 1:
+            raise ValueError("state_sharding offload needs a stage of one device; leave it out")
         if self.sequence_parallel and not self.divides_tensors:
             raise ValueError("sequence_parallel needs a replica of several devices; leave it out")
 
@@ -198,9 +200,19 @@ class Stage:
         return self.divides_state and self.state_sharding.divides_gradients
 
     @property
-    def divides_parameters(self) -> bool:
-        """Whether no replica has all parameters."""
-        return self.divides_state and self.state_sharding is StateSharding.ZERO3
+    def offloads(self) -> bool:
+        """Whether its state is in its host's memory."""
+        return self.state_sharding is StateSharding.OFFLOAD
+
+    @property
+    def works_by_unit(self) -> bool:
+        """Whether something is done with parameters or gradients around each unit's work."""
+        return self.divides_gradients or self.offloads
+
+    @property
+    def keeps_rows(self) -> bool:
+        """Whether no device has a whole parameter with it but while it works with that."""
+        return self.offloads or (self.divides_state and self.state_sharding is StateSharding.ZERO3)
 
     def replica_spans(self, index: int) -> tuple[Span, ...]:
         """Return the samples of one replica, a span for each micro-batch in which it takes part."""

@@ -191,7 +191,7 @@ def divided_share(divided: Sequence[TensorPieces], share: MemberShare) -> float:
 
 
 class StateSharding(StrEnum):
-    """What a stage's replicas divide among themselves in the place of each holding it whole."""
+    """What a stage's replicas divide among themselves in the place of each holding it whole, or hold elsewhere."""
 
     NONE = "none"
     ZERO1 = "zero1"
@@ -200,6 +200,10 @@ class StateSharding(StrEnum):
     """Gradients, too: each micro-batch's are summed to their holders (ZeRO stage 2)."""
     ZERO3 = "zero3"
     """Parameters too: they are gathered again for every forward and backward (ZeRO stage 3, PyTorch FSDP)."""
+
+    OFFLOAD = "offload"
+    """Nothing divided: the one device of a stage has its parameters, gradients and optimizer state in its host's
+    memory, and a unit's parameters with itself only while it works (ZeRO-Offload, USENIX ATC 2021; ZeRO-Infinity)."""
 
     @property
     def divides_gradients(self) -> bool:

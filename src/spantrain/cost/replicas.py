@@ -272,7 +272,7 @@ class ReplicaCost:
         summed = sum(self._graph.held_trained_bytes(stage.units, ring.tp_share))
         count = len(stage.micro_batches)
         match stage.state_sharding:
-            case StateSharding.NONE | StateSharding.ZERO1:
+            case StateSharding.NONE | StateSharding.ZERO1 | StateSharding.OFFLOAD:
                 return 2 * summed
             case StateSharding.ZERO2:
                 return (count + 1) * summed

@@ -56,8 +56,8 @@ def survived(stage: Stage) -> int:
 
 
 def is_whole(stage: Stage) -> bool:
-    """Whether each of a stage's devices holds all of it."""
-    return not stage.divides_state and not stage.divides_tensors
+    """Whether each of a stage's devices holds all of it, with itself."""
+    return not stage.divides_state and not stage.divides_tensors and not stage.offloads
 
 
 def _distance(

@@ -30,6 +30,18 @@ Tensors = tuple[Tensor, ...]
 class SegmentShards(Protocol):
     """What replicas that divide gradients, or parameters, exchange around each segment of each pass."""
 
+    @property
+    def rows(self) -> Sequence[nn.Parameter]:
+        """What the device updates."""
+
+    @property
+    def on_host(self) -> bool:
+        """Whether they, their gradients and what the optimizer keeps of them are in its host's memory."""
+
+    @property
+    def besides_bytes(self) -> int:
+        """The most bytes with the device beside that: of units at work, and of those to come."""
+
     def ahead(self, number: int) -> AbstractContextManager[None]:
         """Have a segment's parameters be whole while it goes forward."""
 

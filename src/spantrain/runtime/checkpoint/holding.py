@@ -126,7 +126,7 @@ def holding_of(
         writes_state=frozenset(held_first),
         own_rows=None if rows is None else {names.get(name, name): one for name, one in rows.items()},
     )
-    if not stage.divides_parameters:
+    if not stage.keeps_rows:
         return holding
     divided = holding.without_others_rows
     kept = writes - own.keys() | held_first & (holding.own_rows or {}).keys()

@@ -51,29 +51,33 @@ class OwnRows:
 def own_rows(plan: Plan, device: str, parameters: Parameters) -> dict[str, OwnRows] | None:
     """Return what a device updates of its stage's parameters, by name; None: all of them whole.
 
-    Of a parameter with fewer rows than there are replicas, some update nothing. Where parameters are divided, rows are
-    copies, and those that are not trained have some, too: whole ones may be given up.
+    Of a parameter with fewer rows than there are replicas, some update nothing. Where nothing is kept whole, rows are
+    copies, and those that are not trained have some, too: whole ones may be given up. Are they offloaded, they lie in
+    the host's memory, page-locked.
     """
     stage_index, replica_index = plan.place(device)
     stage = plan.stages[stage_index]
-    if not stage.divides_state:
+    if not stage.divides_state and not stage.offloads:
         return None
     found = {}
     for name, parameter in parameters.items():
         rows = _rows_of(parameter, replica_index, len(stage.replicas))
-        if rows and (parameter.requires_grad or stage.divides_parameters):
-            found[name] = _own(parameter, rows, copies=stage.divides_parameters)
+        if rows and (parameter.requires_grad or stage.keeps_rows):
+            found[name] = _own(parameter, rows, copies=stage.keeps_rows, on_host=stage.offloads)
     return found
 
 
-def _own(parameter: nn.Parameter, rows: range, *, copies: bool) -> OwnRows:
-    part, held = TensorPart(full_shape=()), parameter.detach()
-    if parameter.dim():
+def _own(parameter: nn.Parameter, rows: range, *, copies: bool, on_host: bool) -> OwnRows:
+    part, held = TensorPart(full_shape=tuple(parameter.shape)), parameter.detach()
+    if parameter.dim() and len(rows) < parameter.shape[0]:
         part = TensorPart(full_shape=tuple(parameter.shape), ranges=(Span(rows.start, rows.stop),))
         held = held[rows.start : rows.stop]
     elif not copies:
         return OwnRows(rows=parameter, whole=parameter, part=part)
-    own = nn.Parameter(held.clone() if copies else held, requires_grad=parameter.requires_grad)
+    if copies:
+        lies_there = not on_host or held.device.type == "cpu"
+        held = held.clone() if lies_there else torch.empty_like(held, device="cpu", pin_memory=True).copy_(held)
+    own = nn.Parameter(held, requires_grad=parameter.requires_grad)
     return OwnRows(rows=own, whole=parameter, part=part)
 
 

@@ -44,6 +44,7 @@ class StageSum:
         levels: bool = False,
         partial: Sequence[str] = (),
         division: StateSharding = StateSharding.NONE,
+        by_unit: bool = False,
         sums: GradientSums = OWN_SUMS,
     ) -> None:
         """Sum over these groups.
@@ -53,15 +54,15 @@ class StageSum:
             parts: what the members of its replica hold.
             levels: members round unlike, so gradients of what all hold whole are made the leader's.
             partial: names of parameters that all hold whole, each with a part of the sum only; all get the whole sum.
-            division: each replica gets the sum of the rows that it updates (`own_rows`), where state is divided; where
-                gradients are, it has got them before, but for those that are `partial` (`unit_shards`).
+            division: each replica gets the sum of the rows that it updates (`own_rows`), where state is divided.
+            by_unit: what is not `partial` is taken behind each unit (`unit_shards`).
             sums: the plan's settings: buckets, when they leave, how many at once.
         """
         self._groups = groups
         self._parts = parts
         self._levels = levels and groups.replica.size > 1
         self._partial = tuple(partial)
-        self._division = division
+        self._division, self._by_unit = division, by_unit
         self._settings = sums
         self._background = Background("gradient sums")
 
@@ -78,7 +79,7 @@ class StageSum:
         together, gradients that are made the leader's. Several steps may be begun; their sums follow each other.
         """
         beside: list[list[str]] = []
-        if self._division.divides_gradients:
+        if self._by_unit:
             parameters = {name: parameters[name] for name in self._partial}
         elif self._groups.parts_meet and self._groups.ring.size > 1:
             # The last unit's gradients are final first.

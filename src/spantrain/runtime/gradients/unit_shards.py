@@ -1,4 +1,4 @@
-"""What replicas exchange around the work of each unit where they divide gradients, or parameters too (ZeRO 2 and 3).
+"""What is done around the work of each unit where replicas divide gradients, or parameters too (ZeRO 2 and 3).
 
 Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC 2020, stages 2, 3; Zhao
 et al., "PyTorch FSDP", VLDB 2023. Kept: behind a unit's backward its gradients are summed to those that update their
@@ -7,6 +7,8 @@ it works, and the next one's come meanwhile. Not kept: flat parameters; each has
 
 Whole parameters keep their storage, which is empty between the unit's turns: what autograd has saved of them is there
 again when the unit goes back. All replicas do the same actions in the same order (`schedule.joint`).
+
+A stage of one device may have its rows in its host's memory: then they come from there, and gradients go there.
 """
 
 import time
@@ -17,6 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from spantrain.devices.registry import class_of
 from spantrain.models.low_weights import full_weight
 from spantrain.runtime.gradients.members import MemberGroup
 from spantrain.runtime.gradients.own_rows import OwnRows, elements_of, fill, pieces_of
@@ -37,9 +40,10 @@ class _Gathered:
     whole: Sequence[Tensor]
 
     def begin(self, group: MemberGroup) -> Callable[[], Tensor]:
-        flat = [rows.reshape(-1).to(self.whole[0].dtype) for rows in self.own]
+        flat, device = [rows.reshape(-1).to(self.whole[0].dtype) for rows in self.own], self.whole[0].device
         sent = torch.cat(flat) if flat else self.whole[0].new_empty(0)
-        return group.begin_all_gather(sent, list(map(elements_of, self.pieces)))
+        (there,) = class_of(device).bring((sent,), device)
+        return group.begin_all_gather(there, list(map(elements_of, self.pieces)))
 
     def put(self, values: Tensor) -> None:
         for one in self.whole:
@@ -73,6 +77,7 @@ class UnitShards:
         group: MemberGroup,
         *,
         gathers: bool,
+        on_host: bool = False,
         summed_behind: Iterable[nn.Parameter] = (),
     ) -> None:
         """Take the parameters of each segment; where they are gathered, whole ones are given up at once.
@@ -81,10 +86,11 @@ class UnitShards:
             segments: parameters as they stand in the modules.
             rows: what this device has of them.
             group: the replicas.
-            gathers: whether parameters are divided, too.
+            gathers: whether parameters are divided, too, or elsewhere.
+            on_host: whether they are in the host's memory.
             summed_behind: those whose whole gradients are summed when the work of a step is over.
         """
-        self._group, self._rows = group, rows
+        self._group, self._rows, self.on_host = group, rows, on_host
         self._summed = [_by_dtype(own) for own in _summed_at(segments, {id(one) for one in summed_behind})]
         every = {id(one): one for own in segments for one in (*own, *map(full_weight, own))} if gathers else {}
         for one in every.values():
@@ -105,6 +111,11 @@ class UnitShards:
     def forget_exchanges(self) -> None:
         """Begin to count exchanges anew."""
         self.exchanging_s = 0.0
+
+    @property
+    def rows(self) -> Sequence[nn.Parameter]:
+        """What this device updates."""
+        return [own.rows for own in self._rows.values()]
 
     @property
     def besides_bytes(self) -> int:
@@ -239,7 +250,7 @@ def _by_dtype(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
 def _add(updated: Sequence[nn.Parameter], values: Tensor) -> None:
     sizes = [one.numel() for one in updated]
     for one, part in zip(updated, values.split_with_sizes(sizes) if sizes else (), strict=True):
-        summed = part.view_as(one)
+        summed = part.view_as(one).to(one.device)
         if one.grad is None:
             one.grad = summed.clone()
         else:

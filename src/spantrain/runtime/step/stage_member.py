@@ -112,17 +112,18 @@ def _shards(
     """Return what replicas exchange around units; divided parameters are given up, but for the own rows."""
     stage_index, _ = plan.place(here.name)
     stage, named = plan.stages[stage_index], executor.named_parameters()
-    if not stage.divides_gradients:
+    if not stage.works_by_unit:
         return None
     tied = tied_across_stages(plan, stage_index, here.graph, units)
     shards = UnitShards(
         executor.segment_parameters,
         {id(own.whole): own for own in (rows or {}).values()},
         groups.ring,
-        gathers=stage.divides_parameters,
+        gathers=stage.keeps_rows,
+        on_host=stage.offloads,
         summed_behind=[named[one.parameter] for one in tied],
     )
-    if stage.divides_parameters:
+    if stage.keeps_rows:
         executor.low_weights = LowWeights(())  # each copy is made as it is gathered
     return shards
 
@@ -144,7 +145,7 @@ def stage_executor(here: WorkerContext, plan: Plan, units: Sequence[UnitModule],
         statistics=BatchStatistics(units if job.takes_batch_statistics(plan.model) else (), joined),
         fewest_samples=graph.fewest_samples(stage.units),
         sums_samples=graph.sums_samples,
-        by_unit=stage.divides_gradients,
+        by_unit=stage.works_by_unit,
     )
 
 

@@ -1,7 +1,7 @@
 """All that one device has of the plan that runs: its stage's units, their optimizer, its actions and sums."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -126,9 +126,9 @@ class PlanPart:
     tied_sums: TiedGradientSums
 
     @property
-    def divides_parameters(self) -> bool:
-        """Whether this device has rows of its stage's parameters only."""
-        return self.plan.stages[self.member.stage_index].divides_parameters
+    def keeps_rows(self) -> bool:
+        """Whether this device has no whole parameter between actions."""
+        return self.plan.stages[self.member.stage_index].keeps_rows
 
     @property
     def parameters(self) -> Mapping[str, torch.nn.Parameter]:
@@ -157,7 +157,7 @@ class PlanPart:
         for own in (self.holding.own_rows or {}).values():
             gradient = own.whole.grad
             if gradient is not None and own.rows is not own.whole:
-                own.rows.grad = own.of(gradient)
+                own.rows.grad = own.of(gradient).to(own.rows.device)
 
     def update(self, job: TrainJob, step: int, grad_norm: float | None) -> None:
         """Do what a step's verdict says with the gradients that are summed; without a norm nothing is updated."""
@@ -167,7 +167,7 @@ class PlanPart:
     @property
     def lacks_rows(self) -> bool:
         """Whether the rows that other replicas have updated are to be taken behind each update."""
-        return self.holding.own_rows is not None and not self.divides_parameters
+        return self.holding.own_rows is not None and not self.keeps_rows
 
     def take_rows(self) -> None:
         """Take the rows that other replicas have updated.
@@ -222,13 +222,14 @@ def make_plan_part(
     """
     actions, stage = StageActions(here, plan, member), plan.stages[member.stage_index]
     tied = tied_across_stages(plan, member.stage_index, here.graph, member.units)
-    whole = [one.parameter for one in tied] if stage.divides_state else []
+    whole = [one.parameter for one in tied] if member.rows is not None else []
     stage_sum = StageSum(
         member.groups,
         member.parts,
         levels=member.unlike,
         partial=(*member.partial, *whole),
         division=stage.state_sharding if stage.divides_state else StateSharding.NONE,
+        by_unit=stage.works_by_unit,
         sums=stage.sums,
     )
     tied_sums = TiedGradientSums(
@@ -259,29 +260,30 @@ def new_optimizer(here: WorkerContext, plan: Plan, member: StageMember) -> tuple
     return build_optimizer(here.job, updated.values(), updated), holding
 
 
-def peak_bytes(device: ComputeDevice, member: StageMember, optimizer: Optimizer) -> int:
+def peak_bytes(device: ComputeDevice, executors: Sequence[StageExecutor], optimizer: Optimizer) -> int:
     """Return the most bytes of tensors since then.
 
     Where the device counts them, all that was allocated. On the processor, which does not: parameters and buffers, a
     gradient for each that is trained, the optimizer's state, and the most that spans in flight and their messages held
     (`models.execution.held`); what an operation needs while it runs is not in it. Of two executors each counts what the
-    other holds, too. Where replicas divide gradients, those of its rows, and what is whole or on its way of units.
+    other holds, too. Where replicas divide gradients, those of its rows, and what is whole or on its way of units; what
+    is in the host's memory is not the device's.
     """
     counted = device.peak_bytes()
     if counted is not None:
         return counted
-    executors = member.executors
     parameters = [parameter for one in executors for parameter in one.named_parameters().values()]
     copies = [copy for one in executors for copy in one.low_weights.copies]
-    rows = [own.rows for own in (member.rows or {}).values()]
-    gradients = parameters if member.shards is None else rows
-    gradients_bytes = sum(one.nbytes for one in gradients if one.requires_grad)
-    besides_bytes = 0 if member.shards is None else member.shards.besides_bytes
-    state = (value for values in optimizer.state.values() for value in values.values() if isinstance(value, Tensor))
     buffers = [buffer for one in executors for unit in one.units for buffer in unit.buffers()]
-    held_bytes = max(one.meter.peak_bytes for one in executors)
-    held_bytes += besides_bytes
-    return storage_bytes([*parameters, *rows, *copies, *buffers, *state]) + gradients_bytes + held_bytes
+    held_bytes, shards = max(one.meter.peak_bytes for one in executors), executors[0].shards
+    updated: Sequence[torch.nn.Parameter] = parameters
+    if shards is not None:
+        updated, held_bytes = shards.rows, held_bytes + shards.besides_bytes
+        if shards.on_host:
+            return storage_bytes([*parameters, *buffers]) + held_bytes
+    gradients_bytes = sum(one.nbytes for one in updated if one.requires_grad)
+    state = (value for values in optimizer.state.values() for value in values.values() if isinstance(value, Tensor))
+    return storage_bytes([*parameters, *updated, *copies, *buffers, *state]) + gradients_bytes + held_bytes
 
 
 def check_finite(step: int, values: Mapping[str, float | None]) -> None:

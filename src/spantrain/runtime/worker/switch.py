@@ -237,7 +237,7 @@ def kept_units(plan: Plan, name: str, before: PlanPart | None, *, seed: int) -> 
     stage = plan.stages[stage_index]
     known: dict[int, UnitModule] = {}
     # Of divided parameters nothing is whole, and those that are to be are still to be given to others.
-    divided = stage.divides_parameters or (before is not None and before.divides_parameters)
+    divided = stage.keeps_rows or (before is not None and before.keeps_rows)
     if before and not divided and len(before.member.replica.devices) == 1 == len(stage.replicas[replica_index].devices):
         known = dict(zip(before.plan.stages[before.member.stage_index].units, before.member.units, strict=True))
     fresh = [unit for unit in stage.units if unit not in known]

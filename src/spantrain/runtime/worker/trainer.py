@@ -378,7 +378,7 @@ class TrainSession:
             self._recorder.communicated("gather of parameters", step, start_s, time.monotonic())
 
     def _peak(self) -> int:
-        return max(self._peak_bytes, peak_bytes(self._here.device, self._part.member, self._part.optimizer))
+        return max(self._peak_bytes, peak_bytes(self._here.device, self._part.member.executors, self._part.optimizer))
 
     def _result(self) -> TrainResult:
         device = self._here.device
