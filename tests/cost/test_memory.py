@@ -15,6 +15,9 @@ def test_state_counts_parameters_gradients_and_optimizer(cost_profile, optimizer
     assert MemoryCost(cost_profile, optimizer).state_bytes(range(1, 2)) == 4000 * ratio
 
 
+DIVIDED = (StateSharding.NONE, StateSharding.ZERO1, StateSharding.ZERO2, StateSharding.ZERO3)
+
+
 def test_bfloat16_keeps_float32_masters_and_a_copy(cost_profile):
     assert MemoryCost(cost_profile, "sgd", "bfloat16").state_bytes(range(1, 2)) == 4000 * 2.5
 
@@ -206,7 +209,7 @@ def test_weights_of_sixteen_bits_are_gathered_as_such_and_what_autocast_rounds_i
 def test_sharded_state_is_never_more_than_the_whole_but_for_units_at_work(cost_profile, replicas, end, optimizer):
     cost = MemoryCost(cost_profile, optimizer)
     none, one, two, three = (
-        cost.state_bytes(range(end), Division(state_sharding=sharding, replicas=replicas)) for sharding in StateSharding
+        cost.state_bytes(range(end), Division(state_sharding=sharding, replicas=replicas)) for sharding in DIVIDED
     )
     assert one <= none
     assert two <= one + 2 * 4000

@@ -107,7 +107,7 @@ def test_data_parallelism_takes_the_micro_batches_that_are_given(name, make_clus
 def test_slow_networks_make_sharding_slow(name, make_cluster, make_graph, make_profile):
     steps = []
     for bandwidth in (1e9, 1e6):
-        cluster = make_cluster({f"s{n}": {f"d{n}": 0.01} for n in range(2)}, bandwidth=bandwidth)
+        cluster = make_cluster({f"s{n}": {f"d{n}": 0.01} for n in range(2)}, bandwidth=bandwidth, latency_s=1e-3)
         profile, job = make_profile(cluster, make_graph(4)), JobSpec(global_batch=32, micro_batches=(4,))
         plain, sharded = (Evaluator(profile, job)(ask(n, profile, job)[0].plan).step_s for n in ("ddp", name))
         steps.append((plain, sharded))

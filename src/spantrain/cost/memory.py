@@ -10,7 +10,7 @@ and all of the rest (`UnitGraph.held_parameter_bytes`); of activations what was 
 the parameters. Beside its part a device then holds the largest unit's gradients twice, as they are and as they are
 sent, and of zero3 its parameters twice, of the unit at work and of the next, and those that units share. Under autocast
 a span in flight holds what its products rounded of the weights, which no division makes less; `bfloat16-weights` has no
-such copies.
+such copies. What is offloaded is so in the host's memory, all of it.
 
 Activations of a stage are its units', each cut between them once. Recomputed units (`core.plan.Stage.recompute`) hold
 what enters them, and besides the largest of them, run again, for the span at work (Chen et al., "Training Deep Nets
@@ -193,18 +193,25 @@ class MemoryCost:
         held = self._held(units, division.tp_share)
         trained = sum(self._trained(units, division.tp_share))
         sharding = division.state_sharding
+        offloads = sharding is StateSharding.OFFLOAD
+        part = 0.0 if offloads else 1.0 if sharding is StateSharding.NONE else 1 / division.replicas
         gradient_bytes = self._sets * trained
-        if sharding.divides_gradients and division.replicas > 1:
-            largest = max(self._trained(units, division.tp_share))
-            gradient_bytes = self._sets * math.ceil(trained / division.replicas) + 2 * largest
-        updated_bytes = trained if sharding is StateSharding.NONE else trained / division.replicas
-        optimizer_bytes = math.ceil(updated_bytes * self._optimizer_ratio)
+        if offloads or (sharding.divides_gradients and division.replicas > 1):
+            gradient_bytes = self._sets * math.ceil(trained * part) + 2 * max(self._trained(units, division.tp_share))
+        optimizer_bytes = math.ceil(trained * part * self._optimizer_ratio)
         parameter_bytes = (1 + self._rounded) * (sum(held) + (self._sets - 1) * trained)
-        if sharding is StateSharding.ZERO3 and division.replicas > 1:
+        if offloads or (sharding is StateSharding.ZERO3 and division.replicas > 1):
             copies = 0.0 if self._dtype == LOW_WEIGHTS else self._rounded
             at_work = gathered_ratio(self._dtype) * (2 * max(held) + self._shared_within(units))
-            parameter_bytes = sum(held) / division.replicas + copies * sum(held) + at_work
+            parameter_bytes = sum(held) * part + copies * sum(held) + at_work
         return math.ceil(parameter_bytes), gradient_bytes, optimizer_bytes
+
+    def host_bytes(self, stage: Stage) -> int:
+        """Return the bytes that a stage offloads to its host's memory."""
+        if not stage.offloads:
+            return 0
+        trained = sum(self._trained(stage.units, ALONE))
+        return sum(self._held(stage.units, ALONE)) + trained + math.ceil(trained * self._optimizer_ratio)
 
     def activation_bytes_per_sample(self, units: range, division: Division = WHOLE) -> int:
         """Return the bytes held for one sample in flight, from F to I or B."""

@@ -13,6 +13,10 @@ State sharding (Rajbhandari et al., ZeRO, 2020) divides a stage's state evenly a
 - `zero3`: the parameters are gathered for every F and again for every I, B and W, unit by unit and one unit ahead, in
   the type that the weights have; gradients as in zero2.
 
+`offload` divides nothing: a stage's one device has all of it in its host's memory, from where a unit's parameters come
+for every F, I, B and W, as they are with zero3, and where its gradients go; the processor updates them. The rates are
+fixed ones, of page-locked memory and of an update that goes through it (`HOST_BYTES_PER_S`, `UPDATE_BYTES_PER_S`).
+
 What goes on beside an action is hidden behind it: it takes the longer of its compute and its traffic. Whole sums, and
 those of zero1, are made as the stage's `sums` say: bucket by bucket beside the last backward (`cost.sums`), if parts
 meet, or behind it. With zero2 and zero3 gradients are traffic of each backward, unit by unit, as gathers on the same
@@ -39,6 +43,10 @@ from spantrain.cost.compute import GroupCost, normalised, operations_of
 from spantrain.cost.sums import Collectives, SumBucket, SumOptions, Words, around, behind_s, fill_buckets, words_between
 from spantrain.formats.precision import gathered_ratio
 
+HOST_BYTES_PER_S = 12e9
+"""Between a device and its host's memory, each way: half of what the sheet of PCIe 4 with 16 lanes says (24 GB/s)."""
+UPDATE_BYTES_PER_S = 20e9
+"""Of what a processor reads and writes while it updates: two channels of DDR4-3200, as STREAM has it."""
 _EndsKey = tuple[range, tuple[int, ...], tuple[str, ...], tuple[float, ...], Op, int]
 """Units, those computed again, kinds of a group's devices with their shares, operation, samples."""
 _SHARE_DIGITS = 9
@@ -97,6 +105,8 @@ class ReplicaCost:
     def action_s(self, stage: Stage, replica: Replica, op: Op, samples: int) -> float:
         """Return the seconds of one action of a replica: of its compute, or of what the replicas exchange beside it."""
         compute_s = self._compute_s(stage, replica, op, samples)
+        if stage.offloads:
+            return max(compute_s, self._host_traffic_s(stage, op))
         if not stage.state_sharding.divides_gradients or len(stage.replicas) < 2:
             return compute_s
         return max(compute_s, self._traffic_s(stage, op))
@@ -111,6 +121,19 @@ class ReplicaCost:
             for operation in operations_of(op, recomputed=True)
         )
         return self.groups.units_seconds(held, replica, op, samples) + sum(again)
+
+    def _host_traffic_s(self, stage: Stage, op: Op) -> float:
+        """Return the seconds of what comes from the host's memory, or goes there, the longer of the two ways."""
+        brought = self._gathered_ratio * sum(self._graph.held_parameter_bytes(stage.units))
+        back = sum(self._graph.held_trained_bytes(stage.units)) if op in (Op.BACKWARD, Op.BACKWARD_WEIGHT) else 0
+        return max(brought, back) / HOST_BYTES_PER_S
+
+    def host_update_s(self, stage: Stage) -> float:
+        """Return the seconds in which the host updates what a stage offloads, as AdamW does; 0 of other stages.
+
+        It reads parameters, gradients and two copies of them, and writes all but gradients.
+        """
+        return 7 * sum(self._graph.held_trained_bytes(stage.units)) / UPDATE_BYTES_PER_S if stage.offloads else 0.0
 
     def _traffic_of(self, stage: Stage, op: Op) -> float:
         """Return the seconds of what a stage's replicas exchange beside one action."""

@@ -197,6 +197,11 @@ class ProfileCosts(StepCosts):
     def _action_s(self, stage: int, leader: str, op: Op, samples: int) -> float:
         return self._replicas.action_s(self._plan.stages[stage], self._replica_of[leader], op, samples)
 
+    def optimizer_s(self, device: str) -> float:
+        """Return the seconds of an update where it is the host's; those of devices are in what was measured."""
+        stage, _ = self._plan.place(device)
+        return self._replicas.host_update_s(self._plan.stages[stage])
+
     @cached_property
     def _uses(self) -> Mapping[tuple[str, str], Uses]:
         """By sender and receiver: the links that others can make scarce, each with the part that they take alone."""

@@ -158,6 +158,8 @@ def _problems(plan: Plan, profile: Profile, job: TrainJob, own_loop: bool) -> It
             f"replicas that divide the optimizer's state ({', '.join(divided)}) take each other's rows between steps; "
             "plan with another strategy than zero1"
         )
+    if any(stage.offloads for stage in plan.stages):
+        yield "state in a host's memory (offload) is of one step; plan without it"
     if plan.dtype == "float16":
         yield "float16 scales the loss by what the step before said; plan with bfloat16 or float32"
     if plan.dtype == LOW_WEIGHTS:

@@ -173,6 +173,8 @@ def picture_lines(outcome: "PlanOutcome") -> list[str]:
         sliced = ", slices of the sequence" if stage.sequence_parallel else ""
         what = _DIVIDED.get(stage.state_sharding)
         divided = f", {what} divided among replicas ({stage.state_sharding.value})" if what else ""
+        if stage.offloads:
+            divided = ", state in its host's memory (offload)"
         lines.append(f"  ┌ stage {index}: {units}, {batch}{divided}{sliced}{again}")
         lines += [f"  │   {text}" for text in _replica_texts(stage, outcome)]
         lines += [f"  │   gradient sum over {text}" for text in _links(outcome, stage, stage, shown)]

@@ -32,20 +32,31 @@ gradients are summed to their holders beside the backward, which do not keep wha
 are gathered at the end of the step. As a user would, the best size of micro-batch is taken. Not kept: buckets over
 several units, offloading to the host.
 
+`offload`: the best device alone with its state in its host's memory (Ren et al., ZeRO-Offload, USENIX ATC 2021;
+Rajbhandari et al., ZeRO-Infinity, SC 2021; as RoundPipe and others fine-tune large models on one card).
+
+Kept: parameters, gradients and optimizer state in the host's memory, updates by the processor, a unit's parameters on
+the device only while it works, the next one's on their way meanwhile. Of the sizes of micro-batches, and of all
+activations held or computed again, the best is taken. Not kept: disks, updates beside the backward pass, several
+devices. One of each make is tried; kinds whose memory is the processor's have nothing to offload to.
+
 `single-device`: the best device alone (DESIGN idea 6), one of each kind and memory tried.
 
 `single-site`: the best site alone (DESIGN idea 6), planned by `spantrain-dp`.
 """
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from functools import partial
+from itertools import product
 
 from spantrain.core.plan import SumModel
+from spantrain.core.quantities import format_bytes
 from spantrain.core.shares import StateSharding
-from spantrain.core.span import apportion
+from spantrain.core.span import apportion, equal_spans
 from spantrain.core.update.optimizers import division_refusal
 from spantrain.errors import InfeasiblePlanError
-from spantrain.planner.assembly.assemble import Assembler, StageShape
+from spantrain.planner.assembly.assemble import Assembler, StageShape, draft_stage, with_limits
 from spantrain.planner.request import PlanRequest, Proposal, Strategy
 from spantrain.planner.strategies.spantrain_dp.strategy import candidates
 
@@ -75,6 +86,51 @@ DDP: Strategy = partial(data_parallel, state_sharding=StateSharding.NONE, sums=S
 ZERO1: Strategy = partial(data_parallel, state_sharding=StateSharding.ZERO1)
 ZERO2: Strategy = partial(data_parallel, state_sharding=StateSharding.ZERO2)
 FSDP: Strategy = partial(data_parallel, state_sharding=StateSharding.ZERO3, sums=SumModel.TORCH_FSDP)
+
+
+def offload(request: PlanRequest) -> tuple[Proposal, ...]:
+    """Propose the whole model on one device of each make, its state in its host's memory.
+
+    Raises:
+        InfeasiblePlanError: none has room for it, with itself or in its host; each refusal is in the message.
+    """
+    cluster, alike = request.profile.cluster, dict[tuple[str, int, str], str]()
+    for name in request.devices_within_quotas:
+        alike.setdefault(cluster.device_by_name[name].make, name)
+    found, refusals = list[Proposal](), list[str]()
+    for name in alike.values():
+        try:
+            found += _offloaded(request, name)
+        except InfeasiblePlanError as error:
+            refusals.append(str(error))
+    if not found:
+        raise InfeasiblePlanError(" ".join(refusals))
+    return tuple(found)
+
+
+def _offloaded(request: PlanRequest, name: str) -> list[Proposal]:
+    """Return plans of one device, with as many samples in flight as fit, all units computed again and none."""
+    cluster, assembler = request.profile.cluster, Assembler(request)
+    device = cluster.device_by_name[name]
+    if cluster.kind_by_name[device.kind].unified_memory:
+        raise InfeasiblePlanError(f"{name} has its processor's memory: there is nothing to offload to.")
+    has_bytes = next(host.memory_bytes for host in cluster.hosts if host.name == device.host)
+    units, found = range(assembler.units), list[Proposal]()
+    for size, again in product(request.job.micro_batch_sizes(), (False, True)):
+        spans = equal_spans(request.job.global_batch, size)
+        draft = draft_stage(units, spans, [((name,), 1.0, (1.0,))], StateSharding.OFFLOAD)
+        needs_bytes = assembler.memory.host_bytes(draft)
+        if has_bytes is not None and needs_bytes > has_bytes:
+            needs, has = format_bytes(needs_bytes), format_bytes(has_bytes)
+            raise InfeasiblePlanError(f"{device.host} needs {needs} for the state of {name}, has {has}.")
+        draft = replace(draft, recompute=tuple(units) if again else ())
+        stage = with_limits(draft, assembler.memory, splits=False)
+        if stage is not None:
+            plan = request.job.plan_of(request.profile, [stage], schedule="1f1b")
+            found.append(Proposal(plan=plan, own_estimate_s=None))
+    if not found:
+        raise InfeasiblePlanError(f"{name} has no room for the largest layer and one sample's activations.")
+    return found
 
 
 def _sizes(request: PlanRequest, count: int) -> list[int]:

@@ -16,6 +16,7 @@ from spantrain.planner.strategies.baselines import (
     ONE_F_ONE_B,
     ZERO1,
     ZERO2,
+    offload,
     single_device,
     single_site,
 )
@@ -60,6 +61,9 @@ _OURS: Mapping[str, RegisteredStrategy] = MappingProxyType(
         "zero1": RegisteredStrategy(propose=ZERO1, description="ddp with the optimizer's state divided (ZeRO-1)"),
         "zero2": RegisteredStrategy(propose=ZERO2, description="ddp with gradients and optimizer state divided (ZeRO)"),
         "fsdp": RegisteredStrategy(propose=FSDP, description="ddp with all state divided, as in PyTorch FSDP (ZeRO-3)"),
+        "offload": RegisteredStrategy(
+            propose=offload, description="the best device alone, its state in its host's memory (ZeRO-Offload)"
+        ),
         "gpipe": RegisteredStrategy(propose=GPIPE, description="equal layers in cluster order, all forwards first"),
         "1f1b": RegisteredStrategy(propose=ONE_F_ONE_B, description="equal layers in cluster order, 1F1B"),
     }

@@ -49,6 +49,7 @@ from spantrain.planner.strategies.auto.pools import pool_proposals, restricted_p
 from spantrain.planner.strategies.auto.search import Searcher, SimulatedPlan, lowest
 from spantrain.planner.strategies.auto.shape import PlanShape, ShapeBuilder, shape_of
 from spantrain.planner.strategies.auto.tensor import divided_proposals
+from spantrain.planner.strategies.baselines import offload
 from spantrain.planner.strategies.pools.profile_costs import find_pools
 from spantrain.planner.strategies.score import Score, Scorer, looks_of, scored, sites_of, weights_of
 from spantrain.planner.strategies.spantrain.strategy import spantrain
@@ -222,6 +223,9 @@ def _by_device(request: PlanRequest) -> tuple[Proposal, ...]:
     elif request.divides_updates and (best is None or is_short(best.plan)):
         more += _with_divided_updates(request, search.scorer, best)
     if best is None:
+        if not more:
+            with suppress(InfeasiblePlanError):
+                more = offload(request)
         if more:
             return more
         raise infeasible(request.profile, request.job, request.devices)
