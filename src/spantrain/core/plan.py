@@ -205,11 +205,6 @@ class Stage:
         return self.state_sharding is StateSharding.OFFLOAD
 
     @property
-    def works_by_unit(self) -> bool:
-        """Whether something is done with parameters or gradients around each unit's work."""
-        return self.divides_gradients or self.offloads
-
-    @property
     def keeps_rows(self) -> bool:
         """Whether no device has a whole parameter with it but while it works with that."""
         return self.offloads or (self.divides_state and self.state_sharding is StateSharding.ZERO3)

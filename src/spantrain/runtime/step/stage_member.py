@@ -101,6 +101,11 @@ def build_member(here: WorkerContext, plan: Plan, units: Sequence[UnitModule], g
     )
 
 
+def _by_unit(stage: Stage) -> bool:
+    """Whether something is done with parameters or gradients around each unit's work."""
+    return stage.divides_gradients or stage.offloads
+
+
 def _shards(
     here: WorkerContext,
     plan: Plan,
@@ -112,7 +117,7 @@ def _shards(
     """Return what replicas exchange around units; divided parameters are given up, but for the own rows."""
     stage_index, _ = plan.place(here.name)
     stage, named = plan.stages[stage_index], executor.named_parameters()
-    if not stage.works_by_unit:
+    if not _by_unit(stage):
         return None
     tied = tied_across_stages(plan, stage_index, here.graph, units)
     shards = UnitShards(
@@ -145,7 +150,7 @@ def stage_executor(here: WorkerContext, plan: Plan, units: Sequence[UnitModule],
         statistics=BatchStatistics(units if job.takes_batch_statistics(plan.model) else (), joined),
         fewest_samples=graph.fewest_samples(stage.units),
         sums_samples=graph.sums_samples,
-        by_unit=stage.works_by_unit,
+        by_unit=_by_unit(stage),
     )
 
 

@@ -229,7 +229,7 @@ def make_plan_part(
         levels=member.unlike,
         partial=(*member.partial, *whole),
         division=stage.state_sharding if stage.divides_state else StateSharding.NONE,
-        by_unit=stage.works_by_unit,
+        by_unit=member.shards is not None,
         sums=stage.sums,
     )
     tied_sums = TiedGradientSums(
