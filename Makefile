@@ -7,7 +7,8 @@ PURE := tests/schedule tests/adaptation tests/cost tests/config tests/outer/poli
 
 BACKEND ?= cuda:0
 ON_ANY_BACKEND := $(addprefix tests/runtime/test_,processes.py losses.py tensor_processes.py switch_processes.py \
-	resume_processes.py stale_processes.py scaling.py checkpoint_drivers.py out_of_memory.py)
+	resume_processes.py stale_processes.py scaling.py checkpoint_drivers.py out_of_memory.py divided_update.py \
+	divided_gradients.py offload.py)
 
 # Whatever the environment says: else each of hundreds of processes compiles what it imports.
 export PYTHONDONTWRITEBYTECODE :=

@@ -140,11 +140,13 @@ def test_what_nobody_else_holds_comes_from_the_newest_checkpoint(run, every, whe
     )
 
 
-@pytest.mark.parametrize("victim", ["s0r0", "s0r1"])
-def test_a_replica_takes_its_part_of_divided_state_along(run, victim):
+@pytest.mark.parametrize(
+    ("victim", "state"), [("s0r0", StateSharding.ZERO1), ("s0r1", StateSharding.ZERO1), ("s0r1", StateSharding.ZERO3)]
+)
+def test_a_replica_takes_its_part_of_divided_state_along(run, victim, state):
     killer = Killer({5: victim})
     job = replace(JOB, checkpoint_every=2)
-    _, outcome = run(killer, [0, 2, 5], [[2, 1], [1]], job=job, state=StateSharding.ZERO1)
+    _, outcome = run(killer, [0, 2, 5], [[2, 1], [1]], job=job, state=state)
     assert victim not in outcome.devices
     assert any(f"{victim} lost" in note and "all go back to the checkpoint after" in note for note in killer.notes)
 
