@@ -79,8 +79,11 @@ def test_what_the_planner_answers_is_no_worse_than_what_any_strategy_does(case, 
         assert plan.divides_tensors or ours <= evaluate(plan).step_s * 1.005, name
 
 
-def test_a_plan_of_another_strategy_is_taken_where_it_is_faster(case: Callable[..., Profile]) -> None:
+def test_a_plan_of_another_strategy_is_taken_where_it_is_faster(
+    case: Callable[..., Profile], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Memory is so tight that units have to be computed again, which the search for cuts does not know of."""
+    monkeypatch.setattr(engine, "_ORDERED_SIZES", 1)  # else the default's own are as good, ordered in several sizes
     profile = case(400 * MIB, blocks=6, seed=2)
     outcome = make_plan(profile, JOB, PlanOptions())
     assert any(reason.startswith("Found beside the search") for reason in outcome.report.reasons)
@@ -221,7 +224,15 @@ def test_plans_that_differ_in_names_alone_have_their_order_searched_once(
     )
     monkeypatch.setattr(engine, "_ORDER_OFTEN_GAINS", 100.0)
     planning._reordered(ranked, 3)
-    assert asked == list(dict.fromkeys(looks))[:3]
+    unlike = list(dict.fromkeys(looks))
+    assert asked[:3] == unlike[:3]
+    sizes = [size for (size, *_), *_ in unlike]
+    assert len(set(sizes)) > len(set(sizes[:3])), "others are of other sizes of micro-batches"
+    for looks_asked, ((size, *_), *_) in zip(asked[3:], asked[3:], strict=True):
+        before = asked[: asked.index(looks_asked)]
+        assert size not in [known for (known, *_), *_ in before]
+        assert looks_asked == next(one for one in unlike if one[0][0] == size)
+    assert len({size for (size, *_), *_ in asked}) == min(len(set(sizes)), engine._ORDERED_SIZES)
 
 
 def test_the_first_plan_that_is_small_enough_gets_the_whole_effort_of_the_search_for_an_order(

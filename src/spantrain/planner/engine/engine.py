@@ -45,8 +45,9 @@ _BESIDE, _BESIDE_DIVIDED, _BESIDE_UP_TO = ("spantrain", "spantrain-dp"), ("zero2
 """Strategies whose answers compete with the default one's (where state may be divided), and devices up to which."""
 _ORDER_MAY_GAIN, _BESIDE_GAIN = 1.25, 1.1
 """Plans over the best by more than that (shown, and not) have the plain rule's order: it seldom gains as much."""
-_ORDERED_UP_TO = 96
-"""Devices in use up to which an order is searched for: with more it takes longer than the rest of planning."""
+_ORDERED_UP_TO, _ORDERED_SIZES = 96, 4
+"""Devices in use up to which an order is searched for (with more it takes longer than the rest of planning), and sizes
+of micro-batches of which the default strategy's best has its order searched."""
 _EFFORT, _EFFORT_MORE = (SearchEffort(max_runs=runs, max_actions=1_000 * runs) for runs in (60, 12))
 """What an order of work is searched with (with more, plans came out the same), and those of a few plans besides."""
 _TOLD = 32
@@ -100,10 +101,9 @@ class _Answer:
 
 class _Planning:
     def __init__(self, profile: Profile, job: JobSpec, options: PlanOptions) -> None:
-        self._started_s = time.perf_counter()
-        options = replace(options, constraints=options.constraints.with_quotas_of(profile.cluster))
+        self._started_s, self._profile = time.perf_counter(), profile
         fewest = profile.graph.fewest_samples(range(len(profile.graph.units)))
-        self._profile, self._options = profile, options
+        self._options = options = replace(options, constraints=options.constraints.with_quotas_of(profile.cluster))
         self._job = job = replace(job, fewest_samples=fewest)
         self._evaluator = Evaluator(profile, job)
         self._ranking = Ranking(profile.cluster, options)
@@ -212,15 +212,18 @@ class _Planning:
     def _reordered(
         self, ranked: Sequence[tuple[Proposal, Evaluation]], most: int
     ) -> tuple[tuple[Proposal, Evaluation], ...]:
-        """Search the order of work of the first of several proposals, and of a few others that are near it."""
+        """Search the order of work of the first proposals; if `most` is over 1, of the best of other sizes, too."""
         near = _ORDER_OFTEN_GAINS * self._ranking.value(ranked[0][1])[0]
-        rows, tried = list(ranked), set[tuple[object, ...]]()
+        rows, tried, sizes = list(ranked), set[tuple[object, ...]](), set[int]()
         for index, (proposal, evaluation) in enumerate(ranked):
             looks = looks_of(proposal.plan, value := self._ranking.value(evaluation)[0])
             few = len(proposal.plan.devices) <= _ORDERED_UP_TO and looks not in tried
-            if len(tried) < most and few and (index == 0 or value <= near):
-                rows[index] = self._ordered(proposal, evaluation, _EFFORT_MORE if tried else _EFFORT)
+            is_new = (size := proposal.plan.stages[0].micro_batches[0].size) not in sizes
+            wanted = len(tried) < most or (most > 1 and is_new and len(sizes) < _ORDERED_SIZES)
+            if few and wanted and (index == 0 or value <= near):
+                rows[index] = self._ordered(proposal, evaluation, _EFFORT if is_new else _EFFORT_MORE)
                 tried.add(looks)
+                sizes.add(size)
         return tuple(sorted(rows, key=self._ranking.rank))
 
     def _best_in_one_site(self, known: _Answer | None) -> _Answer:
@@ -387,11 +390,8 @@ class _Planning:
         if (plan.stages, plan.hints) == (proposal.plan.stages, proposal.plan.hints):
             return proposal, evaluation
         searched = self._evaluator(plan)
-        if (
-            not searched.fits
-            or self._ranking.broken(plan, searched)
-            or self._ranking.value(searched) >= self._ranking.value(evaluation)
-        ):
+        worse = self._ranking.value(searched) >= self._ranking.value(evaluation)
+        if worse or not searched.fits or self._ranking.broken(plan, searched):
             return proposal, evaluation
         gain = 100 * (1 - searched.step_s / evaluation.step_s)
         recut = "" if plan.stages == proposal.plan.stages else "other micro-batches and "
