@@ -105,7 +105,7 @@ def test_buckets_grow_with_latency_beyond_the_default(over, backend):
     large, small = (tuned(ddp_plan(profile), profile).stages[0].sums.bucket_bytes for profile in (far, near))
     assert large > max(small, 2 * DEFAULT_BUCKET_BYTES)
     plan = ddp_plan(far)
-    assert step_s(tuned(plan, far), far) < 0.8 * step_s(plan, far)
+    assert step_s(tuned(plan, far), far) < 0.9 * step_s(plan, far)
 
 
 @pytest.mark.parametrize("backend", ["emulated", "cuda:0"])

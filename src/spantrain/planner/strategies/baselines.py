@@ -88,8 +88,8 @@ ZERO2: Strategy = partial(data_parallel, state_sharding=StateSharding.ZERO2)
 FSDP: Strategy = partial(data_parallel, state_sharding=StateSharding.ZERO3, sums=SumModel.TORCH_FSDP)
 
 
-def offload(request: PlanRequest) -> tuple[Proposal, ...]:
-    """Propose the whole model on one device of each make, its state in its host's memory.
+def offload(request: PlanRequest, *, known: bool = False) -> tuple[Proposal, ...]:
+    """Propose the whole model on one device of each make, its state in its host's memory (`known`: whose size is).
 
     Raises:
         InfeasiblePlanError: none has room for it, with itself or in its host; each refusal is in the message.
@@ -100,7 +100,7 @@ def offload(request: PlanRequest) -> tuple[Proposal, ...]:
     found, refusals = list[Proposal](), list[str]()
     for name in alike.values():
         try:
-            found += _offloaded(request, name)
+            found += _offloaded(request, name, known)
         except InfeasiblePlanError as error:
             refusals.append(str(error))
     if not found:
@@ -108,13 +108,15 @@ def offload(request: PlanRequest) -> tuple[Proposal, ...]:
     return tuple(found)
 
 
-def _offloaded(request: PlanRequest, name: str) -> list[Proposal]:
+def _offloaded(request: PlanRequest, name: str, known: bool) -> list[Proposal]:
     """Return plans of one device, with as many samples in flight as fit, all units computed again and none."""
     cluster, assembler = request.profile.cluster, Assembler(request)
     device = cluster.device_by_name[name]
     if cluster.kind_by_name[device.kind].unified_memory:
         raise InfeasiblePlanError(f"{name} has its processor's memory: there is nothing to offload to.")
     has_bytes = next(host.memory_bytes for host in cluster.hosts if host.name == device.host)
+    if known and has_bytes is None:
+        raise InfeasiblePlanError(f"{device.host}: nobody says how much memory it has (the host's memory).")
     units, found = range(assembler.units), list[Proposal]()
     for size, again in product(request.job.micro_batch_sizes(), (False, True)):
         spans = equal_spans(request.job.global_batch, size)

@@ -225,7 +225,7 @@ def _by_device(request: PlanRequest) -> tuple[Proposal, ...]:
     if best is None:
         if not more:
             with suppress(InfeasiblePlanError):
-                more = offload(request)
+                more = offload(request, known=True)
         if more:
             return more
         raise infeasible(request.profile, request.job, request.devices)
