@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -167,9 +168,13 @@ def test_who_is_lost_while_the_last_checkpoint_comes_ends_nothing(run, disks, tm
 
 
 def test_who_wants_to_stop_then_leaves_files_where_they_are(run, disks, at_the_end):
+    def strike(_name):
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(1.0)  # this file comes late, whoever is heard first
+
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell runs in the background ignores it
     try:
-        at_the_end(lambda _name: os.kill(os.getpid(), signal.SIGINT))
+        at_the_end(strike)
         watcher, outcome = run()
     finally:
         signal.signal(signal.SIGINT, before)
