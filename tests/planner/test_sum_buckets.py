@@ -101,11 +101,11 @@ def ddp_plan(profile: Profile, sums: GradientSums = OWN_SUMS) -> Plan:
 
 @pytest.mark.parametrize("backend", ["emulated", "cuda:0"])
 def test_buckets_grow_with_latency_beyond_the_default(over, backend):
-    far, near = (over(200, latency_s, sites=NINE, backend=backend) for latency_s in (0.1, 1e-5))
+    far, near = (over(200, latency_s, sites=NINE, backend=backend) for latency_s in (0.3, 1e-5))
     large, small = (tuned(ddp_plan(profile), profile).stages[0].sums.bucket_bytes for profile in (far, near))
     assert large > max(small, 2 * DEFAULT_BUCKET_BYTES)
     plan = ddp_plan(far)
-    assert step_s(tuned(plan, far), far) < 0.9 * step_s(plan, far)
+    assert step_s(tuned(plan, far), far) < 0.8 * step_s(plan, far)
 
 
 @pytest.mark.parametrize("backend", ["emulated", "cuda:0"])

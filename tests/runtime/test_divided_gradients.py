@@ -22,8 +22,8 @@ from spantrain.schedule.registry import schedule_names
 from testing.models import frozen_models
 from testing.models.graphs import graph_of
 from testing.runtime.places import HALVES, random_places
-from testing.runtime.runs import OneProcess
-from testing.runtime.sessions import Ran, train_in_threads
+from testing.runtime.runs import one_process_losses
+from testing.runtime.sessions import train_in_threads, whole_bytes
 
 pytestmark = pytest.mark.checkpoint
 
@@ -44,16 +44,6 @@ def divided(plan: Plan, *ways: StateSharding) -> Plan:
     return plan
 
 
-def wanted(plan: Plan, job: TrainJob = JOB) -> list[float]:
-    return OneProcess(plan.model, job, plan.global_batch).train(0, job.steps)
-
-
-def whole_bytes(ran: Ran, device: str) -> int:
-    """Bytes that whole parameters of a device take between steps."""
-    parameters = ran.sessions[device]._part.member.executor.named_parameters().values()
-    return sum(one.untyped_storage().nbytes() for one in parameters)
-
-
 @pytest.mark.parametrize("way", WAYS)
 @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
@@ -71,7 +61,7 @@ def test_any_plan(way, data, make_plan, spec_of):
     plan = replace(plan, stages=tuple(stages))
     assert joint_refusal(plan) == ""
     job = replace(JOB, steps=3, optimizer=data.draw(st.sampled_from(["adamw", "sgd", "rmsprop"]), "optimizer"))
-    assert train_in_threads(plan, job).losses == pytest.approx(wanted(plan, job), rel=1e-5)
+    assert train_in_threads(plan, job).losses == pytest.approx(one_process_losses(plan, job), rel=1e-5)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -124,7 +114,7 @@ def test_any_plan_after_any_other(seed, four):
     plans = [four(*random_places(random)) for _ in range(4)]
     plans = [divided(plan, *random.sample([StateSharding.NONE, StateSharding.ZERO1, *WAYS], 2)) for plan in plans]
     ran = train_in_threads(first, JOB, dict(enumerate(plans, start=1)))
-    assert ran.losses == pytest.approx(wanted(first), rel=1e-4)
+    assert ran.losses == pytest.approx(one_process_losses(first, JOB), rel=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from spantrain.runtime.worker.keeping import copying
 from spantrain.runtime.worker.switch import LocalTensorSource
 from spantrain.schedule.registry import schedule_names
 from testing.runtime.places import HALVES, random_places
-from testing.runtime.runs import OneProcess
+from testing.runtime.runs import one_process_losses
 from testing.runtime.sessions import Ran, train_in_threads
 
 pytestmark = pytest.mark.checkpoint
@@ -41,10 +41,6 @@ def divided(plan: Plan) -> Plan:
         stage if stage.divides_tensors else replace(stage, state_sharding=StateSharding.ZERO1) for stage in plan.stages
     )
     return replace(plan, stages=tuple(stages))
-
-
-def wanted(plan: Plan, job: TrainJob = JOB) -> list[float]:
-    return OneProcess(plan.model, job, plan.global_batch).train(0, job.steps)
 
 
 def state_elements(ran: Ran, device: str) -> int:
@@ -65,7 +61,7 @@ def test_any_plan_and_optimizer(optimizer, data, make_plan, spec_of):
     plan = make_plan(spec, edges, shares, [spans] * len(shares), data.draw(st.sampled_from(schedule_names())))
     plan = divided(plan)
     job = replace(JOB, optimizer=optimizer, steps=3)
-    assert train_in_threads(plan, job).losses == pytest.approx(wanted(plan, job), rel=1e-5)
+    assert train_in_threads(plan, job).losses == pytest.approx(one_process_losses(plan, job), rel=1e-5)
 
 
 def test_each_has_its_part_of_the_state(four):
@@ -87,7 +83,7 @@ def test_large_gradients_are_summed_and_gathered_in_turns(size, four):
     plan = divided(four([0, 3, 5], THREE, HALVES))
     small = [replace(stage, sums=replace(stage.sums, bucket_bytes=size)) for stage in plan.stages]
     ran = train_in_threads(replace(plan, stages=tuple(small)), JOB)
-    assert ran.losses == pytest.approx(wanted(plan), rel=1e-5)
+    assert ran.losses == pytest.approx(one_process_losses(plan, JOB), rel=1e-5)
 
 
 def test_who_has_not_taken_others_rows_holds_its_own(four):
@@ -120,7 +116,7 @@ def test_any_plan_after_any_other(seed, four):
     plans = [four(*random_places(random)) for _ in range(4)]
     plans = [divided(plan) if random.random() < 0.6 else plan for plan in plans]
     ran = train_in_threads(first, JOB, dict(enumerate(plans, start=1)))
-    assert ran.losses == pytest.approx(wanted(first), rel=1e-4)
+    assert ran.losses == pytest.approx(one_process_losses(first, JOB), rel=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -128,6 +128,14 @@ def test_two_are_lost_one_in_the_recovery_from_the_other(run):
     assert sorted(outcome.devices) == ["s0r0", "s1r1"]
 
 
+def test_what_is_in_a_lost_machines_memory_comes_from_the_newest_checkpoint(run):
+    killer = Killer({5: "s1r0"})
+    job = replace(JOB, checkpoint_every=2)
+    _, outcome = run(killer, [0, 1, 3, 5], [[1], [1], [1]], job=job, state=StateSharding.OFFLOAD)
+    assert sorted(outcome.devices) == ["s0r0", "s2r0"]
+    assert any("s1r0 lost" in note and "all go back to the checkpoint after" in note for note in killer.notes)
+
+
 @pytest.mark.parametrize(("every", "where"), [(2, "the checkpoint after"), (0, "the beginning")])
 def test_what_nobody_else_holds_comes_from_the_newest_checkpoint(run, every, where):
     killer = Killer({5: "s1r0"})
@@ -151,10 +159,13 @@ def test_a_replica_takes_its_part_of_divided_state_along(run, victim, state):
     assert any(f"{victim} lost" in note and "all go back to the checkpoint after" in note for note in killer.notes)
 
 
-@pytest.mark.parametrize("when", [READY, 0, 4])
-def test_divided_state_is_all_there_when_another_stage_loses_a_device(run, when):
+@pytest.mark.parametrize(
+    ("when", "state"),
+    [(READY, StateSharding.ZERO1), (0, StateSharding.ZERO1), (4, StateSharding.ZERO1), (4, StateSharding.ZERO3)],
+)
+def test_divided_state_is_all_there_when_another_stage_loses_a_device(run, when, state):
     killer = Killer({when: "s1r0"})
-    _, outcome = run(killer, [0, 2, 5], [[2, 1], [1]], state=StateSharding.ZERO1, protect=1)
+    _, outcome = run(killer, [0, 2, 5], [[2, 1], [1]], state=state, protect=1)
     assert len(outcome.devices) in (1, 2)
     (change,) = outcome.plan_changes
     assert "trained again" in change.reason

@@ -12,8 +12,8 @@ from spantrain.models.build import unit_count
 from spantrain.recovery.protection import is_whole
 from spantrain.runtime.checkpoint.tensor_file import step_folder
 from testing.runtime.places import HALVES
-from testing.runtime.runs import OneProcess
-from testing.runtime.sessions import Ran, train_in_threads
+from testing.runtime.runs import one_process_losses
+from testing.runtime.sessions import train_in_threads, whole_bytes
 
 pytestmark = pytest.mark.checkpoint
 
@@ -32,22 +32,12 @@ def offloaded(plan: Plan) -> Plan:
     return replace(plan, stages=tuple(stages))
 
 
-def wanted(plan: Plan, job: TrainJob = JOB) -> list[float]:
-    return OneProcess(plan.model, job, plan.global_batch).train(0, job.steps)
-
-
-def whole_bytes(ran: Ran, device: str) -> int:
-    """Bytes that whole parameters of a device take between steps."""
-    parameters = ran.sessions[device]._part.member.executor.named_parameters().values()
-    return sum(one.untyped_storage().nbytes() for one in parameters)
-
-
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zb", "critical-path", "compact"])
 @pytest.mark.parametrize(("edges", "groups"), [([0, 5], ONE), ([0, 3, 5], TWO), ([0, 3, 5], MIXED)])
 def test_losses_are_one_devices(edges, groups, schedule, four):
     plan = offloaded(four(edges, groups, schedule=schedule))
     ran = train_in_threads(plan, JOB)
-    assert ran.losses == pytest.approx(wanted(plan), rel=1e-5)
+    assert ran.losses == pytest.approx(one_process_losses(plan, JOB), rel=1e-5)
     assert whole_bytes(ran, "a") == 0
 
 
@@ -56,7 +46,7 @@ def test_other_models(family, spec_of, make_plan):
     spec = spec_of(family)
     plan = offloaded(make_plan(spec, [0, unit_count(spec)], [[1]], [list(HALVES)], "1f1b"))
     job = replace(JOB, steps=3)
-    assert train_in_threads(plan, job).losses == pytest.approx(wanted(plan, job), rel=1e-5)
+    assert train_in_threads(plan, job).losses == pytest.approx(one_process_losses(plan, job), rel=1e-5)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16-weights", "bfloat16", "float16"])
@@ -95,7 +85,7 @@ def test_plans_take_over(ways, four):
     first, second, third = four([0, 2, 5], MIXED), four([0, 3, 5], [[["c"], ["a"]], [["b"]]]), four([0, 1, 5], MIXED)
     plans = [offloaded(plan) if way else plan for plan, way in zip((first, second, third), ways, strict=True)]
     ran = train_in_threads(plans[0], JOB, {2: plans[1], 4: plans[2]})
-    assert ran.losses == pytest.approx(wanted(first), rel=1e-5)
+    assert ran.losses == pytest.approx(one_process_losses(first, JOB), rel=1e-5)
 
 
 def test_it_needs_one_device(four):

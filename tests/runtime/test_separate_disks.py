@@ -2,7 +2,7 @@
 
 import os
 import signal
-import time
+import threading
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -32,7 +32,7 @@ from spantrain.runtime.control.file_requests import FileWanted
 from spantrain.runtime.coordinator.barrier import StepOutcome
 from spantrain.runtime.worker.settings import WorkerSettings
 from spantrain.transport.control.protocol import RemoteRefusal
-from testing.patience import until
+from testing.patience import PATIENCE_S, until
 from testing.runtime.kills import kill
 from testing.runtime.runs import OneProcess
 
@@ -168,11 +168,18 @@ def test_who_is_lost_while_the_last_checkpoint_comes_ends_nothing(run, disks, tm
 
 
 def test_who_wants_to_stop_then_leaves_files_where_they_are(run, disks, at_the_end):
+    heard = threading.Event()
+
+    def interrupted(number, frame):
+        heard.set()
+        signal.default_int_handler(number, frame)
+
     def strike(_name):
         os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(1.0)  # this file comes late, whoever is heard first
+        assert heard.wait(PATIENCE_S)
+        raise RemoteRefusal("this one does not come any more")
 
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell runs in the background ignores it
+    before = signal.signal(signal.SIGINT, interrupted)  # what a shell runs in the background ignores it
     try:
         at_the_end(strike)
         watcher, outcome = run()

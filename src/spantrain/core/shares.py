@@ -209,3 +209,9 @@ class StateSharding(StrEnum):
     def divides_gradients(self) -> bool:
         """Whether no replica has whole gradients at any time."""
         return self in (StateSharding.ZERO2, StateSharding.ZERO3)
+
+    @property
+    def divided(self) -> str:
+        """What replicas divide, in words; empty: nothing."""
+        words = {"zero1": "optimizer state", "zero2": "gradients and optimizer state"}
+        return {**words, "zero3": "parameters, gradients and optimizer state"}.get(self.value, "")

@@ -36,7 +36,7 @@ from functools import cache, cached_property
 from itertools import accumulate
 
 from spantrain.core.action import Op
-from spantrain.core.plan import GradientSums, Replica, Stage
+from spantrain.core.plan import GradientSums, Replica, Stage, SumModel
 from spantrain.core.profile import Profile
 from spantrain.core.shares import ALONE, MemberShare, StateSharding, shares_of
 from spantrain.cost.compute import GroupCost, normalised, operations_of
@@ -140,26 +140,33 @@ class ReplicaCost:
         traffic_s = 0.0
         if op in (Op.BACKWARD, Op.BACKWARD_WEIGHT):
             # All micro-batches are alike here, but what is behind the last one's work comes at the end of the step.
-            by_unit = self._unit_traffic_s(stage.units, rings_of(stage))
+            by_unit = self._unit_traffic_s(stage.units, rings_of(stage), None, stage.sums.model)
             traffic_s += sum(by_unit) - by_unit[0] / len(stage.micro_batches)
         if stage.state_sharding is StateSharding.ZERO3:
-            traffic_s += sum(self._unit_traffic_s(stage.units, rings_of(stage), self._gathered_ratio))
+            ratio = self._gathered_ratio
+            traffic_s += sum(self._unit_traffic_s(stage.units, rings_of(stage), ratio, stage.sums.model))
         return traffic_s
 
-    def _unit_traffic_of(self, units: range, rings: tuple[Ring, ...], ratio: float | None = None) -> tuple[float, ...]:
+    def _unit_traffic_of(
+        self, units: range, rings: tuple[Ring, ...], ratio: float | None, model: SumModel
+    ) -> tuple[float, ...]:
         """Return, by unit, the seconds of a sum of gradients to their holders, or of a gather of parameters.
 
         A gather has a ratio: so many bytes for each of the parameters'.
         """
         held = self._graph.held_trained_bytes if ratio is None else self._graph.held_parameter_bytes
         each = 1.0 if ratio is None else ratio
-        by_ring = [[self._gather_s(ring, rings, size * each) for size in held(units, ring.tp_share)] for ring in rings]
+        by_ring = [
+            [self._gather_s(ring, rings, size * each, model) for size in held(units, ring.tp_share)] for ring in rings
+        ]
         return tuple(map(max, zip(*by_ring, strict=True)))
 
-    def _gather_s(self, ring: Ring, rings: tuple[Ring, ...], size_bytes: float) -> float:
+    def _gather_s(self, ring: Ring, rings: tuple[Ring, ...], size_bytes: float, model: SumModel) -> float:
         if not size_bytes:
             return 0.0
-        options = replace(_beside(ring, rings), words=words_between([self._device[name] for name in ring.devices]))
+        options = replace(
+            _beside(ring, rings), words=words_between([self._device[name] for name in ring.devices], model)
+        )
         return self._collectives.gather_s(ring.devices, size_bytes, options)
 
     def end_of_step_s(self, stage: Stage) -> tuple[float, ...]:
@@ -172,16 +179,16 @@ class ReplicaCost:
             return ()
         if stage.state_sharding is StateSharding.ZERO3:
             # What this step ends with, and what the next one begins with: nothing is computed that could hide it.
-            gather_s = self._unit_traffic_s(stage.units, rings, self._gathered_ratio)[0]
-            return self._unit_traffic_s(stage.units, rings)[0], gather_s
+            gather_s = self._unit_traffic_s(stage.units, rings, self._gathered_ratio, stage.sums.model)[0]
+            return self._unit_traffic_s(stage.units, rings, None, stage.sums.model)[0], gather_s
         slowest, seconds = self._slowest_ring(stage, rings)
         if stage.state_sharding is StateSharding.NONE:
             return seconds
         if stage.state_sharding is StateSharding.ZERO2:
-            seconds = self._unit_traffic_s(stage.units, rings)[:1]
+            seconds = self._unit_traffic_s(stage.units, rings, None, stage.sums.model)[:1]
         # What was updated goes round.
         size_bytes = sum(self._graph.held_trained_bytes(stage.units, slowest.tp_share))
-        return (*seconds, self._gather_s(slowest, rings, size_bytes))
+        return (*seconds, self._gather_s(slowest, rings, size_bytes, stage.sums.model))
 
     def _slowest_ring(self, stage: Stage, rings: tuple[Ring, ...]) -> tuple[Ring, tuple[float, ...]]:
         whole = stage.state_sharding is StateSharding.NONE
@@ -264,7 +271,7 @@ class ReplicaCost:
         """Return the seconds of each bucket: of a whole sum, or of its first half; of those at once an equal part."""
         beside, buckets = _beside(ring, rings), self._buckets(units, ring, sums)
         if not whole:
-            gather_s = cache(lambda size: self._gather_s(ring, rings, size))
+            gather_s = cache(lambda size: self._gather_s(ring, rings, size, sums.model))
             return tuple(gather_s(bucket.size_bytes) for bucket in buckets)
         words = words_between([self._device[name] for one in rings for name in one.devices], sums.model)
         most = 1 if words is Words.NONE else sums.at_once

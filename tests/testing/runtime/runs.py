@@ -94,6 +94,11 @@ class OneProcess:
             self.optimizer.state[parameter] = values
 
 
+def one_process_losses(plan: Plan, job: TrainJob) -> list[float]:
+    """The losses of one process that does a plan's job."""
+    return OneProcess(plan.model, job, plan.global_batch).train(0, job.steps)
+
+
 class OldWeights(OneProcess):
     """The same with weights one step old: each step's gradients are of the weights before the last update."""
 

@@ -71,6 +71,12 @@ class Ran:
     manifests: list[Manifest] = field(default_factory=list)
 
 
+def whole_bytes(ran: Ran, device: str) -> int:
+    """Bytes that whole parameters of a device take between steps."""
+    parameters = ran.sessions[device]._part.member.executor.named_parameters().values()
+    return sum(one.untyped_storage().nbytes() for one in parameters)
+
+
 class _Groups:
     """Groups of threads, one set for each generation and stage."""
 

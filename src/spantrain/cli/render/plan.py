@@ -11,7 +11,6 @@ from spantrain.cli.render.text import console_for_people, say, short_way
 from spantrain.core.names import few
 from spantrain.core.plan import Plan, Replica, Stage
 from spantrain.core.quantities import format_bandwidth, format_bytes, format_seconds, format_speed
-from spantrain.core.shares import StateSharding
 from spantrain.cost.analytic import ANALYTIC_METHOD
 from spantrain.formats.registry import WireFormat
 
@@ -30,11 +29,6 @@ _GAP = 3
 _LEFT_OUT_FIRST = ("search s", "own estimate", "J/sample", "USD/step", "bubble", "memory")
 """Columns that give way, in this order, where the terminal is too narrow for all."""
 _HEADS = {"own estimate": "own\nestimate"}
-_DIVIDED = {
-    StateSharding.ZERO1: "optimizer state",
-    StateSharding.ZERO2: "gradients and optimizer state",
-    StateSharding.ZERO3: "parameters, gradients and optimizer state",
-}
 
 
 def show_plan(outcome: "PlanOutcome", profile: "Profile") -> None:
@@ -171,7 +165,7 @@ def picture_lines(outcome: "PlanOutcome") -> list[str]:
         batch = f"micro-batches of {'/'.join(map(str, sizes))}"
         again = f", {len(stage.recompute)} units computed again" if stage.recompute else ""
         sliced = ", slices of the sequence" if stage.sequence_parallel else ""
-        what = _DIVIDED.get(stage.state_sharding)
+        what = stage.state_sharding.divided
         divided = f", {what} divided among replicas ({stage.state_sharding.value})" if what else ""
         if stage.offloads:
             divided = ", state in its host's memory (offload)"

@@ -85,7 +85,7 @@ def data_parallel(
 DDP: Strategy = partial(data_parallel, state_sharding=StateSharding.NONE, sums=SumModel.TORCH_DDP)
 ZERO1: Strategy = partial(data_parallel, state_sharding=StateSharding.ZERO1)
 ZERO2: Strategy = partial(data_parallel, state_sharding=StateSharding.ZERO2)
-FSDP: Strategy = partial(data_parallel, state_sharding=StateSharding.ZERO3, sums=SumModel.TORCH_FSDP)
+FSDP: Strategy = partial(data_parallel, state_sharding=StateSharding.ZERO3)
 
 
 def offload(request: PlanRequest, *, known: bool = False) -> tuple[Proposal, ...]:

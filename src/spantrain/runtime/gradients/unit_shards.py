@@ -172,8 +172,9 @@ class UnitShards:
         return tuple(one.clone() if one.untyped_storage()._cdata in self._aliases else one for one in outputs)
 
     def finish(self) -> None:
-        """Wait for the last sum of a step."""
-        self._end_sums()
+        """Wait for the sums that are under way."""
+        while self._summing:
+            self._summing.pop(0)()
 
     def clear(self) -> None:
         """Forget what is under way, and give up what is whole, after an abort."""
@@ -191,14 +192,10 @@ class UnitShards:
         sizes = list(map(elements_of, pieces))
         flat = torch.cat([piece.reshape(-1) for row in pieces for piece in row])
         del gradients, pieces
-        self._end_sums()
+        self.finish()
         wait = self._group.begin_reduce_scatter(flat, sizes)
         updated = [self._rows[id(one)].rows for one in parameters if id(one) in self._rows]
         self._summing.append(lambda: _add(updated, self._waited(wait)))
-
-    def _end_sums(self) -> None:
-        while self._summing:
-            self._summing.pop(0)()
 
     def _waited(self, wait: Callable[[], Tensor]) -> Tensor:
         start_s = time.perf_counter()

@@ -30,11 +30,6 @@ from spantrain.schedule.registry import splits_backward
 
 DIVISIONS = (StateSharding.ZERO2, StateSharding.ZERO3)
 _FIXED_ORDER = "1f1b"
-_PARTS = {
-    StateSharding.ZERO1: "optimizer state",
-    StateSharding.ZERO2: "gradients and optimizer state",
-    StateSharding.ZERO3: "parameters, gradients and optimizer state",
-}
 
 
 def sharded_proposals(
@@ -68,7 +63,7 @@ def sharded_proposals(
         return ()
     score, plan = min(rows, key=lambda row: row[0])
     reasons = [
-        f"Stage {index}: its replicas divide {_PARTS[stage.state_sharding]} ({stage.state_sharding.value})."
+        f"Stage {index}: its replicas divide {stage.state_sharding.divided} ({stage.state_sharding.value})."
         for index, stage in enumerate(plan.stages)
         if stage.state_sharding is not StateSharding.NONE
     ]
