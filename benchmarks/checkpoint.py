@@ -170,7 +170,7 @@ def _load(manifest: Manifest, plan: Plan, disks: dict[str, Path], job: TrainJob)
 
 
 def _holding(plan: Plan, name: str, graph, job: TrainJob) -> tuple[Holding, object]:
-    stage, _ = plan.place(name)
+    stage = plan.crew_of(name).numbers[0]
     units = build_units(plan.model, plan.stages[stage].units, seed=1)
     executor = StageExecutor(units, is_last=True, global_batch=plan.global_batch)
     parameters = executor.named_parameters()

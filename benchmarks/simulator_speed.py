@@ -22,7 +22,7 @@ from spantrain.core.cluster import Cluster, Device, DeviceKind, Host, Site
 from spantrain.core.plan import Plan, Replica, Stage
 from spantrain.core.span import Span, equal_spans
 from spantrain.core.units import ModelSpec
-from spantrain.cost.memory import HeldBytes, HeldSizes
+from spantrain.cost.held_sizes import HeldBytes, HeldSizes
 from spantrain.schedule.registry import schedule_names
 from spantrain.sim.costs import TableCosts
 from spantrain.sim.engine import SimulationOptions, simulate

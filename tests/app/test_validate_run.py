@@ -16,7 +16,8 @@ from spantrain.config.cluster_file import load_preset
 from spantrain.config.traces.trace_file import read_decisions, write_decisions
 from spantrain.core.action import Action, Direction
 from spantrain.core.messages import Arrived, ControlKey, Decision, DeviceDecisions, Finished, StepStarted
-from spantrain.core.plan import Plan, PlanReport
+from spantrain.core.plan import Plan
+from spantrain.core.planned.report import PlanReport
 from spantrain.core.span import Span
 from spantrain.core.trace import Flow, Trace
 from spantrain.cost.memory import MemoryCost

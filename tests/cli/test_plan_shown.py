@@ -10,7 +10,7 @@ from spantrain.app.profiling.describe import described_profile
 from spantrain.cli.render.plan import picture_lines, print_plan
 from spantrain.config.cluster_file import load_preset
 from spantrain.core.outer.groups import OuterGroup
-from spantrain.core.plan import PlanReport
+from spantrain.core.planned.report import PlanReport
 from spantrain.models.catalog.catalog import resolve_model
 from spantrain.planner.engine.engine import make_plan
 from spantrain.planner.engine.outcome import PlanOptions

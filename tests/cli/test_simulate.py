@@ -22,7 +22,7 @@ from spantrain.formats.registry import WireFormat
 from spantrain.planner.engine.predict import predict
 from spantrain.schedule.registry import schedule_names
 from testing.patience import PATIENCE_S
-from testing.plans import written
+from testing.plans import stage_and_replica, written
 from testing.programs import simulate_refuses
 
 
@@ -246,7 +246,7 @@ def test_a_rounded_cut_is_half_on_its_link_and_in_memory(plan, laptop_profile):
     ]
     exact, halved = (report.results["1f1b"].link_bytes for report in reports)
     for (source, target), size in exact.items():
-        at_cut = {plan.place(source)[0], plan.place(target)[0]} == {0, 1}
+        at_cut = {stage_and_replica(plan, source)[0], stage_and_replica(plan, target)[0]} == {0, 1}
         assert halved[source, target] == (size // 2 if at_cut else size)
     whole, half = (report.schedules["1f1b"] for report in reports)
     assert half.step_s <= whole.step_s

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from spantrain.config.artefacts import read_plan, read_plan_report, read_profile, write_plan, write_profile
 from spantrain.config.cluster_file import load_preset
 from spantrain.config.files.json_codec import from_json, to_json
-from spantrain.core.plan import Alternative, Plan, PlanReport, Prediction, ProfileReference, Replica, Stage
+from spantrain.core.plan import Plan, Replica, Stage
+from spantrain.core.planned.report import Alternative, PlanReport, Prediction, ProfileReference
 from spantrain.core.profile import DeviceScore, LinkMeasurement, Profile, Provenance, UnitTiming
 from spantrain.core.shares import MemberBytes, StateSharding, TensorPieces
 from spantrain.core.span import equal_spans

@@ -20,7 +20,8 @@ from spantrain.config.artefacts import (
 )
 from spantrain.config.files.json_codec import from_json, to_json
 from spantrain.core.action import Action
-from spantrain.core.plan import Plan, PlanReport
+from spantrain.core.plan import Plan
+from spantrain.core.planned.report import PlanReport
 from spantrain.core.profile import DeviceScore, Profile
 from spantrain.core.span import Span
 from spantrain.errors import ConfigError, PlanError, ProfileError, UsageError

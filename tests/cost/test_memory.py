@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from spantrain.core.plan import Replica
 from spantrain.core.shares import ALONE, MemberBytes, MemberShare, StateSharding, TensorPieces, even_share, shares_of
-from spantrain.cost.memory import BUFFERED_MICRO_BATCHES, Division, MemoryCost, divisions_of, framework_bytes
+from spantrain.cost.held_sizes import Division, divisions_of
+from spantrain.cost.memory import BUFFERED_MICRO_BATCHES, MemoryCost, framework_bytes
 from spantrain.formats.registry import WireFormat
 
 

@@ -18,7 +18,8 @@ from spantrain.core.checkpoint import SampleLedger, StoredFile, StoredTensor
 from spantrain.core.cluster import Cluster
 from spantrain.core.job import TrainJob
 from spantrain.core.messages import Arrived, Decision, DeviceDecisions, Finished, StepStarted
-from spantrain.core.plan import Alternative, Plan, PlanReport, Prediction, ProfileReference, Replica, Stage
+from spantrain.core.plan import Plan, Replica, Stage
+from spantrain.core.planned.report import Alternative, PlanReport, Prediction, ProfileReference
 from spantrain.core.profile import (
     BandwidthCurve,
     BandwidthPoint,

@@ -12,7 +12,8 @@ from spantrain.core.profile import Profile
 from spantrain.core.shares import ALONE, MemberShare, even_share
 from spantrain.core.span import equal_spans
 from spantrain.core.units import UnitGraph
-from spantrain.cost.memory import Division, MemoryCost
+from spantrain.cost.held_sizes import Division
+from spantrain.cost.memory import MemoryCost
 from spantrain.cost.span_tables import in_flight_bytes
 from spantrain.errors import InfeasiblePlanError, PlanError
 from spantrain.planner.engine.evaluate import Evaluator

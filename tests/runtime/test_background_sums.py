@@ -20,7 +20,8 @@ from spantrain.models.execution.stage import StageExecutor
 from spantrain.models.units import ModuleUnit, UnitModule
 from spantrain.models.weight_gradients import LINEAR, DeferringLayer, Linear
 from spantrain.runtime.gradients.step_sums import Background, StepSums, buckets_of
-from spantrain.runtime.step.work import DeviceClock, LastBackward, UnitTimes
+from spantrain.runtime.step.own_stage import LastBackward
+from spantrain.runtime.step.work import DeviceClock, UnitTimes
 from testing.models.rows import rows_of
 from testing.patience import PATIENCE_S
 from testing.runtime.gloo_members import CLASSES, WIDTH, Classes, Tokens

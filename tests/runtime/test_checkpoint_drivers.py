@@ -24,12 +24,14 @@ from spantrain.runtime.recorder import StepRecorder
 from spantrain.runtime.redistribution.exchange import group_of
 from spantrain.runtime.step.driver import StepDriver
 from spantrain.runtime.step.following import Followers
+from spantrain.runtime.step.own_stage import StageWork
 from spantrain.runtime.step.work import DeviceClock, ReplicaWork, SampledFeed
 from spantrain.schedule.registry import make_policy, replica_tasks
 from testing.backend import compute_device
 from testing.memory_mailbox import MemoryMailbox, MemoryNetwork
 from testing.models.graphs import graph_of
 from testing.patience import PATIENCE_S
+from testing.plans import stage_and_replica
 from testing.runtime.runs import OneProcess, context_of, devices_of, save_all
 
 pytestmark = pytest.mark.checkpoint
@@ -77,7 +79,7 @@ def loss_after(plan: Plan, manifest: Manifest, disks: dict[str, Path], model: On
         optimizer = build_optimizer(JOB, parameters.values())
         group = group_of(plan.cluster, name, plan.devices)
         restore(FilesToBeginWith(disks[name], manifest.files), holding, optimizer, group, post)
-        stage, replica = plan.place(name)
+        stage, replica = stage_and_replica(plan, name)
         return driver.run_step(DONE, make_policy(plan.schedule, replica_tasks(plan)[stage][replica])) or 0.0
 
     with ThreadPoolExecutor(len(boxes)) as pool:
@@ -89,7 +91,7 @@ def loss_after(plan: Plan, manifest: Manifest, disks: dict[str, Path], model: On
 
 
 def executor_of(plan: Plan, name: str) -> StageExecutor:
-    stage, _ = plan.place(name)
+    stage, _ = stage_and_replica(plan, name)
     return StageExecutor(
         build_units(plan.model, plan.stages[stage].units, seed=99),
         is_last=stage == len(plan.stages) - 1,
@@ -98,18 +100,22 @@ def executor_of(plan: Plan, name: str) -> StageExecutor:
 
 
 def driver_of(plan: Plan, name: str, executor: StageExecutor, mailbox: MemoryMailbox, model: OneProcess) -> StepDriver:
-    stage, _ = plan.place(name)
+    stage, _ = stage_and_replica(plan, name)
     device = compute_device()
     feed = SampledFeed(model.data, global_batch=BATCH, seed=JOB.seed)
     return StepDriver(
         context_of(name, mailbox, feed, StepRecorder(name, steps=1)),
         plan,
-        work=ReplicaWork(
-            executors=(executor,),
-            feed=feed,
-            is_first=stage == 0,
-            is_last=stage == len(plan.stages) - 1,
-        ),
-        clock=DeviceClock(device=device, seconds=lambda _op, _samples: None),
+        stages={
+            stage: StageWork(
+                work=ReplicaWork(
+                    executors=(executor,),
+                    feed=feed,
+                    is_first=stage == 0,
+                    is_last=stage == len(plan.stages) - 1,
+                ),
+                clock=DeviceClock(device=device, seconds=lambda _op, _samples: None),
+            )
+        },
         followers=Followers(SingleMember(), device.torch_device),
     )

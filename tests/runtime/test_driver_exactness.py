@@ -1,6 +1,6 @@
 """Any plan and schedule gives the gradients of one device: real executors, policies and messages, in threads."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
@@ -18,22 +18,24 @@ from spantrain.formats.registry import WireFormat
 from spantrain.models.build import build_units
 from spantrain.models.data.dataset import open_dataset
 from spantrain.models.execution.stage import StageExecutor
-from spantrain.models.units import loss_of, rows_read
+from spantrain.models.units import UnitModule, loss_of, rows_read
 from spantrain.runtime.gradients.members import SingleMember
 from spantrain.runtime.recorder import StepRecorder
 from spantrain.runtime.step.driver import StepDriver
 from spantrain.runtime.step.following import Followers
+from spantrain.runtime.step.own_stage import StageWork
 from spantrain.runtime.step.work import DeviceClock, ReplicaWork, SampledFeed
-from spantrain.schedule.registry import make_policy, replica_tasks, schedule_names
+from spantrain.schedule.registry import make_machine, replica_tasks, schedule_names
 from spantrain.sim.costs import TableCosts
 from spantrain.sim.replay import replay, simulated_order
+from spantrain.sim.search.interleaved import Room, with_interleaved_order
 from spantrain.sim.search.search import SearchEffort, with_hints
 from testing.backend import compute_device
 from testing.late_device import LateDevice, Later
 from testing.memory_mailbox import MemoryNetwork
 from testing.models.graphs import graph_of
 from testing.patience import PATIENCE_S
-from testing.plans import task_of
+from testing.plans import interleaved, stage_and_replica
 from testing.restless import RestlessLocal
 from testing.runtime.runs import context_of
 
@@ -64,30 +66,42 @@ class Cast:
         self.mailboxes = {name: network.mailbox(name) for name in plan.devices}
         self._tasks = replica_tasks(plan)
         self._data = open_dataset(plan.model)
-        self.executors = {name: self._executor(name) for name in plan.devices}
+        self.executors = {name: self._chunks(name) for name in plan.devices}
 
-    def _ends(self, name: str) -> dict[str, bool]:
-        stage, _ = self.plan.place(name)
-        return {"is_first": stage == 0, "is_last": stage == len(self.plan.stages) - 1}
-
-    def _executor(self, name: str) -> StageExecutor:
-        stage, _ = self.plan.place(name)
-        units = build_units(self.plan.model, self.plan.stages[stage].units, seed=SEED)
+    def _executor(self, stage: int, name: str, by_unit: Mapping[int, UnitModule]) -> StageExecutor:
         return StageExecutor(
-            units,
-            is_last=self._ends(name)["is_last"],
+            [by_unit[unit] for unit in self.plan.stages[stage].units],
+            is_last=stage == len(self.plan.stages) - 1,
             global_batch=self.plan.global_batch,
             torch_device=self.devices[name].torch_device,
         )
 
+    def _chunks(self, name: str) -> dict[int, StageExecutor]:
+        """Return what runs each stage of a device."""
+        crew = self.plan.crew_of(name)
+        by_unit = dict(zip(crew.units, build_units(self.plan.model, crew.units, seed=SEED), strict=True))
+        return {stage: self._executor(stage, name, by_unit) for stage in crew.numbers}
+
     def _driver(self, name: str, recorder: StepRecorder, restless: int | None) -> StepDriver:
         device = self.devices[name]
         feed = SampledFeed(self._data, global_batch=self.plan.global_batch, seed=SEED)
+        clock = DeviceClock(device=device, seconds=lambda _op, _samples: None)
+        stages = {
+            stage: StageWork(
+                work=ReplicaWork(
+                    executors=(executor,),
+                    feed=feed,
+                    is_first=stage == 0,
+                    is_last=stage == len(self.plan.stages) - 1,
+                ),
+                clock=clock,
+            )
+            for stage, executor in self.executors[name].items()
+        }
         return StepDriver(
             context_of(name, self.mailboxes[name], feed, recorder),
             self.plan,
-            work=ReplicaWork(executors=(self.executors[name],), feed=feed, **self._ends(name)),
-            clock=DeviceClock(device=device, seconds=lambda _op, _samples: None),
+            stages=stages,
             followers=Followers(SingleMember(), device.torch_device),
             local=None if restless is None else RestlessLocal(restless),
         )
@@ -98,8 +112,9 @@ class Cast:
         self.mailboxes[name].set_peers(self.plan.generation, [box.address for box in self.mailboxes.values()])
         recorder = StepRecorder(name, steps=steps)
         driver = self._driver(name, recorder, restless)
-        stage, replica = self.plan.place(name)
-        policy = make_policy(self.plan.schedule, self._tasks[stage][replica])
+        crew = self.plan.crew_of(name)
+        task = self._tasks[self.plan.crews.index(crew)][crew.replica_index(name)]
+        policy = make_machine(self.plan.schedule, task)
         losses, peak = [], 0
         for step in range(steps):
             recorder.begin_step()
@@ -110,8 +125,9 @@ class Cast:
 
     def gradients(self) -> dict[str, list[torch.Tensor]]:
         found: dict[str, list[torch.Tensor]] = {}
-        for executor in self.executors.values():
-            for full, parameter in executor.named_parameters().items():
+        for chunks in self.executors.values():
+            named = {full: own for one in chunks.values() for full, own in one.named_parameters().items()}
+            for full, parameter in {id(own): (full, own) for full, own in named.items()}.values():
                 if parameter.grad is not None:
                     found.setdefault(full, []).append(parameter.grad.cpu())
         return found
@@ -150,8 +166,10 @@ def run_plan(
 def check_decisions(plan: Plan, name: str, decisions: tuple[Decision, ...]) -> None:
     """What the live policy answered, a fresh one answers; and so does the simulator, given the arrival times."""
     log = DeviceDecisions(device=name, trace_shift_s=0.0, decisions=decisions)
-    task = task_of(plan, name)
-    assert sum(len(decision.run) for decision in decisions) >= 2 * len(task.spans)
+    crew = plan.crew_of(name)
+    task = replica_tasks(plan)[plan.crews.index(crew)][crew.replica_index(name)]
+    own = [stage.replica_spans(crew.replica_index(name)) for stage in crew.stages]
+    assert sum(len(decision.run) for decision in decisions) >= 2 * sum(map(len, own))
     assert replay(plan.schedule, task, log) is None
     assert simulated_order(plan.schedule, task, log) is None
 
@@ -173,8 +191,8 @@ def check(plan: Plan, reference, steps: int = 1, **options) -> None:
     assert ran.loss_sum == pytest.approx(wanted_loss, rel=TOLERANCE)
     check_gradients(ran.gradients, parameters, TOLERANCE)
     for device, peak in ran.peaks.items():
-        stage, replica = plan.place(device)
-        assert peak <= plan.stages[stage].replicas[replica].in_flight_limit
+        crew = plan.crew_of(device)
+        assert peak <= sum(stage.replicas[crew.replica_index(device)].in_flight_limit for stage in crew.stages)
 
 
 def check_gradients(gradients, parameters, tolerance: float) -> None:
@@ -246,6 +264,36 @@ def test_random_plans_that_follow_a_searched_order(data, plans, reference):
     check(with_hints(plan, costs, effort=SearchEffort(max_runs=40)), reference, steps=2)
 
 
+def room_of(plan: Plan, samples: int) -> dict[str, Room]:
+    """Room for so many samples in flight on each device, whichever of its stages they are of."""
+    return {
+        name: Room(size_bytes=samples, sample_bytes=dict.fromkeys(plan.crew_of(name).numbers, 1.0))
+        for name in plan.leaders
+    }
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_random_interleaved_plans(data, make_plan, spec_of, reference):
+    """Devices with several stages each, in turn or there and back, in static orders, searched ones and by rules."""
+    spans = [Span(lo, lo + 1) for lo in range(6)] if data.draw(st.booleans()) else [Span(0, 2), Span(2, 4), Span(4, 6)]
+    shares = data.draw(st.sampled_from([[1], [1, 1], [2, 1]])) if len(spans) == 3 else [1]
+    chunks, back = data.draw(st.sampled_from([([0, 1, 2, 3, 5], False), ([0, 2, 3, 4, 5], True), ([0, 3, 5], False)]))
+    plan = make_plan(spec_of("gpt2"), chunks, [shares] * (len(chunks) - 1), [spans] * (len(chunks) - 1), "compact")
+    plan = interleaved(plan, there_and_back=back)
+    way = data.draw(st.sampled_from(["compact", "critical-path", "zb-v" if back else "interleaved", "searched"]))
+    plan = replace(plan, schedule="critical-path" if way == "searched" else way)
+    if way == "searched":
+        cuts = len(plan.stages) - 1
+        sample_s = tuple({op: data.draw(st.integers(1, 8).map(float)) for op in Op} for _ in plan.stages)
+        costs = TableCosts(
+            sample_s=sample_s, latency_s=(1.0,) * cuts, forward_s=(1.0,) * cuts, backward_s=(1.0,) * cuts
+        )
+        found = with_interleaved_order(plan, costs, room_of(plan, data.draw(st.integers(5, 12))))
+        plan = plan if found is None else found
+    check(plan, reference, steps=2)
+
+
 @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_random_recuts_in_mid_step_leave_gradients_as_they_are(data, plans, reference):
@@ -258,7 +306,7 @@ def test_random_recuts_in_mid_step_leave_gradients_as_they_are(data, plans, refe
 def test_steps_follow_each_other(schedule, make_plan, spec_of, reference):
     """Several steps without a barrier between them: early messages of the next step are kept apart."""
     spans = [[Span(0, 2), Span(2, 4), Span(4, 6)], [Span(0, 3), Span(3, 6)], [Span(0, 2), Span(2, 6)]]
-    if schedule in ("gpipe", "1f1b", "1f1b-asteroid"):
+    if schedule in ("gpipe", "1f1b", "1f1b-asteroid", "interleaved"):
         spans = [spans[0]] * 3
     plan = make_plan(spec_of("gpt2"), [0, 1, 3, 5], [[1], [2, 1], [1]], spans, schedule)
     check(plan, reference, steps=3)
@@ -285,7 +333,7 @@ def test_a_rounded_cut_sends_the_models_bytes_and_stays_close(wire_format, famil
     exact, rounded = run_plan(plan), run_plan(rounded_plan)
     units = graph_of(plan.model).units
     for (source, target), size in exact.sent_bytes.items():
-        lower, upper = plan.place(source)[0], plan.place(target)[0]
+        lower, upper = stage_and_replica(plan, source)[0], stage_and_replica(plan, target)[0]
         cut, up = units[plan.stages[min(lower, upper)].end_unit - 1], lower < upper
         form = wire_format if {lower, upper} == {1, 2} else WireFormat.NATIVE
         native = cut.forward_bytes(WireFormat.NATIVE) if up else cut.backward_bytes(WireFormat.NATIVE)

@@ -80,7 +80,7 @@ def test_three_stages_with_replicas_train_as_plain_torch(name, schedule, make_pl
     ran = train_in_threads(plan_of(make_plan, name, [[1], [2, 1], [1]], schedule), JOB)
     check_same(ran, name, JOB.steps)
     for session in ran.sessions.values():
-        held = session._part.member.executor.named_parameters().values()
+        held = session._part.member.named_parameters.values()
         trained = [one for one in held if one.requires_grad]
         assert {id(one) for one in session._part.optimizer.state} == {id(one) for one in trained}
         assert all(one.grad is None for one in held)
@@ -134,7 +134,7 @@ def test_old_weights_have_one_set_of_what_is_not_trained(make_plan):
     for session in ran.sessions.values():
         member = session._part.member
         second = member.second.named_parameters()
-        for name, own in member.executor.named_parameters().items():
+        for name, own in member.named_parameters.items():
             assert (own is second[name]) is not own.requires_grad, name
             if not own.requires_grad:
                 assert torch.equal(own, wanted.get(name, wanted["transformer.wte.weight"])), name

@@ -19,6 +19,7 @@ from spantrain.runtime.redistribution.transfer import packed_words
 from spantrain.runtime.worker.keeping import copying
 from spantrain.runtime.worker.keeping.copying import CopyLink, CopyReceiver, CopySender
 from spantrain.runtime.worker.switch import HeldTensors
+from testing.plans import stage_and_replica
 from testing.runtime.places import BATCH, HALVES, random_places
 from testing.runtime.runs import OneProcess
 from testing.runtime.sessions import Ran, train_in_threads
@@ -43,7 +44,7 @@ def copies(ran: Ran, plan: Plan) -> int:
     for session in ran.sessions.values():
         for kept in session._keeping.whole:
             ward = ran.sessions[kept.ward]._part
-            assert kept.units == plan.stages[plan.place(kept.ward)[0]].units
+            assert kept.units == plan.stages[stage_and_replica(plan, kept.ward)[0]].units
             for name, own in ward.holding.tensors.items():
                 assert torch.equal(own, kept.holding.tensors[name]), name
             for name, own in ward.holding.parameters.items():

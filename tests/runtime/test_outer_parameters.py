@@ -78,7 +78,7 @@ class Devices:
         plan, groups = self.plan, self._groups[name]
         here: Any = SimpleNamespace(name=name, device=CpuDevice(), graph=self.graph, job=TrainJob(steps=1))
         member = build_member(here, plan, self._units[name], groups)
-        named = member.executor.named_parameters()
+        named = member.named_parameters
         holding = self.holdings[name] = holding_of(plan, name, self.graph, named, member.parts.own)
         post = MailboxChannel(self._boxes[name], generation=plan.generation, step=STEP)
         part: Any = SimpleNamespace(plan=plan, member=member, holding=holding, post=lambda *_, **__: post)

@@ -34,6 +34,7 @@ from spantrain.runtime.step.work import SampledFeed
 from spantrain.sim.replay import compare_all, replay, simulated_order
 from testing.models.graphs import graph_of
 from testing.patience import PATIENCE_S
+from testing.plans import stage_and_replica
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -186,7 +187,7 @@ def check_figures(outcome: TrainOutcome, plan: Plan) -> None:
     assert routes <= set(outcome.links)
     assert tuple(outcome.devices) == plan.devices
     for name, figures in outcome.devices.items():
-        stage, replica = plan.place(name)
+        stage, replica = stage_and_replica(plan, name)
         assert 0 < figures.utilisation <= 1
         assert figures.bubble_ratio == pytest.approx(1 - figures.utilisation)
         assert 0 < figures.peak_held_samples <= plan.stages[stage].replicas[replica].in_flight_limit
@@ -328,7 +329,7 @@ def message_bytes(path: Path, plan: Plan) -> dict[tuple[int, int], int]:
     total: dict[tuple[int, int], int] = {}
     for flow in read_trace(path).flows:
         if flow.name.split("/")[2] in ("forward", "backward"):
-            low, high = sorted(plan.place(name)[0] for name in (flow.source, flow.target))
+            low, high = sorted(stage_and_replica(plan, name)[0] for name in (flow.source, flow.target))
             total[low, high] = total.get((low, high), 0) + flow.size_bytes
     return total
 

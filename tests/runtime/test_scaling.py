@@ -65,7 +65,7 @@ def test_gradients_of_a_scaled_loss_come_out_as_of_the_plain_one(spec_of):
     for scale in (None, 2.0**10):
         executor = StageExecutor(build_units(spec, seed=0), is_last=True, global_batch=3)
         scaling = GradientScaling(TrainJob(steps=1, loss_scale=scale or 1.0), "float16", {})
-        scaling.begin(executor)
+        scaling.begin([executor])
         tokens = torch.arange(3 * 8).reshape(3, 8)
         executor.forward(Span(0, 3), (), rows_of((tokens,), tokens))
         executor.backward(Span(0, 3), ())
@@ -93,7 +93,7 @@ def _two_stages(spec, dtype):
     scaling = GradientScaling(TrainJob(steps=1, loss_scale=scale), "float16", {})
     data, span = open_dataset(spec), Span(0, 4)
     for executor in (first, last):
-        scaling.begin(executor)
+        scaling.begin([executor])
     rows = rows_of(data.inputs(range(4)), data.labels(range(4)))
     last.forward(span, first.forward(span, (), rows), rows)
     first.backward_input(span, last.backward_input(span, ()))

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from spantrain.core.job import TrainJob
 from spantrain.core.span import Span
 from spantrain.schedule.registry import schedule_names
+from testing.plans import stage_and_replica
 from testing.runtime.runs import OldWeights, OneProcess
 from testing.runtime.sessions import train_in_threads
 
@@ -43,7 +44,7 @@ def test_any_plan(data, plans):
     assert ran.losses == pytest.approx(wanted(plan), rel=1e-4)
     for outcome in ran.outcomes:
         for device, held in outcome.peak_held_samples.items():
-            stage, replica = plan.place(device)
+            stage, replica = stage_and_replica(plan, device)
             assert held <= plan.stages[stage].replicas[replica].in_flight_limit
 
 

@@ -16,6 +16,7 @@ from spantrain.runtime.worker.switch import (
     needed_units,
     switch_group,
 )
+from testing.plans import stage_and_replica
 
 UNITS = 5
 SPANS = (Span(0, 2), Span(2, 6))
@@ -65,11 +66,11 @@ def plan_at(base: Plan, where) -> Plan:
 
 
 def units_of(plan: Plan, device: str) -> set[int]:
-    return set(plan.stages[plan.place(device)[0]].units)
+    return set(plan.stages[stage_and_replica(plan, device)[0]].units)
 
 
 def whole_here(plan: Plan, device: str) -> bool:
-    stage, replica = plan.place(device)
+    stage, replica = stage_and_replica(plan, device)
     return len(plan.stages[stage].replicas[replica].devices) == 1
 
 

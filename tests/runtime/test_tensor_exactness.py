@@ -104,7 +104,7 @@ class Cast:
         actions = StageActions(here, plan, member)
         evaluation = actions.evaluate(0, feed)
         stage_sum = StageSum(member.groups, member.parts, levels=True, partial=member.partial, sums=SUMS)
-        sums = stage_sum.begin(member.executor.named_parameters())
+        sums = stage_sum.begin(member.named_parameters)
         loss_sum = actions.run_step(0, sums.final)
         sums.finish(self._check_abort)
         square = self._sum_tied(member, actions, stage_sum, recorder)
@@ -116,7 +116,7 @@ class Cast:
         self, member: StageMember, actions: StageActions, stage_sum: StageSum, recorder: StepRecorder
     ) -> float | None:
         """Do what follows the stage's own sums; return the device's part of the squared norm."""
-        parameters = member.executor.named_parameters()
+        parameters = member.named_parameters
         tied = TiedGradientSums(
             tied=tied_across_stages(self.plan, member.stage_index, self._graph, member.units),
             plan=self.plan,
@@ -147,7 +147,7 @@ def whole_gradients(ran: list[Ran]) -> dict[str, torch.Tensor]:
     """The gradients of a replica's members, put together; what they hold whole is the same on all of them."""
     found: dict[str, torch.Tensor] = {}
     for one in ran:
-        for name, parameter in one.member.executor.named_parameters().items():
+        for name, parameter in one.member.named_parameters.items():
             part = one.member.parts.own[name]
             assert parameter.shape == part.shape, name
             if part.is_whole and name in found:

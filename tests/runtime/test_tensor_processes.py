@@ -24,6 +24,7 @@ from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan, Replica
 from spantrain.core.span import Span
 from testing.patience import PATIENCE_S
+from testing.plans import stage_and_replica
 from testing.runtime.runs import OneProcess
 
 pytestmark = [pytest.mark.slow, pytest.mark.tensor_parallel, pytest.mark.timeout(600)]
@@ -88,7 +89,7 @@ def test_losses_are_those_of_one_process(groups, schedule, session, alone, make_
     assert [entry.steps_done for entry in outcome.heldout_losses] == [0, 3, 6]
     leaders = {replica.devices[0] for stage in plan.stages for replica in stage.replicas}
     for name, figures in outcome.devices.items():
-        stage, replica = plan.place(name)
+        stage, replica = stage_and_replica(plan, name)
         own = plan.stages[stage].replicas[replica]
         assert figures.tensor_share == pytest.approx(own.tp_shares[own.devices.index(name)] / sum(own.tp_shares))
         assert 0 < figures.utilisation <= 1

@@ -29,6 +29,7 @@ from spantrain.runtime.gradients.members import SingleMember
 from spantrain.runtime.recorder import StepRecorder
 from spantrain.runtime.step.driver import StepDriver
 from spantrain.runtime.step.following import Followers
+from spantrain.runtime.step.own_stage import StageWork
 from spantrain.runtime.step.work import DeviceClock, ReplicaWork, SampledFeed
 from spantrain.runtime.worker.user_functions import with_own_functions
 from spantrain.schedule.registry import make_policy, replica_tasks
@@ -37,6 +38,7 @@ from testing.memory_mailbox import MemoryNetwork
 from testing.models import own_models
 from testing.models.library_models import CONFIGURATIONS, library_spec
 from testing.patience import PATIENCE_S
+from testing.plans import stage_and_replica
 from testing.runtime.runs import context_of
 
 pytestmark = pytest.mark.models
@@ -69,7 +71,7 @@ def feed_of(spec: ModelSpec) -> SampledFeed:
 
 
 def place_of(plan: Plan, name: str, network: dict, feed: SampledFeed) -> Place:
-    stage, replica = plan.place(name)
+    stage, replica = stage_and_replica(plan, name)
     is_first, is_last = stage == 0, stage == len(plan.stages) - 1
     executor = StageExecutor(
         build_units(plan.model, plan.stages[stage].units, seed=SEED),
@@ -83,8 +85,12 @@ def place_of(plan: Plan, name: str, network: dict, feed: SampledFeed) -> Place:
     driver = StepDriver(
         context_of(name, network[name], feed, StepRecorder(name, steps=STEPS)),
         plan,
-        work=ReplicaWork(executors=(executor,), feed=feed, is_first=is_first, is_last=is_last),
-        clock=DeviceClock(device=device, seconds=lambda _op, _samples: None),
+        stages={
+            stage: StageWork(
+                work=ReplicaWork(executors=(executor,), feed=feed, is_first=is_first, is_last=is_last),
+                clock=DeviceClock(device=device, seconds=lambda _op, _samples: None),
+            )
+        },
         followers=Followers(SingleMember(), device.torch_device),
     )
     return Place(name=name, driver=driver, executor=executor, stage=stage, replica=replica)

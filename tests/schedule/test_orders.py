@@ -166,7 +166,17 @@ def test_the_checker_finds_orders_that_stop() -> None:
 
 
 def test_names_are_sorted_described_and_checked() -> None:
-    assert schedule_names() == ("1f1b", "1f1b-asteroid", "compact", "critical-path", "gpipe", "zb", "zb-h1")
+    assert schedule_names() == (
+        "1f1b",
+        "1f1b-asteroid",
+        "compact",
+        "critical-path",
+        "gpipe",
+        "interleaved",
+        "zb",
+        "zb-h1",
+        "zb-v",
+    )
     assert all(schedules()[name].description for name in schedule_names())
     with pytest.raises(UsageError, match="did you mean 'critical-path'"):
         check_schedule("critical_path")

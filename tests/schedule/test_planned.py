@@ -7,7 +7,8 @@ import pytest
 from spantrain.config.files.json_codec import from_json, to_json
 from spantrain.core.action import Action, Direction
 from spantrain.core.messages import Arrived, Finished, StepStarted
-from spantrain.core.plan import DispatchHints, Plan, PlannedOrder, PlannedWait
+from spantrain.core.plan import Plan
+from spantrain.core.planned.hints import DispatchHints, PlannedOrder, PlannedWait
 from spantrain.core.span import Span, equal_spans
 from spantrain.errors import ConfigError, PlanError
 from spantrain.schedule.dispatch.machine import DispatchMachine, ReplicaTask

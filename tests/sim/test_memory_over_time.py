@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from spantrain.core.action import Op
 from spantrain.core.span import equal_spans
-from spantrain.cost.memory import HeldBytes, HeldSizes
+from spantrain.cost.held_sizes import HeldBytes, HeldSizes
 from spantrain.errors import UsageError
 from spantrain.schedule.registry import schedule_names
 from spantrain.sim.costs import TableCosts

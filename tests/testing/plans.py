@@ -27,10 +27,30 @@ Row = tuple[Sequence[Span], Sequence[float], Sequence[int]]
 """Of a stage: micro-batches, and each replica's sample share and in-flight limit."""
 
 
+def stage_and_replica(plan: Plan, device: str) -> tuple[int, int]:
+    """Return the first stage that a device serves, and in which replica."""
+    crew = plan.crew_of(device)
+    return crew.numbers[0], crew.replica_index(device)
+
+
 def task_of(plan: Plan, device: str) -> ReplicaTask:
     """Return what the replica that a device leads is told of a plan."""
-    stage, replica = plan.place(device)
-    return replica_tasks(plan)[stage][replica]
+    crew = plan.crew_of(device)
+    task = replica_tasks(plan)[plan.crews.index(crew)][crew.replica_index(device)]
+    assert isinstance(task, ReplicaTask)
+    return task
+
+
+def interleaved(plan: Plan, *, there_and_back: bool = False) -> Plan:
+    """Return a plan of as many stages whose second half is on the devices of the first, in turn or back again."""
+    half = len(plan.stages) // 2
+    first, second = plan.stages[:half], plan.stages[half:]
+    over = reversed(first) if there_and_back else first
+    again = (
+        replace(stage, replicas=own.replicas, micro_batches=own.micro_batches)
+        for stage, own in zip(second, over, strict=True)
+    )
+    return replace(plan, stages=(*first, *again))
 
 
 def plan_of(rows: Sequence[Row], schedule: str = "compact") -> Plan:

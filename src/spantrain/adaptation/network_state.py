@@ -113,15 +113,17 @@ def used_pairs(plan: Plan) -> frozenset[Pair]:
         (a.devices[0], b.devices[0])
         for here, there in pairwise(plan.stages)
         for a, b in product(here.replicas, there.replicas)
+        if a.devices != b.devices
     }
     return frozenset(down | {(b, a) for a, b in down})
 
 
 def expected_links(plan: Plan, device: str) -> dict[str, LinkExpectation]:
     """Return what the plan's cluster says of the links from a leader to those of the stages beside its own."""
-    stage, _ = plan.place(device)
-    beside = [plan.stages[index] for index in (stage - 1, stage + 1) if 0 <= index < len(plan.stages)]
-    ways = {r.devices[0]: plan.cluster.link(device, r.devices[0]) for other in beside for r in other.replicas}
+    numbers = [number + way for number in plan.crew_of(device).numbers for way in (-1, 1)]
+    beside = [plan.stages[index] for index in numbers if 0 <= index < len(plan.stages)]
+    peers = {replica.devices[0] for other in beside for replica in other.replicas} - {device}
+    ways = {peer: plan.cluster.link(device, peer) for peer in sorted(peers)}
     return {
         peer: LinkExpectation(bytes_per_s=way.bandwidth_bytes_per_s, round_trip_s=2 * way.latency_s)
         for peer, way in ways.items()

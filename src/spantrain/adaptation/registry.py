@@ -36,10 +36,10 @@ def make_local(name: str, plan: Plan, device: str) -> LocalAdapter:
         ValueError: there is no such adapter.
     """
     expected = expected_links(plan, device)
-    stage, _ = plan.place(device)
-    after = plan.stages[stage + 1].replicas if stage + 1 < len(plan.stages) else ()
-    leaders = frozenset(replica.devices[0] for replica in after)
-    match _known(name):
+    behind = plan.stages[plan.crew_of(device).numbers[0] + 1 :][:1]
+    leaders = frozenset(replica.devices[0] for stage in behind for replica in stage.replicas)
+    # Of an interleaved pipeline links are watched, and nothing else.
+    match _known("off" if plan.interleaved else name):
         case "auto":
             return AutoLocal(expected, after=leaders)
         case "paper":
@@ -71,10 +71,10 @@ def make_boundary(
 
 def _work_of(plan: Plan, device: str) -> tuple[object, ...]:
     """Return what a sample's seconds on a device and on its links depend on."""
-    number, replica = plan.place(device)
-    stage, first = plan.stages[number], max(0, number - 1)
-    formats = [other.wire_format for other in plan.stages[first : number + 1]]
-    return stage.units, stage.recompute, stage.replicas[replica].devices, formats
+    crew = plan.crew_of(device)
+    formats = [other.wire_format for number in crew.numbers for other in plan.stages[max(0, number - 1) : number + 1]]
+    recompute = [stage.recompute for stage in crew.stages]
+    return crew.units, recompute, crew.first.replicas[crew.replica_index(device)].devices, formats
 
 
 def _known(name: str) -> str:

@@ -16,7 +16,8 @@ from spantrain.config.files.json_codec import from_json, render_json, to_json
 from spantrain.config.files.parsing import parse_json
 from spantrain.config.files.problems import Problems, shortened
 from spantrain.config.files.text_files import is_file, read_bytes, sha256_of, text_of, write_atomically
-from spantrain.core.plan import Plan, PlanReport, ProfileReference
+from spantrain.core.plan import Plan
+from spantrain.core.planned.report import PlanReport, ProfileReference
 from spantrain.core.profile import Profile
 from spantrain.core.units import ModelSpec, UnitGraph
 from spantrain.errors import ConfigError, PlanError, ProfileError, UsageError

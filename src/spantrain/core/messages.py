@@ -24,6 +24,8 @@ class Arrived:
 
     direction: Direction
     span: Span
+    stage: int | None = None
+    """Whom they are for, on a device with several stages; None: it has one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +89,8 @@ def event_text(event: Event) -> str:
     match event:
         case StepStarted(step):
             return f"step {step}"
-        case Arrived(direction, span):
-            return f"arrived {direction.value} {span}"
+        case Arrived(direction, span, stage):
+            return f"arrived {direction.value} {span}" + ("" if stage is None else f" at {stage}")
         case Finished(action):
             return f"finished {action}"
         case Recut(spans, reason):
@@ -102,7 +104,7 @@ def event_of(text: str) -> Event:
         ValueError: it is none.
 
     >>> event_of("arrived backward [4:8]")
-    Arrived(direction=<Direction.BACKWARD: 'backward'>, span=Span(lo=4, hi=8))
+    Arrived(direction=<Direction.BACKWARD: 'backward'>, span=Span(lo=4, hi=8), stage=None)
     >>> event_of("recut [0:2] [2:4] because the link is slow").reason
     'the link is slow'
     """
@@ -112,16 +114,22 @@ def event_of(text: str) -> Event:
             return Recut(tuple(map(Span.parse, what.split(" ")[1:])), reason)
         case _ if reason:
             pass
-        case ["step", number] if number.isascii() and number.isdecimal():
+        case ["step", number] if _is_number(number):
             return StepStarted(int(number))
         case ["arrived", ("forward" | "backward") as direction, span]:
             return Arrived(Direction(direction), Span.parse(span))
+        case ["arrived", ("forward" | "backward") as direction, span, "at", stage] if _is_number(stage):
+            return Arrived(Direction(direction), Span.parse(span), int(stage))
         case ["finished", action]:
             return Finished(Action.parse(action))
     raise ValueError(
-        f"not an event: {text!r}; write step N, arrived forward|backward [lo:hi], finished ACTION, or "
+        f"not an event: {text!r}; write step N, arrived forward|backward [lo:hi] (at STAGE), finished ACTION, or "
         "recut [lo:hi] ... because REASON, e.g. finished 2F[0:16]"
     )
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdecimal()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,14 +1,16 @@
-"""What runs where: stages, replicas, spans, limits, sums of gradients, an order of work; and what is said of it."""
+"""What runs where: stages, replicas, spans, limits, sums of gradients, an order of work."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
 from typing import Annotated
 
-from spantrain.core.bounds import Bounds, NotNegative, check_bounds
+from spantrain.core.bounds import Bounds, check_bounds
 from spantrain.core.cluster import Cluster
 from spantrain.core.outer.groups import OuterPlan
+from spantrain.core.planned.hints import DispatchHints
+from spantrain.core.planned.report import ProfileReference
 from spantrain.core.shares import StateSharding
 from spantrain.core.span import Span, split_by_shares
 from spantrain.core.units import ModelSpec
@@ -70,45 +72,6 @@ class GradientSums:
 
 OWN_SUMS = GradientSums()
 """Ours, as long as nothing is chosen."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlannedWait:
-    """An action worth waiting for, though something else could run."""
-
-    position: Annotated[int, Bounds(low=0)]
-    """Which action of the order it is, from 0."""
-    seconds: NotNegative
-    """For how long the device should be idle before it."""
-
-    def __post_init__(self) -> None:
-        check_bounds(self, "a planned wait")
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlannedOrder:
-    """What one replica should do, in order."""
-
-    ops: str
-    """A letter for each action (F, B, I, W); those of a kind take the replica's micro-batches by rising sample."""
-    waits: tuple[PlannedWait, ...] = ()
-
-    def __post_init__(self) -> None:
-        wrong = sorted(set(self.ops) - set("FBIW"))
-        if wrong:
-            raise ValueError(f"a planned order has letters of F, B, I and W, got {''.join(wrong)}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class DispatchHints:
-    """The orders of all replicas."""
-
-    orders: tuple[tuple[PlannedOrder, ...], ...]
-    """By stage and replica."""
-    predicted_s: float
-    """Seconds of a step, as simulated."""
-    reason: str
-    """Why these orders."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,47 +195,39 @@ class Stage:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prediction:
-    """What a plan should do."""
+class Crew:
+    """The devices of one stage, or of several: in an interleaved pipeline the same devices come again further up.
 
-    step_s: float
-    samples_per_s: float
-    peak_bytes: Mapping[str, int]
-    """By device."""
-    method: str
-    """How it was predicted."""
+    Its stages have the same replicas, so what a device holds, sums and updates is that of all of them together.
+    """
 
+    numbers: tuple[int, ...]
+    """Of its stages, rising."""
+    stages: tuple[Stage, ...]
 
-@dataclass(frozen=True, kw_only=True)
-class Alternative:
-    """Another way that was looked at, for the comparison that every plan is shown with (DESIGN idea 6)."""
+    @property
+    def several(self) -> bool:
+        """Whether it has more than one stage."""
+        return len(self.numbers) > 1
 
-    name: str
-    devices: tuple[str, ...]
-    step_s: float | None
-    """None where it cannot run."""
-    samples_per_s: float | None
-    reason: str
+    @property
+    def first(self) -> Stage:
+        """Its first stage: all have that one's replicas, and sum gradients as it does."""
+        return self.stages[0]
 
+    @property
+    def units(self) -> tuple[int, ...]:
+        """Indices of the units of all of its stages, rising."""
+        return tuple(unit for stage in self.stages for unit in stage.units)
 
-@dataclass(frozen=True, kw_only=True)
-class PlanReport:
-    """What is said of a plan to people: nothing runs by it."""
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """As of each of its stages."""
+        return self.first.devices
 
-    prediction: Prediction | None = None
-    alternatives: tuple[Alternative, ...] = ()
-    """The other ways that were looked at."""
-    reasons: tuple[str, ...] = ()
-    """Why this one was chosen."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProfileReference:
-    """The profile that a plan was made from."""
-
-    path: str
-    """Relative to the plan's own folder."""
-    sha256: str
+    def replica_index(self, device: str) -> int:
+        """Return which replica of its stages a device is in."""
+        return next(index for index, one in enumerate(self.first.replicas) if device in one.devices)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -298,7 +253,7 @@ class Plan:
             raise ValueError("a plan needs at least one stage")
         check_dtype(self.dtype)
         if self.hints is not None:
-            hinted, wanted = [len(row) for row in self.hints.orders], [len(stage.replicas) for stage in self.stages]
+            hinted, wanted = [len(row) for row in self.hints.orders], [len(crew.first.replicas) for crew in self.crews]
             if hinted != wanted:
                 raise ValueError(f"hints: they have {hinted} replicas by stage, the plan has {wanted}")
         if self.stages[-1].wire_format is not WireFormat.NATIVE:
@@ -319,31 +274,68 @@ class Plan:
             expected = stage.end_unit
 
     def _check_devices(self) -> None:
-        devices = self.devices
-        if len(set(devices)) != len(devices):
-            twice = sorted({name for name in devices if devices.count(name) > 1})
-            raise ValueError(f"a device may serve one stage only, in one replica; {', '.join(twice)} stands in several")
+        for crew in self.crews:
+            _check_crew(crew)
+        devices, listed = self.devices, [device for crew in self.crews for device in crew.devices]
+        if len(listed) != len(devices):
+            twice = sorted({name for name in listed if listed.count(name) > 1})
+            raise ValueError(
+                f"a device may serve one stage only, in one replica, or several stages that have the same replicas; "
+                f"{', '.join(twice)} stands in others, too"
+            )
+        if self.outer is not None and self.interleaved:
+            raise ValueError("stages that share devices cannot be joined by an outer optimizer; leave out outer")
         known = {device.name for device in self.cluster.devices}
         unknown = sorted(set(devices) - known)
         if unknown:
             raise ValueError(f"devices that the cluster does not have: {unknown}; it has {sorted(known)}")
         for index, stage in enumerate(self.stages):
             wrong = [n for n in stage.keepers if n not in devices or n in stage.devices or stage.divides_state]
-            if wrong or len(set(stage.keepers)) < len(stage.keepers):
+            if wrong or len(set(stage.keepers)) < len(stage.keepers) or (stage.keepers and self.interleaved):
                 raise ValueError(
                     f"stage {index}: keepers must be devices of the plan's other stages, each once (none of one that "
-                    f"divides state); got {', '.join(stage.keepers)}"
+                    f"divides state, and none where stages share devices); got {', '.join(stage.keepers)}"
                 )
+
+    @cached_property
+    def crews(self) -> tuple[Crew, ...]:
+        """Who holds which stages, by their first stage; of most plans as many as there are stages."""
+        numbers: dict[tuple[str, ...], list[int]] = {}
+        for number, stage in enumerate(self.stages):
+            numbers.setdefault(stage.devices, []).append(number)
+        return tuple(
+            Crew(numbers=tuple(found), stages=tuple(self.stages[number] for number in found))
+            for found in numbers.values()
+        )
+
+    @property
+    def interleaved(self) -> bool:
+        """Whether a device has several stages."""
+        return len(self.crews) < len(self.stages)
+
+    @cached_property
+    def _crew_by_device(self) -> dict[str, Crew]:
+        return {device: crew for crew in self.crews for device in crew.devices}
+
+    def crew_of(self, device: str) -> Crew:
+        """Return the devices among which one is, with all of their stages.
+
+        Raises:
+            KeyError: it is not in the plan.
+        """
+        if device not in self._crew_by_device:
+            raise KeyError(f"device {device} is not in the plan")
+        return self._crew_by_device[device]
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """All devices in use, by stage."""
-        return tuple(device for stage in self.stages for device in stage.devices)
+        """All devices in use, each once, by their first stage."""
+        return tuple(dict.fromkeys(device for stage in self.stages for device in stage.devices))
 
     @property
     def leaders(self) -> tuple[str, ...]:
-        """The first device of each replica, by stage."""
-        return tuple(replica.devices[0] for stage in self.stages for replica in stage.replicas)
+        """The first device of each replica, by its first stage."""
+        return tuple(replica.devices[0] for crew in self.crews for replica in crew.first.replicas)
 
     @property
     def divides_tensors(self) -> bool:
@@ -365,13 +357,21 @@ class Plan:
         pairs = zip(self.stages, limits, strict=True)
         return replace(self, stages=tuple(stage.with_limits(own) for stage, own in pairs))
 
-    def place(self, device: str) -> tuple[int, int]:
-        """Return the stage and replica that a device serves."""
-        for stage_index, stage in enumerate(self.stages):
-            for replica_index, replica in enumerate(stage.replicas):
-                if device in replica.devices:
-                    return stage_index, replica_index
-        raise KeyError(f"device {device} is not in the plan")
+
+def _check_crew(crew: Crew) -> None:
+    """Check that devices which have several stages can hold, sum and update what is theirs as one."""
+    first, told = crew.first, "+".join(crew.devices)
+    for number, stage in zip(crew.numbers[1:], crew.stages[1:], strict=True):
+        same = [(one.devices, one.sample_share, one.tp_shares) for one in stage.replicas]
+        if same != [(one.devices, one.sample_share, one.tp_shares) for one in first.replicas]:
+            raise ValueError(f"stages {crew.numbers[0]} and {number} share {told}: their replicas must be the same")
+        if stage.sums != first.sums:
+            raise ValueError(f"stages {crew.numbers[0]} and {number} share {told}: their sums must be the same")
+    divides = crew.first.divides_tensors or any(one.state_sharding is not StateSharding.NONE for one in crew.stages)
+    if crew.several and divides:
+        raise ValueError(
+            f"stages {', '.join(map(str, crew.numbers))} share {told}: neither tensors nor state can be divided there"
+        )
 
 
 def _check_spans(index: int, stage: Stage, global_batch: int) -> None:

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Annotated
@@ -240,19 +240,19 @@ class UnitGraph:
         whole = (self.units[index].whole_micro_batch for index in units)
         return max((one.fewest for one in whole if one is not None), default=0)
 
-    def held_parameter_bytes(self, units: range, tp_share: MemberShare = ALONE) -> tuple[int, ...]:
+    def held_parameter_bytes(self, units: Sequence[int], tp_share: MemberShare = ALONE) -> tuple[int, ...]:
         """Return the bytes of parameters of each of consecutive units; those that they share count at the first one.
 
         A member of a tensor-parallel group holds whole pieces of what is divided in a unit, and all of the rest.
         """
         return self._held(units, tp_share, self.shared_bytes, trained=False)
 
-    def shared_within_bytes(self, units: range) -> int:
+    def shared_within_bytes(self, units: Sequence[int]) -> int:
         """Return the bytes of parameters that several of some units share."""
         users = Counter(name for unit in units for name in set(self.units[unit].shared))
         return sum(self.shared_bytes[name] for name, count in users.items() if count > 1)
 
-    def held_trained_bytes(self, units: range, tp_share: MemberShare = ALONE) -> tuple[int, ...]:
+    def held_trained_bytes(self, units: Sequence[int], tp_share: MemberShare = ALONE) -> tuple[int, ...]:
         """Return the same of the parameters that are trained: bytes of gradients, and of what replicas sum."""
         return self._held(units, tp_share, self.trained_shared_bytes, trained=True)
 
@@ -262,7 +262,7 @@ class UnitGraph:
         return {name: size for name, size in self.shared_bytes.items() if name not in self.frozen_shared}
 
     def _held(
-        self, units: range, tp_share: MemberShare, shared_bytes: Mapping[str, int], *, trained: bool
+        self, units: Sequence[int], tp_share: MemberShare, shared_bytes: Mapping[str, int], *, trained: bool
     ) -> tuple[int, ...]:
         seen: set[str] = set()
         found = []

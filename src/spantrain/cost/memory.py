@@ -25,20 +25,31 @@ the one that needs most counts, for the largest micro-batch.
 """
 
 import math
-from dataclasses import astuple, dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from spantrain.core.plan import Plan, Replica, Stage
+from spantrain.core.action import Action, Op
+from spantrain.core.plan import Crew, Plan, Stage
 from spantrain.core.profile import Profile
-from spantrain.core.shares import ALONE, MemberShare, StateSharding, shares_of
+from spantrain.core.shares import ALONE, StateSharding
 from spantrain.core.update.optimizers import STATE_COPIES
+from spantrain.cost.held_sizes import (
+    WHOLE,
+    Division,
+    HeldBytes,
+    HeldSizes,
+    MemoryNeed,
+    stage_divisions,
+)
 from spantrain.devices.registry import CONTEXT_BYTES, find_backend
 from spantrain.formats.precision import LOW_WEIGHTS, gathered_ratio, is_low
 from spantrain.formats.registry import WireFormat
-from spantrain.schedule.registry import splits_backward
+from spantrain.schedule.dispatch.policies import Task, known_order
+from spantrain.schedule.registry import replica_tasks
 
 BUFFERED_MICRO_BATCHES = 2
 """Messages of each neighbour and direction that are held at once: one at work, one on its way."""
@@ -48,104 +59,6 @@ def framework_bytes(backend: str) -> int:
     """Return what the framework takes on a backend before the first tensor."""
     row = find_backend(backend)
     return row.framework_bytes if row is not None else CONTEXT_BYTES
-
-
-@dataclass(frozen=True, kw_only=True)
-class Division:
-    """Which part of a stage a device has, and how its messages are sent."""
-
-    tp_share: MemberShare = ALONE
-    """Its place in its tensor-parallel group."""
-    state_sharding: StateSharding = StateSharding.NONE
-    replicas: int = 1
-    """Replicas of the stage, among which sharded state is divided."""
-    wire_before: WireFormat = WireFormat.NATIVE
-    """Format on the cut in front of the stage."""
-    wire_behind: WireFormat = WireFormat.NATIVE
-    recompute: tuple[int, ...] = ()
-    """Indices of units that are run again in the backward pass."""
-    splits: bool = False
-    """Whether the schedule may put W off (`schedule.registry.splits_backward`)."""
-
-    def __post_init__(self) -> None:
-        if self.replicas < 1:
-            raise ValueError(f"a division needs at least one replica, got {self}")
-
-
-WHOLE = Division()
-"""A device that has all of its stage."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class MemoryNeed:
-    """Peak bytes of a device, by what they are for."""
-
-    state_bytes: int
-    """Parameters, gradients, optimizer state."""
-    activation_bytes: int
-    """Bytes of the samples in flight, until W, and of a recomputed unit at work."""
-    buffer_bytes: int
-    """Messages to and from both neighbours."""
-    working_bytes: int
-    """What operations need while they run."""
-    framework_bytes: int
-
-    @property
-    def peak_bytes(self) -> int:
-        """All of it."""
-        return sum(astuple(self))
-
-
-@dataclass(frozen=True, kw_only=True)
-class HeldBytes:
-    """What a device holds at one moment, by what it is for."""
-
-    parameter_bytes: int
-    """Master weights, and under bfloat16 the copy beside them."""
-    gradient_bytes: int
-    optimizer_bytes: int
-    framework_bytes: int
-    activation_bytes: int = 0
-    """Bytes of samples in flight."""
-    received_bytes: int = 0
-    """Messages that have begun to arrive and that no action has used up."""
-    sending_bytes: int = 0
-    """Messages that an action makes or has made, up to their last byte sent."""
-    working_bytes: int = 0
-    """What the operations of an action need while it runs."""
-
-    @property
-    def total_bytes(self) -> int:
-        """All of it."""
-        return sum(astuple(self))
-
-
-@dataclass(frozen=True, kw_only=True)
-class HeldSizes:
-    """What the things are in size that a device holds: some all the time, some by the sample."""
-
-    always: HeldBytes
-    """What is held all the time."""
-    activation_bytes_per_sample: int
-    """From F to I or B."""
-    input_bytes_per_sample: int
-    """The message from the stage before; 0 on the first stage."""
-    output_gradient_bytes_per_sample: int
-    """The message from the stage after; 0 on the last stage."""
-    deferred_bytes_per_sample: int | None = None
-    """From I to W; None: what is held before."""
-    again_bytes_per_sample: int = 0
-    """Besides, while B runs recomputed units again."""
-    again_split_bytes_per_sample: int | None = None
-    """The same while I does; None: as many."""
-    working_bytes_per_sample: int = 0
-    """Besides, while an action runs."""
-    working_bytes: int = 0
-    """The same, however few the samples."""
-    keeps_input: bool = False
-    """Whether what is held of an activation is the very message that brought it."""
-    keeps_output: bool = False
-    """Whether the message forward is part of the activations."""
 
 
 class MemoryCost:
@@ -176,7 +89,7 @@ class MemoryCost:
         self._deferred = cache(profile.graph.stage_deferred_bytes)
         self._working = cache(profile.graph.stage_working_bytes)
 
-    def state_bytes(self, units: range, division: Division = WHOLE) -> int:
+    def state_bytes(self, units: Sequence[int], division: Division = WHOLE) -> int:
         """Return the bytes of parameters, gradients and optimizer state; shared parameters of a stage once."""
         return sum(self._state_parts(units, division))
 
@@ -188,7 +101,7 @@ class MemoryCost:
         all_sets = parameter_bytes + (self._sets - 1) * trained_bytes
         return np.asarray(np.ceil((1 + self._rounded) * all_sets) + own)
 
-    def _state_parts(self, units: range, division: Division) -> tuple[int, int, int]:
+    def _state_parts(self, units: Sequence[int], division: Division) -> tuple[int, int, int]:
         """Return the bytes of parameters, gradients and optimizer state."""
         held = self._held(units, division.tp_share)
         trained = sum(self._trained(units, division.tp_share))
@@ -282,12 +195,28 @@ class MemoryCost:
 
     def plan_held_sizes(self, plan: Plan) -> dict[str, HeldSizes]:
         """Return the sizes of what every device of a plan holds."""
-        divisions = divisions_of(plan)
-        return {
-            device: self.held_sizes(stage.units, device, divisions[device])
-            for stage in plan.stages
-            for device in stage.devices
-        }
+        divisions = stage_divisions(plan)
+        return {device: self._crew_sizes(crew, device, divisions) for crew in plan.crews for device in crew.devices}
+
+    def _crew_sizes(self, crew: Crew, device: str, divisions: Mapping[tuple[int, str], Division]) -> HeldSizes:
+        """Return the sizes of what one of a crew's devices holds; what it hands to its own next stage is no message."""
+        own = {}
+        for number, stage in zip(crew.numbers, crew.stages, strict=True):
+            sizes = self.held_sizes(stage.units, device, divisions[number, device])
+            if number - 1 in crew.numbers:
+                sizes = replace(sizes, input_bytes_per_sample=0)
+            own[number] = replace(sizes, output_gradient_bytes_per_sample=0) if number + 1 in crew.numbers else sizes
+        first = own[crew.numbers[0]]
+        if not crew.several:
+            return first
+        parameter_bytes, gradient_bytes, optimizer_bytes = self._state_parts(crew.units, WHOLE)
+        always = replace(
+            first.always,
+            parameter_bytes=parameter_bytes,
+            gradient_bytes=gradient_bytes,
+            optimizer_bytes=optimizer_bytes,
+        )
+        return replace(first, always=always, stages=own)
 
     def in_flight_limit_for(
         self,
@@ -314,42 +243,66 @@ class MemoryCost:
         return share_samples if per_sample == 0 else min(share_samples, left // per_sample)
 
     def plan_peak_bytes(self, plan: Plan) -> dict[str, int]:
-        """Return the peak bytes of every device of a plan, at its in-flight limits."""
-        peaks, divisions = {}, divisions_of(plan)
-        for stage in plan.stages:
+        """Return the peak bytes of every device of a plan, at its in-flight limits.
+
+        Of a device with several stages, at what its order of work holds of them at once, where that is known; it never
+        holds more (`schedule.dispatch.several.InOrder`).
+        """
+        peaks, divisions = {}, stage_divisions(plan)
+        for number, stage in enumerate(plan.stages if not plan.interleaved else ()):
             for index, replica in enumerate(stage.replicas):
-                largest = max((span.size for span in stage.replica_spans(index)), default=0)
-                in_flight = min(replica.in_flight_limit, stage.samples_of(index))
                 for device in replica.devices:
-                    need = self.need(stage.units, device, in_flight, largest, divisions[device])
-                    peaks[device] = need.peak_bytes
+                    peaks[device] = self._stage_need(stage, index, device, divisions[number, device]).peak_bytes
+        if plan.interleaved:
+            for crew, row in zip(plan.crews, replica_tasks(plan), strict=True):
+                for index, task in enumerate(row):
+                    device = crew.first.replicas[index].devices[0]
+                    peaks[device] = self._crew_need(crew, index, task, divisions).peak_bytes
         for stage in plan.stages:
             for device in stage.keepers:
                 peaks[device] += self.state_bytes(stage.units)
         return peaks
 
+    def _stage_need(self, stage: Stage, index: int, device: str, division: Division) -> MemoryNeed:
+        largest = max((span.size for span in stage.replica_spans(index)), default=0)
+        in_flight = min(stage.replicas[index].in_flight_limit, stage.samples_of(index))
+        return self.need(stage.units, device, in_flight, largest, division)
 
-def divisions_of(plan: Plan) -> dict[str, Division]:
-    """Return what part of its stage each device of a plan has."""
-    found, before = dict[str, Division](), WireFormat.NATIVE
-    for stage in plan.stages:
-        for replica in stage.replicas:
-            for device, division in divisions_in(stage, replica, splits=splits_backward(plan.schedule)).items():
-                found[device] = replace(division, wire_before=before, wire_behind=stage.wire_format)
-        before = stage.wire_format
-    return found
-
-
-def divisions_in(stage: Stage, replica: Replica, *, splits: bool) -> dict[str, Division]:
-    """Return what part of a stage each device of a replica has, of messages sent as they are."""
-    shares = shares_of(replica.tp_shares, slices_sequence=stage.sequence_parallel)
-    return {
-        device: Division(
-            tp_share=share,
-            state_sharding=stage.state_sharding,
-            replicas=len(stage.replicas),
-            recompute=stage.recompute,
-            splits=splits,
+    def _crew_need(
+        self, crew: Crew, index: int, task: Task, divisions: Mapping[tuple[int, str], Division]
+    ) -> MemoryNeed:
+        """Return what the device of a crew's replica needs for all of its stages."""
+        device, order = crew.first.replicas[index].devices[0], known_order(task)
+        own = [
+            (number, stage, divisions[number, device]) for number, stage in zip(crew.numbers, crew.stages, strict=True)
+        ]
+        needs = [self._stage_need(stage, index, device, division) for _, stage, division in own]
+        held = sum(need.activation_bytes for need in needs)
+        if order:
+            sizes = {number: self.in_flight_bytes_per_sample(stage.units, part) for number, stage, part in own}
+            held = min(held, most_held_bytes(order, sizes))
+        return MemoryNeed(
+            state_bytes=self.state_bytes(crew.units),
+            activation_bytes=held,
+            buffer_bytes=sum(need.buffer_bytes for need in needs),
+            working_bytes=max(need.working_bytes for need in needs),
+            framework_bytes=needs[0].framework_bytes,
         )
-        for device, share in zip(replica.devices, shares, strict=True)
-    }
+
+
+def most_held_bytes(order: Iterable[Action], per_sample: Mapping[int, int]) -> int:
+    """Return the most bytes in flight at once in an order, by the bytes of a sample in each stage.
+
+    >>> order = [Action.parse(text) for text in ("0F[0:2]", "2F[0:2]", "2B[0:2]", "0F[2:4]", "0B[0:2]")]
+    >>> most_held_bytes(order, {0: 10, 2: 100})
+    220
+    """
+    held = most = 0
+    for action in order:
+        size_bytes = action.span.size * per_sample[action.stage]
+        if action.op is Op.FORWARD:
+            held += size_bytes
+            most = max(most, held)
+        elif action.op is not Op.BACKWARD_INPUT:
+            held -= size_bytes
+    return most

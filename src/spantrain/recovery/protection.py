@@ -19,7 +19,7 @@ def protected(
 ) -> Plan:
     """Return a plan with as many keepers as it takes for so many losses at once, as far as there is room.
 
-    Stages whose tensors are divided have none: no device holds one whole.
+    Stages whose tensors are divided have none: no device holds one whole. Nor have those of interleaved pipelines.
 
     Args:
         plan: keepers that it has are forgotten.
@@ -28,6 +28,8 @@ def protected(
         room: bytes that each memory has left.
         memory_of: the memory in which a device keeps copies, where it is not its own and so of the device's name.
     """
+    if plan.interleaved:
+        return plan.unprotected
     left, kept = dict(room), Counter[str]()
     stages = []
     for index, stage in enumerate(plan.stages):
@@ -69,5 +71,5 @@ def _distance(
     """
     place, stage = plan.cluster.device_by_name, plan.stages[index]
     hosts = {place[other].host for other in (*stage.devices, *keepers)}
-    behind = (plan.place(name)[0] - index) % len(plan.stages)
+    behind = (plan.crew_of(name).numbers[0] - index) % len(plan.stages)
     return place[name].host in hosts, place[name].site != place[stage.devices[0]].site, kept[name], behind

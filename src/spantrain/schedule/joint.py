@@ -80,6 +80,8 @@ def _check_joint(plan: Plan, joint: Mapping[int, _Joint]) -> None:
     if not joint:
         return
     first = joint[min(joint)]
+    if plan.interleaved:
+        raise PlanError(f"{first.what}: not where stages share devices; plan again without it, {first.remedy}")
     if not has_fixed_order(plan.schedule):
         static = ", ".join(name for name in schedules() if has_fixed_order(name))
         raise PlanError(

@@ -35,6 +35,8 @@ class CutLayout:
     """By stage and replica: its own parts of the micro-batches, in order."""
     limits: tuple[tuple[int, ...], ...]
     """In-flight limit in samples, by stage and replica."""
+    shared: tuple[tuple[int, ...], ...] = ()
+    """By crew, its stages, where any has several (`core.plan.Crew`); empty: each stage has its own devices."""
 
     @classmethod
     def of(cls, plan: Plan) -> "CutLayout":
@@ -45,7 +47,13 @@ class CutLayout:
                 tuple(stage.replica_spans(index) for index in range(len(stage.replicas))) for stage in plan.stages
             ),
             limits=tuple(tuple(replica.in_flight_limit for replica in stage.replicas) for stage in plan.stages),
+            shared=tuple(crew.numbers for crew in plan.crews) if plan.interleaved else (),
         )
+
+    @property
+    def crews(self) -> tuple[tuple[int, ...], ...]:
+        """The stages of each crew."""
+        return self.shared or tuple((stage,) for stage in range(self.num_stages))
 
     @property
     def num_stages(self) -> int:
@@ -158,6 +166,15 @@ def check_limits(plan: Plan) -> list[str]:
 Routes = tuple[tuple[str, Span], ...]
 
 
+def neighbour(stage: int, direction: Direction) -> int:
+    """Return the stage that a stage sends to; there may be none.
+
+    >>> neighbour(2, Direction.FORWARD), neighbour(2, Direction.BACKWARD)
+    (3, 1)
+    """
+    return stage + (1 if direction is Direction.FORWARD else -1)
+
+
 class Router:
     """Cuts what a replica produces, or needs, along the micro-batches of the neighbouring stage's replicas.
 
@@ -166,23 +183,22 @@ class Router:
     """
 
     def __init__(self, plan: Plan) -> None:
-        self._stage_of = {device: index for index, stage in enumerate(plan.stages) for device in stage.devices}
         self._layout = CutLayout.of(plan)
         self._owner: list[dict[Span, str]] = [
             {span: replica.devices[0] for replica, own in zip(stage.replicas, spans, strict=True) for span in own}
             for stage, spans in zip(plan.stages, self._layout.spans, strict=True)
         ]
 
-    def destinations(self, device: str, direction: Direction, span: Span) -> Routes:
-        """Return which devices get which samples of a span that a device has finished F (or I or B) on.
+    def destinations(self, stage: int, direction: Direction, span: Span) -> Routes:
+        """Return which devices get which samples of a span that a replica of a stage has finished F (or I or B) on.
 
         Forward: replicas of the next stage; backward: of the stage before. Empty at the pipeline's ends.
         """
-        return self._neighbours(self._stage_of[device] + (1 if direction is Direction.FORWARD else -1), span)
+        return self._neighbours(neighbour(stage, direction), span)
 
-    def sources(self, device: str, direction: Direction, span: Span) -> Routes:
-        """Return which devices send which samples of a span to a device, in which pieces at most."""
-        return self._neighbours(self._stage_of[device] + (-1 if direction is Direction.FORWARD else 1), span)
+    def sources(self, stage: int, direction: Direction, span: Span) -> Routes:
+        """Return which devices send which samples of a span to a stage, in which pieces at most."""
+        return self._neighbours(stage + stage - neighbour(stage, direction), span)
 
     def _neighbours(self, stage: int, span: Span) -> Routes:
         if not 0 <= stage < len(self._owner):

@@ -12,7 +12,7 @@ from spantrain.errors import PlanError, ScheduleError
 from spantrain.schedule.layout import Counts, CutLayout, forward_counts, windows
 
 Orders = tuple[tuple[tuple[Action, ...], ...], ...]
-"""By stage and replica."""
+"""By crew and replica (`core.plan.Crew`): as each stage has its own devices but in interleaved pipelines, by stage."""
 
 
 def each_in_turn(left: int) -> int:
@@ -142,31 +142,66 @@ def check_replica_order(actions: Sequence[Action], spans: Sequence[Span], limit:
         raise ScheduleError(f"span {span} has no {part}: {' '.join(map(str, actions))}")
 
 
+def held_samples(order: Sequence[Action], stage: int) -> int:
+    """Return the most samples of a stage that are held at once in an order.
+
+    >>> held_samples([Action.parse(text) for text in ("0F[0:4]", "2F[0:4]", "0F[4:6]", "0B[0:4]")], 0)
+    6
+    """
+    held = most = 0
+    for action in order:
+        if action.stage == stage and action.op is Op.FORWARD:
+            held += action.span.size
+            most = max(most, held)
+        elif action.stage == stage and action.op is not Op.BACKWARD_INPUT:
+            held -= action.span.size
+    return most
+
+
+def check_room(name: str, orders: Sequence[Sequence[Sequence[Action]]], layout: CutLayout) -> None:
+    """Check that orders, by crew and replica, hold no more of any stage than its in-flight limits allow.
+
+    Raises:
+        PlanError: they do; the message says of which schedule, and how much it needs.
+    """
+    for stages, row in zip(layout.crews, orders, strict=True):
+        for replica, order in enumerate(row):
+            for stage in stages:
+                held, limit = held_samples(order, stage), layout.limits[stage][replica]
+                if held > limit:
+                    raise PlanError(
+                        f"stage {stage}: an in-flight limit of {limit} samples is too small, {name} needs {held}; "
+                        "allow more samples, or give --schedule critical-path"
+                    )
+
+
 def check_orders(orders: Sequence[Sequence[Sequence[Action]]], layout: CutLayout) -> None:
-    """Check the orders of all replicas, by stage and replica: each by itself, then that together they can run.
+    """Check the orders of all replicas, by crew and replica: each by itself, then that together they can run.
 
     They are run without times: a replica does its next action when all that `core.action.requires` names is there.
 
     Raises:
         ScheduleError: they are wrong or stop; the message names the action that fails, or where each replica stops.
     """
-    shape, wanted = [len(row) for row in orders], [len(row) for row in layout.spans]
+    crews = layout.crews
+    shape, wanted = [len(row) for row in orders], [len(layout.spans[stages[0]]) for stages in crews]
     if shape != wanted:
         raise ScheduleError(f"the order has {shape} replicas by stage, the plan has {wanted}")
-    for stage, row in enumerate(orders):
+    for stages, row in zip(crews, orders, strict=True):
         for replica, order in enumerate(row):
-            wrong = next((action for action in order if action.stage != stage), None)
+            wrong = next((action for action in order if action.stage not in stages), None)
             if wrong is not None:
-                raise ScheduleError(f"{wrong} is in the order of stage {stage}, replica {replica}")
-            try:
-                check_replica_order(order, layout.spans[stage][replica], layout.limits[stage][replica])
-            except ScheduleError as error:
-                raise ScheduleError(f"stage {stage}, replica {replica}: {error}") from error
-    _replay(orders)
+                raise ScheduleError(f"{wrong} is in the order of stage {stages[0]}, replica {replica}")
+            for stage in stages:
+                own = [action for action in order if action.stage == stage]
+                try:
+                    check_replica_order(own, layout.spans[stage][replica], layout.limits[stage][replica])
+                except ScheduleError as error:
+                    raise ScheduleError(f"stage {stage}, replica {replica}: {error}") from error
+    _replay(orders, layout.num_stages)
 
 
-def _replay(orders: Sequence[Sequence[Sequence[Action]]]) -> None:
-    num_stages = len(orders)
+def _replay(orders: Sequence[Sequence[Sequence[Action]]], num_stages: int) -> None:
     done = {(part, stage): Coverage() for part in ("forward", "backward_input") for stage in range(num_stages)}
     queues = [list(reversed(order)) for row in orders for order in row]
     moved = True

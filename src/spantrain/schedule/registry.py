@@ -1,17 +1,19 @@
 """Schedules by name: ours, and those that installed packages add (`docs/contributing.md` has the recipe)."""
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from types import MappingProxyType
 
+from spantrain.core.action import Action
 from spantrain.core.plan import Plan
-from spantrain.errors import UsageError
+from spantrain.errors import PlanError, UsageError
 from spantrain.plugins import modules_of, with_plugins
 from spantrain.schedule import static
 from spantrain.schedule.dispatch.machine import DispatchMachine, ReplicaTask
-from spantrain.schedule.dispatch.policies import RUN_TIME_SCHEDULES, StaticDispatch, with_hints
+from spantrain.schedule.dispatch.policies import RUN_TIME_SCHEDULES, StaticDispatch, Task, Tasks, with_hints
 from spantrain.schedule.dispatch.registered import RegisteredSchedule
+from spantrain.schedule.dispatch.several import AnyMachine, SharedTask, shared_machine
 from spantrain.schedule.layout import CutLayout
 from spantrain.schedule.orders import Orders
 
@@ -70,17 +72,21 @@ def splits_backward(name: str) -> bool:
 
 
 def static_orders(name: str, layout: CutLayout, *, split: bool | None = None) -> Orders:
-    """Return the order of every replica, by stage and replica.
+    """Return the order of every replica, by crew and replica.
 
     `split` True: all backwards as I and W; False: none; None: as the schedule has it. That is whole backwards, but for
     `zb-h1` and `zb` only on stage 0, where W follows I at once and nobody waits for I.
 
     Raises:
-        PlanError: a limit is so small that no order can run.
+        PlanError: a limit is so small that no order can run; or devices have several stages, and the schedule no order
+            for such.
     """
-    orders = schedule_named(name).orders
-    assert orders is not None, f"{name} is decided at run time"
-    return orders(layout, split)
+    schedule = schedule_named(name)
+    assert schedule.orders is not None, f"{name} is decided at run time"
+    if layout.shared and not schedule.shares_devices:
+        able = ", ".join(one for one, entry in schedules().items() if entry.shares_devices or entry.shared_policy)
+        raise PlanError(f"{name} has no order for devices with several stages; give --schedule with one of {able}")
+    return schedule.orders(layout, split)
 
 
 def make_policy(name: str, task: ReplicaTask) -> DispatchMachine:
@@ -93,8 +99,24 @@ def make_policy(name: str, task: ReplicaTask) -> DispatchMachine:
     return StaticDispatch(task, task.order) if policy is None else policy(task)
 
 
-def replica_tasks(plan: Plan, *, split_backward: bool | None = None) -> tuple[tuple[ReplicaTask, ...], ...]:
-    """Return the task of every replica, by stage and replica; static orders are found from the whole plan.
+def make_machine(name: str, task: Task) -> AnyMachine:
+    """Return the same, or that of a device with several stages.
+
+    Raises:
+        PlanError: the schedule has none for such.
+    """
+    if isinstance(task, ReplicaTask):
+        return make_policy(name, task)
+    schedule = schedule_named(name)
+    if schedule.shared_policy is not None:
+        return schedule.shared_policy(task)
+    if not task.order:
+        raise PlanError(f"{name} cannot decide for devices with several stages; give --schedule critical-path")
+    return shared_machine(task, split=lambda _: False)
+
+
+def replica_tasks(plan: Plan, *, split_backward: bool | None = None) -> Tasks:
+    """Return the task of every replica, by crew and replica; static orders are found from the whole plan.
 
     `critical-path` follows the plan's hints, unless `split_backward` says something else than they do.
 
@@ -106,18 +128,28 @@ def replica_tasks(plan: Plan, *, split_backward: bool | None = None) -> tuple[tu
     orders = static_orders(name, layout, split=split_backward) if schedule_named(name).orders else None
     tasks = tuple(
         tuple(
-            ReplicaTask(
-                stage=stage,
-                num_stages=layout.num_stages,
-                spans=own,
-                in_flight_limit=layout.limits[stage][replica],
-                split_backward=split_backward,
-                order=orders[stage][replica] if orders else (),
-            )
-            for replica, own in enumerate(layout.spans[stage])
+            _task(layout, stages, replica, orders[crew][replica] if orders else (), split_backward)
+            for replica in range(len(layout.spans[stages[0]]))
         )
-        for stage in range(layout.num_stages)
+        for crew, stages in enumerate(layout.crews)
     )
     if name == "critical-path" and plan.hints is not None and split_backward is None:
         return with_hints(tasks, plan.hints, layout)
     return tasks
+
+
+def _task(
+    layout: CutLayout, stages: Sequence[int], replica: int, order: tuple[Action, ...], split_backward: bool | None
+) -> Task:
+    own = tuple(
+        ReplicaTask(
+            stage=stage,
+            num_stages=layout.num_stages,
+            spans=layout.spans[stage][replica],
+            in_flight_limit=layout.limits[stage][replica],
+            split_backward=split_backward,
+            order=order if len(stages) == 1 else (),
+        )
+        for stage in stages
+    )
+    return own[0] if len(own) == 1 else SharedTask(stages=own, order=order)

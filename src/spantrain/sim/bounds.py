@@ -13,11 +13,11 @@ from functools import cache
 from spantrain.core.action import Action, Direction, Op
 from spantrain.core.plan import Plan
 from spantrain.core.span import Span
-from spantrain.schedule.layout import Router
+from spantrain.schedule.layout import Router, neighbour
 from spantrain.sim.costs import StepCosts
 from spantrain.sim.rounds import Round, RoundWork, rounds_bound_s
 from spantrain.sim.sums import sum_behind_s
-from spantrain.sim.transfers import TransferCost
+from spantrain.sim.transfers import WITHIN_DEVICE, TransferCost
 
 Node = tuple[str, int, Span]
 """Device, stage and one of its own spans."""
@@ -62,12 +62,12 @@ def _stage_ends_s(plan: Plan, costs: StepCosts) -> list[float]:
     """Return for each stage the least seconds to the end of its last action; the first one's is often the last."""
     ways = _EmptyPipeline(plan, costs, to_first=True)
     ends_s = []
-    for stage in plan.stages:
+    for index, stage in enumerate(plan.stages):
         leaders = {replica.devices[0] for replica in stage.replicas}
         own = [
             min(map(ways.forward_ready_s, nodes)) + sum(sum(ways.seconds(node)) for node in nodes)
             for leader in leaders
-            if (nodes := [node for node in ways.nodes if node[0] == leader])
+            if (nodes := [node for node in ways.nodes if node[:2] == (leader, index)])
         ]
         ends_s.append(max(own, default=0.0))
     ends_s[0] = max(ends_s[0], *_device_bounds(ways, own_end=False), *_link_bounds(ways))
@@ -96,8 +96,10 @@ class _EmptyPipeline:
             for span in stage.replica_spans(number)
         )
         self.by_device: dict[str, list[Node]] = {}
+        self._by_place: dict[tuple[str, int], list[Node]] = {}
         for node in sorted(self.nodes, key=lambda node: node[2]):
             self.by_device.setdefault(node[0], []).append(node)
+            self._by_place.setdefault(node[:2], []).append(node)
         # Stage by stage, so that a way through hundreds of stages is not hundreds of calls deep.
         for node in self.nodes:
             self.forward_ready_s(node)
@@ -117,19 +119,23 @@ class _EmptyPipeline:
     def received(self, node: Node, direction: Direction) -> Iterable[tuple[Node, TransferCost]]:
         """Return who sends what to a node."""
         device, stage, span = node
-        neighbour = stage - 1 if direction is Direction.FORWARD else stage + 1
-        for source, piece in self._router.sources(device, direction, span):
-            yield self._node(source, piece), self._costs.transfer(source, device, direction, neighbour, piece)
+        other = stage - 1 if direction is Direction.FORWARD else stage + 1
+        for source, piece in self._router.sources(stage, direction, span):
+            yield self._node(source, other, piece), self._way(source, device, direction, other, piece)
 
     def sent(self, node: Node, direction: Direction) -> Iterable[tuple[Node, TransferCost]]:
         """Return what a node sends to whom."""
         device, stage, span = node
-        for target, piece in self._router.destinations(device, direction, span):
-            yield self._node(target, piece), self._costs.transfer(device, target, direction, stage, piece)
+        for target, piece in self._router.destinations(stage, direction, span):
+            to = self._node(target, neighbour(stage, direction), piece)
+            yield to, self._way(device, target, direction, stage, piece)
 
-    def _node(self, device: str, piece: Span) -> Node:
-        """Return the node of a device whose span holds a piece."""
-        nodes = self.by_device[device]
+    def _way(self, source: str, target: str, direction: Direction, stage: int, piece: Span) -> TransferCost:
+        return WITHIN_DEVICE if source == target else self._costs.transfer(source, target, direction, stage, piece)
+
+    def _node(self, device: str, stage: int, piece: Span) -> Node:
+        """Return the node of a device in a stage whose span holds a piece."""
+        nodes = self._by_place[device, stage]
         return nodes[bisect_right(nodes, piece.lo, key=lambda node: node[2].lo) - 1]
 
     def _forward_ready_s(self, node: Node) -> float:
@@ -236,7 +242,11 @@ def _columns(plan: Plan) -> list[tuple[Node, ...]]:
 
 def _round_of(plan: Plan, ways: _EmptyPipeline, column: tuple[Node, ...], count: int) -> Round:
     """Return the work of one micro-batch: up the pipeline, and down again."""
-    limits = {replica.devices[0]: replica.in_flight_limit for stage in plan.stages for replica in stage.replicas}
+    limits = {
+        (replica.devices[0], index): replica.in_flight_limit
+        for index, stage in enumerate(plan.stages)
+        for replica in stage.replicas
+    }
     works: list[RoundWork] = []
     forward: dict[Node, int] = {}
     backward: dict[Node, int] = {}
@@ -252,7 +262,7 @@ def _round_of(plan: Plan, ways: _EmptyPipeline, column: tuple[Node, ...], count:
         works.append(RoundWork(resources=on_device, seconds=input_s, before=before, chain=(own,)))
         chain = (own, backward[node])
         works.append(RoundWork(resources=on_device, seconds=weight_s, before=((backward[node], 0.0),), chain=chain))
-        most = limits[node[0]] // node[2].size
+        most = limits[node[:2]] // node[2].size
         works[own] = replace(works[own], room=(backward[node] + 1, most))
     return Round(works=tuple(works), count=count)
 

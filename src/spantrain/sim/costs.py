@@ -199,8 +199,7 @@ class ProfileCosts(StepCosts):
 
     def optimizer_s(self, device: str) -> float:
         """Return the seconds of an update where it is the host's; those of devices are in what was measured."""
-        stage, _ = self._plan.place(device)
-        return self._replicas.host_update_s(self._plan.stages[stage])
+        return sum(self._replicas.host_update_s(stage) for stage in self._plan.crew_of(device).stages)
 
     @cached_property
     def _uses(self) -> Mapping[tuple[str, str], Uses]:
@@ -214,6 +213,7 @@ class ProfileCosts(StepCosts):
             pair
             for stage, following in pairwise(self._plan.stages)
             for a, b in product(stage.replicas, following.replicas)
+            if a.devices != b.devices
             for pair in ((a.devices[0], b.devices[0]), (b.devices[0], a.devices[0]))
         ]
         return scarce_links(self._network, dict.fromkeys(pairs))
@@ -310,16 +310,18 @@ class ProfileCosts(StepCosts):
         return dict(sent)
 
     def _holders(self, shared: str) -> tuple[int, ...]:
-        """Return the stages that hold a parameter."""
-        units, stages = self._graph.units, enumerate(self._plan.stages)
-        return tuple(i for i, stage in stages if any(shared in units[unit].shared for unit in stage.units))
+        """Return the stages that hold a parameter; of those of the same devices, which sum nothing, the first."""
+        units = self._graph.units
+        return tuple(
+            crew.numbers[0] for crew in self._plan.crews if any(shared in units[unit].shared for unit in crew.units)
+        )
 
 
 def _talking_pairs(plan: Plan) -> dict[tuple[str, str], None]:
     """Return the leaders that send each other samples, in both directions."""
     router = Router(plan)
     pairs: dict[tuple[str, str], None] = {}
-    for stage, following in pairwise(plan.stages):
+    for index, (stage, following) in enumerate(pairwise(plan.stages)):
         for number, replica in enumerate(stage.replicas):
             leader, spans = replica.devices[0], stage.replica_spans(number)
             if len(following.replicas) == 1:
@@ -327,8 +329,8 @@ def _talking_pairs(plan: Plan) -> dict[tuple[str, str], None]:
             elif number < len(following.replicas) and spans == following.replica_spans(number):
                 targets = {following.replicas[number].devices[0]}
             else:
-                sent = (router.destinations(leader, Direction.FORWARD, span) for span in spans)
+                sent = (router.destinations(index, Direction.FORWARD, span) for span in spans)
                 targets = {target for pieces in sent for target, _ in pieces}
-            for target in sorted(targets):
+            for target in sorted(targets - {leader}):
                 pairs[leader, target] = pairs[target, leader] = None
     return pairs

@@ -1,7 +1,7 @@
 """Runs a plan for a few steps on a virtual clock, with the policies that the runtime uses."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
 from spantrain.adaptation.local import LocalAdapter
@@ -11,15 +11,16 @@ from spantrain.core.plan import Plan
 from spantrain.core.span import Span
 from spantrain.core.speed import SpeedTrace
 from spantrain.core.trace import Trace
-from spantrain.cost.memory import HeldSizes
+from spantrain.cost.held_sizes import HeldSizes
 from spantrain.errors import ScheduleError, UsageError
-from spantrain.schedule.dispatch.machine import ReplicaTask
-from spantrain.schedule.layout import Router
-from spantrain.schedule.registry import make_policy, replica_tasks
+from spantrain.schedule.dispatch.policies import Task
+from spantrain.schedule.dispatch.several import AnyMachine, SharedTask
+from spantrain.schedule.layout import Router, neighbour
+from spantrain.schedule.registry import make_machine, replica_tasks
 from spantrain.sim.costs import StepCosts
 from spantrain.sim.network import Network
 from spantrain.sim.record import DeviceMemory, MemoryLog, TraceRecorder
-from spantrain.sim.replica import SimulatedReplica, World
+from spantrain.sim.replica import SharedReplica, SimulatedReplica, World
 from spantrain.sim.sums import ends_together
 from spantrain.sim.transfers import TransferCost, VirtualClock
 
@@ -127,34 +128,43 @@ class Simulation:
         self._recorder = TraceRecorder(on=options.trace)
         self._link_bytes: dict[tuple[str, str], int] = {}
         self._transfers: dict[
-            tuple[str, str, Direction, int], tuple[TransferCost, SimulatedReplica, tuple[str, str]]
+            tuple[str, str, Direction, int, int], tuple[TransferCost, SimulatedReplica, tuple[str, str]]
         ] = {}
-        """By sender, receiver, direction and samples: what it takes, who gets it, and the pair."""
+        """By sender, receiver, direction, samples and stage: what it takes, who gets it, and the pair."""
         self._options = options
         self._stages = self._replicas()
         self._by_leader = {replica.leader: replica for stage in self._stages for replica in stage}
+        self._shared = plan.interleaved
         self._check_devices()
         self._memory = MemoryLog(options.held_sizes) if options.held_sizes else None
         self._world = World(clock=self._clock, recorder=self._recorder, memory=self._memory, deliver=self._deliver)
 
     def _replicas(self) -> tuple[tuple[SimulatedReplica, ...], ...]:
         tasks = replica_tasks(self._plan, split_backward=self._options.split_backward)
-        return tuple(
-            tuple(self._replica(replica.devices, task) for replica, task in zip(stage.replicas, row, strict=True))
-            for stage, row in zip(self._plan.stages, tasks, strict=True)
-        )
+        by_stage = {
+            number: tuple(self._replica(one.devices, task) for one, task in zip(crew.first.replicas, row, strict=True))
+            for crew, row in zip(self._plan.crews, tasks, strict=True)
+            for number in crew.numbers[:1]
+        }
+        firsts = {number: crew.numbers[0] for crew in self._plan.crews for number in crew.numbers}
+        return tuple(by_stage[firsts[number]] for number in range(len(self._plan.stages)))
 
-    def _replica(self, devices: tuple[str, ...], task: ReplicaTask) -> SimulatedReplica:
+    def _replica(self, devices: tuple[str, ...], task: Task) -> SimulatedReplica:
         options, leader = self._options, devices[0]
-        return SimulatedReplica(
+        kind = SharedReplica if isinstance(task, SharedTask) else SimulatedReplica
+        return kind(
             devices,
-            make_policy(self._plan.schedule, task),
+            self._machine(task, leader),
             self._costs.action_s,
             self._costs.action_overhead_s,
             speed=options.device_speed.get(leader),
             clock_offset_s=options.clock_offset_s.get(leader, 0.0),
             local=options.local.get(leader),
         )
+
+    def _machine(self, task: Task, leader: str) -> AnyMachine:  # noqa: ARG002
+        """Return what decides for the replica that a device leads."""
+        return make_machine(self._plan.schedule, task)
 
     def _check_devices(self) -> None:
         named = {what: set(getattr(self._options, what)) for what in ("device_speed", "clock_offset_s", "local")}
@@ -226,7 +236,7 @@ class Simulation:
 
     def _all_summed_s(self, step: int) -> list[float]:
         """Return when each stage has summed its gradients: later than alone where sums meet on links."""
-        summed_s = [max(replica.ended_s for replica in stage) for stage in self._stages]
+        summed_s = [max(replica.last_of(k)[2] for replica in row) for k, row in enumerate(self._stages)]
         sums = {
             index: list(zip(self._ready_s(index), seconds, strict=True))
             for index, seconds in enumerate(self._buckets_s)
@@ -242,16 +252,14 @@ class Simulation:
     def _ready_s(self, index: int) -> list[float]:
         """Return when each bucket's gradients are whole on all replicas of a stage."""
         stage, costs, count = self._stages[index], self._costs, len(self._buckets_s[index])
-        ready_s = [max(replica.ended_s for replica in stage)] * count
+        last = [(replica.leader, *replica.last_of(index)) for replica in stage]
+        ready_s = [max(ended_s for *_, ended_s in last)] * count
         if not self.sums_overlap:
             return ready_s
-        worked = [(replica, replica.order[-1]) for replica in stage if replica.order]
         by_replica = [
-            [
-                replica.last_start_s + (replica.ended_s - replica.last_start_s) * part
-                for part in costs.bucket_parts(replica.leader, action)
-            ]
-            for replica, action in worked
+            [start_s + (ended_s - start_s) * part for part in costs.bucket_parts(leader, action)]
+            for leader, action, start_s, ended_s in last
+            if action is not None
         ]
         return list(map(max, zip(*by_replica, strict=True))) if by_replica else ready_s
 
@@ -272,9 +280,12 @@ class Simulation:
         direction = produces(action, len(self._stages))
         if direction is None:
             return
-        for target, part in self._router.destinations(source, direction, action.span):
+        for target, part in self._router.destinations(action.stage, direction, action.span):
+            if target == source:
+                self._hand_over(source, direction, action.stage, step, part)
+                continue
             for span in self._by_leader[source].pieces(target, part):
-                key = (source, target, direction, span.hi - span.lo)
+                key = (source, target, direction, span.hi - span.lo, action.stage)
                 known = self._transfers.get(key)
                 if known is None:
                     transfer = self._costs.transfer(source, target, direction, action.stage, span)
@@ -293,7 +304,15 @@ class Simulation:
             known_s = self._clock.now_s + transfer.latency_s
             self._by_leader[source].hear_sent(target, transfer.size_bytes, message.span.size, start_s, known_s)
             message.target.hear_received(message.direction, message.span.size, self._clock.now_s)
-        message.target.arrive(message.step, Arrived(message.direction, message.span), self._world)
+        event = Arrived(message.direction, message.span)
+        if self._shared and isinstance(message.target, SharedReplica):
+            event = replace(event, stage=neighbour(message.stage, message.direction))
+        message.target.arrive(message.step, event, self._world)
+
+    def _hand_over(self, device: str, direction: Direction, stage: int, step: int, span: Span) -> None:
+        """Give samples to the next stage of the same device, which takes no time."""
+        event = Arrived(direction, span, neighbour(stage, direction))
+        self._by_leader[device].arrive(step, event, self._world)
 
     def _note(self, message: _SampleMessage, start_s: float, sent_s: float) -> None:
         """Keep what a trace and the memory over time show of a message."""
@@ -306,7 +325,7 @@ class Simulation:
             self._recorder.carried(message.route, key, transfer.size_bytes, (start_s, sent_s), self._clock.now_s)
         if self._memory is not None:
             forward = message.direction is Direction.FORWARD
-            self._memory.sent(source, transfer.size_bytes, message.made_s, sent_s, forward=forward)
+            self._memory.sent(source, transfer.size_bytes, message.made_s, sent_s, forward=forward, stage=message.stage)
             self._memory.received(target, transfer.size_bytes, start_s + transfer.latency_s)
 
     def _result(self, step_s: float, pipeline_s: float, step_ends_s: tuple[float, ...]) -> SimulationResult:

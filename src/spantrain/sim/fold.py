@@ -77,7 +77,9 @@ def simulate_whole(plan: Plan, costs: ProfileCosts) -> SimulationResult:
 def fold(plan: Plan, costs: ProfileCosts) -> _Fold | None:
     """Return one pipeline of each sort; None for a plan that is not made of pipelines that are alike."""
     width = len(plan.stages[0].replicas)
-    if width < _FOLDED_FROM or plan.hints is not None or not all(_even(stage, plan) for stage in plan.stages):
+    if width < _FOLDED_FROM or plan.interleaved or plan.hints is not None:
+        return None
+    if not all(_even(stage, plan) for stage in plan.stages):
         return None
     flows = _flows(plan, costs)
     alike: dict[tuple[object, ...], list[int]] = {}

@@ -8,7 +8,7 @@ from itertools import pairwise
 from spantrain.core.action import Action, Direction, Op
 from spantrain.core.messages import MessageKey
 from spantrain.core.trace import Flow, Interval, Trace
-from spantrain.cost.memory import HeldBytes, HeldSizes
+from spantrain.cost.held_sizes import HeldBytes, HeldSizes
 from spantrain.devices.registry import find_backend
 
 
@@ -137,38 +137,42 @@ class MemoryLog:
 
     def __init__(self, sizes: Mapping[str, HeldSizes]) -> None:
         self._sizes = sizes
-        self._changes: dict[str, list[tuple[float, int, int]]] = {device: [] for device in sizes}
+        self._changes: dict[str, list[tuple[float, int, int, int]]] = {device: [] for device in sizes}
+        """By device: when, how much, of what, in which stage."""
 
     def computed(self, device: str, action: Action, start_s: float, end_s: float) -> None:
         """Note an action from its start to its end."""
-        sizes, changes, samples = self._sizes[device], self._changes[device], action.span.size
-        op = action.op
+        op, stage, changes, samples = action.op, action.stage, self._changes[device], action.span.size
+        sizes = self._sizes[device].of(stage)
         for part, amount in zip(_WORKING, (samples, 1), strict=True):
-            changes += [(start_s, amount, part), (end_s, -amount, part)]
+            changes += [(start_s, amount, part, stage), (end_s, -amount, part, stage)]
         if op is Op.FORWARD:
-            changes.append((start_s, samples, _HeldPart.ACTIVATIONS))
+            changes.append((start_s, samples, _HeldPart.ACTIVATIONS, stage))
             taken_s = start_s if sizes.keeps_input else end_s
-            changes.append((taken_s, -samples * sizes.input_bytes_per_sample, _HeldPart.RECEIVED))
+            changes.append((taken_s, -samples * sizes.input_bytes_per_sample, _HeldPart.RECEIVED, stage))
             return
         if op is Op.BACKWARD_WEIGHT:
-            changes.append((end_s, -samples, _HeldPart.DEFERRED))
+            changes.append((end_s, -samples, _HeldPart.DEFERRED, stage))
             return
         again = _HeldPart.AGAIN if op is Op.BACKWARD else _HeldPart.AGAIN_SPLIT
-        changes += [(start_s, samples, again), (end_s, -samples, again)]
-        changes.append((end_s, -samples, _HeldPart.ACTIVATIONS))
+        changes += [(start_s, samples, again, stage), (end_s, -samples, again, stage)]
+        changes.append((end_s, -samples, _HeldPart.ACTIVATIONS, stage))
         if op is Op.BACKWARD_INPUT:
-            changes.append((end_s, samples, _HeldPart.DEFERRED))
-        changes.append((end_s, -samples * sizes.output_gradient_bytes_per_sample, _HeldPart.RECEIVED))
+            changes.append((end_s, samples, _HeldPart.DEFERRED, stage))
+        changes.append((end_s, -samples * sizes.output_gradient_bytes_per_sample, _HeldPart.RECEIVED, stage))
 
-    def sent(self, device: str, size_bytes: int, made_s: float, sent_s: float, *, forward: bool = False) -> None:
-        """Note a message at its sender: when the action that makes it began, and when its last byte had left."""
-        if forward and self._sizes[device].keeps_output:
+    def sent(
+        self, device: str, size_bytes: int, made_s: float, sent_s: float, *, forward: bool = False, stage: int = 0
+    ) -> None:
+        """Note a message of a stage at its sender: when the action that makes it began, when its last byte had left."""
+        if forward and self._sizes[device].of(stage).keeps_output:
             return
-        self._changes[device] += ((made_s, size_bytes, _HeldPart.SENDING), (sent_s, -size_bytes, _HeldPart.SENDING))
+        sending = _HeldPart.SENDING
+        self._changes[device] += ((made_s, size_bytes, sending, stage), (sent_s, -size_bytes, sending, stage))
 
     def received(self, device: str, size_bytes: int, first_byte_s: float) -> None:
         """Note a message at its receiver: when its first byte was there."""
-        self._changes[device].append((first_byte_s, size_bytes, _HeldPart.RECEIVED))
+        self._changes[device].append((first_byte_s, size_bytes, _HeldPart.RECEIVED, 0))
 
     def of(self, device: str, leader: str) -> DeviceMemory:
         """Return the memory of a device, which does what the leader of its replica does.
@@ -178,13 +182,14 @@ class MemoryLog:
         """
         sizes = self._sizes[device]
         held, most = [0] * len(_HeldPart), [0] * len(_HeldPart)
-        per_sample = _per_sample(sizes)
+        per_sample, by_stage = _per_sample(sizes), {stage: _per_sample(own) for stage, own in sizes.stages.items()}
         base = now = highest = sizes.always.total_bytes
         held_bytes = base
         levels: dict[float, int] = {0.0: base}
         # At equal times what is freed comes first.
-        for time_s, amount, part in sorted(self._changes[leader]):
-            size_bytes = amount * per_sample[part] if part < len(per_sample) else amount
+        for time_s, amount, part, stage in sorted(self._changes[leader]):
+            own = by_stage.get(stage, per_sample)
+            size_bytes = amount * own[part] if part < len(own) else amount
             held[part] += size_bytes
             now += size_bytes
             if now > highest:

@@ -12,8 +12,8 @@ from spantrain.core.action import Action
 from spantrain.core.messages import Decision, DeviceDecisions, Event, Finished, StepStarted
 from spantrain.core.plan import Plan
 from spantrain.errors import PlanError, ScheduleError
-from spantrain.schedule.dispatch.machine import ReplicaTask
-from spantrain.schedule.registry import make_policy, replica_tasks
+from spantrain.schedule.dispatch.policies import Task
+from spantrain.schedule.registry import make_machine, replica_tasks
 from spantrain.sim.transfers import VirtualClock
 
 _CONTEXT = 3
@@ -37,7 +37,7 @@ class Difference:
         return f"{self.device}, decision {self.index}:{before}\n  logged: {self.logged}\n  replayed: {self.replayed}"
 
 
-Compare = Callable[[str, ReplicaTask, DeviceDecisions], Difference | None]
+Compare = Callable[[str, Task, DeviceDecisions], Difference | None]
 """Looks at one device's log under a schedule; `replay` and `simulated_order` are such."""
 
 
@@ -50,21 +50,17 @@ def compare_all(plan: Plan, logs: Iterable[DeviceDecisions], compare: Compare) -
     tasks = replica_tasks(plan)
     found = []
     for log in logs:
-        stage, replica = _place(plan, log.device)
-        found.append(compare(plan.schedule, tasks[stage][replica], log))
+        if log.device not in plan.devices:
+            raise PlanError(f"{log.device} is not in the plan, which has {', '.join(plan.devices)}")
+        crew = plan.crew_of(log.device)
+        task = tasks[plan.crews.index(crew)][crew.replica_index(log.device)]
+        found.append(compare(plan.schedule, task, log))
     return tuple(difference for difference in found if difference is not None)
 
 
-def _place(plan: Plan, device: str) -> tuple[int, int]:
-    try:
-        return plan.place(device)
-    except KeyError:
-        raise PlanError(f"{device} is not in the plan, which has {', '.join(plan.devices)}") from None
-
-
-def replay(schedule: str, task: ReplicaTask, log: DeviceDecisions) -> Difference | None:
+def replay(schedule: str, task: Task, log: DeviceDecisions) -> Difference | None:
     """Tell a fresh policy what the live one heard; return the first answer that differs, None if none does."""
-    policy = make_policy(schedule, task)
+    policy = make_machine(schedule, task)
     for index, decision in enumerate(log.decisions):
         try:
             answer = policy.on_event(decision.now_s, decision.heard)
@@ -87,7 +83,7 @@ def _difference(log: DeviceDecisions, index: int, replayed: str) -> Difference:
     )
 
 
-def simulated_order(schedule: str, task: ReplicaTask, log: DeviceDecisions) -> Difference | None:
+def simulated_order(schedule: str, task: Task, log: DeviceDecisions) -> Difference | None:
     """Simulate the replica with the live run's arrival times and durations; return where its order differs first.
 
     Only what comes from outside is taken from the log: when each step began, when samples arrived, how long an action
@@ -119,8 +115,8 @@ def simulated_order(schedule: str, task: ReplicaTask, log: DeviceDecisions) -> D
 class _ReplayedStep:
     """One step of one replica on the virtual clock."""
 
-    def __init__(self, task: ReplicaTask, schedule: str, decisions: Sequence[Decision]) -> None:
-        self._policy = make_policy(schedule, task)
+    def __init__(self, task: Task, schedule: str, decisions: Sequence[Decision]) -> None:
+        self._policy = make_machine(schedule, task)
         self._clock = VirtualClock()
         self._order: list[Action] = []
         self._seconds = _durations(decisions)

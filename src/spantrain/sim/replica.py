@@ -9,7 +9,7 @@ from spantrain.core.action import Action, Direction, Op
 from spantrain.core.messages import Arrived, Event, Finished, StepStarted
 from spantrain.core.span import Span, equal_spans
 from spantrain.core.speed import SentMessage, SpeedTrace
-from spantrain.schedule.dispatch.machine import DispatchMachine
+from spantrain.schedule.dispatch.several import AnyMachine, SeveralStages
 from spantrain.sim.record import MemoryLog, TraceRecorder
 from spantrain.sim.transfers import VirtualClock
 
@@ -39,7 +39,7 @@ class SimulatedReplica:
     def __init__(
         self,
         devices: tuple[str, ...],
-        policy: DispatchMachine,
+        policy: AnyMachine,
         seconds: Callable[[str, Action], float],
         overhead_s: float,
         *,
@@ -62,7 +62,7 @@ class SimulatedReplica:
         self.peak_held = 0
         self._held = 0
         self._seconds = seconds
-        self._known_s: dict[tuple[Op, int], float] = {}
+        self._known_s: dict[tuple[int, Op, int], float] = {}
         self._overhead_s = overhead_s
         self._speed = speed
         self._clock_offset_s = clock_offset_s
@@ -116,6 +116,10 @@ class SimulatedReplica:
         if self.local is not None:
             self.local.received(direction, samples, time_s + self._clock_offset_s)
 
+    def last_of(self, stage: int) -> tuple[Action | None, float, float]:  # noqa: ARG002 - it has only one
+        """Return the last action of a stage in this step, and when it began and ended; None: it had none."""
+        return (self.order[-1] if self.order else None), self.last_start_s, self.ended_s
+
     def work_ends_s(self, start_s: float, work_s: float) -> float:
         """Return when work that takes so long at the device's normal speed ends."""
         return start_s + work_s if self._speed is None else self._speed.end_s(start_s, work_s)
@@ -127,7 +131,9 @@ class SimulatedReplica:
             self.local.heard(now_s, event)
         for command in self.policy.on_event(now_s, event):
             self._run(command.action, world)
-        recut = None if self.local is None else self.local.recut(now_s, self.policy)
+        recut = None
+        if self.local is not None and not isinstance(self.policy, SeveralStages):
+            recut = self.local.recut(now_s, self.policy)
         if recut is not None:
             what = f"recut {' '.join(map(str, recut.spans))}"
             world.recorder.decided(self.leader, what, recut.reason, self._step or 0, world.clock.now_s)
@@ -137,9 +143,10 @@ class SimulatedReplica:
     def _run(self, action: Action, world: World) -> None:
         op, span = action.op, action.span
         samples = span.hi - span.lo
-        work_s = self._known_s.get((op, samples))
+        kind = action.stage, op, samples
+        work_s = self._known_s.get(kind)
         if work_s is None:
-            work_s = self._known_s[op, samples] = self._seconds(self.leader, action)
+            work_s = self._known_s[kind] = self._seconds(self.leader, action)
         clock = world.clock
         now_s, free_s = clock.now_s, self._free_s
         start_s = (now_s if now_s > free_s else free_s) + self._overhead_s
@@ -169,3 +176,20 @@ class SimulatedReplica:
                 self._held -= action.span.size
             world.deliver(self.leader, action, step, start_s)
         self._tell(Finished(action), world)
+
+
+class SharedReplica(SimulatedReplica):
+    """A replica whose device has several stages."""
+
+    def begin(self, step: int, world: World) -> None:
+        """Start a step of all of its stages."""
+        self._last: dict[int, tuple[Action, float, float]] = {}
+        super().begin(step, world)
+
+    def last_of(self, stage: int) -> tuple[Action | None, float, float]:
+        """Return the last action of a stage in this step, and when it began and ended; None: it had none."""
+        return self._last.get(stage, (None, self.ended_s, self.ended_s))
+
+    def _finished(self, action: Action, start_s: float, world: World) -> None:
+        self._last[action.stage] = action, start_s, world.clock.now_s
+        super()._finished(action, start_s, world)

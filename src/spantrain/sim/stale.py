@@ -10,9 +10,9 @@ from spantrain.core.action import Action
 from spantrain.core.messages import Arrived, Event, StepStarted
 from spantrain.core.plan import Plan
 from spantrain.core.speed import SpeedTrace
-from spantrain.errors import ScheduleError
+from spantrain.errors import PlanError, ScheduleError
 from spantrain.schedule.dispatch.machine import DispatchMachine, ReplicaTask
-from spantrain.schedule.dispatch.policies import TwoSteps
+from spantrain.schedule.dispatch.policies import Task, TwoSteps
 from spantrain.schedule.registry import make_policy
 from spantrain.sim.costs import StepCosts
 from spantrain.sim.engine import Simulation, SimulationOptions, SimulationResult
@@ -40,6 +40,8 @@ def simulate_stale(
     options = options or SimulationOptions()
     if steps < 4:
         raise ValueError(f"steps that overlap show their pace after four of them or more, got {steps}")
+    if plan.interleaved:
+        raise PlanError("steps do not overlap where stages share devices; leave out --staleness")
     if options.local:
         raise ValueError("steps that overlap have no adapter (`local`); leave it out")
     return _StaleSimulation(plan, costs, options).run(steps)
@@ -134,7 +136,8 @@ class _StaleSimulation(Simulation):
             if step + 2 <= self._last:
                 self._clock.at(ready_s, replica.begin, step + 2, self._world)
 
-    def _replica(self, devices: tuple[str, ...], task: ReplicaTask) -> SimulatedReplica:
+    def _replica(self, devices: tuple[str, ...], task: Task) -> SimulatedReplica:
+        assert isinstance(task, ReplicaTask), "steps of interleaved pipelines do not overlap"
         machines = (make_policy(self._plan.schedule, task), make_policy(self._plan.schedule, task))
         return _StaleReplica(devices, machines, self, self._costs, self._options.device_speed.get(devices[0]))
 

@@ -43,6 +43,10 @@ class TransferCost:
         object.__setattr__(self, "bandwidth_bytes_per_s", bandwidth)
 
 
+WITHIN_DEVICE = TransferCost(size_bytes=0, latency_s=0.0, occupancy_s=0.0, links=("within a device",))
+"""What a device's next stage takes from it: nothing is sent."""
+
+
 class Sending:
     """A message that is on its links, or waits for those before it on its connection."""
 

@@ -8,7 +8,7 @@ from spantrain.core.cluster import Cluster, Device, DeviceKind, Host, Site
 from spantrain.core.plan import Plan, Replica, Stage
 from spantrain.core.span import Span, equal_spans
 from spantrain.core.units import ModelSpec
-from spantrain.cost.memory import HeldBytes, HeldSizes
+from spantrain.cost.held_sizes import HeldBytes, HeldSizes
 from spantrain.sim.costs import StepCosts
 from spantrain.sim.engine import SimulationOptions, SimulationResult, simulate
 from spantrain.sim.transfers import TransferCost

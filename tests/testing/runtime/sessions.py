@@ -73,7 +73,7 @@ class Ran:
 
 def whole_bytes(ran: Ran, device: str) -> int:
     """Bytes that whole parameters of a device take between steps."""
-    parameters = ran.sessions[device]._part.member.executor.named_parameters().values()
+    parameters = ran.sessions[device]._part.member.named_parameters.values()
     return sum(one.untyped_storage().nbytes() for one in parameters)
 
 

@@ -12,7 +12,8 @@ from spantrain.core.plan import Plan, Stage
 from spantrain.core.profile import Profile
 from spantrain.core.quantities import format_bytes
 from spantrain.core.units import ModelSpec
-from spantrain.cost.memory import MemoryCost, divisions_of
+from spantrain.cost.held_sizes import divisions_of
+from spantrain.cost.memory import MemoryCost
 from spantrain.errors import PlanError, UsageError
 from spantrain.formats.precision import LOW_WEIGHTS
 from spantrain.models.catalog.catalog import CATALOG_FAMILIES, unit_names

@@ -82,10 +82,10 @@ class LossReckoner:
 
     def _place(self, plan: Plan, name: str) -> object:
         """Return what devices have in common whose losses cost the same."""
-        device, (stage, replica) = self._profile.cluster.device_by_name[name], plan.place(name)
-        own = plan.stages[stage].replicas[replica]
+        device, crew = self._profile.cluster.device_by_name[name], plan.crew_of(name)
+        own = crew.first.replicas[crew.replica_index(name)]
         kept = tuple(index for index, other in enumerate(plan.stages) if name in other.keepers)
-        return device.kind, device.site, stage, own.sample_share, len(own.devices), own.devices[0] == name, kept
+        return device.kind, device.site, crew.numbers, own.sample_share, len(own.devices), own.devices[0] == name, kept
 
     def _lost_s(self, plan: Plan, plans: "_AsPlanned", step_s: float, name: str) -> float:
         """Simulate a run with one loss, halfway between two checkpoints and in mid-step."""

@@ -16,7 +16,8 @@ from spantrain.core.plan import Plan, Stage
 from spantrain.core.profile import Profile
 from spantrain.core.quantities import format_bytes
 from spantrain.core.speed import SpeedTrace
-from spantrain.cost.memory import HeldBytes, MemoryCost, divisions_of
+from spantrain.cost.held_sizes import HeldBytes, divisions_of
+from spantrain.cost.memory import MemoryCost
 from spantrain.cost.money import Energy, Money, energy_of_step, money_of_step
 from spantrain.cost.network import NetworkCost
 from spantrain.errors import InfeasiblePlanError, PlanError, ScheduleError
@@ -209,7 +210,7 @@ class _Case:
             peak_held={device: memory.peak for device, memory in result.memory.items()},
             limit_bytes=self._limit_bytes,
             over_limit=tuple(self._over_limit(result)),
-            in_flight_limits={r.devices[0]: r.in_flight_limit for stage in plan.stages for r in stage.replicas},
+            in_flight_limits=_limits_by_leader(plan),
             money_per_step=money.total_usd,
             money=money,
             joules_per_step=energy.total_j,
@@ -238,7 +239,8 @@ class _Case:
         needed = minimum_in_flight(CutLayout.of(plan))
         limits = [[replica.in_flight_limit for replica in stage.replicas] for stage in plan.stages]
         for device in over:
-            stage, number = plan.place(device)
+            crew = plan.crew_of(device)
+            stage, number = crew.numbers[0], crew.replica_index(device)
             memory = result.memory[device]
             excess = memory.peak_bytes - self._limit_bytes[device]
             sizes = self._sizes[device]
@@ -254,12 +256,21 @@ class _Case:
         return plan.with_limits(limits)
 
 
+def _limits_by_leader(plan: Plan) -> dict[str, int]:
+    limits = Counter[str]()
+    for stage in plan.stages:
+        limits.update({replica.devices[0]: replica.in_flight_limit for replica in stage.replicas})
+    return dict(limits)
+
+
 def _limited(plan: Plan, memory: MemoryCost, limit_bytes: int) -> Plan:
     """Return the plan with the in-flight limits that so many bytes on every device allow.
 
     Raises:
         InfeasiblePlanError: they do not hold one micro-batch of some device; all such devices are named.
     """
+    if plan.interleaved:
+        raise InfeasiblePlanError("--memory-limit is not for interleaved plans; leave it out")
     problems: list[str] = []
     divisions = divisions_of(plan)
 

@@ -12,7 +12,8 @@ from spantrain.app.training.run_folder import SWITCHES_FILE, free_name, typical_
 from spantrain.app.training.traced_run import NetworkTraceFigures
 from spantrain.config.artefacts import write_plan
 from spantrain.config.files.json_codec import to_json
-from spantrain.core.plan import Plan, PlanReport
+from spantrain.core.plan import Plan
+from spantrain.core.planned.report import PlanReport
 from spantrain.core.quantities import format_bytes, format_seconds
 from spantrain.core.trace import Interval, Trace
 from spantrain.cost.compute import normalised
@@ -262,16 +263,16 @@ def device_figures(
     plan: Plan, name: str, result: TrainResult, predicted: SimulationResult, outcomes: Sequence[StepOutcome]
 ) -> DeviceFigures:
     """Return how one device was used in steps under a plan."""
-    stage_index, replica_index = plan.place(name)
-    replicas = plan.stages[stage_index].replicas
-    own = replicas[replica_index]
+    crew = plan.crew_of(name)
+    replicas = crew.first.replicas
+    own = replicas[crew.replica_index(name)]
     measured, device = steady(outcomes), plan.cluster.device_by_name[name]
     utilisation = statistics.fmean(outcome.busy_s[name] for outcome in measured) / statistics.fmean(
         outcome.duration_s for outcome in measured
     )
     return DeviceFigures(
         kind=device.kind,
-        stage=stage_index,
+        stage=crew.numbers[0],
         sample_share=own.sample_share / sum(replica.sample_share for replica in replicas),
         tensor_share=normalised(own.tp_shares)[own.devices.index(name)],
         utilisation=utilisation,

@@ -26,7 +26,8 @@ from spantrain.core.checkpoint import SampleLedger
 from spantrain.core.job import TrainJob
 from spantrain.core.names import few
 from spantrain.core.outer.stages import OuterCluster
-from spantrain.core.plan import Plan, PlanReport
+from spantrain.core.plan import Plan
+from spantrain.core.planned.report import PlanReport
 from spantrain.core.profile import Profile
 from spantrain.core.units import ModelSpec
 from spantrain.core.update.optimizers import division_refusal

@@ -22,7 +22,8 @@ from spantrain.config.artefacts import (
 from spantrain.config.files.text_files import write_atomically
 from spantrain.config.traces.trace_file import write_decisions
 from spantrain.core.messages import DeviceDecisions
-from spantrain.core.plan import Plan, PlanReport
+from spantrain.core.plan import Plan
+from spantrain.core.planned.report import PlanReport
 from spantrain.core.profile import Profile
 from spantrain.core.trace import Trace
 from spantrain.core.update.optimizers import STATE_COPIES

@@ -43,7 +43,7 @@ from spantrain.app.training.stop import StopRequest
 from spantrain.app.training.traced_run import RunNetwork
 from spantrain.app.watching.run_watch import RunWatch
 from spantrain.core.checkpoint import SampleLedger
-from spantrain.core.plan import PlanReport
+from spantrain.core.planned.report import PlanReport
 from spantrain.core.trace import Trace
 from spantrain.errors import ConfigError, WorkerError
 from spantrain.planner.engine.predict import predict

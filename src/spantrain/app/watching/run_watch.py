@@ -328,16 +328,17 @@ def _public(text: str) -> str:
 
 
 def _stages(plan: Plan) -> dict[str, int]:
-    return {device: index for index, stage in enumerate(plan.stages) for device in stage.devices}
+    return {device: crew.numbers[0] for crew in plan.crews for device in crew.devices}
 
 
 def _part(plan: Plan, device: str) -> str:
     """Return what part of its stage's samples a device has, and with whom it divides tensors."""
-    index, number = plan.place(device)
-    replicas = plan.stages[index].replicas
+    crew = plan.crew_of(device)
+    replicas, number = crew.first.replicas, crew.replica_index(device)
     share = replicas[number].sample_share / sum(one.sample_share for one in replicas)
     others = [name for name in replicas[number].devices if name != device]
-    return f"{share:.0%} of its samples" + (f", tensors with {few(others)}" if others else "")
+    further = "".join(f", and of stage {stage}'s" for stage in crew.numbers[1:])
+    return f"{share:.0%} of its samples{further}" + (f", tensors with {few(others)}" if others else "")
 
 
 def _by_device(step: StepTrace) -> dict[str, tuple[tuple[str, float, float], ...]]:

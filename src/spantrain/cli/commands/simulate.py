@@ -25,7 +25,7 @@ from spantrain.config.files.text_files import check_can_write
 from spantrain.config.traces.network_traces import Changes, NetworkTrace, read_changes
 from spantrain.core.job import ADAPTERS
 from spantrain.core.quantities import format_bytes, format_seconds, parse_bytes
-from spantrain.cost.memory import HeldBytes
+from spantrain.cost.held_sizes import HeldBytes
 from spantrain.errors import ConfigError
 from spantrain.schedule.registry import check_schedule, schedule_names
 

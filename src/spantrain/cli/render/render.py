@@ -11,7 +11,8 @@ from rich.text import Text
 from spantrain.app.reporter import DrawingReporter
 from spantrain.cli.render.plan import print_plan
 from spantrain.cli.render.text import console_for_people
-from spantrain.core.plan import Plan, PlanReport
+from spantrain.core.plan import Plan
+from spantrain.core.planned.report import PlanReport
 from spantrain.core.profile import LinkMeasurement, Profile
 from spantrain.core.quantities import format_bandwidth, format_bytes, format_seconds
 from spantrain.planner.groups import DeviceGroup, tree_lines

@@ -11,7 +11,8 @@ from spantrain.core.profile import Profile
 from spantrain.core.quantities import format_bytes
 from spantrain.core.shares import StateSharding, even_share
 from spantrain.core.span import Span, equal_spans
-from spantrain.cost.memory import Division, MemoryCost, divisions_in
+from spantrain.cost.held_sizes import Division, divisions_in
+from spantrain.cost.memory import MemoryCost
 from spantrain.cost.span_tables import Array, SpanTables
 from spantrain.cost.step import StepCost
 from spantrain.cost.sums import default_sums

@@ -15,7 +15,7 @@ from spantrain.core.action import SPLIT_OPS, Op
 from spantrain.core.plan import Plan, Stage
 from spantrain.core.profile import Profile
 from spantrain.core.quantities import format_bytes
-from spantrain.cost.memory import Division, divisions_of
+from spantrain.cost.held_sizes import Division, divisions_of
 from spantrain.cost.span_tables import SpanTables
 from spantrain.errors import InfeasiblePlanError, PlanError, ScheduleError
 from spantrain.planner.request import Evaluation, PlanRequest, Proposal, Strategy

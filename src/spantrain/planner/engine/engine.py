@@ -5,7 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from spantrain.core.outer.groups import OuterPlan
-from spantrain.core.plan import Alternative, Plan, PlanReport, Stage
+from spantrain.core.plan import Plan, Stage
+from spantrain.core.planned.report import Alternative, PlanReport
 from spantrain.core.profile import Profile
 from spantrain.errors import InfeasiblePlanError, PlanError, ScheduleError
 from spantrain.planner.assembly.recompute import proposals_of, recomputing_all

@@ -7,7 +7,8 @@ from functools import cache, partial
 
 from spantrain.config.prices import load_prices
 from spantrain.core.cluster import Cluster
-from spantrain.core.plan import DispatchHints, Plan, Stage
+from spantrain.core.plan import Plan, Stage
+from spantrain.core.planned.hints import DispatchHints
 from spantrain.core.profile import Profile
 from spantrain.cost.memory import MemoryCost
 from spantrain.cost.money import Prices, energy_of_step, money_of_step

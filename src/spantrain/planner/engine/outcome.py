@@ -6,7 +6,8 @@ from dataclasses import dataclass, field, replace
 
 from spantrain.core.cluster import Cluster
 from spantrain.core.outer.groups import OuterPlan
-from spantrain.core.plan import Alternative, Plan, PlanReport, Prediction
+from spantrain.core.plan import Plan
+from spantrain.core.planned.report import Alternative, PlanReport, Prediction
 from spantrain.errors import InfeasiblePlanError, PlanError
 from spantrain.formats.registry import WireFormat
 from spantrain.planner.engine.evaluate import LinkLoad

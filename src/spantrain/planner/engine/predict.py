@@ -9,7 +9,8 @@ from dataclasses import replace
 from spantrain.core.plan import Plan
 from spantrain.core.profile import Profile
 from spantrain.core.quantities import format_bytes
-from spantrain.cost.memory import BUFFERED_MICRO_BATCHES, HeldSizes, MemoryCost
+from spantrain.cost.held_sizes import HeldSizes
+from spantrain.cost.memory import BUFFERED_MICRO_BATCHES, MemoryCost
 from spantrain.cost.replicas import ReplicaCost
 from spantrain.errors import PlanError, ScheduleError
 from spantrain.sim.costs import ProfileCosts

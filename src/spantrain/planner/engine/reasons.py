@@ -3,7 +3,8 @@
 from collections.abc import Collection, Mapping, Sequence
 
 from spantrain.core.outer.groups import OuterPlan
-from spantrain.core.plan import Alternative, Plan
+from spantrain.core.plan import Plan
+from spantrain.core.planned.report import Alternative
 from spantrain.core.quantities import format_bandwidth, format_seconds, format_speed
 from spantrain.planner.engine.outer import Boundary
 from spantrain.planner.groups import DeviceGroup

@@ -101,8 +101,8 @@ def holding_of(
         units: of its stage, which keep the statistics.
         rows: what it updates of each, by the same names; None: all.
     """
-    stage_index, replica_index = plan.place(device)
-    stage = plan.stages[stage_index]
+    crew = plan.crew_of(device)
+    stage_index, replica_index, stage = crew.numbers[0], crew.replica_index(device), crew.first
     replica = stage.replicas[replica_index]
     names, first_stages = _tied(plan, graph)
     own = {names.get(name, name): parameter for name, parameter in parameters.items()}
@@ -134,10 +134,12 @@ def holding_of(
 
 
 def _tied(plan: Plan, graph: UnitGraph) -> tuple[dict[str, str], dict[str, int]]:
-    """Return, of parameters that units share, the first unit's name by each name, and the first stage by that name."""
+    """Return, of parameters that units share, the first unit's name by each name, and the first stage by that name;
+    of stages of the same devices the first stands for all.
+    """
     names = first_names(plan.model, graph)
     stages: dict[str, int] = {}
-    by_unit = {unit: index for index, stage in enumerate(plan.stages) for unit in stage.units}
+    by_unit = {unit: crew.numbers[0] for crew in plan.crews for unit in crew.units}
     for index, unit in enumerate(graph.units):
         if unit.shared:
             for name in shared_names(plan.model, index).values():

@@ -96,10 +96,11 @@ class GradientScaling:
             return {}
         return {_SCALE: self._scale.scale, _GOOD_STEPS: self._scale.good_steps}
 
-    def begin(self, executor: StageExecutor) -> None:
+    def begin(self, executors: Iterable[StageExecutor]) -> None:
         """Scale the backward passes of a step."""
         if self._scale is not None:
-            executor.loss_scale = self._scale.scale
+            for executor in executors:
+                executor.loss_scale = self._scale.scale
 
     def unscale(self, parameters: Iterable[torch.nn.Parameter]) -> bool:
         """Divide all gradients by the scale, in place; return whether one is infinite or no number."""

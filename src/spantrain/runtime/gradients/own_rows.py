@@ -55,8 +55,8 @@ def own_rows(plan: Plan, device: str, parameters: Parameters) -> dict[str, OwnRo
     copies, and those that are not trained have some, too: whole ones may be given up. Are they offloaded, they lie in
     the host's memory, page-locked.
     """
-    stage_index, replica_index = plan.place(device)
-    stage = plan.stages[stage_index]
+    crew = plan.crew_of(device)
+    stage, replica_index = crew.first, crew.replica_index(device)
     if not stage.divides_state and not stage.offloads:
         return None
     found = {}

@@ -184,12 +184,15 @@ class Tied:
 
 
 def tied_across_stages(plan: Plan, stage_index: int, graph: UnitGraph, units: Sequence[UnitModule]) -> tuple[Tied, ...]:
-    """Find the parameters that are trained and that other stages hold copies of."""
+    """Find the parameters that are trained and that other stages hold copies of.
+
+    Stages of the same devices have one copy; the first of them stands for all, as `stage_index` does for this device's.
+    """
     holders: dict[str, set[int]] = {}
-    for index, stage in enumerate(plan.stages):
-        for unit in stage.units:
+    for crew in plan.crews:
+        for unit in crew.units:
             for group in graph.units[unit].shared:
-                holders.setdefault(group, set()).add(index)
+                holders.setdefault(group, set()).add(crew.numbers[0])
     found = []
     for group, members in sorted(shared_parameters(units).items()):
         others = tuple(sorted(holders.get(group, set()) - {stage_index}))

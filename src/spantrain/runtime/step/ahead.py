@@ -46,8 +46,8 @@ class Ahead:
         """Keep as many as the device takes."""
         self._most = most
         self._actions: deque[AheadAction] = deque()
-        self._typical_s: dict[tuple[Op, int], float] = {}
-        """By operation and samples: what the last one took."""
+        self._typical_s: dict[tuple[int, Op, int], float] = {}
+        """By stage, operation and samples: what the last one took."""
         self._launch_s = 0.0
         """What launching took: the longer of the last two."""
         self._last_launch_s = 0.0
@@ -69,7 +69,7 @@ class Ahead:
         now_s = time.monotonic()
         self._launch_s = max(self._last_launch_s, now_s - since_s)
         self._last_launch_s = now_s - since_s
-        typical_s = self._typical_s.get((action.op, action.span.size), math.inf)
+        typical_s = self._typical_s.get((action.stage, action.op, action.span.size), math.inf)
         self._free_s = max(since_s, self._free_s) + typical_s
         entry = AheadAction(
             step=step,
@@ -85,7 +85,7 @@ class Ahead:
         while self._actions and (wait or self._actions[0].work.is_over):
             entry = self._actions.popleft()
             entry.work.wait()
-            kind = entry.action.op, entry.action.span.size
+            kind = entry.action.stage, entry.action.op, entry.action.span.size
             self._typical_s[kind] = entry.work.ended_s - entry.work.started_s
             if not self._actions:
                 self._free_s = entry.work.ended_s

@@ -6,7 +6,7 @@ other.
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
@@ -18,7 +18,7 @@ from spantrain.core.action import Action, Direction, Op
 from spantrain.core.messages import BACKGROUND, Arrived, Command, ControlKey, Event, Finished, MessageKey, StepStarted
 from spantrain.core.plan import Plan
 from spantrain.core.span import Span, equal_spans
-from spantrain.formats.registry import WireFormat
+from spantrain.errors import ProtocolError
 from spantrain.models.execution.held import HeldMeter
 from spantrain.models.execution.stage import NamesFinal
 from spantrain.runtime.channels import DeferredMessages
@@ -26,10 +26,12 @@ from spantrain.runtime.recorder import StepRecorder
 from spantrain.runtime.step.ahead import Ahead
 from spantrain.runtime.step.context import WorkerContext
 from spantrain.runtime.step.following import Followers
+from spantrain.runtime.step.own_stage import EVALUATE, FinalOfSeveral, OwnStage, StageWork, shared_names
 from spantrain.runtime.step.rounding import ErrorFeedback, for_wire, from_wire
-from spantrain.runtime.step.work import DeviceClock, Feed, LastBackward, ReplicaWork, SampleInbox, Tensors
+from spantrain.runtime.step.work import Feed, SampleInbox, Tensors
 from spantrain.schedule.dispatch.machine import DispatchMachine
 from spantrain.schedule.dispatch.policies import TwoSteps
+from spantrain.schedule.dispatch.several import AnyMachine
 from spantrain.schedule.layout import Router
 from spantrain.transport.mailbox.interface import Message
 
@@ -37,7 +39,6 @@ _POLL_S = 0.25
 """How often a waiting driver looks whether the run was aborted."""
 _BESIDE_S = 0.02
 """How often one looks that waits for what goes on beside."""
-_EVALUATE = "evaluate"
 _PIPELINE = tuple(direction.value for direction in Direction)
 
 
@@ -54,7 +55,7 @@ class _StepMachine(Protocol):
 class _OneStep:
     """The policy of one step, with what it decides on record."""
 
-    def __init__(self, policy: DispatchMachine, recorder: StepRecorder) -> None:
+    def __init__(self, policy: AnyMachine, recorder: StepRecorder) -> None:
         self.policy = policy
         self._recorder = recorder
         self._step: int | None = None
@@ -72,7 +73,8 @@ class _OneStep:
 
 @dataclass(kw_only=True)
 class _OpenStep:
-    feedback: ErrorFeedback = field(default_factory=ErrorFeedback)
+    feedback: dict[int, ErrorFeedback] = field(default_factory=dict)
+    """By stage."""
     loss_sum: Tensor | float = 0.0
     """Summed where losses are computed; it is read when the step is over."""
 
@@ -85,17 +87,21 @@ class StepDriver:
         here: WorkerContext,
         plan: Plan,
         *,
-        work: ReplicaWork,
-        clock: DeviceClock,
+        stages: Mapping[int, StageWork],
         followers: Followers,
         local: LocalAdapter | None = None,
         two_steps: TwoSteps | None = None,
     ) -> None:
-        """Work in a plan; without an adapter, links are watched and nothing else; `two_steps` runs two at once."""
+        """Work in a plan, by number of its stages.
+
+        Without an adapter, links are watched and nothing else; `two_steps` runs two at once.
+        """
         self._here = here
         self._plan = plan
-        self._replica_work = work
-        self._clock = clock
+        replica = plan.crew_of(here.name).replica_index(here.name)
+        self._stages = {number: OwnStage(plan, number, replica, work) for number, work in sorted(stages.items())}
+        self._stage_at = {lane: number for number, own in self._stages.items() for lane in own.lanes}
+        self._is_last = len(plan.stages) - 1 in self._stages
         self._followers = followers
         self.local = local or LocalAdapter()
         """What follows the links to the peers."""
@@ -103,16 +109,14 @@ class StepDriver:
         self._inbox = SampleInbox()
         self._control: dict[tuple[int, str], Tensors] = {}
         """What came that is no samples, by step and lane."""
-        self._stage, self._replica = plan.place(here.name)
-        stages = plan.stages
-        self._own_spans = stages[self._stage].replica_spans(self._replica)
-        self._last_backward = LastBackward(sum(span.size for span in self._own_spans))
-        self._wire_before = stages[self._stage - 1].wire_format if self._stage else WireFormat.NATIVE
-        self._wire_behind = stages[self._stage].wire_format
+        executors = [one for own in self._stages.values() for one in own.work.executors]
+        self._shared = shared_names(self._stages.values())
+        self._keeps_spans = any(one.keeps_spans for one in executors)
+        self._device, ahead = next((own.clock.device, own.clock.ahead) for own in self._stages.values())
         self._machine: _StepMachine | None = two_steps
         self._steps: dict[int, _OpenStep] = {}
         self._heard: list[tuple[int, Event]] = []
-        self._ahead = Ahead(clock.ahead)
+        self._ahead = Ahead(ahead)
         self._ready_since = time.monotonic()
         self._waited_s = 0.0
         self.deferred = DeferredMessages(here.mailbox.wake, here.check_abort) if two_steps else None
@@ -120,7 +124,7 @@ class StepDriver:
         self.beside: list[Callable[[], None]] = []
         """Called between actions: what goes on beside them, a little of it at a time."""
         # Each set's meter counts what waits here, and what the other's steps hold.
-        meters = [one.meter for one in work.executors]
+        meters = [one.meter for one in executors]
         for meter in meters:
             meter.waiting_bytes = partial(self._held_bytes, [other for other in meters if other is not meter])
 
@@ -128,13 +132,15 @@ class StepDriver:
         control = sum(tensor.nbytes for tensors in self._control.values() for tensor in tensors)
         return self._inbox.held_bytes() + control + sum(one.now_bytes for one in others)
 
-    def run_step(self, step: int, policy: DispatchMachine, final: NamesFinal | None = None) -> float | None:
+    def run_step(self, step: int, policy: AnyMachine, final: NamesFinal | None = None) -> float | None:
         """Run all actions of a step; return the last stage's loss sum (None on other stages).
 
         `final` is told which gradients are final, while the step's last backward runs here.
         """
         self._machine = _OneStep(policy, self._here.recorder)
-        self._last_backward.begin(step, final)
+        told = FinalOfSeveral(final, self._shared) if final is not None and self._shared else final
+        for own in self._stages.values():
+            own.last_backward.begin(step, told)
         self.forget(step - 1)
         self._followers.begin()
         self._ready_since = time.monotonic()
@@ -150,8 +156,13 @@ class StepDriver:
         """Open a step; its weights are ready here."""
         self._steps[step] = _OpenStep()
         self._heard.append((step, StepStarted(step)))
-        for direction in Direction:  # what arrived before
-            self._heard += [(step, Arrived(direction, span)) for span in self._inbox.spans(step, direction.value)]
+        for number, own in self._stages.items():  # what arrived before
+            for direction in Direction:
+                spans = self._inbox.spans(step, own.lane(direction.value))
+                self._heard += [(step, self._arrived(direction, span, number)) for span in spans]
+
+    def _arrived(self, direction: Direction, span: Span, stage: int) -> Arrived:
+        return Arrived(direction, span, stage if len(self._stages) > 1 else None)
 
     def advance(self) -> tuple[int, float | None] | None:
         """Do one action, or wait a moment for one; return a step whose actions are done here, with its loss sum.
@@ -172,7 +183,7 @@ class StepDriver:
         if step is not None:
             self._note_ends(wait=True)
             done = self._steps.pop(step)
-            return step, float(done.loss_sum) if self._replica_work.is_last else None
+            return step, float(done.loss_sum) if self._is_last else None
         if chosen is None:
             before_s, idle = time.monotonic(), not self._ahead
             self._receive(min(_POLL_S, self._ahead.patience_s))
@@ -188,16 +199,17 @@ class StepDriver:
         """Pass a held-out batch forward, without gradients; return the last stage's loss sum."""
         loss_sum = 0.0
         self._followers.begin()
-        for span in self._own_spans:
-            received = () if self._replica_work.is_first else self._wait_for_samples(step, _EVALUATE, span)
-            outputs = self._clock.run(Op.FORWARD, span.size, self._evaluation(step, span, received, feed))
-            if self._replica_work.is_last:
-                loss_sum += float(outputs[0])
-            else:
-                tensors = for_wire(outputs, self._wire_behind)
-                self._send(step, Direction.FORWARD, span, tensors, lane=_EVALUATE)
+        for number, own in self._stages.items():
+            for span in own.spans:
+                received = () if own.work.is_first else self._wait_for_samples(own, step, span)
+                outputs = own.clock.run(Op.FORWARD, span.size, self._evaluation(own, step, span, received, feed))
+                if own.work.is_last:
+                    loss_sum += float(outputs[0])
+                else:
+                    tensors = for_wire(outputs, own.wire_behind)
+                    self._send(step, number, Direction.FORWARD, span, tensors, lane=EVALUATE)
         self._followers.end()
-        return loss_sum if self._replica_work.is_last else None
+        return loss_sum if self._is_last else None
 
     # Messages outside the pipeline's routes, e.g. a sum of shared gradients.
 
@@ -237,8 +249,9 @@ class StepDriver:
         heard, self._heard = self._heard, []
         # What arrived while an action ran is told before its end, so that the next choice knows of it.
         chosen = self._tell(machine, sorted(heard, key=lambda entry: isinstance(entry[1], Finished)))
-        if isinstance(machine, _OneStep) and not self._replica_work.executor.keeps_spans:
-            recut = self.local.recut(time.monotonic(), machine.policy)
+        policy = machine.policy if isinstance(machine, _OneStep) and not self._keeps_spans else None
+        if isinstance(policy, DispatchMachine):
+            recut = self.local.recut(time.monotonic(), policy)
             if recut is not None:
                 chosen = self._tell(machine, [(step, recut) for step in self._steps]) or chosen
         return chosen
@@ -255,11 +268,12 @@ class StepDriver:
         return chosen
 
     def _do(self, step: int, action: Action) -> None:
-        final = self._last_backward.of(step, action)
-        work = self._work(step, action, self._clock.told_by_work(final))
+        own = self._stages[action.stage]
+        final = own.last_backward.of(step, action)
+        work = self._work(own, step, action, own.clock.told_by_work(final))
         since_s = time.monotonic()
-        submitted = self._clock.submit(action.op, action.span.size, work, final)
-        held_samples = self._replica_work.held_samples
+        submitted = own.clock.submit(action.op, action.span.size, work, final)
+        held_samples = sum(one.work.held_samples for one in self._stages.values())
         self._ahead.submitted(step, action, submitted, since_s=since_s, held_samples=held_samples)
         self._note_ends()
 
@@ -279,47 +293,52 @@ class StepDriver:
 
     def _hand_on(self, step: int, action: Action, outputs: Tensors) -> None:
         """Send what an action has made to those who need it, or count its loss."""
-        open_step = self._steps[step]
-        if action.op is Op.FORWARD and self._replica_work.is_last:
+        open_step, own, stage = self._steps[step], self._stages[action.stage], action.stage
+        if action.op is Op.FORWARD and own.work.is_last:
             open_step.loss_sum = open_step.loss_sum + outputs[0].double()
         elif action.op is Op.FORWARD:
-            tensors = self._fetched(partial(for_wire, outputs, self._wire_behind))
-            self._send(step, Direction.FORWARD, action.span, tensors)
-        elif action.op in (Op.BACKWARD, Op.BACKWARD_INPUT) and not self._replica_work.is_first:
-            tensors = self._fetched(partial(open_step.feedback.for_wire, outputs, self._wire_before))
-            self._send(step, Direction.BACKWARD, action.span, tensors)
+            tensors = self._fetched(partial(for_wire, outputs, own.wire_behind))
+            self._send(step, stage, Direction.FORWARD, action.span, tensors)
+        elif action.op in (Op.BACKWARD, Op.BACKWARD_INPUT) and not own.work.is_first:
+            feedback = open_step.feedback.setdefault(stage, ErrorFeedback())
+            tensors = self._fetched(partial(feedback.for_wire, outputs, own.wire_before))
+            self._send(step, stage, Direction.BACKWARD, action.span, tensors)
 
     def _fetched(self, made: Callable[[], Tensors]) -> Tensors:
-        device = self._clock.device
-        return device.fetch(made, device.torch_device)
+        return self._device.fetch(made, self._device.torch_device)
 
-    def _work(self, step: int, action: Action, final: NamesFinal | None) -> Callable[[], Tensors]:
+    def _work(self, own: OwnStage, step: int, action: Action, final: NamesFinal | None) -> Callable[[], Tensors]:
         """Return the computation of an action, with its inputs bound; followers are told as it begins."""
-        op, span, bind = action.op, action.span, self._replica_work.bind
-        awaited = self._replica_work.awaits(op)
-        received = self._take(step, awaited.value, span) if awaited else ()
+        op, span, bind = action.op, action.span, own.work.bind
+        awaited = own.work.awaits(op)
+        received = self._take(own, step, awaited.value, span) if awaited else ()
         if not self._followers.exist:
             return bind(op, step, span, received, final)
         return lambda: bind(op, step, span, self._followers.tell(op, step, span, received), final)()
 
-    def _evaluation(self, step: int, span: Span, received: Tensors, feed: Feed) -> Callable[[], Tensors]:
+    def _evaluation(self, own: OwnStage, step: int, span: Span, received: Tensors, feed: Feed) -> Callable[[], Tensors]:
         def work() -> Tensors:
             handed = self._followers.tell(None, step, span, received)
-            return self._replica_work.bind_evaluation(step, span, handed, feed)()
+            return own.work.bind_evaluation(step, span, handed, feed)()
 
         return work
 
-    def _send(self, step: int, direction: Direction, span: Span, tensors: Tensors, *, lane: str | None = None) -> None:
-        stage = self._plan.stages[self._stage]
+    def _send(
+        self, step: int, number: int, direction: Direction, span: Span, tensors: Tensors, *, lane: str | None = None
+    ) -> None:
+        stage = self._plan.stages[number]
         cut = stage.first_unit - 1 if direction is Direction.BACKWARD else stage.end_unit - 1
-        for target, part in self._parts(direction, span):
+        for target, part in self._parts(number, direction, span):
             key = MessageKey(self._plan.generation, step, lane or direction.value, cut, part)
             pieces = tuple(tensor[part.lo - span.lo : part.hi - span.lo] for tensor in tensors)
-            self.send_message(target, key, pieces)
+            if target == self._here.name:
+                self._take_in(key, pieces)
+            else:
+                self.send_message(target, key, pieces)
 
-    def _parts(self, direction: Direction, span: Span) -> Iterator[tuple[str, Span]]:
+    def _parts(self, stage: int, direction: Direction, span: Span) -> Iterator[tuple[str, Span]]:
         """Yield who gets which samples, in pieces as small as the adapter wants them."""
-        for target, part in self._router.destinations(self._here.name, direction, span):
+        for target, part in self._router.destinations(stage, direction, span):
             for piece in equal_spans(part.size, self.local.piece_samples(target, part.size)):
                 yield target, Span(part.lo + piece.lo, part.lo + piece.hi)
 
@@ -335,22 +354,29 @@ class StepDriver:
         if isinstance(key, ControlKey):
             self._control[key.step, key.lane] = message.tensors
             return
-        self._inbox.add(key.step, key.lane, key.span, message.tensors)
+        if (key.lane, key.cut) not in self._stage_at:
+            raise ProtocolError(f"{message.source} sends {key}, which is for no stage of {self._here.name}")
+        self._take_in(key, message.tensors)
         if key.lane in _PIPELINE:
-            direction = Direction(key.lane)
-            self.local.received(direction, key.span.size, message.received_s)
-            if key.step in self._steps:  # those of others lie in the inbox until it begins
-                self._heard.append((key.step, Arrived(direction, key.span)))
+            self.local.received(Direction(key.lane), key.span.size, message.received_s)
 
-    def _take(self, step: int, lane: str, span: Span) -> Tensors:
-        """Return samples that have come, as this stage works on them; until then they lie here as they were sent."""
-        wire_format = self._wire_behind if lane == Direction.BACKWARD.value else self._wire_before
-        return from_wire(self._inbox.take(step, lane, span), wire_format, self._clock.device.torch_device)
+    def _take_in(self, key: MessageKey, tensors: Tensors) -> None:
+        """Keep samples until an action takes them."""
+        self._inbox.add(key.step, (key.lane, key.cut), key.span, tensors)
+        if key.lane in _PIPELINE and key.step in self._steps:  # those of others lie in the inbox until it begins
+            stage = self._stage_at[key.lane, key.cut]
+            self._heard.append((key.step, self._arrived(Direction(key.lane), key.span, stage)))
 
-    def _wait_for_samples(self, step: int, lane: str, span: Span) -> Tensors:
-        while sum(both.size for piece in self._inbox.spans(step, lane) if (both := span.intersect(piece))) < span.size:
+    def _take(self, own: OwnStage, step: int, name: str, span: Span) -> Tensors:
+        """Return samples that have come, as a stage works on them; until then they lie here as they were sent."""
+        wire_format = own.wire_behind if name == Direction.BACKWARD.value else own.wire_before
+        return from_wire(self._inbox.take(step, own.lane(name), span), wire_format, self._device.torch_device)
+
+    def _wait_for_samples(self, own: OwnStage, step: int, span: Span) -> Tensors:
+        spans, lane = self._inbox.spans, own.lane(EVALUATE)
+        while sum(both.size for piece in spans(step, lane) if (both := span.intersect(piece))) < span.size:
             self._receive(_POLL_S)
-        return self._take(step, lane, span)
+        return self._take(own, step, EVALUATE, span)
 
     def _note_sends(self) -> None:
         for sent in self._here.mailbox.sent_intervals():

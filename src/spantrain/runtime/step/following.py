@@ -24,7 +24,8 @@ from spantrain.formats.codec import DTYPE_BYTES
 from spantrain.models.execution.stage import NamesFinal
 from spantrain.runtime.gradients.members import MemberGroup
 from spantrain.runtime.step.context import WorkerContext
-from spantrain.runtime.step.work import DeviceClock, Feed, LastBackward, ReplicaWork
+from spantrain.runtime.step.own_stage import LastBackward
+from spantrain.runtime.step.work import DeviceClock, Feed, ReplicaWork
 
 _ROW = 256
 _KEEP_ALIVE_S = 1.0
@@ -117,8 +118,9 @@ class Follower:
         self._group = group
         self._work = work
         self._clock = clock
-        self._stage, replica = plan.place(here.name)
-        self._last_backward = LastBackward(sum(span.size for span in plan.stages[self._stage].replica_spans(replica)))
+        crew = plan.crew_of(here.name)
+        self._stage = crew.numbers[0]
+        self._last_backward = LastBackward(crew.first.samples_of(crew.replica_index(here.name)))
 
     def run_step(self, step: int, final: NamesFinal | None = None) -> None:
         """Do what the leader tells until it says that the step's actions are done; `final` as of `StepDriver`."""

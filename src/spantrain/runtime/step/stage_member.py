@@ -1,16 +1,17 @@
-"""One device's part of a stage: its groups, its units with the part of their parameters that it holds."""
+"""One device's part of a stage, or of its several stages: its groups, its units with what it holds of them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 
 from spantrain.core.plan import Plan, Replica, Stage
 from spantrain.core.shares import TensorPart
 from spantrain.errors import ConfigError
 from spantrain.models.execution.stage import StageExecutor
 from spantrain.models.joint_norms import JoinedDevices
-from spantrain.models.low_weights import LowWeights
+from spantrain.models.low_weights import LowWeights, with_low_weights
 from spantrain.models.statistics import BatchStatistics, statistics_parts
 from spantrain.models.tensor_parallel.division import whole_of
 from spantrain.models.tensor_parallel.shard import notices, partial_parameters, shard_units
@@ -26,13 +27,16 @@ from spantrain.schedule.joint import check_joint
 
 @dataclass(frozen=True, kw_only=True)
 class StageMember:
-    """What one device is and has within its stage."""
+    """What one device is and has within its stage, or within all of its stages."""
 
-    stage_index: int
+    numbers: tuple[int, ...]
+    """Of its stages, rising."""
     replica: Replica
     groups: StageGroups
     units: tuple[UnitModule, ...]
-    executor: StageExecutor
+    """Of all of its stages."""
+    chunks: tuple[StageExecutor, ...]
+    """What runs each of its stages."""
     parts: GroupParts
     shares: Mapping[str, tuple[float, ...]]
     """By device of the replica: the part of each unit that it computes."""
@@ -50,9 +54,19 @@ class StageMember:
     """A copy with weights of its own, where two steps run at once (`runtime.worker.stale_session`)."""
 
     @property
+    def stage_index(self) -> int:
+        """The first of its stages."""
+        return self.numbers[0]
+
+    @property
     def executors(self) -> tuple[StageExecutor, ...]:
-        """Those whose weights steps take in turn."""
-        return (self.executor,) if self.second is None else (self.executor, self.second)
+        """All of them: of its stages, or the two of one stage whose weights steps take in turn."""
+        return self.chunks if self.second is None else (*self.chunks, self.second)
+
+    @property
+    def named_parameters(self) -> dict[str, nn.Parameter]:
+        """Those of all of its stages, by name in the unsplit model."""
+        return {name: own for chunk in self.chunks for name, own in chunk.named_parameters().items()}
 
     @property
     def leads(self) -> bool:
@@ -67,9 +81,9 @@ def build_member(here: WorkerContext, plan: Plan, units: Sequence[UnitModule], g
         ConfigError: the devices of the replica have not the same model, or it has no sequence to slice as planned.
         PlanError: replicas would wait for each other's statistics for ever.
     """
-    stage_index, replica_index = plan.place(here.name)
-    stage = plan.stages[stage_index]
-    replica = stage.replicas[replica_index]
+    crew = plan.crew_of(here.name)
+    stage, stage_index = crew.first, crew.numbers[0]
+    replica = stage.replicas[crew.replica_index(here.name)]
     names = [tuple(parameter_names(unit).values()) for unit in units]
     if stage.sequence_parallel and not any(unit.sequence_activation_bytes for unit in here.graph.units):
         raise ConfigError(
@@ -78,16 +92,22 @@ def build_member(here: WorkerContext, plan: Plan, units: Sequence[UnitModule], g
         )
     own = _divided(units, stage, replica, groups)
     check_joint(plan, here.graph, statistics=here.job.joins_statistics)
-    executor = stage_executor(here, plan, units, groups)
-    rows = own_rows(plan, here.name, executor.named_parameters())
-    executor.shards = shards = _shards(here, plan, units, executor, rows, groups)
+    # Moved and rounded as one module, so that a parameter of two stages stays one.
+    with_low_weights(nn.ModuleList(units).to(here.device.torch_device), plan.dtype)
+    by_stage = dict(zip(crew.units, units, strict=True))
+    chunks = tuple(
+        stage_executor(here, plan, number, [by_stage[unit] for unit in one.units], groups)
+        for number, one in zip(crew.numbers, crew.stages, strict=True)
+    )
+    rows = own_rows(plan, here.name, {name: own for one in chunks for name, own in one.named_parameters().items()})
+    chunks[0].shards = shards = _shards(here, plan, units, chunks[0], rows, groups)
     parts = share_parts(groups.replica, own, here.device.torch_device)
     return StageMember(
-        stage_index=stage_index,
+        numbers=crew.numbers,
         replica=replica,
         groups=groups,
         units=tuple(units),
-        executor=executor,
+        chunks=chunks,
         parts=parts,
         shares={
             member: tuple(unit_shares(held, names))
@@ -115,8 +135,8 @@ def _shards(
     groups: StageGroups,
 ) -> UnitShards | None:
     """Return what replicas exchange around units; divided parameters are given up, but for the own rows."""
-    stage_index, _ = plan.place(here.name)
-    stage, named = plan.stages[stage_index], executor.named_parameters()
+    crew = plan.crew_of(here.name)
+    stage, stage_index, named = crew.first, crew.numbers[0], executor.named_parameters()
     if not _by_unit(stage):
         return None
     tied = tied_across_stages(plan, stage_index, here.graph, units)
@@ -133,9 +153,10 @@ def _shards(
     return shards
 
 
-def stage_executor(here: WorkerContext, plan: Plan, units: Sequence[UnitModule], groups: StageGroups) -> StageExecutor:
-    """Return what runs the units of a device's stage there, where they are taken."""
-    stage_index, _ = plan.place(here.name)
+def stage_executor(
+    here: WorkerContext, plan: Plan, stage_index: int, units: Sequence[UnitModule], groups: StageGroups
+) -> StageExecutor:
+    """Return what runs the units of a stage on a device, where they are taken."""
     stage, graph, job = plan.stages[stage_index], here.graph, here.job
     joined = JoinedDevices(group=groups.statistics, leads=groups.replica.rank == 0) if groups.statistics else None
     return StageExecutor(

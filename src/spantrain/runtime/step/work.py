@@ -8,7 +8,7 @@ from typing import Protocol
 
 import torch
 
-from spantrain.core.action import Action, Direction, Op
+from spantrain.core.action import Direction, Op
 from spantrain.core.span import Span
 from spantrain.devices.base import ComputeDevice, EmulatedTime, Milestone, Submitted
 from spantrain.models.data.dataset import Dataset
@@ -25,31 +25,6 @@ class Feed(Protocol):
 
     def rows(self, step: int, span: Span, numbers: Sequence[int]) -> Rows:
         """Return these of the inputs and labels."""
-
-
-class LastBackward:
-    """Knows the action behind which no sample of a step waits for a backward here, however the step is cut."""
-
-    def __init__(self, samples: int) -> None:
-        """Expect so many samples in each step."""
-        self._samples = samples
-        self._left: dict[int, int] = {}
-        self._final: dict[int, NamesFinal] = {}
-
-    def begin(self, step: int, final: NamesFinal | None) -> None:
-        """Begin a step, whose last backward tells `final` which gradients are done; None: nobody asks."""
-        if final is not None:
-            self._left[step], self._final[step] = self._samples, final
-
-    def of(self, step: int, action: Action) -> NamesFinal | None:
-        """Return whom an action that begins now tells; None: it is not the step's last backward."""
-        if step not in self._left or action.op not in (Op.BACKWARD, Op.BACKWARD_WEIGHT):
-            return None
-        self._left[step] -= action.span.size
-        if self._left[step]:
-            return None
-        del self._left[step]
-        return self._final.pop(step)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,21 +231,25 @@ class SampledFeed:
         return counted_labels(self._dataset.labels(indices), 1)
 
 
+Lane = tuple[str, int]
+"""The lane of a message, and the cut that it crosses (`core.messages.MessageKey`)."""
+
+
 class SampleInbox:
     """Pieces by (step, lane); handed out as whole spans, however they were cut on the way."""
 
     def __init__(self) -> None:
-        self._pieces: dict[tuple[int, str], list[tuple[Span, Tensors]]] = {}
+        self._pieces: dict[tuple[int, Lane], list[tuple[Span, Tensors]]] = {}
 
-    def add(self, step: int, lane: str, span: Span, tensors: Tensors) -> None:
+    def add(self, step: int, lane: Lane, span: Span, tensors: Tensors) -> None:
         """Keep one piece; every tensor's first dimension is the span's samples."""
         self._pieces.setdefault((step, lane), []).append((span, tensors))
 
-    def spans(self, step: int, lane: str) -> tuple[Span, ...]:
+    def spans(self, step: int, lane: Lane) -> tuple[Span, ...]:
         """Return what lies here, in order of arrival."""
         return tuple(span for span, _ in self._pieces.get((step, lane), ()))
 
-    def take(self, step: int, lane: str, span: Span) -> Tensors:
+    def take(self, step: int, lane: Lane, span: Span) -> Tensors:
         """Hand out the samples of a span and forget them; all of them must be here."""
         kept: list[tuple[Span, Tensors]] = []
         found: list[tuple[Span, Tensors]] = []

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from spantrain.core.job import TrainJob
-from spantrain.core.plan import Plan
+from spantrain.core.plan import Plan, Stage
 from spantrain.core.shares import StateSharding
 from spantrain.devices.base import ComputeDevice
 from spantrain.errors import WorkerError
@@ -25,12 +25,14 @@ from spantrain.runtime.step.context import WorkerContext
 from spantrain.runtime.step.driver import StepDriver
 from spantrain.runtime.step.emulation import emulated_unit_seconds
 from spantrain.runtime.step.following import Follower, Followers
+from spantrain.runtime.step.own_stage import StageWork
 from spantrain.runtime.step.stage_member import StageMember
 from spantrain.runtime.step.work import DeviceClock, Feed, ReplicaWork, UnitTimes
-from spantrain.schedule.dispatch.machine import DispatchMachine
+from spantrain.schedule.dispatch.machine import ReplicaTask
 from spantrain.schedule.dispatch.policies import TwoSteps
+from spantrain.schedule.dispatch.several import AnyMachine
 from spantrain.schedule.joint import statistics_spans
-from spantrain.schedule.registry import make_policy, replica_tasks
+from spantrain.schedule.registry import make_machine, make_policy, replica_tasks
 
 
 class StageActions:
@@ -38,27 +40,24 @@ class StageActions:
 
     def __init__(self, here: WorkerContext, plan: Plan, member: StageMember) -> None:
         """Take part in a plan; of a member with a second set of weights, two steps run at once."""
-        self._low_weights = member.executor.low_weights
-        work = ReplicaWork(
-            executors=member.executors,
-            feed=here.feed,
-            is_first=member.stage_index == 0,
-            is_last=member.stage_index == len(plan.stages) - 1,
-        )
-        clock, group = _clock(here, plan, member), member.groups.replica
-        self._leading: tuple[StepDriver, DispatchMachine] | None = None
+        self._low_weights = [one.low_weights for one in member.chunks]
+        stages = {number: _stage_work(here, plan, member, number) for number in member.numbers}
+        group = member.groups.replica
+        self._leading: tuple[StepDriver, AnyMachine] | None = None
         if not member.leads:
-            self._follower = Follower(here, plan, group=group, work=work, clock=clock)
+            (only,) = stages.values()
+            self._follower = Follower(here, plan, group=group, work=only.work, clock=only.clock)
             return
-        stage_index, replica_index = plan.place(here.name)
-        task = replica_tasks(plan)[stage_index][replica_index]
-        policy = make_policy(plan.schedule, task)
-        two_steps = TwoSteps((policy, make_policy(plan.schedule, task))) if member.second is not None else None
+        crew = plan.crew_of(here.name)
+        task = replica_tasks(plan)[plan.crews.index(crew)][crew.replica_index(here.name)]
+        policy, two_steps = make_machine(plan.schedule, task), None
+        if member.second is not None:
+            assert isinstance(task, ReplicaTask), "steps overlap on devices with one stage"
+            two_steps = TwoSteps((make_policy(plan.schedule, task), make_policy(plan.schedule, task)))
         driver = StepDriver(
             here,
             plan,
-            work=work,
-            clock=clock,
+            stages=stages,
             followers=Followers(group, here.device.torch_device),
             local=here.adapters.under(plan),
             two_steps=two_steps,
@@ -80,7 +79,8 @@ class StageActions:
 
         `final` is told which gradients are final, while the step's last backward runs here.
         """
-        self._low_weights.refresh()
+        for low_weights in self._low_weights:
+            low_weights.refresh()
         if self._leading:
             driver, policy = self._leading
             return driver.run_step(step, policy, final)
@@ -89,24 +89,38 @@ class StageActions:
 
     def evaluate(self, step: int, feed: Feed) -> float | None:
         """Pass a held-out batch forward; return the loss sum of the last stage's leaders."""
-        self._low_weights.refresh()
+        for low_weights in self._low_weights:
+            low_weights.refresh()
         if self._leading:
             return self._leading[0].evaluate(step, feed)
         self._follower.evaluate(feed)
         return None
 
 
-def _clock(here: WorkerContext, plan: Plan, member: StageMember) -> DeviceClock:
-    cluster = plan.cluster
-    stage = plan.stages[member.stage_index]
+def _stage_work(here: WorkerContext, plan: Plan, member: StageMember, number: int) -> StageWork:
+    chunk = member.chunks[member.numbers.index(number)]
+    work = ReplicaWork(
+        executors=(chunk,) if member.second is None else (chunk, member.second),
+        feed=here.feed,
+        is_first=number == 0,
+        is_last=number == len(plan.stages) - 1,
+    )
+    return StageWork(work=work, clock=_clock(here, plan, member, number))
+
+
+def _clock(here: WorkerContext, plan: Plan, member: StageMember, number: int) -> DeviceClock:
+    cluster, stage, own = plan.cluster, plan.stages[number], plan.crew_of(here.name).units
     units = [here.graph.units[index] for index in stage.units]
     recompute = [unit - stage.first_unit for unit in stage.recompute]
     emulated = any(cluster.device_by_name[other].emulated for other in member.replica.devices)
-    by_unit = emulated_unit_seconds(cluster, here.name, member.shares, plan.dtype, units, recompute=recompute)
+    at = slice(own.index(stage.first_unit), own.index(stage.first_unit) + len(units))
+    shares = {name: held[at] for name, held in member.shares.items()}
+    names = member.chunks[member.numbers.index(number)].names_by_unit
+    by_unit = emulated_unit_seconds(cluster, here.name, shares, plan.dtype, units, recompute=recompute)
     return DeviceClock(
         device=here.device,
         seconds=lambda op, samples: None if by_unit is None else sum(by_unit(op, samples)),
-        unit_times=None if by_unit is None else UnitTimes(seconds=by_unit, names=member.executor.names_by_unit),
+        unit_times=None if by_unit is None else UnitTimes(seconds=by_unit, names=names),
         group=member.groups.replica if emulated and len(member.replica.devices) > 1 else None,
         joined=tuple(one for one in (member.groups.statistics, member.shards) if one is not None),
     )
@@ -128,12 +142,12 @@ class PlanPart:
     @property
     def keeps_rows(self) -> bool:
         """Whether this device has no whole parameter between actions."""
-        return self.plan.stages[self.member.stage_index].keeps_rows
+        return self._first.keeps_rows
 
     @property
     def parameters(self) -> Mapping[str, torch.nn.Parameter]:
         """Those that are trained, by name in the unsplit model; one that two units share has the first's name."""
-        return trained_of(self.member.executor)
+        return trained_of(self.member.named_parameters)
 
     @property
     def updated(self) -> Mapping[str, torch.nn.Parameter]:
@@ -143,12 +157,13 @@ class PlanPart:
         rows = {id(own.whole): own.rows for own in self.holding.own_rows.values()}
         return {name: rows[id(whole)] for name, whole in self.parameters.items() if id(whole) in rows}
 
-    def commit_statistics(self, executor: StageExecutor) -> None:
-        """Bring running statistics up to date by what all replicas of the stage took in a step."""
+    def commit_statistics(self, executors: Sequence[StageExecutor]) -> None:
+        """Bring running statistics up to date by what all replicas of each stage took in a step."""
         groups = self.member.groups
-        spans = statistics_spans(self.plan.stages[self.member.stage_index], joined=groups.statistics is not None)
         total = groups.world.begin_all_reduce
-        executor.statistics.commit(spans, lambda sums: total(sums)(), leads=self.member.leads)
+        for number, executor in zip(self.member.numbers, executors, strict=True):
+            spans = statistics_spans(self.plan.stages[number], joined=groups.statistics is not None)
+            executor.statistics.commit(spans, lambda sums: total(sums)(), leads=self.member.leads)
 
     def take_gradients(self) -> None:
         """Give what this device updates its gradients, of all those that were summed."""
@@ -175,8 +190,7 @@ class PlanPart:
         Raises:
             PeerLostError: another replica went away.
         """
-        stage = self.plan.stages[self.member.stage_index]
-        gather_rows(self.parameters, self.member.groups.ring, stage.sums)
+        gather_rows(self.parameters, self.member.groups.ring, self._first.sums)
 
     def forget_gradients(self) -> None:
         """Drop all of them."""
@@ -188,7 +202,17 @@ class PlanPart:
     @property
     def reads_data(self) -> bool:
         """Whether its stage takes inputs or labels."""
-        return self.member.stage_index in (0, len(self.plan.stages) - 1)
+        return not {0, len(self.plan.stages) - 1}.isdisjoint(self.member.numbers)
+
+    @property
+    def _first(self) -> Stage:
+        """The first of its stages, which has what all of them have alike."""
+        return self.plan.stages[self.member.stage_index]
+
+    def discard(self) -> None:
+        """Drop what is under way in the present step."""
+        for executor in self.member.chunks:
+            executor.discard()
 
     def close(self) -> None:
         """Leave the groups and end the thread that sums over them."""
@@ -204,9 +228,9 @@ class PlanPart:
         return MailboxChannel(here.mailbox, **address, check_abort=here.check_abort)
 
 
-def trained_of(executor: StageExecutor) -> dict[str, torch.nn.Parameter]:
-    """Return the parameters of a stage that are trained, by name."""
-    return {name: own for name, own in executor.named_parameters().items() if own.requires_grad}
+def trained_of(named: Mapping[str, torch.nn.Parameter]) -> dict[str, torch.nn.Parameter]:
+    """Return the parameters that are trained, by name."""
+    return {name: own for name, own in named.items() if own.requires_grad}
 
 
 def make_plan_part(
@@ -253,7 +277,7 @@ def make_plan_part(
 
 def new_optimizer(here: WorkerContext, plan: Plan, member: StageMember) -> tuple[torch.optim.Optimizer, Holding]:
     """Return a device's optimizer without any state, of what it updates, and what it holds."""
-    named = member.executor.named_parameters()
+    named = member.named_parameters
     rows = member.rows
     updated = named if rows is None else {name: own.rows for name, own in rows.items()}
     holding = holding_of(plan, here.name, here.graph, named, member.parts.own, member.units, rows)
@@ -272,7 +296,7 @@ def peak_bytes(device: ComputeDevice, executors: Sequence[StageExecutor], optimi
     counted = device.peak_bytes()
     if counted is not None:
         return counted
-    parameters = [parameter for one in executors for parameter in one.named_parameters().values()]
+    parameters = list({id(own): own for one in executors for own in one.named_parameters().values()}.values())
     copies = [copy for one in executors for copy in one.low_weights.copies]
     buffers = [buffer for one in executors for unit in one.units for buffer in unit.buffers()]
     held_bytes, shards = max(one.meter.peak_bytes for one in executors), executors[0].shards

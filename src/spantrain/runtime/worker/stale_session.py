@@ -85,11 +85,11 @@ def _copy(into: Parameters, source: Parameters) -> None:
 
 def with_second_set(here: WorkerContext, plan: Plan, member: StageMember) -> tuple[StageMember, TwoSets]:
     """Return the member with a second set of its units' weights; running statistics and what is not trained are one."""
-    frozen = [own for own in member.executor.named_parameters().values() if not own.requires_grad]
+    frozen = [own for own in member.named_parameters.values() if not own.requires_grad]
     shared = {id(own): own for own in (*frozen, *named_statistics(member.units).values())}
     units = deepcopy(list(member.units), shared | left_behind(nn.ModuleList(member.units)))
-    second = stage_executor(here, plan, units, member.groups)
-    sets = TwoSets(trained_of(member.executor), trained_of(second))
+    second = stage_executor(here, plan, member.stage_index, units, member.groups)
+    sets = TwoSets(trained_of(member.named_parameters), trained_of(second.named_parameters()))
     return replace(member, second=second), sets
 
 
@@ -121,7 +121,7 @@ class StaleSession(TrainSession):
         member, self._sets = with_second_set(here, order.plan, member)
         self._ends = Background("ends of steps")
         optimizer = build_optimizer(order.job, self._sets.newest.values(), self._sets.newest)
-        held = {**member.executor.named_parameters(), **self._sets.newest}
+        held = {**member.named_parameters, **self._sets.newest}
         holding = holding_of(order.plan, here.name, here.graph, held, member.parts.own, member.units)
         return make_plan_part(here, order.plan, member, optimizer, holding)
 
@@ -215,7 +215,7 @@ class StaleSession(TrainSession):
         sums = part.stage_sum.begin(parameters)
         sums.finish(self._links.check_abort)
         self._recorder.summed(step, sums.intervals)
-        part.commit_statistics(part.member.executors[step % 2])
+        part.commit_statistics(part.member.executors[step % 2 :][:1])
         part.tied_sums.run(step, parameters)
         verdict = self._agreed(self._with_norm(report, parameters))
         self._sets.prepare_update(step)

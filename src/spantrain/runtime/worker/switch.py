@@ -21,7 +21,7 @@ import torch
 
 from spantrain.config.files.json_codec import from_json, to_json
 from spantrain.core.checkpoint import StoredTensor
-from spantrain.core.plan import Plan, Stage
+from spantrain.core.plan import Crew, Plan, Stage
 from spantrain.core.shares import TensorPart
 from spantrain.errors import ProtocolError
 from spantrain.formats.tensor_bytes import dtype_name
@@ -37,14 +37,13 @@ from spantrain.runtime.worker.plan_part import PlanPart, make_plan_part, new_opt
 
 def keeps_stage(before: Plan, after: Plan, device: str) -> bool:
     """Whether a device has the same units, divided among the same devices in the same way."""
-    old, new = _stage_of(before, device), _stage_of(after, device)
-    alike = (old.units, old.recompute, old.state_sharding) == (new.units, new.recompute, new.state_sharding)
-    return alike and _layout(old) == _layout(new)
+    old, new = before.crew_of(device), after.crew_of(device)
+    return _work_of(old) == _work_of(new) and _layout(old) == _layout(new)
 
 
 def keeps_groups(before: Plan, after: Plan, device: str) -> bool:
     """Whether a device computes and sums with the same devices."""
-    return _layout(_stage_of(before, device)) == _layout(_stage_of(after, device))
+    return _layout(before.crew_of(device)) == _layout(after.crew_of(device))
 
 
 def moves_nothing(before: Plan, after: Plan) -> bool:
@@ -56,20 +55,19 @@ def needed_units(before: Plan, after: Plan, device: str) -> tuple[int, ...]:
     """Return the units of which a device lacks something; of those that a group divides otherwise, it may be all."""
     if keeps_stage(before, after, device):
         return ()
-    stage_index, replica_index = before.place(device)
-    old = before.stages[stage_index]
-    whole = len(old.replicas[replica_index].devices) == 1 and not old.divides_state
-    held = old.units if whole and not _stage_of(after, device).divides_state else ()
-    return tuple(unit for unit in _stage_of(after, device).units if unit not in held)
+    old, new = before.crew_of(device), after.crew_of(device)
+    whole = len(old.first.replicas[old.replica_index(device)].devices) == 1 and not old.first.divides_state
+    held = old.units if whole and not new.first.divides_state else ()
+    return tuple(unit for unit in new.units if unit not in held)
 
 
 def givers_of(before: Plan, after: Plan, device: str) -> tuple[str, ...]:
     """Return who holds what a device lacks: of each stage that had it, the members of one replica, the nearest."""
     needed = needed_units(before, after, device)
     found: list[str] = []
-    for stage in before.stages:
-        if any(unit in stage.units for unit in needed):
-            found += (name for name in _nearest(before, stage, device) if name != device)
+    for crew in before.crews:
+        if any(unit in crew.units for unit in needed):
+            found += (name for name in _nearest(before, crew.first, device) if name != device)
     return tuple(found)
 
 
@@ -99,12 +97,12 @@ def _nearest(plan: Plan, stage: Stage, device: str) -> tuple[str, ...]:
     return stage.replicas[min(range(count), key=rank)].devices
 
 
-def _stage_of(plan: Plan, device: str) -> Stage:
-    return plan.stages[plan.place(device)[0]]
+def _work_of(crew: Crew) -> list[object]:
+    return [(stage.units, stage.recompute, stage.state_sharding) for stage in crew.stages]
 
 
-def _layout(stage: Stage) -> tuple[tuple[tuple[str, ...], tuple[float, ...]], ...]:
-    return tuple((replica.devices, replica.tp_shares) for replica in stage.replicas)
+def _layout(crew: Crew) -> tuple[tuple[tuple[str, ...], tuple[float, ...]], ...]:
+    return tuple((replica.devices, replica.tp_shares) for replica in crew.first.replicas)
 
 
 _LANE, _SHARED = "switch-held:", "shared-"
@@ -190,12 +188,12 @@ def take_over(here: WorkerContext, before: PlanPart, plan: Plan, *, step: int) -
     with ExitStack() as undo:
         if keeps_stage(before.plan, plan, here.name):
             # Its stage may have another number, and its replica other shares.
-            stage_index, replica_index = plan.place(here.name)
-            replica, optimizer = plan.stages[stage_index].replicas[replica_index], before.optimizer
-            member = replace(before.member, stage_index=stage_index, replica=replica)
+            crew, optimizer = plan.crew_of(here.name), before.optimizer
+            replica = crew.first.replicas[crew.replica_index(here.name)]
+            member = replace(before.member, numbers=crew.numbers, replica=replica)
             holding = before.holding
             if not moves_nothing(before.plan, plan):  # what it saves of parameters that stages share may be other ones
-                named, parts = member.executor.named_parameters(), member.parts.own
+                named, parts = member.named_parameters, member.parts.own
                 holding = holding_of(plan, here.name, here.graph, named, parts, member.units, member.rows)
         else:
             member = _remade(here, before, plan)
@@ -216,7 +214,7 @@ def _remade(here: WorkerContext, before: PlanPart, plan: Plan) -> StageMember:
     groups = before.member.groups
     if not keeps_groups(before.plan, plan, here.name):
         groups.close()
-        groups = here.open_groups(plan, plan.place(here.name)[0], here.job.joins_statistics)
+        groups = here.open_groups(plan, plan.crew_of(here.name).numbers[0], here.job.joins_statistics)
     with ExitStack() as undo:
         undo.callback(groups.close)
         member = build_member(here, plan, units, groups)
@@ -233,16 +231,16 @@ def kept_units(plan: Plan, name: str, before: PlanPart | None, *, seed: int) -> 
         before: its part of the plan that has run, if it had one.
         seed: of the job.
     """
-    stage_index, replica_index = plan.place(name)
-    stage = plan.stages[stage_index]
+    crew = plan.crew_of(name)
+    replica_index, stage = crew.replica_index(name), crew.first
     known: dict[int, UnitModule] = {}
     # Of divided parameters nothing is whole, and those that are to be are still to be given to others.
     divided = stage.keeps_rows or (before is not None and before.keeps_rows)
     if before and not divided and len(before.member.replica.devices) == 1 == len(stage.replicas[replica_index].devices):
-        known = dict(zip(before.plan.stages[before.member.stage_index].units, before.member.units, strict=True))
-    fresh = [unit for unit in stage.units if unit not in known]
+        known = dict(zip(before.plan.crew_of(name).units, before.member.units, strict=True))
+    fresh = [unit for unit in crew.units if unit not in known]
     known |= zip(fresh, blank_units(plan.model, fresh, seed=seed), strict=True)
-    units = [known[unit] for unit in stage.units]
+    units = [known[unit] for unit in crew.units]
     tie_parameters(units)
     return units
 

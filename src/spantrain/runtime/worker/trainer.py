@@ -113,12 +113,12 @@ class TrainSession:
 
     def _first_part(self) -> PlanPart:
         plan, here, job = self._order.plan, self._here, self._job
-        stage_index, _ = plan.place(here.name)
-        groups = here.open_groups(plan, stage_index, job.joins_statistics)
+        crew = plan.crew_of(here.name)
+        groups = here.open_groups(plan, crew.numbers[0], job.joins_statistics)
         with ExitStack() as undo:
             undo.callback(groups.close)
             if self._order.kept is None:
-                units = build_units(plan.model, plan.stages[stage_index].units, seed=job.seed)
+                units = build_units(plan.model, crew.units, seed=job.seed)
             else:
                 before = self._earlier.part if self._earlier else None
                 units = kept_units(plan, here.name, before, seed=job.seed)
@@ -153,7 +153,7 @@ class TrainSession:
         finally:
             self._outer.leave()
             self._part.close()
-            self._part.member.executor.discard()
+            self._part.discard()
         return self._result()
 
     def _resume(self) -> None:
@@ -188,7 +188,7 @@ class TrainSession:
             evaluation = self._evaluate(step) if evaluate else None
             self._recorder.begin_step()
             self._begun_s = time.monotonic()
-            self._scaling.begin(self._part.member.executor)
+            self._scaling.begin(self._part.member.chunks)
             sums = self._part.stage_sum.begin(self._part.parameters)
             loss_sum = self._part.actions.run_step(step, sums.final)
             self._sum_gradients(step, sums)
@@ -292,7 +292,7 @@ class TrainSession:
         part, start_s = self._part, time.monotonic()
         sums.finish(self._links.check_abort)
         self._statistics = {name: value.clone() for name, value in part.holding.statistics.items()}
-        part.commit_statistics(part.member.executor)
+        part.commit_statistics(part.member.chunks)
         if part.stage_sum.sums:
             self._recorder.communicated("gradient sum", step, start_s, time.monotonic())
             self._recorder.summed(step, sums.intervals)

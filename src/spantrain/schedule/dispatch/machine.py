@@ -8,7 +8,7 @@ from enum import IntEnum
 
 from spantrain.core.action import Action, Direction, Op, requires
 from spantrain.core.messages import Arrived, Command, Event, Finished, Recut, Run
-from spantrain.core.plan import PlannedOrder
+from spantrain.core.planned.hints import PlannedOrder
 from spantrain.core.span import Coverage, Span
 from spantrain.errors import ScheduleError
 from spantrain.schedule.dispatch.recut import Renumbering, check_recut

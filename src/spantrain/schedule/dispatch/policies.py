@@ -11,16 +11,14 @@ from functools import partial
 
 from spantrain.core.action import Action, Op
 from spantrain.core.messages import Command, Event, Finished, StepStarted
-from spantrain.core.plan import DispatchHints, PlannedOrder
+from spantrain.core.planned.hints import DispatchHints, PlannedOrder
 from spantrain.errors import PlanError, ScheduleError
 from spantrain.schedule.dispatch.machine import DispatchMachine, DispatchState, ReplicaTask
 from spantrain.schedule.dispatch.recut import Renumbering, recut_order
 from spantrain.schedule.dispatch.registered import RegisteredSchedule
+from spantrain.schedule.dispatch.several import PATIENCE, SeveralStages, SharedTask, shared_actions, shared_machine
 from spantrain.schedule.layout import CutLayout
 from spantrain.schedule.orders import check_orders
-
-_PATIENCE = 2.0
-"""How many times the planned seconds a device waits for an action before it does something else."""
 
 
 def actions_of(planned: PlannedOrder, task: ReplicaTask) -> tuple[Action, ...]:
@@ -44,6 +42,11 @@ def actions_of(planned: PlannedOrder, task: ReplicaTask) -> tuple[Action, ...]:
     return tuple(actions)
 
 
+Task = ReplicaTask | SharedTask
+Tasks = tuple[tuple[Task, ...], ...]
+"""By crew and replica (`core.plan.Crew`)."""
+
+
 class PlannedDispatch(DispatchMachine):
     """Follows an order that was found when planning: the next action if it is ready, else the first behind it that is.
 
@@ -56,7 +59,7 @@ class PlannedDispatch(DispatchMachine):
         super().__init__(task, split="I" in planned.ops)
         actions = actions_of(planned, task)
         self._planned = [(action.op, self._index[action.span]) for action in actions]
-        self._planned_waits = {wait.position: _PATIENCE * wait.seconds for wait in planned.waits}
+        self._planned_waits = {wait.position: PATIENCE * wait.seconds for wait in planned.waits}
         self._follow(self._planned, self._planned_waits)
 
     def _follow(self, sequence: list[tuple[Op, int]], waits: Mapping[int, float]) -> None:
@@ -186,25 +189,34 @@ def _critical_path(task: ReplicaTask) -> DispatchMachine:
     return _by_rule(task, forwards_first=task.stage == 0 and task.num_stages > 1)
 
 
+def _shared_by_rule(task: SharedTask, *, forwards_first: bool) -> SeveralStages:
+    backward = (Op.BACKWARD_INPUT, Op.BACKWARD)
+    first = (Op.FORWARD, *backward) if forwards_first else (*backward, Op.FORWARD)
+    split = task.split_backward
+    return shared_machine(
+        task, (*first, Op.BACKWARD_WEIGHT), split=(lambda stage: stage > 0) if split is None else lambda _: split
+    )
+
+
 RUN_TIME_SCHEDULES = (
     RegisteredSchedule(
         name="compact",
         description="at run time: forwards first, then backwards of inputs, weights into the holes (SpanTrain 3.3.1)",
         splits_backward=True,
         policy=partial(_by_rule, forwards_first=True),
+        shared_policy=partial(_shared_by_rule, forwards_first=True),
     ),
     RegisteredSchedule(
         name="critical-path",
         description="at run time: backwards of inputs first, then forwards, weights into the holes; or as planned",
         splits_backward=True,
         policy=_critical_path,
+        shared_policy=partial(_shared_by_rule, forwards_first=False),
     ),
 )
 
 
-def with_hints(
-    tasks: tuple[tuple[ReplicaTask, ...], ...], hints: DispatchHints, layout: CutLayout
-) -> tuple[tuple[ReplicaTask, ...], ...]:
+def with_hints(tasks: Tasks, hints: DispatchHints, layout: CutLayout) -> Tasks:
     """Return the tasks with the planned orders in them.
 
     Raises:
@@ -215,14 +227,20 @@ def with_hints(
         for row, orders in zip(tasks, hints.orders, strict=True)
     )
     try:
-        orders = [[actions_of(task.planned, task) for task in row if task.planned] for row in hinted]
-        check_orders(orders, layout)
+        check_orders([[known_order(task) for task in row] for row in hinted], layout)
     except (ValueError, ScheduleError) as error:
         raise PlanError(
             f"the plan's hints do not fit its micro-batches and in-flight limits: {error}; plan again, or take `hints` "
             "out of the plan"
         ) from error
     return hinted
+
+
+def known_order(task: Task) -> tuple[Action, ...]:
+    """Return the order that a task has from the plan; nothing if it is decided at run time."""
+    if task.planned is None:
+        return task.order
+    return shared_actions(task.planned, task.stages) if isinstance(task, SharedTask) else actions_of(task.planned, task)
 
 
 class TwoSteps:

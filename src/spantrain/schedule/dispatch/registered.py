@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from spantrain.schedule.dispatch.machine import DispatchMachine, ReplicaTask
+from spantrain.schedule.dispatch.several import SeveralStages, SharedTask
 from spantrain.schedule.layout import CutLayout
 from spantrain.schedule.orders import Orders
 
@@ -21,6 +22,10 @@ class RegisteredSchedule:
     Micro-batches come by rising sample; raises a `PlanError` where a limit is too small."""
     policy: Callable[[ReplicaTask], DispatchMachine] | None = None
     """Returns the decision machine of one replica."""
+    shared_policy: Callable[[SharedTask], SeveralStages] | None = None
+    """The same of a device with several stages; None: it has none."""
+    shares_devices: bool = False
+    """Whether its orders are for devices with several stages, too: one order for all of them, by crew and replica."""
     is_improved: bool = False
     """Whether the search for the order of `critical-path` begins from its orders, too."""
 

@@ -48,7 +48,7 @@ def defer_weights(order: Sequence[Action], *, lag: int, limit: int) -> tuple[Act
     return (*moved, *behind)
 
 
-def _orders(warm_up: Callable[[int], int], lag_per_stage: int, layout: CutLayout, split: bool | None) -> Orders:
+def deferred_orders(warm_up: Callable[[int], int], lag_per_stage: int, layout: CutLayout, split: bool | None) -> Orders:
     """Return the orders with W of a stage that many micro-batches more behind its I than on the stage before.
 
     So every stage holds as many micro-batches as the first one: P with `zb-h1`, 2 P − 1 with `zb`. Backwards of stage 0
@@ -74,7 +74,7 @@ SCHEDULES = (
         description="static: warms up as 1f1b-asteroid; weights apart, at fixed places (the original zero-bubble "
         "order, H2)",
         splits_backward=True,
-        orders=partial(_orders, twice_the_way, 2),
+        orders=partial(deferred_orders, twice_the_way, 2),
         is_improved=True,
     ),
     RegisteredSchedule(
@@ -82,7 +82,7 @@ SCHEDULES = (
         description="static: warms up as 1f1b; weights apart, at fixed places, no stage holds more than 1f1b's first "
         "one",
         splits_backward=True,
-        orders=partial(_orders, each_in_turn, 1),
+        orders=partial(deferred_orders, each_in_turn, 1),
         is_improved=True,
     ),
 )

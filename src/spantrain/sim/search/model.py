@@ -130,7 +130,7 @@ class _Builder:
         direction = Direction.FORWARD if op is Op.FORWARD else Direction.BACKWARD
         part = 0 if op is Op.FORWARD else 1
         found: list[Message] = []
-        for target, piece in self._router.destinations(leader, direction, span):
+        for target, piece in self._router.destinations(stage, direction, span):
             way = self._costs.transfer(leader, target, direction, stage, piece)
             link = self._links.setdefault(way.links[0], len(self._links))
             number = self._number[target]

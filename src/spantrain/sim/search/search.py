@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from spantrain.core.action import Action, Op
-from spantrain.core.plan import DispatchHints, Plan, PlannedOrder, PlannedWait
+from spantrain.core.plan import Plan
+from spantrain.core.planned.hints import DispatchHints, PlannedOrder, PlannedWait
 from spantrain.core.span import Span, tapered_sizes
 from spantrain.errors import PlanError, ProfileError
 from spantrain.schedule.dispatch.recut import halved
@@ -53,8 +54,11 @@ class SearchEffort:
 def with_hints(plan: Plan, costs: StepCosts, *, effort: SearchEffort | None = None) -> Plan:
     """Return the plan with hints for `critical-path`, or with none where its plain rule is as good.
 
-    In-flight limits are kept. Hints that the plan has already are forgotten.
+    In-flight limits are kept. Hints that the plan has already are forgotten. Interleaved plans have been given their
+    order with their limits (`sim.search.interleaved`), and keep it.
     """
+    if plan.interleaved:
+        return plan
     plan = replace(plan, hints=None)
     search = _OrderSearch(plan, costs, effort or SearchEffort())
     if not search.runs:
@@ -273,7 +277,7 @@ def taper(plan: Plan, costs: StepCosts, *, effort: SearchEffort | None = None, l
     """
     effort = effort or SearchEffort()
     best = with_hints(plan, costs, effort=effort)
-    if not effort.runs(_actions(plan, [stage.micro_batches for stage in plan.stages]) // _COARSER):
+    if plan.interleaved or not effort.runs(_actions(plan, [stage.micro_batches for stage in plan.stages]) // _COARSER):
         return best  # whatever the micro-batches, they are too many to search
     best_s = simulated_s(best, costs)
     share = effort.part(1 / _KEPT)

@@ -16,7 +16,7 @@ from spantrain.core.action import SPLIT_OPS
 from spantrain.core.cluster import Cluster
 from spantrain.core.quantities import format_bytes
 from spantrain.core.shares import even_share
-from spantrain.cost.memory import Division
+from spantrain.cost.held_sizes import Division
 from spantrain.cost.span_tables import Array, SpanTables, over_spans
 from spantrain.planner.assembly.assemble import least_largest
 from spantrain.planner.request import Objective, PlanRequest

@@ -13,7 +13,7 @@ import numpy as np
 
 from spantrain.core.shares import StateSharding
 from spantrain.core.span import apportion
-from spantrain.cost.memory import Division
+from spantrain.cost.held_sizes import Division
 from spantrain.cost.span_tables import Array, SpanTables
 from spantrain.formats.precision import gathered_ratio
 from spantrain.formats.registry import WireFormat

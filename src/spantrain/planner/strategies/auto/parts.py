@@ -15,7 +15,8 @@ import numpy as np
 from spantrain.core.action import SPLIT_OPS
 from spantrain.core.shares import StateSharding
 from spantrain.core.span import apportion
-from spantrain.cost.memory import WHOLE, Division, framework_bytes
+from spantrain.cost.held_sizes import WHOLE, Division
+from spantrain.cost.memory import framework_bytes
 from spantrain.cost.span_tables import Array
 from spantrain.cost.sums import SumOptions, around, own_sum_s, words_between
 from spantrain.formats.registry import WireFormat

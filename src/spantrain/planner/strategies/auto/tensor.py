@@ -17,7 +17,7 @@ from spantrain.core.plan import Plan, Stage
 from spantrain.core.quantities import format_seconds
 from spantrain.core.shares import shares_of
 from spantrain.core.span import apportion, equal_spans
-from spantrain.cost.memory import Division
+from spantrain.cost.held_sizes import Division
 from spantrain.cost.span_tables import Array, over_spans
 from spantrain.planner.assembly.assemble import ReplicaDevices, draft_stage, least_largest
 from spantrain.planner.request import PlanRequest, Proposal

@@ -16,7 +16,7 @@ from spantrain.core.action import Op
 from spantrain.core.plan import Plan
 from spantrain.core.shares import even_share
 from spantrain.core.span import equal_spans
-from spantrain.cost.memory import Division
+from spantrain.cost.held_sizes import Division
 from spantrain.cost.span_tables import Array, SpanTables
 from spantrain.cost.sums import Words, around, words_between
 from spantrain.planner.assembly.assemble import draft_stage

@@ -261,7 +261,7 @@ class StateAhead:
     def _names(self, units: Sequence[int]) -> set[str]:
         """Return the names of what units of this device hold, as the unsplit model has them."""
         member, plan = self._part.member, self._part.plan
-        by_unit = dict(zip(plan.stages[member.stage_index].units, member.units, strict=True))
+        by_unit = dict(zip(plan.crew_of(self._here.name).units, member.units, strict=True))
         chosen, first = [by_unit[unit] for unit in units], first_names(plan.model, self._here.graph)
         names = {name for unit in chosen for name in parameter_names(unit).values()}
         return {first.get(name, name) for name in names} | named_statistics(chosen).keys()

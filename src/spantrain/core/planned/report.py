@@ -1,0 +1,48 @@
+"""What is said of a plan to people, and what it was made from."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """What a plan should do."""
+
+    step_s: float
+    samples_per_s: float
+    peak_bytes: Mapping[str, int]
+    """By device."""
+    method: str
+    """How it was predicted."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alternative:
+    """Another way that was looked at, for the comparison that every plan is shown with (DESIGN idea 6)."""
+
+    name: str
+    devices: tuple[str, ...]
+    step_s: float | None
+    """None where it cannot run."""
+    samples_per_s: float | None
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanReport:
+    """What is said of a plan to people: nothing runs by it."""
+
+    prediction: Prediction | None = None
+    alternatives: tuple[Alternative, ...] = ()
+    """The other ways that were looked at."""
+    reasons: tuple[str, ...] = ()
+    """Why this one was chosen."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfileReference:
+    """The profile that a plan was made from."""
+
+    path: str
+    """Relative to the plan's own folder."""
+    sha256: str

@@ -1,0 +1,162 @@
+"""The order of work of devices with several stages: the best of the static ones and of rules, within their memory.
+
+Rules are run on the virtual clock: of what is ready a device takes the first kind in its order of preference, samples
+that are furthest on their way first, and a forward only if there is room for it and, behind it, for one more of each
+later stage of the device: so that what is held can always come back. What they did is the order.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from spantrain.core.action import Action, Op
+from spantrain.core.plan import Plan
+from spantrain.core.planned.hints import DispatchHints, PlannedOrder, PlannedWait
+from spantrain.core.trace import Trace
+from spantrain.errors import PlanError, ScheduleError
+from spantrain.schedule.dispatch.policies import Task, known_order
+from spantrain.schedule.dispatch.several import AnyMachine, Ready, SeveralStages, SharedTask
+from spantrain.schedule.orders import held_samples
+from spantrain.schedule.registry import make_machine, replica_tasks, schedules
+from spantrain.sim.costs import StepCosts
+from spantrain.sim.engine import Simulation, SimulationOptions, SimulationResult, simulate
+
+_HALVES = (Op.BACKWARD_INPUT, Op.BACKWARD)
+_PREFERENCES = (
+    (*_HALVES, Op.FORWARD, Op.BACKWARD_WEIGHT),
+    (Op.FORWARD, *_HALVES, Op.BACKWARD_WEIGHT),
+    (*_HALVES, Op.BACKWARD_WEIGHT, Op.FORWARD),
+)
+_WAIT_S = 1e-9
+
+
+@dataclass(frozen=True, kw_only=True)
+class Room:
+    """What a device may hold of samples in flight."""
+
+    size_bytes: float
+    sample_bytes: Mapping[int, float]
+    """By stage."""
+
+    def of(self, order: tuple[Action, ...]) -> bool:
+        """Whether an order stays in it."""
+        held = 0.0
+        for action in order:
+            size = action.span.size * self.sample_bytes[action.stage]
+            if action.op is Op.FORWARD:
+                held += size
+                if held > self.size_bytes:
+                    return False
+            elif action.op is not Op.BACKWARD_INPUT:
+                held -= size
+        return True
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Rule:
+    preference: tuple[Op, ...]
+    deep: bool
+    """Whether forwards of a device's later stages go first."""
+    splits: bool
+
+    def choose(self, device: SeveralStages, room: Room) -> tuple[Ready, str] | None:
+        """Return what a device should do."""
+        held = sum(machine.held * room.sample_bytes[stage] for stage, machine in device.machines.items())
+        ready = device.ready()
+        for op in self.preference:
+            found = sorted(one for one in ready if one[1] is op)
+            if op is Op.FORWARD:
+                found = [one for one in found if held + _needed(device, room, one) <= room.size_bytes]
+            if found:
+                return found[-1 if op is Op.FORWARD and self.deep else 0], "by rule"
+        return None
+
+
+def _needed(device: SeveralStages, room: Room, forward: Ready) -> float:
+    """Return the bytes of a forward and of one more in each of the device's later stages."""
+    stage, _, index = forward
+    samples = device.machines[stage].size(index)
+    return samples * sum(own for number, own in room.sample_bytes.items() if number >= stage)
+
+
+class _RuleRun(Simulation):
+    def __init__(self, plan: Plan, costs: StepCosts, rule: _Rule, room: Mapping[str, Room]) -> None:
+        self._rule, self._room = rule, room
+        super().__init__(plan, costs, SimulationOptions())
+
+    def _machine(self, task: Task, leader: str) -> AnyMachine:
+        if not isinstance(task, SharedTask):
+            return make_machine(self._plan.schedule, task)
+        room, rule = self._room[leader], self._rule
+        return SeveralStages(
+            task.stages, lambda device, _now_s: rule.choose(device, room), split=lambda stage: rule.splits and stage > 0
+        )
+
+
+def with_interleaved_order(plan: Plan, costs: StepCosts, room: Mapping[str, Room]) -> Plan | None:
+    """Return an interleaved plan under the best order found, with limits to match; None where there is no room for any.
+
+    `room` is by leader of a replica, of those of crews with several stages. Other devices go by the plain rule.
+    """
+    unbound = plan.with_limits([plan.global_batch] * len(stage.replicas) for stage in plan.stages)
+    fitting = [
+        (result.step_s, name, result)
+        for name, result in _candidates(replace(unbound, hints=None), costs, room)
+        if all(own.of(result.orders[leader]) for leader, own in room.items())
+    ]
+    if not fitting:
+        return None
+    step_s, name, result = min(fitting, key=lambda entry: entry[0])
+    orders = result.orders
+    limits = [
+        [max(1, held_samples(orders[replica.devices[0]], index)) for replica in stage.replicas]
+        for index, stage in enumerate(plan.stages)
+    ]
+    hints = DispatchHints(
+        orders=tuple(
+            tuple(_planned(orders[one.devices[0]], result.trace, one.devices[0]) for one in crew.first.replicas)
+            for crew in plan.crews
+        ),
+        predicted_s=step_s,
+        reason=f"found from {name}: {step_s:.6g} s",
+    )
+    return replace(plan.with_limits(limits), schedule="critical-path", hints=hints)
+
+
+def _planned(order: tuple[Action, ...], trace: Trace, device: str) -> PlannedOrder:
+    """Return what a device did as a plan has it; for what it waited is worth waiting for, though others be ready."""
+    stages = tuple(action.stage for action in order)
+    own = sorted((one.start_s, one.end_s) for one in trace.intervals if (one.device, one.lane) == (device, "compute"))
+    gaps = [after[0] - before[1] for before, after in pairwise(own[: len(order)])]
+    return PlannedOrder(
+        ops="".join(action.op.value for action in order),
+        waits=tuple(PlannedWait(position=k, seconds=gap) for k, gap in enumerate(gaps, start=1) if gap > _WAIT_S),
+        stages=stages if len(set(stages)) > 1 else (),
+    )
+
+
+def _candidates(plan: Plan, costs: StepCosts, room: Mapping[str, Room]) -> Iterator[tuple[str, SimulationResult]]:
+    """Yield what the static schedules do that have an order for the plan, and what rules do."""
+    for name, schedule in schedules().items():
+        if not (schedule.orders and schedule.shares_devices):
+            continue
+        under = replace(plan, schedule=name)
+        try:
+            if all(
+                room[one.devices[0]].of(known_order(task))
+                for crew, row in zip(plan.crews, replica_tasks(under), strict=True)
+                for one, task in zip(crew.first.replicas, row, strict=True)
+                if crew.several
+            ):
+                yield name, simulate(under, costs, steps=1)
+        except PlanError:
+            continue
+    plan = replace(plan, schedule="critical-path")
+    for preference in _PREFERENCES:
+        for deep in (True, False):
+            for splits in (True, False):
+                rule = _Rule(preference=preference, deep=deep, splits=splits)
+                try:
+                    yield "a rule", _RuleRun(plan, costs, rule, room).run(1)
+                except ScheduleError:
+                    continue  # it stops for want of room
