@@ -263,6 +263,22 @@ class MemoryCost:
                 peaks[device] += self.state_bytes(stage.units)
         return peaks
 
+    def crew_sizes(self, plan: Plan) -> dict[str, tuple[int, dict[int, int]]]:
+        """Return, by leader of a replica, all bytes but those in flight, and bytes in flight of a sample by stage."""
+        divisions, found = stage_divisions(plan), {}
+        for crew, row in zip(plan.crews, replica_tasks(replace(plan, hints=None)), strict=True):
+            for index, task in enumerate(row):
+                device = crew.first.replicas[index].devices[0]
+                need = self._crew_need(crew, index, task, divisions)
+                found[device] = (
+                    need.peak_bytes - need.activation_bytes,
+                    {
+                        number: self.in_flight_bytes_per_sample(stage.units, divisions[number, device])
+                        for number, stage in zip(crew.numbers, crew.stages, strict=True)
+                    },
+                )
+        return found
+
     def _stage_need(self, stage: Stage, index: int, device: str, division: Division) -> MemoryNeed:
         largest = max((span.size for span in stage.replica_spans(index)), default=0)
         in_flight = min(stage.replicas[index].in_flight_limit, stage.samples_of(index))

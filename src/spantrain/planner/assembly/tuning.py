@@ -31,10 +31,12 @@ _ALWAYS_BYTES = 2 * DEFAULT_BUCKET_BYTES
 
 
 def with_best_sums(plan: Plan, costs: ReplicaCost, free_bytes: Mapping[str, float]) -> Plan:
-    """Return the plan with the best setting in each stage; stages without sums stay as they are.
+    """Return the plan with the best setting in each stage; those without sums, and those that share devices, stay.
 
     `free_bytes`: what the plan leaves free, by device.
     """
+    if plan.interleaved:
+        return plan  # a device sums the gradients of all of its stages as one
     stages = tuple(_tuned(plan, index, costs, free_bytes) for index in range(len(plan.stages)))
     return plan if stages == plan.stages else replace(plan, stages=stages)
 

@@ -29,6 +29,7 @@ from spantrain.planner.engine.outcome import (
 from spantrain.planner.engine.outer import LocalPlans, join_groups, local_plans, pair_rates, slow_boundaries
 from spantrain.planner.engine.predict import over_time, with_best_spans
 from spantrain.planner.request import Evaluation, JobSpec, Objective, PlanRequest, Proposal, Restriction
+from spantrain.planner.strategies.interleaved import interleavings, may_interleave
 from spantrain.planner.strategies.registry import DEFAULT_STRATEGY, strategies, strategies_named
 from spantrain.planner.strategies.relaxation import Relaxation
 from spantrain.planner.strategies.score import looks_of, sites_of
@@ -51,6 +52,9 @@ _ORDERED_UP_TO, _ORDERED_SIZES = 96, 4
 of micro-batches of which the default strategy's best has its order searched."""
 _EFFORT, _EFFORT_MORE = (SearchEffort(max_runs=runs, max_actions=1_000 * runs) for runs in (60, 12))
 """What an order of work is searched with (with more, plans came out the same), and those of a few plans besides."""
+_INTERLEAVED, _INTERLEAVED_OF = 0.95, 2
+"""A pipeline is interleaved if it would take less than this part of the best one's step did its devices never wait;
+and so many are."""
 _TOLD = 32
 """Groups up to which the ways between all of them are told of."""
 _ORDER_OFTEN_GAINS = 1.04
@@ -135,7 +139,8 @@ class _Planning:
         answers = {name: self._answer(name) for name in names}
         answers[_COMPARED[0]] = self._best_in_one_site(answers.get(_COMPARED[0]))
         # Groups that could train by themselves: the third way over slow boundaries.
-        seen = [entry for entry in self._evaluator.seen() if not self._ranking.only_to_compare(entry[0])]
+        plain = (entry for entry in self._evaluator.seen() if not entry[0].interleaved)
+        seen = [entry for entry in plain if not self._ranking.only_to_compare(entry[0])]
         local = local_plans(self._profile, self._job, self._options.constraints, seen, self._evaluator)
         free = not self._options.strategies and self._options.restriction is Restriction.NONE
         for step in (self._with_all_seen, self._with_orders, self._with_all_seen):
@@ -189,12 +194,26 @@ class _Planning:
         if not ranked:
             return _Answer(figures=no_figures("; ".join(dict.fromkeys(refusals)), started_s))
         ranked.sort(key=self._ranking.rank)
+        if name == DEFAULT_STRATEGY and self._options.restriction is Restriction.NONE:
+            most_s = _INTERLEAVED * ranked[0][1].step_s
+            for proposal in interleavings(self._to_interleave(ranked, most_s), self._request, most_s):
+                self._take(proposal, ranked, refusals)
+            ranked.sort(key=self._ranking.rank)
         if self._options.any_schedule:
             for proposal, _ in ranked[:_RESCHEDULED]:
                 for other in self._other_schedules(proposal):
                     self._take(other, ranked, refusals)
             ranked.sort(key=self._ranking.rank)
         return _Answer(figures=self._ranking.figures(ranked, len(proposals), started_s), ranked=tuple(ranked))
+
+    def _to_interleave(self, ranked: Sequence[tuple[Proposal, Evaluation]], most_s: float) -> list[Plan]:
+        """Return pipelines that could be the best were no device to wait in them, unlike each other."""
+        found = dict[object, Plan]()
+        for proposal, evaluation in ranked if self._job.schedule == JobSpec.schedule else ():
+            working_s = evaluation.step_s * (1 - evaluation.bubble_ratio)
+            if working_s < most_s and may_interleave(proposal.plan):
+                found.setdefault(tuple(stage.devices for stage in proposal.plan.stages), proposal.plan)
+        return list(found.values())[:_INTERLEAVED_OF]
 
     def _with_orders(self, answers: Mapping[str, _Answer]) -> dict[str, _Answer]:
         """Search the order of work of answers that it may make the best: those that are near it."""

@@ -150,18 +150,22 @@ def _sizes(request: PlanRequest, count: int) -> list[int]:
     return sizes
 
 
-def _equal_layers(schedule: str, request: PlanRequest) -> tuple[Proposal, ...]:
+def equal_layers(schedule: str, request: PlanRequest, *, units_each: int = 1) -> tuple[Proposal, ...]:
     """Propose a stage for each device, all with equally many units, in an order of work.
+
+    Devices that would have fewer than `units_each` are left out.
 
     Raises:
         InfeasiblePlanError: a stage does not fit on its device with any micro-batch size.
     """
     assembler = Assembler(request)
-    return assembler.best(_options(assembler, request), schedule)
+    return assembler.best(_options(assembler, request, max(1, assembler.units // units_each)), schedule)
 
 
-def _options(assembler: Assembler, request: PlanRequest) -> Iterator[tuple[tuple[StageShape, ...], int, None]]:
-    devices = request.devices_within_quotas[: assembler.units]
+def _options(
+    assembler: Assembler, request: PlanRequest, most: int
+) -> Iterator[tuple[tuple[StageShape, ...], int, None]]:
+    devices = request.devices_within_quotas[:most]
     shapes, first = [], 0
     for name, count in zip(devices, apportion(assembler.units, [1.0] * len(devices)), strict=True):
         shapes.append(StageShape(units=range(first, first + count), devices=(name,)))
@@ -170,8 +174,8 @@ def _options(assembler: Assembler, request: PlanRequest) -> Iterator[tuple[tuple
         yield tuple(shapes), size, None
 
 
-GPIPE: Strategy = partial(_equal_layers, "gpipe")
-ONE_F_ONE_B: Strategy = partial(_equal_layers, "1f1b")
+GPIPE: Strategy = partial(equal_layers, "gpipe")
+ONE_F_ONE_B: Strategy = partial(equal_layers, "1f1b")
 
 
 def single_device(request: PlanRequest) -> tuple[Proposal, ...]:

@@ -20,6 +20,7 @@ from spantrain.planner.strategies.baselines import (
     single_device,
     single_site,
 )
+from spantrain.planner.strategies.interleaved import interleaved
 from spantrain.planner.strategies.spantrain.strategy import spantrain, spantrain_paper
 from spantrain.planner.strategies.spantrain_dp.strategy import spantrain_dp
 from spantrain.plugins import with_plugins
@@ -63,6 +64,9 @@ _OURS: Mapping[str, RegisteredStrategy] = MappingProxyType(
         "fsdp": RegisteredStrategy(propose=FSDP, description="ddp with all state divided, as in PyTorch FSDP (ZeRO-3)"),
         "offload": RegisteredStrategy(
             propose=offload, description="the best device alone, its state in its host's memory (ZeRO-Offload)"
+        ),
+        "interleaved": RegisteredStrategy(
+            propose=interleaved, description="several stages on each device in cluster order, the order searched"
         ),
         "gpipe": RegisteredStrategy(propose=GPIPE, description="equal layers in cluster order, all forwards first"),
         "1f1b": RegisteredStrategy(propose=ONE_F_ONE_B, description="equal layers in cluster order, 1F1B"),

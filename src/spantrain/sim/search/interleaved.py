@@ -5,6 +5,7 @@ that are furthest on their way first, and a forward only if there is room for it
 later stage of the device: so that what is held can always come back. What they did is the order.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -121,6 +122,18 @@ def with_interleaved_order(plan: Plan, costs: StepCosts, room: Mapping[str, Room
         reason=f"found from {name}: {step_s:.6g} s",
     )
     return replace(plan.with_limits(limits), schedule="critical-path", hints=hints)
+
+
+def quick_step_s(plan: Plan, costs: StepCosts, room: Mapping[str, Room]) -> float:
+    """Return the seconds of a step under the better of two rules; infinite where there is no room for either."""
+    found = []
+    for deep in (True, False):
+        rule = _Rule(preference=_PREFERENCES[0], deep=deep, splits=True)
+        try:
+            found.append(_RuleRun(plan, costs, rule, room).run(1).step_s)
+        except ScheduleError:
+            continue  # it stops for want of room
+    return min(found, default=math.inf)
 
 
 def _planned(order: tuple[Action, ...], trace: Trace, device: str) -> PlannedOrder:

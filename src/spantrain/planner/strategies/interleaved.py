@@ -1,0 +1,206 @@
+"""Interleaved pipelines: layers dealt out to a pipeline's devices in several rounds, in turn or there and back.
+
+(Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters", SC 2021, section 2.2; Qi et al.,
+"Pipeline Parallelism with Controllable Memory", 2024.) A device waits for less at a step's begin and end, where the
+pipeline fills and drains, for more messages. Kept: rounds of all devices, and two rounds that turn at the end. Not
+kept: equal numbers of layers; each device gets in all about what it had, by the seconds that its units take.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from spantrain.core.action import SPLIT_OPS
+from spantrain.core.plan import Plan, Stage
+from spantrain.core.span import equal_spans
+from spantrain.cost.memory import MemoryCost
+from spantrain.cost.replicas import ReplicaCost
+from spantrain.errors import InfeasiblePlanError, PlanError, ProfileError
+from spantrain.formats.registry import WireFormat
+from spantrain.planner.request import PlanRequest, Proposal
+from spantrain.planner.strategies.baselines import equal_layers
+from spantrain.sim.costs import ProfileCosts
+from spantrain.sim.search.interleaved import Room, quick_step_s, with_interleaved_order
+
+_DEVICES, _ACTIONS = 32, 6_000
+"""A pipeline of more devices, or a step of more actions, is not interleaved: its search would take seconds."""
+_SEARCHED = 2
+"""Ways of dealing out, of which the order of work is searched: the best by a quick rule."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dealing:
+    """How stages are dealt out."""
+
+    rounds: int = 1
+    back: bool = False
+    """Whether a round follows that goes back, from the last device to the first."""
+    closes: bool = False
+    """Whether the first device has the end, too: so no others need sum what beginning and end share."""
+
+    def places(self, devices: int) -> list[int]:
+        """Return the device of each stage, by its number in the pipeline.
+
+        >>> Dealing(rounds=2).places(3), Dealing(back=True).places(3), Dealing(closes=True).places(3)
+        ([0, 1, 2, 0, 1, 2], [0, 1, 2, 2, 1, 0], [0, 1, 2, 0])
+        """
+        there = list(range(devices)) * self.rounds
+        return there + there[::-1] * self.back + there[:1] * self.closes
+
+
+DEALINGS = (Dealing(closes=True), Dealing(back=True), Dealing(rounds=2), Dealing(rounds=3), Dealing(rounds=4))
+
+
+def interleaved(request: PlanRequest) -> tuple[Proposal, ...]:
+    """Propose interleaved pipelines over all devices, in the order of the cluster file.
+
+    Raises:
+        InfeasiblePlanError: there is no room for any, or nothing to deal out.
+    """
+    bases = [base.plan for base in equal_layers("1f1b", request, units_each=2)]
+    found = tuple(interleavings(bases, request))
+    if not found:
+        devices, units = len(bases[0].devices), bases[0].stages[-1].end_unit
+        raise InfeasiblePlanError(
+            f"no interleaved pipeline of {units} units over {devices} devices: it takes two devices or more (and up to "
+            f"{_DEVICES}), two units for each, and room for several micro-batches on all of them"
+        )
+    return found
+
+
+def interleavings(bases: Iterable[Plan], request: PlanRequest, below_s: float = math.inf) -> Iterator[Proposal]:
+    """Yield pipelines with their layers dealt out otherwise: of each, those that seem best.
+
+    None in which a device works for `below_s` or longer.
+    """
+    for base in bases:
+        if not may_interleave(base):
+            continue
+        dealt = [
+            (seconds, plan)
+            for plan in _dealt(base, request, below_s)
+            if (seconds := _quick_s(plan, request)) is not None
+        ]
+        for _, plan in sorted(dealt, key=lambda entry: entry[0])[:_SEARCHED]:
+            ordered = _ordered(plan, request)
+            if ordered is not None:
+                reason = f"Each device has {len(ordered.crews[0].numbers)} stages, so that it waits for less."
+                yield Proposal(plan=ordered, own_estimate_s=None, reasons=(reason,))
+
+
+def may_interleave(plan: Plan) -> bool:
+    """Whether a pipeline's devices may have several stages each: nothing is divided or computed again, or on its way
+    as something else.
+    """
+    plain = all(len(one.devices) == 1 for stage in plan.stages for one in stage.replicas) and not any(
+        stage.divides_state or stage.offloads or stage.recompute or stage.wire_format is not WireFormat.NATIVE
+        for stage in plan.stages
+    )
+    alike = len({stage.micro_batches for stage in plan.stages}) == 1
+    return plain and alike and not plan.interleaved and 1 < len(plan.stages) <= _DEVICES
+
+
+def _dealt(base: Plan, request: PlanRequest, below_s: float) -> Iterator[Plan]:
+    """Yield plans of the devices of a pipeline, with its micro-batches and with ones of half the size."""
+    devices, size = len(base.stages), max(span.size for span in base.stages[0].micro_batches)
+    costs = ReplicaCost(request.profile, base.dtype)
+    for dealing in DEALINGS:
+        places = dealing.places(devices)
+        for smaller in dict.fromkeys((size, max(1, size // 2))):
+            spans = equal_spans(base.global_batch, smaller)
+            replicas = sum(len(base.stages[place].replicas) for place in places)
+            if len(places) > base.stages[-1].end_unit or 3 * replicas * len(spans) > _ACTIONS:
+                continue
+            try:
+                begins, busiest_s = _begins(base, places, smaller, costs)
+            except ProfileError:
+                continue  # a size that was not measured
+            if busiest_s * len(spans) >= below_s:
+                continue
+            stages = []
+            for number, place in enumerate(places):
+                own = base.stages[place]
+                stage = replace(own, first_unit=begins[number], end_unit=begins[number + 1], micro_batches=spans)
+                stages.append(stage.with_limits([base.global_batch] * len(own.replicas)))
+            yield replace(base, stages=tuple(stages), schedule="critical-path", hints=None)
+
+
+def _begins(base: Plan, places: Sequence[int], size: int, costs: ReplicaCost) -> tuple[list[int], float]:
+    """Return where stages begin, and the end, and the seconds of the busiest device for a micro-batch.
+
+    Each device has about the seconds that it has in the pipeline.
+    """
+    units = base.stages[-1].end_unit
+    seconds = [[_unit_s(stage, unit, size, costs) for unit in range(units)] for stage in base.stages]
+    left_s = [sum(own[unit] for unit in stage.units) for own, stage in zip(seconds, base.stages, strict=True)]
+    rounds, begins = [places.count(place) for place in range(len(base.stages))], [0]
+    for number, place in enumerate(places):
+        end, most = begins[-1] + 1, units - (len(places) - number - 1)
+        taken_s, wanted_s = seconds[place][begins[-1]], left_s[place] / rounds[place]
+        while end < most and taken_s + seconds[place][end] / 2 <= wanted_s:
+            taken_s += seconds[place][end]
+            end += 1
+        left_s[place], rounds[place] = max(0.0, left_s[place] - taken_s), rounds[place] - 1
+        begins.append(end)
+    begins[-1] = units
+    return _evened(begins, places, seconds)
+
+
+def _evened(begins: list[int], places: Sequence[int], seconds: Sequence[Sequence[float]]) -> tuple[list[int], float]:
+    """Move single cuts as long as that makes the busiest device less busy."""
+
+    def busiest(cuts: Sequence[int]) -> tuple[float, ...]:
+        total = [0.0] * len(seconds)
+        for number, place in enumerate(places):
+            total[place] += sum(seconds[place][cuts[number] : cuts[number + 1]])
+        return tuple(sorted(total, reverse=True))
+
+    best, moved = busiest(begins), True
+    while moved:
+        moved = False
+        for cut in range(1, len(places)):
+            for way in (-1, 1):
+                other = [*begins[:cut], begins[cut] + way, *begins[cut + 1 :]]
+                if other[cut - 1] < other[cut] < other[cut + 1] and (found := busiest(other)) < best:
+                    best, begins, moved = found, other, True
+    return begins, best[0]
+
+
+def _unit_s(stage: Stage, unit: int, size: int, costs: ReplicaCost) -> float:
+    """Return the seconds of a unit's share of a micro-batch on the slowest of a stage's replicas."""
+    total = sum(one.sample_share for one in stage.replicas)
+    sizes = [(one, max(1, round(size * one.sample_share / total))) for one in stage.replicas]
+    return max(sum(costs.groups.units_seconds([unit], one, op, own) for op in SPLIT_OPS) for one, own in sizes)
+
+
+def _rooms(plan: Plan, request: PlanRequest) -> dict[str, Room] | None:
+    """Return what devices may hold of samples in flight; None where some have no room for one micro-batch."""
+    memory, found = MemoryCost(request.profile, request.job.optimizer, request.job.dtype), {}
+    for device, (besides, sample_bytes) in memory.crew_sizes(plan).items():
+        left = request.profile.cluster.device_by_name[device].memory_bytes - besides
+        crew = plan.crew_of(device)
+        number = crew.replica_index(device)
+        spans = {k: stage.replica_spans(number) for k, stage in zip(crew.numbers, crew.stages, strict=True)}
+        largest = sum(max((s.size for s in own), default=0) * sample_bytes[k] for k, own in spans.items())
+        if left < largest:
+            return None
+        found[device] = Room(size_bytes=left, sample_bytes=sample_bytes)
+    return found
+
+
+def _quick_s(plan: Plan, request: PlanRequest) -> float:
+    """Return the seconds of a step by a quick rule; infinite where it cannot run, or a size was not measured."""
+    rooms = _rooms(plan, request)
+    try:
+        return math.inf if rooms is None else quick_step_s(plan, ProfileCosts(request.profile, plan), rooms)
+    except (PlanError, ProfileError):
+        return math.inf
+
+
+def _ordered(plan: Plan, request: PlanRequest) -> Plan | None:
+    """Return the plan with the best order that is found; None where it cannot run."""
+    rooms = _rooms(plan, request)
+    try:
+        return None if rooms is None else with_interleaved_order(plan, ProfileCosts(request.profile, plan), rooms)
+    except (PlanError, ProfileError):
+        return None
