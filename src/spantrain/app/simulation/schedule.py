@@ -7,7 +7,7 @@ from pathlib import Path
 from spantrain.app.planning.plan_files import open_plan, under_schedule
 from spantrain.config.artefacts import read_plan
 from spantrain.config.files.text_files import read_text
-from spantrain.core.action import Op
+from spantrain.core.action import SPLIT_OPS
 from spantrain.core.cluster import Cluster, Device, DeviceKind, Host, Site
 from spantrain.core.plan import Plan, Replica, Stage
 from spantrain.core.span import equal_spans
@@ -21,6 +21,7 @@ from spantrain.schedule.render.text import parse_orders
 from spantrain.sim.bounds import pipeline_bound_s
 from spantrain.sim.costs import ProfileCosts, StepCosts, TableCosts
 from spantrain.sim.engine import simulate
+from spantrain.sim.search.interleaved import Room, with_interleaved_order
 
 _MAX_SECONDS = 1e6
 _KIND = DeviceKind(
@@ -36,9 +37,14 @@ _KIND = DeviceKind(
 
 @dataclass(frozen=True, kw_only=True)
 class EvenPipeline:
-    """Equal stages of one device each; F, I and W of a micro-batch take a second each."""
+    """Equal devices; F, I and W of a micro-batch take a second each on all of a device's stages together."""
 
     stages: int
+    """Devices: each has a stage, or several."""
+    chunks: int = 1
+    """Stages of each device, in turn."""
+    back: bool = False
+    """Whether there are two, and the second ones go back from the last device to the first."""
     micro_batches: int
     """Micro-batches of one sample each."""
     transfer_s: float = 0.0
@@ -48,13 +54,21 @@ class EvenPipeline:
     """Micro-batches that a stage may hold, up to W; None: all."""
 
     def __post_init__(self) -> None:
-        for name, least in (("stages", 1), ("micro_batches", 1), ("transfer_s", 0), ("latency_s", 0)):
+        for name, least in (("stages", 1), ("chunks", 1), ("micro_batches", 1), ("transfer_s", 0), ("latency_s", 0)):
             if not least <= getattr(self, name) <= _MAX_SECONDS:
                 raise ConfigError(
                     f"{name} must be a number from {least} to {_MAX_SECONDS:g}, got {getattr(self, name)}"
                 )
         if self.in_flight is not None and self.in_flight < 1:
             raise ConfigError(f"in_flight must be at least 1 micro-batch, got {self.in_flight}")
+        if self.back and self.chunks != 2:
+            raise ConfigError(f"back is for two stages on each device, got {self.chunks}: give --chunks 2")
+
+    @property
+    def places(self) -> list[int]:
+        """The device of each stage."""
+        there = list(range(self.stages))
+        return there + there[::-1] if self.back else there * self.chunks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,9 +83,11 @@ class ShownSchedule:
     lower_bound_s: float
     """Less than any order of work takes from first start to last end."""
     devices: tuple[tuple[str, ...], ...]
-    """By stage."""
+    """By stage; of devices with several, by the first."""
+    stages: tuple[tuple[int, ...], ...]
+    """By the same, all stages of these devices."""
     bubble_ratio: tuple[float, ...]
-    """By stage: the part of the step in which its devices wait, in the mean."""
+    """By the same: the part of the step in which its devices wait, in the mean."""
     peak_samples: Mapping[str, int]
     """By device: the most samples held at once, up to W."""
     orders: Orders
@@ -90,15 +106,31 @@ def show_even(schedule: str, pipeline: EvenPipeline) -> ShownSchedule:
         UsageError: there is no such schedule.
         PlanError: the in-flight limit is too small for a static order.
     """
-    third = {Op.FORWARD: 1.0, Op.BACKWARD_INPUT: 1.0, Op.BACKWARD_WEIGHT: 1.0}
-    cuts = pipeline.stages - 1
+    third = dict.fromkeys(SPLIT_OPS, 1.0 / pipeline.chunks)
+    cuts = len(pipeline.places) - 1
     costs = TableCosts(
-        sample_s=(third,) * pipeline.stages,
+        sample_s=(third,) * (cuts + 1),
         latency_s=(pipeline.latency_s,) * cuts,
         forward_s=(pipeline.transfer_s,) * cuts,
         backward_s=(pipeline.transfer_s,) * cuts,
     )
-    return _shown(_even_plan(check_schedule(schedule), pipeline), costs, steps=1)
+    plan = _even_plan(check_schedule(schedule), pipeline)
+    if plan.interleaved and schedule == "critical-path":
+        plan = _with_order(plan, costs, pipeline)
+    return _shown(plan, costs, steps=1)
+
+
+def _with_order(plan: Plan, costs: StepCosts, pipeline: EvenPipeline) -> Plan:
+    """Return an interleaved plan in the order that is found for as many micro-batches as a device may hold."""
+    most = pipeline.micro_batches if pipeline.in_flight is None else pipeline.in_flight
+    room = {
+        name: Room(size_bytes=most * pipeline.chunks, sample_bytes=dict.fromkeys(plan.crew_of(name).numbers, 1.0))
+        for name in plan.devices
+    }
+    found = with_interleaved_order(plan, costs, room)
+    if found is None:
+        raise PlanError(f"no order holds {most} micro-batches or fewer: give --in-flight with more")
+    return found
 
 
 def show_plan(schedule: str, plan_path: Path) -> ShownSchedule:
@@ -134,8 +166,16 @@ def check_order_file(path: Path, plan_path: Path | None = None) -> Orders:
 
 def _layout_of(orders: Orders) -> CutLayout:
     """Return the layout in which an order has nothing missing but what it leaves half done."""
-    spans = tuple(tuple(tuple(sorted({action.span for action in order})) for order in row) for row in orders)
+    crews = [tuple(sorted({action.stage for order in row for action in order})) for row in orders]
+    rows = {stage: row for stages, row in zip(crews, orders, strict=True) for stage in stages}
+    if sorted(rows) != list(range(len(rows))):
+        raise ScheduleError(f"the order has stages {', '.join(map(str, sorted(rows)))}, wanted all from 0 on")
+    spans = tuple(
+        tuple(tuple(sorted({action.span for action in order if action.stage == stage})) for order in rows[stage])
+        for stage in range(len(rows))
+    )
     return CutLayout(
+        shared=tuple(crews) if len(crews) < len(rows) else (),
         micro_batches=tuple(tuple(sorted({span for own in row for span in own})) for row in spans),
         spans=spans,
         limits=tuple(tuple(sum(span.size for span in own) for own in row) for row in spans),
@@ -150,12 +190,13 @@ def _shown(plan: Plan, costs: StepCosts, *, steps: int) -> ShownSchedule:
         step_s=result.step_s,
         pipeline_s=result.pipeline_s,
         lower_bound_s=pipeline_bound_s(plan, costs),
-        devices=tuple(stage.devices for stage in plan.stages),
+        devices=tuple(crew.devices for crew in plan.crews),
+        stages=tuple(crew.numbers for crew in plan.crews),
         bubble_ratio=tuple(
-            sum(result.bubble_ratio[device] for device in stage.devices) / len(stage.devices) for stage in plan.stages
+            sum(result.bubble_ratio[device] for device in crew.devices) / len(crew.devices) for crew in plan.crews
         ),
         peak_samples=dict(result.peak_in_flight),
-        orders=tuple(tuple(result.orders[replica.devices[0]] for replica in stage.replicas) for stage in plan.stages),
+        orders=tuple(tuple(result.orders[one.devices[0]] for one in crew.first.replicas) for crew in plan.crews),
         trace=result.trace.since(last),
     )
 
@@ -182,10 +223,10 @@ def _even_plan(schedule: str, pipeline: EvenPipeline) -> Plan:
             Stage(
                 first_unit=index,
                 end_unit=index + 1,
-                replicas=(Replica(devices=(name,), sample_share=1.0, in_flight_limit=limit),),
+                replicas=(Replica(devices=(names[place],), sample_share=1.0, in_flight_limit=limit),),
                 micro_batches=equal_spans(pipeline.micro_batches, 1),
             )
-            for index, name in enumerate(names)
+            for index, place in enumerate(pipeline.places)
         ),
         schedule=schedule,
     )

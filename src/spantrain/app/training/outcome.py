@@ -150,7 +150,7 @@ class DeviceFigures:
     """How one device was used, over the measured steps."""
 
     kind: str
-    stage: int
+    stages: tuple[int, ...]
     sample_share: float
     """Part of the stage's samples."""
     tensor_share: float
@@ -272,7 +272,7 @@ def device_figures(
     )
     return DeviceFigures(
         kind=device.kind,
-        stage=crew.numbers[0],
+        stages=crew.numbers,
         sample_share=own.sample_share / sum(replica.sample_share for replica in replicas),
         tensor_share=normalised(own.tp_shares)[own.devices.index(name)],
         utilisation=utilisation,

@@ -26,7 +26,9 @@ _WIDEST = 160
 @app.command()
 def show(
     name: Annotated[str, typer.Argument(metavar="NAME", help=f"One of {', '.join(own_schedules())}, or a package's.")],
-    stages: Annotated[int | None, typer.Option(help="Equal stages; F, I, W take 1 s each.", min=1, max=128)] = None,
+    stages: Annotated[int | None, typer.Option(help="Equal devices; F, I, W take 1 s each.", min=1, max=128)] = None,
+    chunks: Annotated[int | None, typer.Option(help="Stages of each device: an interleaved pipeline.", min=1)] = None,
+    back: Annotated[bool, typer.Option("--back", help="The second chunks go back to the first device.")] = False,
     micro_batches: Annotated[int | None, typer.Option(help="Micro-batches of a step.", min=1, max=1024)] = None,
     transfer: Annotated[float | None, typer.Option(help="Seconds that a micro-batch keeps a link busy.")] = None,
     latency: Annotated[float | None, typer.Option(help="Seconds from one stage to the next, besides.")] = None,
@@ -47,7 +49,7 @@ def show(
 
         check_png()
     even = {"stages": stages, "micro_batches": micro_batches, "transfer_s": transfer, "latency_s": latency}
-    shown = _run(name, plan, even | {"in_flight": in_flight})
+    shown = _run(name, plan, even | {"in_flight": in_flight, "chunks": chunks, "back": back or None})
     if svg is not None or png is not None:
         _draw(shown, svg, png)
     if order is not None:
@@ -122,9 +124,9 @@ def _print(shown: "ShownSchedule", cell_s: float | None) -> None:
     typer.echo(f"{_headline(shown)}\n")
     typer.echo(render_trace(shown.trace, width=max(1, min(cells, _WIDEST))))
     typer.echo("\nstage  bubble  most samples held")
-    for stage, (row, bubble) in enumerate(zip(shown.devices, shown.bubble_ratio, strict=True)):
+    for stages, row, bubble in zip(shown.stages, shown.devices, shown.bubble_ratio, strict=True):
         held = ", ".join(f"{device} {shown.peak_samples[device]}" for device in row)
-        typer.echo(f"{stage:<5}  {bubble:6.1%}  {held}")
+        typer.echo(f"{', '.join(map(str, stages)):<5}  {bubble:6.1%}  {held}")
 
 
 def _document(shown: "ShownSchedule") -> dict[str, Any]:

@@ -174,5 +174,5 @@ def _device_table(outcome: "TrainOutcome") -> Table:
             figures.sample_share, *([figures.tensor_share] if divided else []), figures.utilisation_predicted,
             figures.utilisation, figures.bubble_ratio, figures.real_compute_ratio,
         )  # fmt: skip
-        table.add_row(name, figures.kind, str(figures.stage), *(f"{part:.0%}" for part in parts))
+        table.add_row(name, figures.kind, ", ".join(map(str, figures.stages)), *(f"{part:.0%}" for part in parts))
     return table

@@ -29,7 +29,7 @@ from spantrain.planner.engine.outcome import (
 from spantrain.planner.engine.outer import LocalPlans, join_groups, local_plans, pair_rates, slow_boundaries
 from spantrain.planner.engine.predict import over_time, with_best_spans
 from spantrain.planner.request import Evaluation, JobSpec, Objective, PlanRequest, Proposal, Restriction
-from spantrain.planner.strategies.interleaved import interleavings, may_interleave
+from spantrain.planner.strategies.interleaved import interleaved_beside
 from spantrain.planner.strategies.registry import DEFAULT_STRATEGY, strategies, strategies_named
 from spantrain.planner.strategies.relaxation import Relaxation
 from spantrain.planner.strategies.score import looks_of, sites_of
@@ -52,9 +52,6 @@ _ORDERED_UP_TO, _ORDERED_SIZES = 96, 4
 of micro-batches of which the default strategy's best has its order searched."""
 _EFFORT, _EFFORT_MORE = (SearchEffort(max_runs=runs, max_actions=1_000 * runs) for runs in (60, 12))
 """What an order of work is searched with (with more, plans came out the same), and those of a few plans besides."""
-_INTERLEAVED, _INTERLEAVED_OF = 0.95, 2
-"""A pipeline is interleaved if it would take less than this part of the best one's step did its devices never wait;
-and so many are."""
 _TOLD = 32
 """Groups up to which the ways between all of them are told of."""
 _ORDER_OFTEN_GAINS = 1.04
@@ -195,8 +192,7 @@ class _Planning:
             return _Answer(figures=no_figures("; ".join(dict.fromkeys(refusals)), started_s))
         ranked.sort(key=self._ranking.rank)
         if name == DEFAULT_STRATEGY and self._options.restriction is Restriction.NONE:
-            most_s = _INTERLEAVED * ranked[0][1].step_s
-            for proposal in interleavings(self._to_interleave(ranked, most_s), self._request, most_s):
+            for proposal in interleaved_beside(ranked, self._request):
                 self._take(proposal, ranked, refusals)
             ranked.sort(key=self._ranking.rank)
         if self._options.any_schedule:
@@ -205,15 +201,6 @@ class _Planning:
                     self._take(other, ranked, refusals)
             ranked.sort(key=self._ranking.rank)
         return _Answer(figures=self._ranking.figures(ranked, len(proposals), started_s), ranked=tuple(ranked))
-
-    def _to_interleave(self, ranked: Sequence[tuple[Proposal, Evaluation]], most_s: float) -> list[Plan]:
-        """Return pipelines that could be the best were no device to wait in them, unlike each other."""
-        found = dict[object, Plan]()
-        for proposal, evaluation in ranked if self._job.schedule == JobSpec.schedule else ():
-            working_s = evaluation.step_s * (1 - evaluation.bubble_ratio)
-            if working_s < most_s and may_interleave(proposal.plan):
-                found.setdefault(tuple(stage.devices for stage in proposal.plan.stages), proposal.plan)
-        return list(found.values())[:_INTERLEAVED_OF]
 
     def _with_orders(self, answers: Mapping[str, _Answer]) -> dict[str, _Answer]:
         """Search the order of work of answers that it may make the best: those that are near it."""

@@ -17,13 +17,15 @@ from spantrain.cost.memory import MemoryCost
 from spantrain.cost.replicas import ReplicaCost
 from spantrain.errors import InfeasiblePlanError, PlanError, ProfileError
 from spantrain.formats.registry import WireFormat
-from spantrain.planner.request import PlanRequest, Proposal
+from spantrain.planner.request import Evaluation, JobSpec, PlanRequest, Proposal
 from spantrain.planner.strategies.baselines import equal_layers
 from spantrain.sim.costs import ProfileCosts
 from spantrain.sim.search.interleaved import Room, quick_step_s, with_interleaved_order
 
 _DEVICES, _ACTIONS = 32, 6_000
 """A pipeline of more devices, or a step of more actions, is not interleaved: its search would take seconds."""
+_WORTH, _PIPELINES = 0.95, 2
+"""A pipeline is interleaved if it may take less than this part of the best plan's step; and so many are."""
 _SEARCHED = 2
 """Ways of dealing out, of which the order of work is searched: the best by a quick rule."""
 
@@ -66,6 +68,19 @@ def interleaved(request: PlanRequest) -> tuple[Proposal, ...]:
             f"{_DEVICES}), two units for each, and room for several micro-batches on all of them"
         )
     return found
+
+
+def interleaved_beside(ranked: Sequence[tuple[Proposal, Evaluation]], request: PlanRequest) -> Iterator[Proposal]:
+    """Yield interleaved forms of pipelines that could be the best of some plans, were no device to wait in them.
+
+    None where another order of work than the default was asked for.
+    """
+    most_s, found = _WORTH * ranked[0][1].step_s, dict[object, Plan]()
+    for proposal, evaluation in ranked if request.job.schedule == JobSpec.schedule else ():
+        working_s = evaluation.step_s * (1 - evaluation.bubble_ratio)
+        if working_s < most_s and may_interleave(proposal.plan):
+            found.setdefault(tuple(stage.devices for stage in proposal.plan.stages), proposal.plan)
+    yield from interleavings(list(found.values())[:_PIPELINES], request, most_s)
 
 
 def interleavings(bases: Iterable[Plan], request: PlanRequest, below_s: float = math.inf) -> Iterator[Proposal]:

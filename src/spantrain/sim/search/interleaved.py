@@ -6,6 +6,7 @@ later stage of the device: so that what is held can always come back. What they 
 """
 
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -28,7 +29,7 @@ _PREFERENCES = (
     (Op.FORWARD, *_HALVES, Op.BACKWARD_WEIGHT),
     (*_HALVES, Op.BACKWARD_WEIGHT, Op.FORWARD),
 )
-_WAIT_S = 1e-9
+_SAME_S = 1e-9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,13 +138,22 @@ def quick_step_s(plan: Plan, costs: StepCosts, room: Mapping[str, Room]) -> floa
 
 
 def _planned(order: tuple[Action, ...], trace: Trace, device: str) -> PlannedOrder:
-    """Return what a device did as a plan has it; for what it waited is worth waiting for, though others be ready."""
+    """Return what a device did as a plan has it.
+
+    What it waited for, and what came at the very moment at which it was wanted, is worth waiting for, though other work
+    be ready.
+    """
     stages = tuple(action.stage for action in order)
     own = sorted((one.start_s, one.end_s) for one in trace.intervals if (one.device, one.lane) == (device, "compute"))
-    gaps = [after[0] - before[1] for before, after in pairwise(own[: len(order)])]
+    came_s = sorted(flow.received_s for flow in trace.flows if flow.target == device)
+    waits = []
+    for position, (before, (start_s, _)) in enumerate(pairwise(own[: len(order)]), start=1):
+        just_came = bisect_right(came_s, start_s + _SAME_S) > bisect_left(came_s, start_s - _SAME_S)
+        if start_s - before[1] > _SAME_S or just_came:
+            waits.append(PlannedWait(position=position, seconds=max(_SAME_S, start_s - before[1])))
     return PlannedOrder(
         ops="".join(action.op.value for action in order),
-        waits=tuple(PlannedWait(position=k, seconds=gap) for k, gap in enumerate(gaps, start=1) if gap > _WAIT_S),
+        waits=tuple(waits),
         stages=stages if len(set(stages)) > 1 else (),
     )
 
