@@ -114,7 +114,7 @@ def show_even(schedule: str, pipeline: EvenPipeline) -> ShownSchedule:
         forward_s=(pipeline.transfer_s,) * cuts,
         backward_s=(pipeline.transfer_s,) * cuts,
     )
-    plan = _even_plan(check_schedule(schedule), pipeline)
+    plan = even_plan(check_schedule(schedule), pipeline)
     if plan.interleaved and schedule == "critical-path":
         plan = _with_order(plan, costs, pipeline)
     return _shown(plan, costs, steps=1)
@@ -201,7 +201,8 @@ def _shown(plan: Plan, costs: StepCosts, *, steps: int) -> ShownSchedule:
     )
 
 
-def _even_plan(schedule: str, pipeline: EvenPipeline) -> Plan:
+def even_plan(schedule: str, pipeline: EvenPipeline) -> Plan:
+    """Return the plan of equal stages."""
     names = tuple(f"d{stage}" for stage in range(pipeline.stages))
     limit = pipeline.micro_batches if pipeline.in_flight is None else pipeline.in_flight
     return Plan(
