@@ -11,7 +11,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleavedZeroBubble
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+    ScheduleZBVZeroBubble,
+)
 
 from spantrain.core.action import Op
 from spantrain.core.span import Span
@@ -144,7 +151,9 @@ def _tuple(outputs: Tensor | Tensors) -> Tensors:
 _SCHEDULES: Mapping[Framework, Any] = {
     Framework.GPIPE: ScheduleGPipe,
     Framework.ONE_F_ONE_B: Schedule1F1B,
+    Framework.INTERLEAVED: ScheduleInterleaved1F1B,
     Framework.ZERO_BUBBLE: ScheduleInterleavedZeroBubble,
+    Framework.ZERO_BUBBLE_V: ScheduleZBVZeroBubble,
 }
 
 
@@ -245,7 +254,7 @@ def _holders(order: FrameworkOrder) -> dict[str, list[int]]:
     for number, (first, end) in enumerate(order.cuts):
         for unit in order.graph.units[first:end]:
             for name in unit.shared:
-                found.setdefault(name, set()).add(number % len(order.devices))
+                found.setdefault(name, set()).add(order.rank_of(number))
     return {name: sorted(ranks) for name, ranks in found.items()}
 
 
@@ -259,9 +268,8 @@ def _built(order: FrameworkOrder, numbers: Sequence[int]) -> dict[int, list[Unit
 def _schedule(order: FrameworkOrder, stages: Sequence[TimedStage]) -> Any:
     """Return torch's schedule; its gradients come out summed over the whole batch."""
     make = _SCHEDULES[order.framework]
-    single = order.framework is not Framework.ZERO_BUBBLE
     return make(
-        stages[0] if single else list(stages),
+        list(stages) if order.framework.many_stages else stages[0],
         order.micro_batches,
         loss_fn=lambda output, _target: output.sum() / order.global_batch,
         scale_grads=False,
