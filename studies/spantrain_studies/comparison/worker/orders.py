@@ -49,8 +49,8 @@ class FrameworkResult:
     """Over the samples whose loss it has, by step; empty where it has none."""
     busy_s: tuple[float, ...]
     """Device time of each step."""
-    real_s: float
-    """Seconds of real computation in all steps."""
+    real_s: float | None
+    """Seconds of real computation in all steps of an emulated device; None on a real one."""
     overruns: int
     """Pieces of work whose real computation took longer than the emulated device would have."""
     peak_bytes: int
