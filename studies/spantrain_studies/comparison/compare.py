@@ -50,7 +50,22 @@ from spantrain_studies.comparison.runs import Runner, median_step_s
 from spantrain_studies.comparison.worker.orders import Framework
 from spantrain_studies.comparison.worker.reference import reference_losses, rounding_error
 
-_TRIAL_STEPS, _TRIAL_WARM_UP = 2, 1
+
+@dataclass(frozen=True, kw_only=True)
+class _Trials:
+    """How ways to set a framework up are tried for real."""
+
+    ways: int
+    """So many, those that promise most."""
+    steps: int
+    """Of each."""
+    warm_up_steps: int
+
+
+_EMULATED_TRIALS = _Trials(ways=2, steps=2, warm_up_steps=1)
+"""One step of a device in made-up time is like another."""
+_REAL_TRIALS = _Trials(ways=4, steps=10, warm_up_steps=2)
+"""Of a processor it is not, nor are units measured one by one as quick as many at once."""
 _PROFILE_FILE = "profile.json"
 _FEW_STEPS = 8
 """So many leave no time for rounding to be enlarged."""
@@ -216,7 +231,9 @@ class _Comparison:
         asked = ScratchRequest(cluster=session.cluster, model=request.model, job=self._job, out=request.out)
         profile = kept_profile(path, session.network, asked)
         if profile is None:
-            profile = measure_profile(session, request.model, ProfileOptions(), self._listener)
+            # What processors took another day, beside other programs, is no measure of today's.
+            options = ProfileOptions(use_cache=session.cluster.emulated)
+            profile = measure_profile(session, request.model, options, self._listener)
             write_profile(profile, path)
         return profile
 
@@ -247,11 +264,12 @@ class _Comparison:
     def _framework(self, framework: Framework) -> _MethodRun:
         """Return the best of the ways to set a framework up, each tried for real where there is time for it."""
         evaluate = Evaluator(self._profile, self._spec)
-        tried = layouts(framework, self._profile, self._batch, evaluate)
+        trials = _EMULATED_TRIALS if self._session.cluster.emulated else _REAL_TRIALS
+        tried = layouts(framework, self._profile, self._batch, evaluate)[: trials.ways]
         step_s = evaluate(tried[0].plan).step_s
         chosen = tried[0]
-        if len(tried) > 1 and worth_trying(step_s, self._request.seconds_per_method):
-            chosen = self._fastest(tried)
+        if len(tried) > 1 and worth_trying(step_s, self._request.seconds_per_method, len(tried) * trials.steps):
+            chosen = self._fastest(tried, trials)
         return _MethodRun(
             run=lambda _number, job, warm_up_steps: self._runner.framework(chosen, job, warm_up_steps),
             what=chosen.what,
@@ -259,12 +277,12 @@ class _Comparison:
             ours=False,
         )
 
-    def _fastest(self, tried: Sequence[Layout]) -> Layout:
-        job, calm = replace(self._job, steps=_TRIAL_STEPS), replace(self._runner, network_trace=None)
+    def _fastest(self, tried: Sequence[Layout], trials: _Trials) -> Layout:
+        job, calm = replace(self._job, steps=trials.steps), replace(self._runner, network_trace=None)
         seconds: dict[int, float] = {}
         for number, layout in enumerate(tried):
             self._listener.phase(f"Trying {layout.framework}: {layout.what}")
-            seconds[number] = median_step_s(calm.framework(layout, job, _TRIAL_WARM_UP))
+            seconds[number] = median_step_s(calm.framework(layout, job, trials.warm_up_steps))
         return tried[min(seconds, key=lambda number: seconds[number])]
 
     def _plan(self, method: Method) -> tuple[Plan, float]:

@@ -319,8 +319,6 @@ def _means(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 WARM_UP_STEPS = 2
-_TRIALS = 4
-"""Two ways to set a framework up, two steps of each."""
 
 
 def steps_within(steps: int, step_s: float, most_s: float) -> tuple[int, int]:
@@ -342,9 +340,9 @@ def steps_within(steps: int, step_s: float, most_s: float) -> tuple[int, int]:
     return count, WARM_UP_STEPS if count == steps else min(WARM_UP_STEPS, count // 2)
 
 
-def worth_trying(step_s: float, most_s: float) -> bool:
-    """Whether there is time to try ways for real; else the simulator's word on them has to do."""
-    return _TRIALS * step_s <= most_s
+def worth_trying(step_s: float, most_s: float, trials: int) -> bool:
+    """Whether there is time for so many steps to try ways for real; else the simulator's word on them has to do."""
+    return trials * step_s <= most_s
 
 
 def slowest_rate(cluster: Cluster) -> float | None:

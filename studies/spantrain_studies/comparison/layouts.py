@@ -21,8 +21,6 @@ from spantrain.errors import InfeasiblePlanError, PlanError, ScheduleError
 from spantrain.planner.engine.evaluate import Evaluator
 from spantrain_studies.comparison.worker.orders import Framework, FrameworkOrder
 
-_TRIED = 2
-"""So many numbers of micro-batches, those that promise most, are tried for real."""
 _BUCKETS_OF_MODEL = 4
 """Beside torch's own bucket, a quarter of the model is tried: ours are smaller than what torch's size is meant for."""
 _SCHEDULES = {
@@ -82,7 +80,7 @@ class Layout:
 
 
 def layouts(framework: Framework, profile: Profile, global_batch: int, evaluate: Evaluator) -> tuple[Layout, ...]:
-    """Return the ways that are worth trying, the most promising first.
+    """Return all ways, the most promising first.
 
     Raises:
         InfeasiblePlanError: no two devices can run it.
@@ -92,7 +90,7 @@ def layouts(framework: Framework, profile: Profile, global_batch: int, evaluate:
         found = [layout for layout in _ways(framework, profile, global_batch, chosen) if _fits(layout, evaluate)]
         if found:
             found.sort(key=lambda layout: evaluate(layout.plan).step_s)
-            return tuple(found[:_TRIED])
+            return tuple(found)
     raise InfeasiblePlanError(
         f"{framework}: a batch of {global_batch} samples and {len(profile.graph.units)} units divide among no two or "
         f"more of these {len(devices)} devices, or do not fit into their memory; choose another --global-batch"
