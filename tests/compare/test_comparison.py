@@ -9,14 +9,22 @@ import pytest
 from spantrain.app.reporter import SilentReporter
 from spantrain.app.session import SessionOptions
 from spantrain.cli.main import main
-from spantrain.config.cluster_file import parse_cluster
+from spantrain.config.cluster_file import load_cluster, parse_cluster
+from spantrain.config.traces.network_traces import network_trace
 from spantrain.core.cluster import Cluster
+from spantrain.core.job import TrainJob
 from spantrain.errors import ConfigError
 from spantrain.models.catalog.catalog import resolve_model
 from spantrain.testbed.testbed import why_unavailable
 from spantrain_studies.comparison.compare import CompareRequest, compare
+from spantrain_studies.comparison.figures import ComparisonBounds
 from spantrain_studies.comparison.fit import SettingOverrides
 from spantrain_studies.comparison.methods import METHODS, methods_named
+from spantrain_studies.comparison.real import as_it_is, shared_text
+from spantrain_studies.comparison.show import method_table
+from spantrain_studies.comparison.worker.reference import reference_losses, rounding_error
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 TWO = """\
 name: two
@@ -68,6 +76,18 @@ def request(out: Path, methods: str, global_batch: int = 4, **changes: object) -
     return CompareRequest(**{**fields, "overrides": overrides, **changes})
 
 
+def test_other_cuts_of_a_batch_are_rounded_otherwise_and_no_more():
+    model, job = resolve_model("gpt2-tiny"), TrainJob(steps=3)
+    error = rounding_error(model, job, 4, reference_losses(model, job, 4))
+    assert 0 < error < 1e-5
+
+
+def on_processors(out: Path, methods: str, **changes: object) -> CompareRequest:
+    overrides = SettingOverrides(global_batch=4)
+    cluster = load_cluster(EXAMPLES / "one-machine.yaml")
+    return request(out, methods, **{"cluster": cluster, "overrides": overrides, **changes})
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_every_framework_learns_what_one_process_learns(tmp_path):
@@ -104,11 +124,74 @@ def test_what_cannot_run_is_told_and_the_rest_goes_on(tmp_path):
     assert outcome.methods["torch-gpipe"].ratio_to_first == 1.0
 
 
-def test_real_devices_are_refused(tmp_path):
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_on_real_processors_every_method_learns_the_same_and_nothing_is_said_of_emulation(tmp_path, monkeypatch):
+    """Two processes on this machine; frameworks run as they are, our planner by what was measured."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    names = "ddp,fsdp,torch-1f1b,torch-interleaved,gpipe"
+    listener = Listener()
+    outcome = compare(on_processors(tmp_path / "out", names), SessionOptions(), listener)
+    assert list(outcome.methods) == names.split(",")
+    assert outcome.refused == {}
+    for name, row in outcome.methods.items():
+        assert row.loss_error < 1e-4, (name, row.losses)
+        assert row.real_compute_ratio is None
+        assert row.sound
+        assert 0 < row.utilisation <= 1
+    assert "4 stages" in outcome.methods["torch-interleaved"].what
+    assert listener.scale.text == "2 of 2 devices, real ones"
+    assert outcome.bounds == ComparisonBounds(link_data_parallel=None, link_pipeline=None, latency=None)
+    assert outcome.setting.planned_by == "a measured profile"
+    assert outcome.emulated.startswith("devices: all 2 real, a process with one thread each")
+    assert "real compute" not in [column.header for column in method_table(outcome).columns]
+
+
+def test_where_there_are_more_devices_than_processors_it_is_told():
+    assert shared_text(1) == ""
+    assert "4096 devices share" in shared_text(4096)
+
+
+@pytest.mark.parametrize(
+    ("backends", "says"),
+    [
+        (("cpu", "emulated"), "a: real devices beside emulated ones"),
+        (("cuda:0", "cuda:1"), r"a \(cuda:0\), b \(cuda:1\): methods are compared on processors"),
+    ],
+)
+def test_devices_that_are_not_alike_are_refused(tmp_path, backends, says):
     cluster = two()
-    real = replace(cluster, devices=(replace(cluster.devices[0], backend="cpu"), cluster.devices[1]))
-    with pytest.raises(ConfigError, match=f"{cluster.devices[0].name}: only emulated devices"):
-        request(tmp_path, "ddp", cluster=real)
+    devices = tuple(replace(one, backend=own) for one, own in zip(cluster.devices, backends, strict=True))
+    with pytest.raises(ConfigError, match=says):
+        request(tmp_path, "ddp", cluster=replace(cluster, devices=devices))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        ({"emulated_speed": 0.1}, "--emulated-speed: all devices are real"),
+        ({"like": "gpt2-small"}, "--like gpt2-small: real devices cannot be slowed"),
+        ({"bandwidth_bytes_per_s": 1e6}, "--bandwidth: all devices are on host here"),
+        ({"network_speed": 0.5}, "--network-speed: all devices are on host here"),
+    ],
+)
+def test_what_only_emulation_has_is_refused_on_processors(tmp_path, overrides, says):
+    with pytest.raises(ConfigError, match=says):
+        on_processors(tmp_path, "ddp", overrides=SettingOverrides(**overrides))
+
+
+def test_a_single_host_has_no_link_to_change(tmp_path):
+    with pytest.raises(ConfigError, match="--network-trace drop-50: all devices are on host here"):
+        on_processors(tmp_path, "ddp", network_trace=network_trace("drop-50"))
+
+
+def test_links_of_real_processors_have_the_rates_asked_for():
+    """Their devices stay as they are, and as many."""
+    cluster = replace(two(), devices=tuple(replace(one, backend="cpu") for one in two().devices))
+    fitted = as_it_is(cluster, SettingOverrides(bandwidth_bytes_per_s=4e6, network_speed=0.5))
+    assert {link.bandwidth_bytes_per_s for link in fitted.cluster.links} == {2e6}
+    assert fitted.global_batch == 16
+    assert fitted.scale.text == "2 of 2 devices, real ones; links at 0.5 of their rates"
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,18 @@ from spantrain.config.files.json_codec import to_json
 from spantrain.models.catalog.catalog import resolve_model
 from spantrain.planner.engine.engine import make_plan
 from spantrain.planner.request import JobSpec
-from spantrain_studies.comparison.compare import bounds_of
-from spantrain_studies.comparison.figures import ComparedSetting, CompareOutcome, MeasuredRun, Scale, figures_of
+from spantrain_studies.comparison.bounds import bounds_of
+from spantrain_studies.comparison.figures import (
+    ComparedSetting,
+    CompareOutcome,
+    ComparisonBounds,
+    MeasuredRun,
+    Scale,
+    figures_of,
+)
 from spantrain_studies.comparison.picture import draw_comparison
 from spantrain_studies.comparison.runs import framework_run, sent_bytes
-from spantrain_studies.comparison.show import bound_lines, method_table, traffic_table
+from spantrain_studies.comparison.show import bound_lines, method_table, show_comparison, traffic_table
 from spantrain_studies.comparison.worker.orders import FrameworkResult
 
 RUN = MeasuredRun(
@@ -97,6 +104,36 @@ def test_tables_show_methods_bytes_and_doubt():
     text = console.export_text()
     for words in ("ddp", "auto", "40%*", "4 s (+100.0%)", "lab->office", "2 KiB", "loss after 40"):
         assert words in text, words
+
+
+def test_rounding_is_told_beside_what_losses_are_off_by(capsys):
+    show_comparison(outcome())
+    assert "is off by" not in capsys.readouterr().out
+    show_comparison(replace(outcome(), rounding_error=0.07))
+    assert "one process that cuts its batch otherwise is off by 7e-02 itself" in capsys.readouterr().out
+
+
+def test_real_devices_have_no_emulated_time_no_doubt_and_no_bounds():
+    real = figures_of(
+        [replace(RUN, real_compute_ratio=None)], what="", global_batch=8, first_samples_per_s=None, reference=REFERENCE
+    )
+    none = ComparisonBounds(link_data_parallel=None, link_pipeline=None, latency=None)
+    scale = replace(outcome().setting.scale, emulated_speed=None, compute_to_traffic=None)
+    setting = replace(outcome().setting, scale=scale)
+    found = replace(outcome(), methods={"ddp": real}, bounds=none, setting=setting)
+    assert real.sound
+    assert [column.header for column in method_table(found).columns][-3:] == ["off by", "step predicted", "how"]
+    assert bound_lines(none) == []
+    assert "2 of 6 devices, real ones" in draw_comparison(found, frozenset())
+    assert draw_comparison(replace(found, methods={}), frozenset()).startswith("<svg")
+
+
+def test_links_without_their_rates_bound_nothing():
+    profile = described_profile(load_preset("laptop"), resolve_model("gpt2-tiny"))
+    planned = make_plan(profile, JobSpec(global_batch=48))
+    bounds = bounds_of(profile, 48, planned.plan, shaped=False)
+    assert bounds.compute is not None
+    assert len(bound_lines(bounds)) == 2
 
 
 def test_picture_is_svg_with_a_bar_for_each_method():

@@ -1,5 +1,7 @@
 """How frameworks are set up on a cluster: what divides, what is left out, what is refused."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -72,6 +74,31 @@ def test_zero_bubble_has_two_stages_a_device_where_units_suffice():
     assert len(best.cuts) == 2 * len(best.plan.devices)
     order = best.order(PROFILE, TrainJob(steps=1))
     assert order.local_stages(1) == (1, 7)
+
+
+def test_a_v_gives_the_last_device_two_neighbours_and_the_first_both_ends():
+    order = ways(Framework.ZERO_BUBBLE_V, 48)[0].order(PROFILE, TrainJob(steps=1))
+    assert [order.local_stages(rank) for rank in (0, 1, 5)] == [(0, 11), (1, 10), (5, 6)]
+    with pytest.raises(ValueError, match="torch-zbv: two stages for each of 6 devices, got 6"):
+        replace(order, cuts=((0, 14), *order.cuts[:5]))
+
+
+@pytest.mark.parametrize("framework", [Framework.INTERLEAVED, Framework.ZERO_BUBBLE_V])
+def test_two_stages_a_device_or_fewer_devices(framework):
+    """14 units on 22 devices: seven devices with two stages each, where one stage each would be another method."""
+    for found in ways(framework, 56, LARGE):
+        assert len(found.cuts) == 2 * len(found.plan.devices) == len(LARGE.graph.units)
+        assert len(found.left_out) == 22 - 7
+        assert "14 stages" in found.what
+
+
+def test_interleaved_holds_what_torch_s_order_has_in_flight():
+    """Six devices in rounds of six: one round of a first half, and halves on the way to the last device and back."""
+    found = ways(Framework.INTERLEAVED, 48)[0]
+    size = 48 // found.micro_batches
+    assert found.micro_batches % 6 == 0
+    assert found.micro_batches > 9
+    assert [stage.replicas[0].in_flight_limit // size for stage in found.plan.stages] == [9, 8, 7, 6, 5, 4]
 
 
 def test_methods_by_name_and_group():

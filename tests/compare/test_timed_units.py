@@ -1,12 +1,16 @@
 """Units that take an emulated device's time: when forward passes return, and when gradients are there."""
 
+import pytest
 import torch
 from torch import nn
 
 from spantrain.core.action import Op
+from spantrain.devices.base import NOTHING_MORE, ComputeDevice, CpuDevice
+from spantrain.devices.emulated import EmulatedDevice
+from spantrain.errors import ConfigError
 from spantrain.models.units import LABELS, ModuleUnit
-from spantrain_studies.comparison.worker.device import StartedElsewhereDevice
-from spantrain_studies.comparison.worker.whole import TimedChain
+from spantrain_studies.comparison.worker.device import CountingProcessor, StartedElsewhereDevice, framework_device
+from spantrain_studies.comparison.worker.whole import PlainUnit, TimedChain, UnitChain
 
 
 class FakeClock:
@@ -93,6 +97,38 @@ def test_gradients_are_the_chain_s_own():
     (hidden,) = units[1](hidden)
     units[2](hidden, labels).backward()
     assert all(torch.equal(a, p.grad) for a, p in zip(found, model.parameters(), strict=True))
+
+
+def test_on_a_processor_nothing_is_between_the_units():
+    timed = chain(FakeClock(), real_s=0.0)
+    plain = UnitChain([PlainUnit(unit.unit) for unit in timed.units])
+    rows = {0: torch.randn(3, 2), LABELS: torch.randn(3, 2)}
+    timed(rows).backward()
+    expected = [parameter.grad.clone() for parameter in timed.parameters()]
+    timed.zero_grad()
+    loss = plain(rows)
+    assert loss.grad_fn.name() == "SumBackward0"
+    loss.backward()
+    assert all(torch.equal(a, p.grad) for a, p in zip(expected, plain.parameters(), strict=True))
+
+
+def test_a_processor_adds_up_what_it_computes():
+    device = framework_device(CpuDevice(), "a")
+    assert isinstance(device, CountingProcessor)
+    assert device.run(lambda: sum(range(10**5)), None) == device.around(lambda: sum(range(10**5)))
+    assert device.busy_s > device.last_s > 0
+    assert device.real_s is None
+
+
+def test_only_processors_and_emulated_devices_run_frameworks():
+    assert isinstance(framework_device(EmulatedDevice(), "a"), StartedElsewhereDevice)
+
+    class OtherDevice(ComputeDevice):
+        def run(self, work, seconds, besides=NOTHING_MORE):
+            return work()
+
+    with pytest.raises(ConfigError, match="device gpu: other frameworks are compared on processors"):
+        framework_device(OtherDevice(), "gpu")
 
 
 def test_real_time_is_counted_and_overruns_are_seen():

@@ -1,4 +1,4 @@
-"""`spantrain compare`: the same training by every framework and every planner, on one emulated setting."""
+"""`spantrain compare`: the same training by every framework and every planner, on one setting."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,12 +80,15 @@ class CompareArguments:
     ] = None
     emulated_speed: Annotated[
         float | None,
-        typer.Option(help="Fraction of their kinds' speed at which devices run; default: what this machine can do."),
+        typer.Option(
+            help="Fraction of their kinds' speed at which emulated devices run; default: what this machine can do."
+        ),
     ] = None
     measured: Annotated[
         bool,
         typer.Option(
-            "--measured", help="Plan by a measured profile, not by the data sheets that the emulation follows."
+            "--measured",
+            help="Plan by a measured profile, not by the data sheets that the emulation follows; real devices always.",
         ),
     ] = False
     network_trace: NetworkTraceName = None
@@ -146,7 +149,7 @@ class CompareArguments:
 
 @with_options(CompareArguments)
 def compare(asked: CompareArguments, _: typer.Context) -> None:
-    """Train the same samples with torch's frameworks and with our plans, on the same emulated devices and network."""
+    """Train the same samples with torch's frameworks and with our plans, on the same devices, emulated or real."""
     out = asked.out
     check_can_make(out, "--out", files=(_JSON_FILE, _PICTURE_FILE), folders=("logs",))
     request = asked.request()

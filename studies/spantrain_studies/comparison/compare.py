@@ -17,28 +17,24 @@ from spantrain.app.training.old_run import refuse_run
 from spantrain.app.training.train_from_scratch import ScratchRequest, kept_profile
 from spantrain.config.artefacts import write_profile
 from spantrain.config.traces.network_traces import NetworkTrace
-from spantrain.core.action import SPLIT_OPS
-from spantrain.core.cluster import Cluster, Device
+from spantrain.core.cluster import Cluster
 from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan
 from spantrain.core.profile import Profile
 from spantrain.core.quantities import format_seconds
-from spantrain.core.units import ModelSpec, UnitGraph
-from spantrain.cost.compute import ComputeCost
+from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError, InternalError, PeerLostError, PlanError, UsageError, WorkerError
 from spantrain.planner.engine.engine import make_plan
 from spantrain.planner.engine.evaluate import Evaluator
 from spantrain.planner.engine.outcome import PlanOptions
-from spantrain.planner.engine.predict import costs_of
 from spantrain.planner.request import JobSpec
 from spantrain.planner.strategies.registry import DEFAULT_STRATEGY
 from spantrain.schedule.joint import joint_refusal
-from spantrain.sim.bounds import step_bound_s
+from spantrain_studies.comparison.bounds import bounds_of
 from spantrain_studies.comparison.figures import (
     WARM_UP_STEPS,
     ComparedSetting,
     CompareOutcome,
-    ComparisonBounds,
     MeasuredRun,
     MethodFigures,
     Scale,
@@ -49,54 +45,30 @@ from spantrain_studies.comparison.figures import (
 from spantrain_studies.comparison.fit import Fitted, SettingOverrides, fit
 from spantrain_studies.comparison.layouts import Layout, layouts
 from spantrain_studies.comparison.methods import Method, MethodKind
+from spantrain_studies.comparison.real import as_it_is, refuse_mixed, refuse_scaling, shared_text
 from spantrain_studies.comparison.runs import Runner, median_step_s
 from spantrain_studies.comparison.worker.orders import Framework
-from spantrain_studies.comparison.worker.reference import reference_losses
+from spantrain_studies.comparison.worker.reference import reference_losses, rounding_error
 
 
-def bounds_of(profile: Profile, global_batch: int, plan: Plan | None) -> ComparisonBounds:
-    """Return the bounds of a setting; with a plan, also that of its own work under any order (`sim.bounds`)."""
-    cluster, graph = profile.cluster, profile.graph
-    compute = ComputeCost(profile, profile.dtype)
-    rates = {device.name: _most_samples_per_s(compute, graph, device, global_batch) for device in cluster.devices}
-    crossing = len(cluster.sites) > 1 and bool(cluster.links)
-    return ComparisonBounds(
-        compute=sum(rates.values()),
-        compute_best_site=max(sum(rates[d.name] for d in cluster.devices_at(site.name)) for site in cluster.sites),
-        link_data_parallel=_through_links(cluster, global_batch, graph.trained_bytes) if crossing else None,
-        link_pipeline=_through_links(cluster, global_batch, global_batch * _smallest_cut(graph)) if crossing else None,
-        latency=global_batch / _farthest_s(cluster) if crossing else None,
-        chosen_plan=None if plan is None else global_batch / step_bound_s(plan, costs_of(plan, profile)),
-    )
+@dataclass(frozen=True, kw_only=True)
+class _Trials:
+    """How ways to set a framework up are tried for real."""
+
+    ways: int
+    """So many, those that promise most."""
+    steps: int
+    """Of each."""
+    warm_up_steps: int
 
 
-def _most_samples_per_s(compute: ComputeCost, graph: UnitGraph, device: Device, global_batch: int) -> float:
-    units = range(len(graph.units))
-    return global_batch / sum(compute.stage_seconds(units, device.name, op, global_batch) for op in SPLIT_OPS)
-
-
-def _through_links(cluster: Cluster, global_batch: int, size_bytes: int) -> float:
-    """Return samples per second if so much must come to every site in each step, over all links that lead there."""
-    slowest = min(
-        sum(link.bandwidth_bytes_per_s for link in cluster.links if link.target == site.name) for site in cluster.sites
-    )
-    return global_batch * slowest / size_bytes
-
-
-def _farthest_s(cluster: Cluster) -> float:
-    """Return the way to the site whose nearest neighbour is the farthest."""
-    return max(min(link.latency_s for link in cluster.links if link.target == site.name) for site in cluster.sites)
-
-
-def _smallest_cut(graph: UnitGraph) -> int:
-    """Return the least that crosses a cut for one sample: activations on the way there, gradients on the way back."""
-    cuts = ((unit.cut_bytes_per_sample, unit.gradient_bytes_per_sample) for unit in graph.units[:-1])
-    sizes = [min(there, back or there) for there, back in cuts]
-    return max(1, min(sizes, default=1))
-
-
-_TRIAL_STEPS, _TRIAL_WARM_UP = 2, 1
+_EMULATED_TRIALS = _Trials(ways=2, steps=2, warm_up_steps=1)
+"""One step of a device in made-up time is like another."""
+_REAL_TRIALS = _Trials(ways=4, steps=10, warm_up_steps=2)
+"""Of a processor it is not, nor are units measured one by one as quick as many at once."""
 _PROFILE_FILE = "profile.json"
+_FEW_STEPS = 8
+"""So many leave no time for rounding to be enlarged."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,8 +91,8 @@ class CompareRequest:
     network_trace: NetworkTrace | None = None
     """How the emulated links change in every run, from its first step on."""
     measured: bool = False
-    """Plan by a measured profile; False: by data sheets, which emulated devices and links follow anyhow, and what the
-    runtime takes."""
+    """Plan by a measured profile, as for real devices always; False: by data sheets, which emulated devices and links
+    follow anyhow, and what the runtime takes."""
 
     def __post_init__(self) -> None:
         if self.steps <= WARM_UP_STEPS:
@@ -131,11 +103,13 @@ class CompareRequest:
         for option, value in {"--seconds-per-method": self.seconds_per_method, **speeds}.items():
             if value is not None and not 0 < value < math.inf:
                 raise ConfigError(f"{option} must be positive and finite, got {value}")
-        real = [device.name for device in self.cluster.devices if not device.emulated]
-        if real:
+        refuse_mixed(self.cluster)
+        if not self.cluster.emulated:
+            refuse_scaling(self.cluster, self.overrides)
+        if self.network_trace is not None and len(self.cluster.hosts) == 1:
             raise ConfigError(
-                f"{', '.join(real)}: only emulated devices are the same for every method; give a preset, or a cluster "
-                "file whose hosts have `backend: emulated`"
+                f"--network-trace {self.network_trace.text}: all devices are on host {self.cluster.hosts[0].name}, so "
+                "there is no link to change; leave it out, or give a cluster of several hosts"
             )
 
 
@@ -170,12 +144,20 @@ def compare(request: CompareRequest, options: SessionOptions, listener: CompareL
         PeerLostError: the workers did not come up.
     """
     refuse_run(request.out, "a comparison needs a folder of its own: name another one with --out")
-    fitted = fit(request.cluster, request.model, request.overrides, partial(real_seconds_per_sample, request.model))
+    fitted = _fitted(request)
     listener.show_scale(fitted.scale)
+    if not fitted.cluster.emulated and (shared := shared_text(len(fitted.cluster.devices))):
+        listener.note(f"Note: {shared}")
     request.out.mkdir(parents=True, exist_ok=True)
     names = tuple(device.name for device in fitted.cluster.devices)
     with open_session(fitted.cluster, names, options, request.out / "logs", listener) as session:
         return _Comparison(request, session, fitted, listener).run()
+
+
+def _fitted(request: CompareRequest) -> Fitted:
+    if not request.cluster.emulated:
+        return as_it_is(request.cluster, request.overrides)
+    return fit(request.cluster, request.model, request.overrides, partial(real_seconds_per_sample, request.model))
 
 
 class _Comparison:
@@ -210,7 +192,12 @@ class _Comparison:
                 if name not in self._refused and (run := self._run(number, name, way, runs[name])) is not None:
                     runs[name].append(run)
                     self._listener.show_method(name, self._figures(way, runs[name], None, reference))
-        return self._outcome(ways, runs, reference)
+        outcome = self._outcome(ways, runs, reference)
+        if self._request.steps <= _FEW_STEPS:
+            return outcome
+        self._listener.phase("The same steps in one process, its batch cut otherwise, for what rounding makes of them")
+        rounded = rounding_error(self._request.model, self._job, self._batch, reference)
+        return replace(outcome, rounding_error=rounded)
 
     def _left_out(self) -> tuple[str, ...]:
         model = self._request.model
@@ -236,7 +223,7 @@ class _Comparison:
     def _known_profile(self) -> Profile:
         """Return a profile of the setting: that of an earlier comparison in the same folder, if it still holds."""
         request, session = self._request, self._session
-        if not request.measured:
+        if not self._measured:
             described = described_profile(session.cluster, request.model)
             self._listener.phase("Measuring the runtime: a few steps of a small model")
             return replace(described, runtime=rehearse(session, described.link_by_pair.values()))
@@ -244,9 +231,15 @@ class _Comparison:
         asked = ScratchRequest(cluster=session.cluster, model=request.model, job=self._job, out=request.out)
         profile = kept_profile(path, session.network, asked)
         if profile is None:
-            profile = measure_profile(session, request.model, ProfileOptions(), self._listener)
+            # What processors took another day, beside other programs, is no measure of today's.
+            options = ProfileOptions(use_cache=session.cluster.emulated)
+            profile = measure_profile(session, request.model, options, self._listener)
             write_profile(profile, path)
         return profile
+
+    @property
+    def _measured(self) -> bool:
+        return self._request.measured or not self._session.cluster.emulated
 
     def _ways(self) -> dict[str, _MethodRun]:
         found: dict[str, _MethodRun] = {}
@@ -271,11 +264,12 @@ class _Comparison:
     def _framework(self, framework: Framework) -> _MethodRun:
         """Return the best of the ways to set a framework up, each tried for real where there is time for it."""
         evaluate = Evaluator(self._profile, self._spec)
-        tried = layouts(framework, self._profile, self._batch, evaluate)
+        trials = _EMULATED_TRIALS if self._session.cluster.emulated else _REAL_TRIALS
+        tried = layouts(framework, self._profile, self._batch, evaluate)[: trials.ways]
         step_s = evaluate(tried[0].plan).step_s
         chosen = tried[0]
-        if len(tried) > 1 and worth_trying(step_s, self._request.seconds_per_method):
-            chosen = self._fastest(tried)
+        if len(tried) > 1 and worth_trying(step_s, self._request.seconds_per_method, len(tried) * trials.steps):
+            chosen = self._fastest(tried, trials)
         return _MethodRun(
             run=lambda _number, job, warm_up_steps: self._runner.framework(chosen, job, warm_up_steps),
             what=chosen.what,
@@ -283,12 +277,12 @@ class _Comparison:
             ours=False,
         )
 
-    def _fastest(self, tried: Sequence[Layout]) -> Layout:
-        job, calm = replace(self._job, steps=_TRIAL_STEPS), replace(self._runner, network_trace=None)
+    def _fastest(self, tried: Sequence[Layout], trials: _Trials) -> Layout:
+        job, calm = replace(self._job, steps=trials.steps), replace(self._runner, network_trace=None)
         seconds: dict[int, float] = {}
         for number, layout in enumerate(tried):
             self._listener.phase(f"Trying {layout.framework}: {layout.what}")
-            seconds[number] = median_step_s(calm.framework(layout, job, _TRIAL_WARM_UP))
+            seconds[number] = median_step_s(calm.framework(layout, job, trials.warm_up_steps))
         return tried[min(seconds, key=lambda number: seconds[number])]
 
     def _plan(self, method: Method) -> tuple[Plan, float]:
@@ -354,8 +348,12 @@ class _Comparison:
         return CompareOutcome(
             methods=rows,
             refused=self._refused,
-            # By what emulated devices and links are told to be: measurements on a busy machine would make no bounds.
-            bounds=bounds_of(described_profile(cluster, self._request.model), self._batch, plan),
+            bounds=bounds_of(
+                described_profile(cluster, self._request.model),
+                self._batch,
+                plan,
+                shaped=self._session.testbed is not None or len(cluster.hosts) == 1,
+            ),
             setting=ComparedSetting(
                 cluster=cluster.name,
                 model=self._request.model.name,
@@ -367,23 +365,26 @@ class _Comparison:
                 seconds_per_method=self._request.seconds_per_method,
                 optimizer=self._job.optimizer,
                 seed=self._job.seed,
-                planned_by="a measured profile" if self._request.measured else "data sheets and a rehearsal",
+                planned_by="a measured profile" if self._measured else "data sheets and a rehearsal",
                 network=self._session.network,
                 network_trace="" if self._request.network_trace is None else self._request.network_trace.text,
                 scale=self._scale,
                 cores=len(os.sched_getaffinity(0)),
             ),
             left_out=self._left_out(),
-            emulated=_emulated_text(len(cluster.devices), self._session.network),
+            emulated=_emulated_text(cluster, self._session.network),
         )
 
 
-def _emulated_text(devices: int, network: str) -> str:
+def _emulated_text(cluster: Cluster, network: str) -> str:
     links = "emulated (real TCP through a shaping router)" if network == "testbed" else network
-    return (
-        f"devices: all {devices} emulated, alike for every method (real computation, made-up time); links: {links}; "
-        "gradients, losses, messages: real"
+    count, cores = len(cluster.devices), len(os.sched_getaffinity(0))
+    devices = (
+        f"all {count} emulated, alike for every method (real computation, made-up time)"
+        if cluster.emulated
+        else f"all {count} real, a process with one thread each, on {cores} processors of this machine"
     )
+    return f"devices: {devices}; links: {links}; gradients, losses, messages: real"
 
 
 def _alike(one: tuple[Plan, str], other: tuple[Plan, str]) -> bool:

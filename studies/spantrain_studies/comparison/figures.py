@@ -57,7 +57,8 @@ class Scale:
 
     devices: int
     devices_before: int
-    emulated_speed: float
+    emulated_speed: float | None
+    """Part of their kinds' speed; None: devices are real."""
     network_speed: float
     """Part of the cluster's rates that its links have, inside sites too."""
     compute_to_traffic: float | None
@@ -75,7 +76,8 @@ class Scale:
     @property
     def changes(self) -> str:
         """Say what was changed."""
-        devices = f"{self.devices} of {self.devices_before} devices; at {self.emulated_speed:.3g} of their kinds' speed"
+        speed = "" if self.emulated_speed is None else f"; at {self.emulated_speed:.3g} of their kinds' speed"
+        devices = f"{self.devices} of {self.devices_before} devices{speed or ', real ones'}"
         links = "" if self.network_speed == 1.0 else f"; links at {self.network_speed:.3g} of their rates"
         return devices + links + ("" if self.latency_scale == 1.0 else f" and {self.latency_scale:.3g} times as far")
 
@@ -160,8 +162,8 @@ class MeasuredRun:
     utilisation: Mapping[str, float]
     """By device in use: device time computing, over step time."""
     peak_bytes: Mapping[str, int]
-    real_compute_ratio: float
-    """Real seconds per emulated second, on the device that computed most."""
+    real_compute_ratio: float | None
+    """Real seconds per emulated second, on the device that computed most; None: devices are real."""
     link_bytes: Mapping[str, float]
     """A step's, by link between sites; headers and all."""
     host_bytes: Mapping[str, float]
@@ -195,24 +197,24 @@ class MethodFigures:
     losses: tuple[float, ...]
     loss_error: float
     """The most by which a step's loss differs from one process's."""
-    real_compute_ratio: float
-    """Real seconds per emulated second, on the device where it was largest."""
+    real_compute_ratio: float | None
+    """Real seconds per emulated second, on the device where it was largest; None: devices are real."""
     step_s_predicted: float | None = None
     """By our simulator, of plans that it made."""
 
     @property
     def sound(self) -> bool:
-        """Whether real computation was a small part of the emulated time."""
-        return self.real_compute_ratio <= SOUND_REAL_COMPUTE
+        """Whether real computation was a small part of the emulated time, or all of a real one."""
+        return self.real_compute_ratio is None or self.real_compute_ratio <= SOUND_REAL_COMPUTE
 
 
 @dataclass(frozen=True, kw_only=True)
 class ComparisonBounds:
     """Samples per second that no method of a sort can pass, with devices and links as they are emulated."""
 
-    compute: float
-    """Any method: all devices at work all the time, each on as large batches as there are."""
-    compute_best_site: float
+    compute: float | None = None
+    """Any method: all devices at work all the time, each on as large batches as there are; None: devices are real."""
+    compute_best_site: float | None = None
     """Any method inside the best site."""
     link_data_parallel: float | None
     """Sums over all sites: every site must hear of the others' gradients, once each step."""
@@ -220,7 +222,7 @@ class ComparisonBounds:
     """Every sample at every site: its activations or their gradients come there, through the smallest cut."""
     latency: float | None
     """Any method over all sites: in each step something comes from the farthest one."""
-    chosen_plan: float | None
+    chosen_plan: float | None = None
     """The plan of `auto` under any order of work."""
 
 
@@ -263,6 +265,9 @@ class CompareOutcome:
     """What was emulated and what was real."""
     left_out: tuple[str, ...] = ()
     """What of the model as it was given no method does, a line each."""
+    rounding_error: float | None = None
+    """The most by which one process's own losses differ where it cuts the batch otherwise; None: of few steps, which
+    leave rounding as small as it is."""
 
 
 def figures_of(
@@ -304,7 +309,7 @@ def figures_of(
         loss_last=last.losses[-1],
         losses=last.losses,
         loss_error=max(errors),
-        real_compute_ratio=max(run.real_compute_ratio for run in runs),
+        real_compute_ratio=max((part for run in runs if (part := run.real_compute_ratio) is not None), default=None),
         step_s_predicted=step_s_predicted,
     )
 
@@ -314,8 +319,6 @@ def _means(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 WARM_UP_STEPS = 2
-_TRIALS = 4
-"""Two ways to set a framework up, two steps of each."""
 
 
 def steps_within(steps: int, step_s: float, most_s: float) -> tuple[int, int]:
@@ -337,9 +340,9 @@ def steps_within(steps: int, step_s: float, most_s: float) -> tuple[int, int]:
     return count, WARM_UP_STEPS if count == steps else min(WARM_UP_STEPS, count // 2)
 
 
-def worth_trying(step_s: float, most_s: float) -> bool:
-    """Whether there is time to try ways for real; else the simulator's word on them has to do."""
-    return _TRIALS * step_s <= most_s
+def worth_trying(step_s: float, most_s: float, trials: int) -> bool:
+    """Whether there is time for so many steps to try ways for real; else the simulator's word on them has to do."""
+    return trials * step_s <= most_s
 
 
 def slowest_rate(cluster: Cluster) -> float | None:

@@ -21,11 +21,20 @@ from spantrain.errors import InfeasiblePlanError, PlanError, ScheduleError
 from spantrain.planner.engine.evaluate import Evaluator
 from spantrain_studies.comparison.worker.orders import Framework, FrameworkOrder
 
-_TRIED = 2
-"""So many numbers of micro-batches, those that promise most, are tried for real."""
 _BUCKETS_OF_MODEL = 4
 """Beside torch's own bucket, a quarter of the model is tried: ours are smaller than what torch's size is meant for."""
-_SCHEDULES = {Framework.GPIPE: "gpipe", Framework.ONE_F_ONE_B: "1f1b", Framework.ZERO_BUBBLE: "zb-h1"}
+_SCHEDULES = {
+    Framework.GPIPE: "gpipe",
+    Framework.ONE_F_ONE_B: "1f1b",
+    Framework.INTERLEAVED: "1f1b",
+    Framework.ZERO_BUBBLE: "zb-h1",
+    Framework.ZERO_BUBBLE_V: "zb-h1",
+}
+"""The nearest that our simulator has: it ranks numbers of micro-batches by it."""
+_CHUNKS = 2
+"""Stages of a device, for schedules that take several."""
+_ONLY_IN_CHUNKS = (Framework.INTERLEAVED, Framework.ZERO_BUBBLE_V)
+"""With one stage a device the first is `Schedule1F1B`, which has a row of its own, and torch refuses the second."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +80,7 @@ class Layout:
 
 
 def layouts(framework: Framework, profile: Profile, global_batch: int, evaluate: Evaluator) -> tuple[Layout, ...]:
-    """Return the ways that are worth trying, the most promising first.
+    """Return all ways, the most promising first.
 
     Raises:
         InfeasiblePlanError: no two devices can run it.
@@ -81,7 +90,7 @@ def layouts(framework: Framework, profile: Profile, global_batch: int, evaluate:
         found = [layout for layout in _ways(framework, profile, global_batch, chosen) if _fits(layout, evaluate)]
         if found:
             found.sort(key=lambda layout: evaluate(layout.plan).step_s)
-            return tuple(found[:_TRIED])
+            return tuple(found)
     raise InfeasiblePlanError(
         f"{framework}: a batch of {global_batch} samples and {len(profile.graph.units)} units divide among no two or "
         f"more of these {len(devices)} devices, or do not fit into their memory; choose another --global-batch"
@@ -90,9 +99,10 @@ def layouts(framework: Framework, profile: Profile, global_batch: int, evaluate:
 
 def _subsets(cluster: Cluster, devices: Sequence[str], units: int, framework: Framework) -> Iterator[tuple[str, ...]]:
     """Yield devices to use, all of them first, then without the slowest ones; stages have a unit at least."""
+    stages = _CHUNKS if framework in _ONLY_IN_CHUNKS else 1
     speed = {name: cluster.kind_by_name[cluster.device_by_name[name].kind].peak_fp32_flop_per_s for name in devices}
     by_speed = sorted(devices, key=lambda name: -speed[name])
-    most = min(len(devices), units) if framework.in_stages else len(devices)
+    most = min(len(devices), units // stages) if framework.in_stages else len(devices)
     for count in range(most, 1, -1):
         kept = set(by_speed[:count])
         yield tuple(name for name in devices if name in kept)
@@ -114,13 +124,15 @@ def _micro_batch_counts(framework: Framework, global_batch: int, stages: int) ->
 
     >>> _micro_batch_counts(Framework.ONE_F_ONE_B, 16, 4), _micro_batch_counts(Framework.ZERO_BUBBLE, 24, 5)
     ([4, 8, 16], [6, 8, 12, 24])
+    >>> _micro_batch_counts(Framework.INTERLEAVED, 30, 4)
+    [1, 2, 3, 5, 6, 10, 15]
     """
     counts = [count for count in range(1, global_batch + 1) if global_batch % count == 0]
-    if framework is Framework.GPIPE:
-        return counts
-    counts = [count for count in counts if count >= stages]
-    if framework is Framework.ZERO_BUBBLE:
-        counts = [count for count in counts if count % (count // stages) == 0]
+    if framework in (Framework.ONE_F_ONE_B, Framework.ZERO_BUBBLE):
+        counts = [count for count in counts if count >= stages]
+    if framework in (Framework.INTERLEAVED, Framework.ZERO_BUBBLE):
+        # They run in rounds of as many micro-batches as there are devices, or of more where that does not divide.
+        counts = [count for count in counts if count % max(1, count // stages) == 0]
     return counts
 
 
@@ -183,11 +195,11 @@ def _staged(
         )
         for number, (first, end) in enumerate(_cuts(units, count))
     )
-    twice = framework is Framework.ZERO_BUBBLE and units >= 2 * count
+    twice = framework.many_stages and units >= _CHUNKS * count
     return Layout(
         framework=framework,
         plan=_plan(profile, global_batch, stages, _SCHEDULES[framework]),
-        cuts=_cuts(units, 2 * count if twice else count),
+        cuts=_cuts(units, _CHUNKS * count if twice else count),
         micro_batches=micro_batches,
         bucket_bytes=None,
         left_out=left_out,
@@ -200,6 +212,10 @@ def _in_flight(framework: Framework, stage: int, stages: int, micro_batches: int
             return micro_batches
         case Framework.ONE_F_ONE_B:
             return stages - stage
+        case Framework.INTERLEAVED:
+            # Of half a stage each: a round through the first half, and twice the way to the last device and back.
+            of_round = micro_batches // max(1, micro_batches // stages)
+            return min(micro_batches, (of_round + 2 * (stages - 1 - stage)) // 2 + 1)
         case _:
             return stages
 

@@ -35,7 +35,9 @@ _FRAMEWORK_LINES = {
     Framework.FSDP: "torch fully_shard (FSDP2), equal batches",
     Framework.GPIPE: "torch ScheduleGPipe, equal units",
     Framework.ONE_F_ONE_B: "torch Schedule1F1B, equal units",
+    Framework.INTERLEAVED: "torch ScheduleInterleaved1F1B, equal units, two stages a device",
     Framework.ZERO_BUBBLE: "torch ScheduleInterleavedZeroBubble, equal units",
+    Framework.ZERO_BUBBLE_V: "torch ScheduleZBVZeroBubble, equal units, two stages a device",
 }
 _OWN_NAMES = {"single-device": "best-device", "single-site": "best-site", "ddp": "ours-ddp", "fsdp": "ours-fsdp"}
 """Names for strategies whose own name says something else here."""

@@ -18,7 +18,7 @@ _BOUNDS = {
 def draw_comparison(outcome: CompareOutcome, own: frozenset[str]) -> str:
     """Return the picture as SVG; `own` are the methods that our runtime runs."""
     bounds = {name: value for name in _BOUNDS if (value := getattr(outcome.bounds, name)) is not None}
-    most = max([*bounds.values(), *(row.samples_per_s for row in outcome.methods.values())])
+    most = max([*bounds.values(), *(row.samples_per_s for row in outcome.methods.values())], default=1.0)
     scale = (_WIDTH - _LEFT - _RIGHT) / most
     height = _TOP + _ROW * len(outcome.methods) + 20 * len(bounds) + 24
     setting = outcome.setting

@@ -147,12 +147,13 @@ class Runner:
         )
         outcome = train(self.session, request, StopRequest(), listener)
         links, hosts = traffic.per_step()
+        real = [figures.real_compute_ratio for figures in outcome.devices.values()]
         return MeasuredRun(
             step_s=tuple(step.duration_s for step in listener.steps[warm_up_steps:]),
             losses=outcome.losses,
             utilisation={name: figures.utilisation for name, figures in outcome.devices.items()},
             peak_bytes={name: figures.peak_bytes or 0 for name, figures in outcome.devices.items()},
-            real_compute_ratio=max(figures.real_compute_ratio for figures in outcome.devices.values()),
+            real_compute_ratio=max(real) if plan.cluster.emulated else None,
             link_bytes=links,
             host_bytes=hosts,
         )
@@ -185,7 +186,7 @@ def framework_run(
         losses=tuple(sum(row.loss_sums[step] for row in rows if row.loss_sums) / global_batch for step in steps),
         utilisation={name: sum(row.busy_s[step] for step in steady) / total_s for name, row in results.items()},
         peak_bytes={name: row.peak_bytes for name, row in results.items()},
-        real_compute_ratio=max(row.real_s / sum(row.busy_s) for row in rows),
+        real_compute_ratio=max((row.real_s / sum(row.busy_s) for row in rows if row.real_s is not None), default=None),
         link_bytes=link_bytes,
         host_bytes=host_bytes,
     )

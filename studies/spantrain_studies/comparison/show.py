@@ -26,10 +26,9 @@ class CompareReporter(TerminalReporter, CompareListener):
 
     def show_method(self, name: str, figures: MethodFigures) -> None:
         """Say a method's speed."""
-        self.note(
-            f"  {name}: {format_speed(figures.samples_per_s)} samples/s, loss {figures.loss_last:.4f}, real compute "
-            f"{figures.real_compute_ratio:.0%} of emulated time"
-        )
+        part = figures.real_compute_ratio
+        real = "" if part is None else f", real compute {part:.0%} of emulated time"
+        self.note(f"  {name}: {format_speed(figures.samples_per_s)} samples/s, loss {figures.loss_last:.4f}{real}")
 
 
 def show_comparison(outcome: CompareOutcome) -> None:
@@ -45,6 +44,12 @@ def show_comparison(outcome: CompareOutcome) -> None:
             "machine's; a smaller --emulated-speed mends it",
             mark=_MARK,
         )
+    if outcome.rounding_error is not None:
+        say(
+            console,
+            f"one process that cuts its batch otherwise is off by {outcome.rounding_error:.0e} itself: rounding, "
+            f"which {setting.steps} steps of training have enlarged",
+        )
     if any(row.bytes or row.host_bytes for row in outcome.methods.values()):
         console.print(traffic_table(outcome))
     for line in bound_lines(outcome.bounds):
@@ -55,8 +60,9 @@ def show_comparison(outcome: CompareOutcome) -> None:
 
 
 def method_table(outcome: CompareOutcome) -> Table:
-    """Return the rows."""
+    """Return the rows; on real devices nothing is said of emulated time."""
     samples = outcome.setting.global_batch * outcome.setting.steps
+    emulated = any(row.real_compute_ratio is not None for row in outcome.methods.values())
     right = (
         "samples/s",
         "ratio",
@@ -64,7 +70,7 @@ def method_table(outcome: CompareOutcome) -> Table:
         "peak",
         f"loss after {samples}",
         "off by",
-        "real compute",
+        *(("real compute",) if emulated else ()),
         "step predicted",
     )
     table = Table(Column("method", no_wrap=True), *(Column(name, justify="right") for name in right), "how")
@@ -77,7 +83,7 @@ def method_table(outcome: CompareOutcome) -> Table:
             format_bytes(row.peak_bytes),
             _loss(row, outcome),
             f"{row.loss_error:.0e}",
-            f"{row.real_compute_ratio:.0%}{'' if row.sound else _MARK}",
+            *((_real_compute(row),) if emulated else ()),
             "" if row.step_s_predicted is None else _predicted(row, outcome.setting.global_batch),
             row.what,
         )
@@ -111,6 +117,10 @@ def bound_lines(bounds: ComparisonBounds) -> list[str]:
 def _loss(row: MethodFigures, outcome: CompareOutcome) -> str:
     fewer = row.steps < outcome.setting.steps
     return f"{row.loss_last:.4f}" + (f" (after {row.steps * outcome.setting.global_batch})" if fewer else "")
+
+
+def _real_compute(row: MethodFigures) -> str:
+    return "" if row.real_compute_ratio is None else f"{row.real_compute_ratio:.0%}{'' if row.sound else _MARK}"
 
 
 def _predicted(row: MethodFigures, global_batch: int) -> str:

@@ -1,8 +1,12 @@
-"""An emulated device whose work somebody else may start: autograd, in a backward pass."""
+"""Devices that run other frameworks' work: an emulated one whose work autograd may start, and a real processor."""
 
+import time
+from collections.abc import Callable
 from typing import Any
 
+from spantrain.devices.base import NOTHING_MORE, ComputeDevice, CpuDevice, EmulatedTime, T
 from spantrain.devices.emulated import EmulatedDevice
+from spantrain.errors import ConfigError
 
 
 class StartedElsewhereDevice(EmulatedDevice):
@@ -13,6 +17,15 @@ class StartedElsewhereDevice(EmulatedDevice):
         super().__init__(**settings)
         self._open: tuple[float, float] | None = None
         """Work between `begin` and `end`: when it really began, and its seconds."""
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds of device time so far."""
+        return self.emulated_s
+
+    def around(self, work: Callable[[], T]) -> T:
+        """Do work whose parts are begun and ended, or run, one by one: they are what is counted."""
+        return work()
 
     def begin(self, seconds: float, *, ahead_s: float = 0.0) -> None:
         """Let work of so many seconds begin that somebody else starts, and ends with `end`; return when it may compute.
@@ -37,3 +50,45 @@ class StartedElsewhereDevice(EmulatedDevice):
         self._ended_s = self._clock.now_s()
         self.last_s = seconds
         return real_s
+
+
+class CountingProcessor(CpuDevice):
+    """The processor of the machine, which adds up how long it computes."""
+
+    real_s = None
+    """What of an emulated device's time is real; here all is."""
+
+    def __init__(self) -> None:
+        """Make an idle device."""
+        super().__init__()
+        self.busy_s = 0.0
+        """Seconds of computation so far."""
+
+    def run(self, work: Callable[[], T], seconds: float | None, besides: EmulatedTime = NOTHING_MORE) -> T:
+        """Do the work and return its result."""
+        result = super().run(work, seconds, besides)
+        self.busy_s += self.last_s
+        return result
+
+    def around(self, work: Callable[[], T]) -> T:
+        """Do work that waits for others in between: what counts is the processor's time in this thread."""
+        began_s = time.thread_time()
+        result = work()
+        self.busy_s += time.thread_time() - began_s
+        return result
+
+
+FrameworkDevice = StartedElsewhereDevice | CountingProcessor
+
+
+def framework_device(device: ComputeDevice, name: str) -> FrameworkDevice:
+    """Return what runs other frameworks' work where a worker computes with `device`.
+
+    Raises:
+        ConfigError: it is neither emulated nor a processor.
+    """
+    if isinstance(device, EmulatedDevice):
+        return StartedElsewhereDevice()
+    if isinstance(device, CpuDevice):
+        return CountingProcessor()
+    raise ConfigError(f"device {name}: other frameworks are compared on processors (backend: cpu) and emulated devices")

@@ -3,7 +3,7 @@
 Also what all compared methods have in common: how a step ends, and how the bytes that samples in flight hold are found.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -67,26 +67,37 @@ def sum_over_all(own: float) -> float:
     return float(total)
 
 
-_SAMPLES_AT_ONCE = 8
+_SAMPLES_AT_ONCE, _CUT_OTHERWISE = 8, 5
 
 
-def reference_losses(model: ModelSpec, job: TrainJob, global_batch: int) -> tuple[float, ...]:
+def reference_losses(
+    model: ModelSpec, job: TrainJob, global_batch: int, samples_at_once: int = _SAMPLES_AT_ONCE
+) -> tuple[float, ...]:
     """Return the mean loss of each step, trained in this process on its own clock, in one thread as workers do."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return tuple(_losses(model, job, global_batch))
+        return tuple(_losses(model, job, global_batch, samples_at_once))
     finally:
         torch.set_num_threads(threads)
 
 
-def _losses(model: ModelSpec, job: TrainJob, global_batch: int) -> Iterator[float]:
+def rounding_error(model: ModelSpec, job: TrainJob, global_batch: int, reference: Sequence[float]) -> float:
+    """Return the most by which one process's own losses differ where it cuts the batch otherwise.
+
+    Sums in another order are rounded otherwise, and training enlarges that: without bounds, where it has many steps.
+    """
+    again = reference_losses(model, job, global_batch, min(_CUT_OTHERWISE, max(1, global_batch // 2)))
+    return max(abs(one - other) for one, other in zip(again, reference, strict=True))
+
+
+def _losses(model: ModelSpec, job: TrainJob, global_batch: int, samples_at_once: int) -> Iterator[float]:
     units = build_units(model, seed=job.seed)
     feed = SampledFeed(open_dataset(model), global_batch=global_batch, seed=job.order_seed)
     end = StepEnd(job, {id(p): p for unit in units for p in unit.parameters()}.values())
     for step in range(job.steps):
         loss = 0.0
-        for span in equal_spans(global_batch, _SAMPLES_AT_ONCE):
+        for span in equal_spans(global_batch, samples_at_once):
             samples = DrawnSamples(seed=job.seed, step=step, first=span.lo, count=span.size)
             loss_sum = loss_of(units, feed.rows(step, span, rows_read(units)), samples)
             torch.autograd.backward([loss_sum / global_batch])

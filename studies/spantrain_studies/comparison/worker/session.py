@@ -6,14 +6,13 @@ from typing import Protocol
 
 import torch.distributed as dist
 
-from spantrain.devices.emulated import EmulatedDevice
-from spantrain.errors import ConfigError, PeerLostError
+from spantrain.errors import PeerLostError
 from spantrain.models.data.dataset import open_dataset
 from spantrain.runtime.control.requests import Begin, Progress
 from spantrain.runtime.step.context import WorkerLinks
 from spantrain.runtime.step.work import SampledFeed
 from spantrain.runtime.worker.added_orders import Meet, RegisteredOrder
-from spantrain_studies.comparison.worker.device import StartedElsewhereDevice
+from spantrain_studies.comparison.worker.device import framework_device
 from spantrain_studies.comparison.worker.orders import FrameworkOrder, FrameworkResult
 
 _GENERATION = 0
@@ -36,11 +35,7 @@ class FrameworkSession:
 
     def __init__(self, order: FrameworkOrder, links: WorkerLinks, meet: Meet) -> None:
         """Take an order, the same for all devices; `meet`: where all devices do."""
-        if not isinstance(links.device, EmulatedDevice):
-            raise ConfigError(
-                f"device {links.name}: other frameworks are compared on emulated devices (backend: emulated)"
-            )
-        self._order, self._links, self._device = order, links, StartedElsewhereDevice()
+        self._order, self._links, self._device = order, links, framework_device(links.device, links.name)
         self._rank = order.devices.index(links.name)
         self._meet = meet
 
@@ -72,10 +67,10 @@ class FrameworkSession:
         start_s = time.monotonic()
         for step in range(order.job.steps):
             self._links.check_abort()
-            before_s = self._device.emulated_s
+            before_s = self._device.busy_s
             loss_sum = runner.step(step)
             ends_s.append(time.monotonic())
-            busy_s.append(self._device.emulated_s - before_s)
+            busy_s.append(self._device.busy_s - before_s)
             if loss_sum is not None:
                 losses.append(loss_sum)
             if self._rank == 0:

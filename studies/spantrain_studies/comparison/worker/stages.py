@@ -1,7 +1,7 @@
 """The model in stages, one or more on every device: torch.distributed.pipelining's schedules.
 
-A stage takes an emulated device's time: what torch calls for each micro-batch is wrapped, and its computation runs on
-that device for as long as ours would. Messages are torch's own, sent and awaited outside of it.
+A stage takes its device's time: what torch calls for each micro-batch is wrapped, and its computation runs on that
+device, on an emulated one for as long as ours would. Messages are torch's own, sent and awaited outside of it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,16 +11,23 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleavedZeroBubble
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+    ScheduleZBVZeroBubble,
+)
 
 from spantrain.core.action import Op
 from spantrain.core.span import Span
 from spantrain.core.units import UnitGraph
-from spantrain.devices.emulated import EmulatedDevice
 from spantrain.models.build import build_units
 from spantrain.models.units import Rows, UnitModule, rows_read, shared_parameters
 from spantrain.runtime.step.emulation import emulated_seconds
 from spantrain.runtime.step.work import SampledFeed
+from spantrain_studies.comparison.worker.device import FrameworkDevice
 from spantrain_studies.comparison.worker.orders import Framework, FrameworkOrder
 from spantrain_studies.comparison.worker.reference import StepEnd, forward_bytes, state_bytes, sum_over_all
 
@@ -58,8 +65,8 @@ class TimedStage(PipelineStage):
         graph: UnitGraph,
         units: range,
         samples: int,
-        device: EmulatedDevice,
-        seconds: Callable[[Op, int], float],
+        device: FrameworkDevice,
+        seconds: Callable[[Op, int], float | None],
     ) -> None:
         """Make the stage.
 
@@ -71,7 +78,7 @@ class TimedStage(PipelineStage):
             units: their indices in it.
             samples: of a micro-batch.
             device: what computes.
-            seconds: (operation, samples) -> what it is to take.
+            seconds: (operation, samples) -> what it is to take; None: what it takes.
         """
         example = tensors_behind(graph, units.start - 1, samples)
         outputs = (torch.zeros(1).requires_grad_(),) if index == count - 1 else tensors_behind(
@@ -144,14 +151,16 @@ def _tuple(outputs: Tensor | Tensors) -> Tensors:
 _SCHEDULES: Mapping[Framework, Any] = {
     Framework.GPIPE: ScheduleGPipe,
     Framework.ONE_F_ONE_B: Schedule1F1B,
+    Framework.INTERLEAVED: ScheduleInterleaved1F1B,
     Framework.ZERO_BUBBLE: ScheduleInterleavedZeroBubble,
+    Framework.ZERO_BUBBLE_V: ScheduleZBVZeroBubble,
 }
 
 
 class StagedModelRunner:
     """One device's stages, and the schedule that runs them."""
 
-    def __init__(self, order: FrameworkOrder, rank: int, device: EmulatedDevice, feed: SampledFeed) -> None:
+    def __init__(self, order: FrameworkOrder, rank: int, device: FrameworkDevice, feed: SampledFeed) -> None:
         """Build the stages; all devices do so together."""
         self._order, self._feed = order, feed
         self._numbers = order.local_stages(rank)
@@ -185,7 +194,7 @@ class StagedModelRunner:
     def _has_last(self) -> bool:
         return len(self._order.cuts) - 1 in self._numbers
 
-    def _stage(self, number: int, units: Sequence[UnitModule], device: EmulatedDevice, rank: int) -> TimedStage:
+    def _stage(self, number: int, units: Sequence[UnitModule], device: FrameworkDevice, rank: int) -> TimedStage:
         order = self._order
         first, end = order.cuts[number]
         samples = order.global_batch // order.micro_batches
@@ -199,7 +208,7 @@ class StagedModelRunner:
             units=range(first, end),
             samples=samples,
             device=device,
-            seconds=partial(_seconds, law),
+            seconds=law,
         )
         span = Span(0, samples)
         rows = self._feed.rows(0, span, rows_read(units))
@@ -245,7 +254,7 @@ def _holders(order: FrameworkOrder) -> dict[str, list[int]]:
     for number, (first, end) in enumerate(order.cuts):
         for unit in order.graph.units[first:end]:
             for name in unit.shared:
-                found.setdefault(name, set()).add(number % len(order.devices))
+                found.setdefault(name, set()).add(order.rank_of(number))
     return {name: sorted(ranks) for name, ranks in found.items()}
 
 
@@ -259,16 +268,9 @@ def _built(order: FrameworkOrder, numbers: Sequence[int]) -> dict[int, list[Unit
 def _schedule(order: FrameworkOrder, stages: Sequence[TimedStage]) -> Any:
     """Return torch's schedule; its gradients come out summed over the whole batch."""
     make = _SCHEDULES[order.framework]
-    single = order.framework is not Framework.ZERO_BUBBLE
     return make(
-        stages[0] if single else list(stages),
+        list(stages) if order.framework.many_stages else stages[0],
         order.micro_batches,
         loss_fn=lambda output, _target: output.sum() / order.global_batch,
         scale_grads=False,
     )
-
-
-def _seconds(law: Callable[[Op, int], float | None], op: Op, samples: int) -> float:
-    seconds = law(op, samples)
-    assert seconds is not None, "only emulated devices run other frameworks"
-    return seconds

@@ -4,7 +4,7 @@ Units take an emulated device's time one by one. In the forward pass a unit comp
 passed. In the backward pass it is the other way round, since autograd hands a parameter's gradient on as soon as it is
 known, and so to whoever sums gradients beside the backward pass: a unit waits first, computes at the end of its time,
 and waits for the rest of it. So a unit's gradients are there when the emulated device would have them, and sums overlap
-as they would there.
+as they would there. On a real processor nothing is between the units.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ from spantrain.models.build import build_units
 from spantrain.models.units import Rows, UnitModule, loss_of, rows_read, shared_parameters
 from spantrain.runtime.step.emulation import emulated_seconds
 from spantrain.runtime.step.work import SampledFeed
-from spantrain_studies.comparison.worker.device import StartedElsewhereDevice
+from spantrain_studies.comparison.worker.device import FrameworkDevice, StartedElsewhereDevice
 from spantrain_studies.comparison.worker.orders import Framework, FrameworkOrder
 from spantrain_studies.comparison.worker.reference import StepEnd, forward_bytes, state_bytes, sum_over_all
 
@@ -64,15 +64,24 @@ class TimedUnit(nn.Module):
             self._real_s = real_s if self._real_s is None else min(real_s, self._real_s)
 
 
-class TimedChain(nn.Module):
+class PlainUnit(nn.Module):
+    """One unit, which takes the time that it takes."""
+
+    def __init__(self, unit: UnitModule) -> None:
+        super().__init__()
+        self.unit = unit
+
+    def forward(self, rows: Rows, *tensors: Tensor) -> Tensors:
+        """Run the unit."""
+        return _as_tuple(self.unit.run(tensors, rows))
+
+
+class UnitChain(nn.Module):
     """All units of a model, one after the other; returns the loss sum."""
 
-    def __init__(self, units: Sequence[UnitModule], device: StartedElsewhereDevice, seconds: Sequence[Seconds]) -> None:
+    def __init__(self, units: Sequence[TimedUnit | PlainUnit]) -> None:
         super().__init__()
-        self._device = device
-        self.units = nn.ModuleList(
-            TimedUnit(unit, device, unit_seconds) for unit, unit_seconds in zip(units, seconds, strict=True)
-        )
+        self.units = nn.ModuleList(units)
 
     def forward(self, rows: Rows) -> Tensor:
         """Return the loss, summed over the samples."""
@@ -81,6 +90,14 @@ class TimedChain(nn.Module):
             tensors = unit(rows, *tensors)
         (loss_sum,) = self.units[-1](rows, *tensors)
         return cast(Tensor, loss_sum)
+
+
+class TimedChain(UnitChain):
+    """All units of a model, each in an emulated device's time."""
+
+    def __init__(self, units: Sequence[UnitModule], device: StartedElsewhereDevice, seconds: Sequence[Seconds]) -> None:
+        super().__init__([TimedUnit(unit, device, own) for unit, own in zip(units, seconds, strict=True)])
+        self._device = device
 
 
 class _GradientMark(torch.autograd.Function):
@@ -117,32 +134,43 @@ _MIB = 2**20
 class WholeModelRunner:
     """One device's copy of the model, or its part of every parameter, and the samples that are its own."""
 
-    def __init__(self, order: FrameworkOrder, rank: int, device: StartedElsewhereDevice, feed: SampledFeed) -> None:
+    def __init__(self, order: FrameworkOrder, rank: int, device: FrameworkDevice, feed: SampledFeed) -> None:
         """Build the model; all devices do so together."""
         self._order = order
         samples = order.global_batch // len(order.devices)
         self._span = Span(rank * samples, (rank + 1) * samples)
-        self._feed = feed
+        self._feed, self._device = feed, device
         units = build_units(order.model, seed=order.job.seed)
         self._reads = rows_read(units)
         self._held_bytes = _held_bytes(units, feed, self._span)
-        self._chain = TimedChain(units, device, unit_seconds(order, order.devices[rank]))
+        chain = _chain(units, device, order, order.devices[rank])
         wrap: type[_Ddp | _Fsdp] = _Ddp if order.framework is Framework.DDP else _Fsdp
-        self._wrapped: _Wrapped = wrap(self._chain, units, order)
+        self._wrapped: _Wrapped = wrap(chain, units, order)
         self._end = StepEnd(order.job, self._wrapped.parameters, self._wrapped.sum_of)
 
     def step(self, step: int) -> float | None:
         """Run one step; return the loss of the own samples, summed."""
-        loss_sum = self._wrapped.module(self._feed.rows(step, self._span, self._reads))
-        (loss_sum * self._wrapped.loss_factor / self._order.global_batch).backward()
+        rows = self._feed.rows(step, self._span, self._reads)
+        loss_sum = self._device.around(partial(self._there_and_back, rows))
         self._wrapped.finish()
         self._end.run(step)
+        return loss_sum
+
+    def _there_and_back(self, rows: Rows) -> float:
+        loss_sum = self._wrapped.module(rows)
+        (loss_sum * self._wrapped.loss_factor / self._order.global_batch).backward()
         return float(loss_sum.detach())
 
     def peak_bytes(self) -> int:
         """Return the most that it held."""
         state = state_bytes(self._wrapped.parameters, self._end.optimizer)
         return state + self._held_bytes + self._wrapped.gathered_bytes
+
+
+def _chain(units: Sequence[UnitModule], device: FrameworkDevice, order: FrameworkOrder, name: str) -> UnitChain:
+    if isinstance(device, StartedElsewhereDevice):
+        return TimedChain(units, device, unit_seconds(order, name))
+    return UnitChain([PlainUnit(unit) for unit in units])
 
 
 class _Wrapped(Protocol):
@@ -162,7 +190,7 @@ class _Wrapped(Protocol):
 
 
 class _Ddp:
-    def __init__(self, chain: TimedChain, units: Sequence[UnitModule], order: FrameworkOrder) -> None:
+    def __init__(self, chain: UnitChain, units: Sequence[UnitModule], order: FrameworkOrder) -> None:
         del units
         bucket = {} if order.bucket_bytes is None else {"bucket_cap_mb": order.bucket_bytes / _MIB}
         # All build the same weights from the same seed: to send them first, as DDP does, takes a slow link minutes.
@@ -177,7 +205,7 @@ class _Ddp:
 
 
 class _Fsdp:
-    def __init__(self, chain: TimedChain, units: Sequence[UnitModule], order: FrameworkOrder) -> None:
+    def __init__(self, chain: UnitChain, units: Sequence[UnitModule], order: FrameworkOrder) -> None:
         from torch.distributed.fsdp import FSDPModule, fully_shard
 
         from spantrain_studies.comparison.worker.scatter import LaterReduceScatter
@@ -217,7 +245,7 @@ def _part(tensor: Tensor) -> Tensor:
     return part
 
 
-def _gather_ahead(chain: TimedChain, units: Sequence[nn.Module]) -> None:
+def _gather_ahead(chain: UnitChain, units: Sequence[nn.Module]) -> None:
     """Have each unit's parameters gathered while the one before computes, in both passes, as CUDA streams would."""
     cast(Any, chain)._set_unshard_async_op(True)
     for before, after in pairwise(units):
@@ -245,5 +273,5 @@ def unit_seconds(order: FrameworkOrder, device: str) -> list[Callable[[Op, int],
 
 def _seconds(law: Callable[[Op, int], float | None], op: Op, samples: int) -> float:
     seconds = law(op, samples)
-    assert seconds is not None, "only emulated devices run other frameworks"
+    assert seconds is not None, "it is of an emulated device"
     return seconds
