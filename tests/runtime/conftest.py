@@ -167,7 +167,7 @@ def four(make_plan, spec_of):
 
     def plan(edges, groups, spans=THIRDS, schedule="1f1b", family="gpt2") -> Plan:
         spec = spec_of(family)
-        names = [name for stage in groups for replica in stage for name in replica]
+        names = {name for stage in groups for replica in stage for name in replica}
         first = make_plan(spec, [0, edges[-1]], [[1]], [list(THIRDS)], schedule)
         host = replace(first.cluster.hosts[0], devices=tuple(sorted(names)))
         devices = tuple(replace(first.cluster.devices[0], name=name) for name in sorted(names))

@@ -132,7 +132,9 @@ def _planned(plan: Plan, profile: Profile, present: Collection[str], optimizer: 
 def _changed(
     plan: Plan, profile: Profile, present: Collection[str], optimizer: str, besides: Besides = NOTHING_BESIDES
 ) -> NewPlan | None:
-    """Return the light change; None where there is none that fits."""
+    """Return the light change; None where there is none that fits, and of interleaved plans."""
+    if plan.interleaved:
+        return None
     constraints, job = constraints_of(plan, profile, present), job_of(plan, optimizer)
     change, evaluator = _LightChange(plan, present, besides), Evaluator(profile, job)
     if constraints.sharded_state:

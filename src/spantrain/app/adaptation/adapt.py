@@ -102,11 +102,11 @@ def adviser_of(plan: Plan, profile: Profile, job: TrainJob, calm_plan: Plan | No
     """Return who looks for better plans in a run that begins with this one, in its own schedule; None: nobody does.
 
     `calm_plan` is the one that was made for links as planned, where this is another. Nobody looks where the job says
-    so, where there is one stage only, and where training cannot change plans: sites that train by themselves, and state
-    divided among replicas.
+    so, where there is one stage only, where devices have several, and where training cannot change plans: sites that
+    train by themselves, and state divided among replicas.
     """
     sharded = any(stage.state_sharding is not StateSharding.NONE for stage in plan.stages)
-    if len(plan.stages) == 1 or plan.outer is not None or sharded:
+    if len(plan.stages) == 1 or plan.interleaved or plan.outer is not None or sharded:
         return None
     base = plan if calm_plan is None else replace(calm_plan, generation=plan.generation)
     forecast = ProfileForecast(base, profile, job.optimizer_state)

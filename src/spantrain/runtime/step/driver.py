@@ -26,7 +26,7 @@ from spantrain.runtime.recorder import StepRecorder
 from spantrain.runtime.step.ahead import Ahead
 from spantrain.runtime.step.context import WorkerContext
 from spantrain.runtime.step.following import Followers
-from spantrain.runtime.step.own_stage import EVALUATE, FinalOfSeveral, OwnStage, StageWork, shared_names
+from spantrain.runtime.step.own_stage import EVALUATE, FinalOfSeveral, OwnStage, SharedNames, StageWork
 from spantrain.runtime.step.rounding import ErrorFeedback, for_wire, from_wire
 from spantrain.runtime.step.work import Feed, SampleInbox, Tensors
 from spantrain.schedule.dispatch.machine import DispatchMachine
@@ -110,7 +110,7 @@ class StepDriver:
         self._control: dict[tuple[int, str], Tensors] = {}
         """What came that is no samples, by step and lane."""
         executors = [one for own in self._stages.values() for one in own.work.executors]
-        self._shared = shared_names(self._stages.values())
+        self._shared = SharedNames.of(self._stages.values())
         self._keeps_spans = any(one.keeps_spans for one in executors)
         self._device, ahead = next((own.clock.device, own.clock.ahead) for own in self._stages.values())
         self._machine: _StepMachine | None = two_steps
@@ -138,9 +138,9 @@ class StepDriver:
         `final` is told which gradients are final, while the step's last backward runs here.
         """
         self._machine = _OneStep(policy, self._here.recorder)
-        told = FinalOfSeveral(final, self._shared) if final is not None and self._shared else final
-        for own in self._stages.values():
-            own.last_backward.begin(step, told)
+        several = FinalOfSeveral(final, self._shared) if final is not None and self._shared.stages else None
+        for number, own in self._stages.items():
+            own.last_backward.begin(step, final if several is None else several.of(number))
         self.forget(step - 1)
         self._followers.begin()
         self._ready_since = time.monotonic()

@@ -1,8 +1,8 @@
 """A stage as its device's driver knows it: its work, its samples, its lanes, and when its gradients are final."""
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from spantrain.core.action import Action, Direction, Op
 from spantrain.core.plan import Plan
@@ -45,22 +45,50 @@ class OwnStage:
         return tuple(self._cuts.items())
 
 
+@dataclass(frozen=True, kw_only=True)
+class SharedNames:
+    """Parameters that several stages of a device share."""
+
+    first: Mapping[str, str]
+    """By the name in any of them: that in the first."""
+    stages: Mapping[str, int]
+    """By the latter: how many they are."""
+
+    @classmethod
+    def of(cls, stages: Iterable[OwnStage]) -> "SharedNames":
+        """Find them, by rising stage."""
+        names: dict[int, list[str]] = {}
+        for own in stages:
+            for name, parameter in own.work.executor.named_parameters().items():
+                names.setdefault(id(parameter), []).append(name)
+        shared = [found for found in names.values() if len(found) > 1]
+        return cls(
+            first={name: found[0] for found in shared for name in found},
+            stages={found[0]: len(found) for found in shared},
+        )
+
+
 class FinalOfSeveral:
-    """Tells of parameters that several stages of a device share when the last of those has told of them."""
+    """Tells of parameters that several stages of a device share when all of those have told of them in a step."""
 
-    def __init__(self, final: NamesFinal, shared: Mapping[str, int]) -> None:
-        """`shared`: of how many stages each such parameter is."""
-        self._final, self._left = final, dict(shared)
+    def __init__(self, final: NamesFinal, names: SharedNames) -> None:
+        self._final, self._names = final, names
+        self._told: dict[str, set[int]] = {}
 
-    def __call__(self, names: Iterable[str]) -> None:
-        """Hear of parameters that a stage adds nothing more to in this step."""
-        told = []
-        for name in names:
-            if name in self._left:
-                self._left[name] -= 1
-            if not self._left.get(name):
-                told.append(name)
-        self._final(told)
+    def of(self, stage: int) -> NamesFinal:
+        """Return whom a stage tells; it may do so more than once."""
+        return partial(self._hear, stage)
+
+    def _hear(self, stage: int, names: Iterable[str]) -> None:
+        done = []
+        for name in (self._names.first.get(own, own) for own in names):
+            if name in self._names.stages:
+                told = self._told.setdefault(name, set())
+                told.add(stage)
+                if len(told) < self._names.stages[name]:
+                    continue
+            done.append(name)
+        self._final(done)
 
 
 class LastBackward:
@@ -86,9 +114,3 @@ class LastBackward:
             return None
         del self._left[step]
         return self._final.pop(step)
-
-
-def shared_names(stages: Iterable[OwnStage]) -> dict[str, int]:
-    """Return of parameters that several stages of a device share, of how many."""
-    names = Counter(name for own in stages for unit in own.work.executor.names_by_unit for name in unit)
-    return {name: count for name, count in names.items() if count > 1}

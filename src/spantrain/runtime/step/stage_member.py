@@ -65,13 +65,20 @@ class StageMember:
 
     @property
     def named_parameters(self) -> dict[str, nn.Parameter]:
-        """Those of all of its stages, by name in the unsplit model."""
-        return {name: own for chunk in self.chunks for name, own in chunk.named_parameters().items()}
+        """Those of all of its stages, by name in the unsplit model; of one that several share, in the first."""
+        return named_once(self.chunks)
 
     @property
     def leads(self) -> bool:
         """Whether it decides for its replica."""
         return self.groups.replica.rank == 0
+
+
+def named_once(chunks: Sequence[StageExecutor]) -> dict[str, nn.Parameter]:
+    """Return the parameters of several stages, each once, by its name in the first that has it."""
+    named = [(name, own) for chunk in chunks for name, own in chunk.named_parameters().items()]
+    first = {id(own): (name, own) for name, own in reversed(named)}
+    return dict(reversed(first.values()))
 
 
 def build_member(here: WorkerContext, plan: Plan, units: Sequence[UnitModule], groups: StageGroups) -> StageMember:
@@ -99,7 +106,7 @@ def build_member(here: WorkerContext, plan: Plan, units: Sequence[UnitModule], g
         stage_executor(here, plan, number, [by_stage[unit] for unit in one.units], groups)
         for number, one in zip(crew.numbers, crew.stages, strict=True)
     )
-    rows = own_rows(plan, here.name, {name: own for one in chunks for name, own in one.named_parameters().items()})
+    rows = own_rows(plan, here.name, named_once(chunks))
     chunks[0].shards = shards = _shards(here, plan, units, chunks[0], rows, groups)
     parts = share_parts(groups.replica, own, here.device.torch_device)
     return StageMember(
