@@ -79,6 +79,7 @@ def constraints_of(plan: Plan, profile: Profile, present: Collection[str]) -> Co
         sequence_parallel=any(stage.sequence_parallel for stage in stages),
         sharded_state=any(stage.state_sharding.divides_gradients for stage in stages),
         divided_updates=any(stage.divides_state for stage in stages),
+        interleaving=plan.interleaved,
     )
 
 

@@ -152,6 +152,8 @@ class Constraints:
     """Whether they may where nothing else fits, or all else is clearly worse."""
     second_level: bool = True
     """False: to `spantrain`, a first-level group is one stage whose devices share evenly (its paper's ablation)."""
+    interleaving: bool = True
+    """Whether `auto` may give devices several stages."""
 
     def __post_init__(self) -> None:
         if self.recompute_all and not self.recompute:
@@ -202,12 +204,11 @@ class Constraints:
                 )
         out = set(self.leave_out)
         left = tuple(device for device in cluster.devices if not {device.name, device.site} & out)
-        if not problems:
-            problems = self._contradictions(cluster, left)
+        problems = problems or self._contradictions(cluster, left)
+        if not problems and not left:
+            problems = [f"leaving out {', '.join(self.leave_out)} leaves no device of {cluster.name}"]
         if problems:
             raise PlanError("; ".join(problems))
-        if not left:
-            raise PlanError(f"leaving out {', '.join(self.leave_out)} leaves no device of {cluster.name}")
         return tuple(device.name for device in left)
 
     def _contradictions(self, cluster: Cluster, left: tuple[Device, ...]) -> list[str]:

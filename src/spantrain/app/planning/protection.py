@@ -103,6 +103,8 @@ def about_keepers(plan: Plan, profile: Profile, optimizer: str, losses: int | No
         if survived(stage) >= (losses or 1):
             continue
         why = "no other device has room for it" if is_whole(stage) else _DIVIDED
+        if plan.interleaved:
+            why = "interleaved plans have no keepers (--no-interleaving plans without)"
         if stage.divides_state:
             why = f"its replicas divide its state ({stage.state_sharding.value})"
         if survived(able) > survived(stage):

@@ -153,8 +153,12 @@ def _planned(profile: Profile, request: ScratchRequest, listener: Reporter) -> T
         dtype=request.dtype,
         schedule=request.schedule,
     )
-    again = Constraints(recompute=request.recompute is not False, recompute_all=bool(request.recompute))
-    planned = make_plan(profile, spec, PlanOptions(constraints=again))
+    constraints = Constraints(
+        recompute=request.recompute is not False,
+        recompute_all=bool(request.recompute),
+        interleaving=not request.job.staleness,
+    )
+    planned = make_plan(profile, spec, PlanOptions(constraints=constraints))
     planned = write_plans(planned, profile, request.out / _PROFILE_FILE, request.out / _PLAN_FILE)
     listener.show_plan(planned)
     run = new_run(

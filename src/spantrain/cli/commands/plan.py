@@ -109,6 +109,12 @@ class PlanArguments(RentOptions, ModelOptions):
             help="spantrain: without them, a group is one stage of even shares; says what that costs.",
         ),
     ] = True
+    interleaving: Annotated[
+        bool,
+        typer.Option(
+            "--interleaving/--no-interleaving", help="Devices may have several stages, if auto finds it faster."
+        ),
+    ] = True
     mtbf: Annotated[
         str | None,
         typer.Option(
@@ -179,6 +185,7 @@ class PlanArguments(RentOptions, ModelOptions):
             sequence_parallel=self.sequence_parallel,
             sharded_state=self.allow_sharded_state,
             second_level=self.second_level,
+            interleaving=self.interleaving and self.mtbf is None,
         )
 
     def profile(self) -> "Profile":

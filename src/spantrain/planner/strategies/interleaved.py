@@ -24,8 +24,9 @@ from spantrain.sim.search.interleaved import Room, quick_step_s, with_interleave
 
 _DEVICES, _ACTIONS = 32, 6_000
 """A pipeline of more devices, or a step of more actions, is not interleaved: its search would take seconds."""
-_WORTH, _PIPELINES = 0.95, 2
-"""A pipeline is interleaved if it may take less than this part of the best plan's step; and so many are."""
+_MAY, _WORTH, _PIPELINES = 0.95, 0.995, 2
+"""A pipeline is interleaved if it may take less than the first part of the best plan's step, and proposed if it takes
+less than the second; so many are."""
 _SEARCHED = 2
 """Ways of dealing out, of which the order of work is searched: the best by a quick rule."""
 
@@ -73,14 +74,18 @@ def interleaved(request: PlanRequest) -> tuple[Proposal, ...]:
 def interleaved_beside(ranked: Sequence[tuple[Proposal, Evaluation]], request: PlanRequest) -> Iterator[Proposal]:
     """Yield interleaved forms of pipelines that could be the best of some plans, were no device to wait in them.
 
-    None where another order of work than the default was asked for.
+    None where another order of work than the default was asked for, or that no device has several stages. They are
+    left out where they gain next to nothing: interleaved plans have no keepers, and do not follow the network.
     """
-    most_s, found = _WORTH * ranked[0][1].step_s, dict[object, Plan]()
-    for proposal, evaluation in ranked if request.job.schedule == JobSpec.schedule else ():
+    best_s, found = ranked[0][1].step_s, dict[object, Plan]()
+    asked, most_s = request.constraints.interleaving and request.job.schedule == JobSpec.schedule, _MAY * best_s
+    for proposal, evaluation in ranked if asked else ():
         working_s = evaluation.step_s * (1 - evaluation.bubble_ratio)
         if working_s < most_s and may_interleave(proposal.plan):
             found.setdefault(tuple(stage.devices for stage in proposal.plan.stages), proposal.plan)
-    yield from interleavings(list(found.values())[:_PIPELINES], request, most_s)
+    for proposal in interleavings(list(found.values())[:_PIPELINES], request, most_s):
+        if request.evaluate(proposal.plan).step_s < _WORTH * best_s:
+            yield proposal
 
 
 def interleavings(bases: Iterable[Plan], request: PlanRequest, below_s: float = math.inf) -> Iterator[Proposal]:
