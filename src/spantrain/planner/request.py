@@ -153,7 +153,7 @@ class Constraints:
     second_level: bool = True
     """False: to `spantrain`, a first-level group is one stage whose devices share evenly (its paper's ablation)."""
     interleaving: bool = True
-    """Whether `auto` may give devices several stages."""
+    """Whether `auto` may give devices several stages each."""
 
     def __post_init__(self) -> None:
         if self.recompute_all and not self.recompute:
@@ -276,11 +276,8 @@ class Constraints:
         broken = [f"{device.name} is left out" for device in used if {device.name, device.site} & set(self.leave_out)]
         names = {device.name for device in used} | {device.site for device in used}
         broken += [f"{name} is not used" for name in self.keep if name not in names]
-        for quota in self.quotas:
-            count = sum(quota.covers(device) for device in used)
-            if count > quota.count:
-                broken.append(f"{count} {quota.kind} used, the quota is {quota.count}")
-        return broken
+        counts = ((quota, sum(quota.covers(device) for device in used)) for quota in self.quotas)
+        return broken + [f"{n} {quota.kind} used, the quota is {quota.count}" for quota, n in counts if n > quota.count]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,8 +35,10 @@ def with_recomputation(request: PlanRequest, proposal: Proposal) -> Proposal | N
     """Return a proposal that fits, or is better, because some of its units are computed again; None if there is none.
 
     In-flight limits rise where that makes room, and fall where nothing else lets a plan fit; cuts, devices and
-    micro-batches stay. An order of work that was found for other limits is dropped.
+    micro-batches stay. An order of work that was found for other limits is dropped. Interleaved plans stay as they are.
     """
+    if proposal.plan.interleaved:
+        return None
     search = _RecomputeSearch(request)
     base = search.evaluated(proposal.plan)
     if base is not None and base.fits:

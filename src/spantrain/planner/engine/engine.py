@@ -29,7 +29,7 @@ from spantrain.planner.engine.outcome import (
 from spantrain.planner.engine.outer import LocalPlans, join_groups, local_plans, pair_rates, slow_boundaries
 from spantrain.planner.engine.predict import over_time, with_best_spans
 from spantrain.planner.request import Evaluation, JobSpec, Objective, PlanRequest, Proposal, Restriction
-from spantrain.planner.strategies.interleaved import interleaved_beside
+from spantrain.planner.strategies.interleaved import with_interleaved
 from spantrain.planner.strategies.registry import DEFAULT_STRATEGY, strategies, strategies_named
 from spantrain.planner.strategies.relaxation import Relaxation
 from spantrain.planner.strategies.score import looks_of, sites_of
@@ -136,8 +136,7 @@ class _Planning:
         answers = {name: self._answer(name) for name in names}
         answers[_COMPARED[0]] = self._best_in_one_site(answers.get(_COMPARED[0]))
         # Groups that could train by themselves: the third way over slow boundaries.
-        plain = (entry for entry in self._evaluator.seen() if not entry[0].interleaved)
-        seen = [entry for entry in plain if not self._ranking.only_to_compare(entry[0])]
+        seen = [entry for entry in self._evaluator.seen() if not self._ranking.only_to_compare(entry[0])]
         local = local_plans(self._profile, self._job, self._options.constraints, seen, self._evaluator)
         free = not self._options.strategies and self._options.restriction is Restriction.NONE
         for step in (self._with_all_seen, self._with_orders, self._with_all_seen):
@@ -173,10 +172,9 @@ class _Planning:
         try:
             propose = strategies()[name].propose
             if name == DEFAULT_STRATEGY:
-                propose = with_cheaper(propose)
+                propose = with_interleaved(with_cheaper(propose))
             propose = plain_only(propose) if name in self._unasked else propose
-            if self._options.constraints.sequence_parallel:
-                propose = slicing(propose)
+            propose = slicing(propose) if self._options.constraints.sequence_parallel else propose
             if self._options.constraints.recompute_all:
                 proposals = recomputing_all(propose)(self._request)
             else:
@@ -191,10 +189,6 @@ class _Planning:
         if not ranked:
             return _Answer(figures=no_figures("; ".join(dict.fromkeys(refusals)), started_s))
         ranked.sort(key=self._ranking.rank)
-        if name == DEFAULT_STRATEGY and self._options.restriction is Restriction.NONE:
-            for proposal in interleaved_beside(ranked, self._request):
-                self._take(proposal, ranked, refusals)
-            ranked.sort(key=self._ranking.rank)
         if self._options.any_schedule:
             for proposal, _ in ranked[:_RESCHEDULED]:
                 for other in self._other_schedules(proposal):
@@ -318,8 +312,7 @@ class _Planning:
         )  # fmt: skip
         taken = joined if joined is not None and self._is_better(joined.outer, evaluation) else None
         reasons = self._reasons(chosen, answers[chosen], None if taken is None else taken.outer, local)
-        if compared:
-            reasons = (f"This plan is for comparison: {compared}.", *reasons)
+        reasons = (*((f"This plan is for comparison: {compared}.",) if compared else ()), *reasons)
         plan, samples_per_s = replace(proposal.plan, strategy=chosen), evaluation.samples_per_s
         if taken is not None:
             chosen, samples_per_s = "outer", taken.outer.samples_per_s

@@ -146,7 +146,7 @@ def local_plans(
     """Return the first-level groups with the plans inside them that were simulated; small ones without are searched."""
     within = set(constraints.devices_within_quotas(profile.cluster))
     groups = clusters_of(profile, constraints.allowed_devices(profile.cluster))
-    inside = _inside(groups, seen)
+    inside = _inside(groups, (entry for entry in seen if not entry[0].interleaved))
     able = sum(bool(plans) for plans in inside.values())
     known: dict[object, tuple[tuple[str, ...], list[Plan]]] = {}
     found = []

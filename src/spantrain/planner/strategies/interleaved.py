@@ -17,7 +17,7 @@ from spantrain.cost.memory import MemoryCost
 from spantrain.cost.replicas import ReplicaCost
 from spantrain.errors import InfeasiblePlanError, PlanError, ProfileError
 from spantrain.formats.registry import WireFormat
-from spantrain.planner.request import Evaluation, JobSpec, PlanRequest, Proposal
+from spantrain.planner.request import JobSpec, PlanRequest, Proposal, Restriction, Strategy
 from spantrain.planner.strategies.baselines import equal_layers
 from spantrain.sim.costs import ProfileCosts
 from spantrain.sim.search.interleaved import Room, quick_step_s, with_interleaved_order
@@ -71,21 +71,30 @@ def interleaved(request: PlanRequest) -> tuple[Proposal, ...]:
     return found
 
 
-def interleaved_beside(ranked: Sequence[tuple[Proposal, Evaluation]], request: PlanRequest) -> Iterator[Proposal]:
-    """Yield interleaved forms of pipelines that could be the best of some plans, were no device to wait in them.
+def with_interleaved(strategy: Strategy) -> Strategy:
+    """Return a strategy that proposes interleaved forms of its pipelines, too, where they are better than all others.
 
-    None where another order of work than the default was asked for, or that no device has several stages. They are
-    left out where they gain next to nothing: interleaved plans have no keepers, and do not follow the network.
+    That may be if a pipeline would be the best were no device to wait in it. None are proposed where the request is for
+    another order of work than the default, or does not let devices have several stages. What gains next to nothing is
+    left out: interleaved plans have no keepers, and do not follow the network.
     """
-    best_s, found = ranked[0][1].step_s, dict[object, Plan]()
-    asked, most_s = request.constraints.interleaving and request.job.schedule == JobSpec.schedule, _MAY * best_s
-    for proposal, evaluation in ranked if asked else ():
-        working_s = evaluation.step_s * (1 - evaluation.bubble_ratio)
-        if working_s < most_s and may_interleave(proposal.plan):
-            found.setdefault(tuple(stage.devices for stage in proposal.plan.stages), proposal.plan)
-    for proposal in interleavings(list(found.values())[:_PIPELINES], request, most_s):
-        if request.evaluate(proposal.plan).step_s < _WORTH * best_s:
-            yield proposal
+
+    def propose(request: PlanRequest) -> tuple[Proposal, ...]:
+        proposals, limits = strategy(request), request.constraints
+        plain = request.restriction is Restriction.NONE and request.job.schedule == JobSpec.schedule
+        if not (plain and limits.interleaving) or limits.recompute_all or limits.sequence_parallel:
+            return proposals
+        done = [(evaluation, one.plan) for one in proposals if (evaluation := request.evaluate(one.plan)).fits]
+        best_s = min((evaluation.step_s for evaluation, _ in done), default=math.inf)
+        found = dict[object, Plan]()
+        for evaluation, plan in sorted(done, key=lambda entry: entry[0].step_s):
+            if evaluation.step_s * (1 - evaluation.bubble_ratio) < _MAY * best_s and may_interleave(plan):
+                found.setdefault(tuple(stage.devices for stage in plan.stages), plan)
+        more = interleavings(list(found.values())[:_PIPELINES], request, _MAY * best_s)
+        better = (one for one in more if request.evaluate(one.plan).step_s < _WORTH * best_s)
+        return (*proposals, *better)
+
+    return propose
 
 
 def interleavings(bases: Iterable[Plan], request: PlanRequest, below_s: float = math.inf) -> Iterator[Proposal]:
