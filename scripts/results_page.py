@@ -54,6 +54,13 @@ BENCHMARKS = (
         emulated="Nothing is emulated or trained: measurements of others, and of one H100, beside the law.",
     ),
     Benchmark(
+        name="interleaved",
+        title="Several stages on each device",
+        script="interleaved.py",
+        shows="our orders beside interleaved 1F1B, ZB-V and ZB-2P in the same memory, and what published measurements say",
+        emulated="Nothing is emulated or trained: steps are simulated with made-up seconds.",
+    ),
+    Benchmark(
         name="planner_many_sites",
         title="Plans for many sites",
         script="planner_many_sites.py",
