@@ -202,6 +202,7 @@ def _speeds(count: int, chunks: int) -> dict[str, float]:
 
 
 def main() -> None:
+    """Compare, print, keep."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--save", action="store_true", help="keep the tables under benchmarks/results")
     options = parser.parse_args()
