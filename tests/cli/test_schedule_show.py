@@ -151,3 +151,25 @@ def test_no_torch_is_needed() -> None:
     )
     assert ended.returncode == 0, ended.stderr
     assert Path("x.svg").is_file()
+
+
+def test_several_stages_on_each_device(spantrain) -> None:
+    ended = spantrain("schedule", "show", "zb-v", "--stages", 3, "--chunks", 2, "--back", "--micro-batches", 4)
+    assert ended.code == 0, ended.err
+    assert ended.out.splitlines()[-4:] == [
+        "stage  bubble  most samples held",
+        "0, 5     7.7%  d0 5",
+        "1, 4     7.7%  d1 6",
+        "2, 3     7.7%  d2 6",
+    ]
+    words = ("schedule", "show", "critical-path", "--stages", 3, "--chunks", 2, "--micro-batches", 4, "--in-flight", 2)
+    shown = json.loads(spantrain(*words, "--json", "--order", "order.txt").out)
+    assert max(shown["peak_samples"].values()) <= 4, "two stages' worth of two micro-batches"
+    assert {text[0] for text in shown["orders"][0][0]} == {"0", "3"}
+    assert spantrain("schedule", "check", "order.txt").code == 0
+    plain = spantrain("schedule", "show", "1f1b", "--stages", 3, "--chunks", 2, "--micro-batches", 4)
+    assert plain.code == 2
+    assert "1f1b has no order for devices with several stages; give --schedule with one of" in plain.err
+    back = spantrain("schedule", "show", "zb-v", "--stages", 3, "--back", "--micro-batches", 4)
+    assert back.code == 2
+    assert "give --chunks 2" in back.err

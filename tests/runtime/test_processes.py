@@ -34,7 +34,7 @@ from spantrain.runtime.step.work import SampledFeed
 from spantrain.sim.replay import compare_all, replay, simulated_order
 from testing.models.graphs import graph_of
 from testing.patience import PATIENCE_S
-from testing.plans import stage_and_replica
+from testing.plans import interleaved, stage_and_replica
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -224,6 +224,29 @@ def test_every_schedule_gives_the_same_losses(schedule, running, alone, make_pla
     assert outcome.heldout_losses == ()
     assert outcome.checkpoint == ""
     assert not (tmp_path / "checkpoint").exists()
+
+
+def test_devices_with_several_stages(running, alone, make_plan, spec_of, tmp_path):
+    """Four stages on two groups of replicas, there and back: tied embeddings in one place, sums over real sockets."""
+    edges = [0, 1, 2, 4, 5]
+    plan = interleaved(
+        make_plan(spec_of("gpt2"), edges, [[1], [2, 1], [1, 1], [1]], [THIRDS] * 4, "critical-path"),
+        there_and_back=True,
+    )
+    before = running.log_sizes()
+    outcome, steps = running.train(plan, JOB, tmp_path)
+    losses, norms, held_out = alone("gpt2", JOB)
+    assert outcome.losses == pytest.approx(losses, abs=TOLERANCE)
+    assert [step.grad_norm for step in steps[:20]] == pytest.approx(norms, rel=1e-3)
+    assert held_out_of(outcome) == pytest.approx(held_out, abs=TOLERANCE)
+    assert {name: figures.stages for name, figures in outcome.devices.items()} == {
+        "s0r0": (0, 3),
+        "s1r0": (1, 2),
+        "s1r1": (1, 2),
+    }
+    check_decisions(tmp_path / DECISIONS_FILE, plan)
+    for path, size in before.items():
+        assert path.read_bytes()[size:] == b"", f"{path.name}: a good run writes nothing to its log"
 
 
 def test_resumed_run_is_the_unbroken_run(running, make_plan, spec_of, tmp_path):

@@ -217,8 +217,7 @@ def explain_plan(plan: Plan, profile: Profile) -> Explanation:
     helps.sort(key=lambda entry: entry.step_s)
     costs = costs_of(plan, profile)
     bound_s = step_bound_s(plan, costs)
-    estimate = StepCost(profile, plan.dtype).estimate(plan)
-    text = f"{estimate.bound_by}: its work and the way there and back take at least {format_seconds(estimate.bound_s)}"
+    text = _limited_by(plan, profile, now)
     if bound_s < now.step_s * (1 - _MATTERS):
         over = 100 * (now.step_s / bound_s - 1)
         text += f"; the order of work takes {over:.1f} % more than the bound of all orders, {format_seconds(bound_s)}"
@@ -231,7 +230,8 @@ def explain_plan(plan: Plan, profile: Profile) -> Explanation:
                 devices=stage.devices,
                 busy_ratio=sum(now.utilisation[name] for name in stage.devices) / len(stage.devices),
                 gradient_sum_s=costs.gradient_sum_s(index),
-                held_by_memory=any(
+                held_by_memory=not plan.interleaved
+                and any(
                     replica.in_flight_limit < stage.samples_of(number) for number, replica in enumerate(stage.replicas)
                 ),
             )
@@ -241,6 +241,15 @@ def explain_plan(plan: Plan, profile: Profile) -> Explanation:
         helps=tuple(helps),
         tried=len(tried),
     )
+
+
+def _limited_by(plan: Plan, profile: Profile, now: SimulationResult) -> str:
+    """Return what takes the most of a step; of devices with several stages, the busiest one's work."""
+    if plan.interleaved:
+        busiest = max(now.utilisation, key=now.utilisation.__getitem__)
+        return f"the work of {busiest}, {format_seconds(now.utilisation[busiest] * now.step_s)}"
+    estimate = StepCost(profile, plan.dtype).estimate(plan)
+    return f"{estimate.bound_by}: its work and the way there and back take at least {format_seconds(estimate.bound_s)}"
 
 
 def _simulate(plan: Plan, profile: Profile, speed: Mapping[str, SpeedTrace] | None = None) -> SimulationResult:
@@ -254,10 +263,10 @@ def _what_ifs(plan: Plan, profile: Profile) -> Iterator[tuple[str, str, float]]:
         other_plan, other_profile = make()
         ordered = with_best_order(other_plan, other_profile, effort=_EFFORT)
         yield kind, change, _simulate(ordered, other_profile).step_s
-    for index, stage in enumerate(plan.stages):
-        kinds = sorted({plan.cluster.device_by_name[name].kind for name in stage.devices})
-        speed = {replica.devices[0]: SpeedTrace(changes=((0.0, _TWICE),)) for replica in stage.replicas}
-        change = f"{' and '.join(kinds)} of stage {index} twice as fast ({few(stage.devices)})"
+    for crew in plan.crews:
+        kinds = sorted({plan.cluster.device_by_name[name].kind for name in crew.devices})
+        speed = {replica.devices[0]: SpeedTrace(changes=((0.0, _TWICE),)) for replica in crew.first.replicas}
+        change = f"{' and '.join(kinds)} of stage {crew.numbers[0]} twice as fast ({few(crew.devices)})"
         yield "faster devices", change, _simulate(plan, profile, speed).step_s
 
 
@@ -285,8 +294,11 @@ def _network_changes(plan: Plan, profile: Profile) -> Iterator[Change]:
 
 
 def _device_changes(plan: Plan, profile: Profile) -> Iterator[Change]:
-    """Yield one more replica like the last of each kind in each stage, and each stage without its memory's limits."""
-    for index, stage in enumerate(plan.stages):
+    """Yield one more replica like the last of each kind in each stage, and each stage without its memory's limits.
+
+    Of interleaved plans none: their order is of these devices, and another one would have to be searched.
+    """
+    for index, stage in enumerate(() if plan.interleaved else plan.stages):
         templates = {plan.cluster.device_by_name[r.devices[0]].kind: r for r in stage.replicas if len(r.devices) == 1}
         for kind, template in templates.items():
             change = f"one more {kind} beside {template.devices[0]} in stage {index}"

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from spantrain.core.action import SPLIT_OPS
 from spantrain.core.plan import Plan, Stage
 from spantrain.core.span import equal_spans
+from spantrain.core.units import UnitGraph
 from spantrain.cost.memory import MemoryCost
 from spantrain.cost.replicas import ReplicaCost
 from spantrain.errors import InfeasiblePlanError, PlanError, ProfileError
@@ -85,6 +86,12 @@ def with_interleaved(strategy: Strategy) -> Strategy:
         if not (plain and limits.interleaving) or limits.recompute_all or limits.sequence_parallel:
             return proposals
         done = [(evaluation, one.plan) for one in proposals if (evaluation := request.evaluate(one.plan)).fits]
+        cluster = request.profile.cluster
+        done = [
+            (evaluation, plan)
+            for evaluation, plan in done
+            if not evaluation.broken(limits) and not limits.broken_by_devices(cluster, plan.devices)
+        ]
         best_s = min((evaluation.step_s for evaluation, _ in done), default=math.inf)
         found = dict[object, Plan]()
         for evaluation, plan in sorted(done, key=lambda entry: entry[0].step_s):
@@ -105,16 +112,22 @@ def interleavings(bases: Iterable[Plan], request: PlanRequest, below_s: float = 
     for base in bases:
         if not may_interleave(base):
             continue
-        dealt = [
-            (seconds, plan)
-            for plan in _dealt(base, request, below_s)
-            if (seconds := _quick_s(plan, request)) is not None
-        ]
+        dealt = [(_quick_s(plan, request), plan) for plan in _dealt(base, request, below_s)]
         for _, plan in sorted(dealt, key=lambda entry: entry[0])[:_SEARCHED]:
             ordered = _ordered(plan, request)
             if ordered is not None:
-                reason = f"Each device has {len(ordered.crews[0].numbers)} stages, so that it waits for less."
-                yield Proposal(plan=ordered, own_estimate_s=None, reasons=(reason,))
+                reasons = tuple(_reasons(ordered, request.profile.graph))
+                yield Proposal(plan=ordered, own_estimate_s=None, reasons=reasons)
+
+
+def _reasons(plan: Plan, graph: UnitGraph) -> Iterator[str]:
+    """Yield why devices have several stages."""
+    first, end, many = plan.stages[0], plan.stages[-1], sum(crew.several for crew in plan.crews)
+    shared = [{name for unit in stage.units for name in graph.units[unit].shared} for stage in (first, end)]
+    if first.devices == end.devices and shared[0] & shared[1]:
+        yield f"{first.devices[0]} begins the pipeline and ends it: what both ends share is in one place."
+    if many > 1:
+        yield f"{many} devices have several stages each, and so wait for less where the pipeline fills and drains."
 
 
 def may_interleave(plan: Plan) -> bool:
