@@ -85,12 +85,12 @@ def with_interleaved(strategy: Strategy) -> Strategy:
         plain = request.restriction is Restriction.NONE and request.job.schedule == JobSpec.schedule
         if not (plain and limits.interleaving) or limits.recompute_all or limits.sequence_parallel:
             return proposals
-        done = [(evaluation, one.plan) for one in proposals if (evaluation := request.evaluate(one.plan)).fits]
         cluster = request.profile.cluster
         done = [
-            (evaluation, plan)
-            for evaluation, plan in done
-            if not evaluation.broken(limits) and not limits.broken_by_devices(cluster, plan.devices)
+            (evaluation, one.plan)
+            for one in proposals
+            if (evaluation := request.evaluate(one.plan)).fits
+            and not (evaluation.broken(limits) or limits.broken_by_devices(cluster, one.plan.devices))
         ]
         best_s = min((evaluation.step_s for evaluation, _ in done), default=math.inf)
         found = dict[object, Plan]()
