@@ -30,11 +30,11 @@ def test_what_a_device_lacks_comes_from_who_holds_it(change):
     assert found is not None
     assert any(copy.taker == GONE for copy in found.copies)
     for copy in found.copies:
-        held = less.stages[less.place(copy.giver)[0]].units
-        wanted = whole.stages[whole.place(copy.taker)[0]].units
+        held = less.crew_of(copy.giver).units
+        wanted = whole.crew_of(copy.taker).units
         assert set(copy.units) <= set(held) & set(wanted)
         if copy.taker in less.devices:
-            assert not set(copy.units) & set(less.stages[less.place(copy.taker)[0]].units)
+            assert not set(copy.units) & set(less.crew_of(copy.taker).units)
 
 
 def test_nothing_goes_ahead_where_the_plan_to_come_is_so_much_faster_that_waiting_costs_more(change):

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from spantrain.app.planning.explain import explain_plan
+from spantrain.app.planning.protection import about_keepers
 from spantrain.app.profiling.describe import described_profile
 from spantrain.config.artefacts import read_plan, write_plan
 from spantrain.config.cluster_file import load_preset
@@ -125,15 +126,15 @@ def test_plan_files_say_which_stage_each_action_is_of(profile, tmp_path):
     assert read_plan(tmp_path / "plan.json") == plan
 
 
-def test_explained_and_kept_by_nobody():
+def test_explained_and_kept_by_others():
     known = described_profile(load_preset("laptop"), resolve_model("gpt2-tiny"))
     plan = interleaved(request_of(known))[0].plan
     told = explain_plan(plan, known)
     assert told.limited_by.startswith("the work of ")
     assert {entry.kind for entry in told.helps} <= {"link", "latency", "faster devices"}
     room = dict.fromkeys(plan.devices, 2**40)
-    assert protected(plan, 1, kept_bytes=[1] * len(plan.stages), room=room, memory_of={}) == plan
+    kept = protected(plan, 1, kept_bytes=[1] * len(plan.crews), room=room)
+    assert all(crew.first.keepers and crew.first.keepers == crew.stages[-1].keepers for crew in kept.crews)
+    assert any(line.startswith("Kept twice: stages 0 and") for line in about_keepers(kept, known, "adamw", 1))
     with pytest.raises(PlanError, match="do not overlap where stages share devices"):
         predict(plan, known, staleness=1)
-
-

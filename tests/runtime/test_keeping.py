@@ -19,7 +19,6 @@ from spantrain.runtime.redistribution.transfer import packed_words
 from spantrain.runtime.worker.keeping import copying
 from spantrain.runtime.worker.keeping.copying import CopyLink, CopyReceiver, CopySender
 from spantrain.runtime.worker.switch import HeldTensors
-from testing.plans import stage_and_replica
 from testing.runtime.places import BATCH, HALVES, random_places
 from testing.runtime.runs import OneProcess
 from testing.runtime.sessions import Ran, train_in_threads
@@ -35,7 +34,7 @@ JOBS = {
 
 
 def kept_by_others(plan: Plan, losses: int = 1) -> Plan:
-    return protected(plan, losses, [0] * len(plan.stages), dict.fromkeys(plan.devices, 0))
+    return protected(plan, losses, [0] * len(plan.crews), dict.fromkeys(plan.devices, 0))
 
 
 def copies(ran: Ran, plan: Plan) -> int:
@@ -44,7 +43,7 @@ def copies(ran: Ran, plan: Plan) -> int:
     for session in ran.sessions.values():
         for kept in session._keeping.whole:
             ward = ran.sessions[kept.ward]._part
-            assert kept.units == plan.stages[stage_and_replica(plan, kept.ward)[0]].units
+            assert kept.units == plan.crew_of(kept.ward).units
             for name, own in ward.holding.tensors.items():
                 assert torch.equal(own, kept.holding.tensors[name]), name
             for name, own in ward.holding.parameters.items():
@@ -53,7 +52,7 @@ def copies(ran: Ran, plan: Plan) -> int:
                 for key, value in state.items():
                     assert torch.equal(value, copy[key]) if isinstance(value, torch.Tensor) else value == copy[key]
             count += 1
-    assert count == sum(len(stage.keepers) for stage in plan.stages)
+    assert count == sum(len(crew.first.keepers) for crew in plan.crews)
     return count
 
 
@@ -65,6 +64,21 @@ def test_a_copy_is_the_stage_to_the_bit(job, family, four):
     assert copies(ran, plan) == 5
     if job != "statistics":
         assert ran.losses == pytest.approx(OneProcess(plan.model, JOBS[job], BATCH).train(0, JOB.steps), rel=1e-5)
+
+
+@pytest.mark.parametrize("places", [[[["a"]], [["b"]], [["a"]], [["b"]]], [[["a"]], [["b"]], [["c"]], [["a"]]]])
+@pytest.mark.parametrize("job", ["clipped AdamW", "momentum"])
+def test_a_copy_is_of_all_stages_of_a_device(job, places, four):
+    plan = kept_by_others(four([0, 1, 2, 3, 5], places, schedule="critical-path"))
+    ran = train_in_threads(plan, JOBS[job])
+    assert copies(ran, plan) == len(plan.crews)
+    assert ran.losses == pytest.approx(OneProcess(plan.model, JOBS[job], BATCH).train(0, JOB.steps), rel=1e-5)
+    edges = [*range(len(plan.crews)), 5]
+    plain = kept_by_others(four(edges, [[[name]] for name in plan.devices], schedule="critical-path"))
+    there, back = train_in_threads(plain, JOBS[job], {3: plan}), train_in_threads(plan, JOBS[job], {3: plain})
+    assert copies(there, plan) == len(plan.crews)
+    assert copies(back, plain) == len(plan.crews)
+    assert there.losses == pytest.approx(back.losses, rel=1e-4)
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -208,7 +208,7 @@ def test_plans_say_what_devices_may_share() -> None:
     for wrong, why in (
         (replace(rest[1], replicas=(shares,)), "stages 0 and 2 share d0: their replicas must be the same"),
         (replace(rest[1], replicas=rest[1].replicas + rest[0].replicas), "several stages that have the same replicas"),
-        (replace(rest[1], keepers=("d1",)), "none where stages share devices"),
+        (replace(rest[1], keepers=("d1",)), "stages 0 and 2 share d0: sums and keepers must be the same"),
         (replace(rest[1], state_sharding=StateSharding.OFFLOAD), "neither tensors nor state can be divided there"),
     ):
         with pytest.raises(ValueError, match=why):

@@ -291,10 +291,10 @@ class Plan:
             raise ValueError(f"devices that the cluster does not have: {unknown}; it has {sorted(known)}")
         for index, stage in enumerate(self.stages):
             wrong = [n for n in stage.keepers if n not in devices or n in stage.devices or stage.divides_state]
-            if wrong or len(set(stage.keepers)) < len(stage.keepers) or (stage.keepers and self.interleaved):
+            if wrong or len(set(stage.keepers)) < len(stage.keepers):
                 raise ValueError(
                     f"stage {index}: keepers must be devices of the plan's other stages, each once (none of one that "
-                    f"divides state, and none where stages share devices); got {', '.join(stage.keepers)}"
+                    f"divides state); got {', '.join(stage.keepers)}"
                 )
 
     @cached_property
@@ -365,8 +365,8 @@ def _check_crew(crew: Crew) -> None:
         same = [(one.devices, one.sample_share, one.tp_shares) for one in stage.replicas]
         if same != [(one.devices, one.sample_share, one.tp_shares) for one in first.replicas]:
             raise ValueError(f"stages {crew.numbers[0]} and {number} share {told}: their replicas must be the same")
-        if stage.sums != first.sums:
-            raise ValueError(f"stages {crew.numbers[0]} and {number} share {told}: their sums must be the same")
+        if (stage.sums, stage.keepers) != (first.sums, first.keepers):
+            raise ValueError(f"stages {crew.numbers[0]} and {number} share {told}: sums and keepers must be the same")
     divides = crew.first.divides_tensors or any(one.state_sharding is not StateSharding.NONE for one in crew.stages)
     if crew.several and divides:
         raise ValueError(

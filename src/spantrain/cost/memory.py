@@ -258,9 +258,9 @@ class MemoryCost:
                 for index, task in enumerate(row):
                     device = crew.first.replicas[index].devices[0]
                     peaks[device] = self._crew_need(crew, index, task, divisions).peak_bytes
-        for stage in plan.stages:
-            for device in stage.keepers:
-                peaks[device] += self.state_bytes(stage.units)
+        for crew in plan.crews:
+            for device in crew.first.keepers:
+                peaks[device] += self.state_bytes(crew.units)
         return peaks
 
     def crew_sizes(self, plan: Plan) -> dict[str, tuple[int, dict[int, int]]]:

@@ -7,7 +7,6 @@ the step under way and no more.
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from spantrain.core.plan import Plan, Stage
 
@@ -19,21 +18,19 @@ def protected(
 ) -> Plan:
     """Return a plan with as many keepers as it takes for so many losses at once, as far as there is room.
 
-    Stages whose tensors are divided have none: no device holds one whole. Nor have those of interleaved pipelines.
+    Stages whose tensors are divided have none: no device holds one whole. All stages of a device have the same.
 
     Args:
         plan: keepers that it has are forgotten.
         losses: of devices, that shall cost no more than the step under way.
-        kept_bytes: what a copy of each stage's state takes.
+        kept_bytes: what a copy of each crew's state takes (`core.plan.Crew`).
         room: bytes that each memory has left.
         memory_of: the memory in which a device keeps copies, where it is not its own and so of the device's name.
     """
-    if plan.interleaved:
-        return plan.unprotected
     left, kept = dict(room), Counter[str]()
-    stages = []
-    for index, stage in enumerate(plan.stages):
-        keepers: list[str] = []
+    by_stage: dict[int, tuple[str, ...]] = {}
+    for index, crew in enumerate(plan.crews):
+        stage, keepers = crew.first, list[str]()
         while is_whole(stage) and len(keepers) + len(stage.replicas) <= losses:
             able = [
                 name
@@ -44,12 +41,12 @@ def protected(
             ]
             if not able:
                 break
-            chosen = min(able, key=lambda name: _distance(plan, index, keepers, name, kept))
+            chosen = min(able, key=lambda name: _distance(plan, crew.numbers[0], keepers, name, kept))
             keepers.append(chosen)
             left[memory_of.get(chosen, chosen)] -= kept_bytes[index]
             kept[chosen] += 1
-        stages.append(replace(stage, keepers=tuple(keepers)))
-    return replace(plan, stages=tuple(stages))
+        by_stage |= dict.fromkeys(crew.numbers, tuple(keepers))
+    return plan.with_keepers([by_stage[number] for number in range(len(plan.stages))])
 
 
 def survived(stage: Stage) -> int:

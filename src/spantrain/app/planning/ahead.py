@@ -89,12 +89,10 @@ class _Lacking:
         self._profile, self._optimizer = profile, optimizer
         self._network = NetworkCost(profile)
         self._givers = {unit: stage.devices for stage in before.stages if is_whole(stage) for unit in stage.units}
-        self._had = {
-            name: set(stage.units)
-            for stage in before.stages
-            if is_whole(stage)
-            for name in (*stage.devices, *stage.keepers)
-        }
+        self._had = dict[str, set[int]]()
+        for stage in filter(is_whole, before.stages):
+            for name in (*stage.devices, *stage.keepers):
+                self._had.setdefault(name, set()).update(stage.units)
         self._rooms = [
             room_for_copies(plan, profile, MemoryCost(profile, optimizer, plan.dtype)) for plan in (before, after)
         ]
@@ -133,10 +131,10 @@ class _Lacking:
 
     def _copies(self, after: Plan) -> Iterator[AheadCopy]:
         given = defaultdict[str, int](int)
-        for stage in after.stages:
-            for taker in stage.devices if is_whole(stage) else ():
+        for crew in after.crews:
+            for taker in crew.devices if is_whole(crew.first) else ():
                 lacking: defaultdict[Sequence[str], list[int]] = defaultdict(list)
-                for unit in stage.units:
+                for unit in crew.units:
                     if unit in self._givers and unit not in self._had.get(taker, ()):
                         lacking[self._givers[unit]].append(unit)
                 for givers, units in lacking.items():

@@ -3,9 +3,8 @@
 import math
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 
-from spantrain.core.plan import Plan, Stage
+from spantrain.core.plan import Crew, Plan
 from spantrain.core.profile import Profile
 from spantrain.core.quantities import format_bytes, format_seconds
 from spantrain.cost.memory import MemoryCost
@@ -40,17 +39,17 @@ def with_keepers(plan: Plan, profile: Profile, optimizer: str, losses: int | Non
     None: for one, and of stages that need hardly wait for them. `optimizer` has the name that `cost.memory` gives it.
     """
     plan = plan.unprotected
-    if losses == 0 or len(plan.stages) == 1:
+    if losses == 0 or len(plan.crews) == 1:
         return plan
     memory = MemoryCost(profile, optimizer, plan.dtype)
-    kept_bytes = [memory.state_bytes(stage.units) for stage in plan.stages]
+    kept_bytes = [memory.state_bytes(crew.units) for crew in plan.crews]
     room, memory_of = room_for_copies(plan, profile, memory)
     found = protected(plan, 1 if losses is None else losses, kept_bytes, room, memory_of)
     if losses is not None or found == plan:
         return found
     most_s = _CALM * predict(plan, profile).step_s
-    cheap = (stage if _wait_s(profile, stage) <= most_s else replace(stage, keepers=()) for stage in found.stages)
-    return replace(found, stages=tuple(cheap))
+    dear = {number for crew in found.crews if _wait_s(profile, crew) > most_s for number in crew.numbers}
+    return found.with_keepers([() if number in dear else one.keepers for number, one in enumerate(found.stages)])
 
 
 def room_for_copies(plan: Plan, profile: Profile, memory: MemoryCost) -> tuple[dict[str, float], dict[str, str]]:
@@ -73,7 +72,7 @@ def room_for_copies(plan: Plan, profile: Profile, memory: MemoryCost) -> tuple[d
 
 def keepers_wait_s(plan: Plan, profile: Profile) -> float:
     """Return how long a step waits at most until gradients are where they are kept: stages send side by side."""
-    return max(_wait_s(profile, stage) for stage in plan.stages)
+    return max(_wait_s(profile, crew) for crew in plan.crews)
 
 
 def protected_step_s(plan: Plan, profile: Profile, optimizer: str) -> float:
@@ -88,10 +87,10 @@ def about_keepers(plan: Plan, profile: Profile, optimizer: str, losses: int | No
     """
     if losses == 0 or len(plan.devices) == 1:
         return
-    kept = [(index, stage) for index, stage in enumerate(plan.stages) if stage.keepers]
+    kept = [crew for crew in plan.crews if crew.first.keepers]
     if kept:
-        who = ", ".join(f"stage {index} by {' and '.join(stage.keepers)}" for index, stage in kept)
-        sent = sum(len(stage.keepers) * _gradient_bytes(profile, stage) for _, stage in kept)
+        who = ", ".join(f"{_named(crew)} by {' and '.join(crew.first.keepers)}" for crew in kept)
+        sent = sum(len(crew.first.keepers) * _gradient_bytes(profile, crew) for crew in kept)
         wait_s = keepers_wait_s(plan, profile)
         yield (
             f"Kept twice: {who}; that takes {format_bytes(sent)} of gradients a step, and {format_seconds(wait_s)} at "
@@ -99,19 +98,19 @@ def about_keepers(plan: Plan, profile: Profile, optimizer: str, losses: int | No
         )
         yield from _about_room(plan, profile, optimizer)
     wanted = with_keepers(plan, profile, optimizer, losses or 1)
-    for index, (stage, able) in enumerate(zip(plan.stages, wanted.stages, strict=True)):
+    for crew, able in zip(plan.crews, wanted.crews, strict=True):
+        stage = crew.first
         if survived(stage) >= (losses or 1):
             continue
         why = "no other device has room for it" if is_whole(stage) else _DIVIDED
-        if plan.interleaved:
-            why = "interleaved plans have no keepers (--no-interleaving plans without)"
         if stage.divides_state:
             why = f"its replicas divide its state ({stage.state_sharding.value})"
-        if survived(able) > survived(stage):
+        if survived(able.first) > survived(stage):
             why = f"a keeper would cost {_part(_wait_s(profile, able), plan, profile)} of a step (--protect one)"
+        who = f"{_named(crew).capitalize()} ({', '.join(stage.devices)})"
         yield (
-            f"Stage {index} ({', '.join(stage.devices)}) survives {survived(stage)} of {losses or 1} losses at once: "
-            f"{why}; beyond, all go back to the newest checkpoint (--checkpoint-every, else one in five minutes)"
+            f"{who} survives {survived(stage)} of {losses or 1} losses at once: {why}; beyond, all go back to the "
+            "newest checkpoint (--checkpoint-every, else one in five minutes)"
         )
 
 
@@ -120,9 +119,9 @@ def _about_room(plan: Plan, profile: Profile, optimizer: str) -> Iterator[str]:
     memory = MemoryCost(profile, optimizer, plan.dtype)
     room, memory_of = room_for_copies(plan, profile, memory)
     kept_bytes = Counter[str]()
-    for stage in plan.stages:
-        for keeper in stage.keepers:
-            kept_bytes[memory_of.get(keeper, keeper)] += memory.state_bytes(stage.units)
+    for crew in plan.crews:
+        for keeper in crew.first.keepers:
+            kept_bytes[memory_of.get(keeper, keeper)] += memory.state_bytes(crew.units)
     unknown = {where: size for where, size in kept_bytes.items() if room[where] == math.inf}
     if unknown:
         yield (
@@ -136,12 +135,21 @@ def _part(wait_s: float, plan: Plan, profile: Profile) -> str:
     return f"{wait_s / predict(plan, profile).step_s:.1%}"
 
 
-def _gradient_bytes(profile: Profile, stage: Stage) -> int:
-    return sum(profile.graph.held_trained_bytes(stage.units))
+def _named(crew: Crew) -> str:
+    """Return the stages of a crew in words.
+
+    >>> _named(Crew(numbers=(0, 6), stages=()))
+    'stages 0 and 6'
+    """
+    return f"stage{'s' * crew.several} {' and '.join(map(str, crew.numbers))}"
 
 
-def _wait_s(profile: Profile, stage: Stage) -> float:
-    """Return how long a stage's first device sends its gradients to all that keep them."""
-    links = [profile.link(stage.devices[0], keeper) for keeper in stage.keepers]
-    size = _gradient_bytes(profile, stage)
+def _gradient_bytes(profile: Profile, crew: Crew) -> int:
+    return sum(profile.graph.held_trained_bytes(crew.units))
+
+
+def _wait_s(profile: Profile, crew: Crew) -> float:
+    """Return how long the first device of a crew sends its gradients to all that keep them."""
+    links = [profile.link(crew.devices[0], keeper) for keeper in crew.first.keepers]
+    size = _gradient_bytes(profile, crew)
     return sum(link.latency_s + link.busy_seconds(size) for link in links if link is not None)

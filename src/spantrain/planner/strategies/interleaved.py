@@ -77,7 +77,7 @@ def with_interleaved(strategy: Strategy) -> Strategy:
 
     That may be if a pipeline would be the best were no device to wait in it. None are proposed where the request is for
     another order of work than the default, or does not let devices have several stages. What gains next to nothing is
-    left out: interleaved plans have no keepers, and do not follow the network.
+    left out: interleaved plans do not follow the network.
     """
 
     def propose(request: PlanRequest) -> tuple[Proposal, ...]:

@@ -95,8 +95,8 @@ class Keeping:
             before: under the plan before; of stages that stay what they are, copies that are whole stay.
         """
         self._here, self._part, self._begins = here, part, begins
-        # Of each copy: the stage's first device, the stage's units, the device that keeps it.
-        pairs = {(stage.devices[0], stage.units, keeper) for stage in part.plan.stages for keeper in stage.keepers}
+        # Of each copy: the first device of a stage or of several, their units, the device that keeps it.
+        pairs = {(crew.devices[0], crew.units, keeper) for crew in part.plan.crews for keeper in crew.first.keepers}
         self._keepers = sorted(keeper for ward, _, keeper in pairs if ward == here.name)
         old = {(kept.ward, kept.units): kept for kept in before.whole} if before else {}
         own = sorted((ward, units) for ward, units, keeper in pairs if keeper == here.name)
@@ -176,7 +176,7 @@ class Keeping:
         for kept in self.kept:
             kept.drop()
 
-    def _room_for(self, ward: str, units: range, *, begins: bool) -> KeptStage:
+    def _room_for(self, ward: str, units: tuple[int, ...], *, begins: bool) -> KeptStage:
         here = self._here
         return KeptStage(**vars(copy_of(self._part.plan, here.graph, here.job, ward, units, begins=begins)))
 
