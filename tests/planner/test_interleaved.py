@@ -109,6 +109,18 @@ def test_memory_is_that_of_the_order(profile):
         assert state[device].always.total_bytes < held.peak_bytes <= peaks[device]
 
 
+def test_little_room_gives_other_orders_and_not_too_much(profile):
+    plenty = request_of(profile(1.0, 2.0, 1.0))
+    most = max(max(plenty.evaluate(one.plan).peak_bytes.values()) for one in interleaved(plenty))
+    steps = [min(plenty.evaluate(one.plan).step_s for one in interleaved(plenty))]
+    for part in (0.97, 0.95, 0.93):
+        request = request_of(profile(1.0, 2.0, 1.0, memory_bytes=int(part * most)))
+        found = interleaved(request)
+        assert all(request.evaluate(one.plan).fits for one in found)
+        steps.append(min(request.evaluate(one.plan).step_s for one in found))
+    assert steps[-1] >= steps[0]
+
+
 def test_without_room_for_state_there_is_none(profile):
     with pytest.raises(InfeasiblePlanError):
         interleaved(request_of(profile(1.0, 1.0, memory_bytes=2**20)))

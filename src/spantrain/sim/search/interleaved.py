@@ -9,7 +9,9 @@ import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from functools import partial
+from itertools import pairwise, product
+from typing import Protocol
 
 from spantrain.core.action import Action, Op
 from spantrain.core.plan import Plan
@@ -82,9 +84,11 @@ def _needed(device: SeveralStages, room: Room, forward: Ready) -> float:
 
 
 class _RuleRun(Simulation):
-    def __init__(self, plan: Plan, costs: StepCosts, rule: _Rule, room: Mapping[str, Room]) -> None:
+    def __init__(
+        self, plan: Plan, costs: StepCosts, rule: _Rule, room: Mapping[str, Room], *, trace: bool = False
+    ) -> None:
         self._rule, self._room = rule, room
-        super().__init__(plan, costs, SimulationOptions())
+        super().__init__(plan, costs, SimulationOptions(trace=trace))
 
     def _machine(self, task: Task, leader: str) -> AnyMachine:
         if not isinstance(task, SharedTask):
@@ -98,17 +102,28 @@ class _RuleRun(Simulation):
 def with_interleaved_order(plan: Plan, costs: StepCosts, room: Mapping[str, Room]) -> Plan | None:
     """Return an interleaved plan under the best order found, with limits to match; None where there is no room for any.
 
-    `room` is by leader of a replica, of those of crews with several stages. Other devices go by the plain rule.
+    `room` is by leader of a replica, of all of them. Devices with one stage go by the plain rule in theirs.
     """
-    unbound = plan.with_limits([plan.global_batch] * len(stage.replicas) for stage in plan.stages)
-    fitting = [
-        (result.step_s, name, result)
-        for name, result in _candidates(replace(unbound, hints=None), costs, room)
-        if all(own.of(result.orders[leader]) for leader, own in room.items())
-    ]
-    if not fitting:
+    free = [[plan.global_batch] * len(stage.replicas) for stage in plan.stages]
+    for crew in plan.crews:
+        for number, replica in enumerate(() if crew.several else crew.first.replicas):
+            own = room[replica.devices[0]]
+            fits = own.size_bytes // max(own.sample_bytes[crew.numbers[0]], 1e-12)
+            largest = max((span.size for span in crew.first.replica_spans(number)), default=1)
+            free[crew.numbers[0]][number] = int(min(plan.global_batch, max(fits, largest)))
+    best: tuple[float, str, _Run] | None = None
+    for name, run in _candidates(replace(plan.with_limits(free), hints=None), costs, room):
+        try:
+            found = run(trace=False)
+        except ScheduleError:
+            continue  # it stops for want of room
+        fits_all = all(own.of(found.orders[leader]) for leader, own in room.items())
+        if fits_all and (best is None or found.step_s < best[0]):
+            best = found.step_s, name, run
+    if best is None:
         return None
-    step_s, name, result = min(fitting, key=lambda entry: entry[0])
+    step_s, name, run = best
+    result = run(trace=True)
     orders = result.orders
     limits = [
         [max(1, held_samples(orders[replica.devices[0]], index)) for replica in stage.replicas]
@@ -158,28 +173,33 @@ def _planned(order: tuple[Action, ...], trace: Trace, device: str) -> PlannedOrd
     )
 
 
-def _candidates(plan: Plan, costs: StepCosts, room: Mapping[str, Room]) -> Iterator[tuple[str, SimulationResult]]:
-    """Yield what the static schedules do that have an order for the plan, and what rules do."""
+class _Run(Protocol):
+    def __call__(self, *, trace: bool) -> SimulationResult: ...
+
+
+def _candidates(plan: Plan, costs: StepCosts, room: Mapping[str, Room]) -> Iterator[tuple[str, _Run]]:
+    """Yield the static schedules that have an order for the plan and room for it, and rules."""
     for name, schedule in schedules().items():
-        if not (schedule.orders and schedule.shares_devices):
-            continue
-        under = replace(plan, schedule=name)
-        try:
-            if all(
-                room[one.devices[0]].of(known_order(task))
-                for crew, row in zip(plan.crews, replica_tasks(under), strict=True)
-                for one, task in zip(crew.first.replicas, row, strict=True)
-                if crew.several
-            ):
-                yield name, simulate(under, costs, steps=1)
-        except PlanError:
-            continue
+        if schedule.orders and schedule.shares_devices and _has_room(under := replace(plan, schedule=name), room):
+            yield name, partial(_simulated, under, costs)
     plan = replace(plan, schedule="critical-path")
-    for preference in _PREFERENCES:
-        for deep in (True, False):
-            for splits in (True, False):
-                rule = _Rule(preference=preference, deep=deep, splits=splits)
-                try:
-                    yield "a rule", _RuleRun(plan, costs, rule, room).run(1)
-                except ScheduleError:
-                    continue  # it stops for want of room
+    for preference, deep, splits in product(_PREFERENCES, (True, False), (True, False)):
+        yield "a rule", partial(_ruled, plan, costs, _Rule(preference=preference, deep=deep, splits=splits), room)
+
+
+def _has_room(plan: Plan, room: Mapping[str, Room]) -> bool:
+    """Whether a plan has a static order, in which all devices with several stages have room."""
+    try:
+        rows = zip(plan.crews, replica_tasks(plan), strict=True)
+    except PlanError:
+        return False
+    tasks = [(one.devices[0], task) for crew, row in rows for one, task in zip(crew.first.replicas, row, strict=True)]
+    return all(room[leader].of(known_order(task)) for leader, task in tasks)
+
+
+def _simulated(plan: Plan, costs: StepCosts, *, trace: bool) -> SimulationResult:
+    return simulate(plan, costs, steps=1, options=SimulationOptions(trace=trace))
+
+
+def _ruled(plan: Plan, costs: StepCosts, rule: _Rule, room: Mapping[str, Room], *, trace: bool) -> SimulationResult:
+    return _RuleRun(plan, costs, rule, room, trace=trace).run(1)
