@@ -12,6 +12,7 @@ from spantrain.config.artefacts import read_plan, write_plan
 from spantrain.config.cluster_file import load_preset
 from spantrain.core.profile import Profile
 from spantrain.cost.memory import MemoryCost, most_held_bytes
+from spantrain.devices.registry import BACKENDS
 from spantrain.errors import InfeasiblePlanError, PlanError
 from spantrain.models.catalog.catalog import resolve_model
 from spantrain.planner.engine.engine import make_plan
@@ -113,8 +114,9 @@ def test_little_room_gives_other_orders_and_not_too_much(profile):
     plenty = request_of(profile(1.0, 2.0, 1.0))
     most = max(max(plenty.evaluate(one.plan).peak_bytes.values()) for one in interleaved(plenty))
     steps = [min(plenty.evaluate(one.plan).step_s for one in interleaved(plenty))]
-    for part in (0.97, 0.95, 0.93):
-        request = request_of(profile(1.0, 2.0, 1.0, memory_bytes=int(part * most)))
+    framework = BACKENDS["emulated"].framework_bytes
+    for part in (0.95, 0.9, 0.85):
+        request = request_of(profile(1.0, 2.0, 1.0, memory_bytes=framework + int(part * (most - framework))))
         found = interleaved(request)
         assert all(request.evaluate(one.plan).fits for one in found)
         steps.append(min(request.evaluate(one.plan).step_s for one in found))
