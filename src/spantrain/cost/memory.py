@@ -25,6 +25,7 @@ the one that needs most counts, for the largest micro-batch.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import astuple, dataclass, replace
 from functools import cache
 
@@ -93,7 +94,7 @@ class MemoryNeed:
     @property
     def peak_bytes(self) -> int:
         """All of it."""
-        return sum(astuple(self))
+        return sum(vars(self).values())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,6 +176,7 @@ class MemoryCost:
         self._activations = cache(profile.graph.stage_held_bytes)
         self._deferred = cache(profile.graph.stage_deferred_bytes)
         self._working = cache(profile.graph.stage_working_bytes)
+        self._needs = cache(self._need_on)
 
     def state_bytes(self, units: range, division: Division = WHOLE) -> int:
         """Return the bytes of parameters, gradients and optimizer state; shared parameters of a stage once."""
@@ -237,6 +239,10 @@ class MemoryCost:
         self, units: range, device: str, in_flight: int, largest_span: int, division: Division = WHOLE
     ) -> MemoryNeed:
         """Return what a device needs for a stage's units, with so many samples in flight."""
+        backend = self._profile.cluster.device_by_name[device].backend
+        return self._needs(units, backend, in_flight, largest_span, division)
+
+    def _need_on(self, units: range, backend: str, in_flight: int, largest_span: int, division: Division) -> MemoryNeed:
         per_sample = self.in_flight_bytes_per_sample(units, division)
         # The first stage goes back at once: nothing waits for W behind what is run again.
         splits = division.splits and units.start > 0
@@ -249,7 +255,7 @@ class MemoryCost:
             activation_bytes=in_flight * per_sample + largest_span * again,
             buffer_bytes=largest_span * self.buffer_bytes_per_sample(units, division),
             working_bytes=largest_span * by_sample + besides,
-            framework_bytes=framework_bytes(self._profile.cluster.device_by_name[device].backend),
+            framework_bytes=framework_bytes(backend),
         )
 
     def held_sizes(self, units: range, device: str, division: Division = WHOLE) -> HeldSizes:
@@ -304,25 +310,36 @@ class MemoryCost:
         0 when not even the parameters fit; a limit under `largest_span` means that the plan cannot run. `limit_bytes`
         stands for a device with less memory than it has. A group may hold what its least member may.
         """
-        left = self._profile.cluster.device_by_name[device].memory_bytes
-        if limit_bytes is not None:
-            left = min(left, limit_bytes)
+        have = self._profile.cluster.device_by_name[device].memory_bytes
+        left = have if limit_bytes is None else min(have, limit_bytes)
         left -= self.need(units, device, 0, largest_span, division).peak_bytes
         per_sample = self.in_flight_bytes_per_sample(units, division)
         if left < 0:
             return 0
         return share_samples if per_sample == 0 else min(share_samples, left // per_sample)
 
+    def limit_in(
+        self, stage: Stage, number: int, divisions: Mapping[str, Division], *,
+        steps: int = 1, limit_bytes: int | None = None,
+    ) -> int:  # fmt: skip
+        """Return the same for a replica, by what its devices have of the stage; with the samples of so many steps."""
+        samples, largest = steps * stage.samples_of(number), stage.largest_of(number)
+        return min(
+            self.in_flight_limit_for(
+                stage.units, name, samples, largest, limit_bytes=limit_bytes, division=divisions[name]
+            )
+            for name in stage.replicas[number].devices
+        )
+
     def plan_peak_bytes(self, plan: Plan) -> dict[str, int]:
         """Return the peak bytes of every device of a plan, at its in-flight limits."""
         peaks, divisions = {}, divisions_of(plan)
         for stage in plan.stages:
             for index, replica in enumerate(stage.replicas):
-                largest = max((span.size for span in stage.replica_spans(index)), default=0)
+                largest = stage.largest_of(index)
                 in_flight = min(replica.in_flight_limit, stage.samples_of(index))
                 for device in replica.devices:
-                    need = self.need(stage.units, device, in_flight, largest, divisions[device])
-                    peaks[device] = need.peak_bytes
+                    peaks[device] = self.need(stage.units, device, in_flight, largest, divisions[device]).peak_bytes
         for stage in plan.stages:
             for device in stage.keepers:
                 peaks[device] += self.state_bytes(stage.units)
@@ -331,12 +348,21 @@ class MemoryCost:
 
 def divisions_of(plan: Plan) -> dict[str, Division]:
     """Return what part of its stage each device of a plan has."""
-    found, before = dict[str, Division](), WireFormat.NATIVE
-    for stage in plan.stages:
-        for replica in stage.replicas:
-            for device, division in divisions_in(stage, replica, splits=splits_backward(plan.schedule)).items():
-                found[device] = replace(division, wire_before=before, wire_behind=stage.wire_format)
-        before = stage.wire_format
+    return {name: one for index in range(len(plan.stages)) for name, one in divisions_at(plan, index).items()}
+
+
+def divisions_at(plan: Plan, index: int, recompute: tuple[int, ...] | None = None) -> dict[str, Division]:
+    """Return what part each device of a stage has, if other units than it says are to be computed again: these."""
+    stage, before = plan.stages[index], plan.stages[index - 1].wire_format if index else WireFormat.NATIVE
+    again = stage.recompute if recompute is None else recompute
+    found, alike = dict[str, Division](), dict[tuple[float, ...], list[Division]]()
+    for replica in stage.replicas:
+        if replica.tp_shares not in alike:
+            alike[replica.tp_shares] = [
+                replace(division, wire_before=before, wire_behind=stage.wire_format, recompute=again)
+                for division in divisions_in(stage, replica, splits=splits_backward(plan.schedule)).values()
+            ]
+        found.update(zip(replica.devices, alike[replica.tp_shares], strict=True))
     return found
 
 
