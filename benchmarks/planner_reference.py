@@ -99,18 +99,18 @@ def their_plan(plan: dict[str, Any], planner: ReferencePlanner, global_batch: in
     stages = []
     if "stages" in plan:
         for stage in plan["stages"]:
-            members: list[PoolReplica] = []
+            runs: list[tuple[PoolReplica, int]] = []
             for name, count in stage["replicas"].items():
                 kind, _, rest = name.partition("@")
                 zone, _, degree = rest.partition(":tp")
-                members += [PoolReplica(pools[kind, zone], int(degree))] * count
+                runs.append((PoolReplica(pools[kind, zone], int(degree)), count))
             first, last = stage["layers"]
-            stages.append(PoolStage(units=range(first, last + 1), members=tuple(members)))
+            stages.append(PoolStage(units=range(first, last + 1), runs=tuple(runs)))
     else:
         for kind, degree, first, end in plan["stages_[gpu,tp,first_layer,end_layer)"]:
-            row = (PoolReplica(pools[kind, PLAIN_ZONE], degree),) * plan["dp"]
-            stages.append(PoolStage(units=range(first, end), members=row))
-    width = len(stages[0].members)
+            runs = [(PoolReplica(pools[kind, PLAIN_ZONE], degree), plan["dp"])]
+            stages.append(PoolStage(units=range(first, end), runs=tuple(runs)))
+    width = stages[0].width
     return PoolPlan(
         micro_batch=plan["mbs"], micro_batches=-(-global_batch // (plan["mbs"] * width)), stages=tuple(stages)
     )

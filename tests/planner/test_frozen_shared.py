@@ -47,7 +47,7 @@ def test_so_does_the_search_by_counts(pair):
     plan = PoolPlan(
         micro_batch=1,
         micro_batches=8,
-        stages=tuple(PoolStage(units=u, members=(PoolReplica(n, 1),)) for n, u in enumerate(stages)),
+        stages=tuple(PoolStage(units=u, runs=((PoolReplica(n, 1), 1),)) for n, u in enumerate(stages)),
     )
     trained, frozen = (ProfilePools(request_of(profile, JOB), most_degree=1).tied_s(plan) for profile in pair)
     assert trained == pytest.approx(exchange_s(pair[0]), rel=0.2)

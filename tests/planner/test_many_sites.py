@@ -248,8 +248,8 @@ def test_a_ring_of_repeated_hops_does_what_the_shortest_does(hops, count):
 def test_many_pipelines_that_do_not_divide_evenly_are_simulated_as_one():
     request = request_of(sites_of({"a100": 80}), batch=4750, model="gpt2-tiny")
     costs = ProfilePools(request, most_degree=1)
-    members = (PoolReplica(0, 1),) * 40
-    stages = tuple(PoolStage(units=units, members=members) for units in (range(7), range(7, costs.units)))
+    runs = ((PoolReplica(0, 1), 40),)
+    stages = tuple(PoolStage(units=units, runs=runs) for units in (range(7), range(7, costs.units)))
     plan = costs.plan(PoolPlan(micro_batch=2, micro_batches=60, stages=stages))
     assert plan.stages[0].micro_batches[-1].size == 30
     price = costs_of(plan, request.profile)
@@ -322,11 +322,11 @@ def slow_hosts(stages, width, micro_batches):
     profile, job = described_profile(cluster, resolve_model("gpt2-tiny")), JobSpec(global_batch=width * micro_batches)
     costs = ProfilePools(PlanRequest(profile=profile, job=job, evaluate=Evaluator(profile, job)), most_degree=1)
     cuts = [costs.units * stage // stages for stage in range(stages + 1)]
-    members = (PoolReplica(0, 1),) * width
+    runs = ((PoolReplica(0, 1), width),)
     plan = PoolPlan(
         micro_batch=1,
         micro_batches=micro_batches,
-        stages=tuple(PoolStage(units=range(i, j), members=members) for i, j in pairwise(cuts)),
+        stages=tuple(PoolStage(units=range(i, j), runs=runs) for i, j in pairwise(cuts)),
     )
     placer = Placer(ChainCosts(costs), {}, counts_money=False, deep=True)
     whole = simulate_whole(costs.plan(plan), costs_of(costs.plan(plan), profile))

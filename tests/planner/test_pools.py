@@ -99,9 +99,9 @@ def test_groups_do_not_span_hosts():
         micro_batch=1,
         micro_batches=1,
         stages=(
-            PoolStage(units=range(2), members=(PoolReplica(0, 1), PoolReplica(0, 1))),
-            PoolStage(units=range(2, 3), members=(PoolReplica(0, 2), PoolReplica(0, 4))),
-            PoolStage(units=range(3, 4), members=(PoolReplica(1, 2), PoolReplica(1, 2))),
+            PoolStage(units=range(2), runs=((PoolReplica(0, 1), 2),)),
+            PoolStage(units=range(2, 3), runs=((PoolReplica(0, 2), 1), (PoolReplica(0, 4), 1))),
+            PoolStage(units=range(3, 4), runs=((PoolReplica(1, 2), 2),)),
         ),
     )
     (a, b), (pair, four), slow = hosts_of(plan, pools)
@@ -146,8 +146,8 @@ def test_neither_other_sites_nor_more_of_them_push_plans_out_of_simulation():
         pools = tuple(DevicePool(kind="fast", site=site, count=8, host_size=8) for site in ("a", "b", "far"))
 
     def ranked(step_s, *pools):
-        members = tuple(PoolReplica(pool, 1) for pool in pools)
-        plan = PoolPlan(micro_batch=1, micro_batches=1, stages=(PoolStage(units=range(1), members=members),))
+        runs = tuple((PoolReplica(pool, 1), 1) for pool in pools)
+        plan = PoolPlan(micro_batch=1, micro_batches=1, stages=(PoolStage(units=range(1), runs=runs),))
         return RankedPlan(plan=plan, score=(0.0, step_s, step_s))
 
     rows = [ranked(1 + number / 100, 0) for number in range(10)]

@@ -1,6 +1,7 @@
 """Batches that a loop gives: every device gets the rows that it asks for, and hears what to do next."""
 
 from concurrent.futures import ThreadPoolExecutor
+from itertools import accumulate, pairwise
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import spantrain.runtime.coordinator.batches as module
-from spantrain.core.span import Span, split_by_shares
+from spantrain.core.span import Span
 from spantrain.errors import ProtocolError
 from spantrain.models.catalog.catalog import resolve_model
 from spantrain.models.data.dataset import open_dataset
@@ -39,7 +40,7 @@ def test_readers_get_exactly_their_rows(shares, dtypes):
     batches = BatchQueue(total)
     batches.give(0, inputs, labels)
     feed = over_the_wire(batches)
-    spans = [span for span in split_by_shares(Span(0, total), shares) if span is not None]
+    spans = [Span(*ends) for ends in pairwise(accumulate(shares, initial=0))]
     for index, tensor in enumerate(inputs):
         assert torch.equal(torch.cat([feed.rows(0, span, (index,))[index] for span in spans]), tensor)
     assert torch.equal(torch.cat([feed.rows(0, span, (LABELS,))[LABELS] for span in spans]), labels)

@@ -50,7 +50,7 @@ def all_plans(counts):
                         micro_batch=size,
                         micro_batches=-(-BATCH // (size * width)),
                         stages=tuple(
-                            PoolStage(units=range(i, j), members=(PoolReplica(kind, 1),) * width)
+                            PoolStage(units=range(i, j), runs=((PoolReplica(kind, 1), width),))
                             for kind, i, j in zip(kinds, begins, (*begins[1:], LAYERS), strict=True)
                         ),
                     )
@@ -89,7 +89,7 @@ def test_memory_is_kept_to_by_both_counts(tmp_path):
 
 def test_a_rival_s_plan_is_judged_by_what_is_there(tmp_path):
     found = planner(reference(tmp_path), 1, 1)
-    stage = PoolStage(units=range(LAYERS), members=(PoolReplica(0, 1), PoolReplica(0, 1)))
+    stage = PoolStage(units=range(LAYERS), runs=((PoolReplica(0, 1), 2),))
     figures = found.figures(PoolPlan(micro_batch=1, micro_batches=8, stages=(stage,)))
     assert figures.over_available == ("fast in here",)
     assert not figures.valid

@@ -1,6 +1,6 @@
 """References inside a cluster, profile or plan that a type cannot check; each problem is one line."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from itertools import combinations, permutations
 
 from spantrain.core.cluster import Cluster
@@ -88,8 +88,8 @@ def check_plan(plan: Plan, note: Note) -> None:
             note(f"stages[{index}].replicas", "a stage needs at least one replica")
 
 
-def check_known(names: Collection[str], known: Collection[str], path: str, note: Note) -> None:
+def check_known(names: Iterable[str], known: Container[str], path: str, note: Note) -> None:
     """Note devices, hosts or kinds that a cluster does not have."""
-    unknown = sorted(set(names) - set(known))
+    unknown = sorted({name for name in names if name not in known})
     if unknown:
         note(path, f"the cluster does not have {', '.join(unknown)}")

@@ -12,7 +12,7 @@ from spantrain.core.outer.groups import OuterPlan
 from spantrain.core.planned.hints import DispatchHints
 from spantrain.core.planned.report import ProfileReference
 from spantrain.core.shares import StateSharding
-from spantrain.core.span import Span, split_by_shares
+from spantrain.core.span import Span, divided, divided_sizes
 from spantrain.core.units import ModelSpec
 from spantrain.formats.precision import check_dtype
 from spantrain.formats.registry import WireFormat
@@ -178,7 +178,11 @@ class Stage:
 
     def samples_of(self, index: int) -> int:
         """Return how many samples of a step one replica has."""
-        return sum(span.size for span in self._spans_by_replica[index])
+        return sum(self.sizes_by_replica[index])
+
+    def largest_of(self, index: int) -> int:
+        """Return the samples of its largest micro-batch; 0 if it has none."""
+        return max(self.sizes_by_replica[index], default=0)
 
     def with_limits(self, limits: Iterable[int]) -> "Stage":
         """Return the stage with other in-flight limits, one for each replica."""
@@ -187,11 +191,12 @@ class Stage:
 
     @cached_property
     def _spans_by_replica(self) -> tuple[tuple[Span, ...], ...]:
-        shares = [replica.sample_share for replica in self.replicas]
-        if len(shares) == 1:
-            return (self.micro_batches,)
-        split = [split_by_shares(span, shares) for span in self.micro_batches]
-        return tuple(tuple(part for part in parts if part is not None) for parts in zip(*split, strict=True))
+        return divided(self.micro_batches, [replica.sample_share for replica in self.replicas])
+
+    @cached_property
+    def sizes_by_replica(self) -> tuple[tuple[int, ...], ...]:
+        """The samples of each replica, by micro-batch in which it takes part."""
+        return divided_sizes(self.micro_batches, [replica.sample_share for replica in self.replicas])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -285,8 +290,8 @@ class Plan:
             )
         if self.outer is not None and self.interleaved:
             raise ValueError("stages that share devices cannot be joined by an outer optimizer; leave out outer")
-        known = {device.name for device in self.cluster.devices}
-        unknown = sorted(set(devices) - known)
+        known = self.cluster.device_by_name
+        unknown = sorted(set(devices) - known.keys())
         if unknown:
             raise ValueError(f"devices that the cluster does not have: {unknown}; it has {sorted(known)}")
         for index, stage in enumerate(self.stages):
@@ -378,22 +383,14 @@ def _check_spans(index: int, stage: Stage, global_batch: int) -> None:
     """Check that micro-batches hold every sample once and that the in-flight limits cannot stop the pipeline."""
     if list(stage.micro_batches) != sorted(stage.micro_batches):
         raise ValueError(f"stage {index}: micro-batches must stand in the order of their samples")
-    covered = 0
-    for span in stage.micro_batches:
-        if span.lo != covered:
-            raise ValueError(
-                f"stage {index}: micro-batches leave out or repeat samples at {covered}: {span}; every sample of the "
-                f"global batch, 0 to {global_batch}, must stand in one"
-            )
-        covered = span.hi
-    if covered != global_batch:
-        raise ValueError(
-            f"stage {index}: micro-batches hold {covered} samples, the global batch {global_batch}; every sample of it "
-            "must stand in one"
-        )
+    ends = (0, *(span.hi for span in stage.micro_batches))
+    pairs = zip(ends, stage.micro_batches, strict=False)
+    wrong = [f"leave out or repeat samples at {end}: {span}" for end, span in pairs if span.lo != end]
+    if wrong or ends[-1] != global_batch:
+        what = [*wrong, f"hold {ends[-1]} samples, the global batch {global_batch}"][0]
+        raise ValueError(f"stage {index}: micro-batches {what}; every sample, 0 to {global_batch}, must stand in one")
     for number, replica in enumerate(stage.replicas):
-        largest = max((span.size for span in stage.replica_spans(number)), default=0)
-        if replica.in_flight_limit < largest:
+        if replica.in_flight_limit < (largest := stage.largest_of(number)):
             raise ValueError(
                 f"stage {index}, replica {number}: in_flight_limit {replica.in_flight_limit} is under its largest "
                 f"micro-batch, {largest} samples"

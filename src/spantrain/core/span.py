@@ -4,6 +4,7 @@ import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 _TEXT = re.compile(r"\[(\d+):(\d+)\]")
 
@@ -123,6 +124,9 @@ def apportion(total: int, shares: Sequence[float]) -> tuple[int, ...]:
     weight = sum(shares)
     if not shares or weight <= 0 or min(shares) < 0:
         raise ValueError(f"shares must be non-negative and not all zero, got {list(shares)}")
+    if len(set(shares)) == 1:
+        each, rest = divmod(total, len(shares))
+        return (each + 1,) * rest + (each,) * (len(shares) - rest)
     exact = [total * share / weight for share in shares]
     parts = [int(value) for value in exact]
     by_remainder = sorted(range(len(parts)), key=lambda i: (-round(exact[i] - parts[i], 12), i))
@@ -131,21 +135,27 @@ def apportion(total: int, shares: Sequence[float]) -> tuple[int, ...]:
     return tuple(parts)
 
 
-def split_by_shares(span: Span, shares: Sequence[float]) -> tuple[Span | None, ...]:
-    """Divide a span among replicas by their sample shares; a replica may get nothing (None).
+def _divided(spans: Sequence[Span], shares: Sequence[float]) -> list[tuple[int, ...]]:
+    parts = {size: apportion(size, shares) for size in {span.size for span in spans}}
+    return [parts[span.size] for span in spans]
 
-    >>> [str(part) for part in split_by_shares(Span(8, 16), [3, 1])]
-    ['[8:14]', '[14:16]']
+
+def divided_sizes(spans: Sequence[Span], shares: Sequence[float]) -> tuple[tuple[int, ...], ...]:
+    """Return, for each replica, the sizes of its parts of spans by their sample shares; it may get nothing of some.
+
+    >>> divided_sizes([Span(0, 8), Span(8, 9)], [3, 1])
+    ((6, 1), (2,))
     """
-    each, rest = divmod(span.size, len(shares))
-    if not rest and len(set(shares)) == 1:
-        return tuple(Span(lo, lo + each) for lo in range(span.lo, span.hi, each))
-    parts: list[Span | None] = []
-    lo = span.lo
-    for size in apportion(span.size, shares):
-        parts.append(Span(lo, lo + size) if size else None)
-        lo += size
-    return tuple(parts)
+    return tuple(tuple(filter(None, row)) for row in zip(*_divided(spans, shares), strict=True))
+
+
+def divided(spans: Sequence[Span], shares: Sequence[float]) -> tuple[tuple[Span, ...], ...]:
+    """Return those parts, one behind the other in each span."""
+    found: list[list[Span]] = [[] for _ in shares]
+    for span, sizes in zip(spans, _divided(spans, shares), strict=True):
+        for own, (lo, hi) in zip(found, pairwise(accumulate(sizes, initial=span.lo)), strict=True):
+            own += [Span(lo, hi)] if lo < hi else []
+    return tuple(map(tuple, found))
 
 
 def tapered_sizes(total: int, size: int, *, small: int, first: bool, last: bool) -> list[int]:

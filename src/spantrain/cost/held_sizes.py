@@ -52,7 +52,7 @@ class MemoryNeed:
     @property
     def peak_bytes(self) -> int:
         """All of it."""
-        return sum(astuple(self))
+        return sum(vars(self).values())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,12 +120,21 @@ def divisions_of(plan: Plan) -> dict[str, Division]:
 
 def stage_divisions(plan: Plan) -> dict[tuple[int, str], Division]:
     """Return what part of a stage each of its devices has, by the stage's number and the device."""
-    found, before = dict[tuple[int, str], Division](), WireFormat.NATIVE
-    for number, stage in enumerate(plan.stages):
-        for replica in stage.replicas:
-            for device, division in divisions_in(stage, replica, splits=splits_backward(plan.schedule)).items():
-                found[number, device] = replace(division, wire_before=before, wire_behind=stage.wire_format)
-        before = stage.wire_format
+    return {(index, name): one for index in range(len(plan.stages)) for name, one in divisions_at(plan, index).items()}
+
+
+def divisions_at(plan: Plan, index: int, recompute: tuple[int, ...] | None = None) -> dict[str, Division]:
+    """Return what part each device of a stage has, if other units than it says are to be computed again: these."""
+    stage, before = plan.stages[index], plan.stages[index - 1].wire_format if index else WireFormat.NATIVE
+    again = stage.recompute if recompute is None else recompute
+    found, alike = dict[str, Division](), dict[tuple[float, ...], list[Division]]()
+    for replica in stage.replicas:
+        if replica.tp_shares not in alike:
+            alike[replica.tp_shares] = [
+                replace(division, wire_before=before, wire_behind=stage.wire_format, recompute=again)
+                for division in divisions_in(stage, replica, splits=splits_backward(plan.schedule)).values()
+            ]
+        found.update(zip(replica.devices, alike[replica.tp_shares], strict=True))
     return found
 
 

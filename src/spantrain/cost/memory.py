@@ -88,6 +88,7 @@ class MemoryCost:
         self._activations = cache(profile.graph.stage_held_bytes)
         self._deferred = cache(profile.graph.stage_deferred_bytes)
         self._working = cache(profile.graph.stage_working_bytes)
+        self._needs = cache(self._need_on)
 
     def state_bytes(self, units: Sequence[int], division: Division = WHOLE) -> int:
         """Return the bytes of parameters, gradients and optimizer state; shared parameters of a stage once."""
@@ -150,6 +151,10 @@ class MemoryCost:
         self, units: range, device: str, in_flight: int, largest_span: int, division: Division = WHOLE
     ) -> MemoryNeed:
         """Return what a device needs for a stage's units, with so many samples in flight."""
+        backend = self._profile.cluster.device_by_name[device].backend
+        return self._needs(units, backend, in_flight, largest_span, division)
+
+    def _need_on(self, units: range, backend: str, in_flight: int, largest_span: int, division: Division) -> MemoryNeed:
         per_sample = self.in_flight_bytes_per_sample(units, division)
         # The first stage goes back at once: nothing waits for W behind what is run again.
         splits = division.splits and units.start > 0
@@ -162,7 +167,7 @@ class MemoryCost:
             activation_bytes=in_flight * per_sample + largest_span * again,
             buffer_bytes=largest_span * self.buffer_bytes_per_sample(units, division),
             working_bytes=largest_span * by_sample + besides,
-            framework_bytes=framework_bytes(self._profile.cluster.device_by_name[device].backend),
+            framework_bytes=framework_bytes(backend),
         )
 
     def held_sizes(self, units: range, device: str, division: Division = WHOLE) -> HeldSizes:
@@ -233,14 +238,26 @@ class MemoryCost:
         0 when not even the parameters fit; a limit under `largest_span` means that the plan cannot run. `limit_bytes`
         stands for a device with less memory than it has. A group may hold what its least member may.
         """
-        left = self._profile.cluster.device_by_name[device].memory_bytes
-        if limit_bytes is not None:
-            left = min(left, limit_bytes)
+        have = self._profile.cluster.device_by_name[device].memory_bytes
+        left = have if limit_bytes is None else min(have, limit_bytes)
         left -= self.need(units, device, 0, largest_span, division).peak_bytes
         per_sample = self.in_flight_bytes_per_sample(units, division)
         if left < 0:
             return 0
         return share_samples if per_sample == 0 else min(share_samples, left // per_sample)
+
+    def limit_in(
+        self, stage: Stage, number: int, divisions: Mapping[str, Division], *,
+        steps: int = 1, limit_bytes: int | None = None,
+    ) -> int:  # fmt: skip
+        """Return the same for a replica, by what its devices have of the stage; with the samples of so many steps."""
+        samples, largest = steps * stage.samples_of(number), stage.largest_of(number)
+        return min(
+            self.in_flight_limit_for(
+                stage.units, name, samples, largest, limit_bytes=limit_bytes, division=divisions[name]
+            )
+            for name in stage.replicas[number].devices
+        )
 
     def plan_peak_bytes(self, plan: Plan) -> dict[str, int]:
         """Return the peak bytes of every device of a plan, at its in-flight limits.
@@ -280,9 +297,8 @@ class MemoryCost:
         return found
 
     def _stage_need(self, stage: Stage, index: int, device: str, division: Division) -> MemoryNeed:
-        largest = max((span.size for span in stage.replica_spans(index)), default=0)
         in_flight = min(stage.replicas[index].in_flight_limit, stage.samples_of(index))
-        return self.need(stage.units, device, in_flight, largest, division)
+        return self.need(stage.units, device, in_flight, stage.largest_of(index), division)
 
     def _crew_need(
         self, crew: Crew, index: int, task: Task, divisions: Mapping[tuple[int, str], Division]

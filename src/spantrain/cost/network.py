@@ -13,6 +13,7 @@ host's port), they share it. In a ring all neighbours send in every turn, so a r
 turn of its slowest hop with what the others leave of the links.
 """
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -38,6 +39,9 @@ def fair_parts(demands: Sequence[Demand], capacity: Mapping[str, float]) -> list
     >>> fair_parts([(10.0, (("port", 1.0),)), (2.0, (("port", 0.2), ("far", 1.0)))], {"port": 1.0, "far": 1.0})
     [0.8, 1.0]
     """
+    # What is alike gets as much.
+    counts = Counter(demands)
+    asked, demands, times = demands, list(counts), list(counts.values())
     parts = [0.0] * len(demands)
     is_whole = min(capacity.values(), default=1.0) == max(capacity.values(), default=1.0) == 1.0
     most = [1.0] * len(demands) if is_whole else [part_alone(uses, capacity) for _, uses in demands]
@@ -46,7 +50,7 @@ def fair_parts(demands: Sequence[Demand], capacity: Mapping[str, float]) -> list
     for flow, (bandwidth, uses) in enumerate(demands):
         for link, part in uses:
             flows = rising_on.setdefault(link, {})
-            flows[flow] = flows.get(flow, 0.0) + part / bandwidth
+            flows[flow] = flows.get(flow, 0.0) + times[flow] * part / bandwidth
     wanted = {link: sum(flows.values()) for link, flows in rising_on.items()}
     # The level only rises: the first to be at full speed are those that need least for it.
     by_speed = sorted(range(len(demands)), key=lambda flow: -most[flow] * demands[flow][0])
@@ -62,13 +66,14 @@ def fair_parts(demands: Sequence[Demand], capacity: Mapping[str, float]) -> list
             parts[flow] = most[flow] if full else level / bandwidth
             rising.discard(flow)
             for link, part in uses:
-                left[link] -= part * parts[flow]
+                left[link] -= times[flow] * part * parts[flow]
                 rising_on[link].pop(flow, None)
         for link in {link for flow in stay for link, _ in demands[flow][1]}:
             wanted[link] = sum(rising_on[link].values())
             if not rising_on[link]:
                 del wanted[link]  # what is left of it is nobody's
-    return parts
+    found = dict(zip(demands, parts, strict=True))
+    return [found[demand] for demand in asked]
 
 
 def part_alone(uses: Uses, capacity: Mapping[str, float]) -> float:
@@ -354,11 +359,13 @@ def scarce_links(network: NetworkCost, pairs: Collection[Pair]) -> Mapping[Pair,
             by_way[routes[pair][0].name] = by_way.get(routes[pair][0].name, 0.0) + own[pair]
         return sum(load if line == name else min(load, carries[line]) for line, load in by_way.items())
 
-    kept: list[str] = []
+    kept = set[str]()
     for name in sorted(carries, key=lambda link: (-len(members[link]), carries[link])):
-        within = (o for o in kept if carries[o] <= carries[name] / SAME_RATIO and members[name] <= members[o])
+        # What all of its pairs are on is on the route of any one.
+        others = {shared.name for shared in routes[next(iter(members[name]))]} & kept
+        within = (o for o in others if carries[o] <= carries[name] / SAME_RATIO and members[name] <= members[o])
         if most_load(name) > carries[name] and not any(within):
-            kept.append(name)
+            kept.add(name)
     found = {}
     for pair, route in routes.items():
         way = route[0].name

@@ -66,8 +66,8 @@ def rings_of(stage: Stage) -> tuple[Ring, ...]:
     replicas = stage.replicas
     if len(replicas) < 2:
         return ()
-    shares = [tuple(round(share, _SHARE_DIGITS) for share in normalised(replica.tp_shares)) for replica in replicas]
-    if len(set(shares)) > 1:
+    shares = {replica.tp_shares for replica in replicas}
+    if len({tuple(round(share, _SHARE_DIGITS) for share in normalised(own)) for own in shares}) > 1:
         return (Ring(devices=tuple(replica.devices[0] for replica in replicas), tp_share=ALONE),)
     members = zip(*(replica.devices for replica in replicas), strict=True)
     return tuple(
@@ -231,7 +231,7 @@ class ReplicaCost:
         alike: dict[tuple[object, ...], tuple[Replica, int]] = {}
         for index, replica in enumerate(stage.replicas):
             kinds = self.groups.kinds(replica)
-            for size in {span.size for span in stage.replica_spans(index)}:
+            for size in set(stage.sizes_by_replica[index]):
                 alike[kinds, replica.tp_shares, size] = (replica, size)
         left_s = [
             behind_s(

@@ -3,16 +3,20 @@
 Ways of arbitrary hops, by the seconds of latency and those for which a piece keeps each hop busy.
 """
 
-import math
-from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+Numbers = NDArray[np.int64]
 
 _LONG_RING, _FEW_RHYTHMS = 64, 16
 """Devices of a ring from which on its turns are not gone through one by one, if so few different hops are in it."""
 _TURNS_ROUND = 16
 """Turns of a ring's length after which segments come in a steady rhythm, which goes on."""
+_LOOK_EVERY, _ROUNDING = 32, 1e-13
+"""Segments after which it is looked whether they do already, and what its seconds may be off by."""
 
 
 def without_repeats(latency_s: list[float], busy_s: list[float]) -> tuple[list[float], list[float]]:
@@ -63,26 +67,24 @@ def _slowest_way_s(latency_s: Sequence[float], busy_s: Sequence[float], turns: i
     >>> _slowest_way_s([0.0, 3.0, 0.0], [1.0, 1.0, 2.0], 4, 2.0)
     11.0
     """
-    count = len(busy_s)
-    times = -(-turns // count) + 1
-    over = np.tile(np.asarray(latency_s) + np.asarray(busy_s) - rhythm_s, times)
-    sums = np.concatenate([[0.0], np.cumsum(over)]).tolist()
-    holds = list(busy_s) * times
-    rising: deque[int] = deque()
-    most, added = -math.inf, 0
-    for end in range(1, len(sums)):
-        if holds[end - 1] >= rhythm_s:
-            # From here on a run may begin anywhere up to this hop.
-            for begin in range(added, end):
-                while rising and sums[rising[-1]] >= sums[begin]:
-                    rising.pop()
-                rising.append(begin)
-            added = end
-        while rising and rising[0] < end - turns:
-            rising.popleft()
-        if rising:
-            most = max(most, sums[end] - sums[rising[0]])
-    return turns * rhythm_s + most
+    times = -(-turns // len(busy_s)) + 1
+    latency, busy = np.tile(latency_s, times), np.tile(busy_s, times)
+    sums = np.concatenate([[0.0], np.cumsum(latency + busy - rhythm_s)])
+    hops = np.arange(len(busy))
+    # A run that ends with a hop begins with none behind the last one that is so busy.
+    first, last = np.maximum(hops + 1 - turns, 0), np.maximum.accumulate(np.where(busy >= rhythm_s, hops, -1))
+    runs = first <= last
+    return turns * rhythm_s + float((sums[1:][runs] - _least_between(sums, first[runs], last[runs])).max())
+
+
+def _least_between(values: Array, first: Numbers, last: Numbers) -> Array:
+    """Return the least of the values from each first one to its last one: of two stretches as long as powers of two."""
+    found, count, length = np.empty(len(first)), last - first + 1, 1
+    while length <= count.max():
+        here = (length <= count) & (count < 2 * length)
+        found[here] = np.minimum(values[first[here]], values[last[here] + 1 - length])
+        values, length = np.minimum(values[:-length], values[length:]), 2 * length
+    return found
 
 
 def waiting_s(latency_s: Sequence[float], busy_s: Sequence[float], count: int) -> float:
@@ -116,7 +118,16 @@ def _segments_s(latency_s: Sequence[float], busy_s: Sequence[float], count: int)
     starts = np.full(len(busy), np.inf)
     before, after = np.arange(len(busy)) - 1, np.arange(1 - len(busy), 1)
     ends_s: list[float] = []
-    for _ in range(count):
+    state = earlier = np.zeros((5, len(busy)))
+    for number in range(count):
+        if number % 2 == 0 and number % _LOOK_EVERY <= 2:
+            earlier, state = state, np.stack((posted, free, before_last, last, starts))
+            rhythm_s = state - earlier
+            if number % _LOOK_EVERY == 2 and np.ptp(rhythm_s) <= _ROUNDING * ends_s[-1]:
+                # Two segments later all is later by as much, and so it goes on.
+                while len(ends_s) < count:
+                    ends_s.append(ends_s[-2] + float(rhythm_s[0, 0]))
+                break
         posted = np.maximum(posted, before_last)
         word = np.where(starts <= posted, np.maximum(posted, free), posted) if len(busy) == 2 else posted
         starts = np.maximum(np.maximum(posted, word[after] + latency), free)

@@ -84,7 +84,7 @@ class StepCost:
         first, last = dict.fromkeys(SPLIT_OPS, 0.0), dict.fromkeys(SPLIT_OPS, 0.0)
         run = run_without_w = forward_but_last = run_input = window = 0.0
         for index, replica in enumerate(stage.replicas):
-            sizes = [span.size for span in stage.replica_spans(index)]
+            sizes = stage.sizes_by_replica[index]
             if not sizes:
                 continue
             seconds = partial(self.replicas.action_s, stage, replica)

@@ -248,8 +248,7 @@ class Constraints:
             return bool({device.name, device.site} & set(self.keep))
 
         order = sorted(
-            range(len(devices)),
-            key=lambda index: (not wanted(devices[index]), -at_site[devices[index].site], index),
+            range(len(devices)), key=lambda index: (not wanted(devices[index]), -at_site[devices[index].site], index)
         )
         room = [quota.count for quota in self.quotas]
         taken = []

@@ -12,8 +12,8 @@ _SHOWN = 2
 def samples_at_once(plan: Plan, units: Collection[int]) -> tuple[int, int]:
     """Return the fewest and the most samples that a device runs at once, in the stages of some units."""
     stages = [stage for stage in plan.stages if not set(stage.units).isdisjoint(units)]
-    spans = [span for stage in stages for index in range(len(stage.replicas)) for span in stage.replica_spans(index)]
-    return min(span.size for span in spans), max(span.size for span in spans)
+    sizes = {size for stage in stages for own in stage.sizes_by_replica for size in own}
+    return min(sizes), max(sizes)
 
 
 def about_samples(plan: Plan, graph: UnitGraph) -> Iterator[str]:

@@ -166,12 +166,7 @@ class ProfileCosts(StepCosts):
     """
 
     def __init__(
-        self,
-        profile: Profile,
-        plan: Plan,
-        *,
-        commit_s: float | None = None,
-        replicas: ReplicaCost | None = None,
+        self, profile: Profile, plan: Plan, *, commit_s: float | None = None, replicas: ReplicaCost | None = None
     ) -> None:
         runtime = profile.runtime
         self._graph = profile.graph
@@ -183,12 +178,22 @@ class ProfileCosts(StepCosts):
         self._replica_of = {replica.devices[0]: replica for stage in plan.stages for replica in stage.replicas}
         # What was measured holds the update, too: of a small model, and of a large one at least the part per step.
         if commit_s is None:
-            commit_s = runtime.step_end_s if runtime else self._network.round_trip_s(tuple(self._replica_of))
+            commit_s = runtime.step_end_s if runtime else self._network.round_trip_s(self._leaders(profile))
         self.commit_s = commit_s
         self._seconds = cache(self._action_s)
         self._transfers = cache(self._transfer)
         self._buckets_s = cache(lambda stage: self._replicas.end_of_step_s(plan.stages[stage]))
         self._beside = cache(lambda stage: self._replicas.buckets_beside(plan.stages[stage]))
+
+    def _leaders(self, profile: Profile) -> list[str]:
+        """Return the leaders; of a site where nobody measured, two of two hosts, since what is described is alike."""
+        if profile.links or not profile.links_described:
+            return list(self._replica_of)
+        by_site: dict[str, dict[str, list[str]]] = {}
+        for name in self._replica_of:
+            site, host = self._network.place(name)
+            by_site.setdefault(site, {}).setdefault(host, []).append(name)
+        return [name for hosts in by_site.values() for names in list(hosts.values())[:2] for name in names[:2]]
 
     def action_s(self, device: str, action: Action) -> float:
         """Return the seconds of an action on a device."""
@@ -319,17 +324,19 @@ class ProfileCosts(StepCosts):
 
 def _talking_pairs(plan: Plan) -> dict[tuple[str, str], None]:
     """Return the leaders that send each other samples, in both directions."""
-    router = Router(plan)
+    router = None
     pairs: dict[tuple[str, str], None] = {}
     for index, (stage, following) in enumerate(pairwise(plan.stages)):
+        sizes, others = stage.sizes_by_replica, following.sizes_by_replica
+        alike = sizes == others and stage.micro_batches == following.micro_batches
         for number, replica in enumerate(stage.replicas):
-            leader, spans = replica.devices[0], stage.replica_spans(number)
-            if len(following.replicas) == 1:
-                targets = {following.replicas[0].devices[0]} if spans else set()
-            elif number < len(following.replicas) and spans == following.replica_spans(number):
-                targets = {following.replicas[number].devices[0]}
+            leader = replica.devices[0]
+            if alike or len(others) == 1:
+                there = following.replicas[number if alike else 0].devices[0]
+                targets = {there} if sizes[number] else set()
             else:
-                sent = (router.destinations(index, Direction.FORWARD, span) for span in spans)
+                router = router or Router(plan)
+                sent = (router.destinations(index, Direction.FORWARD, span) for span in stage.replica_spans(number))
                 targets = {target for pieces in sent for target, _ in pieces}
             for target in sorted(targets - {leader}):
                 pairs[leader, target] = pairs[target, leader] = None

@@ -77,11 +77,7 @@ class SimulationResult:
 
 
 def simulate(
-    plan: Plan,
-    costs: StepCosts,
-    *,
-    steps: int = 3,
-    options: SimulationOptions | None = None,
+    plan: Plan, costs: StepCosts, *, steps: int = 3, options: SimulationOptions | None = None
 ) -> SimulationResult:
     """Run a plan's policies on a virtual clock.
 

@@ -140,7 +140,7 @@ def _flows(plan: Plan, costs: ProfileCosts) -> list[list[_Flow]]:
             row = []
             for number, replica in enumerate(sender.replicas):
                 pair = (replica.devices[0], receiver.replicas[number].devices[0])
-                row.append((pair, costs.transfer(*pair, direction, index, sender.replica_spans(number)[0])))
+                row.append((pair, costs.transfer(*pair, direction, index, Span(0, sender.sizes_by_replica[number][0]))))
             found.append(row)
     return found
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
 from spantrain.core.speed import SpeedTrace
-from spantrain.cost.network import fair_parts, part_alone
+from spantrain.cost.network import Demand, fair_parts, part_alone
 from spantrain.sim.transfers import Arrived, Sending, TransferCost, VirtualClock
 
 _ROUNDING = 1e-9
@@ -40,10 +40,10 @@ class Network:
         """Links that have carried a message which takes others, too, or not all of one."""
         self._changed: dict[Sending, None] = {}
         """What came, or may go faster, at this moment."""
-        self._numbers: dict[int, int] = {}
-        """Of each transfer, by its identity."""
-        self._transfers: list[TransferCost] = []
-        """By number; kept, or others could get their identities."""
+        self._numbers: dict[int, tuple[int, TransferCost]] = {}
+        """Of each transfer, by its identity: as many for what asks as much of the same links. It is kept, or others
+        could get its identity."""
+        self._demands: dict[Demand, int] = {}
         self._known_parts: dict[tuple[int, ...], dict[int, float]] = {}
         """By the numbers of what is sent, where links have one speed: the fair part of each."""
         self._watched: set[str] = set()
@@ -153,11 +153,12 @@ class Network:
         return [known[number] for number in numbers]
 
     def _number(self, transfer: TransferCost) -> int:
-        number = self._numbers.get(id(transfer))
-        if number is None:
-            number = self._numbers[id(transfer)] = len(self._transfers)
-            self._transfers.append(transfer)
-        return number
+        known = self._numbers.get(id(transfer))
+        if known is None:
+            demand = transfer.bandwidth_bytes_per_s, transfer.uses
+            number = self._demands.setdefault(demand, len(self._demands))
+            known = self._numbers[id(transfer)] = number, transfer
+        return known[0]
 
     def _fair_parts(self, group: list[Sending]) -> list[float]:
         capacity = {link: self._speed_of(link) for sending in group for link in sending.transfer.links}

@@ -25,11 +25,7 @@ STALE_STEPS = 10
 
 
 def simulate_stale(
-    plan: Plan,
-    costs: StepCosts,
-    *,
-    steps: int = STALE_STEPS,
-    options: SimulationOptions | None = None,
+    plan: Plan, costs: StepCosts, *, steps: int = STALE_STEPS, options: SimulationOptions | None = None
 ) -> SimulationResult:
     """Run a plan with weights one step old; what is returned is of the second half of the steps, in which all overlap.
 

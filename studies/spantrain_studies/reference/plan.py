@@ -99,7 +99,7 @@ class ReferencePlanner:
         predicted = predict_plan(self._reference, written, self._platform)
         used = plan.devices_by_pool
         usd_per_s = sum(count * self._costs.usd_per_s(pool) for pool, count in used.items())
-        traffic = self._costs.usd_of_traffic(plan.stages, plan.micro_batch, plan.micro_batches)
+        traffic = self._costs.usd_of_traffic(plan)
         counted = [self._counted(plan, index) for index in range(len(plan.stages))]
         return ReferenceFigures(
             plan=written,
@@ -121,7 +121,7 @@ class ReferencePlanner:
         i, j = stage.units.start, stage.units.stop
         sizes = {
             member: round(float(self._costs.counted_bytes(member, plan.micro_batch, left)[i, j]))
-            for member in set(stage.members)
+            for member, _ in stage.runs
         }
         over = any(size > self._costs.memory_bytes(member.pool) for member, size in sizes.items())
         return max(sizes.values()), over

@@ -237,7 +237,7 @@ class ReferencePools:
 
     def update_s(self, stage: PoolStage, size: int) -> float:
         """Return the seconds of the slowest update."""
-        return max(self._layers.update_s(stage.units, self._of(member), size) for member in set(stage.members))
+        return max(self._layers.update_s(stage.units, self._of(member), size) for member, _ in stage.runs)
 
     def sums_s(self, member: PoolReplica, width: int) -> Array:
         """Return what summing takes over hosts of one pool, by the bytes of the layers."""
@@ -247,22 +247,21 @@ class ReferencePools:
         """Return what a device costs; infinite if its price is not known."""
         return self._prices.usd_per_hour.get(self.pools[pool].kind, float("inf")) / 3600
 
-    def usd_of_traffic(self, stages: tuple[PoolStage, ...], size: int, micro_batches: int) -> float:
+    def usd_of_traffic(self, plan: PoolPlan) -> float:
         """Return what crosses zones: activations and gradients of every pipeline, and every such hop of a ring sum."""
-        if len({self.pools[member.pool].site for stage in stages for member in stage.members}) == 1:
+        if len({self.pools[pool].site for pool in plan.devices_by_pool}) == 1:
             return 0.0
         total = 0.0
-        for stage in stages:
+        for stage in plan.stages:
             i, j = stage.units.start, stage.units.stop
-            width, degree = len(stage.members), min(member.tp_degree for member in stage.members)
+            width, degree = stage.width, min(member.tp_degree for member, _ in stage.runs)
             sums = self._parameters(degree)
             hop_bytes = 2 * (width - 1) / width * FLOAT_BYTES * degree * float(sums[j] - sums[i])
-            ring = zip(stage.members, (*stage.members[1:], stage.members[0]), strict=True)
-            total += hop_bytes * sum(self._usd_per_byte(a, b) for a, b in ring)
-        for lower, upper in pairwise(stages):
-            cut = micro_batches * size * self._layers.cut_bytes(lower.units.stop - 1, 1)
-            pairs = zip(lower.members, upper.members, strict=True)
-            total += cut * sum(self._usd_per_byte(a, b) + self._usd_per_byte(b, a) for a, b in pairs)
+            total += hop_bytes * sum(count * self._usd_per_byte(a, b) for (a, b), count in stage.hops.items())
+        for pipeline, count in plan.pipelines().items():
+            for stage, (a, b) in zip(plan.stages, pairwise(pipeline), strict=False):
+                cut = plan.micro_batches * plan.micro_batch * self._layers.cut_bytes(stage.units.stop - 1, 1)
+                total += count * cut * (self._usd_per_byte(a, b) + self._usd_per_byte(b, a))
         return total
 
     def _usd_per_byte(self, a: PoolReplica, b: PoolReplica) -> float:

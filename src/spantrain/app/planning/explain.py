@@ -132,8 +132,7 @@ def with_more_of(plan: Plan, profile: Profile, stage_index: int, template: Repli
     more = replace(stage, replicas=(*stage.replicas, replace(template, devices=(name,))))
     # What a replica gets is never more than before, but rounding may make one micro-batch larger than its limit.
     more = more.with_limits(
-        max(replica.in_flight_limit, *(span.size for span in more.replica_spans(number)), 1)
-        for number, replica in enumerate(more.replicas)
+        max(replica.in_flight_limit, more.largest_of(number), 1) for number, replica in enumerate(more.replicas)
     )
     stages = (*plan.stages[:stage_index], more, *plan.stages[stage_index + 1 :])
     return replace(plan, cluster=cluster, stages=stages, hints=None), other
@@ -231,9 +230,7 @@ def explain_plan(plan: Plan, profile: Profile) -> Explanation:
                 busy_ratio=sum(now.utilisation[name] for name in stage.devices) / len(stage.devices),
                 gradient_sum_s=costs.gradient_sum_s(index),
                 held_by_memory=not plan.interleaved
-                and any(
-                    replica.in_flight_limit < stage.samples_of(number) for number, replica in enumerate(stage.replicas)
-                ),
+                and any(one.in_flight_limit < stage.samples_of(k) for k, one in enumerate(stage.replicas)),
             )
             for index, stage in enumerate(plan.stages)
         ),

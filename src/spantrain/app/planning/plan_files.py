@@ -184,18 +184,11 @@ def with_room_for_two(plan: Plan, profile: Profile, optimizer: str) -> Plan:
     memory = MemoryCost(profile, optimizer, plan.dtype, staleness=1)
     divisions = divisions_of(plan)
 
-    def limit(stage: Stage, number: int) -> int:
-        replica, spans, share = stage.replicas[number], stage.replica_spans(number), stage.samples_of(number)
-        if replica.in_flight_limit < share or not spans:
-            return replica.in_flight_limit
-        largest = max(span.size for span in spans)
-        fits = min(
-            memory.in_flight_limit_for(stage.units, device, 2 * share, largest, division=divisions[device])
-            for device in replica.devices
-        )
-        return max(replica.in_flight_limit, fits)
+    def limit_of(stage: Stage, number: int) -> int:
+        limit, share = stage.replicas[number].in_flight_limit, stage.samples_of(number)
+        return max(limit, memory.limit_in(stage, number, divisions, steps=2)) if 0 < share <= limit else limit
 
-    limits = ([limit(stage, number) for number in range(len(stage.replicas))] for stage in plan.stages)
+    limits = ([limit_of(stage, number) for number in range(len(stage.replicas))] for stage in plan.stages)
     return plan.with_limits(limits)
 
 

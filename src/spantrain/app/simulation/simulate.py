@@ -276,14 +276,8 @@ def _limited(plan: Plan, memory: MemoryCost, limit_bytes: int) -> Plan:
 
     def limit(stage: Stage, number: int) -> int:
         devices = stage.replicas[number].devices
-        largest = max((span.size for span in stage.replica_spans(number)), default=0)
-        fits = min(
-            memory.in_flight_limit_for(
-                stage.units, device, stage.samples_of(number), largest, limit_bytes=limit_bytes,
-                division=divisions[device],
-            )
-            for device in devices
-        )  # fmt: skip
+        largest = stage.largest_of(number)
+        fits = memory.limit_in(stage, number, divisions, limit_bytes=limit_bytes)
         if fits < largest:
             needs = {name: memory.need(stage.units, name, largest, largest, divisions[name]) for name in devices}
             device, need = max(needs.items(), key=lambda entry: entry[1].peak_bytes)

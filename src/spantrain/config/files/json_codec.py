@@ -24,6 +24,7 @@ from spantrain.errors import ConfigError, SpanTrainError
 
 T = TypeVar("T")
 _WIDTH = 120
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
 _TEXT_FORMS: Mapping[type[Span] | type[Action] | type[Ticket], str] = {
     Span: "[0:16]",
     Action: "2F[0:16]",
@@ -59,6 +60,8 @@ def to_json(value: object, *, wire: bool = False) -> Any:
 
 
 def _write(value: object, path: str, wire: bool) -> Any:
+    if type(value) in (str, int):
+        return value
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, float):
@@ -99,15 +102,17 @@ def render_json(value: Any, indent: int = 0) -> str:
       ]
     }
     """
-    line = json.dumps(value, ensure_ascii=False, allow_nan=False)
-    if not isinstance(value, dict | list) or len(line) + indent <= _WIDTH:
-        return line
-    margin = " " * (indent + 2)
+    if not isinstance(value, dict | list):
+        return _ENCODER.encode(value)
     if isinstance(value, dict):
-        parts = [f"{json.dumps(k, ensure_ascii=False)}: {render_json(v, indent + 2)}" for k, v in value.items()]
+        parts = [f"{_ENCODER.encode(k)}: {render_json(v, indent + 2)}" for k, v in value.items()]
     else:
         parts = [render_json(v, indent + 2) for v in value]
     opening, closing = "{}" if isinstance(value, dict) else "[]"
+    # A part of several lines is too long for this one.
+    if sum(map(len, parts)) + 2 * len(parts) + indent <= _WIDTH or not parts:
+        return f"{opening}{', '.join(parts)}{closing}"
+    margin = " " * (indent + 2)
     return f"{opening}\n{margin}" + f",\n{margin}".join(parts) + f"\n{' ' * indent}{closing}"
 
 

@@ -85,7 +85,7 @@ class Assembler:
         draft = draft_stage(shape.units, spans, rows, shape.state_sharding)
         limits = []
         for index, replica in enumerate(draft.replicas):
-            sizes = sorted((span.size for span in draft.replica_spans(index)), reverse=True)
+            sizes = sorted(draft.sizes_by_replica[index], reverse=True)
             if sizes and sizes[-1] < (fewest := self.memory.fewest_samples(shape.units)):
                 misses.append(f"{replica.devices[0]} runs {sizes[-1]} samples at once, and the model needs {fewest}")
             in_flight, part = max(1, sum(sizes[:held])), _division(shape, replica.devices)
@@ -99,9 +99,7 @@ class Assembler:
         return replace(draft.with_limits(limits), sums=default_sums(self._sums))
 
     def best(
-        self,
-        options: Iterable[tuple[Sequence[StageShape], int, float | None]],
-        schedule: str,
+        self, options: Iterable[tuple[Sequence[StageShape], int, float | None]], schedule: str
     ) -> tuple[Proposal, ...]:
         """Return proposals of those options (shapes, size, own estimate) that fit, a few best first.
 
@@ -152,14 +150,11 @@ def with_limits(stage: Stage, memory: MemoryCost, splits: bool) -> Stage | None:
     """
     limits = []
     for index, replica in enumerate(stage.replicas):
-        sizes = [span.size for span in stage.replica_spans(index)]
+        sizes = stage.sizes_by_replica[index]
         if not sizes:
             limits.append(replica.in_flight_limit)
             continue
-        limit = min(
-            memory.in_flight_limit_for(stage.units, name, sum(sizes), max(sizes), division=division)
-            for name, division in divisions_in(stage, replica, splits=splits).items()
-        )
+        limit = memory.limit_in(stage, index, divisions_in(stage, replica, splits=splits))
         if limit < max(sizes) or min(sizes) < memory.fewest_samples(stage.units):
             return None
         limits.append(limit)

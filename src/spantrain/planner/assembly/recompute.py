@@ -7,15 +7,15 @@ micro-batch in flight, and every change is judged by the simulator. (Chen et al.
 Memory Cost", 2016: of theirs is the trade of memory for a second forward, not the even spacing.)
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from spantrain.core.action import SPLIT_OPS, Op
-from spantrain.core.plan import Plan, Stage
+from spantrain.core.plan import Plan, Replica, Stage
 from spantrain.core.profile import Profile
 from spantrain.core.quantities import format_bytes
-from spantrain.cost.held_sizes import Division, divisions_of
+from spantrain.cost.held_sizes import Division, divisions_at
 from spantrain.cost.span_tables import SpanTables
 from spantrain.errors import InfeasiblePlanError, PlanError, ScheduleError
 from spantrain.planner.request import Evaluation, PlanRequest, Proposal, Strategy
@@ -173,33 +173,32 @@ class _Parts:
         graph = self.request.profile.graph
         whole = graph.stage_held_bytes(stage.units)
         freed = {unit: whole - graph.stage_held_bytes(stage.units, recompute=(unit,)) for unit in stage.units}
-        seconds = {unit: self._forward_s(stage, (unit,)) for unit in stage.units}
+        alike = self._alike(stage)
+        seconds = {unit: self._forward_s(alike, (unit,)) for unit in stage.units}
         useful = [unit for unit in stage.units if freed[unit] > 0]
         return sorted(useful, key=lambda unit: freed[unit] / max(seconds[unit], 1e-12), reverse=True)
 
     def more_work(self, stage: Stage) -> float:
         """Return the seconds of what is computed again, as a part of the stage's F, I and W."""
-        whole = max(
-            sum(
-                self._spans.groups.replica_seconds(stage.units, replica, op, _largest(stage, number))
-                for op in SPLIT_OPS
-            )
-            for number, replica in enumerate(stage.replicas)
-        )
-        return self._forward_s(stage, stage.recompute) / whole if whole else 0.0
+        seconds, alike = self._spans.groups.replica_seconds, self._alike(stage)
+        whole = max(sum(seconds(stage.units, replica, op, size) for op in SPLIT_OPS) for replica, size in alike)
+        return self._forward_s(alike, stage.recompute) / whole if whole else 0.0
 
-    def _forward_s(self, stage: Stage, units: Sequence[int]) -> float:
-        return max(
-            self._spans.groups.units_seconds(units, replica, Op.FORWARD, _largest(stage, number))
-            for number, replica in enumerate(stage.replicas)
-        )
+    def _alike(self, stage: Stage) -> Collection[tuple[Replica, int]]:
+        """Return one replica of each sort with the samples of its largest micro-batch."""
+        rows = ((replica, stage.largest_of(number)) for number, replica in enumerate(stage.replicas))
+        kinds = self._spans.groups.kinds
+        return {(kinds(row[0]), row[0].devices[1:] and row[0], row[1]): row for row in rows}.values()
+
+    def _forward_s(self, alike: Collection[tuple[Replica, int]], units: Sequence[int]) -> float:
+        return max(self._spans.groups.units_seconds(units, replica, Op.FORWARD, size) for replica, size in alike)
 
     def fits(self, plan: Plan, index: int, recompute: tuple[int, ...]) -> bool:
         """Whether all devices of a stage hold its in-flight limits."""
-        stage, divisions = plan.stages[index], divisions_of(plan)
+        stage, divisions = plan.stages[index], divisions_at(plan, index, recompute)
         own = plan.cluster.device_by_name
         return all(
-            self._need(stage, number, name, replace(divisions[name], recompute=recompute)) <= own[name].memory_bytes
+            self._need(stage, number, name, divisions[name]) <= own[name].memory_bytes
             for number, replica in enumerate(stage.replicas)
             for name in replica.devices
         )
@@ -207,33 +206,17 @@ class _Parts:
     def need_bytes(self, plan: Plan, index: int, recompute: tuple[int, ...]) -> int:
         """Return the peak bytes of a stage's first device."""
         name = plan.stages[index].devices[0]
-        return self._need(plan.stages[index], 0, name, replace(divisions_of(plan)[name], recompute=recompute))
+        return self._need(plan.stages[index], 0, name, divisions_at(plan, index, recompute)[name])
 
     def _need(self, stage: Stage, number: int, name: str, division: Division) -> int:
         limit = min(stage.replicas[number].in_flight_limit, stage.samples_of(number))
-        return self._spans.memory.need(stage.units, name, limit, _largest(stage, number), division).peak_bytes
+        return self._spans.memory.need(stage.units, name, limit, stage.largest_of(number), division).peak_bytes
 
     def limits(self, plan: Plan, index: int, recompute: tuple[int, ...]) -> list[int]:
         """Return the in-flight limits of a stage's replicas that memory allows then, never lower ones than they are."""
-        stage, divisions = plan.stages[index], divisions_of(plan)
-        found = []
-        for number, replica in enumerate(stage.replicas):
-            allowed = min(
-                self._spans.memory.in_flight_limit_for(
-                    stage.units,
-                    name,
-                    stage.samples_of(number),
-                    _largest(stage, number),
-                    division=replace(divisions[name], recompute=recompute),
-                )
-                for name in replica.devices
-            )
-            found.append(max(allowed, replica.in_flight_limit))
-        return found
-
-
-def _largest(stage: Stage, number: int) -> int:
-    return max((span.size for span in stage.replica_spans(number)), default=0)
+        stage, divisions = plan.stages[index], divisions_at(plan, index, recompute)
+        allowed = (self._spans.memory.limit_in(stage, number, divisions) for number in range(len(stage.replicas)))
+        return [max(limit, replica.in_flight_limit) for limit, replica in zip(allowed, stage.replicas, strict=True)]
 
 
 class _RecomputeSearch:
@@ -307,7 +290,7 @@ class _RecomputeSearch:
         """Return the fewest more units to compute again that let in a micro-batch more, and the limits then."""
         stage = plan.stages[index]
         before = [replica.in_flight_limit for replica in stage.replicas]
-        wanted = [min(stage.samples_of(k), limit + _largest(stage, k)) for k, limit in enumerate(before)]
+        wanted = [min(stage.samples_of(k), limit + stage.largest_of(k)) for k, limit in enumerate(before)]
         if all(want <= limit for want, limit in zip(wanted, before, strict=True)):
             return None
         for units in self._growing(stage):
@@ -328,10 +311,7 @@ class _RecomputeSearch:
 
 def _with_part_of_limits(plan: Plan, part: float) -> Plan:
     limits = (
-        [
-            max(1, _largest(stage, number), round(part * replica.in_flight_limit))
-            for number, replica in enumerate(stage.replicas)
-        ]
+        [max(1, stage.largest_of(k), round(part * one.in_flight_limit)) for k, one in enumerate(stage.replicas)]
         for stage in plan.stages
     )
     return replace(plan.with_limits(limits), hints=None)

@@ -74,7 +74,7 @@ def _works(stage: Stage, op: Op, costs: ReplicaCost) -> list[_AlikeReplicas]:
     """Return the work of each sort of replicas: of the same kinds of devices, with as many samples."""
     found: dict[object, _AlikeReplicas] = {}
     for number, replica in enumerate(stage.replicas):
-        sizes = tuple(span.size for span in stage.replica_spans(number))
+        sizes = stage.sizes_by_replica[number]
         key = (costs.groups.kinds(replica), replica.tp_shares, sizes)
         if sizes and key not in found:
             seconds = partial(costs.action_s, stage, replica)

@@ -64,10 +64,7 @@ class _Ladder:
     def _ask(self, limits: Constraints, objective: Objective | None = None) -> Evaluation | None:
         """Search under these limits; return what the best plan would do, None where there is none."""
         asked = replace(
-            self._request,
-            constraints=limits,
-            objective=objective or self._request.objective,
-            evaluate=self._evaluate,
+            self._request, constraints=limits, objective=objective or self._request.objective, evaluate=self._evaluate
         )
         try:
             found = self._strategy(asked)

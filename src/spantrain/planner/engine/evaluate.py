@@ -25,8 +25,6 @@ from spantrain.sim.engine import SimulationResult
 from spantrain.sim.fold import simulate_whole
 
 PlanKey = tuple[tuple[Stage, ...], str, DispatchHints | None]
-_FEW = 64
-"""Devices up to which every pair of them is asked for how long agreeing takes."""
 
 
 class Evaluator:
@@ -44,9 +42,10 @@ class Evaluator:
         self._replicas = cache(partial(ReplicaCost, profile))
         """What replicas cost, by dtype."""
         self._own_bytes = {device.name: device.memory_bytes for device in profile.cluster.devices}
-        self._seen: dict[PlanKey, tuple[Plan, Evaluation]] = {}
-        self._sent: dict[PlanKey, dict[tuple[str, str], int]] = {}
-        """Bytes that devices send each other in a step, of the plans seen."""
+        self._bucketed: dict[PlanKey, PlanKey] = {}
+        """What plans are as they are evaluated."""
+        self._seen: dict[PlanKey, tuple[Plan, Evaluation, dict[tuple[str, str], int]]] = {}
+        """With the bytes that devices send each other in a step."""
 
     def __call__(self, plan: Plan) -> Evaluation:
         """Return what a plan would do in the steady state."""
@@ -56,15 +55,17 @@ class Evaluator:
         """Return the plan as it was evaluated: with the best buckets in each stage."""
         return replace(plan, stages=self._found(plan)[0].stages)
 
-    def _found(self, plan: Plan) -> tuple[Plan, Evaluation]:
-        key = plan_key(plan)
-        found = self._seen.get(key)
-        if found is None:
+    def _found(self, plan: Plan) -> tuple[Plan, Evaluation, dict[tuple[str, str], int]]:
+        asked = plan_key(plan)
+        key = self._bucketed.get(asked, asked)
+        if key not in self._seen:
             peaks = self._memory.plan_peak_bytes(plan)
             free_bytes = {device: self._own_bytes[device] - size for device, size in peaks.items()}
-            bucketed = with_best_sums(plan, self._replicas(plan.dtype), free_bytes)
-            found = self._seen[key] = (bucketed, self._evaluate(bucketed, peaks))
-        return found
+            plan = with_best_sums(plan, self._replicas(plan.dtype), free_bytes)
+            key = self._bucketed[asked] = plan_key(plan)
+            if key not in self._seen:
+                self._seen[key] = (plan, *self._evaluate(plan, peaks))
+        return self._seen[key]
 
     def limited(self, plan: Plan) -> Plan | None:
         """Return the plan with the in-flight limits that memory allows; None where it does not fit."""
@@ -75,24 +76,24 @@ class Evaluator:
 
     def seen(self) -> Iterator[tuple[Plan, Evaluation]]:
         """Yield every plan evaluated so far, as it was evaluated."""
-        yield from self._seen.values()
+        yield from ((plan, evaluation) for plan, evaluation, _ in self._seen.values())
 
     def link_loads(self, plan: Plan) -> dict[str, "LinkLoad"]:
         """Return the load of a plan's links between places (`lab->office`) and lines of sites (`lab up`)."""
-        bucketed, evaluation = self._found(plan)
-        return _loads(NetworkCost(self._profile), self._sent[plan_key(bucketed)], evaluation.step_s)
+        _, evaluation, sent = self._found(plan)
+        return _loads(NetworkCost(self._profile), sent, evaluation.step_s)
 
-    def _evaluate(self, plan: Plan, peaks: Mapping[str, int]) -> Evaluation:
-        costs = _costs(plan, self._profile, self._replicas(plan.dtype))
+    def _evaluate(self, plan: Plan, peaks: Mapping[str, int]) -> tuple[Evaluation, dict[tuple[str, str], int]]:
+        costs = costs_of(plan, self._profile, self._replicas(plan.dtype))
         result = simulate_whole(plan, costs)
-        sent = self._sent[plan_key(plan)] = _sent_bytes(result, costs)
+        sent = _sent_bytes(result, costs)
         cluster = self._profile.cluster
         busy_s = {device: ratio * result.step_s for device, ratio in result.utilisation.items()}
         energy = energy_of_step(cluster, result.step_s, busy_s=busy_s, sent_bytes=sent)
         money = money_of_step(
             cluster, result.step_s, joules_by_device=energy.by_device, sent_bytes=sent, prices=load_prices()
         )
-        return Evaluation(
+        evaluation = Evaluation(
             step_s=result.step_s,
             samples_per_s=result.samples_per_s,
             usd_per_step=money.total_usd,
@@ -101,6 +102,7 @@ class Evaluator:
             peak_bytes=peaks,
             over_memory=tuple(device for device, size in peaks.items() if size > self._own_bytes[device]),
         )
+        return evaluation, sent
 
 
 def plan_key(plan: Plan) -> PlanKey:
@@ -121,7 +123,7 @@ class LinkLoad:
 
 def link_loads(plan: Plan, profile: Profile) -> dict[str, LinkLoad]:
     """Return the load of a plan's links between places (`lab->office`) and lines of sites (`lab up`), by first use."""
-    costs = _costs(plan, profile, ReplicaCost(profile, plan.dtype))
+    costs = costs_of(plan, profile)
     result = simulate_whole(plan, costs)
     return _loads(NetworkCost(profile), _sent_bytes(result, costs), result.step_s)
 
@@ -138,25 +140,6 @@ def _loads(network: NetworkCost, sent: Mapping[tuple[str, str], int], step_s: fl
         name: LinkLoad(size_bytes=size, bandwidth_bytes_per_s=rates[name], busy_ratio=size / rates[name] / step_s)
         for name, size in sizes.items()
     }
-
-
-def _costs(plan: Plan, profile: Profile, replicas: ReplicaCost) -> ProfileCosts:
-    """Return what everything in a step costs; of many devices by a description, agreeing is reckoned by place."""
-    if len(plan.devices) <= _FEW or not profile.links_described or profile.links or profile.runtime is not None:
-        return costs_of(plan, profile, replicas)
-    return ProfileCosts(profile, plan, replicas=replicas, commit_s=_round_trip_s(plan, replicas.groups.network))
-
-
-def _round_trip_s(plan: Plan, network: NetworkCost) -> float:
-    """Return the longest way between two leaders there and back; what is described is alike for all of a site."""
-    by_site: dict[str, dict[str, list[str]]] = {}
-    for stage in plan.stages:
-        for replica in stage.replicas:
-            site, host = network.place(replica.devices[0])
-            by_site.setdefault(site, {}).setdefault(host, []).append(replica.devices[0])
-    return network.round_trip_s(
-        [name for hosts in by_site.values() for names in list(hosts.values())[:2] for name in names[:2]]
-    )
 
 
 def _sent_bytes(result: SimulationResult, costs: ProfileCosts) -> dict[tuple[str, str], int]:

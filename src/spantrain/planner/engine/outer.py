@@ -302,7 +302,7 @@ def _with_batch(plan: Plan, samples: int) -> Iterator[Plan]:
             made = replace(plan, global_batch=samples, stages=stages, hints=None)
         except ValueError:
             continue
-        if all(stage.replica_spans(index) for stage in stages for index in range(len(stage.replicas))):
+        if all(sizes for stage in stages for sizes in stage.sizes_by_replica):
             yield made
 
 

@@ -47,9 +47,9 @@ class Improver:
         while failed < 3 and not self.done(best):
             back = run_ranks(self._reversed, turned(now.starts, -1.0))
             ranks = turned(back.starts, -1.0)
-            tries = [run_ranks(self.model, ranks), run_orders(self.model, _orders(ranks))]
+            now = run_ranks(self.model, ranks)
+            now = min(now, run_orders(self.model, _orders(ranks), now.seconds), key=lambda outcome: outcome.seconds)
             self.runs_left -= 3
-            now = min(tries, key=lambda outcome: outcome.seconds)
             failed += 1
             if now.seconds < best.seconds * (1 - 1e-9):
                 best, failed = now, 0
@@ -61,6 +61,7 @@ class Improver:
         """Swap neighbours on the critical path as long as that helps."""
         now = best
         seen = {_key(now.orders)}
+        # Sideways steps are taken, steps back are not.
         while not self.done(best):
             following: Outcome | None = None
             for orders in _swaps(now):
@@ -69,12 +70,11 @@ class Improver:
                     continue
                 seen.add(key)
                 self.runs_left -= 1
-                tried = run_orders(self.model, orders)
+                tried = run_orders(self.model, orders, now.seconds * (1 + 1e-9))
                 if following is None or tried.seconds < following.seconds:
                     following = tried
                 if tried.seconds < now.seconds * (1 - 1e-9):
                     break
-            # Sideways steps are taken, steps back are not.
             if following is None or following.seconds > now.seconds * (1 + 1e-9):
                 return best
             now = following

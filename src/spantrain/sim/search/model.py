@@ -1,5 +1,6 @@
 """A step as plain numbers, for searches that simulate it hundreds of times, by ranks or in a fixed order."""
 
+import math
 from dataclasses import dataclass, replace
 from functools import cache
 from heapq import heappop, heappush
@@ -170,19 +171,21 @@ class Outcome:
     """Device and position of actions of a fixed order that it waited for although another one could have run."""
 
 
-def run_ranks(model: StepModel, ranks: Ranks) -> Outcome:
-    """Run what is ready, the least rank first, without ever waiting while something is."""
-    return _ModelRun(model, ranks, None).go()
+def run_ranks(model: StepModel, ranks: Ranks, most_s: float = math.inf) -> Outcome:
+    """Run what is ready, the least rank first, without ever waiting while something is; stop as `run_orders` does."""
+    return _ModelRun(model, ranks, None, most_s).go()
 
 
-def run_orders(model: StepModel, orders: Orders) -> Outcome:
-    """Run a fixed order, each piece as soon as it can."""
-    return _ModelRun(model, None, orders).go()
+def run_orders(model: StepModel, orders: Orders, most_s: float = math.inf) -> Outcome:
+    """Run a fixed order, each piece as soon as it can; stop if it certainly takes over so long."""
+    return _ModelRun(model, None, orders, most_s).go()
 
 
 class _ModelRun:
-    def __init__(self, model: StepModel, ranks: Ranks | None, orders: Orders | None) -> None:
+    def __init__(self, model: StepModel, ranks: Ranks | None, orders: Orders | None, most_s: float) -> None:
         devices = len(model.seconds)
+        self._most_s = most_s
+        self._left_s = [sum(map(sum, parts), tail) for parts, tail in zip(model.seconds, model.tails, strict=True)]
         self._model = model
         self._ranks = ranks
         self._planned = orders
@@ -245,6 +248,9 @@ class _ModelRun:
         part = self._choose(device)
         if part < 0:
             return
+        if now_s + self._left_s[device] > self._most_s:
+            self._due.clear()
+            return
         index = self._begun[device][part]
         self._begun[device][part] = index + 1
         if part == 0:
@@ -255,7 +261,9 @@ class _ModelRun:
         out.orders[device].append(part)
         if cause is not None:
             out.causes[device, part, index] = cause
-        heappush(self._due, (now_s + self._model.seconds[device][part][index], 1, device, part, index, None))
+        seconds = self._model.seconds[device][part][index]
+        self._left_s[device] -= seconds
+        heappush(self._due, (now_s + seconds, 1, device, part, index, None))
 
     def _choose(self, device: int) -> int:
         """Return the part to run next; -1 if none can or should."""

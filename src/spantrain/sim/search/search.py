@@ -5,6 +5,7 @@ schedules are improved (`improve`) and the best one is put into the plan as hint
 rules and schedules that it started from: those are simulated with the same memory, and the best of all is taken.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -82,10 +83,12 @@ def simulated_s(plan: Plan, costs: StepCosts) -> float:
     return simulate(plan, costs, steps=1, options=SimulationOptions(trace=False)).step_s
 
 
-def quick_s(plan: Plan, costs: StepCosts) -> float:
-    """Return the seconds of the pipeline under the best of some plain rules."""
-    model = model_of(plan, costs)
-    return min(run_ranks(model, rank_by_part(model, rule)).seconds for rule in _rules(model).values())
+def quick_s(plan: Plan, costs: StepCosts, most_s: float = math.inf) -> float:
+    """Return the seconds of the pipeline under the best of some plain rules; infinite where all take over `most_s`."""
+    model, best_s = model_of(plan, costs), math.inf
+    for rule in _rules(model).values():
+        best_s = min(best_s, run_ranks(model, rank_by_part(model, rule), min(best_s, most_s)).seconds)
+    return best_s
 
 
 def _rules(model: StepModel) -> dict[str, list[tuple[int, ...]]]:
@@ -282,7 +285,7 @@ def taper(plan: Plan, costs: StepCosts, *, effort: SearchEffort | None = None, l
     best_s = simulated_s(best, costs)
     share = effort.part(1 / _KEPT)
     own_s = quick_s(plan, costs)
-    others = [entry for candidate in recuts(plan, effort, limited) if (entry := _timed(candidate, costs)) is not None]
+    others = [(_timed_s(other, costs, _ORDER_MAY_GAIN * own_s), other) for other in recuts(plan, effort, limited)]
     ranked = sorted((entry for entry in others if entry[0] < _ORDER_MAY_GAIN * own_s), key=lambda entry: entry[0])
     for _, candidate in ranked[:_KEPT]:
         best_s, best = _better(best_s, best, candidate, costs, share)
@@ -314,9 +317,9 @@ def _by_stage(plan: Plan, costs: StepCosts, effort: SearchEffort, limited: Limit
                 spans = recut(plan.stages[stage].micro_batches)
                 micro_batches = [spans if k == stage else other.micro_batches for k, other in enumerate(plan.stages)]
                 candidate = _recut(plan, micro_batches, effort, limited)
-                found = None if candidate is None else _timed(candidate, costs)
-                if found is not None and found[0] < best_s * (1 - _MIN_GAIN):
-                    (best_s, plan), changed = found, True
+                most_s = best_s * (1 - _MIN_GAIN)
+                if candidate is not None and (found_s := _timed_s(candidate, costs, most_s)) < most_s:
+                    best_s, plan, changed = found_s, candidate, True
     return plan
 
 
@@ -325,12 +328,12 @@ def _pairs(spans: tuple[Span, ...]) -> tuple[Span, ...]:
     return tuple(Span(spans[k].lo, spans[min(k + 1, len(spans) - 1)].hi) for k in range(0, len(spans), 2))
 
 
-def _timed(plan: Plan, costs: StepCosts) -> tuple[float, Plan] | None:
-    """Return a plan behind the seconds of the best of some plain rules; None if a size was not measured."""
+def _timed_s(plan: Plan, costs: StepCosts, most_s: float) -> float:
+    """Return the same as `quick_s`; infinite if a size was not measured, too."""
     try:
-        return quick_s(plan, costs), plan
+        return quick_s(plan, costs, most_s)
     except ProfileError:
-        return None
+        return math.inf
 
 
 def recuts(plan: Plan, effort: SearchEffort | None = None, limited: Limited | None = None) -> Iterator[Plan]:

@@ -194,7 +194,5 @@ def _gain(plan: Plan, index: int, ratio: float) -> str:
 def is_short(plan: Plan) -> bool:
     """Whether memory keeps some device of a plan from holding all its samples at once."""
     return any(
-        replica.in_flight_limit < stage.samples_of(index)
-        for stage in plan.stages
-        for index, replica in enumerate(stage.replicas)
+        one.in_flight_limit < stage.samples_of(k) for stage in plan.stages for k, one in enumerate(stage.replicas)
     )

@@ -49,12 +49,7 @@ class HopCosts:
     """
 
     def __init__(
-        self,
-        spans: SpanTables,
-        weights: Weights,
-        *,
-        exact: bool,
-        wire_format: WireFormat = WireFormat.NATIVE,
+        self, spans: SpanTables, weights: Weights, *, exact: bool, wire_format: WireFormat = WireFormat.NATIVE
     ) -> None:
         self._spans, self._network, self._weights, self._exact = spans, spans.network, weights, exact
         self._wire_format = wire_format

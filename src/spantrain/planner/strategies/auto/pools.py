@@ -117,7 +117,7 @@ def _to_simulate(ranked: Sequence[RankedPlan], costs: ProfilePools) -> Iterator[
 
 
 def _reason(plan: PoolPlan, count: int, *, restricted: bool) -> str:
-    degrees = sorted({member.tp_degree for stage in plan.stages for member in stage.members})
+    degrees = sorted({member.tp_degree for stage in plan.stages for member, _ in stage.runs})
     groups = "" if degrees == [1] else f", tensor-parallel groups of {' and '.join(map(str, degrees))}"
     form = "Megatron-like plans" if restricted else "plans by counts of alike devices"
     stages = f"{len(plan.stages)} stage{'s' if len(plan.stages) > 1 else ''}"

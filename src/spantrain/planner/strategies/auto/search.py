@@ -217,9 +217,7 @@ class Searcher:
     def take(self, plan: Plan, shape: PlanShape | None) -> bool:
         """Simulate a plan, wherever it comes from; return whether it can run."""
         scored = self.scorer.score(plan)
-        self._budget -= _SET_UP + sum(
-            3 * len(stage.replica_spans(index)) for stage in plan.stages for index in range(len(stage.replicas))
-        )
+        self._budget -= _SET_UP + 3 * sum(len(sizes) for stage in plan.stages for sizes in stage.sizes_by_replica)
         if shape is not None:
             self._done.add(shape)
         if scored is None:

@@ -7,6 +7,7 @@ from spantrain.core.plan import Plan, Stage
 from spantrain.core.span import Span, apportion, equal_spans
 from spantrain.planner.assembly.assemble import draft_stage, with_limits
 from spantrain.planner.request import PlanRequest
+from spantrain.planner.strategies.auto.allowed import is_short
 from spantrain.planner.strategies.auto.hops import PipelinePart
 from spantrain.planner.strategies.auto.parts import PartCosts
 
@@ -74,11 +75,7 @@ class ShapeBuilder:
     def memory_is_short(self, shape: PlanShape) -> bool:
         """Whether some device of a shape cannot hold all its samples at once."""
         plan = self.plan(shape)
-        return plan is None or any(
-            replica.in_flight_limit < stage.samples_of(index)
-            for stage in plan.stages
-            for index, replica in enumerate(stage.replicas)
-        )
+        return plan is None or is_short(plan)
 
     def _stage(self, part: PipelinePart, units: range, size: int) -> Stage | None:
         """Return the stage of a part; None where one span does not fit."""

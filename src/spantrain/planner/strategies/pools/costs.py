@@ -2,13 +2,15 @@
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
 from spantrain.cost.span_tables import Array
+from spantrain.cost.sums import around
 from spantrain.planner.request import Constraints, Objective
 
 
@@ -35,12 +37,42 @@ class PoolReplica(NamedTuple):
     tp_degree: int
 
 
+Runs = tuple[tuple[PoolReplica, int], ...]
+"""Replicas in an order, of those that are alike only how many follow each other."""
+
+
+def devices_of(runs: Iterable[tuple[PoolReplica, int]]) -> Counter[int]:
+    """Return how many devices of each pool replicas have."""
+    found: Counter[int] = Counter()
+    for member, count in runs:
+        found[member.pool] += member.tp_degree * count
+    return found
+
+
 @dataclass(frozen=True, kw_only=True)
 class PoolStage:
     """Consecutive units and who runs them; the k-th replicas of all stages are one pipeline."""
 
     units: range
-    members: tuple[PoolReplica, ...]
+    runs: Runs
+    """Its replicas in their order."""
+
+    @property
+    def members(self) -> tuple[PoolReplica, ...]:
+        """All its replicas, one by one."""
+        return tuple(member for member, count in self.runs for _ in range(count))
+
+    @property
+    def hops(self) -> Counter[tuple[PoolReplica, PoolReplica]]:
+        """Who follows whom in a ring of them, the first one the last one, and how often."""
+        found = Counter(around([member for member, _ in self.runs]))
+        found.update({(member, member): count - (len(self.runs) > 1) for member, count in self.runs})
+        return +found
+
+    @property
+    def width(self) -> int:
+        """How many they are."""
+        return sum(count for _, count in self.runs)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,20 +90,23 @@ class PoolPlan:
     @property
     def width(self) -> int:
         """Replicas of each stage."""
-        return len(self.stages[0].members)
+        return self.stages[0].width
 
     @property
     def devices_by_pool(self) -> Counter[int]:
         """How many devices of each pool it uses."""
-        found: Counter[int] = Counter()
-        for stage in self.stages:
-            for member in stage.members:
-                found[member.pool] += member.tp_degree
-        return found
+        return devices_of(run for stage in self.stages for run in stage.runs)
 
     def pipelines(self) -> dict[tuple[PoolReplica, ...], int]:
         """Return the different pipelines, each with how many are like it."""
-        return dict(Counter(zip(*(stage.members for stage in self.stages), strict=True)))
+        found: Counter[tuple[PoolReplica, ...]] = Counter()
+        ends = [list(accumulate(count for _, count in stage.runs)) for stage in self.stages]
+        at, begin = [0] * len(ends), 0
+        for end in sorted(set().union(*ends)):
+            found[tuple(stage.runs[place][0] for stage, place in zip(self.stages, at, strict=True))] += end - begin
+            at = [place + (own[place] == end) for own, place in zip(ends, at, strict=True)]
+            begin = end
+        return dict(found)
 
 
 class HopSeconds(NamedTuple):
@@ -165,7 +200,7 @@ class PoolCosts(Protocol):
     def usd_per_s(self, pool: int) -> float:
         """Return what a device costs."""
 
-    def usd_of_traffic(self, stages: tuple[PoolStage, ...], size: int, micro_batches: int) -> float:
+    def usd_of_traffic(self, plan: PoolPlan) -> float:
         """Return what a step's traffic between sites costs."""
 
 

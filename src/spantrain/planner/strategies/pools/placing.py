@@ -3,12 +3,13 @@
 The seconds of one pipeline under 1F1B (Narayanan et al., PipeDream, SOSP 2019), all micro-batches alike.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby, pairwise
 from typing import NamedTuple
 
-from spantrain.planner.strategies.pools.costs import PoolCosts, PoolPlan, PoolReplica, PoolStage
+from spantrain.planner.strategies.pools.costs import PoolCosts, PoolPlan, PoolReplica, PoolStage, Runs, devices_of
 from spantrain.planner.strategies.pools.recipes import ChainCosts, Guess
 
 _ENDS = 2
@@ -111,9 +112,9 @@ class Placer:
         for row in dict.fromkeys(filter(None, rows)):
             yield self._plan(guess, row)
 
-    def least_s(self, plan: PoolPlan) -> float:
-        """Return what `timing` is not under, for a part of its effort."""
-        sums, tied_s = self._costs.gradient_sums_s(plan), self._costs.tied_s(plan)
+    def least_s(self, plan: PoolPlan, most_s: float = math.inf) -> float:
+        """Return what `timing` is not under, for a part of its effort; less of that once it is over `most_s`."""
+        sums = self._costs.gradient_sums_s(plan)
         found = max(sums)
         for pipeline in self._unlike(plan):
             carried_s = plan.micro_batches * self._slowest_link_s(plan, pipeline)
@@ -121,7 +122,7 @@ class Placer:
             for stage, sum_s in zip(self._seconds(plan, pipeline), sums, strict=True):
                 found = max(found, max(first_s + plan.micro_batches * stage.busy_s, carried_s) + sum_s)
                 first_s += stage.forward_s + stage.delay_up_s
-        return found + tied_s
+        return found if found > most_s else found + self._costs.tied_s(plan)
 
     def timing(self, plan: PoolPlan) -> Timing:
         """Return what a plan takes: the slowest of its pipelines, and each stage's gradients when all of it is done."""
@@ -137,7 +138,7 @@ class Placer:
         step_s += self._costs.tied_s(plan)
         if not self._counts_money:
             return step_s, 0.0
-        return step_s, self._costs.usd_of_traffic(plan.stages, plan.micro_batch, plan.micro_batches)
+        return step_s, self._costs.usd_of_traffic(plan)
 
     def _unlike(self, plan: PoolPlan) -> list[tuple[PoolReplica, ...]]:
         """Return the pipelines that differ: those of the same kinds over ways that are as fast take as long."""
@@ -149,32 +150,28 @@ class Placer:
         memory = (self._chains.memory_bytes(member.pool) for member in pipeline)
         return (*members, *memory, *(self._chains.distance_s(a.pool, b.pool) for a, b in pairwise(pipeline)))
 
-    def usd_per_s(self, plan: PoolPlan) -> float:
-        """Return what its devices cost."""
-        return sum(count * self._costs.usd_per_s(pool) for pool, count in plan.devices_by_pool.items())
-
-    def _plan(self, guess: Guess, rows: Sequence[Sequence[PoolReplica]]) -> PoolPlan:
+    def _plan(self, guess: Guess, rows: Sequence[Runs]) -> PoolPlan:
         ends = (*guess.begins[1:], self._costs.units)
         return PoolPlan(
             micro_batch=guess.candidate.size,
             micro_batches=guess.candidate.micro_batches,
             stages=tuple(
-                PoolStage(units=range(first, end), members=tuple(members))
-                for first, end, members in zip(guess.begins, ends, rows, strict=True)
+                PoolStage(units=range(first, end), runs=runs)
+                for first, end, runs in zip(guess.begins, ends, rows, strict=True)
             ),
             estimate_s=guess.step_s,
         )
 
-    def _along(self, guess: Guess) -> tuple[tuple[PoolReplica, ...], ...] | None:
+    def _along(self, guess: Guess) -> tuple[Runs, ...] | None:
         """Fill stage after stage, from site after site; the wider groups of a stage first."""
         left = Counter({pool: self._costs.pools[pool].count for pools in self._pools_of.values() for pool in pools})
         rows = []
         for recipe in guess.candidate.recipes:
-            row: list[PoolReplica] = []
+            row: list[tuple[PoolReplica, int]] = []
             for member, count in recipe:
                 for pool in self._pools_of[member.pool]:
                     taken = min(count, left[pool] // member.tp_degree)
-                    row += [PoolReplica(pool, member.tp_degree)] * taken
+                    row += [(PoolReplica(pool, member.tp_degree), taken)] if taken else []
                     left[pool] -= taken * member.tp_degree
                     count -= taken
                 if count:
@@ -182,26 +179,26 @@ class Placer:
             rows.append(tuple(row))
         return tuple(rows)
 
-    def _inside(self, guess: Guess) -> tuple[tuple[PoolReplica, ...], ...] | None:
+    def _inside(self, guess: Guess) -> tuple[Runs, ...] | None:
         """Give every site as many whole pipelines as it has devices for, with one kind in every stage."""
         chain = [recipe[0][0] for recipe in guess.candidate.recipes]
         if any(len(recipe) > 1 for recipe in guess.candidate.recipes):
             return None
-        needed: Counter[int] = Counter()
-        for member in chain:
-            needed[member.pool] += member.tp_degree
+        needed = devices_of((member, 1) for member in chain)
         at_site: dict[str, dict[int, int]] = {}
         for family in needed:
             for pool in self._pools_of[family]:
                 at_site.setdefault(self._costs.pools[pool].site, {})[family] = pool
-        columns: list[dict[int, int]] = []
+        columns: list[tuple[dict[int, int], int]] = []
+        left = guess.candidate.width
         for pools in at_site.values():
             if len(pools) == len(needed):
                 room = min(self._costs.pools[pools[family]].count // count for family, count in needed.items())
-                columns += [pools] * min(room, guess.candidate.width - len(columns))
-        if len(columns) < guess.candidate.width:
+                columns += [(pools, min(room, left))] if room and left else []
+                left -= min(room, left)
+        if left:
             return None
-        return tuple(tuple(PoolReplica(column[m.pool], m.tp_degree) for column in columns) for m in chain)
+        return tuple(tuple((PoolReplica(column[m.pool], m.tp_degree), n) for column, n in columns) for m in chain)
 
     def _slowest_link_s(self, plan: PoolPlan, pipeline: Sequence[PoolReplica]) -> float:
         """Return for how long a micro-batch's messages keep the busiest link, or port of a host, between stages."""
@@ -216,8 +213,8 @@ class Placer:
         total = stage = 0
         for pool, run in groupby(pipeline, key=lambda member: member.pool):
             members = list(run)
-            beside = [member for member in plan.stages[stage].members if member.pool == pool]
-            devices = sum(member.tp_degree for member in members) * len(beside)
+            beside = sum(count for member, count in plan.stages[stage].runs if member.pool == pool)
+            devices = sum(member.tp_degree for member in members) * beside
             total += min(len(members), -(-devices // self._costs.pools[pool].host_size))
             stage += len(members)
         return total

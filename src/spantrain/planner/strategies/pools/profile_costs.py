@@ -5,7 +5,6 @@ stand for all. What is left out, against the simulator: replicas of one host tha
 that share a link, and that a link is not always asked by all pipelines at the same time.
 """
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import groupby, pairwise
@@ -18,10 +17,10 @@ from spantrain.core.shares import even_share
 from spantrain.core.span import equal_spans
 from spantrain.cost.held_sizes import Division
 from spantrain.cost.span_tables import Array, SpanTables
-from spantrain.cost.sums import Words, around, words_between
+from spantrain.cost.sums import Words, words_between
 from spantrain.planner.assembly.assemble import draft_stage
 from spantrain.planner.request import Objective, PlanRequest, Restriction
-from spantrain.planner.strategies.pools.costs import DevicePool, HopSeconds, PoolPlan, PoolReplica, PoolStage
+from spantrain.planner.strategies.pools.costs import DevicePool, HopSeconds, PoolPlan, PoolReplica, PoolStage, Runs
 from spantrain.planner.strategies.relaxation import Relaxation
 from spantrain.planner.strategies.score import weights_of
 from spantrain.schedule.registry import splits_backward
@@ -147,19 +146,19 @@ class ProfilePools:
         Those of several stages that cross sites share it; so do two where a stage begins in the host in which another
         ends.
         """
-        crossing = [len({self.pools[member.pool].site for member in set(stage.members)}) > 1 for stage in plan.stages]
+        crossing = [len({self.pools[member.pool].site for member, _ in stage.runs}) > 1 for stage in plan.stages]
         found = []
         for stage, crosses in zip(plan.stages, crossing, strict=True):
-            meets = len(plan.stages) > 1 and self._ends_inside_hosts(stage.members)
-            found.append(self._ring_s(stage.members, stage.units, beside=sum(crossing) if crosses else 1 + meets))
+            meets = len(plan.stages) > 1 and self._ends_inside_hosts(stage.runs)
+            found.append(self._ring_s(stage, beside=sum(crossing) if crosses else 1 + meets))
         return found
 
-    def _ends_inside_hosts(self, members: Sequence[PoolReplica]) -> bool:
+    def _ends_inside_hosts(self, runs: Runs) -> bool:
         """Whether the devices of a stage, all of one pool, do not fill hosts, nor a host several times."""
-        pools = {member.pool for member in members}
+        pools = {member.pool for member, _ in runs}
         if self.inside_hosts or len(pools) > 1:
             return False
-        devices, size = sum(member.tp_degree for member in members), self.pools[pools.pop()].host_size
+        devices, size = sum(member.tp_degree * count for member, count in runs), self.pools[pools.pop()].host_size
         return devices % size != 0 and size % devices != 0
 
     def tied_s(self, plan: PoolPlan) -> float:
@@ -168,15 +167,15 @@ class ProfilePools:
         for name, size_bytes in self._profile.graph.trained_shared_bytes.items():
             holders = [stage for stage in plan.stages if any(name in self._graph[unit].shared for unit in stage.units)]
             if len(holders) > 1:
-                first, last = holders[0].members[0].pool, holders[-1].members[0].pool
+                first, last = holders[0].runs[0][0].pool, holders[-1].runs[0][0].pool
                 exchange_s = self._network.transfer_seconds(*self._apart(first, last), size_bytes)
-                rounds = (self._passed_on(tuple(Counter(stage.members).items()), size_bytes) for stage in holders)
+                rounds = (self._passed_on(stage.runs, size_bytes) for stage in holders)
                 total += exchange_s + max(rounds)
         return total
 
-    def _passed_on_s(self, members: tuple[tuple[PoolReplica, int], ...], size_bytes: int) -> float:
+    def _passed_on_s(self, runs: Runs, size_bytes: int) -> float:
         """Return what a stage's replicas take to pass so many bytes on to each other, along a tree."""
-        rows = ((self._group(member, number * member.tp_degree)[0]) for member, n in members for number in range(n))
+        rows = ((self._group(member, number * member.tp_degree)[0]) for member, n in runs for number in range(n))
         return self._network.collectives.broadcast_s(tuple(rows), size_bytes)
 
     def sums_across_s(self, a: int, b: int, width: int, stages: Array) -> Array:
@@ -199,19 +198,18 @@ class ProfilePools:
         name = self._devices[pool][0]
         return self._weights.second_by_device[name] + self._weights.busy_by_device[name]
 
-    def usd_of_traffic(self, stages: tuple[PoolStage, ...], size: int, micro_batches: int) -> float:
+    def usd_of_traffic(self, plan: PoolPlan) -> float:
         """Return what crosses sites, of activations, gradients and sums, in the objective's own unit."""
-        if len({self.pools[member.pool].site for stage in stages for member in stage.members}) == 1:
+        if len({self.pools[pool].site for pool in plan.devices_by_pool}) == 1:
             return 0.0
         total = 0.0
-        for stage in stages:
-            width = len(stage.members)
-            ring_bytes = 2 * (width - 1) / width * self._trained_bytes(stage.units)
-            total += ring_bytes * sum(self._per_byte(*pair) for pair in around(stage.members))
-        for lower, upper in pairwise(stages):
-            unit = self._graph[lower.units.stop - 1]
-            samples = size * micro_batches
-            for a, b in zip(lower.members, upper.members, strict=True):
+        for stage in plan.stages:
+            ring_bytes = 2 * (plan.width - 1) / plan.width * self._trained_bytes(stage.units)
+            total += ring_bytes * sum(count * self._per_byte(*pair) for pair, count in stage.hops.items())
+        for pipeline, count in plan.pipelines().items():
+            samples = count * plan.micro_batch * plan.micro_batches
+            for stage, (a, b) in zip(plan.stages, pairwise(pipeline), strict=False):
+                unit = self._graph[stage.units.stop - 1]
                 total += samples * unit.cut_bytes_per_sample * self._per_byte(a, b)
                 total += samples * unit.gradient_bytes_per_sample * self._per_byte(b, a)
         return total
@@ -223,8 +221,8 @@ class ProfilePools:
         stages = []
         for index, (stage, groups) in enumerate(zip(plan.stages, rows, strict=True)):
             draft = draft_stage(stage.units, spans, ((group, 1.0, (1.0,) * len(group)) for group in groups))
-            limits = {member: self._limit(plan, index, member) for member in dict.fromkeys(stage.members)}
-            stages.append(draft.with_limits(limits[member] for member in stage.members))
+            limits = ((self._limit(plan, index, member), count) for member, count in stage.runs)
+            stages.append(draft.with_limits(limit for limit, count in limits for _ in range(count)))
         return self._job.plan_of(self._profile, stages, schedule=self.schedule)
 
     def _group(self, member: PoolReplica, number: int = 0) -> tuple[str, ...]:
@@ -273,19 +271,17 @@ class ProfilePools:
         """Return running sums of the bytes of parameters that one member of a group trains."""
         return np.asarray(self._spans.trained(even_share(tp_degree))[0])
 
-    def _ring_s(self, members: Sequence[PoolReplica], units: range, beside: int = 1) -> float:
-        width = len(members)
+    def _ring_s(self, stage: PoolStage, beside: int = 1) -> float:
+        width, hops, first = stage.width, stage.hops, stage.runs[0][0].pool
         if width < 2:
             return 0.0
-        hops = Counter(around(members))
-        degree = min(member.tp_degree for member in members)
-        size_bytes = self._trained_bytes(units, degree)
+        degree = min(member.tp_degree for member, _ in stage.runs)
+        size_bytes = self._trained_bytes(stage.units, degree)
         at_home = len(hops) == 1 and not self.inside_hosts and beside == 1
-        if at_home and width * degree <= self.pools[members[0].pool].host_size:
-            two = self._beside(members[0].pool)
-            return 2 * (width - 1) / width * self._network.collectives.seconds(two, size_bytes)
+        if at_home and width * degree <= self.pools[first].host_size:
+            return 2 * (width - 1) / width * self._network.collectives.seconds(self._beside(first), size_bytes)
         latency_s, s_per_byte = map(max, zip(*(self._hop_s(a, b) for a, b in hops), strict=True))
-        words = self._words(tuple(dict.fromkeys(member.pool for member in members)))
+        words = self._words(tuple(dict.fromkeys(member.pool for member, _ in stage.runs)))
         if len(hops) > 1 and words is Words.EACH:
             return float(_waiting_s(np.array(size_bytes), width, latency_s, s_per_byte, np.array(float(beside))))
         around_s = sum(count * self._hop_s(a, b)[0] for (a, b), count in hops.items()) if len(hops) > 1 else 0.0
@@ -309,7 +305,7 @@ class ProfilePools:
 
     def _gradient_sums(self, member: PoolReplica, width: int) -> Array:
         sums = self._trained_sums(member.tp_degree)
-        whole_s = self._ring_s((member,) * width, range(self.units))
+        whole_s = self._ring_s(PoolStage(units=range(self.units), runs=((member, width),)))
         return np.asarray(sums * (whole_s / max(float(sums[-1]), 1.0)))
 
     def _per_byte(self, a: PoolReplica, b: PoolReplica) -> float:

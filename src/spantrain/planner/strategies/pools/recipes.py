@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from spantrain.cost.span_tables import Array, over_spans
-from spantrain.planner.strategies.pools.costs import HopSeconds, PoolCosts, PoolReplica
+from spantrain.planner.strategies.pools.costs import HopSeconds, PoolCosts, PoolReplica, Runs, devices_of
 from spantrain.planner.strategies.pools.cutting import Numbers, TableStack, least_bottlenecks, least_sums, ranges
 
 _LOOSER = (1.0, 1.02, 1.06, 1.15)
@@ -27,7 +27,7 @@ _ROUNDING = 1e-9
 _BITS = 16
 """Of each of the numbers that together say what a table is of."""
 
-Recipe = tuple[tuple[PoolReplica, int], ...]
+Recipe = Runs
 """Sorts of replicas with how many of each; the first pool of a kind stands for the kind."""
 
 
@@ -43,11 +43,7 @@ class StageChain(NamedTuple):
     @property
     def devices_by_kind(self) -> Counter[int]:
         """How many devices of each kind it uses."""
-        found: Counter[int] = Counter()
-        for recipe in self.recipes:
-            for member, count in recipe:
-                found[member.pool] += member.tp_degree * count
-        return found
+        return devices_of(run for recipe in self.recipes for run in recipe)
 
     @property
     def has_few_micro_batches(self) -> bool:
@@ -165,10 +161,7 @@ class ChainCosts:
         """Whether pipelines keep to hosts, where they have to."""
         if not self.costs.inside_hosts:
             return True
-        used: Counter[int] = Counter()
-        for recipe in candidate.recipes:
-            for member, _ in recipe:
-                used[member.pool] += member.tp_degree
+        used = devices_of((member, 1) for recipe in candidate.recipes for member, _ in recipe)
         return all(self.costs.fits_a_host(pool, count) for pool, count in used.items())
 
     def fits(self, candidate: StageChain, begins: Sequence[int]) -> bool:

@@ -19,7 +19,7 @@ from itertools import islice
 
 import numpy as np
 
-from spantrain.planner.strategies.pools.costs import Goal, PoolCosts, PoolPlan, PoolReplica, PoolStage
+from spantrain.planner.strategies.pools.costs import Goal, PoolCosts, PoolPlan, PoolReplica, PoolStage, devices_of
 from spantrain.planner.strategies.pools.placing import Placer
 from spantrain.planner.strategies.pools.recipes import ChainCosts, Guess, Recipe, StageChain
 from spantrain.planner.strategies.pools.sketches import Sketcher
@@ -65,10 +65,7 @@ def neighbours(
                 if at == len(recipes) or recipes[at] != recipe:
                     yield _with(candidate, at, at, recipe)
     for at, recipe in enumerate(recipes):
-        freed = Counter(spare)
-        for member, count in recipe:
-            freed[member.pool] += member.tp_degree * count
-        for other in _possible(freed, degrees, candidate.width):
+        for other in _possible(devices_of(recipe) + Counter(spare), degrees, candidate.width):
             if other != recipe:
                 yield _with(candidate, at, at + 1, other)
 
@@ -127,7 +124,8 @@ def contenders(costs: PoolCosts, ranked: Sequence[RankedPlan], count: int) -> li
     What is expected of plans on more or other sites is wrong by other factors, and more sites push no site's plans out.
     """
     sites = [frozenset(costs.pools[pool].site for pool in entry.plan.devices_by_pool) for entry in ranked]
-    most = _scaled(ranked[0].score, _NEAR_SITES) if ranked else (0.0, 0.0, 0.0)
+    broken, value, seconds = ranked[0].score if ranked else (0.0, 0.0, 0.0)
+    most = broken, value * _NEAR_SITES, seconds * _NEAR_SITES
     near = [number for number, entry in enumerate(ranked) if entry.score <= most]
     chosen = {*range(min(count, len(ranked)))}
     chosen |= {*few_of_each(near, lambda number: len(sites[number]), most=count)}
@@ -136,11 +134,6 @@ def contenders(costs: PoolCosts, ranked: Sequence[RankedPlan], count: int) -> li
     inside = [number for number in alone if sites[number] in best]
     chosen |= {*few_of_each(inside, lambda number: sites[number], each=count, most=count * _SITES)}
     return [ranked[number] for number in sorted(chosen)]
-
-
-def _scaled(score: Score, factor: float) -> Score:
-    broken, value, seconds = score
-    return broken, value * factor, seconds * factor
 
 
 class PoolSearch:
@@ -171,9 +164,9 @@ class PoolSearch:
             for across in (None, territory.ends) if territory.ends else (None,):
                 for guess in _varied(self._guesses(territory, best, varied, across), _PLACED):
                     for plan in placer.plans(guess):
-                        if plan in found or (territory.ends and placer.least_s(plan) > self._most_to_reckon_s(found)):
-                            continue
-                        found[plan] = self._reckoned(placer, plan)
+                        most_s = self._most_to_reckon_s(found) if territory.ends else math.inf
+                        if plan not in found and (most_s == math.inf or placer.least_s(plan, most_s) <= most_s):
+                            found[plan] = self._reckoned(placer, plan)
             best = min(found.values(), key=lambda entry: entry.score, default=None)
         rows = sorted(found.values(), key=lambda entry: entry.score)
         polished = [self._polished(entry) for entry in contenders(self._costs, rows, _POLISHED)]
@@ -229,9 +222,10 @@ class PoolSearch:
             known[candidate] = self._score(guess), guess
 
     def _score(self, guess: Guess) -> Score:
-        devices = guess.candidate.devices_by_kind
-        usd_per_s = sum(count * self._costs.usd_per_s(pool) for pool, count in devices.items())
-        return self._goal.score(guess.step_s, usd_per_s)
+        return self._goal.score(guess.step_s, self._usd_per_s(guess.candidate.devices_by_kind))
+
+    def _usd_per_s(self, devices: Mapping[int, int]) -> float:
+        return sum(count * self._costs.usd_per_s(pool) for pool, count in devices.items())
 
     def _vary(
         self,
@@ -263,11 +257,8 @@ class PoolSearch:
 
     def _reckoned(self, placer: Placer, plan: PoolPlan) -> RankedPlan:
         step_s, traffic_usd = placer.timing(plan)
-        usd_per_s = placer.usd_per_s(plan)
-        return RankedPlan(
-            plan=replace(plan, estimate_s=step_s),
-            score=self._goal.score(step_s, usd_per_s, traffic_usd),
-        )
+        score = self._goal.score(step_s, self._usd_per_s(plan.devices_by_pool), traffic_usd)
+        return RankedPlan(plan=replace(plan, estimate_s=step_s), score=score)
 
     def _polished(self, entry: RankedPlan) -> RankedPlan:
         """Move cuts by one unit as long as that helps."""
@@ -281,7 +272,7 @@ class PoolSearch:
 
     def _other_cuts(self, plan: PoolPlan) -> Iterator[PoolPlan]:
         begins = [stage.units.start for stage in plan.stages]
-        recipes = tuple(tuple((member, 1) for member in dict.fromkeys(stage.members)) for stage in plan.stages)
+        recipes = tuple(tuple((member, 1) for member, _ in stage.runs) for stage in plan.stages)
         chain = StageChain(size=plan.micro_batch, width=plan.width, micro_batches=plan.micro_batches, recipes=recipes)
         for at in range(1, len(begins)):
             for step in (-1, 1):
@@ -291,7 +282,7 @@ class PoolSearch:
                     yield replace(
                         plan,
                         stages=tuple(
-                            PoolStage(units=range(i, j), members=stage.members)
+                            PoolStage(units=range(i, j), runs=stage.runs)
                             for stage, i, j in zip(plan.stages, moved, ends, strict=True)
                         ),
                     )
