@@ -27,8 +27,8 @@ EDITS = {
         ("lab-9", "it has", "lab-0"),
     ),
     "device in two stages": (
-        lambda content: replica_of(content, 1).update(devices=replica_of(content)["devices"]),
-        ("one stage only", "stands in several"),
+        lambda content: replica_of(content, 1).update(devices=replica_of(content)["devices"], sample_share=2.0),
+        ("stages 0 and 1 share", "their replicas must be the same"),
     ),
     "units in two stages": (
         lambda content: stage_of(content, 1).update(first_unit=stage_of(content, 1)["first_unit"] - 1),
