@@ -148,8 +148,9 @@ class StageSum:
 
 
 def _square(parameters: Parameters, leave_out: Collection[str]) -> float:
-    counted = (own.grad for name, own in parameters.items() if name not in leave_out and own.grad is not None)
-    return sum((float(gradient.detach().double().square().sum()) for gradient in counted), 0.0)
+    counted = [own.grad for name, own in parameters.items() if name not in leave_out and own.grad is not None]
+    norms = [torch.linalg.vector_norm(gradient.detach(), dtype=torch.float64) for gradient in counted]
+    return float(torch.stack(norms).square().sum()) if norms else 0.0  # an accelerator is waited for once
 
 
 def _reduce(gradients: Sequence[Tensor], group: MemberGroup) -> None:
