@@ -221,6 +221,12 @@ def test_plans_say_what_devices_may_share() -> None:
     wrong = replace(plan, hints=replace(hints, orders=hints.orders * 2))
     with pytest.raises(PlanError, match="the plan's hints do not fit"):
         replica_tasks(wrong)
+    untold = replace(hints, orders=((PlannedOrder(ops="FFBB"),),) * 2)
+    with pytest.raises(PlanError, match="says of 0 actions which stage they are of"):
+        replica_tasks(replace(plan, hints=untold))
+    plain = even(2, 1, 4)
+    with pytest.raises(PlanError, match=r"stage 0: its order has actions of stages \[0, 2\]"):
+        replica_tasks(replace(plain, hints=replace(hints, orders=hints.orders * 2)))
 
 
 def test_arrivals_for_a_stage_read_back() -> None:

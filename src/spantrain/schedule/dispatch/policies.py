@@ -25,13 +25,15 @@ def actions_of(planned: PlannedOrder, task: ReplicaTask) -> tuple[Action, ...]:
     """Return the actions of a planned order, each kind by rising own micro-batch.
 
     Raises:
-        ValueError: it has more actions of a kind than there are micro-batches.
+        ValueError: it has more actions of a kind than there are micro-batches, or those of other stages.
 
     >>> from spantrain.core.span import Span
     >>> task = ReplicaTask(stage=1, num_stages=2, spans=(Span(0, 4), Span(4, 6)), in_flight_limit=6)
     >>> " ".join(map(str, actions_of(PlannedOrder(ops="FFIIWW"), task)))
     '1F[0:4] 1F[4:6] 1I[0:4] 1I[4:6] 1W[0:4] 1W[4:6]'
     """
+    if set(planned.stages) - {task.stage}:
+        raise ValueError(f"stage {task.stage}: its order has actions of stages {sorted(set(planned.stages))}")
     taken = dict.fromkeys("FBIW", 0)
     actions = []
     for letter in planned.ops:

@@ -42,8 +42,11 @@ def shared_actions(planned: PlannedOrder, tasks: Sequence[ReplicaTask]) -> tuple
     """Return the actions of a planned order, each kind of a stage by rising own micro-batch.
 
     Raises:
-        ValueError: it has more actions of a kind than there are micro-batches, or those of other stages.
+        ValueError: it has more actions of a kind than there are micro-batches, or those of other stages, or does not
+            say of which they are.
     """
+    if len(planned.stages) != len(planned.ops):
+        raise ValueError(f"the order of several stages says of {len(planned.stages)} actions which stage they are of")
     by_stage = {task.stage: task for task in tasks}
     taken: dict[tuple[int, str], int] = {}
     actions = []
