@@ -5,7 +5,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from spantrain.app.faults import Fault
-from spantrain.app.planning.light_change import light_change
 from spantrain.app.planning.plan_files import (
     check_fits_profile,
     check_staleness,
@@ -14,7 +13,7 @@ from spantrain.app.planning.plan_files import (
     under_schedule,
     with_room_for_two,
 )
-from spantrain.app.planning.protection import about_keepers, with_keepers
+from spantrain.app.planning.protection import about_keepers, light_change, with_keepers
 from spantrain.app.training.metrics import BestCheckpoint, EvaluationMetrics
 from spantrain.app.training.resume import Resume
 from spantrain.app.weight_folder import FirstWeights, first_weights

@@ -1,6 +1,10 @@
-"""What a run leaves in its folder for those who look at it later: plan, profile, trace, decisions, figures of steps."""
+"""What a run leaves in its folder for those who look at it later: plan, profile, trace, decisions, figures of steps.
+
+Two runs in one folder would be mixed: one that holds a run already is refused, or the old one is removed.
+"""
 
 import json
+import shutil
 import statistics
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -8,6 +12,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from spantrain.app.training.metrics import METRICS_FILE
+from spantrain.app.watching.view import VIEW_FILE
 from spantrain.config.artefacts import (
     RUN_FORMAT,
     read_artefact,
@@ -28,10 +34,14 @@ from spantrain.core.profile import Profile
 from spantrain.core.trace import Trace
 from spantrain.core.update.optimizers import STATE_COPIES
 from spantrain.errors import ConfigError, UsageError
+from spantrain.runtime.checkpoint.manifest import BEST, MANIFEST_FILE, MARKER, step_of
+from spantrain.runtime.checkpoint.saver import CHECKPOINTS
+from spantrain.runtime.control.data_requests import JOURNAL_FOLDER
 from spantrain.schedule.render.perfetto import perfetto_json
 
 if TYPE_CHECKING:
     from spantrain.runtime.coordinator.barrier import StepOutcome
+
 
 RUN_FILE = "run.json"
 TRACE_FILE = "trace.json"
@@ -234,3 +244,61 @@ def _shifted(trace: Trace, by_s: float) -> Trace:
     intervals = (replace(one, start_s=one.start_s + by_s, end_s=one.end_s + by_s) for one in trace.intervals)
     flows = (replace(one, sent_s=one.sent_s + by_s, received_s=one.received_s + by_s) for one in trace.flows)
     return replace(trace, intervals=tuple(intervals), flows=tuple(flows))
+
+
+_INPUTS = ("plan.json", "profile.json")
+"""What runs are made from: of no run alone."""
+_FILES = (RUN_FILE, TRACE_FILE, DECISIONS_FILE, SWITCHES_FILE, METRICS_FILE)
+
+
+def refuse_run(folder: Path, ways: str) -> None:
+    """Refuse a folder that holds a run; a plan and a profile alone are none, nor is one that has begun no step.
+
+    Args:
+        folder: to write a run to.
+        ways: what can be done instead.
+
+    Raises:
+        ConfigError: it does.
+    """
+    checkpoints = (f"{CHECKPOINTS}/{path.name}" for path in _checkpoints(folder))
+    files = [name for name in _FILES if (folder / name).exists()]
+    if METRICS_FILE in files and not (folder / METRICS_FILE).stat().st_size:
+        files.remove(METRICS_FILE)
+    found = (*files, *checkpoints)
+    if found:
+        shown = ", ".join(found[:3]) + (", ..." if len(found) > 3 else "")
+        raise ConfigError(f"{folder} holds a run already ({shown}), and two would be mixed: {ways}")
+
+
+def remove_old_run(folder: Path, *, keep: Path | None = None) -> None:
+    """Remove what a run has written into a folder, nothing else; a plan and a profile to start from stay.
+
+    Args:
+        folder: of the run.
+        keep: a plan that is to be run, if it lies there.
+
+    Raises:
+        ConfigError: something cannot be removed.
+    """
+    try:
+        # Plans and profiles that it has put there besides those that it was made from.
+        plans = (name for name in files_of_run(folder) if Path(name).name == name and name not in _INPUTS)
+        later = [folder / name for name in plans if keep is None or name != keep.name]
+        for path in (*(folder / name for name in (*_FILES, VIEW_FILE)), *later):
+            path.unlink(missing_ok=True)
+        for path in (*(folder / "logs").glob("*.log"), *(folder / "tensorboard").glob("events.out.tfevents.*")):
+            path.unlink()
+        for path in _checkpoints(folder):
+            (path / MANIFEST_FILE).unlink(missing_ok=True)
+            shutil.rmtree(path)
+        if (folder / JOURNAL_FOLDER).exists():
+            shutil.rmtree(folder / JOURNAL_FOLDER)
+        for marker in (BEST, MARKER):
+            (folder / CHECKPOINTS / marker).unlink(missing_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{error.filename}: of the old run, cannot be removed: {error.strerror}") from None
+
+
+def _checkpoints(folder: Path) -> list[Path]:
+    return [path for path in sorted((folder / CHECKPOINTS).glob("step-*")) if step_of(path) is not None]

@@ -28,6 +28,7 @@ from spantrain.app.training.outcome import (
 )
 from spantrain.app.training.recovery.carry_on import (
     Leg,
+    PreparedChanges,
     about_pause,
     leg_after,
     orders_of,
@@ -36,7 +37,6 @@ from spantrain.app.training.recovery.carry_on import (
 )
 from spantrain.app.training.recovery.joining import Membership
 from spantrain.app.training.recovery.journal import BegunLeg, Journal, first_leg, with_what_is_held
-from spantrain.app.training.recovery.prepared import PreparedChanges
 from spantrain.app.training.requests import TrainRequest
 from spantrain.app.training.run_folder import TRACE_FILE, RunContent, RunRecord, measured, write_run
 from spantrain.app.training.stop import StopRequest

@@ -214,8 +214,8 @@ class _Command:
 
     def _train(self, request: "TrainRequest", where: "SessionOptions") -> None:
         from spantrain.app.session import open_session
-        from spantrain.app.training.old_run import remove_old_run
         from spantrain.app.training.recovery.journal import credentials_in
+        from spantrain.app.training.run_folder import remove_old_run
         from spantrain.app.training.train import train as train_plan
         from spantrain.cli.render.render import TerminalReporter
 
@@ -303,7 +303,7 @@ class _Command:
 
 def _check_run_folder(out: Path | None, resume: Path | None, *, overwrite: bool) -> None:
     """Refuse a folder that holds another run than the one that goes on."""
-    from spantrain.app.training.old_run import refuse_run
+    from spantrain.app.training.run_folder import refuse_run
 
     goes_on = out is None or (resume is not None and out.resolve() == resume.resolve())
     if overwrite and goes_on:

@@ -12,9 +12,14 @@ from spantrain.core.speed import LinkReport
 from spantrain.core.trace import DeviceStep
 from spantrain.errors import Interrupted, PeerLostError
 from spantrain.runtime.control.ahead import AheadChange, AheadState
-from spantrain.runtime.control.batch_requests import AskNextStep, FetchRows
-from spantrain.runtime.control.file_requests import FetchPiece, OfferFile, PutPiece
-from spantrain.runtime.control.journal_requests import FollowJournal
+from spantrain.runtime.control.data_requests import (
+    AskNextStep,
+    FetchPiece,
+    FetchRows,
+    FollowJournal,
+    OfferFile,
+    PutPiece,
+)
 from spantrain.runtime.control.plane import OrderRequest, Request
 from spantrain.transport.control.protocol import HEARTBEAT
 

@@ -14,9 +14,16 @@ from spantrain.runtime.coordinator.barrier import StepBarrier
 from spantrain.runtime.coordinator.batches import BatchQueue
 from spantrain.runtime.coordinator.journal_feed import JournalFeed
 from spantrain.runtime.coordinator.meetings import StageMeetings
-from spantrain.runtime.coordinator.roster import DeviceLostError, Roster, RosterEntry, error_of, results_of
+from spantrain.runtime.coordinator.roster import (
+    DeviceLostError,
+    Roster,
+    RosterEntry,
+    WorkerStarter,
+    error_of,
+    join_command,
+    results_of,
+)
 from spantrain.runtime.coordinator.standstills import StandstillWatch
-from spantrain.runtime.coordinator.starter import WorkerStarter, join_command
 from spantrain.runtime.coordinator.worker_service import ProgressListener, TrainingRun, UnderWay, WorkerService
 from spantrain.transport.connection.peers import PeerAddress
 from spantrain.transport.control.credentials import Credentials

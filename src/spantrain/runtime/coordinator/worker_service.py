@@ -10,9 +10,14 @@ from typing import Any
 from spantrain.config.files.json_codec import to_json
 from spantrain.runtime.checkpoint.coordinator_files import CoordinatorFiles
 from spantrain.runtime.checkpoint.saver import is_written_by
-from spantrain.runtime.control.batch_requests import AskNextStep, FetchRows
-from spantrain.runtime.control.file_requests import FetchPiece, OfferFile, PutPiece
-from spantrain.runtime.control.journal_requests import FollowJournal
+from spantrain.runtime.control.data_requests import (
+    AskNextStep,
+    FetchPiece,
+    FetchRows,
+    FollowJournal,
+    OfferFile,
+    PutPiece,
+)
 from spantrain.runtime.control.orders import AddedOrder
 from spantrain.runtime.control.plane import HOLD_S, Order, OrderRequest, Request, handlers_of
 from spantrain.runtime.control.requests import (

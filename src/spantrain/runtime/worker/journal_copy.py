@@ -6,12 +6,12 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
-from spantrain.config.files.text_files import write_atomically
+from spantrain.config.files.text_files import make_private_folder, write_atomically
 from spantrain.errors import Interrupted, SpanTrainError
 from spantrain.runtime.checkpoint.manifest import MANIFEST_FILE, MARKER, write_marker
 from spantrain.runtime.checkpoint.saver import CHECKPOINTS
 from spantrain.runtime.checkpoint.tensor_file import Disk, step_folder
-from spantrain.runtime.control.journal_requests import (
+from spantrain.runtime.control.data_requests import (
     CREDENTIALS_FILE,
     JOURNAL_FILE,
     JOURNAL_FOLDER,
@@ -19,7 +19,6 @@ from spantrain.runtime.control.journal_requests import (
     JournalPiece,
 )
 from spantrain.runtime.control.plane import ControlPlane
-from spantrain.transport.control.private_file import make_private_folder
 
 _END_S = 5.0
 _AGAIN_S = 0.25

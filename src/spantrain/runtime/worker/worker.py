@@ -34,9 +34,8 @@ from spantrain.runtime.control.requests import (
 )
 from spantrain.runtime.worker.added_orders import order_kind
 from spantrain.runtime.worker.perform import OrderRunner
-from spantrain.runtime.worker.reach import unreached
 from spantrain.runtime.worker.settings import WorkerSettings
-from spantrain.runtime.worker.watch import Watch, standing_of
+from spantrain.runtime.worker.watch import Watch, standing_of, unreached
 from spantrain.transport.control.address import Address
 from spantrain.transport.control.client import ControlClient
 from spantrain.transport.control.heartbeat import HeartbeatThread
