@@ -11,8 +11,8 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from spantrain.cli import options as shared
 from spantrain.cli.failure import clean_interrupt
-from spantrain.cli.options import Json, print_json, with_options
 from spantrain.cli.render.text import console_for_people, say
 from spantrain.config.cluster_file import load_cluster, parse_cluster
 from spantrain.config.cluster_text import cluster_text
@@ -118,10 +118,10 @@ class InitArguments(MachineOptions):
         bool, typer.Option("--no-measure", help="Try nothing between machines; rates and unknown kinds are assumed.")
     ] = False
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file if it is there.")] = False
-    json_: Json = False
+    json_: shared.Json = False
 
 
-@with_options(InitArguments)
+@shared.with_options(InitArguments)
 def init(asked: InitArguments, _: typer.Context) -> None:
     """Write a cluster file from what machines are: this one, or those of SSH, Slurm, Kubernetes or torchrun."""
     from spantrain.app.machines.init import found_cluster, gathered_cluster
@@ -148,7 +148,9 @@ def init(asked: InitArguments, _: typer.Context) -> None:
         parse_cluster(text, source=str(asked.out))
         write_atomically(asked.out, text)
         if asked.json_:
-            print_json({"file": str(asked.out), "notes": list(outcome.notes), "cluster": to_json(outcome.cluster)})
+            shared.print_json(
+                {"file": str(asked.out), "notes": list(outcome.notes), "cluster": to_json(outcome.cluster)}
+            )
             return
         typer.echo(text, nl=False)
         reporter.note(f"Wrote {asked.out}; next: spantrain doctor --cluster {asked.out}")
@@ -190,10 +192,10 @@ class DoctorArguments(MachineOptions):
     quick: Annotated[
         bool, typer.Option("--quick", help="Without loading torch and without measuring rates and encryption.")
     ] = False
-    json_: Json = False
+    json_: shared.Json = False
 
 
-@with_options(DoctorArguments)
+@shared.with_options(DoctorArguments)
 def doctor(asked: DoctorArguments, _: typer.Context) -> None:
     """Check machines and what goes between them, each line with a remedy; exit 1 where something would fail."""
     from spantrain.app.machines.doctor import DoctorOptions, examine
@@ -219,7 +221,7 @@ def doctor(asked: DoctorArguments, _: typer.Context) -> None:
     with clean_interrupt("doctor"), TerminalReporter(tables=not asked.json_) as reporter:
         report = examine(machines, options, reporter)
     if asked.json_:
-        print_json(to_json(report))
+        shared.print_json(to_json(report))
     else:
         _show_checks(report)
     if report.fail:
