@@ -14,17 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from spantrain.app.training.metrics import METRICS_FILE
 from spantrain.app.watching.view import VIEW_FILE
-from spantrain.config.artefacts import (
-    RUN_FORMAT,
-    read_artefact,
-    read_plan,
-    read_plan_report,
-    read_profile,
-    reference_to_profile,
-    write_artefact,
-    write_plan,
-    write_profile,
-)
+from spantrain.config import artefacts
 from spantrain.config.files.text_files import write_atomically
 from spantrain.config.traces.trace_file import write_decisions
 from spantrain.core.messages import DeviceDecisions
@@ -140,8 +130,8 @@ def write_run(folder: Path, content: RunContent) -> None:
     plan_name, profile_name = _write_inputs(folder, content)
     for name, plan in content.later_plans.items():
         path = folder / name
-        own = replace(plan, profile=reference_to_profile(folder / profile_name, path))
-        write_plan(own, path, read_plan_report(path) if path.exists() else None)
+        own = replace(plan, profile=artefacts.reference_to_profile(folder / profile_name, path))
+        artefacts.write_plan(own, path, artefacts.read_plan_report(path) if path.exists() else None)
     before = _sound_record(folder)
     ran = (*before.earlier_plans, before.plan) if before else ()
     earlier = ran[: ran.index(plan_name)] if plan_name in ran else ()  # where the run goes on under this plan
@@ -151,7 +141,7 @@ def write_run(folder: Path, content: RunContent) -> None:
     shifted = (replace(log, trace_shift_s=log.trace_shift_s - start_s) for log in content.decisions)
     write_decisions(shifted, folder / DECISIONS_FILE)
     record = replace(content.record, plan=names[-1], earlier_plans=names[:-1], profile=profile_name)
-    write_artefact(record, RUN_FORMAT, folder / RUN_FILE)
+    artefacts.write_artefact(record, artefacts.RUN_FORMAT, folder / RUN_FILE)
 
 
 def read_run_record(folder: Path) -> RunRecord | None:
@@ -161,7 +151,7 @@ def read_run_record(folder: Path) -> RunRecord | None:
         ConfigError: it is something else, or wrong.
     """
     path = folder / RUN_FILE
-    return read_artefact(RunRecord, RUN_FORMAT, path) if path.exists() else None
+    return artefacts.read_artefact(RunRecord, artefacts.RUN_FORMAT, path) if path.exists() else None
 
 
 def files_of_run(folder: Path) -> tuple[str, ...]:
@@ -214,19 +204,21 @@ def _write_inputs(folder: Path, content: RunContent) -> tuple[str, str]:
             return name, found
     ours = files_of_run(folder)
     with suppress(UsageError):
-        if read_profile(folder / "profile.json") == profile:
+        if artefacts.read_profile(folder / "profile.json") == profile:
             ours = (*ours, "profile.json")
     profile_path = _free(folder, "profile", ours)
-    write_profile(profile, profile_path)
+    artefacts.write_profile(profile, profile_path)
     plan_path = _free(folder, "plan", ours)
-    write_plan(replace(plan, profile=reference_to_profile(profile_path, plan_path)), plan_path, content.report)
+    artefacts.write_plan(
+        replace(plan, profile=artefacts.reference_to_profile(profile_path, plan_path)), plan_path, content.report
+    )
     return plan_path.name, profile_path.name
 
 
 def _profile_beside(path: Path, plan: Plan) -> str:
     """Return the profile that a plan's file names, if it holds this plan, made from the same, and both are there."""
     try:
-        found = read_plan(path)
+        found = artefacts.read_plan(path)
     except UsageError:
         return ""
     if found.profile is None or not (path.parent / found.profile.path).is_file():

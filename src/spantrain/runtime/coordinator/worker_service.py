@@ -10,15 +10,7 @@ from typing import Any
 from spantrain.config.files.json_codec import to_json
 from spantrain.runtime.checkpoint.coordinator_files import CoordinatorFiles
 from spantrain.runtime.checkpoint.saver import is_written_by
-from spantrain.runtime.control import requests
-from spantrain.runtime.control.data_requests import (
-    AskNextStep,
-    FetchPiece,
-    FetchRows,
-    FollowJournal,
-    OfferFile,
-    PutPiece,
-)
+from spantrain.runtime.control import data_requests, requests
 from spantrain.runtime.control.orders import AddedOrder
 from spantrain.runtime.control.plane import HOLD_S, Order, OrderRequest, Request, handlers_of
 from spantrain.runtime.coordinator.barrier import StepBarrier
@@ -116,7 +108,7 @@ class TrainingRun:
                 if self.meetings is None:
                     raise RemoteRefusal("this run takes part in no outer optimizer")
                 return self.meetings.meet(device, request.number, request.report)
-            case AskNextStep() | FetchRows():
+            case data_requests.AskNextStep() | data_requests.FetchRows():
                 if self.batches is None:
                     raise RemoteRefusal("no run on batches of a user's own loop is under way")
                 return self.batches.answer(request)
@@ -265,12 +257,12 @@ class WorkerService:
                 tell, device = self.under_way.on_progress, self._busy(peer)
                 self._later(functools.partial(tell, device, done, total, printable(text)))
                 return requests.Done()
-            case OfferFile() | PutPiece() | FetchPiece():
+            case data_requests.OfferFile() | data_requests.PutPiece() | data_requests.FetchPiece():
                 device, files = self._busy(peer), self.under_way.files
                 if files is None:
                     raise RemoteRefusal(f"device {device} has no order that moves files")
                 return files.answer(device, request)
-            case FollowJournal():
+            case data_requests.FollowJournal():
                 with self.changed:
                     device, journal = self.roster.of(peer).name, self.journal
                 if journal is None:

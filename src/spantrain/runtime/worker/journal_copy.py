@@ -11,13 +11,7 @@ from spantrain.errors import Interrupted, SpanTrainError
 from spantrain.runtime.checkpoint.manifest import MANIFEST_FILE, MARKER, write_marker
 from spantrain.runtime.checkpoint.saver import CHECKPOINTS
 from spantrain.runtime.checkpoint.tensor_file import Disk, step_folder
-from spantrain.runtime.control.data_requests import (
-    CREDENTIALS_FILE,
-    JOURNAL_FILE,
-    JOURNAL_FOLDER,
-    FollowJournal,
-    JournalPiece,
-)
+from spantrain.runtime.control import data_requests
 from spantrain.runtime.control.plane import ControlPlane
 
 _END_S = 5.0
@@ -32,7 +26,7 @@ class JournalCopy:
     def __init__(self, control: ControlPlane, run: Path) -> None:
         """Keep it in a run's folder here."""
         self.control = control
-        self._run, self._folder, self._checkpoints = run, run / JOURNAL_FOLDER, run / CHECKPOINTS
+        self._run, self._folder, self._checkpoints = run, run / data_requests.JOURNAL_FOLDER, run / CHECKPOINTS
         self._closed = threading.Event()
         self._saved: Path | None = None
         """The checkpoint whose manifest is here."""
@@ -49,7 +43,7 @@ class JournalCopy:
     def remove(self) -> None:
         """End, and remove the copy: no run is to be gone on with."""
         self._closed.set()
-        for name in (JOURNAL_FILE, CREDENTIALS_FILE):
+        for name in (data_requests.JOURNAL_FILE, data_requests.CREDENTIALS_FILE):
             (self._folder / name).unlink(missing_ok=True)
         with suppress(OSError):  # something of others is in it
             self._folder.rmdir()
@@ -59,7 +53,7 @@ class JournalCopy:
     def _keep(self) -> None:
         try:
             make_private_folder(self._folder)
-            with (self._folder / JOURNAL_FILE).open("ab") as journal:
+            with (self._folder / data_requests.JOURNAL_FILE).open("ab") as journal:
                 fcntl.flock(journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 journal.truncate(0)
                 while not self._closed.is_set():
@@ -70,7 +64,9 @@ class JournalCopy:
                         self.remove()
                         return
                     if answer.credentials:
-                        write_atomically(self._folder / CREDENTIALS_FILE, answer.credentials, private=True)
+                        write_atomically(
+                            self._folder / data_requests.CREDENTIALS_FILE, answer.credentials, private=True
+                        )
                     if answer.manifest:
                         self._keep_manifest(answer)
                     journal.write(answer.piece)
@@ -80,7 +76,7 @@ class JournalCopy:
         except (OSError, SpanTrainError) as error:  # the coordinator is lost: the copy stays
             _log.warning("%s: the copy of the journal ends: %s", self._folder, error)
 
-    def _keep_manifest(self, told: JournalPiece) -> None:
+    def _keep_manifest(self, told: data_requests.JournalPiece) -> None:
         """Have the newest checkpoint be one of the run's folder here; its files lie where devices have written them."""
         before, folder = self._saved, step_folder(self._checkpoints, told.manifest_step)
         write_atomically(folder / MANIFEST_FILE, told.manifest)
@@ -96,9 +92,9 @@ class JournalCopy:
         with suppress(OSError):  # files of this device are in it
             folder.rmdir()
 
-    def _next(self, offset: int) -> JournalPiece | None:
+    def _next(self, offset: int) -> data_requests.JournalPiece | None:
         try:
-            said = FollowJournal(offset=offset, manifests=self._manifests, folder=str(self._run))
+            said = data_requests.FollowJournal(offset=offset, manifests=self._manifests, folder=str(self._run))
             return self.control.ask(said)
         except Interrupted:  # an order has ended, and no run
             self._closed.wait(_AGAIN_S)

@@ -21,15 +21,8 @@ from spantrain.runtime.checkpoint.holding import Holding, first_names, held_tens
 from spantrain.runtime.control.ahead import AheadChange, AheadState
 from spantrain.runtime.redistribution.transfer import packed_words, unpacked_words
 from spantrain.runtime.step.context import WorkerContext
-from spantrain.runtime.worker.keeping import copying
+from spantrain.runtime.worker.keeping import copying, stage_copy
 from spantrain.runtime.worker.keeping.copying import Carrier, CopyLink, CopyReceiver, CopySender, Fetch, fetch_from
-from spantrain.runtime.worker.keeping.stage_copy import (
-    StageCopy,
-    bytes_of_step,
-    copy_of,
-    most_bytes_of_step,
-    summed_of,
-)
 from spantrain.runtime.worker.plan_part import PlanPart
 from spantrain.runtime.worker.switch import Held
 
@@ -115,7 +108,7 @@ class AheadGiver:
     def before_update(self, step: int, grad_norm: float | None) -> None:
         """Take what is summed in a step, whose update is about to be done; without a norm there is none."""
         self._copy.before_update()
-        flat = bytes_of_step(self._holding)
+        flat = stage_copy.bytes_of_step(self._holding)
         words = _StepWords(step=step, grad_norm=grad_norm, size_bytes=flat.numel(), ends=False)
         self._steps.append(
             deque([words.packed(), *(piece for piece in torch.split(flat, copying.PIECE_BYTES) if piece.numel())])
@@ -129,7 +122,7 @@ class AheadGiver:
 class AheadTaker:
     """Takes units of another device ahead."""
 
-    def __init__(self, link: CopyLink, copy: StageCopy, held: Sequence[Held], step: int | None) -> None:
+    def __init__(self, link: CopyLink, copy: stage_copy.StageCopy, held: Sequence[Held], step: int | None) -> None:
         """Ask for what is lacking.
 
         Args:
@@ -144,7 +137,7 @@ class AheadTaker:
         self.is_ended = False
         """Whether it is the step with which it goes on."""
         self._arriving = CopyReceiver(link, copy.holding, copy.optimizer, held)
-        self._most_bytes = most_bytes_of_step(copy.holding)
+        self._most_bytes = stage_copy.most_bytes_of_step(copy.holding)
         self._number: int | None = None
         self._words: _StepWords | None = None
         """Of the step that comes now."""
@@ -186,7 +179,9 @@ class AheadTaker:
         if come > words.size_bytes:
             raise ProtocolError(f"{self._link.ward}: sent {come} bytes of a step of {words.size_bytes}")
         flat = torch.cat(self._come) if self._come else torch.empty(0, dtype=torch.uint8)
-        self.copy.update(job, words.step, words.grad_norm, summed_of(flat, self.copy.holding, self._link.ward))
+        self.copy.update(
+            job, words.step, words.grad_norm, stage_copy.summed_of(flat, self.copy.holding, self._link.ward)
+        )
         self._words, self._come, self.step = None, [], words.step + 1
 
 
@@ -218,7 +213,7 @@ class StateAhead:
                 holding = self._part.holding.of(self._names(copy.units))
                 givers.append(AheadGiver(link, holding, self._part.optimizer, fetch_from(device)))
             else:
-                room = copy_of(plan, self._here.graph, self._here.job, copy.giver, copy.units)
+                room = stage_copy.copy_of(plan, self._here.graph, self._here.job, copy.giver, copy.units)
                 takers.append(AheadTaker(link, room, held, step))
         self._givers, self._takers = tuple(givers), tuple(takers)
 
