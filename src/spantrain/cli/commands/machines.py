@@ -124,7 +124,7 @@ class InitArguments(MachineOptions):
 @shared.with_options(InitArguments)
 def init(asked: InitArguments, _: typer.Context) -> None:
     """Write a cluster file from what machines are: this one, or those of SSH, Slurm, Kubernetes or torchrun."""
-    from spantrain.app.machines.init import found_cluster, gathered_cluster
+    from spantrain.app.machines.describe import found_cluster, gathered_cluster
     from spantrain.cli.render.render import TerminalReporter
 
     try:

@@ -1,9 +1,10 @@
 """Carries out orders: measuring, training, what installed packages add."""
 
 import os
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from torch.distributed import Store
 
@@ -11,21 +12,23 @@ from spantrain.core.plan import Plan
 from spantrain.core.trace import DeviceStep
 from spantrain.devices.base import ComputeDevice
 from spantrain.devices.registry import open_device
+from spantrain.errors import ProtocolError
+from spantrain.plugins import with_plugins
 from spantrain.profiler.compute import Bench, measure_tasks, measure_units
 from spantrain.profiler.network import Software, echo_probes, measure_directions
 from spantrain.profiler.network_probes import Prober, warm_up_links
 from spantrain.runtime.channels import MailboxChannel
 from spantrain.runtime.checkpoint.device_files import bring_all
 from spantrain.runtime.control import orders
-from spantrain.runtime.control.plane import ControlPlane
+from spantrain.runtime.control.orders import ORDERS, AddedOrder
+from spantrain.runtime.control.plane import ControlPlane, Order
 from spantrain.runtime.control.requests import Done, FindMeetingPoint, HeldState, MeetingPoint, Progress
 from spantrain.runtime.gradients.groups import StageGroups, hold_store, open_groups, reach_store
 from spantrain.runtime.step.context import WorkerLinks, admit
 from spantrain.runtime.step.emulation import law_of
-from spantrain.runtime.worker.added_orders import added_orders
 from spantrain.runtime.worker.carry_on import give
 from spantrain.runtime.worker.journal_copy import JournalCopy
-from spantrain.runtime.worker.keeping.follow_session import FollowSession
+from spantrain.runtime.worker.keeping.ahead import FollowSession
 from spantrain.runtime.worker.settings import WorkerSettings
 from spantrain.runtime.worker.stale_session import session_of
 from spantrain.runtime.worker.trainer import TrainSession
@@ -33,6 +36,46 @@ from spantrain.runtime.worker.user_functions import with_own_functions
 from spantrain.runtime.worker.watch import Watch, connections, cut
 from spantrain.transport.connection.peers import PeerAddress
 from spantrain.transport.mailbox.mailbox import MailboxLike
+
+ENTRY_POINTS = "spantrain.orders"
+
+Meet = Callable[[int, int, bool], Store]
+"""(generation, stage, leads) -> a store where all devices of the order meet."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegisteredOrder:
+    """An order of an installed package, and how a worker carries it out."""
+
+    name: str
+    """On the wire: of the entry point and of the order's class."""
+    kind: type[AddedOrder[Any]]
+    perform: Callable[[Any, WorkerLinks, Meet], object]
+    """Of such an order; returns its result."""
+
+
+def added_orders() -> Mapping[str, RegisteredOrder]:
+    """Return those that are installed, by name.
+
+    Raises:
+        UsageError: one cannot be loaded or is no order.
+    """
+    return with_plugins({}, ENTRY_POINTS, RegisteredOrder, "order")
+
+
+def order_kind(name: str) -> type[Order[Any]]:
+    """Return what an order of that name is.
+
+    Raises:
+        ProtocolError: there is none on this machine.
+    """
+    if name in ORDERS:
+        return ORDERS[name]
+    added = added_orders()
+    if name not in added:
+        raise ProtocolError(f"no order {name!r} here; install the same packages on this machine as the coordinator has")
+    return added[name].kind
+
 
 _COLLECTIVE_TIMEOUT_S = 300.0
 """How long a device waits for another of its stage that lives; the watch ends a wait for one that does not."""

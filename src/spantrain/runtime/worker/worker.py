@@ -20,8 +20,7 @@ from spantrain.models.tracing.factory import what_was_raised
 from spantrain.recovery.detection import HEARTBEAT_S
 from spantrain.runtime.control import requests
 from spantrain.runtime.control.plane import GrpcControlPlane
-from spantrain.runtime.worker.added_orders import order_kind
-from spantrain.runtime.worker.perform import OrderRunner
+from spantrain.runtime.worker.perform import OrderRunner, order_kind
 from spantrain.runtime.worker.settings import WorkerSettings
 from spantrain.runtime.worker.watch import Watch, standing_of, unreached
 from spantrain.transport.control.address import Address

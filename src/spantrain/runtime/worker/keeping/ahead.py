@@ -3,28 +3,35 @@
 Who is to have units of another's copies them beside the steps (`runtime.worker.keeping.copying`); what the giver sums
 in steps meanwhile comes behind, in the order of steps, each with the norm that its update takes. Nobody waits for it,
 and it counts for nothing before the change: there both sides come to the same step, and the taker goes on with it.
-As a virtual machine is moved while it runs, where what has changed is what is summed.
+As a virtual machine is moved while it runs, where what has changed is what is summed. A device that joins follows the
+run so until that goes over to the plan that it is in.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from spantrain.core.job import TrainJob
+from spantrain.core.messages import ControlKey
 from spantrain.errors import ProtocolError
 from spantrain.models.statistics import named_statistics
 from spantrain.models.units import parameter_names
 from spantrain.runtime.checkpoint.holding import Holding, first_names, held_tensors
 from spantrain.runtime.control.ahead import AheadChange, AheadState
+from spantrain.runtime.control.orders import FollowOrder, KeptState
+from spantrain.runtime.control.requests import Done
 from spantrain.runtime.redistribution.transfer import packed_words, unpacked_words
-from spantrain.runtime.step.context import WorkerContext
+from spantrain.runtime.step.context import WorkerContext, WorkerLinks
+from spantrain.runtime.worker.carry_on import LeftState
 from spantrain.runtime.worker.keeping import copying, stage_copy
 from spantrain.runtime.worker.keeping.copying import Carrier, CopyLink, CopyReceiver, CopySender, Fetch, fetch_from
+from spantrain.runtime.worker.keeping.stage_copy import copy_of
 from spantrain.runtime.worker.plan_part import PlanPart
 from spantrain.runtime.worker.switch import Held
+from spantrain.transport.mailbox.mailbox import MailboxLike
 
 _LEAST_BYTES, _MOST_WAITING = 2**20, 2
 """What may wait of steps that are summed: so many bytes, or so many times what is copied."""
@@ -260,3 +267,74 @@ class StateAhead:
         chosen, first = [by_unit[unit] for unit in units], first_names(plan.model, self._here.graph)
         names = {name for unit in chosen for name in parameter_names(unit).values()}
         return {first.get(name, name) for name in names} | named_statistics(chosen).keys()
+
+
+_POLL_S = 0.25
+
+
+class MailboxCarrier:
+    """Messages of a device that has no part in the plan."""
+
+    def __init__(self, mailbox: MailboxLike, check_abort: Callable[[], None]) -> None:
+        self._mailbox, self._check_abort = mailbox, check_abort
+        self._come: dict[tuple[int, str], tuple[Tensor, ...]] = {}
+
+    def send_message(self, target: str, key: ControlKey, tensors: tuple[Tensor, ...]) -> None:
+        """Send to another device."""
+        while self.try_send(target, key, tensors) is None:
+            self.wait()
+
+    def try_send(self, target: str, key: ControlKey, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+        """Send if there is room; return nothing, or None if there is none."""
+        return () if self._mailbox.send(target, key, tensors, timeout_s=0.0) else None
+
+    def try_take(self, step: int, lane: str) -> tuple[Tensor, ...] | None:
+        """Return a lane's message of a step, or None if it has not come."""
+        return self._come.pop((step, lane), None)
+
+    def wait(self) -> None:
+        """Take in what comes, or return after a moment.
+
+        Raises:
+            Interrupted: the order is over.
+            ProtocolError: samples have come.
+        """
+        self._check_abort()
+        for message in self._mailbox.receive(_POLL_S):
+            if not isinstance(message.key, ControlKey):
+                raise ProtocolError(f"{message.source} sent {message.key} to a device that has no part in the plan")
+            self._come[message.key.step, message.key.lane] = message.tensors
+
+
+class FollowSession:
+    """One follow order on one device."""
+
+    def __init__(self, order: FollowOrder, links: WorkerLinks) -> None:
+        """Have room for what is to be taken."""
+        self._order = order
+        self._carrier = MailboxCarrier(links.mailbox, links.check_abort)
+        mine = [copy for copy in order.change.copies if copy.taker == links.name]
+        rooms = [(copy.giver, copy_of(order.plan, order.graph, order.job, copy.giver, copy.units)) for copy in mine]
+        self._takers = tuple(
+            AheadTaker(link_of(order.change, self._carrier, order.plan.generation, giver, links.name), room, (), None)
+            for giver, room in rooms
+        )
+
+    def run(self) -> Done:
+        """Follow until the present plan ends.
+
+        Raises:
+            PeerLostError, Interrupted: another device went away, or the order was ended.
+            ProtocolError: another device sends something else than it should.
+        """
+        while not all(taker.is_ended for taker in self._takers):
+            self._carrier.wait()
+            for taker in self._takers:
+                taker.go_on(self._order.job)
+        return Done()
+
+    def leave(self, kept: KeptState, first_step: int) -> LeftState | None:  # noqa: ARG002 - as of a train order
+        """Return what this device has of the state before a step, if it has come to that."""
+        if any(not taker.is_ended or taker.step != first_step for taker in self._takers):
+            return None
+        return LeftState(part=None, scalars={}, kept=tuple(taker.copy for taker in self._takers))
