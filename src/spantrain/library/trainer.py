@@ -27,11 +27,10 @@ from spantrain.library.streaming import Dealer, Shuffled, Streamed, is_stream
 from spantrain.models.adapters import LoraForm, with_lora
 from spantrain.models.build import unit_names, whole_model, whole_parameters
 from spantrain.models.data.chat import ChatSamples
-from spantrain.models.data.choice import user_functions
+from spantrain.models.data.choice import user_functions, with_own_functions
 from spantrain.models.data.dataset import Dataset, open_dataset
 from spantrain.models.tracing.factory import check_not_importing
 from spantrain.runtime.checkpoint.manifest import final_checkpoint, read_manifest
-from spantrain.runtime.worker.user_functions import with_own_functions
 
 if TYPE_CHECKING:
     import torch

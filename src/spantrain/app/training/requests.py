@@ -24,13 +24,13 @@ from spantrain.core.profile import Profile
 from spantrain.core.units import ModelSpec
 from spantrain.core.update.optimizers import division_refusal
 from spantrain.errors import ConfigError, PlanError
+from spantrain.models.data.choice import with_own_functions
 from spantrain.models.sources import DROPOUT
 from spantrain.planner.present import NewPlan
 from spantrain.recovery.policy import OnLoss
 from spantrain.runtime.checkpoint.manifest import Manifest, latest_checkpoint, read_manifest
 from spantrain.runtime.coordinator.advice import Adviser
 from spantrain.runtime.coordinator.batches import EXTERNAL, BatchQueue
-from spantrain.runtime.worker.user_functions import with_own_functions
 from spantrain.schedule.at_once import about_samples, check_samples_at_once
 from spantrain.schedule.joint import check_joint, joint_refusal, statistics_spans
 from spantrain.schedule.layout import check_limits

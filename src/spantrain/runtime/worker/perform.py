@@ -13,6 +13,7 @@ from spantrain.core.trace import DeviceStep
 from spantrain.devices.base import ComputeDevice
 from spantrain.devices.registry import open_device
 from spantrain.errors import ProtocolError
+from spantrain.models.data.choice import with_own_functions
 from spantrain.plugins import with_plugins
 from spantrain.profiler.compute import Bench, measure_tasks, measure_units
 from spantrain.profiler.network import Software, echo_probes, measure_directions
@@ -32,7 +33,6 @@ from spantrain.runtime.worker.keeping.ahead import FollowSession
 from spantrain.runtime.worker.settings import WorkerSettings
 from spantrain.runtime.worker.stale_session import session_of
 from spantrain.runtime.worker.trainer import TrainSession
-from spantrain.runtime.worker.user_functions import with_own_functions
 from spantrain.runtime.worker.watch import Watch, connections, cut
 from spantrain.transport.connection.peers import PeerAddress
 from spantrain.transport.mailbox.mailbox import MailboxLike
