@@ -19,6 +19,10 @@ from spantrain.core.update.rates import needs_end
 from spantrain.errors import ConfigError
 from spantrain.formats.precision import LOW_WEIGHTS
 
+__all__ = ["TrainingArguments"]
+
+T = TypeVar("T")
+
 _BATCH = "devices are not alike, so the planner shares samples out; say train_batch_size, the samples of a step"
 _EVALUATION = "held-out samples are shared out as those of training are; leave it out"
 _LOADING = "samples are read on the devices that need them, in an order that every plan has; leave it out"
@@ -84,11 +88,6 @@ _REASONS: Mapping[str, tuple[str, ...]] = {
     "it is called eval_strategy": ("evaluation_strategy",),
 }  # fmt: skip
 ELSEWHERE: Mapping[str, str] = MappingProxyType({name: why for why, names in _REASONS.items() for name in names})
-
-
-__all__ = ["TrainingArguments"]
-
-T = TypeVar("T")
 
 _OPTIM: Mapping[str, str] = MappingProxyType({"adamw_torch": "adamw", "adamw_torch_fused": "adamw"})
 """Names that the library has for torch's optimizers, where they are not torch's own."""

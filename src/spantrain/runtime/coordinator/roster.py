@@ -41,7 +41,7 @@ _REPLACED_PART = 1 / 3
 _MAX_TEXT = 2000
 
 
-class _DeviceError(PeerLostError):
+class _DeviceError(SpanTrainError):
     """Names a device; made of a text alone, too, as whoever adds to the text of an error makes it anew."""
 
     def __init__(self, text: str, *, device: str = "", why: str = "") -> None:  # the text alone: `cli` adds to it
@@ -50,21 +50,16 @@ class _DeviceError(PeerLostError):
         self.why = why
 
 
-class OrderAbandonedError(_DeviceError):
+class OrderAbandonedError(_DeviceError, PeerLostError):
     """A device gave up an order and lays it on another one, which may not have noticed."""
 
 
-class DeviceLostError(_DeviceError):
+class DeviceLostError(_DeviceError, PeerLostError):
     """A device that takes part in an order has gone."""
 
 
-class DeviceMemoryError(WorkerError):
+class DeviceMemoryError(_DeviceError, WorkerError):
     """A device that takes part in an order ran out of memory; its worker is there."""
-
-    def __init__(self, text: str, *, device: str = "", why: str = "") -> None:  # the text alone: `cli` adds to it
-        super().__init__(text)
-        self.device = device
-        self.why = why
 
 
 @dataclass
