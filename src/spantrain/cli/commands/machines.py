@@ -79,27 +79,25 @@ class MachineOptions:
             ConfigError: two ways are named.
             UsageError: what is named makes no sense, or cannot be asked.
         """
-        from spantrain.reach.allocations import (
-            inventory_machines,
-            kubernetes_machines,
-            named_machines,
-            own_name,
-            slurm_machines,
-        )
+        from spantrain.reach import allocations
         from spantrain.reach.machines import this_machine
         from spantrain.runtime.launch.environment import Environment
 
         match self.given:
             case ["--ssh"]:
-                return named_machines((self.ssh or "").split(","), "ssh", python=self.python, options=self.ssh_words)
+                return allocations.named_machines(
+                    (self.ssh or "").split(","), "ssh", python=self.python, options=self.ssh_words
+                )
             case ["--inventory"]:
-                return inventory_machines(self.inventory or Path(), python=self.python, options=self.ssh_words)
+                return allocations.inventory_machines(
+                    self.inventory or Path(), python=self.python, options=self.ssh_words
+                )
             case ["--slurm"]:
-                return slurm_machines(Environment.read(os.environ).slurm_nodes, python=self.python)
+                return allocations.slurm_machines(Environment.read(os.environ).slurm_nodes, python=self.python)
             case ["--kubernetes"]:
-                return kubernetes_machines(self.kubernetes or "", self.selector, python=self.python)
+                return allocations.kubernetes_machines(self.kubernetes or "", self.selector, python=self.python)
             case _:
-                return (this_machine(own_name()),)
+                return (this_machine(allocations.own_name()),)
 
 
 @dataclass(frozen=True, kw_only=True)

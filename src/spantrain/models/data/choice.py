@@ -10,16 +10,8 @@ from spantrain.config.files.text_files import is_file, read_text
 from spantrain.core.units import MAX_SEQUENCE, ChatForm, ModelSpec
 from spantrain.errors import ConfigError
 from spantrain.models.catalog.catalog import is_text, resolve_model
+from spantrain.models.data import records
 from spantrain.models.data.conversations import CHAT_TEMPLATES, conversation_fields
-from spantrain.models.data.records import (
-    SAVED_SET_FILES,
-    TEXT_FIELDS,
-    TOKEN_FIELDS,
-    is_saved_set,
-    record_files,
-    record_parts,
-    saved_columns,
-)
 from spantrain.models.sources import DROPOUT, hf_configuration, is_factory, source_digest
 
 IMAGE_SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".webp"})
@@ -224,10 +216,11 @@ def _dataset(spec: ModelSpec, data: str) -> str:
         raise ConfigError(f"model {spec.name}: data {data} cannot be used: this model reads images, and this is {kind}")
     if kind == "images" and not reads_images and spec.objective in _OBJECTIVES:
         raise ConfigError(f"model {spec.name}: data {data} cannot be used: this model reads text, and these are images")
-    if kind == "hf" and not is_saved_set(path):
+    if kind == "hf" and not records.is_saved_set(path):
         raise ConfigError(
-            f"data {data}: {path} holds no data set that `datasets` saved: wanted {' or '.join(SAVED_SET_FILES)} in "
-            "it; write one with Dataset.save_to_disk, or give images:FOLDER or text:FOLDER"
+            f"data {data}: {path} holds no data set that `datasets` saved: wanted "
+            f"{' or '.join(records.SAVED_SET_FILES)} in it; write one with Dataset.save_to_disk, or give "
+            "images:FOLDER or text:FOLDER"
         )
     pictures = path.glob("*/**/*") if path.is_dir() else ()
     if kind == "images" and not any(file.suffix.lower() in IMAGE_SUFFIXES for file in pictures):
@@ -240,19 +233,19 @@ def _dataset(spec: ModelSpec, data: str) -> str:
 
 def _kind_of(path: Path, spec: ModelSpec) -> str:
     """Return what lies at a path; of rows the first one tells."""
-    if is_saved_set(path):
-        return CHAT if conversation_fields(dict.fromkeys(saved_columns(path), "")) else "hf"
+    if records.is_saved_set(path):
+        return CHAT if conversation_fields(dict.fromkeys(records.saved_columns(path), "")) else "hf"
     is_rows = path.is_file() and path.suffix in (".jsonl", ".ndjson", ".parquet")
-    if is_text(spec) and record_files(path):
+    if is_text(spec) and records.record_files(path):
         try:
-            _, row = next(record_parts(path)[0], ("", {}))
+            _, row = next(records.record_parts(path)[0], ("", {}))
         except ConfigError:
             if is_rows:
                 raise
             return "text"
-        if conversation_fields(row) and not any(name in row for name in (*TEXT_FIELDS, *TOKEN_FIELDS)):
+        if conversation_fields(row) and not any(name in row for name in (*records.TEXT_FIELDS, *records.TOKEN_FIELDS)):
             return CHAT
-        is_rows = is_rows or any(name in row for name in (*TEXT_FIELDS, *TOKEN_FIELDS))
+        is_rows = is_rows or any(name in row for name in (*records.TEXT_FIELDS, *records.TOKEN_FIELDS))
     if is_rows:
         return "jsonl"
     return "text" if path.is_file() or is_text(spec) else "images"

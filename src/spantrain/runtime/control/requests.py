@@ -11,15 +11,8 @@ from spantrain.core.plan import Plan
 from spantrain.core.speed import LinkReport
 from spantrain.core.trace import DeviceStep
 from spantrain.errors import Interrupted, PeerLostError
+from spantrain.runtime.control import data_requests as data
 from spantrain.runtime.control.ahead import AheadChange, AheadState
-from spantrain.runtime.control.data_requests import (
-    AskNextStep,
-    FetchPiece,
-    FetchRows,
-    FollowJournal,
-    OfferFile,
-    PutPiece,
-)
 from spantrain.runtime.control.plane import OrderRequest, Request
 from spantrain.transport.control.protocol import HEARTBEAT
 
@@ -355,7 +348,7 @@ class Reach(OrderRequest[Done], name="reach"):
 
 REQUESTS: tuple[type[Request[Any]], ...] = (
     Introduction, Goodbye, Heartbeat, ReadClock, AskForOrder, Progress, Ready, Begin, FindMeetingPoint, DeviceReport,
-    TellStep, SavedFile, OfferFile, PutPiece, FetchPiece, OuterCall, AskNextStep, FetchRows, Reach,
-    FollowJournal,
+    TellStep, SavedFile, data.OfferFile, data.PutPiece, data.FetchPiece, OuterCall, data.AskNextStep, data.FetchRows,
+    Reach, data.FollowJournal,
 )  # fmt: skip
 """All that a worker may ask."""
