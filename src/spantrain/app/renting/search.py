@@ -37,34 +37,6 @@ REPLACED_S = 600.0
 """Until another machine stands in the place of one that was taken away: an assumption."""
 CHECKPOINT_S = 600.0
 """Between two checkpoints, to which a run goes back where nobody else holds what is lost: on average by half of it."""
-
-
-def loss_of_host_s(plan: Plan, profile: Profile, host: str, optimizer: str, step_s: float) -> float:
-    """Return the seconds that it costs a run of this plan, as it was, in all, that a host is taken away.
-
-    `optimizer` has the name that `cost.memory` gives it.
-    """
-    gone = set(profile.cluster.host_by_name[host].devices)
-    present = frozenset(name for name in profile.cluster.device_by_name if name not in gone)
-    if not gone & set(plan.devices):
-        return 0.0
-    held = with_keepers(plan, profile, optimizer, None)
-    holders = present & set(plan.devices)
-    goes_back = not holds_all(held, holders)
-    again_s = CHECKPOINT_S / 2 if goes_back else step_s / 2
-    pause_s = detect_s(alone=not present) + PREPARED_S + again_s
-    try:
-        light = light_plan(held, profile, present, optimizer=optimizer).plan if present else None
-    except (PlanError, ProfileError):
-        light = None
-    if light is None:
-        return pause_s + REPLACED_S
-    there_s, _ = moved(profile, optimizer, held, frozenset() if goes_back else holders, light)
-    back_s, _ = moved(profile, optimizer, light, frozenset(light.devices), plan)
-    slower = max(0.0, 1 - step_s / predict(light, profile).step_s)
-    return pause_s + there_s + back_s + slower * REPLACED_S
-
-
 _EFFORT = 48.0
 """What may be planned for, in plans for one host; see `_effort`."""
 _ONE_BY_ONE = 32
@@ -301,3 +273,29 @@ def _effort(candidate: Candidate) -> float:
     if hosts == 1:
         return 1.0
     return 1 + (hosts * candidate.devices / 10 if candidate.devices <= _ONE_BY_ONE else 3)
+
+
+def loss_of_host_s(plan: Plan, profile: Profile, host: str, optimizer: str, step_s: float) -> float:
+    """Return the seconds that it costs a run of this plan, as it was, in all, that a host is taken away.
+
+    `optimizer` has the name that `cost.memory` gives it.
+    """
+    gone = set(profile.cluster.host_by_name[host].devices)
+    present = frozenset(name for name in profile.cluster.device_by_name if name not in gone)
+    if not gone & set(plan.devices):
+        return 0.0
+    held = with_keepers(plan, profile, optimizer, None)
+    holders = present & set(plan.devices)
+    goes_back = not holds_all(held, holders)
+    again_s = CHECKPOINT_S / 2 if goes_back else step_s / 2
+    pause_s = detect_s(alone=not present) + PREPARED_S + again_s
+    try:
+        light = light_plan(held, profile, present, optimizer=optimizer).plan if present else None
+    except (PlanError, ProfileError):
+        light = None
+    if light is None:
+        return pause_s + REPLACED_S
+    there_s, _ = moved(profile, optimizer, held, frozenset() if goes_back else holders, light)
+    back_s, _ = moved(profile, optimizer, light, frozenset(light.devices), plan)
+    slower = max(0.0, 1 - step_s / predict(light, profile).step_s)
+    return pause_s + there_s + back_s + slower * REPLACED_S

@@ -12,6 +12,12 @@ from spantrain.runtime.control.requests import HeldState, Introduction, OrderFai
 from spantrain.transport.connection.peers import PeerAddress
 from spantrain.transport.control.protocol import RemoteRefusal
 
+RANK_PREFIX = "rank-"
+"""A worker of this name and a number stands for the device of that number."""
+_REPLACED_PART = 1 / 3
+"""Of the silence that makes a worker lost: after that, another one of its name may take its place."""
+_MAX_TEXT = 2000
+
 
 def join_command(join: str, token: str, device: str) -> str:
     """Return what to run on a device's machine; the token is not among its options, which others there can see."""
@@ -32,13 +38,6 @@ class WorkerStarter:
         """Return where a worker's output goes."""
         del device
         return "what its worker has printed, on its own machine"
-
-
-RANK_PREFIX = "rank-"
-"""A worker of this name and a number stands for the device of that number."""
-_REPLACED_PART = 1 / 3
-"""Of the silence that makes a worker lost: after that, another one of its name may take its place."""
-_MAX_TEXT = 2000
 
 
 class _DeviceError(SpanTrainError):
