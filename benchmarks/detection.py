@@ -22,7 +22,7 @@ from pathlib import Path
 
 import psutil
 
-from spantrain.runtime.coordinator.awaiting import wait_for
+from spantrain.app.session import wait_for
 from spantrain.runtime.coordinator.coordinator import Coordinator
 from spantrain.runtime.launch.launcher import LocalWorkers, WorkerPlacement
 from spantrain.runtime.worker.settings import WorkerSettings

@@ -57,7 +57,7 @@ BENCHMARKS = (
         name="interleaved",
         title="Several stages on each device",
         script="interleaved.py",
-        shows="our orders beside interleaved 1F1B, ZB-V and ZB-2P in the same memory, and what published measurements say",
+        shows="our orders beside interleaved 1F1B, ZB-V and ZB-2P in the same memory, and published measurements",
         emulated="Nothing is emulated or trained: steps are simulated with made-up seconds.",
     ),
     Benchmark(

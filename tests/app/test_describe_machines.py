@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from spantrain.app.machines.describe import ClusterDraft, guessed_kind, own_kind
-from spantrain.app.machines.init import described_cluster
+from spantrain.app.machines.describe import ClusterDraft, described_cluster, guessed_kind, own_kind
 from spantrain.app.reporter import SilentReporter
 from spantrain.config.cluster_file import PRESET_NAMES, load_preset, parse_cluster
 from spantrain.config.cluster_text import cluster_text

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from spantrain.app.machines.describe import found_cluster
 from spantrain.app.machines.doctor import DoctorOptions, examine
-from spantrain.app.machines.init import found_cluster
 from spantrain.app.reporter import SilentReporter
 from spantrain.core.cluster import Cluster, Host, Link, Site
 from spantrain.reach.facts import probe

@@ -2,8 +2,7 @@
 
 import pytest
 
-from spantrain.app.planning.light_change import light_change
-from spantrain.app.planning.protection import protected_step_s, with_keepers
+from spantrain.app.planning.protection import light_change, protected_step_s, with_keepers
 from spantrain.app.profiling.describe import described_profile
 from spantrain.config.cluster_file import load_preset
 from spantrain.cost.moving import moved

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from spantrain.app.training.old_run import refuse_run, remove_old_run
-from spantrain.app.training.run_folder import RUN_FILE, RunRecord, check_not_of_a_run
+from spantrain.app.training.run_folder import RUN_FILE, RunRecord, check_not_of_a_run, refuse_run, remove_old_run
 from spantrain.config.artefacts import write_artefact
 from spantrain.errors import ConfigError
 

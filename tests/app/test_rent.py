@@ -10,8 +10,7 @@ from spantrain.app.profiling.describe import described_profile
 from spantrain.app.renting.candidates import Candidate, LeastCosts, Rented, cluster_text, paired, single_offers
 from spantrain.app.renting.choice import RentGoal
 from spantrain.app.renting.picture import draw_frontier, write_plot
-from spantrain.app.renting.preemption import CHECKPOINT_S, REPLACED_S, loss_of_host_s
-from spantrain.app.renting.search import RentRequest, rent
+from spantrain.app.renting.search import CHECKPOINT_S, REPLACED_S, RentRequest, loss_of_host_s, rent
 from spantrain.config.cluster_file import parse_cluster
 from spantrain.config.prices import load_prices, parse_prices, shipped_prices
 from spantrain.core.money.prices import Market

@@ -6,7 +6,7 @@ import re
 import pytest
 from typer.testing import CliRunner
 
-from spantrain.app.machines.init import found_cluster
+from spantrain.app.machines.describe import found_cluster
 from spantrain.app.reporter import SilentReporter
 from spantrain.cli.main import app, main
 from spantrain.config.cluster_file import load_cluster

@@ -7,8 +7,7 @@ from random import Random
 from fuzz.mutation import changed, corrupted
 from fuzz.target import Target
 from spantrain.app.machines.checks import common_lines, machine_lines, way_lines
-from spantrain.app.machines.describe import FoundMachine
-from spantrain.app.machines.init import described_cluster
+from spantrain.app.machines.describe import FoundMachine, described_cluster
 from spantrain.app.reporter import SilentReporter
 from spantrain.config.cluster_file import parse_cluster
 from spantrain.config.cluster_text import cluster_text

@@ -17,7 +17,7 @@ from spantrain.config.files.json_codec import from_json
 from spantrain.core.checkpoint import StoredFile, StoredTensor
 from spantrain.core.shares import TensorPart
 from spantrain.errors import ConfigError, ProtocolError
-from spantrain.runtime.control.batch_requests import AskNextStep, FetchRows
+from spantrain.runtime.control.data_requests import AskNextStep, FetchRows
 from spantrain.runtime.coordinator.batches import BatchQueue
 from spantrain.runtime.redistribution.exchange import ExchangeGroup, TensorBlock, place_of
 from spantrain.runtime.redistribution.transfer import TensorExchange

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 import spantrain
 from spantrain.app.session import SessionOptions
 from spantrain.errors import ConfigError
+from spantrain.library.arguments import ELSEWHERE
 from spantrain.library.callbacks import checked_callbacks
-from spantrain.library.elsewhere import ELSEWHERE
 from spantrain.library.setting import function_source, given_optimizer
 from spantrain.runtime.gradients.optimizer import build_optimizer, learning_rate
 from testing.patience import PATIENCE_S

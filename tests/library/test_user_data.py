@@ -8,10 +8,9 @@ import torch
 
 from spantrain.errors import ConfigError
 from spantrain.models.build import build_units, whole_model
-from spantrain.models.data.choice import model_on_data, user_functions, with_loss
+from spantrain.models.data.choice import model_on_data, user_functions, with_loss, with_own_functions
 from spantrain.models.data.dataset import open_dataset
 from spantrain.models.data.user import batch_of, samples_of
-from spantrain.runtime.worker.user_functions import with_own_functions
 
 
 def spec_of(user_file, build="build", data=None):

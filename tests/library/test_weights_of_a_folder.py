@@ -12,7 +12,7 @@ from spantrain.core.span import Span
 from spantrain.errors import ConfigError
 from spantrain.models.data.choice import model_on_data
 from spantrain.models.data.dataset import open_dataset
-from spantrain.models.randomness.reference import seeded
+from spantrain.models.randomness.draws import seeded
 from spantrain.models.sampler import Sampler
 from spantrain.models.units import sample_losses
 

@@ -14,7 +14,7 @@ from spantrain.errors import ProtocolError
 from spantrain.models.catalog.catalog import resolve_model
 from spantrain.models.data.dataset import open_dataset
 from spantrain.models.units import COUNTED, LABELS, counted_labels
-from spantrain.runtime.control.batch_requests import AskNextStep, FetchRows
+from spantrain.runtime.control.data_requests import AskNextStep, FetchRows
 from spantrain.runtime.control.plane import handlers_of
 from spantrain.runtime.coordinator.batches import BatchQueue, QueuedFeed
 from spantrain.runtime.step.work import SampledFeed

@@ -11,7 +11,7 @@ from spantrain.errors import ProtocolError
 from spantrain.runtime.checkpoint import coordinator_files
 from spantrain.runtime.checkpoint.coordinator_files import CoordinatorFiles
 from spantrain.runtime.checkpoint.tensor_file import Disk
-from spantrain.runtime.control.file_requests import PIECE_BYTES, FetchPiece, FileWanted, OfferFile, PutPiece
+from spantrain.runtime.control.data_requests import PIECE_BYTES, FetchPiece, FileWanted, OfferFile, PutPiece
 from spantrain.runtime.control.requests import SavedFile
 from spantrain.transport.control.protocol import RemoteRefusal
 

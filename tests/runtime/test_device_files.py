@@ -9,7 +9,7 @@ import pytest
 from spantrain.errors import WorkerError
 from spantrain.runtime.checkpoint import device_files
 from spantrain.runtime.checkpoint.device_files import FileSender, bring, bring_all
-from spantrain.runtime.control.file_requests import FileWanted, OfferFile, PutPiece
+from spantrain.runtime.control.data_requests import FileWanted, OfferFile, PutPiece
 from spantrain.runtime.control.orders import BringOrder
 from spantrain.runtime.control.requests import Done, Progress
 from testing.patience import until

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from spantrain.errors import Interrupted, PeerLostError
-from spantrain.runtime.control.journal_requests import FollowJournal, JournalPiece
+from spantrain.runtime.control.data_requests import FollowJournal, JournalPiece
 from spantrain.runtime.coordinator import journal_feed
 from spantrain.runtime.coordinator.journal_feed import JournalFeed
 from spantrain.runtime.worker.journal_copy import JournalCopy

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from spantrain.app.live_requests import ask_to_drain
-from spantrain.app.planning import ahead, light_change
+from spantrain.app.planning import ahead, protection
 from spantrain.app.reporter import SilentReporter
 from spantrain.app.session import Session, SessionOptions, open_session
 from spantrain.app.training.outcome import TrainOutcome
@@ -194,12 +194,12 @@ def test_a_keeper_may_go_whose_stage_others_have_as_well(run, victim):
 
 def test_who_has_no_part_in_the_light_change_gives_what_it_holds_until_the_planner_knows_better(run, monkeypatch):
     """Of two replicas one is lost, and the other has no part in the light change."""
-    light = light_change.light_plan
+    light = protection.light_plan
 
     def without(plan, profile, present, **options) -> NewPlan:
         return light(plan, profile, present - {"s1r1"}, **options)
 
-    monkeypatch.setattr(light_change, "light_plan", without)
+    monkeypatch.setattr(protection, "light_plan", without)
     killer = Killer({2: "s1r0"}, last="The planner's answer")
     _, outcome = run(killer, [0, 2, 5], [[2, 1], [1, 1]], job=LONG, speed=1e-5)
     assert sorted(outcome.devices) == ["s0r0", "s0r1", "s1r1"]
@@ -364,7 +364,7 @@ def test_replicas_of_a_site_take_what_they_lack_from_afar_once(make_plan, spec_o
         stages = replace(second, first_unit=0, end_unit=2), replace(third, first_unit=2)
         return NewPlan(plan=replace(plan, stages=stages), how="stages cut anew")
 
-    monkeypatch.setattr(light_change, "light_plan", two_stages)
+    monkeypatch.setattr(protection, "light_plan", two_stages)
     killer = Killer({3: "s0r0"}, logs=tmp_path / "logs")
     request = TrainRequest(
         plan=plan, profile=law_profile(plan.cluster, plan.model), profile_path="", job=replace(JOB, steps=6),

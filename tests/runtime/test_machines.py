@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from spantrain.app.reporter import SilentReporter
-from spantrain.app.session import Session, SessionOptions, open_session
+from spantrain.app.session import Session, SessionOptions, open_session, wait_for
 from spantrain.app.training.outcome import TrainOutcome
 from spantrain.app.training.recovery.journal import adopted_run, credentials_in
 from spantrain.app.training.requests import RunOptions, TrainRequest
@@ -27,7 +27,6 @@ from spantrain.core.plan import Plan
 from spantrain.core.span import Span
 from spantrain.errors import PeerLostError
 from spantrain.recovery.policy import OnLoss
-from spantrain.runtime.coordinator.awaiting import wait_for
 from spantrain.runtime.coordinator.barrier import StepOutcome
 from spantrain.runtime.coordinator.coordinator import Coordinator
 from spantrain.runtime.launch.launcher import LocalWorkers, WorkerPlacement

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from spantrain.app.planning import light_change
+from spantrain.app.planning import protection
 from spantrain.app.reporter import SilentReporter
 from spantrain.app.session import SessionOptions, open_session
 from spantrain.app.training.recovery.carry_on import Leg, setback_of
@@ -92,7 +92,7 @@ def test_a_run_ends_where_no_plan_needs_less(run, monkeypatch) -> None:
     def no_plan(*_: object, **_more: object) -> None:
         raise PlanError("s0r0 needs 5 GiB")
 
-    monkeypatch.setattr(light_change, "light_plan", no_plan)
+    monkeypatch.setattr(protection, "light_plan", no_plan)
     with pytest.raises(WorkerError, match="with less memory there: no plan fits the devices that are left: s0r0 needs"):
         run("hungry")
 

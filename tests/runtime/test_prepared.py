@@ -6,8 +6,8 @@ from functools import partial
 
 import pytest
 
-from spantrain.app.training.recovery import prepared
-from spantrain.app.training.recovery.prepared import PreparedChanges
+from spantrain.app.training.recovery import carry_on
+from spantrain.app.training.recovery.carry_on import PreparedChanges
 from spantrain.core.span import Span
 from spantrain.errors import ProfileError
 from spantrain.planner.present import light_plan
@@ -47,7 +47,7 @@ def wait_for(done):
 
 
 def test_each_loss_is_planned_for_beside_the_steps(plan, light, changes, asked, monkeypatch):
-    monkeypatch.setattr(prepared, "_REST", 0)
+    monkeypatch.setattr(carry_on, "_REST", 0)
     here = frozenset(plan.devices)
     with changes:
         changes.prepare(plan, here)
@@ -72,7 +72,7 @@ def test_what_is_not_known_is_planned_at_once(plan, light, changes, asked):
 
 
 def test_what_cannot_be_planned_is_told_when_it_is_asked_for(plan, monkeypatch):
-    monkeypatch.setattr(prepared, "_REST", 0)
+    monkeypatch.setattr(carry_on, "_REST", 0)
     here, tried = frozenset(plan.devices), []
 
     def refuses(plan, present):
@@ -87,7 +87,7 @@ def test_what_cannot_be_planned_is_told_when_it_is_asked_for(plan, monkeypatch):
 
 
 def test_no_thread_is_left(plan, changes, asked, monkeypatch):
-    monkeypatch.setattr(prepared, "_REST", 1e6)  # It would rest for days, were it not told to end.
+    monkeypatch.setattr(carry_on, "_REST", 1e6)  # It would rest for days, were it not told to end.
     with changes:
         changes.prepare(plan, frozenset(plan.devices))
         wait_for(lambda: asked)

@@ -28,7 +28,7 @@ from spantrain.core.span import Span
 from spantrain.errors import SpanTrainError
 from spantrain.runtime.checkpoint.coordinator_files import CoordinatorFiles
 from spantrain.runtime.checkpoint.manifest import read_manifest
-from spantrain.runtime.control.file_requests import FileWanted
+from spantrain.runtime.control.data_requests import FileWanted
 from spantrain.runtime.coordinator.barrier import StepOutcome
 from spantrain.runtime.worker.settings import WorkerSettings
 from spantrain.transport.control.protocol import RemoteRefusal

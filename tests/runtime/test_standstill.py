@@ -15,7 +15,7 @@ from spantrain.app.training.stop import StopRequest
 from spantrain.app.training.train import train
 from spantrain.core.job import TrainJob
 from spantrain.core.span import Span
-from spantrain.runtime.worker.reach import unreached
+from spantrain.runtime.worker.watch import unreached
 from spantrain.testbed.testbed import why_unavailable
 from spantrain.transport.connection.peers import PeerAddress
 from testing.runtime.places import in_sites

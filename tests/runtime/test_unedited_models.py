@@ -18,10 +18,10 @@ from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError
 from spantrain.models.build import build_units, unit_names
 from spantrain.models.catalog.catalog import resolve_model
-from spantrain.models.data.choice import user_functions
+from spantrain.models.data.choice import user_functions, with_own_functions
 from spantrain.models.data.dataset import open_dataset
 from spantrain.models.execution.stage import StageExecutor
-from spantrain.models.randomness.reference import seeded
+from spantrain.models.randomness.draws import seeded
 from spantrain.models.tracing.batch import OwnLoss, picked
 from spantrain.models.tracing.source import load_model
 from spantrain.models.units import LABELS
@@ -31,7 +31,6 @@ from spantrain.runtime.step.driver import StepDriver
 from spantrain.runtime.step.following import Followers
 from spantrain.runtime.step.own_stage import StageWork
 from spantrain.runtime.step.work import DeviceClock, ReplicaWork, SampledFeed
-from spantrain.runtime.worker.user_functions import with_own_functions
 from spantrain.schedule.registry import make_policy, replica_tasks
 from testing.backend import compute_device
 from testing.memory_mailbox import MemoryNetwork

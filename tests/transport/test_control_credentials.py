@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from spantrain.config.files.text_files import write_atomically
+from spantrain.config.files.text_files import read_private, write_atomically
 from spantrain.errors import PeerLostError, UsageError
 from spantrain.transport.control.client import ControlClient
 from spantrain.transport.control.credentials import Credentials
-from spantrain.transport.control.private_file import read_private
 from spantrain.transport.control.protocol import RemoteRefusal
 from spantrain.transport.control.server import ControlServer
 from testing.patience import PATIENCE_S

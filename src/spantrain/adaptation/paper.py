@@ -13,19 +13,10 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
+from spantrain.adaptation import network_state
 from spantrain.adaptation.boundary import PlanReplacement
 from spantrain.adaptation.local import CuttingLocal
 from spantrain.adaptation.monitor import LinkExpectation
-from spantrain.adaptation.network_state import (
-    SURE,
-    Expects,
-    LinkState,
-    LinkWatch,
-    Pair,
-    Reports,
-    busy_links,
-    measured_rates,
-)
 from spantrain.core.action import Direction
 from spantrain.core.plan import Plan, Stage
 from spantrain.core.span import Span
@@ -85,14 +76,14 @@ class PaperBoundary:
     at the end always.
     """
 
-    def __init__(self, base: Plan, expects: Expects) -> None:
+    def __init__(self, base: Plan, expects: network_state.Expects) -> None:
         """Begin with the plan that was made for calm links."""
         self._base = base
-        self._watch = LinkWatch(expects)
-        self._poor: dict[Pair, float] = {}
+        self._watch = network_state.LinkWatch(expects)
+        self._poor: dict[network_state.Pair, float] = {}
         """Links that made the network poor, each with the least part of what is expected that it gave since."""
 
-    def advise(self, step: int, plan: Plan, reports: Reports, step_s: float) -> PlanReplacement | None:  # noqa: ARG002
+    def advise(self, step: int, plan: Plan, reports: network_state.Reports, step_s: float) -> PlanReplacement | None:  # noqa: ARG002
         """Return the plan with other micro-batches, if those of the last step are not the ones that the rules want."""
         self._poor = self._found_poor(plan, reports, step_s)
         stages = tuple(_resized(stage, len(self._base.stages), fill=bool(self._poor)) for stage in self._base.stages)
@@ -103,11 +94,13 @@ class PaperBoundary:
         why = f"poor link {pair[0]}->{pair[1]}: small ones fill the pipeline; " if pair else ""
         return PlanReplacement(plan=wanted, reason=f"{why}small ones at the end of the step")
 
-    def _found_poor(self, plan: Plan, reports: Reports, step_s: float) -> dict[Pair, float]:
+    def _found_poor(self, plan: Plan, reports: network_state.Reports, step_s: float) -> dict[network_state.Pair, float]:
         """Return the links that make the network poor; once it is, until all of them are good again."""
-        rates = self._watch.learn(plan, measured_rates(reports, least=SURE), LinkState())
-        given = self._watch.given(plan, rates, LinkState())
-        busy = busy_links(reports, _MATTERS * step_s)
+        rates = self._watch.learn(
+            plan, network_state.measured_rates(reports, least=network_state.SURE), network_state.LinkState()
+        )
+        given = self._watch.given(plan, rates, network_state.LinkState())
+        busy = network_state.busy_links(reports, _MATTERS * step_s)
         poor = {pair: part for pair, part in given.items() if pair in busy and part < _POOR}
         if not self._poor:
             return poor

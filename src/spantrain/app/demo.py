@@ -9,9 +9,9 @@ from spantrain.app.faults import Fault, FaultKind
 from spantrain.app.profiling.profile import ProfileOptions, measure_profile
 from spantrain.app.reporter import Reporter
 from spantrain.app.session import Session, SessionOptions, open_session
-from spantrain.app.training.old_run import refuse_run, remove_old_run
 from spantrain.app.training.outcome import DeviceFigures, LinkFigures, PlanChange, TrainOutcome
 from spantrain.app.training.requests import RunOptions, TrainRequest
+from spantrain.app.training.run_folder import refuse_run, remove_old_run
 from spantrain.app.training.stop import StopRequest
 from spantrain.app.training.train import train
 from spantrain.config.artefacts import reference_to_profile, write_plan, write_profile

@@ -7,11 +7,10 @@ import secrets
 from collections.abc import Callable
 from pathlib import Path
 
-from spantrain.config.files.text_files import write_atomically
+from spantrain.config.files.text_files import make_private_folder, read_private, write_atomically
 from spantrain.errors import ConfigError, UsageError
 from spantrain.runtime.launch.environment import Environment
 from spantrain.transport.control.address import Address
-from spantrain.transport.control.private_file import make_private_folder, read_private
 from spantrain.transport.relay.protocol import RelayAccess, is_token
 from spantrain.transport.relay.server import RelayLimits, RelayNews, RelayServer
 

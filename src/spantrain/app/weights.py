@@ -21,7 +21,7 @@ from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError, UsageError
 from spantrain.formats.precision import EXPORTED
 from spantrain.models.build import UnsplitModel, whole_model, whole_parameters
-from spantrain.models.data.choice import tokenizer_file
+from spantrain.models.data.choice import tokenizer_file, with_own_functions
 from spantrain.models.tracing.model import drawn_parameters
 from spantrain.runtime.checkpoint.holding import BUFFER, PARAMETER
 from spantrain.runtime.checkpoint.manifest import CheckpointSet, Manifest, final_checkpoint, read_manifest
@@ -30,7 +30,6 @@ from spantrain.runtime.checkpoint.tensor_file import Disk, TensorFiles, step_fol
 from spantrain.runtime.control.requests import SavedFile
 from spantrain.runtime.redistribution.exchange import ExchangeGroup
 from spantrain.runtime.redistribution.transfer import TensorExchange
-from spantrain.runtime.worker.user_functions import with_own_functions
 
 _SHARD = "5GB"
 _CONFIGURATION = "config.json"

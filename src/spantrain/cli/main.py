@@ -13,13 +13,12 @@ import typer
 
 from spantrain.cli.commands import faults, outer, schedule
 from spantrain.cli.commands.basic import demo, drain, export, groups, import_, profile, relay, worker
-from spantrain.cli.commands.explain import explain, validate
+from spantrain.cli.commands.explain import explain, page, validate, why
 from spantrain.cli.commands.launch import launch
 from spantrain.cli.commands.machines import doctor, init
 from spantrain.cli.commands.plan import plan
 from spantrain.cli.commands.simulate import simulate
 from spantrain.cli.commands.train import train
-from spantrain.cli.commands.watch import page, why
 from spantrain.cli.failure import software, tell_internal_error
 from spantrain.errors import InternalError, SpanTrainError, UsageError
 from spantrain.plugins import with_plugins

@@ -13,8 +13,8 @@ from spantrain.app.outer.join import outer_cluster
 from spantrain.app.planning.protection import losses_of
 from spantrain.app.reporter import Reporter
 from spantrain.app.session import Session
-from spantrain.app.training.old_run import refuse_run, remove_old_run
 from spantrain.app.training.requests import Grouping, RunOptions, TrainRequest, new_run, resumed_run
+from spantrain.app.training.run_folder import refuse_run, remove_old_run
 from spantrain.app.training.trackers import chosen_trackers
 from spantrain.app.training.train_from_scratch import ScratchRequest, describe, prepare, run_folder_for
 from spantrain.config.cluster_file import PRESET_NAMES, load_cluster, load_preset, parse_cluster

@@ -19,26 +19,18 @@ from spantrain.config.files.text_files import check_can_make
 from spantrain.core.cluster import Cluster
 from spantrain.core.units import ChatForm, ModelSpec
 from spantrain.errors import ConfigError, UsageError
+from spantrain.library import evaluation
 from spantrain.library.arguments import TrainingArguments
 from spantrain.library.callbacks import TrainerState, UserReporter, checked_callbacks
-from spantrain.library.evaluation import (
-    PredictionOutput,
-    TrainerParts,
-    WholeModel,
-    check_fits,
-    checked_parts,
-    rows_of,
-)
 from spantrain.library.setting import ModelFactory, Setting, function_source, model_of
 from spantrain.library.streaming import Dealer, Shuffled, Streamed, is_stream
 from spantrain.models.adapters import LoraForm, with_lora
 from spantrain.models.build import unit_names, whole_model, whole_parameters
 from spantrain.models.data.chat import ChatSamples
-from spantrain.models.data.choice import user_functions
+from spantrain.models.data.choice import user_functions, with_own_functions
 from spantrain.models.data.dataset import Dataset, open_dataset
 from spantrain.models.tracing.factory import check_not_importing
 from spantrain.runtime.checkpoint.manifest import final_checkpoint, read_manifest
-from spantrain.runtime.worker.user_functions import with_own_functions
 
 if TYPE_CHECKING:
     import torch
@@ -92,7 +84,7 @@ class Trainer:
         chat: ChatForm | None = None,
         measure: bool = True,
         workers: SessionOptions | None = None,
-        **parts: Unpack[TrainerParts],
+        **parts: Unpack[evaluation.TrainerParts],
     ) -> None:
         """Put together what is to be trained; nothing is started yet.
 
@@ -115,7 +107,7 @@ class Trainer:
         Raises:
             ConfigError: a function cannot be imported by workers, or what is given does not fit together.
         """
-        self._parts = checked_parts(parts)
+        self._parts = evaluation.checked_parts(parts)
         self._rows = data if is_stream(data) or (hasattr(data, "__getitem__") and not isinstance(data, str)) else None
         name = _name_of(data) if self._rows is None else None
         model = model_of(
@@ -181,7 +173,7 @@ class Trainer:
         """
         return self._whole_model().run(self._held_out(dataset), self._parts, prefix="eval", gather=False).metrics
 
-    def predict(self, dataset: object) -> PredictionOutput:
+    def predict(self, dataset: object) -> evaluation.PredictionOutput:
         """Return the outputs for a data set's samples, in order, with their labels and metrics, as `evaluate` does.
 
         Raises:
@@ -219,7 +211,7 @@ class Trainer:
                     "eval_steps: data in this process has no held-out part; give eval_dataset, or a function as data, "
                     "or leave it out"
                 )
-            check_fits(self._setting.model)
+            evaluation.check_fits(self._setting.model)
         arguments, computes = self._setting.arguments, "compute_metrics" in self._parts
         metric = str(arguments.metric_for_best_model).removeprefix("eval_")
         own = ("loss",) if self._rows is None else ("loss", "runtime", "samples_per_second")
@@ -230,15 +222,15 @@ class Trainer:
             remedy = "devices evaluate the loss alone; give the data set itself as data, and eval_dataset"
         raise ConfigError(f"metric_for_best_model {metric}: nobody measures it while training: {remedy}; or name loss")
 
-    def _whole_model(self) -> WholeModel:
-        check_fits(self._setting.model)
-        return WholeModel.of(self._setting.model, self.state_dict())
+    def _whole_model(self) -> evaluation.WholeModel:
+        evaluation.check_fits(self._setting.model)
+        return evaluation.WholeModel.of(self._setting.model, self.state_dict())
 
     def _held_out(self, dataset: object) -> Dataset:
         model = self._setting.model
         given = self._parts.get("eval_dataset") if dataset is None else dataset
         if given is not None:
-            return rows_of(given, model, self._parts)
+            return evaluation.rows_of(given, model, self._parts)
         if self._rows is not None:
             raise ConfigError("evaluate: data in this process has no held-out part; give eval_dataset, or a data set")
         return open_dataset(model, held_out=True)
@@ -268,7 +260,7 @@ class Trainer:
         model = self._setting.model
         if is_stream(self._rows):
             return Streamed(self._rows, model, self._parts)
-        rows = rows_of(self._rows, model, self._parts, trains=True)
+        rows = evaluation.rows_of(self._rows, model, self._parts, trains=True)
         if "data_collator" not in self._parts:  # samples that make no batch are refused before anything is started
             first = range(min(len(rows), _LOOKED_AT))
             rows.inputs(first), rows.labels(first)

@@ -14,18 +14,8 @@ from spantrain.config.files.problems import did_you_mean
 from spantrain.core.cluster import Cluster, Host, Site
 from spantrain.core.speed import SpeedTrace
 from spantrain.errors import TestbedError
+from spantrain.testbed import control
 from spantrain.testbed.build import HOST_INTERFACE, NetworkLayout, lay_out
-from spantrain.testbed.control import (
-    HostStatus,
-    LineStatus,
-    ShapedLinkStatus,
-    State,
-    TestbedStatus,
-    ask,
-    boot_id,
-    read_states,
-    runtime_dir,
-)
 from spantrain.testbed.namespace_handle import NamespaceHandle
 from spantrain.testbed.namespace_processes import end_process, end_processes
 
@@ -39,7 +29,7 @@ class Testbed:
 
     __test__ = False
 
-    def __init__(self, state: State, router: "subprocess.Popen[str] | None" = None) -> None:
+    def __init__(self, state: control.State, router: "subprocess.Popen[str] | None" = None) -> None:
         self._state = state
         self._router = router
         self.id = state.testbed_id
@@ -58,7 +48,7 @@ class Testbed:
         """
         layout = lay_out(cluster, testbed_id=secrets.token_hex(4), parent_pid=None if detached else os.getpid())
         router = _start_router(layout)
-        state = next((state for state in read_states() if state.testbed_id == layout.testbed_id), None)
+        state = next((state for state in control.read_states() if state.testbed_id == layout.testbed_id), None)
         if state is None:
             raise TestbedError(f"testbed {layout.testbed_id} ended as soon as it was up")
         return cls(state, router)
@@ -72,7 +62,7 @@ class Testbed:
         Raises:
             TestbedError: There is none, or there are several and none was named.
         """
-        running = {state.testbed_id: state for state in read_states() if state.running}
+        running = {state.testbed_id: state for state in control.read_states() if state.running}
         if testbed_id is not None:
             return cls(running[_known("testbed", testbed_id, running)])
         if not running:
@@ -136,7 +126,7 @@ class Testbed:
         shape = (bandwidth_bytes_per_s, latency_s, jitter_s, loss_ratio)
         names = ("bandwidth_bytes_per_s", "latency_s", "jitter_s", "loss_ratio")
         changes = {name: value for name, value in zip(names, shape, strict=True) if value is not None}
-        ask(self._state.file("sock"), "shape", source=source, target=target, changes=changes)
+        control.ask(self._state.file("sock"), "shape", source=source, target=target, changes=changes)
 
     def shape_site(
         self,
@@ -159,7 +149,7 @@ class Testbed:
             if not 0 < rate < math.inf:
                 raise TestbedError(f"site {site}: {way}link must be positive and finite, got {rate} bytes/s")
         for way, rate in rates.items():
-            ask(self._state.file("sock"), "shape_line", site=site, way=way, bandwidth_bytes_per_s=rate)
+            control.ask(self._state.file("sock"), "shape_line", site=site, way=way, bandwidth_bytes_per_s=rate)
 
     def cut(self, *sites: str, is_cut: bool = True) -> tuple[tuple[str, str], ...]:
         """Let nothing pass between two sites, one and all others, or all (none named); or again what did before.
@@ -176,7 +166,7 @@ class Testbed:
             raise TestbedError(f"{' and '.join(sites)}: name two sites, or one that is cut off from all others")
         ends = set(sites)
         ways = [(a, b) for a in known for b in known if a != b and ends <= {a, b}]
-        found = ask(self._state.file("sock"), "cut", ways=ways, is_cut=is_cut)["ways"]
+        found = control.ask(self._state.file("sock"), "cut", ways=ways, is_cut=is_cut)["ways"]
         if is_cut and not found:
             raise TestbedError(f"no link between {' and '.join(sites) or 'sites'} to cut")
         return tuple((source, target) for source, target in found)
@@ -193,7 +183,7 @@ class Testbed:
             TestbedError: No such link or line, or the testbed is gone.
         """
         rows = {name: trace.changes for name, trace in traces.items()}
-        return float(ask(self._state.file("sock"), "follow", traces=rows, start_s=start_s)["start_s"])
+        return float(control.ask(self._state.file("sock"), "follow", traces=rows, start_s=start_s)["start_s"])
 
     @property
     def links(self) -> tuple[str, ...]:
@@ -215,21 +205,21 @@ class Testbed:
         found = tuple(host for host, site in self._state.site_of.items() if place in (host, site))
         return found or (_known("site or host", place, (*self._state.site_of.values(), *self._state.site_of)),)
 
-    def status(self) -> TestbedStatus:
+    def status(self) -> control.TestbedStatus:
         """Return the present shapes and counters.
 
         Raises:
             TestbedError: The testbed is gone.
         """
-        answer = ask(self._state.file("sock"), "status")
+        answer = control.ask(self._state.file("sock"), "status")
         state = self._state
         hosts = tuple(
-            HostStatus(host=host, site=site, address=state.address_of[host], interface=HOST_INTERFACE)
+            control.HostStatus(host=host, site=site, address=state.address_of[host], interface=HOST_INTERFACE)
             for host, site in state.site_of.items()
         )
-        links = tuple(ShapedLinkStatus(**link) for link in answer.pop("links"))
-        lines = tuple(LineStatus(**line) for line in answer.pop("lines"))
-        return TestbedStatus(
+        links = tuple(control.ShapedLinkStatus(**link) for link in answer.pop("links"))
+        lines = tuple(control.LineStatus(**line) for line in answer.pop("lines"))
+        return control.TestbedStatus(
             id=state.testbed_id, cluster=state.cluster, hosts=hosts, links=links, lines=lines, **answer
         )
 
@@ -251,7 +241,7 @@ def down_all() -> tuple[str, ...]:
 
     Those that running programs use for themselves are left alone: they go with their programs, or by name.
     """
-    states = [state for state in read_states() if not state.in_use]
+    states = [state for state in control.read_states() if not state.in_use]
     for state in states:
         _take_down(state)
     return tuple(state.testbed_id for state in states)
@@ -273,7 +263,7 @@ def why_unavailable() -> str | None:
 def _start_router(layout: NetworkLayout, *options: str) -> "subprocess.Popen[str]":
     if sys.platform != "linux":
         raise TestbedError(f"a testbed needs Linux, this is {sys.platform}; use --no-network")
-    directory = runtime_dir()
+    directory = control.runtime_dir()
     log = directory / f"{layout.testbed_id}.log"
     with log.open("wb") as errors:
         router = subprocess.Popen(
@@ -298,15 +288,15 @@ def _start_router(layout: NetworkLayout, *options: str) -> "subprocess.Popen[str
     return router
 
 
-def _take_down(state: State) -> None:
+def _take_down(state: control.State) -> None:
     spare = (os.getpid(), state.router.pid, state.keeper.pid)
-    same_boot = state.boot_id == boot_id()
+    same_boot = state.boot_id == control.boot_id()
     if same_boot and (state.router.alive or state.keeper.alive):
         end_processes(state.networks, spare=spare)
         if state.running:
             grace_s = _GRACE_S
             try:
-                ask(state.file("sock"), "stop")
+                control.ask(state.file("sock"), "stop")
             except TestbedError:
                 grace_s = 0.0
             end_process(state.router.pid, grace_s=grace_s)

@@ -2,8 +2,7 @@
 
 from dataclasses import replace
 
-from spantrain.app.planning.light_change import light_change
-from spantrain.app.planning.protection import keepers_wait_s, with_keepers
+from spantrain.app.planning.protection import keepers_wait_s, light_change, with_keepers
 from spantrain.app.simulation.availability import goes_ahead
 from spantrain.core.plan import Plan
 from spantrain.core.profile import Profile

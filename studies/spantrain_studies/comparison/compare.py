@@ -13,7 +13,7 @@ from spantrain.app.profiling.rehearsal import rehearse
 from spantrain.app.profiling.slowing import real_seconds_per_sample
 from spantrain.app.reporter import Reporter
 from spantrain.app.session import Session, SessionOptions, open_session
-from spantrain.app.training.old_run import refuse_run
+from spantrain.app.training.run_folder import refuse_run
 from spantrain.app.training.train_from_scratch import ScratchRequest, kept_profile
 from spantrain.config.artefacts import write_profile
 from spantrain.config.traces.network_traces import NetworkTrace

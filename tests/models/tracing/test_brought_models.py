@@ -19,7 +19,7 @@ from spantrain.models.build import build_units, unit_count
 from spantrain.models.catalog.catalog import resolve_model
 from spantrain.models.execution.stage import StageExecutor
 from spantrain.models.graph import build_graph
-from spantrain.models.randomness.reference import seeded
+from spantrain.models.randomness.draws import seeded
 from spantrain.models.sampler import derive_seed
 from spantrain.models.tracing.batch import WholeMeans
 from spantrain.models.tracing.factory import load_function

@@ -16,7 +16,7 @@ from spantrain.models.build import build_units, example_inputs, example_rows, un
 from spantrain.models.catalog.catalog import resolve_model
 from spantrain.models.execution.stage import StageExecutor
 from spantrain.models.graph import build_graph
-from spantrain.models.randomness.reference import seeded
+from spantrain.models.randomness.draws import seeded
 from spantrain.models.tracing.batch import ModelBatch, OwnLoss, picked
 from spantrain.models.tracing.model import cut_model
 from spantrain.models.tracing.source import load_model

@@ -16,7 +16,7 @@ from spantrain.models.build import build_units, unit_names
 from spantrain.models.catalog.catalog import resolve_model
 from spantrain.models.execution.stage import StageExecutor
 from spantrain.models.graph import build_graph
-from spantrain.models.randomness.reference import seeded
+from spantrain.models.randomness.draws import seeded
 from spantrain.models.tracing.batch import picked
 from spantrain.models.tracing.check import called_on
 from spantrain.models.tracing.model import OWN_FORWARD, WAY, cut_model

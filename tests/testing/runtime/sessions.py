@@ -26,7 +26,7 @@ from spantrain.runtime.coordinator.worker_service import TrainingRun, UnderWay, 
 from spantrain.runtime.gradients.groups import StageGroups
 from spantrain.runtime.step.context import WorkerLinks
 from spantrain.runtime.worker.carry_on import LeftState
-from spantrain.runtime.worker.keeping.follow_session import FollowSession
+from spantrain.runtime.worker.keeping.ahead import FollowSession
 from spantrain.runtime.worker.stale_session import session_of
 from spantrain.runtime.worker.trainer import TrainSession
 from spantrain.transport.connection.peers import PeerAddress

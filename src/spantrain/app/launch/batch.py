@@ -12,9 +12,8 @@ from typing import ClassVar
 
 from spantrain.app.launch.way import LaunchWay, StartedWorkers, WantedWorkers, joining
 from spantrain.app.reporter import Reporter
-from spantrain.config.files.text_files import write_atomically
+from spantrain.config.files.text_files import make_private_folder, write_atomically
 from spantrain.errors import UsageError, WorkerError
-from spantrain.transport.control.private_file import make_private_folder
 
 _TOOL_S = 120.0
 _LOOK_S, _LEAVE_S = 3.0, 3.0

@@ -12,7 +12,7 @@ from spantrain.core.cluster import Cluster, Device
 from spantrain.core.names import file_stem, unknown_name
 from spantrain.errors import ConfigError
 from spantrain.reach.code import PackedCode
-from spantrain.runtime.coordinator.starter import WorkerStarter, join_command
+from spantrain.runtime.coordinator.roster import WorkerStarter, join_command
 from spantrain.transport.relay.protocol import RelayAccess
 
 

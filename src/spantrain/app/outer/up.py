@@ -17,12 +17,12 @@ from pathlib import Path
 from queue import SimpleQueue
 
 from spantrain.app.outer.join import address_file, naming_state
+from spantrain.config.files.text_files import make_private_folder
 from spantrain.core.names import file_stem
 from spantrain.errors import PeerLostError, SpanTrainError, UsageError
 from spantrain.outer.master.files import MasterFiles, token_file
 from spantrain.outer.outer_file import OuterConfig
 from spantrain.transport.control.address import Address
-from spantrain.transport.control.private_file import make_private_folder
 
 MASTER = "master"
 _ASK_EVERY_S = 5.0

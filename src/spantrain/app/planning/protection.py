@@ -1,15 +1,19 @@
-"""What a loss may cost: keepers for what only one device holds (`recovery.protection`), and what is said of them."""
+"""What a loss may cost: keepers for what only one device holds (`recovery.protection`), and what is said of them;
+and the light change of a plan behind a loss, by what it costs until there is a better one.
+"""
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from spantrain.core.plan import Crew, Plan
 from spantrain.core.profile import Profile
 from spantrain.core.quantities import format_bytes, format_seconds
 from spantrain.cost.memory import MemoryCost
+from spantrain.cost.moving import moved
 from spantrain.errors import ConfigError
 from spantrain.planner.engine.predict import predict
+from spantrain.planner.present import NewPlan, light_plan
 from spantrain.recovery.protection import is_whole, protected, survived
 
 AUTO = "auto"
@@ -153,3 +157,26 @@ def _wait_s(profile: Profile, crew: Crew) -> float:
     links = [profile.link(crew.devices[0], keeper) for keeper in crew.first.keepers]
     size = _gradient_bytes(profile, crew)
     return sum(link.latency_s + link.busy_seconds(size) for link in links if link is not None)
+
+
+_LASTS = 8
+"""Steps that a light change lasts, about: until the planner's answer is there, and what it moves has gone ahead."""
+
+
+def light_change(
+    plan: Plan, profile: Profile, present: Collection[str], *, optimizer: str, losses: int | None
+) -> NewPlan:
+    """Return the light change of a plan for devices that are left.
+
+    What it moves while all stand still is spread over the steps that it lasts. Steps wait for keepers, too, of which
+    there are to be as many as `protection.with_keepers` gives for `losses`.
+
+    Raises:
+        PlanError, ProfileError: as `planner.present.light_plan`.
+    """
+
+    def besides(after: Plan) -> float:
+        move_s, _ = moved(profile, optimizer, plan, present, after)
+        return keepers_wait_s(with_keepers(after, profile, optimizer, losses), profile) + move_s / _LASTS
+
+    return light_plan(plan, profile, present, optimizer=optimizer, besides=besides)

@@ -8,10 +8,10 @@ out. The number of plans is bounded by the devices in them, not by the clock: th
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from spantrain.app.planning.protection import with_keepers
 from spantrain.app.profiling.describe import described_profile
 from spantrain.app.renting.candidates import Candidate, LeastCosts, cluster_text, paired, single_offers
 from spantrain.app.renting.choice import RentGoal, RentOutcome, RentRow, frontier
-from spantrain.app.renting.preemption import loss_of_host_s
 from spantrain.config.cluster_file import parse_cluster
 from spantrain.config.prices import PriceFile
 from spantrain.core.money.prices import Market, Offer
@@ -22,12 +22,21 @@ from spantrain.core.units import ModelSpec, UnitGraph
 from spantrain.cost.analytic import analytic_profile
 from spantrain.cost.memory import MemoryCost
 from spantrain.cost.money import Prices
-from spantrain.errors import InfeasiblePlanError, PlanError
+from spantrain.cost.moving import moved
+from spantrain.errors import InfeasiblePlanError, PlanError, ProfileError
 from spantrain.planner.assembly.recompute import proposals_of
 from spantrain.planner.engine.evaluate import Evaluator
+from spantrain.planner.engine.predict import predict
+from spantrain.planner.present import light_plan
 from spantrain.planner.request import Constraints, JobSpec, PlanRequest
 from spantrain.planner.strategies.registry import DEFAULT_STRATEGY, strategies
+from spantrain.recovery.policy import holds_all
+from spantrain.sim.availability import PREPARED_S, detect_s
 
+REPLACED_S = 600.0
+"""Until another machine stands in the place of one that was taken away: an assumption."""
+CHECKPOINT_S = 600.0
+"""Between two checkpoints, to which a run goes back where nobody else holds what is lost: on average by half of it."""
 _EFFORT = 48.0
 """What may be planned for, in plans for one host; see `_effort`."""
 _ONE_BY_ONE = 32
@@ -264,3 +273,29 @@ def _effort(candidate: Candidate) -> float:
     if hosts == 1:
         return 1.0
     return 1 + (hosts * candidate.devices / 10 if candidate.devices <= _ONE_BY_ONE else 3)
+
+
+def loss_of_host_s(plan: Plan, profile: Profile, host: str, optimizer: str, step_s: float) -> float:
+    """Return the seconds that it costs a run of this plan, as it was, in all, that a host is taken away.
+
+    `optimizer` has the name that `cost.memory` gives it.
+    """
+    gone = set(profile.cluster.host_by_name[host].devices)
+    present = frozenset(name for name in profile.cluster.device_by_name if name not in gone)
+    if not gone & set(plan.devices):
+        return 0.0
+    held = with_keepers(plan, profile, optimizer, None)
+    holders = present & set(plan.devices)
+    goes_back = not holds_all(held, holders)
+    again_s = CHECKPOINT_S / 2 if goes_back else step_s / 2
+    pause_s = detect_s(alone=not present) + PREPARED_S + again_s
+    try:
+        light = light_plan(held, profile, present, optimizer=optimizer).plan if present else None
+    except (PlanError, ProfileError):
+        light = None
+    if light is None:
+        return pause_s + REPLACED_S
+    there_s, _ = moved(profile, optimizer, held, frozenset() if goes_back else holders, light)
+    back_s, _ = moved(profile, optimizer, light, frozenset(light.devices), plan)
+    slower = max(0.0, 1 - step_s / predict(light, profile).step_s)
+    return pause_s + there_s + back_s + slower * REPLACED_S

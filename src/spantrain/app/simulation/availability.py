@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from spantrain.app.planning.ahead import ahead_of
-from spantrain.app.planning.light_change import light_change
-from spantrain.app.planning.protection import keepers_wait_s, with_keepers
+from spantrain.app.planning.protection import keepers_wait_s, light_change, with_keepers
 from spantrain.config.files.parsing import parse_json
 from spantrain.config.files.text_files import read_text
 from spantrain.config.prices import load_prices

@@ -5,16 +5,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from spantrain.app.faults import Fault
-from spantrain.app.planning.light_change import light_change
-from spantrain.app.planning.plan_files import (
-    check_fits_profile,
-    check_staleness,
-    differences,
-    open_plan,
-    under_schedule,
-    with_room_for_two,
-)
-from spantrain.app.planning.protection import about_keepers, with_keepers
+from spantrain.app.planning import plan_files
+from spantrain.app.planning.protection import about_keepers, light_change, with_keepers
 from spantrain.app.training.metrics import BestCheckpoint, EvaluationMetrics
 from spantrain.app.training.resume import Resume
 from spantrain.app.weight_folder import FirstWeights, first_weights
@@ -32,13 +24,13 @@ from spantrain.core.profile import Profile
 from spantrain.core.units import ModelSpec
 from spantrain.core.update.optimizers import division_refusal
 from spantrain.errors import ConfigError, PlanError
+from spantrain.models.data.choice import with_own_functions
 from spantrain.models.sources import DROPOUT
 from spantrain.planner.present import NewPlan
 from spantrain.recovery.policy import OnLoss
 from spantrain.runtime.checkpoint.manifest import Manifest, latest_checkpoint, read_manifest
 from spantrain.runtime.coordinator.advice import Adviser
 from spantrain.runtime.coordinator.batches import EXTERNAL, BatchQueue
-from spantrain.runtime.worker.user_functions import with_own_functions
 from spantrain.schedule.at_once import about_samples, check_samples_at_once
 from spantrain.schedule.joint import check_joint, joint_refusal, statistics_spans
 from spantrain.schedule.layout import check_limits
@@ -112,8 +104,8 @@ class TrainRequest:
         self.check_plan(self.plan)
         self._check_standby()
         if self.job.staleness:
-            plan = with_room_for_two(self.plan, self.profile, self.job.optimizer_state)
-            check_staleness(plan, self.profile, self.job, own_loop=self.batches is not None)
+            plan = plan_files.with_room_for_two(self.plan, self.profile, self.job.optimizer_state)
+            plan_files.check_staleness(plan, self.profile, self.job, own_loop=self.batches is not None)
         if self.options.protect and not self._keeps_state:
             raise ConfigError(
                 f"--protect {self.options.protect} keeps state for a run that goes on after a loss; leave it out with "
@@ -243,7 +235,7 @@ def new_run(
         ConfigError: the plan names a function that is not among those that may be called; or as `first_weights`.
     """
     plan, report, profile, profile_path = _read_plan(plan_path, functions)
-    own = under_schedule(plan, schedule)
+    own = plan_files.under_schedule(plan, schedule)
     if grouping is not None:
         job = grouping(job, plan.model)
     return TrainRequest(
@@ -328,7 +320,7 @@ def what_to_run(run: Path, manifest: Manifest, plan_path: Path | None, functions
     path = Path(manifest.profile)
     # A plan that took over in mid-run names none.
     profile = profile_at(path, manifest.plan, str(run)) if manifest.plan.profile else read_profile(path)
-    check_fits_profile(manifest.plan, profile, where=f"{run}: ")
+    plan_files.check_fits_profile(manifest.plan, profile, where=f"{run}: ")
     return _runnable(manifest.plan, functions), manifest.report, profile, manifest.profile
 
 
@@ -338,7 +330,7 @@ def _check_same_model(run: Path, manifest: Manifest, plan: Plan, plan_path: Path
     names = ("family", "source_sha256", "objective", *data)
     wrong = [
         f"{name}: {shortened(repr(before), _MAX_SHOWN)} there, {shortened(repr(now), _MAX_SHOWN)} in the plan"
-        for name, before, now in differences(manifest.model, plan.model, names, but=(DROPOUT,))
+        for name, before, now in plan_files.differences(manifest.model, plan.model, names, but=(DROPOUT,))
     ]
     if wrong:
         raise ConfigError(
@@ -348,7 +340,7 @@ def _check_same_model(run: Path, manifest: Manifest, plan: Plan, plan_path: Path
 
 
 def _read_plan(plan_path: Path, functions: Sequence[str]) -> _ReadPlan:
-    plan, profile = open_plan(plan_path)
+    plan, profile = plan_files.open_plan(plan_path)
     return (
         _runnable(plan, functions),
         read_plan_report(plan_path),

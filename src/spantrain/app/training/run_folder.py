@@ -1,6 +1,10 @@
-"""What a run leaves in its folder for those who look at it later: plan, profile, trace, decisions, figures of steps."""
+"""What a run leaves in its folder for those who look at it later: plan, profile, trace, decisions, figures of steps.
+
+Two runs in one folder would be mixed: one that holds a run already is refused, or the old one is removed.
+"""
 
 import json
+import shutil
 import statistics
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -8,17 +12,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from spantrain.config.artefacts import (
-    RUN_FORMAT,
-    read_artefact,
-    read_plan,
-    read_plan_report,
-    read_profile,
-    reference_to_profile,
-    write_artefact,
-    write_plan,
-    write_profile,
-)
+from spantrain.app.training.metrics import METRICS_FILE
+from spantrain.app.watching.view import VIEW_FILE
+from spantrain.config import artefacts
 from spantrain.config.files.text_files import write_atomically
 from spantrain.config.traces.trace_file import write_decisions
 from spantrain.core.messages import DeviceDecisions
@@ -28,10 +24,14 @@ from spantrain.core.profile import Profile
 from spantrain.core.trace import Trace
 from spantrain.core.update.optimizers import STATE_COPIES
 from spantrain.errors import ConfigError, UsageError
+from spantrain.runtime.checkpoint.manifest import BEST, MANIFEST_FILE, MARKER, step_of
+from spantrain.runtime.checkpoint.saver import CHECKPOINTS
+from spantrain.runtime.control.data_requests import JOURNAL_FOLDER
 from spantrain.schedule.render.perfetto import perfetto_json
 
 if TYPE_CHECKING:
     from spantrain.runtime.coordinator.barrier import StepOutcome
+
 
 RUN_FILE = "run.json"
 TRACE_FILE = "trace.json"
@@ -130,8 +130,8 @@ def write_run(folder: Path, content: RunContent) -> None:
     plan_name, profile_name = _write_inputs(folder, content)
     for name, plan in content.later_plans.items():
         path = folder / name
-        own = replace(plan, profile=reference_to_profile(folder / profile_name, path))
-        write_plan(own, path, read_plan_report(path) if path.exists() else None)
+        own = replace(plan, profile=artefacts.reference_to_profile(folder / profile_name, path))
+        artefacts.write_plan(own, path, artefacts.read_plan_report(path) if path.exists() else None)
     before = _sound_record(folder)
     ran = (*before.earlier_plans, before.plan) if before else ()
     earlier = ran[: ran.index(plan_name)] if plan_name in ran else ()  # where the run goes on under this plan
@@ -141,7 +141,7 @@ def write_run(folder: Path, content: RunContent) -> None:
     shifted = (replace(log, trace_shift_s=log.trace_shift_s - start_s) for log in content.decisions)
     write_decisions(shifted, folder / DECISIONS_FILE)
     record = replace(content.record, plan=names[-1], earlier_plans=names[:-1], profile=profile_name)
-    write_artefact(record, RUN_FORMAT, folder / RUN_FILE)
+    artefacts.write_artefact(record, artefacts.RUN_FORMAT, folder / RUN_FILE)
 
 
 def read_run_record(folder: Path) -> RunRecord | None:
@@ -151,7 +151,7 @@ def read_run_record(folder: Path) -> RunRecord | None:
         ConfigError: it is something else, or wrong.
     """
     path = folder / RUN_FILE
-    return read_artefact(RunRecord, RUN_FORMAT, path) if path.exists() else None
+    return artefacts.read_artefact(RunRecord, artefacts.RUN_FORMAT, path) if path.exists() else None
 
 
 def files_of_run(folder: Path) -> tuple[str, ...]:
@@ -204,19 +204,21 @@ def _write_inputs(folder: Path, content: RunContent) -> tuple[str, str]:
             return name, found
     ours = files_of_run(folder)
     with suppress(UsageError):
-        if read_profile(folder / "profile.json") == profile:
+        if artefacts.read_profile(folder / "profile.json") == profile:
             ours = (*ours, "profile.json")
     profile_path = _free(folder, "profile", ours)
-    write_profile(profile, profile_path)
+    artefacts.write_profile(profile, profile_path)
     plan_path = _free(folder, "plan", ours)
-    write_plan(replace(plan, profile=reference_to_profile(profile_path, plan_path)), plan_path, content.report)
+    artefacts.write_plan(
+        replace(plan, profile=artefacts.reference_to_profile(profile_path, plan_path)), plan_path, content.report
+    )
     return plan_path.name, profile_path.name
 
 
 def _profile_beside(path: Path, plan: Plan) -> str:
     """Return the profile that a plan's file names, if it holds this plan, made from the same, and both are there."""
     try:
-        found = read_plan(path)
+        found = artefacts.read_plan(path)
     except UsageError:
         return ""
     if found.profile is None or not (path.parent / found.profile.path).is_file():
@@ -234,3 +236,61 @@ def _shifted(trace: Trace, by_s: float) -> Trace:
     intervals = (replace(one, start_s=one.start_s + by_s, end_s=one.end_s + by_s) for one in trace.intervals)
     flows = (replace(one, sent_s=one.sent_s + by_s, received_s=one.received_s + by_s) for one in trace.flows)
     return replace(trace, intervals=tuple(intervals), flows=tuple(flows))
+
+
+_INPUTS = ("plan.json", "profile.json")
+"""What runs are made from: of no run alone."""
+_FILES = (RUN_FILE, TRACE_FILE, DECISIONS_FILE, SWITCHES_FILE, METRICS_FILE)
+
+
+def refuse_run(folder: Path, ways: str) -> None:
+    """Refuse a folder that holds a run; a plan and a profile alone are none, nor is one that has begun no step.
+
+    Args:
+        folder: to write a run to.
+        ways: what can be done instead.
+
+    Raises:
+        ConfigError: it does.
+    """
+    checkpoints = (f"{CHECKPOINTS}/{path.name}" for path in _checkpoints(folder))
+    files = [name for name in _FILES if (folder / name).exists()]
+    if METRICS_FILE in files and not (folder / METRICS_FILE).stat().st_size:
+        files.remove(METRICS_FILE)
+    found = (*files, *checkpoints)
+    if found:
+        shown = ", ".join(found[:3]) + (", ..." if len(found) > 3 else "")
+        raise ConfigError(f"{folder} holds a run already ({shown}), and two would be mixed: {ways}")
+
+
+def remove_old_run(folder: Path, *, keep: Path | None = None) -> None:
+    """Remove what a run has written into a folder, nothing else; a plan and a profile to start from stay.
+
+    Args:
+        folder: of the run.
+        keep: a plan that is to be run, if it lies there.
+
+    Raises:
+        ConfigError: something cannot be removed.
+    """
+    try:
+        # Plans and profiles that it has put there besides those that it was made from.
+        plans = (name for name in files_of_run(folder) if Path(name).name == name and name not in _INPUTS)
+        later = [folder / name for name in plans if keep is None or name != keep.name]
+        for path in (*(folder / name for name in (*_FILES, VIEW_FILE)), *later):
+            path.unlink(missing_ok=True)
+        for path in (*(folder / "logs").glob("*.log"), *(folder / "tensorboard").glob("events.out.tfevents.*")):
+            path.unlink()
+        for path in _checkpoints(folder):
+            (path / MANIFEST_FILE).unlink(missing_ok=True)
+            shutil.rmtree(path)
+        if (folder / JOURNAL_FOLDER).exists():
+            shutil.rmtree(folder / JOURNAL_FOLDER)
+        for marker in (BEST, MARKER):
+            (folder / CHECKPOINTS / marker).unlink(missing_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{error.filename}: of the old run, cannot be removed: {error.strerror}") from None
+
+
+def _checkpoints(folder: Path) -> list[Path]:
+    return [path for path in sorted((folder / CHECKPOINTS).glob("step-*")) if step_of(path) is not None]

@@ -26,17 +26,9 @@ from spantrain.app.training.outcome import (
     steady,
     with_reasons,
 )
-from spantrain.app.training.recovery.carry_on import (
-    Leg,
-    about_pause,
-    leg_after,
-    orders_of,
-    setback_of,
-    with_less_memory,
-)
+from spantrain.app.training.recovery import carry_on
 from spantrain.app.training.recovery.joining import Membership
 from spantrain.app.training.recovery.journal import BegunLeg, Journal, first_leg, with_what_is_held
-from spantrain.app.training.recovery.prepared import PreparedChanges
 from spantrain.app.training.requests import TrainRequest
 from spantrain.app.training.run_folder import TRACE_FILE, RunContent, RunRecord, measured, write_run
 from spantrain.app.training.stop import StopRequest
@@ -108,7 +100,7 @@ class _RunOnSession:
         self._hears_members = self._goes_on and not request.job.staleness
         self._profile = request.profile
         """As it was given, whatever devices turn out to have less memory."""
-        self._prepared = PreparedChanges(request.light_change)
+        self._prepared = carry_on.PreparedChanges(request.light_change)
         self._stood_still_s = 0.0
         """Between this leg's first step and the end of the one before."""
         self._journal = Journal(session, request, self._watch)
@@ -159,7 +151,7 @@ class _RunOnSession:
             self._running = barrier = self._barrier(self._advising(stack))
             try:
                 results = coordinator.train(
-                    orders_of(leg, self._session, self._request, self._ledger.samples_before(leg.first_step)),
+                    carry_on.orders_of(leg, self._session, self._request, self._ledger.samples_before(leg.first_step)),
                     barrier,
                     self._checkpoints.begin(leg.plan, leg.resume),
                     self._looks_up,
@@ -182,23 +174,23 @@ class _RunOnSession:
         self._log.saved(step, str(folder))
         self._journal.saved(step, folder)
 
-    def _leg_after(self, error: DeviceLostError | DeviceMemoryError, barrier: StepBarrier) -> Leg:
+    def _leg_after(self, error: DeviceLostError | DeviceMemoryError, barrier: StepBarrier) -> carry_on.Leg:
         """Return how the run goes on without a device that was lost, or with less on one that ran out of memory."""
         leg = replace(self._leg, plan=barrier.plan)
-        setback = setback_of(error, leg, barrier, self._session.coordinator)
+        setback = carry_on.setback_of(error, leg, barrier, self._session.coordinator)
         self._watch.stopped_in(self._session.coordinator.failures())
         if setback.short:
-            self._request = with_less_memory(self._request, leg.plan, setback.short)
+            self._request = carry_on.with_less_memory(self._request, leg.plan, setback.short)
             self._prepared.plan_by(self._request.light_change)
         self._checkpoints.gone({*leg.plan.devices} - {*setback.holders, *setback.short})
-        return leg_after(leg, setback, self._session, self._request, self._prepared, self._checkpoints.newest)
+        return carry_on.leg_after(leg, setback, self._session, self._request, self._prepared, self._checkpoints.newest)
 
     def _looks_up(self) -> bool:
         """Make faults that are asked for; return whether to end at once."""
         self._faults.look()
         return self._stop.at_once
 
-    def _go_on(self, leg: Leg) -> None:
+    def _go_on(self, leg: carry_on.Leg) -> None:
         """Begin another leg."""
         self._before, self._leg = self._running.plan, leg
         self._checkpoints.gone(leg.leaving)
@@ -246,7 +238,7 @@ class _RunOnSession:
     def _on_begin(self, begun_s: float) -> None:
         if self._leg.reason:
             self._stood_still_s = begun_s - self._leg.begun_s
-            self._reporter.note(about_pause(self._leg, self._before, self._request, self._stood_still_s))
+            self._reporter.note(carry_on.about_pause(self._leg, self._before, self._request, self._stood_still_s))
             self._session.coordinator.dismiss(self._leg.leaving)
             return
         self._stop.begun = True

@@ -13,10 +13,10 @@ from spantrain.app.profiling.profile import ProfileOptions, measure_profile
 from spantrain.app.profiling.slowing import slowed
 from spantrain.app.reporter import Reporter
 from spantrain.app.session import Session, SessionOptions, open_session
-from spantrain.app.training.old_run import remove_old_run
 from spantrain.app.training.outcome import TrainOutcome
 from spantrain.app.training.recovery.journal import credentials_in
 from spantrain.app.training.requests import Grouping, RunOptions, TrainRequest, new_run
+from spantrain.app.training.run_folder import remove_old_run
 from spantrain.app.training.stop import StopRequest
 from spantrain.app.training.train import train
 from spantrain.app.weight_folder import first_weights

@@ -10,19 +10,8 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from spantrain.app.reporter import Reporter
+from spantrain.app.watching import view
 from spantrain.app.watching.chain import StepForecast, StepReason, StepTrace, late_line, reason_of
-from spantrain.app.watching.view import (
-    ENDED,
-    FAILED,
-    RUNNING,
-    VIEW_FILE,
-    RunView,
-    SeenDevice,
-    SeenEvent,
-    SeenLink,
-    SeenStage,
-    Timeline,
-)
 from spantrain.config.artefacts import VIEW_FORMAT
 from spantrain.config.files.json_codec import to_json
 from spantrain.config.files.text_files import write_atomically
@@ -100,24 +89,24 @@ class RunWatch(Reporter):
             self._losses.add(index + 1, loss)
         self._durations: deque[float] = deque(maxlen=_HISTORY)
         self._history: defaultdict[str, deque[tuple[int, float]]] = defaultdict(lambda: deque(maxlen=_HISTORY))
-        self._events: deque[SeenEvent] = deque(maxlen=_EVENTS)
+        self._events: deque[view.SeenEvent] = deque(maxlen=_EVENTS)
         self._outcome: StepOutcome | None = None
         self._sent_before: Mapping[str, Mapping[str, int]] = {}
         self._metrics: StepMetrics | None = None
         self._rates: defaultdict[tuple[str, str], deque[float]] = defaultdict(lambda: deque(maxlen=_HISTORY))
         self._peaks: dict[str, int] = {}
-        self._timeline: Timeline | None = None
-        self._unfinished: Timeline | None = None
+        self._timeline: view.Timeline | None = None
+        self._unfinished: view.Timeline | None = None
         self._reason: StepReason | None = None
         self._next_write_s = self._told_s = float("-inf")
-        self._state, self._ending = RUNNING, ""
+        self._state, self._ending = view.RUNNING, ""
         self._writes = True
 
     def __enter__(self) -> "RunWatch":
         return self
 
     def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
-        self._state = ENDED if error is None else FAILED
+        self._state = view.ENDED if error is None else view.FAILED
         self._ending = "" if error is None else _public(str(error)) or "it was interrupted"
         if self._plan is not None:
             self._write(at_once=True)
@@ -164,7 +153,7 @@ class RunWatch(Reporter):
         self._note(text)
 
     def _note(self, text: str) -> None:
-        self._events.append(SeenEvent(at_unix_s=time.time(), steps_done=self._done, text=_public(text)))
+        self._events.append(view.SeenEvent(at_unix_s=time.time(), steps_done=self._done, text=_public(text)))
         if self._plan is not None:
             self._write()
 
@@ -210,10 +199,10 @@ class RunWatch(Reporter):
             self._forecast = StepForecast(self._predicted.trace, self._predicted.step_s, _stages(plan))
         return self._forecast
 
-    def _seen(self, trace: Trace, step: int, duration_s: float, plan: Plan) -> Timeline:
+    def _seen(self, trace: Trace, step: int, duration_s: float, plan: Plan) -> view.Timeline:
         found = StepTrace(trace, step, _stages(plan))
         start_s = found.start_s
-        return Timeline(
+        return view.Timeline(
             step=step,
             duration_s=duration_s,
             work=_by_device(found),
@@ -233,17 +222,17 @@ class RunWatch(Reporter):
         head: dict[str, Any] = {"format": VIEW_FORMAT, "version": 1}
         text = json.dumps({**head, **to_json(self._view())}, ensure_ascii=False, separators=(",", ":"))
         try:
-            write_atomically(self._folder / VIEW_FILE, text + "\n")
+            write_atomically(self._folder / view.VIEW_FILE, text + "\n")
         except UsageError as error:  # hours of training are not a picture's to end
             self._writes = False
             self._shown.note(f"{error}; the run goes on, and its page shows nothing new")
         ended_s = time.monotonic()
         self._next_write_s = ended_s + max(_WRITE_EVERY_S, (ended_s - now_s) / _WRITE_PART)
 
-    def _view(self) -> RunView:
+    def _view(self) -> view.RunView:
         plan, outcome, metrics, predicted = self._plan, self._outcome, self._metrics, self._predicted
         assert plan is not None, "a run begins with a plan"
-        return RunView(
+        return view.RunView(
             run=self._folder.resolve().name,
             model=plan.model.name,
             schedule=plan.schedule,
@@ -263,7 +252,8 @@ class RunWatch(Reporter):
             sites=tuple(site.name for site in plan.cluster.sites),
             links=tuple(self._links(plan)),
             stages=tuple(
-                SeenStage(first_unit=one.first_unit, end_unit=one.end_unit, devices=one.devices) for one in plan.stages
+                view.SeenStage(first_unit=one.first_unit, end_unit=one.end_unit, devices=one.devices)
+                for one in plan.stages
             ),
             devices=tuple(self._devices(plan)),
             events=tuple(self._events),
@@ -272,13 +262,13 @@ class RunWatch(Reporter):
             unfinished=self._unfinished,
         )
 
-    def _devices(self, plan: Plan) -> Iterable[SeenDevice]:
+    def _devices(self, plan: Plan) -> Iterable[view.SeenDevice]:
         outcome, predicted = self._outcome, self._predicted
         busy, stages = outcome.busy_s if outcome else {}, _stages(plan)
         for device in plan.cluster.devices:
             name = device.name
             memory = predicted.memory.get(name) if predicted else None
-            yield SeenDevice(
+            yield view.SeenDevice(
                 name=name,
                 site=device.site,
                 kind=device.kind,
@@ -293,7 +283,7 @@ class RunWatch(Reporter):
                 busy_ratio_forecast=predicted.utilisation.get(name) if predicted else None,
             )
 
-    def _links(self, plan: Plan) -> Iterable[SeenLink]:
+    def _links(self, plan: Plan) -> Iterable[view.SeenLink]:
         # Of devices that have gone there may still be news.
         site_of = defaultdict(str, {device.name: device.site for device in plan.cluster.devices})
         lists: list[defaultdict[tuple[str, str], list[float]]] = [defaultdict(list) for _ in range(3)]
@@ -311,7 +301,7 @@ class RunWatch(Reporter):
         duration_s = self._outcome.duration_s if self._outcome else 1.0
         for link in plan.cluster.links:
             pair = link.source, link.target
-            yield SeenLink(
+            yield view.SeenLink(
                 source=link.source,
                 target=link.target,
                 latency_s=link.latency_s,

@@ -28,7 +28,7 @@ from pathlib import Path
 from queue import Queue
 
 from spantrain.app.watching.metrics_text import metrics_of_view
-from spantrain.transport.connection.pace import ConnectionPace
+from spantrain.transport.connection.bounds import ConnectionPace
 
 _REQUEST_BYTES = 8192
 _REQUEST_S = 5.0

@@ -7,35 +7,8 @@ from typing import Annotated
 
 import typer
 
+from spantrain.cli import options as shared
 from spantrain.cli.failure import clean_interrupt, told_interrupt
-from spantrain.cli.options import (
-    ClusterFile,
-    Data,
-    Dtype,
-    EmulatedSpeed,
-    Functions,
-    Insecure,
-    Json,
-    Listen,
-    Metrics,
-    MetricsToken,
-    ModelOptions,
-    NoNetwork,
-    Out,
-    Preset,
-    Relay,
-    SequenceLength,
-    Tokenizer,
-    at_speed,
-    check_dtype,
-    chosen_cluster,
-    chosen_functions,
-    launch_way,
-    positive,
-    print_json,
-    session_options,
-    with_options,
-)
 from spantrain.config.files.json_codec import to_json
 from spantrain.config.files.text_files import check_can_make, write_atomically
 from spantrain.core.bounds import LARGEST_NUMBER
@@ -44,13 +17,13 @@ from spantrain.errors import ConfigError
 
 
 def demo(
-    out: Out = Path("runs/demo"),
+    out: shared.Out = Path("runs/demo"),
     steps: Annotated[int, typer.Option(help="Training steps.", min=10, max=LARGEST_NUMBER)] = 60,
     faults: Annotated[
         bool, typer.Option("--faults", help="Then train once more, with a device killed in mid-run and started again.")
     ] = False,
-    json_: Json = False,
-    no_network: NoNetwork = False,
+    json_: shared.Json = False,
+    no_network: shared.NoNetwork = False,
 ) -> None:
     """Train a real model across three emulated places: measured, planned, predicted, compared."""
     from spantrain.app.demo import DemoOptions, run_demo
@@ -60,44 +33,44 @@ def demo(
     check_can_make(out, "--out", files=("summary.json", "profile.json", "plan.json"), folders=("logs", "single-site"))
     options = DemoOptions(steps=steps, faults=faults)
     with clean_interrupt("the demonstration"), TerminalReporter(tables=not json_) as reporter:
-        summary = run_demo(options, session_options(no_network=no_network), out, reporter)
+        summary = run_demo(options, shared.session_options(no_network=no_network), out, reporter)
     document = to_json(summary)
     show_demo_summary(summary, stderr=json_)
     if json_:
-        print_json(document)
+        shared.print_json(document)
     write_atomically(out / "summary.json", render_json(document) + "\n")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProfileArguments(ModelOptions):
+class ProfileArguments(shared.ModelOptions):
     """The options of `spantrain profile`."""
 
     model: Annotated[str, typer.Option(help="The model, e.g. gpt2-tiny.")]
-    out: Out
-    preset: Preset = None
-    cluster: ClusterFile = None
-    dtype: Dtype = "float32"
+    out: shared.Out
+    preset: shared.Preset = None
+    cluster: shared.ClusterFile = None
+    dtype: shared.Dtype = "float32"
     max_samples: Annotated[int, typer.Option(help="Largest micro-batch that is measured.", min=1, max=1024)] = 16
     rounds: Annotated[int, typer.Option(help="Rounds of measuring the network.", min=1, max=100)] = 1
-    emulated_speed: EmulatedSpeed = None
+    emulated_speed: shared.EmulatedSpeed = None
     fresh: Annotated[bool, typer.Option("--fresh", help="Measure compute again even if it is cached.")] = False
-    json_: Json = False
-    no_network: NoNetwork = False
-    listen: Listen = None
-    relay: Relay = None
-    insecure: Insecure = False
+    json_: shared.Json = False
+    no_network: shared.NoNetwork = False
+    listen: shared.Listen = None
+    relay: shared.Relay = None
+    insecure: shared.Insecure = False
 
 
-@with_options(ProfileArguments)
+@shared.with_options(ProfileArguments)
 def profile(asked: ProfileArguments, context: typer.Context) -> None:
     """Measure the compute of every device and the network between all of them."""
     from spantrain.app.training.run_folder import check_not_of_a_run
 
     out, as_json = asked.out, asked.json_
-    cluster = at_speed(chosen_cluster(asked.preset, asked.cluster), asked.emulated_speed)
+    cluster = shared.at_speed(shared.chosen_cluster(asked.preset, asked.cluster), asked.emulated_speed)
     check_can_make(out, "--out", files=("profile.json",), folders=("logs",))
     check_not_of_a_run(out / "profile.json", "--out")
-    check_dtype(asked.dtype)
+    shared.check_dtype(asked.dtype)
     model = asked.chosen_model(asked.model, read=asked.listen is None)
     from spantrain.app.profiling.profile import ProfileOptions, measure_profile
     from spantrain.app.session import open_session
@@ -108,11 +81,11 @@ def profile(asked: ProfileArguments, context: typer.Context) -> None:
     options = ProfileOptions(
         dtype=asked.dtype, max_samples=asked.max_samples, network_rounds=asked.rounds, use_cache=not asked.fresh
     )
-    where = session_options(
+    where = shared.session_options(
         no_network=asked.no_network,
         listen=asked.listen,
         relay=asked.relay,
-        launch=launch_way(context),
+        launch=shared.launch_way(context),
         insecure=asked.insecure,
         model=model,
     )
@@ -132,7 +105,7 @@ def profile(asked: ProfileArguments, context: typer.Context) -> None:
             "compute_s": result.provenance.compute_s,
             "network_s": result.provenance.network_s,
         }
-        print_json(figures)
+        shared.print_json(figures)
     else:
         reporter.show_profile(result)
     write_profile(result, out / "profile.json")
@@ -141,7 +114,7 @@ def profile(asked: ProfileArguments, context: typer.Context) -> None:
 
 
 def groups(
-    profile_path: Annotated[Path, typer.Argument(help="What `spantrain profile` wrote.")], json_: Json = False
+    profile_path: Annotated[Path, typer.Argument(help="What `spantrain profile` wrote.")], json_: shared.Json = False
 ) -> None:
     """Print the devices grouped by network and, within, by compute and memory."""
     from spantrain.config.artefacts import read_profile
@@ -150,7 +123,7 @@ def groups(
     found = read_profile(profile_path)
     grouped = group_devices(found)
     if json_:
-        print_json({"first_level": to_json(grouped), "message_bytes": MESSAGE_BYTES})
+        shared.print_json({"first_level": to_json(grouped), "message_bytes": MESSAGE_BYTES})
         return
     for line in tree_lines(grouped, found):
         typer.echo(line)
@@ -173,7 +146,7 @@ class WorkerArguments:
     backend: Annotated[str | None, typer.Option(help="cpu, cuda:N or emulated; default: cuda if there is one.")] = None
     data_address: Annotated[str | None, typer.Option(help="Where the others reach this machine.")] = None
     interface: Annotated[str | None, typer.Option(help="The same by a network interface, e.g. wg0.")] = None
-    relay: Relay = None
+    relay: shared.Relay = None
     model: Annotated[
         str | None, typer.Option(help="FILE.py:FUNCTION of yours that makes the model, where runs may need it.")
     ] = None
@@ -195,12 +168,12 @@ class WorkerArguments:
         str | None,
         typer.Option(help="A file, URL or command that says, by being there or ending with 0: leave the run."),
     ] = None
-    metrics: Metrics = None
-    metrics_token: MetricsToken = None
-    insecure: Insecure = False
+    metrics: shared.Metrics = None
+    metrics_token: shared.MetricsToken = None
+    insecure: shared.Insecure = False
 
 
-@with_options(WorkerArguments)
+@shared.with_options(WorkerArguments)
 def worker(asked: WorkerArguments, context: typer.Context) -> None:
     """Serve one device of this machine to a coordinator."""
     del context
@@ -249,7 +222,7 @@ def relay(
     from spantrain.transport.relay.server import RelayLimits, RelayNews
 
     most = RelayLimits(
-        ports=max_ports, connections=max_connections, bytes_per_s=positive("--rate", rate, parse_bandwidth)
+        ports=max_ports, connections=max_connections, bytes_per_s=shared.positive("--rate", rate, parse_bandwidth)
     )
 
     def ready(at: Address) -> None:
@@ -283,16 +256,16 @@ def export(
         str, typer.Option(help="Of the weights that are written: float32, bfloat16, float16.")
     ] = "float32",
     merge: Annotated[bool, typer.Option("--merge", help="Add adapters of peft to the weights they adapt.")] = False,
-    function: Functions = None,
-    json_: Json = False,
+    function: shared.Functions = None,
+    json_: shared.Json = False,
 ) -> None:
     """Write the weights of a run's newest checkpoint to a folder that the transformers library, or peft, loads."""
     check_can_make(to, "--to")
     from spantrain.app.weights import export_run
 
-    outcome = export_run(run, to, functions=chosen_functions(function), dtype=dtype, merge=merge)
+    outcome = export_run(run, to, functions=shared.chosen_functions(function), dtype=dtype, merge=merge)
     if json_:
-        print_json(to_json(outcome))
+        shared.print_json(to_json(outcome))
         return
     typer.echo(f"{outcome.model} after {outcome.steps} steps: {outcome.parameters} parameters in {outcome.folder}")
     compare = f"; python examples/load_exported.py {outcome.folder}, in the sources, compares outputs"
@@ -305,21 +278,21 @@ def import_(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Weights as *.safetensors, with the model's names.")],
     model: Annotated[str, typer.Option(help="The model, e.g. gpt2-tiny, hf:FOLDER or FILE.py:FUNCTION.")],
     out: Annotated[Path, typer.Option("--out", help="Folder of a new run.")],
-    data: Data = None,
-    tokenizer: Tokenizer = None,
-    sequence_length: SequenceLength = None,
-    json_: Json = False,
+    data: shared.Data = None,
+    tokenizer: shared.Tokenizer = None,
+    sequence_length: shared.SequenceLength = None,
+    json_: shared.Json = False,
 ) -> None:
     """Make a checkpoint at step 0 of weights; go on with: spantrain train --resume RUN --plan PLAN."""
     if not folder.is_dir():
         raise ConfigError(f"{folder}: there is no such folder; name one with *.safetensors")
     check_can_make(out, "--out")
-    spec = ModelOptions(data=data, tokenizer=tokenizer, sequence_length=sequence_length).chosen_model(model)
+    spec = shared.ModelOptions(data=data, tokenizer=tokenizer, sequence_length=sequence_length).chosen_model(model)
     from spantrain.app.weights import import_weights
 
     outcome = import_weights(folder, spec, out)
     if json_:
-        print_json(to_json(outcome))
+        shared.print_json(to_json(outcome))
         return
     typer.echo(f"{outcome.model}: {outcome.parameters} parameters in {outcome.checkpoint}")
     if outcome.converted:

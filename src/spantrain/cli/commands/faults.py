@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from spantrain.cli.commands.testbed import Id, Json, app
+from spantrain.cli.commands.testbed import Id, Json, app, attached
 from spantrain.cli.failure import clean_interrupt
 from spantrain.cli.options import positive, print_json
 from spantrain.core.quantities import parse_seconds
@@ -72,10 +72,8 @@ def _make(run: Path, device: str, what: str, done: str, *, as_json: bool, second
 
 
 def _cut(site: str | None, other: str | None, testbed_id: str | None, *, is_cut: bool, as_json: bool) -> None:
-    from spantrain.testbed.testbed import Testbed
-
     sites = tuple(name for name in (site, other) if name is not None)
-    ways = Testbed.attach(testbed_id).cut(*sites, is_cut=is_cut)
+    ways = attached(testbed_id).cut(*sites, is_cut=is_cut)
     if as_json:
         print_json({"cut" if is_cut else "healed": [list(way) for way in ways]})
         return

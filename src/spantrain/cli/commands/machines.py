@@ -11,8 +11,8 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from spantrain.cli import options as shared
 from spantrain.cli.failure import clean_interrupt
-from spantrain.cli.options import Json, print_json, with_options
 from spantrain.cli.render.text import console_for_people, say
 from spantrain.config.cluster_file import load_cluster, parse_cluster
 from spantrain.config.cluster_text import cluster_text
@@ -79,27 +79,25 @@ class MachineOptions:
             ConfigError: two ways are named.
             UsageError: what is named makes no sense, or cannot be asked.
         """
-        from spantrain.reach.allocations import (
-            inventory_machines,
-            kubernetes_machines,
-            named_machines,
-            own_name,
-            slurm_machines,
-        )
+        from spantrain.reach import allocations
         from spantrain.reach.machines import this_machine
         from spantrain.runtime.launch.environment import Environment
 
         match self.given:
             case ["--ssh"]:
-                return named_machines((self.ssh or "").split(","), "ssh", python=self.python, options=self.ssh_words)
+                return allocations.named_machines(
+                    (self.ssh or "").split(","), "ssh", python=self.python, options=self.ssh_words
+                )
             case ["--inventory"]:
-                return inventory_machines(self.inventory or Path(), python=self.python, options=self.ssh_words)
+                return allocations.inventory_machines(
+                    self.inventory or Path(), python=self.python, options=self.ssh_words
+                )
             case ["--slurm"]:
-                return slurm_machines(Environment.read(os.environ).slurm_nodes, python=self.python)
+                return allocations.slurm_machines(Environment.read(os.environ).slurm_nodes, python=self.python)
             case ["--kubernetes"]:
-                return kubernetes_machines(self.kubernetes or "", self.selector, python=self.python)
+                return allocations.kubernetes_machines(self.kubernetes or "", self.selector, python=self.python)
             case _:
-                return (this_machine(own_name()),)
+                return (this_machine(allocations.own_name()),)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,13 +116,13 @@ class InitArguments(MachineOptions):
         bool, typer.Option("--no-measure", help="Try nothing between machines; rates and unknown kinds are assumed.")
     ] = False
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file if it is there.")] = False
-    json_: Json = False
+    json_: shared.Json = False
 
 
-@with_options(InitArguments)
+@shared.with_options(InitArguments)
 def init(asked: InitArguments, _: typer.Context) -> None:
     """Write a cluster file from what machines are: this one, or those of SSH, Slurm, Kubernetes or torchrun."""
-    from spantrain.app.machines.init import found_cluster, gathered_cluster
+    from spantrain.app.machines.describe import found_cluster, gathered_cluster
     from spantrain.cli.render.render import TerminalReporter
 
     try:
@@ -148,7 +146,9 @@ def init(asked: InitArguments, _: typer.Context) -> None:
         parse_cluster(text, source=str(asked.out))
         write_atomically(asked.out, text)
         if asked.json_:
-            print_json({"file": str(asked.out), "notes": list(outcome.notes), "cluster": to_json(outcome.cluster)})
+            shared.print_json(
+                {"file": str(asked.out), "notes": list(outcome.notes), "cluster": to_json(outcome.cluster)}
+            )
             return
         typer.echo(text, nl=False)
         reporter.note(f"Wrote {asked.out}; next: spantrain doctor --cluster {asked.out}")
@@ -190,10 +190,10 @@ class DoctorArguments(MachineOptions):
     quick: Annotated[
         bool, typer.Option("--quick", help="Without loading torch and without measuring rates and encryption.")
     ] = False
-    json_: Json = False
+    json_: shared.Json = False
 
 
-@with_options(DoctorArguments)
+@shared.with_options(DoctorArguments)
 def doctor(asked: DoctorArguments, _: typer.Context) -> None:
     """Check machines and what goes between them, each line with a remedy; exit 1 where something would fail."""
     from spantrain.app.machines.doctor import DoctorOptions, examine
@@ -219,7 +219,7 @@ def doctor(asked: DoctorArguments, _: typer.Context) -> None:
     with clean_interrupt("doctor"), TerminalReporter(tables=not asked.json_) as reporter:
         report = examine(machines, options, reporter)
     if asked.json_:
-        print_json(to_json(report))
+        shared.print_json(to_json(report))
     else:
         _show_checks(report)
     if report.fail:

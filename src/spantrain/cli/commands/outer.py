@@ -14,8 +14,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from spantrain.cli import options as shared
 from spantrain.cli.failure import clean_interrupt
-from spantrain.cli.options import Json, Metrics, MetricsToken, print_json
 from spantrain.cli.render.text import console_for_people, say
 from spantrain.config.files.json_codec import to_json
 from spantrain.core.quantities import format_bandwidth, format_bytes, format_seconds
@@ -48,7 +48,12 @@ app = typer.Typer(
 
 
 @app.command()
-def up(config_path: Config, metrics: Metrics = None, metrics_token: MetricsToken = None, json_: Json = False) -> None:
+def up(
+    config_path: Config,
+    metrics: shared.Metrics = None,
+    metrics_token: shared.MetricsToken = None,
+    json_: shared.Json = False,
+) -> None:
     """Run master and shards on this machine, start again what ends; Ctrl-C ends all of it."""
     from spantrain.app.outer.up import keep_up
 
@@ -69,8 +74,8 @@ def up(config_path: Config, metrics: Metrics = None, metrics_token: MetricsToken
 @app.command()
 def master(
     config_path: Config,
-    metrics: Metrics = None,
-    metrics_token: MetricsToken = None,
+    metrics: shared.Metrics = None,
+    metrics_token: shared.MetricsToken = None,
     end_with_input: EndWithInput = False,
 ) -> None:
     """Run the master: it decides, and holds no parameters."""
@@ -94,8 +99,8 @@ def shard(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Which one of the file's shards.")],
     token: TokenText = None,
     token_file: TokenFile = None,
-    metrics: Metrics = None,
-    metrics_token: MetricsToken = None,
+    metrics: shared.Metrics = None,
+    metrics_token: shared.MetricsToken = None,
     end_with_input: EndWithInput = False,
 ) -> None:
     """Run one shard: it holds a run of the model's layers."""
@@ -121,7 +126,7 @@ def status(
     token: TokenText = None,
     token_file: TokenFile = None,
     watch: Annotated[bool, typer.Option("--watch", help="Go on, once a second, until Ctrl-C.")] = False,
-    json_: Json = False,
+    json_: shared.Json = False,
 ) -> None:
     """Show clusters, versions, staleness, tokens, shards and what is under way."""
     from spantrain.app.outer.join import reach
@@ -133,19 +138,19 @@ def status(
         if watch:
             _watch_status(lambda: ask_status(address, found), as_json=json_)
         elif json_:
-            print_json(to_json(ask_status(address, found), wire=True))
+            shared.print_json(to_json(ask_status(address, found), wire=True))
         else:
             console_for_people(_PLAIN_WIDTH).print(_status(ask_status(address, found)))
 
 
 @app.command()
-def place(config_path: Config, json_: Json = False) -> None:
+def place(config_path: Config, json_: shared.Json = False) -> None:
     """Say at which place the shards belong, by bandwidths and throughputs, and why."""
     from spantrain.app.outer.join import place_outer
 
     found = place_outer(load_outer(config_path))
     if json_:
-        print_json(to_json(found))
+        shared.print_json(to_json(found))
     else:
         _show_placement(found)
 
@@ -176,7 +181,7 @@ def run(
 def _say_up(found: "OuterUp", config_path: Path, *, as_json: bool) -> None:
     """Print how to join what is up."""
     if as_json:
-        print_json({name: str(value) for name, value in vars(found).items()})
+        shared.print_json({name: str(value) for name, value in vars(found).items()})
     else:
         typer.echo(
             f"master: {found.address}\n"

@@ -7,21 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from spantrain.cli import options as shared
 from spantrain.cli.commands.rent import RentOptions, check_rent_options, rent_command
-from spantrain.cli.options import (
-    MAX_SAMPLES,
-    ClusterFile,
-    Json,
-    ModelOptions,
-    Optimizer,
-    Preset,
-    check_dtype,
-    chosen_cluster,
-    planned_state,
-    priced,
-    print_json,
-    with_options,
-)
 from spantrain.config.files.json_codec import to_json
 from spantrain.config.files.text_files import check_can_write
 from spantrain.errors import ConfigError, PlanError, UsageError
@@ -43,7 +30,7 @@ _ANY = "auto"
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanArguments(RentOptions, ModelOptions):
+class PlanArguments(RentOptions, shared.ModelOptions):
     """The options of `spantrain plan`."""
 
     global_batch: Annotated[
@@ -57,8 +44,8 @@ class PlanArguments(RentOptions, ModelOptions):
         Path | None, typer.Argument(help="What `spantrain profile` wrote; else --preset or --cluster with --model.")
     ] = None
     out: Annotated[Path | None, typer.Option("--out", help="The plan file to write; left out: nothing is.")] = None
-    preset: Preset = None
-    cluster: ClusterFile = None
+    preset: shared.Preset = None
+    cluster: shared.ClusterFile = None
     model: Annotated[str | None, typer.Option(help="With --preset or --cluster: the model, e.g. gpt2-small.")] = None
     dtype: Annotated[str | None, typer.Option(help="float32 or bfloat16; default: the profile's.")] = None
     strategy: Annotated[str, typer.Option(help="`all`, or names with commas; default: the planner's own.")] = ""
@@ -66,7 +53,7 @@ class PlanArguments(RentOptions, ModelOptions):
     schedule: Annotated[
         str, typer.Option(help="Order of work the plan is made for; `auto`: try all on the best plans.")
     ] = "critical-path"
-    optimizer: Optimizer = "adamw"
+    optimizer: shared.Optimizer = "adamw"
     min_throughput: Annotated[float | None, typer.Option(help="Samples per second, at least.")] = None
     max_step_s: Annotated[float | None, typer.Option(help="Seconds per step, at most.")] = None
     max_money_per_step: Annotated[float | None, typer.Option(help="US dollars per step, at most.")] = None
@@ -121,7 +108,7 @@ class PlanArguments(RentOptions, ModelOptions):
             help="Mean hours between two losses of a device, HOURS and/or KIND=HOURS with commas: what is lost counts."
         ),
     ] = None
-    json_: Json = False
+    json_: shared.Json = False
 
     def batches(self) -> tuple[int, ...]:
         """Return the global batches that may be.
@@ -133,7 +120,7 @@ class PlanArguments(RentOptions, ModelOptions):
 
         if self.global_batch is None:
             raise ConfigError("--global-batch N: say how many samples an optimizer step has")
-        return batches_of(self.global_batch, MAX_SAMPLES)
+        return batches_of(self.global_batch, shared.MAX_SAMPLES)
 
     def job(self, global_batch: int) -> JobSpec:
         """Return what is to be planned for.
@@ -143,7 +130,7 @@ class PlanArguments(RentOptions, ModelOptions):
         """
         return JobSpec(
             global_batch=global_batch,
-            optimizer=planned_state(self.optimizer),
+            optimizer=shared.planned_state(self.optimizer),
             dtype=self.dtype,
             schedule="critical-path" if self.schedule == _ANY else check_schedule(self.schedule),
         )
@@ -198,14 +185,14 @@ class PlanArguments(RentOptions, ModelOptions):
             return self._described()
         if self.preset is not None or self.cluster is not None:
             raise ConfigError(_EITHER)
-        for name in ("model", *(one.name for one in fields(ModelOptions))):
+        for name in ("model", *(one.name for one in fields(shared.ModelOptions))):
             value = getattr(self, name)
             if value:
                 given = f"--{name.replace('_', '-')}" + ("" if value is True else f" {value}")
                 raise ConfigError(f"{given}: {self.profile_path} has its model and data already; leave it out")
         from spantrain.config.artefacts import read_profile
 
-        return priced(read_profile(self.profile_path), self.prices)
+        return shared.priced(read_profile(self.profile_path), self.prices)
 
     def _described(self) -> "Profile":
         if self.preset is None and self.cluster is None:
@@ -213,15 +200,15 @@ class PlanArguments(RentOptions, ModelOptions):
         if self.model is None:
             raise ConfigError("--preset and --cluster need --model NAME, e.g. --model gpt2-small")
         if self.dtype is not None:
-            check_dtype(self.dtype)
+            shared.check_dtype(self.dtype)
         from spantrain.app.profiling.describe import described_profile
 
         spec = self.chosen_model(self.model)
-        cluster = chosen_cluster(self.preset, self.cluster)
-        return priced(described_profile(cluster, spec, dtype=self.dtype or "float32"), self.prices)
+        cluster = shared.chosen_cluster(self.preset, self.cluster)
+        return shared.priced(described_profile(cluster, spec, dtype=self.dtype or "float32"), self.prices)
 
 
-@with_options(PlanArguments)
+@shared.with_options(PlanArguments)
 def plan(asked: PlanArguments, context: typer.Context) -> None:
     """Decide what runs where, predict it, and compare strategies, one device and one site; or what to rent."""
     check_rent_options(asked, context)
@@ -273,7 +260,7 @@ def _show(
         document["reasons"] = report["reasons"]
         if rows:
             document["batches"] = to_json(rows)
-        print_json(document)
+        shared.print_json(document)
     else:
         show_plan(outcome, profile)
     wrote = "Not written (--out FILE keeps it)" if out is None else f"Wrote {out}"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from spantrain.cli.options import PricesFile, check_dtype, given_options, positive, print_json
+from spantrain.cli import options as shared
 from spantrain.cli.render.text import console_for_people, figures_table, say
 from spantrain.config.files.text_files import check_can_write, write_atomically
 from spantrain.config.prices import PriceFile, read_prices, shipped_prices
@@ -37,7 +37,7 @@ _GO_WITH = frozenset({
 class RentOptions:
     """What is asked of offers."""
 
-    prices: PricesFile = None
+    prices: shared.PricesFile = None
     offers: Annotated[
         str | None, typer.Option(help="What to rent? `today` (the shipped list), or a file of offers; with --model.")
     ] = None
@@ -66,7 +66,7 @@ def check_rent_options(asked: RentOptions, context: typer.Context) -> None:
     Raises:
         ConfigError: it names them.
     """
-    given = given_options(context)
+    given = shared.given_options(context)
     if asked.offers is None:
         alone = [given[name] for name in given if name in _ONLY_HERE]
         if alone:
@@ -98,7 +98,7 @@ def rent_command(asked: "PlanArguments") -> None:
     if asked.model is None:
         raise ConfigError("--offers needs --model NAME, e.g. --model gpt2-xl")
     dtype = asked.dtype or "bfloat16"
-    check_dtype(dtype)
+    shared.check_dtype(dtype)
     model = asked.chosen_model(asked.model)
     goal = _goal(asked, model)
     job = replace(asked.job(_batch(asked, model)), dtype=dtype)
@@ -120,7 +120,7 @@ def rent_command(asked: "PlanArguments") -> None:
     if asked.out_plot is not None:
         write_plot(outcome, asked.out_plot)
     if asked.json_:
-        print_json(_document(outcome, job.global_batch))
+        shared.print_json(_document(outcome, job.global_batch))
     else:
         _show(outcome, planned, job.global_batch)
     wrote = [str(path) for path in (out, cluster_path, asked.out_plot) if path is not None]
@@ -144,7 +144,7 @@ def _goal(asked: "PlanArguments", model: "ModelSpec") -> "RentGoal":
     wrong, right = ("tokens", "samples") if unit == "samples" else ("samples", "tokens")
     if getattr(asked, wrong) is not None:
         raise ConfigError(f"--{wrong}: {model.name} is trained on {right}; give --{right} N")
-    deadline_s = positive("--deadline", asked.deadline, parse_seconds)
+    deadline_s = shared.positive("--deadline", asked.deadline, parse_seconds)
     return RentGoal(
         unit=unit,
         per_sample=model.sequence_length or 1,

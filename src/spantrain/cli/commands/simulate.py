@@ -7,18 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from spantrain.cli.options import (
-    Json,
-    NetworkTraceName,
-    Optimizer,
-    PricesFile,
-    chosen_trace,
-    planned_state,
-    positive,
-    priced,
-    print_json,
-    with_options,
-)
+from spantrain.cli import options as shared
 from spantrain.cli.render.text import console_for_people, figures_table
 from spantrain.config.files.json_codec import to_json
 from spantrain.config.files.text_files import check_can_write
@@ -54,7 +43,7 @@ class SimulateArguments:
     changes: Annotated[
         Path | None, typer.Option(help="YAML: how speeds of devices and links change over time (docs/simulator.md).")
     ] = None
-    network_trace: NetworkTraceName = None
+    network_trace: shared.NetworkTraceName = None
     adapter: Annotated[
         str | None,
         typer.Option(help=f"With --network-trace: each step with what follows the network: {', '.join(ADAPTERS)}."),
@@ -72,11 +61,11 @@ class SimulateArguments:
     protect: Annotated[
         str | None, typer.Option(help="With --availability: as with `spantrain train`; default: auto.")
     ] = None
-    optimizer: Optimizer = "adamw"
+    optimizer: shared.Optimizer = "adamw"
     staleness: Annotated[int, typer.Option(help="1: steps that overlap (docs/staleness.md).", min=0, max=1)] = 0
     trace: Annotated[Path | None, typer.Option(help="Write the simulated run, for Perfetto.")] = None
-    prices: PricesFile = None
-    json_: Json = False
+    prices: shared.PricesFile = None
+    json_: shared.Json = False
 
     def check(self) -> None:
         """Refuse options that contradict each other, before anything is read.
@@ -122,16 +111,19 @@ class SimulateArguments:
             raise ConfigError(f"--adapter: does not go with {', '.join(given)}; leave that out")
 
 
-@with_options(SimulateArguments)
+@shared.with_options(SimulateArguments)
 def simulate(asked: SimulateArguments, _: typer.Context) -> None:
     """Predict a plan under one schedule or all: time, waiting, memory, money and energy of a step."""
     from spantrain.app.planning.plan_files import open_plan
 
     asked.check()
-    limit_bytes, state = positive("--memory-limit", asked.memory_limit, parse_bytes), planned_state(asked.optimizer)
+    limit_bytes, state = (
+        shared.positive("--memory-limit", asked.memory_limit, parse_bytes),
+        shared.planned_state(asked.optimizer),
+    )
     plan, profile = open_plan(asked.plan_path)
-    profile = priced(profile, asked.prices)
-    traced = chosen_trace(asked.network_trace, emulated=True)
+    profile = shared.priced(profile, asked.prices)
+    traced = shared.chosen_trace(asked.network_trace, emulated=True)
     if asked.adapter is not None and traced is not None:
         _run_adapter(asked, plan, profile, traced, state)
     elif asked.availability is not None:
@@ -164,7 +156,7 @@ def _run_schedules(
         write_simulated_trace(report.results[request.schedules[0]], asked.trace)
     if asked.json_:
         head = {"plan": str(asked.plan_path), "memory_limit_bytes": limit_bytes, "steps": asked.steps}
-        print_json(head | {"schedules": {name: to_json(outcome) for name, outcome in report.schedules.items()}})
+        shared.print_json(head | {"schedules": {name: to_json(outcome) for name, outcome in report.schedules.items()}})
         return
     _show(report)
     if asked.network_trace is not None:  # under which steps differ: the tables are of the last one
@@ -190,7 +182,7 @@ def _run_adapter(
     own = under_schedule(plan, asked.schedule)
     outcome = simulate_adapter(own, profile, traced, adapter=asked.adapter, steps=asked.steps, optimizer=optimizer)
     if asked.json_:
-        print_json({"plan": str(asked.plan_path), **to_json(outcome)})
+        shared.print_json({"plan": str(asked.plan_path), **to_json(outcome)})
         return
     typer.echo(
         f"  {len(outcome.steps)} steps under {outcome.network_trace}, --adapter {outcome.adapter}: "
@@ -213,7 +205,7 @@ def _run_availability(asked: SimulateArguments, plan: "Plan", profile: "Profile"
     events = events_of(text, profile.cluster, until_s)
     found = run_availability(plan, profile, events, until_s, optimizer, asked.checkpoint_every, losses)
     if asked.json_:
-        print_json(to_json(found))
+        shared.print_json(to_json(found))
         return
     for line in found.lines:
         typer.echo(line)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from spantrain.core.speed import SpeedTrace
     from spantrain.testbed.control import TestbedStatus
     from spantrain.testbed.load import Load
+    from spantrain.testbed.testbed import Testbed
 
 app = typer.Typer(
     name="testbed",
@@ -52,6 +53,13 @@ def up(
     _show(Testbed.up(chosen_cluster(preset, cluster), detached=True).status(), as_json)
 
 
+def attached(testbed_id: str | None) -> "Testbed":
+    """Return the testbed that is running, or the one of several that is named."""
+    from spantrain.testbed.testbed import Testbed
+
+    return Testbed.attach(testbed_id)
+
+
 @app.command(name="exec", context_settings={"allow_interspersed_args": False})
 def run_on_host(
     host: Annotated[str, typer.Argument(metavar="HOST")],
@@ -59,12 +67,10 @@ def run_on_host(
     testbed_id: Id = None,
 ) -> None:
     """Run a command on a host; ends with the command's exit code."""
-    from spantrain.testbed.testbed import Testbed
-
     words = command[command[0] == "--" :]
     if not words:
         raise TestbedError(f"nothing to run on host {host}; give a command, e.g. `-- ip addr`")
-    process = Testbed.attach(testbed_id).popen(host, words)
+    process = attached(testbed_id).popen(host, words)
     try:
         code = process.wait()
     except KeyboardInterrupt:
@@ -85,11 +91,9 @@ def shape(
     as_json: Json = False,
 ) -> None:
     """Change the link from one site to another while it is in use; what is not given stays."""
-    from spantrain.testbed.testbed import Testbed
-
     if rate is None and delay is None and jitter is None and loss is None:
         raise TestbedError("nothing to change: give --rate, --delay, --jitter or --loss")
-    testbed = Testbed.attach(testbed_id)
+    testbed = attached(testbed_id)
     for start, end in [(source, target), (target, source)][: 1 + both]:
         testbed.shape(
             start,
@@ -111,11 +115,9 @@ def shape_site(
     as_json: Json = False,
 ) -> None:
     """Change the line that a site's links to all other sites share, while it is in use; what is not given stays."""
-    from spantrain.testbed.testbed import Testbed
-
     if uplink is None and downlink is None:
         raise TestbedError("nothing to change: give --uplink or --downlink")
-    testbed = Testbed.attach(testbed_id)
+    testbed = attached(testbed_id)
     testbed.shape_site(
         site,
         uplink_bandwidth_bytes_per_s=None if uplink is None else quantity("--uplink", uplink, parse_bandwidth),
@@ -162,11 +164,9 @@ def follow(
     as_json: Json = False,
 ) -> None:
     """Let the links of a running testbed follow a trace from now on, instead of any before."""
-    from spantrain.testbed.testbed import Testbed
-
     run_s = positive("--run", run, parse_seconds)
     assert run_s is not None
-    testbed = Testbed.attach(testbed_id)
+    testbed = attached(testbed_id)
     wanted = network_trace(trace)
     speeds = wanted.on_links(testbed.links, run_s)
     testbed.follow(speeds)
@@ -191,11 +191,10 @@ def load(
 ) -> None:
     """Send competing traffic between two places of a running testbed; the router counts it apart."""
     from spantrain.testbed.load import Load
-    from spantrain.testbed.testbed import Testbed
 
     bytes_per_s = positive("--rate", rate, parse_bandwidth)
     duration_s = positive("--for", seconds, parse_seconds) or math.inf
-    testbed = Testbed.attach(testbed_id)
+    testbed = attached(testbed_id)
     sender, receiver = testbed.hosts_of(source)[0], testbed.hosts_of(target)[-1]
     if sender == receiver:
         raise TestbedError(f"--from {source} --to {target}: both are host {sender}; name two places")
@@ -216,20 +215,18 @@ def load(
 @app.command()
 def status(testbed_id: Id = None, as_json: Json = False) -> None:
     """Show hosts, links, their present shape, and what they have carried."""
-    from spantrain.testbed.testbed import Testbed
-
-    _show(Testbed.attach(testbed_id).status(), as_json)
+    _show(attached(testbed_id).status(), as_json)
 
 
 @app.command()
 def down(testbed_id: Id = None, as_json: Json = False) -> None:
     """End this user's testbeds and what crashed ones left; not those that running programs use, unless named."""
-    from spantrain.testbed.testbed import Testbed, down_all
+    from spantrain.testbed.testbed import down_all
 
     if testbed_id is None:
         ended = down_all()
     else:
-        Testbed.attach(testbed_id).down()
+        attached(testbed_id).down()
         ended = (testbed_id,)
     if as_json:
         typer.echo(json.dumps({"down": ended}))

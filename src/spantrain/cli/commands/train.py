@@ -11,22 +11,9 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from spantrain.cli import options as shared
 from spantrain.cli.commands.train_options import JOB_OPTIONS, TrainArguments
 from spantrain.cli.failure import graceful_interrupt
-from spantrain.cli.options import (
-    ModelOptions,
-    at_speed,
-    check_dtype,
-    chosen_cluster,
-    chosen_functions,
-    chosen_trace,
-    given_options,
-    launch_way,
-    print_json,
-    session_options,
-    with_options,
-    words_of,
-)
 from spantrain.config.files.json_codec import to_json
 from spantrain.config.files.text_files import check_can_make, is_file
 from spantrain.core.job import TrainJob
@@ -49,7 +36,7 @@ _FILES = (
     "view.json",
 )  # fmt: skip
 _MODEL_OPTIONS = (
-    "preset", "cluster", *(one.name for one in fields(ModelOptions)), "global_batch", "dtype", "emulated_speed",
+    "preset", "cluster", *(one.name for one in fields(shared.ModelOptions)), "global_batch", "dtype", "emulated_speed",
     "gradient_checkpointing",
 )  # fmt: skip
 """Options that go with --model: a plan and a checkpoint say all this already."""
@@ -60,10 +47,10 @@ _WHERE_OPTIONS = (
 """Options that a run that goes on needs again: no checkpoint has them."""
 
 
-@with_options(TrainArguments)
+@shared.with_options(TrainArguments)
 def train(asked: TrainArguments, context: typer.Context) -> None:
     """Train what a plan says, or go on where an earlier run stopped; under `spantrain outer run` as a cluster of it."""
-    _Command(asked, given_options(context), launch_way(context)).run()
+    _Command(asked, shared.given_options(context), shared.launch_way(context)).run()
 
 
 class _Command:
@@ -76,7 +63,7 @@ class _Command:
     def run(self) -> None:
         asked = self._asked
         self._check_words()
-        where = session_options(
+        where = shared.session_options(
             no_network=asked.no_network,
             listen=asked.listen,
             relay=asked.relay,
@@ -103,7 +90,9 @@ class _Command:
             gather=asked.gather,
             standby_coordinator=asked.standby_coordinator,
             report_to=chosen_trackers(asked.report_to or ()),
-            network_trace=chosen_trace(asked.network_trace, emulated=not asked.no_network and asked.listen is None),
+            network_trace=shared.chosen_trace(
+                asked.network_trace, emulated=not asked.no_network and asked.listen is None
+            ),
             outer=outer_cluster(),
             on_loss=asked.on_loss,
             protect=losses_of(asked.protect),
@@ -151,7 +140,7 @@ class _Command:
                 raise PlanError(f"{asked.plan_path}: there is no such file; make a plan with `spantrain plan`")
             if asked.out is None:
                 raise ConfigError("give --out FOLDER for the run's checkpoint, trace and logs")
-            functions = chosen_functions(asked.function)
+            functions = shared.chosen_functions(asked.function)
             return new_run(
                 asked.plan_path,
                 self._job(),
@@ -161,7 +150,7 @@ class _Command:
                 from_scratch=asked.from_scratch,
                 grouping=self._grouping(),
             )
-        functions, job = chosen_functions(asked.function), None
+        functions, job = shared.chosen_functions(asked.function), None
         adopted = None
         if asked.listen is not None and asked.out in (None, asked.resume) and asked.other_plan is None:
             adopted = adopted_run(asked.resume, asked.steps, functions=functions)
@@ -187,8 +176,8 @@ class _Command:
 
     def _scratch_request(self, model: str) -> "ScratchRequest":
         asked = self._asked
-        cluster = at_speed(chosen_cluster(asked.preset, asked.cluster), asked.emulated_speed)
-        check_dtype(asked.dtype)
+        cluster = shared.at_speed(shared.chosen_cluster(asked.preset, asked.cluster), asked.emulated_speed)
+        shared.check_dtype(asked.dtype)
         standby = asked.standby_coordinator
         if standby and standby not in cluster.device_by_name:
             raise ConfigError(f"--standby-coordinator {standby}: give one of {few(tuple(cluster.device_by_name))}")
@@ -214,8 +203,8 @@ class _Command:
 
     def _train(self, request: "TrainRequest", where: "SessionOptions") -> None:
         from spantrain.app.session import open_session
-        from spantrain.app.training.old_run import remove_old_run
         from spantrain.app.training.recovery.journal import credentials_in
+        from spantrain.app.training.run_folder import remove_old_run
         from spantrain.app.training.train import train as train_plan
         from spantrain.cli.render.render import TerminalReporter
 
@@ -247,7 +236,7 @@ class _Command:
 
     def _end(self, outcome: "TrainOutcome") -> None:
         if self._asked.json_:
-            print_json(to_json(outcome))
+            shared.print_json(to_json(outcome))
         if outcome.interrupted:
             command = self._command_to_resume(Path(outcome.checkpoint))
             raise Interrupted(f"{outcome.steps} steps done; checkpoint: {outcome.checkpoint}; go on with: {command}")
@@ -298,12 +287,12 @@ class _Command:
         words += ["train", "--resume", str(folder), *more, "--steps", str(self._asked.steps)]
         for name in user_functions(read_manifest(checkpoint, check_files=False).model):
             words += ["--function", name]
-        return shlex.join([*words, *words_of(self._asked, self._given, _WHERE_OPTIONS)])
+        return shlex.join([*words, *shared.words_of(self._asked, self._given, _WHERE_OPTIONS)])
 
 
 def _check_run_folder(out: Path | None, resume: Path | None, *, overwrite: bool) -> None:
     """Refuse a folder that holds another run than the one that goes on."""
-    from spantrain.app.training.old_run import refuse_run
+    from spantrain.app.training.run_folder import refuse_run
 
     goes_on = out is None or (resume is not None and out.resolve() == resume.resolve())
     if overwrite and goes_on:

@@ -7,24 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from spantrain.cli.options import (
-    MAX_SAMPLES,
-    PAGE_LISTEN,
-    ClusterFile,
-    Dtype,
-    EmulatedSpeed,
-    Functions,
-    Insecure,
-    Json,
-    Listen,
-    LostAfter,
-    ModelOptions,
-    NetworkTraceName,
-    NoNetwork,
-    Optimizer,
-    Preset,
-    Relay,
-)
+from spantrain.cli import options as shared
 from spantrain.core.bounds import LARGEST_NUMBER
 from spantrain.core.job import ADAPTERS, TrainJob
 from spantrain.core.update.optimizers import named_values, optimizer_fields
@@ -45,13 +28,13 @@ _WARMUP_STEPS = 10
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainArguments(ModelOptions):
+class TrainArguments(shared.ModelOptions):
     """What stands on the command line, or else the default."""
 
     plan_path: Annotated[Path | None, typer.Argument(help="What `spantrain plan` wrote.")] = None
     model: Annotated[str | None, typer.Option(help="Without a plan: measure, plan and train this model.")] = None
-    preset: Preset = None
-    cluster: ClusterFile = None
+    preset: shared.Preset = None
+    cluster: shared.ClusterFile = None
     gradient_checkpointing: Annotated[
         bool | None,
         typer.Option(
@@ -63,10 +46,10 @@ class TrainArguments(ModelOptions):
         bool, typer.Option("--from-scratch", help="Random weights, though the folder of an hf: model has some.")
     ] = False
     global_batch: Annotated[
-        int, typer.Option(help="With --model: samples per optimizer step.", min=1, max=MAX_SAMPLES)
+        int, typer.Option(help="With --model: samples per optimizer step.", min=1, max=shared.MAX_SAMPLES)
     ] = 32
-    dtype: Dtype = "float32"
-    emulated_speed: EmulatedSpeed = None
+    dtype: shared.Dtype = "float32"
+    emulated_speed: shared.EmulatedSpeed = None
     steps: Annotated[
         int, typer.Option(help="Steps in all, those before a resume included.", min=1, max=LARGEST_NUMBER)
     ] = 100
@@ -76,11 +59,11 @@ class TrainArguments(ModelOptions):
     ] = False
     resume: Annotated[Path | None, typer.Option(help="Folder of an earlier run: go on from its checkpoint.")] = None
     other_plan: Annotated[Path | None, typer.Option("--plan", help="With --resume: go on under this plan.")] = None
-    function: Functions = None
+    function: shared.Functions = None
     schedule: Annotated[
         str | None, typer.Option(help=f"{', '.join(own_schedules())}, or a package's; default: the plan's.")
     ] = None
-    optimizer: Optimizer = "adamw"
+    optimizer: shared.Optimizer = "adamw"
     optimizer_option: Annotated[
         list[str] | None,
         typer.Option(help="NAME=VALUE of it, such as adam_beta2=0.95; may be repeated."),
@@ -132,13 +115,13 @@ class TrainArguments(ModelOptions):
     page: Annotated[
         bool, typer.Option("--page", help="Serve a page that shows the run while it goes on (docs/page.md).")
     ] = False
-    page_listen: Annotated[str, typer.Option(help="HOST:PORT of it; port 0: any that is free.")] = PAGE_LISTEN
-    json_: Json = False
-    no_network: NoNetwork = False
-    network_trace: NetworkTraceName = None
-    listen: Listen = None
-    relay: Relay = None
-    lost_after: LostAfter = None
+    page_listen: Annotated[str, typer.Option(help="HOST:PORT of it; port 0: any that is free.")] = shared.PAGE_LISTEN
+    json_: shared.Json = False
+    no_network: shared.NoNetwork = False
+    network_trace: shared.NetworkTraceName = None
+    listen: shared.Listen = None
+    relay: shared.Relay = None
+    lost_after: shared.LostAfter = None
     on_loss: Annotated[
         OnLoss, typer.Option(help="A lost device: go-on with those that are left, or end (docs/recovery.md).")
     ] = OnLoss.GO_ON
@@ -149,7 +132,7 @@ class TrainArguments(ModelOptions):
     faults: Annotated[
         Path | None, typer.Option(help="JSON list of faults to make on purpose, to see what becomes of the run.")
     ] = None
-    insecure: Insecure = False
+    insecure: shared.Insecure = False
 
     def _rates(self) -> dict[str, Any]:
         """Return the fields of the learning rates' course.

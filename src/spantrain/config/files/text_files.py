@@ -1,4 +1,6 @@
-"""Read a text file with a clear error, write one so that it is never half there, and digest it."""
+"""Read a text file with a clear error, write one so that it is never half there, and digest it; and files for their
+owner alone.
+"""
 
 import hashlib
 import os
@@ -189,3 +191,40 @@ def sha256_of(path: Path) -> str:
     """Return the hexadecimal SHA-256 digest of a file's bytes."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+_MAX_CHARACTERS = 2**27
+"""Longest file that is read as a whole."""
+
+
+def make_private_folder(folder: Path) -> None:
+    """Make a folder, and those that it stands in, if it is not there.
+
+    Raises:
+        UsageError: it cannot be made, or is a file.
+    """
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"{folder}: cannot be made: {error.strerror}; choose another folder") from None
+
+
+def read_private(path: Path) -> str | None:
+    """Return the text of a file, None if there is none.
+
+    Raises:
+        UsageError: others may read or write it, or it cannot be read.
+    """
+    try:
+        with path.open(encoding="utf-8") as file:
+            mode = os.fstat(file.fileno()).st_mode & 0o777
+            if mode & 0o077:
+                raise UsageError(f"{path}: others may read it (mode {mode:03o}); if it is a secret still: chmod 600")
+            text = file.read(_MAX_CHARACTERS + 1)
+            if len(text) > _MAX_CHARACTERS:
+                raise UsageError(f"{path}: has more than {_MAX_CHARACTERS} characters; take it from a copy")
+            return text
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: cannot be read: {error}; take it from a copy, or choose another folder") from None

@@ -1,6 +1,6 @@
 """Put a model on the data that a user names, with a tokenizer: a `ModelSpec` in, another out (no torch needed)."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,16 +10,8 @@ from spantrain.config.files.text_files import is_file, read_text
 from spantrain.core.units import MAX_SEQUENCE, ChatForm, ModelSpec
 from spantrain.errors import ConfigError
 from spantrain.models.catalog.catalog import is_text, resolve_model
+from spantrain.models.data import records
 from spantrain.models.data.conversations import CHAT_TEMPLATES, conversation_fields
-from spantrain.models.data.records import (
-    SAVED_SET_FILES,
-    TEXT_FIELDS,
-    TOKEN_FIELDS,
-    is_saved_set,
-    record_files,
-    record_parts,
-    saved_columns,
-)
 from spantrain.models.sources import DROPOUT, hf_configuration, is_factory, source_digest
 
 IMAGE_SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".webp"})
@@ -224,10 +216,11 @@ def _dataset(spec: ModelSpec, data: str) -> str:
         raise ConfigError(f"model {spec.name}: data {data} cannot be used: this model reads images, and this is {kind}")
     if kind == "images" and not reads_images and spec.objective in _OBJECTIVES:
         raise ConfigError(f"model {spec.name}: data {data} cannot be used: this model reads text, and these are images")
-    if kind == "hf" and not is_saved_set(path):
+    if kind == "hf" and not records.is_saved_set(path):
         raise ConfigError(
-            f"data {data}: {path} holds no data set that `datasets` saved: wanted {' or '.join(SAVED_SET_FILES)} in "
-            "it; write one with Dataset.save_to_disk, or give images:FOLDER or text:FOLDER"
+            f"data {data}: {path} holds no data set that `datasets` saved: wanted "
+            f"{' or '.join(records.SAVED_SET_FILES)} in it; write one with Dataset.save_to_disk, or give "
+            "images:FOLDER or text:FOLDER"
         )
     pictures = path.glob("*/**/*") if path.is_dir() else ()
     if kind == "images" and not any(file.suffix.lower() in IMAGE_SUFFIXES for file in pictures):
@@ -240,19 +233,19 @@ def _dataset(spec: ModelSpec, data: str) -> str:
 
 def _kind_of(path: Path, spec: ModelSpec) -> str:
     """Return what lies at a path; of rows the first one tells."""
-    if is_saved_set(path):
-        return CHAT if conversation_fields(dict.fromkeys(saved_columns(path), "")) else "hf"
+    if records.is_saved_set(path):
+        return CHAT if conversation_fields(dict.fromkeys(records.saved_columns(path), "")) else "hf"
     is_rows = path.is_file() and path.suffix in (".jsonl", ".ndjson", ".parquet")
-    if is_text(spec) and record_files(path):
+    if is_text(spec) and records.record_files(path):
         try:
-            _, row = next(record_parts(path)[0], ("", {}))
+            _, row = next(records.record_parts(path)[0], ("", {}))
         except ConfigError:
             if is_rows:
                 raise
             return "text"
-        if conversation_fields(row) and not any(name in row for name in (*TEXT_FIELDS, *TOKEN_FIELDS)):
+        if conversation_fields(row) and not any(name in row for name in (*records.TEXT_FIELDS, *records.TOKEN_FIELDS)):
             return CHAT
-        is_rows = is_rows or any(name in row for name in (*TEXT_FIELDS, *TOKEN_FIELDS))
+        is_rows = is_rows or any(name in row for name in (*records.TEXT_FIELDS, *records.TOKEN_FIELDS))
     if is_rows:
         return "jsonl"
     return "text" if path.is_file() or is_text(spec) else "images"
@@ -272,3 +265,49 @@ def named_function(source: str, what: str) -> str:
     if not is_file(Path(file)):
         raise ConfigError(f"{what} {source}: {file} does not exist; write FILE.py:FUNCTION")
     return f"{Path(file).resolve()}:{function}"
+
+
+_DIGITS = 64
+
+
+def with_own_functions(spec: ModelSpec, own: Sequence[str]) -> ModelSpec:
+    """Return the model with this program's functions in the place of those that it names.
+
+    A plan, a checkpoint or an order was written by others, and what it names would be executed. So a function in it is
+    only taken as a question for one of those that this program was started with: the same name in a file of the same
+    name. Where the file lies may differ between machines; what a model's and a loss's file holds is compared with the
+    plan's, and what data is read with the other machines' (their digests).
+
+    Raises:
+        ConfigError: the program was not started with such a function; or the model says nothing of the file that its
+            function, or its loss, was in.
+    """
+    loss, digest = spec.config.get("loss"), spec.config.get("loss_sha256")
+    digests = ((spec.source, spec.source_sha256), *([(loss, digest)] if loss is not None else []))
+    for what, sha256 in digests if spec.family == "factory" else ():
+        if not isinstance(sha256, str) or len(sha256) != _DIGITS:
+            raise ConfigError(f"model {spec.name}: the SHA-256 of {what}'s file is not known; profile and plan again")
+    for named in user_functions(spec):
+        found = next((function for function in own if _key(function) == _key(named)), None)
+        if found is None:
+            raise ConfigError(
+                f"this run calls {named}, which this program was not started with; start it with --function "
+                f"{_key(named)} if you trust that file"
+            )
+        if named == spec.source and spec.family == "factory":
+            spec = replace(spec, source=found)
+        elif named == spec.dataset:
+            spec = replace(spec, dataset=found)
+        else:
+            spec = replace(spec, config={**spec.config, "loss": found})
+    return spec
+
+
+def _key(function: str) -> str:
+    """Return what is compared: `FILE.py:FUNCTION` without the folder, or `package.module:function`.
+
+    >>> _key("/home/one/data.py:samples")
+    'data.py:samples'
+    """
+    file, _, name = function.rpartition(":")
+    return f"{Path(file).name}:{name}"

@@ -18,17 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from spantrain.errors import ConfigError
-from spantrain.models.data.records import (
-    HELD_OUT_EVERY,
-    MAX_TEXT_BYTES,
-    TEXT_FIELDS,
-    TOKEN_FIELDS,
-    Fields,
-    Record,
-    apart,
-    check_size,
-    record_parts,
-)
+from spantrain.models.data import records
 
 IntArray = npt.NDArray[np.integer]
 
@@ -155,7 +145,7 @@ def read_windows(
         part, unit = "held-out part" if held_out else "training part", "tokens" if tokenizer else "bytes"
         raise ConfigError(
             f"data {source}: too short: its {part} has no whole window of {length + 1} {unit}; "
-            f"give at least {HELD_OUT_EVERY * (length + 1)} of them or a smaller sequence length"
+            f"give at least {records.HELD_OUT_EVERY * (length + 1)} of them or a smaller sequence length"
         )
     rows = numbers[: count * (length + 1)].reshape(count, length + 1)
     largest = int(rows.max())
@@ -175,8 +165,8 @@ def _numbers(dataset: str, encoder: ByteEncoder | TokenEncoder, *, held_out: boo
             parts = _library_parts()
         case "text":
             files = _user_files(Path(place))
-            check_size(files, place)
-            parts = _file_parts(files, MAX_TEXT_BYTES, MAX_TEXT_BYTES)
+            records.check_size(files, place)
+            parts = _file_parts(files, records.MAX_TEXT_BYTES, records.MAX_TEXT_BYTES)
         case "jsonl" | "hf":
             return document_parts(place, encoder)[held_out]
         case _:
@@ -215,11 +205,11 @@ def _user_files(path: Path) -> list[Path]:
 
 def _file_parts(files: list[Path], max_bytes: int, max_held_out_bytes: int) -> tuple[bytes, bytes]:
     """Return training and held-out bytes, from different files where there are enough of them."""
-    if len(files) >= HELD_OUT_EVERY:
-        training, held_out = apart(files)
+    if len(files) >= records.HELD_OUT_EVERY:
+        training, held_out = records.apart(files)
         return _read(training, max_bytes), _read(held_out, max_held_out_bytes)
     everything = _read(files, max_bytes + max_held_out_bytes)
-    cut = len(everything) - len(everything) // HELD_OUT_EVERY
+    cut = len(everything) - len(everything) // records.HELD_OUT_EVERY
     return everything[:cut], everything[cut:]
 
 
@@ -242,15 +232,15 @@ def document_parts(place: str, encoder: ByteEncoder | TokenEncoder) -> tuple[Int
     Raises:
         ConfigError: the path is missing, is none of these, or has no field that can be read.
     """
-    parts = record_parts(Path(place))
+    parts = records.record_parts(Path(place))
     documents, *held_out = [_documents(rows, f"data {place}", encoder) for rows in parts]
     if held_out:
         return _joined(documents), _joined(held_out[0])
-    if len(documents) >= HELD_OUT_EVERY:
-        training, others = apart(documents)
+    if len(documents) >= records.HELD_OUT_EVERY:
+        training, others = records.apart(documents)
         return _joined(training), _joined(others)
     everything = _joined(documents)
-    cut = len(everything) - len(everything) // HELD_OUT_EVERY
+    cut = len(everything) - len(everything) // records.HELD_OUT_EVERY
     return everything[:cut], everything[cut:]
 
 
@@ -258,23 +248,23 @@ def _joined(documents: Sequence[IntArray]) -> IntArray:
     return np.concatenate(documents) if documents else np.zeros(0, dtype=np.int32)
 
 
-def _documents(rows: Iterator[Record], where: str, encoder: ByteEncoder | TokenEncoder) -> list[IntArray]:
+def _documents(rows: Iterator[records.Record], where: str, encoder: ByteEncoder | TokenEncoder) -> list[IntArray]:
     """Return each document's numbers; the first one tells which field is read."""
     place, first = next(rows, (where, None))
     if first is None:
         raise ConfigError(f"{where}: has no documents")
-    known = (*TOKEN_FIELDS, *TEXT_FIELDS)
+    known = (*records.TOKEN_FIELDS, *records.TEXT_FIELDS)
     field = next((name for name in known if name in first), None)
     if field is None:
         raise ConfigError(f"{where}: the first document has {', '.join(first)}; wanted one of {', '.join(known)}")
     values = ((place, _value(row, field, place)) for place, row in chain([(place, first)], rows))
-    if field in TEXT_FIELDS:
+    if field in records.TEXT_FIELDS:
         return encoder.documents(value for _, value in values)
     return [_token_ids(value, f"{place}: {field!r}") for place, value in values]
 
 
-def _value(row: Fields, field: str, where: str) -> Any:
-    wanted: type | tuple[type, ...] = str if field in TEXT_FIELDS else (list, tuple, np.ndarray)
+def _value(row: records.Fields, field: str, where: str) -> Any:
+    wanted: type | tuple[type, ...] = str if field in records.TEXT_FIELDS else (list, tuple, np.ndarray)
     if not isinstance(row.get(field), wanted):
         raise ConfigError(f"{where} has no {field!r} like the first one's; leave it out")
     return row[field]

@@ -12,20 +12,11 @@ from itertools import chain
 
 from torch import nn
 
+from spantrain.models.tensor_parallel import rules
 from spantrain.models.tensor_parallel.division import ModuleRule
 from spantrain.models.tensor_parallel.experts import expert_rule
 from spantrain.models.tensor_parallel.images import image_regions
 from spantrain.models.tensor_parallel.multihead import attention_rule, torch_layer_regions
-from spantrain.models.tensor_parallel.rules import (
-    Column,
-    Region,
-    attention_region,
-    below,
-    child,
-    named_regions,
-    plain_region,
-    sequential_regions,
-)
 from spantrain.models.tensor_parallel.vocabulary import POSITION_BIAS, output_rule, vocabulary_rule
 from spantrain.models.units import UnitModule, parameter_names
 
@@ -35,7 +26,7 @@ _PARTIAL = "replicated_with_grad_allreduce"
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)")
 
 
-def word_regions(unit: nn.Module, full_names: Mapping[str, str]) -> Iterator[Region]:
+def word_regions(unit: nn.Module, full_names: Mapping[str, str]) -> Iterator[rules.Region]:
     """Yield the regions that a model's own plan describes.
 
     Args:
@@ -66,31 +57,36 @@ def _words(unit: nn.Module, full_names: Mapping[str, str]) -> dict[str, str]:
             for name, _ in module.named_modules():
                 starred = _NUMBER.sub("*", name)
                 if starred in plan:
-                    found[below(anchor, name)] = str(plan[starred])
-    return {path: word for path, word in found.items() if child(unit, path) is not None}
+                    found[rules.below(anchor, name)] = str(plan[starred])
+    return {path: word for path, word in found.items() if rules.child(unit, path) is not None}
 
 
-def _region(unit: nn.Module, parent: str, words: Mapping[str, str]) -> Region | None:
-    columns = [Column(path=path, blocks=_BLOCKS[word]) for path, word in words.items() if word in _BLOCKS]
+def _region(unit: nn.Module, parent: str, words: Mapping[str, str]) -> rules.Region | None:
+    columns = [rules.Column(path=path, blocks=_BLOCKS[word]) for path, word in words.items() if word in _BLOCKS]
     rows = [path for path, word in words.items() if word == _ROW]
     partial = [path for path, word in words.items() if word == _PARTIAL]
     if not columns or not rows or len(columns) + len(rows) + len(partial) != len(words):
         return None
     if isinstance(getattr(unit.get_submodule(parent), "head_dim", None), int):
-        return attention_region(unit, parent, columns, rows, heads_at=parent, partial=partial)
-    return plain_region(unit, parent, columns, rows, partial=partial)
+        return rules.attention_region(unit, parent, columns, rows, heads_at=parent, partial=partial)
+    return rules.plain_region(unit, parent, columns, rows, partial=partial)
 
 
 _MODULE_RULES = (vocabulary_rule, output_rule, attention_rule, expert_rule)
 """What divides one module by itself; the no module is known to two."""
 
 
-def find_rules(unit: UnitModule) -> tuple[Region | ModuleRule, ...]:
+def find_rules(unit: UnitModule) -> tuple[rules.Region | ModuleRule, ...]:
     """Return what of a unit can be divided, whatever the shares."""
     full = full_module_names(unit)
-    regions: list[Region] = []
+    regions: list[rules.Region] = []
     taken: set[str] = set()
-    finders = (named_regions(unit), image_regions(unit), sequential_regions(unit), torch_layer_regions(unit))
+    finders = (
+        rules.named_regions(unit),
+        image_regions(unit),
+        rules.sequential_regions(unit),
+        torch_layer_regions(unit),
+    )
     for region in chain(word_regions(unit, full), *finders):
         if taken.isdisjoint(region.paths):
             taken.update(region.paths)

@@ -20,9 +20,8 @@ from torch.overrides import TorchFunctionMode
 
 from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError
-from spantrain.models.randomness.draws import CHANCES, RECURRENT, DrawnSamples, chance_of
+from spantrain.models.randomness.draws import CHANCES, RECURRENT, DrawnSamples, chance_of, seeded
 from spantrain.models.randomness.places import CallChain
-from spantrain.models.randomness.reference import seeded
 from spantrain.models.randomness.shapes import DrawnShapes
 from spantrain.models.statistics import trained_norms
 from spantrain.models.tracing.batch import ModelBatch, call_named, picked, taken_names

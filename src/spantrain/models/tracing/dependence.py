@@ -14,9 +14,8 @@ from torch.utils.checkpoint import CheckpointError
 
 from spantrain.core.units import ModelSpec, WholeMicroBatch
 from spantrain.errors import ConfigError
-from spantrain.models.randomness.draws import DrawingModules, DrawnSamples, SeededDraws
+from spantrain.models.randomness.draws import DrawingModules, DrawnSamples, SeededDraws, seeded
 from spantrain.models.randomness.operations import DrawnOperations
-from spantrain.models.randomness.reference import seeded
 from spantrain.models.tracing.batch import ModelBatch, picked
 from spantrain.models.tracing.check import as_it_trains, called_on, calls_of, is_close
 from spantrain.models.tracing.factory import uncompiled, what_was_raised

@@ -14,22 +14,11 @@ from torch import nn
 from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError
 from spantrain.models.randomness.shapes import DrawnShapes
+from spantrain.models.tracing import tape
 from spantrain.models.tracing.cut import StepCutter, TapeCutter, needed_steps
 from spantrain.models.tracing.factory import uncompiled, what_was_raised
 from spantrain.models.tracing.record import TapeWatch
 from spantrain.models.tracing.source import Given, Loaded, with_or_without_numbers
-from spantrain.models.tracing.tape import (
-    Constant,
-    Derivation,
-    RealSamples,
-    Samples,
-    Tape,
-    TapeStep,
-    TraceProblem,
-    Value,
-    mapped,
-    parts,
-)
 from spantrain.models.tracing.watch import watched
 
 
@@ -102,7 +91,7 @@ def _between(start: str, end: str) -> set[str]:
     return {".".join(words[:count]) for count in range(len(words) + 1)} - {start} | {start}
 
 
-def widened(small: Tape, large: Tape) -> Tape:
+def widened(small: tape.Tape, large: tape.Tape) -> tape.Tape:
     """Return the tape for any number of samples.
 
     All else than integers must be equal (`Samples.seen`).
@@ -112,10 +101,10 @@ def widened(small: Tape, large: Tape) -> Tape:
     """
     for one, other in zip(small.steps, large.steps, strict=False):
         if (one.module, _name(one), one.changes, one.taps) != (other.module, _name(other), other.changes, other.taps):
-            raise TraceProblem("what is done depends on the number of samples", where=one.where, module="")
+            raise tape.TraceProblem("what is done depends on the number of samples", where=one.where, module="")
     if len(small.steps) != len(large.steps):
         where = small.steps[-1].where if small.steps else "its forward"
-        raise TraceProblem("how much is done depends on the number of samples", where=where, module="")
+        raise tape.TraceProblem("how much is done depends on the number of samples", where=where, module="")
     steps = tuple(_step(one, other) for one, other in zip(small.steps, large.steps, strict=True))
     facts = {index: found.joined(large.facts[index]) for index, found in small.facts.items()}
     derivations = {
@@ -123,50 +112,54 @@ def widened(small: Tape, large: Tape) -> Tape:
         for index, found in small.derivations.items()
         if (derivation := _derivation(found, large.derivations.get(index))) is not None
     }
-    return Tape(steps=steps, inputs=small.inputs, result=small.result, facts=facts, derivations=derivations)
+    return tape.Tape(steps=steps, inputs=small.inputs, result=small.result, facts=facts, derivations=derivations)
 
 
-def _derivation(one: Derivation, other: Derivation | None) -> Derivation | None:
+def _derivation(one: tape.Derivation, other: tape.Derivation | None) -> tape.Derivation | None:
     """Return a derivation for any number of samples; None if it is another one for each."""
     if other is None or [_name(step) for step in one.steps] != [_name(step) for step in other.steps]:
         return None
     try:
         steps = tuple(_step(step, large) for step, large in zip(one.steps, other.steps, strict=True))
-    except TraceProblem:
+    except tape.TraceProblem:
         return None
-    signs = [[sign for step in both.steps for sign in parts((step.args, dict(step.kwargs)))] for both in (one, other)]
+    signs = [
+        [sign for step in both.steps for sign in tape.parts((step.args, dict(step.kwargs)))] for both in (one, other)
+    ]
     agree = all(
         torch.equal(small.tensor, large.tensor)
         for small, large in zip(*signs, strict=True)
-        if isinstance(small, Constant) and isinstance(large, Constant)
+        if isinstance(small, tape.Constant) and isinstance(large, tape.Constant)
     )
     return replace(one, steps=steps) if agree else None
 
 
-def _name(step: TapeStep) -> str:
+def _name(step: tape.TapeStep) -> str:
     return getattr(step.function, "__qualname__", str(step.function))
 
 
-def _step(one: TapeStep, other: TapeStep) -> TapeStep:
+def _step(one: tape.TapeStep, other: tape.TapeStep) -> tape.TapeStep:
     args = _joined(one.args, other.args, one.where)
     kwargs = _joined(dict(one.kwargs), dict(other.kwargs), one.where)
     return replace(one, args=args, kwargs=kwargs)
 
 
 def _joined(one: Any, other: Any, where: str) -> Any:
-    others = iter(list(parts(other)))
-    return mapped(one, lambda part: _part(part, next(others, None), where))
+    others = iter(list(tape.parts(other)))
+    return tape.mapped(one, lambda part: _part(part, next(others, None), where))
 
 
 def _part(one: Any, other: Any, where: str) -> Any:
     if type(one) is int and type(other) is int:
-        return Samples.seen(one, other)
+        return tape.Samples.seen(one, other)
     if type(one) is float and type(other) is float and one != other and one.is_integer() and other.is_integer():
-        number = Samples.seen(int(one), int(other))
-        return RealSamples(number) if isinstance(number, Samples) else one
-    plain = isinstance(one, (str, bool, float, complex, torch.dtype, Value))
+        number = tape.Samples.seen(int(one), int(other))
+        return tape.RealSamples(number) if isinstance(number, tape.Samples) else one
+    plain = isinstance(one, (str, bool, float, complex, torch.dtype, tape.Value))
     if type(one) is not type(other) or (plain and one != other and one == one):
-        raise TraceProblem(f"an argument depends on the number of samples: {one} and {other}", where=where, module="")
+        raise tape.TraceProblem(
+            f"an argument depends on the number of samples: {one} and {other}", where=where, module=""
+        )
     return one
 
 
@@ -235,7 +228,7 @@ def explored(
             return with_or_without_numbers(
                 spec, lambda loaded, given: _opened(loaded, structure_of(loaded.module), given, attempt)
             )
-    except TraceProblem as problem:
+    except tape.TraceProblem as problem:
         inside = f" in {problem.module}" if problem.module else ""
         raise NotFollowedError(
             spec.name,
@@ -256,7 +249,7 @@ def _opened(loaded: Loaded, structure: Structure, given: Given, attempt: Attempt
     while True:  # each attempt that fails closes a module at least
         try:
             cutter, draws = attempt(loaded, structure, given)
-        except TraceProblem as problem:
+        except tape.TraceProblem as problem:
             if not problem.module or problem.module not in structure.opened:
                 raise
             structure = structure.without(problem.module)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, is_fake
 
 from spantrain.models.randomness.draws import SeededDraws
+from spantrain.models.tracing import tape
 from spantrain.models.tracing.numbers import (
     SHORT_CUTS,
     Asks,
@@ -27,24 +28,6 @@ from spantrain.models.tracing.numbers import (
     run_on_made_up,
     sizes,
 )
-from spantrain.models.tracing.tape import (
-    Constant,
-    Derivation,
-    Deriving,
-    Facts,
-    NamedWeight,
-    Tap,
-    Tape,
-    TapeStep,
-    TraceProblem,
-    UnitDevice,
-    Value,
-    line_of_model,
-    mapped,
-    parts,
-    tensors_in,
-    weight_of,
-)
 from spantrain.models.tracing.watch import CallDone, ForwardWatch, Origin
 from spantrain.models.units import Rows
 
@@ -53,25 +36,25 @@ class HookedResults:
     """What modules inside of closed ones returned, whose hooks may keep it for code outside."""
 
     def __init__(self) -> None:
-        self._found: dict[int, tuple[Tensor, int, Tap]] = {}
+        self._found: dict[int, tuple[Tensor, int, tape.Tap]] = {}
 
     def note(self, path: str, result: Any, step: int) -> None:
         """Note what a module returned in the step of this number."""
         calls = {tap.call for _, at, tap in self._found.values() if (at, tap.path) == (step, path)}
-        for part, tensor in enumerate(tensors_in(result)):
-            self._found[id(tensor)] = tensor, step, Tap(path, len(calls), part)
+        for part, tensor in enumerate(tape.tensors_in(result)):
+            self._found[id(tensor)] = tensor, step, tape.Tap(path, len(calls), part)
 
     def of_step(self, step: int) -> list[Tensor]:
         """Return all that came of a step."""
         return [tensor for tensor, at, _ in self._found.values() if at == step]
 
-    def take(self, tensor: Tensor) -> tuple[int, Tap] | None:
+    def take(self, tensor: Tensor) -> tuple[int, tape.Tap] | None:
         """Return the number of the step that a tensor comes of, and where there; None: it is none of them."""
         found = self._found.pop(id(tensor), None)
         return None if found is None else found[1:]
 
 
-class TapeWatch(ForwardWatch[Tape]):
+class TapeWatch(ForwardWatch[tape.Tape]):
     """Writes a tape of a forward, for as many samples as the inputs have."""
 
     def __init__(
@@ -79,9 +62,9 @@ class TapeWatch(ForwardWatch[Tape]):
     ) -> None:
         """Watch a model; arguments are those of `watch.Watching`."""
         super().__init__(model, opened, draws)
-        self._steps: list[TapeStep] = []
-        self._facts: dict[int, Facts] = {}
-        self._value: dict[int, Value] = {}
+        self._steps: list[tape.TapeStep] = []
+        self._facts: dict[int, tape.Facts] = {}
+        self._value: dict[int, tape.Value] = {}
         self._weights: dict[int, str] = {}
         self.closed = ""
         """Path of the closed module that is running; empty: none."""
@@ -89,9 +72,9 @@ class TapeWatch(ForwardWatch[Tape]):
         self._shapes = ShapesOfNumbers()
         self._decides = ""
         """Where the closed module that is running decides by numbers of its data."""
-        self._derivations: dict[int, Derivation] = {}
+        self._derivations: dict[int, tape.Derivation] = {}
         sizes: dict[str, int] = {}
-        self._deriving = Deriving(self._weights, sizes)
+        self._deriving = tape.Deriving(self._weights, sizes)
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
             self._weights[id(tensor)] = name
             sizes[name] = tensor.numel() * tensor.element_size()
@@ -101,11 +84,11 @@ class TapeWatch(ForwardWatch[Tape]):
         self._inputs = {number: self._new_value(arg) for number, arg in args.items()}
         self._rows = {value.index: rows[number] for number, value in self._inputs.items()}
 
-    def found(self, result: Any) -> Tape:
+    def found(self, result: Any) -> tape.Tape:
         """Return what was written down."""
-        written = mapped(result, self._part)
-        self._shapes.note(tensors_in(result), (), looks=True)
-        return Tape(
+        written = tape.mapped(result, self._part)
+        self._shapes.note(tape.tensors_in(result), (), looks=True)
+        return tape.Tape(
             steps=self._shapes.needed(self._steps),
             inputs=self._inputs,
             result=written,
@@ -115,17 +98,17 @@ class TapeWatch(ForwardWatch[Tape]):
 
     def see(self, func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a function of torch, and write it down unless a closed module called it."""
-        tensors = tensors_in((args, kwargs))
+        tensors = tape.tensors_in((args, kwargs))
         call = (None, func, args, kwargs)
         match self._asked(name, tensors, args):
             case Asks.NUMBERS:  # what code reads of the samples is compared with what it would read of others
                 answer = func(*self._with_numbers(args), **self._with_numbers(kwargs))
-                self._note_answer(func, mapped((*args, *kwargs.values()), self._part), answer)
+                self._note_answer(func, tape.mapped((*args, *kwargs.values()), self._part), answer)
                 return answer
             case Asks.SHAPE:
                 result = self._observed(lambda: self._of_rows(func, args, kwargs), name, tensors, call)
-                self._note_answer(sizes, (mapped(result, self._part),), sizes(result))
-                self._shapes.begin(tensors_in(result), len(self._steps) - 1)
+                self._note_answer(sizes, (tape.mapped(result, self._part),), sizes(result))
+                self._shapes.begin(tape.tensors_in(result), len(self._steps) - 1)
                 return result
         return self._observed(lambda: func(*args, **kwargs), name, tensors, call)
 
@@ -144,15 +127,15 @@ class TapeWatch(ForwardWatch[Tape]):
             finally:
                 self.closed = ""
 
-        return self._observed(work, "", tensors_in((args, kwargs)), (path, None, args, kwargs))
+        return self._observed(work, "", tape.tensors_in((args, kwargs)), (path, None, args, kwargs))
 
     def _run(self, module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
         """Run a module's forward; on made-up numbers, if it cannot without any, or has hooks that are to run once."""
-        fake = any(is_fake(tensor) for tensor in (*module.parameters(), *tensors_in((args, kwargs))))
+        fake = any(is_fake(tensor) for tensor in (*module.parameters(), *tape.tensors_in((args, kwargs))))
         if not fake or not any(part._forward_hooks for part in module.modules()):
             try:
                 return forward(*args, **kwargs)
-            except TraceProblem:
+            except tape.TraceProblem:
                 raise
             except Exception:
                 if not fake:
@@ -163,7 +146,7 @@ class TapeWatch(ForwardWatch[Tape]):
             result = run_on_made_up(
                 module, forward, args, kwargs, lambda tensor, other: self._note(tensor, self._origin_of(other))
             )
-            kept = (*tensors_in(result), *self._hooked.of_step(len(self._steps)))
+            kept = (*tape.tensors_in(result), *self._hooked.of_step(len(self._steps)))
             origins = [(tensor, self._origin[id(tensor)]) for tensor in kept]
         for tensor, origin in origins:
             self._note(tensor, origin)
@@ -186,7 +169,7 @@ class TapeWatch(ForwardWatch[Tape]):
         inside = bool(self.closed)
         path, func, args, kwargs = call
         # As they are before the call, which may change them.
-        written = None if inside else (mapped(tuple(args), self._part), mapped(kwargs, self._part))
+        written = None if inside else (tape.mapped(tuple(args), self._part), tape.mapped(kwargs, self._part))
         point = self._draws.chain.point(path)
         done = self._do(work, tensors)
         self._shapes.note(tensors, done.made, looks=path is not None)
@@ -198,24 +181,26 @@ class TapeWatch(ForwardWatch[Tape]):
         if inside and func is not None:
             self._note_derivation(func, args, kwargs, done)
         if written is not None and (done.made or done.changed):
-            if any(isinstance(sign, Constant) and self._is_made(sign.tensor) for sign in parts(written)):
+            if any(isinstance(sign, tape.Constant) and self._is_made(sign.tensor) for sign in tape.parts(written)):
                 self._refuse(
                     "a tensor comes from where it cannot be seen (made in a closed module, and kept there): return it "
                     "from the block"
                 )
             changes = self._changes(done)
             self._steps.append(
-                TapeStep(
+                tape.TapeStep(
                     module=path,
                     function=func,
                     args=written[0],
                     kwargs=written[1],
                     # What is no tensor stands for itself: the library's outputs leave out fields that are None.
-                    result=mapped(done.result, lambda one: self._new_value(one) if isinstance(one, Tensor) else ...),
+                    result=tape.mapped(
+                        done.result, lambda one: self._new_value(one) if isinstance(one, Tensor) else ...
+                    ),
                     changes=tuple((before, self._value[id(tensor)]) for before, tensor in changes),
                     grad_enabled=torch.is_grad_enabled(),
                     inside=self.opened[-1],
-                    where=line_of_model(),
+                    where=tape.line_of_model(),
                     point=point if done.draws else None,
                     decides="" if path is None else self._decides,
                 )
@@ -235,7 +220,7 @@ class TapeWatch(ForwardWatch[Tape]):
     def _is_constant(self, tensor: Tensor) -> bool:
         return self._origin.get(id(tensor), Origin(data=True)) == Origin()
 
-    def _changes(self, done: CallDone) -> list[tuple[Value, Tensor]]:
+    def _changes(self, done: CallDone) -> list[tuple[tape.Value, Tensor]]:
         """Give new values to tensors that were written into, and to those that share their memory."""
         returned, found = {id(tensor) for tensor in done.made}, []
         for tensor in dict.fromkeys(t for t in self._sharing(done.changed) if id(t) in self._value):
@@ -245,12 +230,12 @@ class TapeWatch(ForwardWatch[Tape]):
             found.append((before, tensor))
         return found
 
-    def _new_value(self, tensor: Tensor) -> Value:
-        value = Value(len(self._facts))
+    def _new_value(self, tensor: Tensor) -> tape.Value:
+        value = tape.Value(len(self._facts))
         # Of a tensor that came to be unseen, nothing is known: it may depend on anything.
         origin = self._origin.setdefault(id(tensor), Origin(data=True, weights=True))
         from_data = origin.data or origin.drawn
-        self._facts[value.index] = Facts(
+        self._facts[value.index] = tape.Facts(
             shape=tuple(tensor.shape),
             dtype=tensor.dtype,
             from_data=from_data,
@@ -282,7 +267,7 @@ class TapeWatch(ForwardWatch[Tape]):
             return None
         if self.closed:
             # The module stays whole, and decides by what it is given, as in plain PyTorch.
-            where = line_of_model()
+            where = tape.line_of_model()
             if origin.weights or not any(library in where for library in SHORT_CUTS):
                 self._decides = self._decides or where
             return None
@@ -292,9 +277,9 @@ class TapeWatch(ForwardWatch[Tape]):
         return asks
 
     def _note_answer(self, read: Callable[..., Any], args: tuple[Any, ...], answer: Any) -> None:
-        said = {"outcome": answer, "where": line_of_model()}
+        said = {"outcome": answer, "where": tape.line_of_model()}
         self._steps.append(
-            TapeStep(
+            tape.TapeStep(
                 module=None, function=agreed, args=(read, args), kwargs=said, result=None, inside=self.opened[-1],
                 where=said["where"],
             )
@@ -302,11 +287,11 @@ class TapeWatch(ForwardWatch[Tape]):
 
     def _of_rows(self, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
         """Do a call on samples' numbers; the result is fake if what was given is."""
-        fake = next((tensor for tensor in tensors_in((args, kwargs)) if isinstance(tensor, FakeTensor)), None)
+        fake = next((tensor for tensor in tape.tensors_in((args, kwargs)) if isinstance(tensor, FakeTensor)), None)
         if fake is None:
             return func(*args, **kwargs)
         result = func(*self._with_numbers(args), **self._with_numbers(kwargs))
-        return mapped(result, lambda part: fake.fake_mode.from_tensor(part) if isinstance(part, Tensor) else part)
+        return tape.mapped(result, lambda part: fake.fake_mode.from_tensor(part) if isinstance(part, Tensor) else part)
 
     def _with_numbers(self, structure: Any) -> Any:
         """Give fake tensors that were made of samples alone their numbers."""
@@ -316,16 +301,16 @@ class TapeWatch(ForwardWatch[Tape]):
                 return part
             return numbers_of(self._value[id(part)], self._steps, self._facts, self._rows, self._named_numbers)
 
-        return mapped(structure, fill)
+        return tape.mapped(structure, fill)
 
     def _named_numbers(self, sign: Any) -> Any:
-        if not isinstance(sign, NamedWeight):
+        if not isinstance(sign, tape.NamedWeight):
             return sign
-        tensor = weight_of(self._model, sign.name)
+        tensor = tape.weight_of(self._model, sign.name)
         return made_up(tensor.shape, tensor.dtype) if is_fake(tensor) else tensor
 
     def _refuse(self, why: str) -> None:
-        raise TraceProblem(why, where=line_of_model(), module=self.closed or self.opened[-1])
+        raise tape.TraceProblem(why, where=tape.line_of_model(), module=self.closed or self.opened[-1])
 
     def _part(self, part: Any) -> Any:
         """Write a part of a call's arguments down."""
@@ -333,18 +318,18 @@ class TapeWatch(ForwardWatch[Tape]):
             if id(part) in self._value:
                 return self._value[id(part)]
             if id(part) in self._weights:
-                return NamedWeight(self._weights[id(part)])
+                return tape.NamedWeight(self._weights[id(part)])
             if (hooked := self._hooked.take(part)) is not None:
                 (number, tap), value = hooked, self._new_value(part)
                 self._steps[number] = replace(self._steps[number], taps=(*self._steps[number].taps, (tap, value)))
                 return value
-            return Constant(part)
+            return tape.Constant(part)
         if isinstance(part, torch.device):
-            return UnitDevice()
+            return tape.UnitDevice()
         if type(part).__name__.endswith("Cache"):
             self._refuse(f"a {type(part).__name__} is passed on, which keeps tensors from call to call")
         if hasattr(part, "__dict__") and not isinstance(part, nn.Module):
-            inside = tensors_in(list(vars(part).values()))
+            inside = tape.tensors_in(list(vars(part).values()))
             if any(id(tensor) in self._value or self._is_made(tensor) for tensor in inside):
                 self._refuse(f"a {type(part).__name__} with tensors in it is passed on, which cannot cross a cut")
         return part

@@ -13,25 +13,10 @@ from torch import Tensor, nn
 from spantrain.errors import ConfigError
 from spantrain.models.randomness.draws import without_dropout
 from spantrain.models.randomness.places import CallPoint, chain_at
+from spantrain.models.tracing import tape
 from spantrain.models.tracing.batch import Loss, WholeMeans
 from spantrain.models.tracing.cut import Carried, TapePart, UnitPart
 from spantrain.models.tracing.factory import calls_compiled, uncompiled, what_was_raised
-from spantrain.models.tracing.tape import (
-    Constant,
-    NamedWeight,
-    RealSamples,
-    Samples,
-    StandIn,
-    Tap,
-    TapeStep,
-    UnitDevice,
-    Value,
-    mapped,
-    parts,
-    tensors_in,
-    weight_of,
-    zipped,
-)
 from spantrain.models.units import COUNTED, LABELS, Rows, UnitModule
 
 
@@ -130,10 +115,10 @@ class TracedUnit(BroughtUnit):
         self._part = part
         for path in part.modules:
             self._hold(f"m{len(self.prefixes)}", path, model.get_submodule(path))
-        for weight in dict.fromkeys(part_ for part_ in _given(part) if isinstance(part_, NamedWeight)):
-            self._hold_weight(weight.name, weight_of(model, weight.name))
+        for weight in dict.fromkeys(part_ for part_ in _given(part) if isinstance(part_, tape.NamedWeight)):
+            self._hold_weight(weight.name, tape.weight_of(model, weight.name))
         self._constants = nn.Module()
-        for constant in (part_ for part_ in _given(part) if isinstance(part_, Constant)):
+        for constant in (part_ for part_ in _given(part) if isinstance(part_, tape.Constant)):
             self._constants.register_buffer(f"c{id(constant)}", constant.tensor.detach(), persistent=False)
         for index, tensor in part.known.items():
             self._constants.register_buffer(f"v{index}", tensor, persistent=False)
@@ -166,7 +151,7 @@ class TracedUnit(BroughtUnit):
             self._do(step, found, samples, place)
         return self._filled(part.result, found, samples, place)
 
-    def _do(self, step: TapeStep, found: dict[int, Tensor], samples: int, place: torch.device) -> None:
+    def _do(self, step: tape.TapeStep, found: dict[int, Tensor], samples: int, place: torch.device) -> None:
         work: Callable[..., Any] | None = step.function
         if step.module is not None:
             module = self.get_submodule(self._local[step.module])
@@ -184,20 +169,20 @@ class TracedUnit(BroughtUnit):
             self._tapping(step, found),
         ):
             result = work(*args, **kwargs)
-        for value, tensor in zipped(step.result, result):
-            if isinstance(value, Value):
+        for value, tensor in tape.zipped(step.result, result):
+            if isinstance(value, tape.Value):
                 found[value.index] = tensor
         for before, after in step.changes:
             found.setdefault(after.index, found[before.index])
 
     @contextmanager
-    def _tapping(self, step: TapeStep, found: dict[int, Tensor]) -> Iterator[None]:
+    def _tapping(self, step: tape.TapeStep, found: dict[int, Tensor]) -> Iterator[None]:
         """Keep what modules inside of a step return, where it is used besides."""
         wanted, calls = {tap: value.index for tap, value in step.taps}, Counter[str]()
 
         def note(path: str, _module: nn.Module, _args: Any, result: Any) -> None:
-            for number, tensor in enumerate(tensors_in(result)):
-                index = wanted.get(Tap(path, calls[path], number))
+            for number, tensor in enumerate(tape.tensors_in(result)):
+                index = wanted.get(tape.Tap(path, calls[path], number))
                 if index is not None:
                     found[index] = tensor
             calls[path] += 1
@@ -214,34 +199,34 @@ class TracedUnit(BroughtUnit):
 
         def fill(sign: Any) -> Any:
             match sign:
-                case Value():
+                case tape.Value():
                     return found[sign.index]
-                case NamedWeight():
+                case tape.NamedWeight():
                     return self._weight(sign.name)
-                case Constant():
+                case tape.Constant():
                     return self._constants.get_buffer(f"c{id(sign)}")
-                case Samples():
+                case tape.Samples():
                     return sign.of(samples)
-                case RealSamples():
+                case tape.RealSamples():
                     return float(sign.number.of(samples))
-                case UnitDevice():
+                case tape.UnitDevice():
                     return place
-                case StandIn():
+                case tape.StandIn():
                     return stand_in(sign, samples, place)
             return sign
 
-        return mapped(structure, fill)
+        return tape.mapped(structure, fill)
 
 
 def _given(part: TapePart) -> list[Any]:
     """Return all parts of all arguments."""
-    given = [sign for step in part.steps for sign in parts((step.args, dict(step.kwargs)))]
-    return [*given, *parts(part.result)]
+    given = [sign for step in part.steps for sign in tape.parts((step.args, dict(step.kwargs)))]
+    return [*given, *tape.parts(part.result)]
 
 
-def stand_in(sign: StandIn, samples: int, place: torch.device) -> Tensor:
+def stand_in(sign: tape.StandIn, samples: int, place: torch.device) -> Tensor:
     """Return a tensor of the right shape that takes no memory."""
-    shape = [size.of(samples) if isinstance(size, Samples) else size for size in sign.shape]
+    shape = [size.of(samples) if isinstance(size, tape.Samples) else size for size in sign.shape]
     return torch.zeros((), dtype=sign.dtype, device=place).expand(shape)
 
 
@@ -271,7 +256,7 @@ def carried_line(carried: Sequence[Carried], numbers: dict[int, int]) -> str:
     )
 
 
-def _line(step: TapeStep, local: Mapping[str, str], numbers: dict[int, int]) -> str:
+def _line(step: tape.TapeStep, local: Mapping[str, str], numbers: dict[int, int]) -> str:
     name = local[step.module] if step.module is not None else getattr(step.function, "__name__", str(step.function))
     given = f"{_short(step.args, numbers)} {_short(dict(step.kwargs), numbers)}"
     also = "".join(f", {_short(value, numbers)} of {tap.path.rpartition('.')[2]}" for tap, value in step.taps)
@@ -281,16 +266,16 @@ def _line(step: TapeStep, local: Mapping[str, str], numbers: dict[int, int]) -> 
 def _short(structure: Any, numbers: dict[int, int]) -> str:
     def sign(part: Any) -> str:
         match part:
-            case Value():
+            case tape.Value():
                 return f"%{numbers.setdefault(part.index, len(numbers))}"
-            case NamedWeight():
+            case tape.NamedWeight():
                 return part.name.rpartition(".")[2]
-            case UnitDevice():
+            case tape.UnitDevice():
                 return "Place"  # as profiles made before know it
-            case Samples():
+            case tape.Samples():
                 return f"{part.each}n{part.fixed:+d}"
             case None | bool() | int() | float() | str() | torch.dtype():
                 return repr(part)
         return type(part).__name__
 
-    return str(mapped(structure, sign)).replace("'", "")
+    return str(tape.mapped(structure, sign)).replace("'", "")

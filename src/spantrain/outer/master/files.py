@@ -16,13 +16,12 @@ from typing import TypeVar
 
 from spantrain.config.files.json_codec import from_json, render_json, to_json
 from spantrain.config.files.parsing import parse_json
-from spantrain.config.files.text_files import write_atomically
+from spantrain.config.files.text_files import make_private_folder, read_private, write_atomically
 from spantrain.core.outer.layers import ShardLayout, fragment_layouts
 from spantrain.errors import SpanTrainError, UsageError
 from spantrain.outer.master.config import MasterConfig
 from spantrain.outer.policy.fragments import FragmentedState
 from spantrain.transport.control.credentials import Credentials
-from spantrain.transport.control.private_file import make_private_folder, read_private
 
 T = TypeVar("T")
 _REMEDY = "take it from a copy, or begin with another folder"

@@ -2,16 +2,7 @@
 
 from operator import attrgetter, itemgetter
 
-from spantrain.outer.link.status import (
-    ChunksStatus,
-    ClusterStatus,
-    FragmentStatus,
-    LayerLinkStatus,
-    MasterStatus,
-    ShardStatus,
-    TransferStatus,
-    UpdateStatus,
-)
+from spantrain.outer.link import status
 from spantrain.outer.master.service import MasterService
 from spantrain.outer.policy.fragments import FragmentedMaster
 from spantrain.outer.policy.guard import NormLevel
@@ -19,13 +10,13 @@ from spantrain.outer.policy.master import OuterMaster
 from spantrain.outer.policy.settings import ClusterRecord, MasterState
 
 
-def status_of(service: MasterService, *, address: str, now_s: float) -> MasterStatus:
+def status_of(service: MasterService, *, address: str, now_s: float) -> status.MasterStatus:
     """Return all that a master can tell of itself."""
     state, layout = service.state, service.layout
     leading, late_s = state.leading, service.late_s(now_s)
     here = {one.name for one in service.connections if one.facts.kind == "cluster"}
     counted = (one.clusters.keys() for one in state.fragments)
-    return MasterStatus(
+    return status.MasterStatus(
         address=address,
         epoch=leading.epoch,
         version=leading.version,
@@ -48,7 +39,7 @@ def status_of(service: MasterService, *, address: str, now_s: float) -> MasterSt
     )
 
 
-def _cluster(service: MasterService, name: str, now_s: float) -> ClusterStatus:
+def _cluster(service: MasterService, name: str, now_s: float) -> status.ClusterStatus:
     records = [one.clusters.get(name, ClusterRecord()) for one in service.state.fragments]
     pushes = sum(record.pushes for record in records)
     connection = service.connections.get(name)
@@ -56,7 +47,7 @@ def _cluster(service: MasterService, name: str, now_s: float) -> ClusterStatus:
     level = service.state.leading.guard.clusters.get(name, NormLevel())
     members = service.master.parts[0].members if service.master else None
     got_version, got_s = members.got.get(name, (None, None)) if members else (None, None)
-    return ClusterStatus(
+    return status.ClusterStatus(
         name=name,
         state=_cluster_state(service, name, now_s),
         workers=tuple(sorted(members.workers.get(name, ()))) if members else (),
@@ -103,7 +94,7 @@ def _waits_for(service: MasterService, now_s: float) -> str:
     return f"a push of {', '.join(trains) or 'any cluster'}"
 
 
-def _shard(service: MasterService, name: str, now_s: float) -> ShardStatus:
+def _shard(service: MasterService, name: str, now_s: float) -> status.ShardStatus:
     connection = service.connections.get(name)
     tables = [part.shards for part in service.master.parts] if service.master else []
     layers = [service.layout.layers[k] for k in service.layout.layers_of(name)] if service.layout else []
@@ -112,7 +103,7 @@ def _shard(service: MasterService, name: str, now_s: float) -> ShardStatus:
         state = "ready" if all(name in table.ready for table in tables) else "restoring"
     elif connection:
         state = "joining"
-    return ShardStatus(
+    return status.ShardStatus(
         name=name,
         state=state,
         endpoint=connection.facts.endpoint if connection else "",
@@ -123,14 +114,14 @@ def _shard(service: MasterService, name: str, now_s: float) -> ShardStatus:
     )
 
 
-def _transfers(master: FragmentedMaster, now_s: float) -> tuple[TransferStatus, ...]:
+def _transfers(master: FragmentedMaster, now_s: float) -> tuple[status.TransferStatus, ...]:
     """Return the layers on their way, those that began first first."""
     moving = [
         (begun_s, way, one) for way, schedule in master.lines.schedules.items()
         for one, begun_s in schedule.running.items()
     ]  # fmt: skip
     return tuple(
-        TransferStatus(
+        status.TransferStatus(
             way=way.value,
             cluster=one.cluster,
             worker=one.worker,
@@ -143,10 +134,10 @@ def _transfers(master: FragmentedMaster, now_s: float) -> tuple[TransferStatus, 
     )
 
 
-def _links(master: FragmentedMaster) -> tuple[LayerLinkStatus, ...]:
+def _links(master: FragmentedMaster) -> tuple[status.LayerLinkStatus, ...]:
     """Return what went over each link, by cluster, shard and way."""
     links = (
-        LayerLinkStatus(
+        status.LayerLinkStatus(
             cluster=cluster,
             shard=shard,
             way=way.value,
@@ -160,9 +151,9 @@ def _links(master: FragmentedMaster) -> tuple[LayerLinkStatus, ...]:
     return tuple(sorted(links, key=attrgetter("cluster", "shard", "way")))
 
 
-def _fragment(part: OuterMaster) -> FragmentStatus:
+def _fragment(part: OuterMaster) -> status.FragmentStatus:
     state = part.state
-    return FragmentStatus(
+    return status.FragmentStatus(
         version=state.version,
         updates=state.updates,
         left_out=state.left_out,
@@ -172,21 +163,23 @@ def _fragment(part: OuterMaster) -> FragmentStatus:
     )
 
 
-def _last_update(master: OuterMaster | None) -> UpdateStatus | None:
+def _last_update(master: OuterMaster | None) -> status.UpdateStatus | None:
     last = master.updates.last if master else None
     if last is None:
         return None
     verdicts = {one.cluster: f"{'in' if one.accepted else 'left out'}: {one.reason}" for one in last.verdicts}
-    return UpdateStatus(version=last.version, norm=last.norm, scale=last.scale, part=last.part, verdicts=verdicts)
+    return status.UpdateStatus(
+        version=last.version, norm=last.norm, scale=last.scale, part=last.part, verdicts=verdicts
+    )
 
 
-def _chunks(state: MasterState) -> ChunksStatus | None:
+def _chunks(state: MasterState) -> status.ChunksStatus | None:
     chunks = state.chunks
     if chunks is None:
         return None
     samples = sum(chunks.chunk_samples)
     counted = sum(chunks.counted)
-    return ChunksStatus(
+    return status.ChunksStatus(
         chunks=len(chunks.chunk_samples),
         samples=samples,
         counted_samples=counted,

@@ -16,15 +16,8 @@ from spantrain.core.outer.layers import Layer, ShardLayout, divide
 from spantrain.errors import ProtocolError
 from spantrain.outer.link.codec import encode_message, encode_value
 from spantrain.outer.link.link import MasterWelcome, MemberFacts
+from spantrain.outer.master import connections
 from spantrain.outer.master.config import MasterConfig
-from spantrain.outer.master.connections import (
-    Connection,
-    Connections,
-    NoticeQueue,
-    join_problem,
-    model_problem,
-    speaker_problem,
-)
 from spantrain.outer.master.files import MasterFiles
 from spantrain.outer.policy.fragments import FragmentedMaster, FragmentedState
 from spantrain.transport.connection.bounds import RefusalCounter
@@ -49,7 +42,7 @@ class MasterService:
             UsageError: what is kept is damaged, or of other shards or data.
         """
         self.config = config
-        self.connections = Connections(outbox_limit=outbox_limit)
+        self.connections = connections.Connections(outbox_limit=outbox_limit)
         self.refusals = RefusalCounter("the master")
         self.dropped: Counter[str] = Counter()
         """What came from, or went to, members that are not registered."""
@@ -85,7 +78,7 @@ class MasterService:
             RemoteRefusal: it cannot be let in; the message says why.
             StateNotKept: the layout could not be written.
         """
-        problem = join_problem(name, facts, self.config)
+        problem = connections.join_problem(name, facts, self.config)
         if problem is None and facts.layers:
             problem = self._model_problem(now_s, facts.layers)
         if problem:
@@ -106,7 +99,7 @@ class MasterService:
     def _model_problem(self, now_s: float, layers: Sequence[Layer]) -> str | None:
         """Take the model from the first cluster; compare that of another."""
         if self.layout:
-            return model_problem(self.layout.layers, layers)
+            return connections.model_problem(self.layout.layers, layers)
         try:
             layout = divide(layers, self.config.shards, fragments=self.config.settings.fragments)
         except ValueError as error:
@@ -157,10 +150,10 @@ class MasterService:
         connection.told = batch
         return tuple(problem for event in events if (problem := self._hear(now_s, connection, event)))
 
-    def _hear(self, now_s: float, connection: Connection, event: OuterEvent) -> str | None:
+    def _hear(self, now_s: float, connection: connections.Connection, event: OuterEvent) -> str | None:
         """Take in one event; return why it was refused, if it was."""
         facts, name = connection.facts, connection.name
-        problem = speaker_problem(facts.kind, name, event)
+        problem = connections.speaker_problem(facts.kind, name, event)
         if problem:
             return self.refuse("foreign", problem)
         fragment, registers = event.fragment, isinstance(event, on.ClusterRegistered | on.ShardRegistered)
@@ -182,7 +175,7 @@ class MasterService:
             return self.refuse("impossible", str(error))
         return None
 
-    def outbox(self, now_s: float, name: str, number: int) -> NoticeQueue:
+    def outbox(self, now_s: float, name: str, number: int) -> connections.NoticeQueue:
         """Return where what is for a member waits.
 
         Raises:
@@ -236,17 +229,17 @@ class MasterService:
         if self._events:
             self._drain(now_s)
 
-    def _lose_full(self, connection: Connection) -> None:
+    def _lose_full(self, connection: connections.Connection) -> None:
         self.refuse("does_not_fetch", f"{connection.name} lets too many notices wait")
         self._lose(connection, "it does not fetch what is for it")
 
-    def _lose(self, connection: Connection, reason: str) -> None:
+    def _lose(self, connection: connections.Connection, reason: str) -> None:
         """End a connection; what the policy is to hear of that is put in line."""
         self.connections.close(connection, reason)
         _log.info("%s %s is gone: %s", connection.facts.kind, connection.name, reason)
         self._events.extend(self._loss(connection, reason))
 
-    def _loss(self, connection: Connection, reason: str) -> Iterator[OuterEvent]:
+    def _loss(self, connection: connections.Connection, reason: str) -> Iterator[OuterEvent]:
         name = connection.name
         if connection.facts.kind == "shard":
             yield on.ShardLost(shard=name, reason=reason)

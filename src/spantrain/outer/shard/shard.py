@@ -26,15 +26,7 @@ from spantrain.formats.registry import WireFormat
 from spantrain.formats.tensor_bytes import dtype_name
 from spantrain.outer.rules.nesterov import Nesterov
 from spantrain.outer.rules.registry import OuterRule
-from spantrain.outer.shard.numerics import (
-    Tensors,
-    compensate,
-    step_along,
-    sum_of_squares,
-    unrounded,
-    velocity_type,
-    weighted_mean,
-)
+from spantrain.outer.shard import numerics
 from spantrain.outer.shard.snapshots import ShardVersion, SnapshotStore
 from spantrain.transport.layers.copiers import BufferPool, LayerBytes
 from spantrain.transport.layers.departures import specs_of
@@ -67,7 +59,7 @@ class OuterShard:
         self._pool = pool or BufferPool()
         self._lock = threading.Lock()
         """Of pushes, what has ended, and versions; never held while numbers are worked on."""
-        self._pushes: dict[Ticket, dict[int, Tensors]] = {}
+        self._pushes: dict[Ticket, dict[int, numerics.Tensors]] = {}
         self._sums: dict[Ticket, dict[int, float]] = {}
         """Of squares, by push and layer."""
         self._ended: deque[Ticket] = deque(maxlen=_ENDED)
@@ -76,7 +68,7 @@ class OuterShard:
         self._staged: tuple[Ticket, ShardVersion] | None = None
         self._versions: dict[int, ShardVersion] = {}
         self._serving: int | None = None
-        self._bases: dict[int, Tensors] = {}
+        self._bases: dict[int, numerics.Tensors] = {}
         """Parameters of versions that clusters began from, where pushes are corrected for what came since."""
 
     @property
@@ -100,7 +92,7 @@ class OuterShard:
     # Layers in and out.
 
     def take(
-        self, push: Ticket, layer: int, tensors: Tensors, wire_format: WireFormat = WireFormat.NATIVE
+        self, push: Ticket, layer: int, tensors: numerics.Tensors, wire_format: WireFormat = WireFormat.NATIVE
     ) -> None:  # fmt: skip
         """Keep one layer of a push; its tensors are the shard's from now on, which will change them.
 
@@ -116,7 +108,7 @@ class OuterShard:
             raise ProtocolError(f"{what}: layer {layer} is not held here; send it to {self._layout.shard_of(layer)}")
         _check_tensors(self.layers[layer].sent_as(wire_format), tensors, f"{what}, layer {layer}")
         tensors = self._unrounded(self.layers[layer], tensors, wire_format)
-        squares = sum_of_squares([tensors[one.name] for one in self.layers[layer].parameters])
+        squares = numerics.sum_of_squares([tensors[one.name] for one in self.layers[layer].parameters])
         with self._lock:
             self._check_open(push)
             self._pushes.setdefault(push, {})[layer] = tensors
@@ -126,7 +118,7 @@ class OuterShard:
         if push in self._ended:
             raise ProtocolError(f"{self._name}: push {push} has ended; drop it and train on")
 
-    def give(self, version: int, layer: int) -> Tensors:
+    def give(self, version: int, layer: int) -> numerics.Tensors:
         """Return one layer of a version that is served, or was and is kept.
 
         Raises:
@@ -143,12 +135,12 @@ class OuterShard:
             )
         return {one.name: held.parameters[one.name] for one in self.layers[layer].parameters}
 
-    def _unrounded(self, layer: Layer, tensors: Tensors, wire_format: WireFormat) -> Tensors:
+    def _unrounded(self, layer: Layer, tensors: numerics.Tensors, wire_format: WireFormat) -> numerics.Tensors:
         if layer.sent_as(wire_format) == layer.parameters:
             return tensors
         room = self._room(layer)
         return {
-            one.name: unrounded(one, wire_format, tensors[one.name], room[one.name])
+            one.name: numerics.unrounded(one, wire_format, tensors[one.name], room[one.name])
             if one.sent_as(wire_format) != one
             else tensors[one.name]
             for one in layer.parameters
@@ -216,9 +208,9 @@ class OuterShard:
             for one in layer.parameters:
                 parts = [(part, tensors[one.name]) for part, tensors in held]
                 first = parts[0][1]
-                reusable = first.dtype == velocity_type(first.dtype) and first.is_contiguous()
-                mean[one.name] = weighted_mean(parts, out=first if reusable else None)
-            squares.append(sum_of_squares([mean[one.name] for one in layer.parameters]))
+                reusable = first.dtype == numerics.velocity_type(first.dtype) and first.is_contiguous()
+                mean[one.name] = numerics.weighted_mean(parts, out=first if reusable else None)
+            squares.append(numerics.sum_of_squares([mean[one.name] for one in layer.parameters]))
         self._means[command.update] = mean
         return on.MeanCombined(shard=self._name, update=command.update, squares=tuple(squares))
 
@@ -231,15 +223,17 @@ class OuterShard:
             return
         for tensors in self._pushes[weight.push].values():
             for name, gradient in tensors.items():
-                compensate(gradient, serving.parameters[name], then[name], strength=strength)
+                numerics.compensate(gradient, serving.parameters[name], then[name], strength=strength)
 
     def _next(self, command: do.StageVersion) -> ShardVersion:
         """Make a version: a push's tensors as they are, or a step along the mean."""
         if command.parameters:
             held = self._pushes[command.parameters]
             first = {name: tensor for k in self.layers for name, tensor in held[k].items()}
-            still = {name: torch.zeros_like(one, dtype=velocity_type(one.dtype)) for name, one in first.items()}
-            state: dict[str, Tensors] = dict.fromkeys(self._rule.slots, still)
+            still = {
+                name: torch.zeros_like(one, dtype=numerics.velocity_type(one.dtype)) for name, one in first.items()
+            }
+            state: dict[str, numerics.Tensors] = dict.fromkeys(self._rule.slots, still)
             return ShardVersion(version=command.version, parameters=first, state=state)
         before, means = self.serving, self._means.pop(command.update)
         assert before is not None, "the master stages a step only where a version is served"
@@ -247,7 +241,7 @@ class OuterShard:
         kept: dict[str, dict[str, Tensor]] = {slot: {} for slot in self._rule.slots}
         for name, mean in means.items():
             old = [before.state[slot][name] for slot in kept]
-            new = step_along(
+            new = numerics.step_along(
                 mean, before.parameters[name], old, self._rule, scale=command.scale, part=command.part,
                 out=parameters[name],
             )  # fmt: skip
@@ -293,7 +287,10 @@ class OuterShard:
         what = f"{self._name}: snapshot of version {version}"
         try:
             _check_tensors(specs, found.parameters, what)
-            kept = [replace(one, dtype=dtype_name(velocity_type(found.parameters[one.name].dtype))) for one in specs]
+            kept = [
+                replace(one, dtype=dtype_name(numerics.velocity_type(found.parameters[one.name].dtype)))
+                for one in specs
+            ]
             for slot in self._rule.slots:
                 _check_tensors(kept, found.state.get(slot, {}), f"{what}, {slot}")
         except ProtocolError as error:
@@ -307,7 +304,7 @@ class OuterShard:
             self._serving, self._staged = version.version, None
 
 
-def _check_tensors(specs: Sequence[ParameterSpec], tensors: Tensors, what: str) -> None:
+def _check_tensors(specs: Sequence[ParameterSpec], tensors: numerics.Tensors, what: str) -> None:
     try:
         told = unlike(specs_of(tensors), specs)
     except ValueError as error:

@@ -19,7 +19,7 @@ from spantrain.core.checkpoint import StoredFile
 from spantrain.core.quantities import format_bytes
 from spantrain.errors import ProtocolError
 from spantrain.runtime.checkpoint.tensor_file import PARTIAL, Disk, step_folder
-from spantrain.runtime.control.file_requests import PIECE_BYTES, FetchPiece, FilePiece, FileWanted, OfferFile, PutPiece
+from spantrain.runtime.control.data_requests import PIECE_BYTES, FetchPiece, FilePiece, FileWanted, OfferFile, PutPiece
 from spantrain.runtime.control.requests import SavedFile
 from spantrain.transport.control.protocol import RemoteRefusal
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from spantrain.core.checkpoint import StoredFile
 from spantrain.errors import ConfigError, SpanTrainError, WorkerError
 from spantrain.runtime.checkpoint.tensor_file import Disk, TensorFiles
-from spantrain.runtime.control.file_requests import PIECE_BYTES, FetchPiece, OfferFile, PutPiece
+from spantrain.runtime.control.data_requests import PIECE_BYTES, FetchPiece, OfferFile, PutPiece
 from spantrain.runtime.control.orders import BringOrder
 from spantrain.runtime.control.plane import ControlPlane
 from spantrain.runtime.control.requests import Progress

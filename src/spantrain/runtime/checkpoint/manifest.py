@@ -18,16 +18,8 @@ from spantrain.core.planned.report import PlanReport
 from spantrain.core.shares import TensorPart
 from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError, WorkerError
+from spantrain.runtime.checkpoint import tensor_file
 from spantrain.runtime.checkpoint.saver import CHECKPOINTS
-from spantrain.runtime.checkpoint.tensor_file import (
-    PARTIAL,
-    Disk,
-    TensorFiles,
-    check_file,
-    files_in,
-    step_folder,
-    write_named,
-)
 from spantrain.runtime.control.requests import SavedFile
 from spantrain.runtime.redistribution.exchange import missing_text, plan_fetch
 
@@ -82,7 +74,7 @@ def step_of(folder: Path) -> int | None:
     return int(match[1]) if match else None
 
 
-def write_manifest(storage: Disk, folder: Path, manifest: Manifest) -> None:
+def write_manifest(storage: tensor_file.Disk, folder: Path, manifest: Manifest) -> None:
     """Write the manifest; the checkpoint is complete when this returns.
 
     Raises:
@@ -91,7 +83,7 @@ def write_manifest(storage: Disk, folder: Path, manifest: Manifest) -> None:
     _write(storage, folder / MANIFEST_FILE, artefact_text(manifest, CHECKPOINT_FORMAT))
 
 
-def write_marker(storage: Disk, folder: Path, marker: str = MARKER) -> None:
+def write_marker(storage: tensor_file.Disk, folder: Path, marker: str = MARKER) -> None:
     """Name a complete checkpoint as the newest of its run, or as the best one.
 
     Raises:
@@ -100,8 +92,8 @@ def write_marker(storage: Disk, folder: Path, marker: str = MARKER) -> None:
     _write(storage, folder.parent / marker, folder.name + "\n")
 
 
-def _write(storage: Disk, path: Path, text: str) -> None:
-    write_named(storage, path.parent, path.name, [text.encode()], lambda _digest: path.name)
+def _write(storage: tensor_file.Disk, path: Path, text: str) -> None:
+    tensor_file.write_named(storage, path.parent, path.name, [text.encode()], lambda _digest: path.name)
 
 
 def final_checkpoint(run_folder: Path) -> Path:
@@ -143,7 +135,7 @@ def read_manifest(folder: Path, *, check_files: bool = True) -> Manifest:
             f"{folder.parent / MARKER}"
         )
     manifest = read_artefact(Manifest, CHECKPOINT_FORMAT, path, ConfigError)
-    files = TensorFiles(folder, manifest.files)
+    files = tensor_file.TensorFiles(folder, manifest.files)
     for name in files.present() if check_files else ():
         files.check(name)
     return manifest
@@ -166,7 +158,7 @@ class CheckpointSet:
         *,
         keep: int,
         describe: Callable[[SavedFile, Mapping[str, StoredFile]], Manifest],
-        storage: Disk | None = None,
+        storage: tensor_file.Disk | None = None,
         best_step: Callable[[], int | None] = lambda: None,
         needed: Callable[[Path, Collection[str]], Collection[int]] = lambda _newest, _files: (),
     ) -> None:
@@ -187,7 +179,7 @@ class CheckpointSet:
         self._keep = keep
         self._describe = describe
         self._best_step, self._needed = best_step, needed
-        self._storage = storage or Disk()
+        self._storage = storage or tensor_file.Disk()
         self._lock = threading.Lock()
         self._told: dict[int, dict[str, SavedFile]] = {}
         """By steps done and device."""
@@ -208,9 +200,9 @@ class CheckpointSet:
             ConfigError: it lies here and is not what the device says.
             WorkerError: it does not agree with what was said before.
         """
-        path = step_folder(self._folder, saved.step) / saved.name
+        path = tensor_file.step_folder(self._folder, saved.step) / saved.name
         if path.is_file():
-            check_file(path, saved.file)
+            tensor_file.check_file(path, saved.file)
         device = saved.file.device
         with self._lock:
             told = self._told.setdefault(saved.step, {})
@@ -229,7 +221,7 @@ class CheckpointSet:
         Raises:
             WorkerError: it cannot be written or read back, or lacks what the one before has.
         """
-        folder = step_folder(self._folder, saved.step)
+        folder = tensor_file.step_folder(self._folder, saved.step)
         with self._lock:
             told = self._told.pop(saved.step)
             self._told = {step: files for step, files in self._told.items() if step > saved.step}
@@ -256,7 +248,7 @@ class CheckpointSet:
             WorkerError: that cannot be written.
         """
         try:
-            write_marker(self._storage, step_folder(self._folder, step), BEST)
+            write_marker(self._storage, tensor_file.step_folder(self._folder, step), BEST)
         except OSError as error:
             raise WorkerError(
                 f"{self._folder / BEST}: cannot be written: {error}; all checkpoints are whole"
@@ -285,13 +277,15 @@ class CheckpointSet:
         self.dropped = (*self.dropped, *map(_step, past))
         for folder in (*past, *_unfinished_before(newest)):
             self._storage.remove(folder / MANIFEST_FILE)
-            for path in (*files_in(folder), folder):
+            for path in (*tensor_file.files_in(folder), folder):
                 self._storage.remove(path)
         for folder in old:
             if folder not in past:  # of another run in this folder: this one may be writing into it already
                 self._storage.remove(folder / MANIFEST_FILE)
         for path in sorted(newest.iterdir()):
-            if path.name != MANIFEST_FILE and path.name not in files and path.suffix != PARTIAL:  # that comes
+            if (
+                path.name != MANIFEST_FILE and path.name not in files and path.suffix != tensor_file.PARTIAL
+            ):  # that comes
                 self._storage.remove(path)
 
 

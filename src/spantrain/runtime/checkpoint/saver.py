@@ -19,16 +19,9 @@ from spantrain.core.shares import TensorPart
 from spantrain.devices.registry import class_of
 from spantrain.errors import WorkerError
 from spantrain.formats.tensor_bytes import dtype_name, tensor_pieces
+from spantrain.runtime.checkpoint import tensor_file
 from spantrain.runtime.checkpoint.device_files import FETCHED, FileSender, FilesToBeginWith
 from spantrain.runtime.checkpoint.holding import RANDOM_TORCH, Holding, put_back, tensors_of, wanted_of
-from spantrain.runtime.checkpoint.tensor_file import (
-    Disk,
-    check_file,
-    files_in,
-    remove_partials,
-    step_folder,
-    write_named,
-)
 from spantrain.runtime.control.requests import SavedFile
 from spantrain.runtime.redistribution.exchange import ExchangeGroup, TensorBlock, boxes_of
 from spantrain.runtime.redistribution.transfer import ExchangeChannel, TensorExchange
@@ -120,7 +113,7 @@ def _file_name(device: str, sha256: str) -> str:
 
 
 def write_device_file(
-    storage: Disk,
+    storage: tensor_file.Disk,
     folder: Path,
     device: str,
     tensors: Mapping[str, torch.Tensor],
@@ -136,7 +129,7 @@ def write_device_file(
         ConfigError: what is read back is something else.
     """
     storage.make_folder(folder)
-    name, sha256, size_bytes = write_named(
+    name, sha256, size_bytes = tensor_file.write_named(
         storage,
         folder,
         file_stem(device),
@@ -145,7 +138,7 @@ def write_device_file(
     )
     stored = {name: StoredTensor(part=parts[name], dtype=dtype_name(tensor.dtype)) for name, tensor in tensors.items()}
     file = StoredFile(device=device, sha256=sha256, size_bytes=size_bytes, tensors=stored)
-    check_file(folder / name, file)
+    tensor_file.check_file(folder / name, file)
     return name, file
 
 
@@ -162,7 +155,7 @@ class DeviceCheckpoints:
         holding: Holding,
         optimizer: torch.optim.Optimizer,
         report: Callable[[SavedFile], Collection[int]],
-        storage: Disk | None = None,
+        storage: tensor_file.Disk | None = None,
         sender: FileSender | None = None,
     ) -> None:
         """Save below `output_dir` (empty: nothing will be saved).
@@ -174,7 +167,7 @@ class DeviceCheckpoints:
         self._device = device
         self._holding, self._optimizer = holding, optimizer
         self._report, self._sender = report, sender
-        self._storage = storage or Disk()
+        self._storage = storage or tensor_file.Disk()
         self._buffers = SnapshotBuffers()
         self._thread: threading.Thread | None = None
         self._failure: Exception | None = None
@@ -198,7 +191,7 @@ class DeviceCheckpoints:
         assert self._checkpoints is not None, "a device without a folder saves nothing"
         self.wait()
         tensors, parts = tensors_of(self._holding, self._optimizer)
-        copies, folder = self._buffers.take(tensors), step_folder(self._checkpoints, steps_done)
+        copies, folder = self._buffers.take(tensors), tensor_file.step_folder(self._checkpoints, steps_done)
         scalars = dict(scalars)
 
         def write() -> None:
@@ -230,7 +223,9 @@ class DeviceCheckpoints:
 
     def __enter__(self) -> Self:
         if self._checkpoints:
-            remove_partials(self._storage, self._checkpoints)  # nobody writes yet: all devices of a run begin together
+            tensor_file.remove_partials(
+                self._storage, self._checkpoints
+            )  # nobody writes yet: all devices of a run begin together
         return self
 
     def __exit__(
@@ -247,9 +242,9 @@ class DeviceCheckpoints:
         """Remove own files of checkpoints that are no longer kept, where the coordinator cannot."""
         for step in sorted(set(dropped) - self._forgotten):
             self._forgotten.add(step)
-            folder = step_folder(checkpoints, step)
+            folder = tensor_file.step_folder(checkpoints, step)
             for pattern in (f"{glob.escape(file_stem(self._device))}-*.safetensors", f".*{FETCHED}"):
-                for path in files_in(folder, pattern):
+                for path in tensor_file.files_in(folder, pattern):
                     self._storage.remove(path)
-            if not files_in(folder):
+            if not tensor_file.files_in(folder):
                 self._storage.remove(folder)

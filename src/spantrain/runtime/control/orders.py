@@ -21,7 +21,7 @@ from spantrain.transport.connection.peers import PeerAddress
 
 @dataclass(frozen=True, kw_only=True)
 class AddedOrder(Order[A]):
-    """Base of what installed packages have workers do (`runtime.worker.added_orders`); all get the same order."""
+    """Base of what installed packages have workers do (`runtime.worker.perform`); all get the same order."""
 
     devices: tuple[str, ...]
     """In the order of ranks; they can meet at a store."""

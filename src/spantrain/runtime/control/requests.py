@@ -11,10 +11,8 @@ from spantrain.core.plan import Plan
 from spantrain.core.speed import LinkReport
 from spantrain.core.trace import DeviceStep
 from spantrain.errors import Interrupted, PeerLostError
+from spantrain.runtime.control import data_requests as data
 from spantrain.runtime.control.ahead import AheadChange, AheadState
-from spantrain.runtime.control.batch_requests import AskNextStep, FetchRows
-from spantrain.runtime.control.file_requests import FetchPiece, OfferFile, PutPiece
-from spantrain.runtime.control.journal_requests import FollowJournal
 from spantrain.runtime.control.plane import OrderRequest, Request
 from spantrain.transport.control.protocol import HEARTBEAT
 
@@ -350,7 +348,7 @@ class Reach(OrderRequest[Done], name="reach"):
 
 REQUESTS: tuple[type[Request[Any]], ...] = (
     Introduction, Goodbye, Heartbeat, ReadClock, AskForOrder, Progress, Ready, Begin, FindMeetingPoint, DeviceReport,
-    TellStep, SavedFile, OfferFile, PutPiece, FetchPiece, OuterCall, AskNextStep, FetchRows, Reach,
-    FollowJournal,
+    TellStep, SavedFile, data.OfferFile, data.PutPiece, data.FetchPiece, OuterCall, data.AskNextStep, data.FetchRows,
+    Reach, data.FollowJournal,
 )  # fmt: skip
 """All that a worker may ask."""

@@ -18,7 +18,7 @@ from safetensors.torch import load, save
 from spantrain.core.span import Span
 from spantrain.errors import ProtocolError, WorkerError
 from spantrain.models.units import Rows, chosen_rows, counted_labels
-from spantrain.runtime.control.batch_requests import AskNextStep, BatchPiece, FetchRows, NextStep, NextStepAnswer
+from spantrain.runtime.control.data_requests import AskNextStep, BatchPiece, FetchRows, NextStep, NextStepAnswer
 from spantrain.runtime.control.plane import ControlPlane
 
 EXTERNAL = "given"

@@ -10,13 +10,12 @@ from spantrain.runtime.checkpoint.coordinator_files import CoordinatorFiles
 from spantrain.runtime.control.orders import FollowOrder, GiveOrder, TrainOrder, TrainResult
 from spantrain.runtime.control.plane import A, Order
 from spantrain.runtime.control.requests import HeldState, OrderFailure, OrderOutcome
+from spantrain.runtime.coordinator import roster
 from spantrain.runtime.coordinator.barrier import StepBarrier
 from spantrain.runtime.coordinator.batches import BatchQueue
 from spantrain.runtime.coordinator.journal_feed import JournalFeed
 from spantrain.runtime.coordinator.meetings import StageMeetings
-from spantrain.runtime.coordinator.roster import DeviceLostError, Roster, RosterEntry, error_of, results_of
 from spantrain.runtime.coordinator.standstills import StandstillWatch
-from spantrain.runtime.coordinator.starter import WorkerStarter, join_command
 from spantrain.runtime.coordinator.worker_service import ProgressListener, TrainingRun, UnderWay, WorkerService
 from spantrain.transport.connection.peers import PeerAddress
 from spantrain.transport.control.credentials import Credentials
@@ -45,7 +44,7 @@ class Coordinator:
         reached_at: str = "",
         devices: Sequence[str],
         sites: Mapping[str, str] | None = None,
-        starter: WorkerStarter | None = None,
+        starter: roster.WorkerStarter | None = None,
         heartbeat_timeout_s: float | None = None,
         credentials: Credentials | None = None,
     ) -> None:
@@ -61,13 +60,13 @@ class Coordinator:
             credentials: What workers know it by, of one that went before it; None: new ones.
         """
         self._reached_at = reached_at
-        self._starter = starter or WorkerStarter()
-        self._roster = Roster(devices, heartbeat_timeout_s, sites or {})
+        self._starter = starter or roster.WorkerStarter()
+        self._roster = roster.Roster(devices, heartbeat_timeout_s, sites or {})
         self._service = WorkerService(self._roster, self.later)
         self._changed = self._service.changed
         self._deferred: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         """What listeners are to be told, by the one thread: if they fail, the run fails, not a worker's call."""
-        self._followers: dict[str, RosterEntry] = {}  # they take state ahead, beside the orders under way
+        self._followers: dict[str, roster.RosterEntry] = {}  # they take state ahead, beside the orders under way
         self._follower_gone: FollowerGone = lambda _device, _why: None
         self._leave_s = _LEAVE_S
         self._server = ControlServer(
@@ -91,7 +90,7 @@ class Coordinator:
 
     def join_command(self, device: str) -> str:
         """Return what to run on a device's machine."""
-        return join_command(self.join_address, self.token, device)
+        return roster.join_command(self.join_address, self.token, device)
 
     def give_journal(self, feed: JournalFeed) -> None:
         """Have a device keep a copy of the run's journal."""
@@ -182,7 +181,7 @@ class Coordinator:
             OrderAbandonedError: one that results are wanted of gave up for another's sake.
         """
         under_way = UnderWay.of(orders, on_progress=on_progress, on_begin=on_begin, files=files)
-        return results_of(orders, self._perform(under_way, until or tuple(orders), lambda: False))
+        return roster.results_of(orders, self._perform(under_way, until or tuple(orders), lambda: False))
 
     def train(
         self,
@@ -209,7 +208,7 @@ class Coordinator:
         run = TrainingRun(barrier=barrier, on_saved=files.saved, batches=batches, meetings=meetings, standstill=watch)
         under_way = UnderWay.of(orders, run=run, on_begin=on_begin, files=files)
         outcomes = self._perform(under_way, tuple(orders), should_abort)
-        return results_of(trained, {name: outcomes[name] for name in trained})
+        return roster.results_of(trained, {name: outcomes[name] for name in trained})
 
     def follow(self, orders: Mapping[str, FollowOrder], on_gone: FollowerGone) -> None:
         """Have these devices, and no others, follow the train orders under way, until those end with a pause.
@@ -312,7 +311,7 @@ class Coordinator:
         with self._changed:
             return {name: outcome for name in awaited if (outcome := entries[name].outcome) is not None}
 
-    def _give(self, under_way: UnderWay) -> dict[str, RosterEntry]:
+    def _give(self, under_way: UnderWay) -> dict[str, roster.RosterEntry]:
         """Put orders where workers find them.
 
         Raises:
@@ -326,9 +325,9 @@ class Coordinator:
                 raise self._loss(name, gone.get(name, "its worker has gone"))
             return self._service.give(under_way)
 
-    def _loss(self, device: str, reason: str) -> DeviceLostError:
+    def _loss(self, device: str, reason: str) -> roster.DeviceLostError:
         text = f"device {device} was lost: {reason}; its log: {self._starter.where_is_log(device)}"
-        return DeviceLostError(text, device=device, why=reason)
+        return roster.DeviceLostError(text, device=device, why=reason)
 
     def _make_deferred_calls(self) -> None:
         while not self._deferred.empty():
@@ -337,7 +336,7 @@ class Coordinator:
     def _wait_for_outcomes(
         self,
         awaited: Sequence[str],
-        entries: Mapping[str, RosterEntry],
+        entries: Mapping[str, roster.RosterEntry],
         recovery: EndOnLoss,
         should_abort: Callable[[], bool],
     ) -> None:
@@ -371,7 +370,7 @@ class Coordinator:
             tell(name, why)
             return
 
-    def _look_at_steps(self, entries: Mapping[str, RosterEntry]) -> None:
+    def _look_at_steps(self, entries: Mapping[str, roster.RosterEntry]) -> None:
         """Have devices asked whom they cannot reach when a step stands still, and give up who is cut off."""
         run = self._service.under_way.run
         asks, cut_off = run.standstill.look() if run and run.standstill else (False, {})
@@ -381,17 +380,17 @@ class Coordinator:
             with self._changed:
                 self._roster.lose(name, why)
 
-    def _failures(self, entries: Mapping[str, RosterEntry], told: set[str]) -> list[DeviceFailed]:
+    def _failures(self, entries: Mapping[str, roster.RosterEntry], told: set[str]) -> list[DeviceFailed]:
         """Return the devices that have failed and are not among those told; from now on they are."""
         events = []
         for name, entry in entries.items():
             if entry.failure is not None and name not in told:
                 told.add(name)
-                error = error_of(name, entry.failure, self._starter.where_is_log(name))
+                error = roster.error_of(name, entry.failure, self._starter.where_is_log(name))
                 events.append(DeviceFailed(name, error, entry.failure.caused_elsewhere))
         return events
 
-    def _end_orders(self, entries: Mapping[str, RosterEntry], reason: str) -> None:
+    def _end_orders(self, entries: Mapping[str, roster.RosterEntry], reason: str) -> None:
         with self._changed:
             for entry in entries.values():
                 assert entry.order is not None

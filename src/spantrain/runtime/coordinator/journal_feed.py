@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from spantrain.runtime.control.journal_requests import FollowJournal, JournalPiece
+from spantrain.runtime.control.data_requests import FollowJournal, JournalPiece
 from spantrain.runtime.control.plane import HOLD_S
 from spantrain.runtime.coordinator.roster import printable
 from spantrain.transport.control.protocol import RemoteRefusal

@@ -19,7 +19,28 @@ _REPLACED_PART = 1 / 3
 _MAX_TEXT = 2000
 
 
-class _DeviceError(PeerLostError):
+def join_command(join: str, token: str, device: str) -> str:
+    """Return what to run on a device's machine; the token is not among its options, which others there can see."""
+    return f"SPANTRAIN_TOKEN={token} spantrain worker --join {join} --name {device}"
+
+
+class WorkerStarter:
+    """Whoever has started the workers: here people, of whom nothing is heard."""
+
+    def check(self) -> None:
+        """Raise what ends everything; asked again and again."""
+
+    def ended(self) -> Mapping[str, str]:
+        """Return, by device, how workers have ended since this was asked last: silence need not be waited for."""
+        return {}
+
+    def where_is_log(self, device: str) -> str:
+        """Return where a worker's output goes."""
+        del device
+        return "what its worker has printed, on its own machine"
+
+
+class _DeviceError(SpanTrainError):
     """Names a device; made of a text alone, too, as whoever adds to the text of an error makes it anew."""
 
     def __init__(self, text: str, *, device: str = "", why: str = "") -> None:  # the text alone: `cli` adds to it
@@ -28,21 +49,16 @@ class _DeviceError(PeerLostError):
         self.why = why
 
 
-class OrderAbandonedError(_DeviceError):
+class OrderAbandonedError(_DeviceError, PeerLostError):
     """A device gave up an order and lays it on another one, which may not have noticed."""
 
 
-class DeviceLostError(_DeviceError):
+class DeviceLostError(_DeviceError, PeerLostError):
     """A device that takes part in an order has gone."""
 
 
-class DeviceMemoryError(WorkerError):
+class DeviceMemoryError(_DeviceError, WorkerError):
     """A device that takes part in an order ran out of memory; its worker is there."""
-
-    def __init__(self, text: str, *, device: str = "", why: str = "") -> None:  # the text alone: `cli` adds to it
-        super().__init__(text)
-        self.device = device
-        self.why = why
 
 
 @dataclass

@@ -10,36 +10,9 @@ from typing import Any
 from spantrain.config.files.json_codec import to_json
 from spantrain.runtime.checkpoint.coordinator_files import CoordinatorFiles
 from spantrain.runtime.checkpoint.saver import is_written_by
-from spantrain.runtime.control.batch_requests import AskNextStep, FetchRows
-from spantrain.runtime.control.file_requests import FetchPiece, OfferFile, PutPiece
-from spantrain.runtime.control.journal_requests import FollowJournal
+from spantrain.runtime.control import data_requests, requests
 from spantrain.runtime.control.orders import AddedOrder
 from spantrain.runtime.control.plane import HOLD_S, Order, OrderRequest, Request, handlers_of
-from spantrain.runtime.control.requests import (
-    REQUESTS,
-    AskForOrder,
-    Begin,
-    ClockReading,
-    DeviceReport,
-    Done,
-    DroppedCheckpoints,
-    FindMeetingPoint,
-    GivenOrder,
-    Goodbye,
-    Heartbeat,
-    Introduction,
-    MeetingPoint,
-    NextOrder,
-    OuterCall,
-    Progress,
-    Reach,
-    ReadClock,
-    Ready,
-    SavedFile,
-    Standing,
-    TellStep,
-    WorkerWelcome,
-)
 from spantrain.runtime.coordinator.barrier import StepBarrier
 from spantrain.runtime.coordinator.batches import BatchQueue
 from spantrain.runtime.coordinator.journal_feed import JournalFeed
@@ -63,7 +36,7 @@ class MeetingPoints:
         self._stages = stages
         self._hold_s = hold_s
         self._changed = threading.Condition()
-        self._places: dict[tuple[int, int], MeetingPoint] = {}
+        self._places: dict[tuple[int, int], requests.MeetingPoint] = {}
         self._over = False
 
     def close(self) -> None:
@@ -72,7 +45,7 @@ class MeetingPoints:
             self._over = True
             self._changed.notify_all()
 
-    def answer(self, device: str, request: FindMeetingPoint) -> MeetingPoint | None:
+    def answer(self, device: str, request: requests.FindMeetingPoint) -> requests.MeetingPoint | None:
         """Note the place that a device has opened, if it has; return the place of its stage, None if there is none yet.
 
         Raises:
@@ -98,7 +71,7 @@ class TrainingRun:
     """The coordinator's side of one run."""
 
     barrier: StepBarrier
-    on_saved: Callable[[SavedFile], Sequence[int]]
+    on_saved: Callable[[requests.SavedFile], Sequence[int]]
     """Hears of every device's part of a checkpoint; returns the steps whose checkpoints are not kept any longer."""
     batches: BatchQueue | None = None
     """There is one if a user's loop gives the batches."""
@@ -115,27 +88,27 @@ class TrainingRun:
             ProtocolError: there are no such rows of a batch.
         """
         match request:
-            case DeviceReport():
+            case requests.DeviceReport():
                 return self.barrier.report(device, request)
-            case SavedFile(step=step, name=name):
+            case requests.SavedFile(step=step, name=name):
                 by_loop = self.batches is not None and self.batches.wants_checkpoint(step)
                 if not (by_loop or self.barrier.wants_checkpoint(step)):
                     raise RemoteRefusal(f"device {device} was not told to save anything after {step} steps")
                 if device not in self.barrier.members or not is_written_by(request, device):
                     raise RemoteRefusal(f"device {device} has not written {name}")
-                return DroppedCheckpoints(steps=tuple(self.on_saved(request)))
-            case TellStep(told=told):
+                return requests.DroppedCheckpoints(steps=tuple(self.on_saved(request)))
+            case requests.TellStep(told=told):
                 self.barrier.recorded(device, told)
-                return Done()
-            case Reach():
+                return requests.Done()
+            case requests.Reach():
                 if self.standstill is not None:
                     self.standstill.answer(device, request)
-                return Done()
-            case OuterCall():
+                return requests.Done()
+            case requests.OuterCall():
                 if self.meetings is None:
                     raise RemoteRefusal("this run takes part in no outer optimizer")
                 return self.meetings.meet(device, request.number, request.report)
-            case AskNextStep() | FetchRows():
+            case data_requests.AskNextStep() | data_requests.FetchRows():
                 if self.batches is None:
                     raise RemoteRefusal("no run on batches of a user's own loop is under way")
                 return self.batches.answer(request)
@@ -222,13 +195,13 @@ class WorkerService:
     @property
     def handlers(self) -> dict[str, Handler]:
         """What workers may ask."""
-        return handlers_of(REQUESTS, self._answer, admit=self._admit)
+        return handlers_of(requests.REQUESTS, self._answer, admit=self._admit)
 
     def join(self, peer: str, _facts: dict[str, Any]) -> dict[str, Any]:
         """Let a worker in; tell it as which device, and after what silence each side takes the other for lost."""
         with self.changed:
             device = self.roster.join(time.monotonic(), peer)
-        welcome: dict[str, Any] = to_json(WorkerWelcome(device=device, patience_s=self.roster.patience_s))
+        welcome: dict[str, Any] = to_json(requests.WorkerWelcome(device=device, patience_s=self.roster.patience_s))
         return welcome
 
     def may_replace(self, peer: str, by: str) -> bool:
@@ -267,29 +240,29 @@ class WorkerService:
 
     def _answer(self, peer: str, request: Request[Any]) -> object | None:
         match request:
-            case ReadClock():
-                return ClockReading(now_s=time.monotonic())
-            case Heartbeat(round_trip_s=round_trip_s, leaving=leaving):
+            case requests.ReadClock():
+                return requests.ClockReading(now_s=time.monotonic())
+            case requests.Heartbeat(round_trip_s=round_trip_s, leaving=leaving):
                 with self.changed:
                     return self._standing(self.roster.heard(time.monotonic(), peer, round_trip_s, leaving))
-            case AskForOrder():
+            case requests.AskForOrder():
                 return self._next_order(peer, request)
-            case Ready():
+            case requests.Ready():
                 return self._await_all(peer, self.under_way.ready, frozenset(self.under_way.orders))
-            case Begin():
+            case requests.Begin():
                 return self._await_all(peer, self.under_way.to_begin, self.under_way.beginners, self._all_begin)
-            case FindMeetingPoint():
+            case requests.FindMeetingPoint():
                 return self.under_way.meeting.answer(self._busy(peer), request)
-            case Progress(done=done, total=total, text=text):
+            case requests.Progress(done=done, total=total, text=text):
                 tell, device = self.under_way.on_progress, self._busy(peer)
                 self._later(functools.partial(tell, device, done, total, printable(text)))
-                return Done()
-            case OfferFile() | PutPiece() | FetchPiece():
+                return requests.Done()
+            case data_requests.OfferFile() | data_requests.PutPiece() | data_requests.FetchPiece():
                 device, files = self._busy(peer), self.under_way.files
                 if files is None:
                     raise RemoteRefusal(f"device {device} has no order that moves files")
                 return files.answer(device, request)
-            case FollowJournal():
+            case data_requests.FollowJournal():
                 with self.changed:
                     device, journal = self.roster.of(peer).name, self.journal
                 if journal is None:
@@ -303,22 +276,22 @@ class WorkerService:
         with self.changed:
             self.changed.notify_all()
             match request:
-                case Introduction():
+                case requests.Introduction():
                     self.roster.introduce(peer, request)
-                case Goodbye():
+                case requests.Goodbye():
                     self.roster.depart(peer, request.reason)
-        return Done()
+        return requests.Done()
 
-    def _standing(self, entry: RosterEntry) -> Standing:
+    def _standing(self, entry: RosterEntry) -> requests.Standing:
         run = self.under_way.run if entry.is_busy else None
-        return Standing(
+        return requests.Standing(
             ended_orders=entry.ended_orders,
             reason=entry.reason,
             leave=self.closing or entry.dismissed,
             asks_reach=run.standstill.round if run and run.standstill else 0,
         )
 
-    def _next_order(self, peer: str, request: AskForOrder) -> NextOrder | None:
+    def _next_order(self, peer: str, request: requests.AskForOrder) -> requests.NextOrder | None:
         """Take what became of an order; return the next one, once there is one behind the last that it knows."""
         deadline_s = time.monotonic() + HOLD_S
         with self.changed:
@@ -330,13 +303,15 @@ class WorkerService:
                 if entry.order is not None and entry.is_busy and entry.order[0] != request.after:
                     order_id, order = entry.order
                     body = self.under_way.body(order)
-                    return NextOrder(order=GivenOrder(order_id=order_id, name=order.wire_name, body=body))
+                    return requests.NextOrder(
+                        order=requests.GivenOrder(order_id=order_id, name=order.wire_name, body=body)
+                    )
                 if time.monotonic() >= deadline_s:
                     return None
                 self.changed.wait(max(0.0, deadline_s - time.monotonic()))
             entry.left = True
             self.changed.notify_all()
-            return NextOrder(standing=self._standing(entry))
+            return requests.NextOrder(standing=self._standing(entry))
 
     def _all_begin(self) -> None:
         """Note that all are ready for their first step: time and network traces count from now on."""
@@ -347,7 +322,7 @@ class WorkerService:
 
     def _await_all(
         self, peer: str, present: set[str], members: frozenset[str], on_all: Callable[[], None] = lambda: None
-    ) -> Done | None:
+    ) -> requests.Done | None:
         """Let go when all members have come; `on_all` is called by the last one. One may come twice."""
         with self.changed:
             device, deadline_s = self._busy(peer), time.monotonic() + HOLD_S
@@ -363,7 +338,7 @@ class WorkerService:
                 if time.monotonic() >= deadline_s:
                     return None
                 self.changed.wait(_TICK_S)
-            return Done()
+            return requests.Done()
 
     def _busy(self, peer: str) -> str:
         """Return the device of a worker that has an order which it has not told the end of.

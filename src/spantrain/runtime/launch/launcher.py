@@ -15,7 +15,7 @@ from typing import Any
 
 from spantrain.core.names import file_stem
 from spantrain.errors import WorkerError
-from spantrain.runtime.coordinator.starter import WorkerStarter
+from spantrain.runtime.coordinator.roster import WorkerStarter
 from spantrain.runtime.worker.settings import WorkerSettings
 from spantrain.testbed.namespace_handle import NamespaceHandle
 

@@ -25,17 +25,7 @@ from spantrain.core.shares import TensorPart
 from spantrain.core.span import Span
 from spantrain.errors import ConfigError, ProtocolError
 from spantrain.formats.tensor_bytes import raw_bytes
-from spantrain.runtime.redistribution.exchange import (
-    Box,
-    Described,
-    ExchangeGroup,
-    TensorBlock,
-    boxes_of,
-    chunks_of,
-    missing_text,
-    place_of,
-    plan_fetch,
-)
+from spantrain.runtime.redistribution import exchange
 
 _CHUNK_BYTES = 4 * 2**20
 _WORDS_BYTES = 32 * 2**20
@@ -44,7 +34,7 @@ _UNPACKED_BYTES = 64 * 2**20
 """Of words that came packed, at most."""
 _HAVE, _WANT, _GIVE = "exchange-have", "exchange-want", "exchange-give"
 
-Request = dict[str, tuple[TensorBlock, ...]]
+Request = dict[str, tuple[exchange.TensorBlock, ...]]
 """Blocks by file."""
 
 
@@ -64,7 +54,7 @@ class TensorSource(Protocol):
     def present(self) -> tuple[str, ...]:
         """Return the names of the files that are readable here."""
 
-    def read(self, name: str, blocks: Sequence[TensorBlock]) -> list[torch.Tensor]:
+    def read(self, name: str, blocks: Sequence[exchange.TensorBlock]) -> list[torch.Tensor]:
         """Return blocks of the unsplit model's tensors from one file, checked."""
 
 
@@ -82,8 +72,8 @@ class TensorExchange:
     """One device's part in an exchange."""
 
     def __init__(
-        self, group: ExchangeGroup, files: Mapping[str, Described], source: TensorSource, post: ExchangeChannel | None,
-        *, in_memory: bool = False, lanes: str = "", beyond: FetchedFiles | None = None,
+        self, group: exchange.ExchangeGroup, files: Mapping[str, exchange.Described], source: TensorSource,
+        post: ExchangeChannel | None, *, in_memory: bool = False, lanes: str = "", beyond: FetchedFiles | None = None,
     ) -> None:  # fmt: skip
         """Take part; `post` may be None where there are no peers. `in_memory`: files have the names of who has them;
         `lanes`: what distinguishes its messages from those of another exchange of the same step. `beyond`: files that
@@ -127,7 +117,7 @@ class TensorExchange:
     def _dtype(self, tensor: str) -> torch.dtype:
         return dtype_of(self._stored[tensor], tensor)
 
-    def _element_bytes(self, blocks: Iterable[TensorBlock]) -> dict[str, int]:
+    def _element_bytes(self, blocks: Iterable[exchange.TensorBlock]) -> dict[str, int]:
         return {block.tensor: self._dtype(block.tensor).itemsize for block in blocks}
 
     def _tell_what_is_here(self) -> dict[str, tuple[str, ...]]:
@@ -158,7 +148,7 @@ class TensorExchange:
 
     def _divide(
         self, wanted: Mapping[str, TensorPart], have: Mapping[str, tuple[str, ...]]
-    ) -> tuple[dict[str, Request], tuple[TensorBlock, ...]]:
+    ) -> tuple[dict[str, Request], tuple[exchange.TensorBlock, ...]]:
         """Return what is asked of whom (also of this device itself), and what nobody has."""
         holder: dict[str, str] = {}
         for device, names in have.items():
@@ -167,17 +157,17 @@ class TensorExchange:
         held = [
             (name, {tensor: stored.part for tensor, stored in self._files[name].tensors.items()}) for name in holder
         ]
-        by_file, missing = plan_fetch(wanted, held)
+        by_file, missing = exchange.plan_fetch(wanted, held)
         requests: dict[str, Request] = {}
         for name, blocks in by_file.items():
             requests.setdefault(holder[name], {})[name] = blocks
         return requests, missing
 
-    def _nobody_has(self, missing: Sequence[TensorBlock], have: Mapping[str, tuple[str, ...]]) -> str:
+    def _nobody_has(self, missing: Sequence[exchange.TensorBlock], have: Mapping[str, tuple[str, ...]]) -> str:
         seen = {name for names in have.values() for name in names}
         absent = [f"{name} (device {file.device} wrote it)" for name, file in self._files.items() if name not in seen]
         where = f"not on any machine of this run: {', '.join(absent)}; copy it there" if absent else "no file holds it"
-        return f"the checkpoint lacks {missing_text(missing)} for device {self._group.own}: {where}"
+        return f"the checkpoint lacks {exchange.missing_text(missing)} for device {self._group.own}: {where}"
 
     def _request_of(self, peer: str) -> Request:
         """Return what a peer asks for, all of which must be here."""
@@ -195,7 +185,7 @@ class TensorExchange:
     def _give(self, peer: str, request: Request) -> None:
         number = 0
         for name, blocks in request.items():
-            for group in chunks_of(blocks, self._element_bytes(blocks), _CHUNK_BYTES):
+            for group in exchange.chunks_of(blocks, self._element_bytes(blocks), _CHUNK_BYTES):
                 pieces = self._source.read(name, group)
                 flat = torch.cat([raw_bytes(piece) for piece in pieces])
                 self._send(peer, f"{_GIVE}:{self._group.own}:{number}", flat)
@@ -206,7 +196,7 @@ class TensorExchange:
     ) -> None:
         number = 0
         for blocks in request.values():
-            for group in chunks_of(blocks, self._element_bytes(blocks), _CHUNK_BYTES):
+            for group in exchange.chunks_of(blocks, self._element_bytes(blocks), _CHUNK_BYTES):
                 flat = self._receive(f"{_GIVE}:{peer}:{number}")
                 self.taken_bytes += flat.nbytes
                 sizes = [block.elements * self._dtype(block.tensor).itemsize for block in group]
@@ -223,11 +213,11 @@ class TensorExchange:
     def _fill(
         taken: Mapping[str, torch.Tensor],
         wanted: Mapping[str, TensorPart],
-        blocks: Sequence[TensorBlock],
+        blocks: Sequence[exchange.TensorBlock],
         values: Sequence[torch.Tensor],
     ) -> None:
         for block, value in zip(blocks, values, strict=True):
-            taken[block.tensor][place_of(block.box, wanted[block.tensor])] = value
+            taken[block.tensor][exchange.place_of(block.box, wanted[block.tensor])] = value
 
     def _send(self, peer: str, lane: str, tensor: torch.Tensor) -> None:
         assert self._post is not None
@@ -250,11 +240,11 @@ def dtype_of(stored: StoredTensor, name: str) -> torch.dtype:
     return found
 
 
-def _is_inside(block: TensorBlock, part: TensorPart) -> bool:
+def _is_inside(block: exchange.TensorBlock, part: TensorPart) -> bool:
     """Whether a box lies within one range of a part."""
     return any(
         len(box) == len(block.box) and all(outer.contains(span) for outer, span in zip(box, block.box, strict=True))
-        for box in boxes_of(part)
+        for box in exchange.boxes_of(part)
     )
 
 
@@ -323,12 +313,12 @@ def _decode_request(tensor: torch.Tensor, peer: str) -> Request:
     try:
         assert isinstance(words, dict)
         return {
-            name: tuple(TensorBlock(str(stored), _box(bounds)) for stored, bounds in blocks)
+            name: tuple(exchange.TensorBlock(str(stored), _box(bounds)) for stored, bounds in blocks)
             for name, blocks in words.items()
         }
     except (AssertionError, TypeError, ValueError, ArithmeticError, LookupError) as error:
         raise ProtocolError(f"{peer}: asks in a way that cannot be read: {error}") from None
 
 
-def _box(bounds: Sequence[int]) -> Box:
+def _box(bounds: Sequence[int]) -> exchange.Box:
     return tuple(Span(int(lo), int(hi)) for lo, hi in zip(bounds[::2], bounds[1::2], strict=True))

@@ -6,20 +6,13 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
-from spantrain.config.files.text_files import write_atomically
+from spantrain.config.files.text_files import make_private_folder, write_atomically
 from spantrain.errors import Interrupted, SpanTrainError
 from spantrain.runtime.checkpoint.manifest import MANIFEST_FILE, MARKER, write_marker
 from spantrain.runtime.checkpoint.saver import CHECKPOINTS
 from spantrain.runtime.checkpoint.tensor_file import Disk, step_folder
-from spantrain.runtime.control.journal_requests import (
-    CREDENTIALS_FILE,
-    JOURNAL_FILE,
-    JOURNAL_FOLDER,
-    FollowJournal,
-    JournalPiece,
-)
+from spantrain.runtime.control import data_requests
 from spantrain.runtime.control.plane import ControlPlane
-from spantrain.transport.control.private_file import make_private_folder
 
 _END_S = 5.0
 _AGAIN_S = 0.25
@@ -33,7 +26,7 @@ class JournalCopy:
     def __init__(self, control: ControlPlane, run: Path) -> None:
         """Keep it in a run's folder here."""
         self.control = control
-        self._run, self._folder, self._checkpoints = run, run / JOURNAL_FOLDER, run / CHECKPOINTS
+        self._run, self._folder, self._checkpoints = run, run / data_requests.JOURNAL_FOLDER, run / CHECKPOINTS
         self._closed = threading.Event()
         self._saved: Path | None = None
         """The checkpoint whose manifest is here."""
@@ -50,7 +43,7 @@ class JournalCopy:
     def remove(self) -> None:
         """End, and remove the copy: no run is to be gone on with."""
         self._closed.set()
-        for name in (JOURNAL_FILE, CREDENTIALS_FILE):
+        for name in (data_requests.JOURNAL_FILE, data_requests.CREDENTIALS_FILE):
             (self._folder / name).unlink(missing_ok=True)
         with suppress(OSError):  # something of others is in it
             self._folder.rmdir()
@@ -60,7 +53,7 @@ class JournalCopy:
     def _keep(self) -> None:
         try:
             make_private_folder(self._folder)
-            with (self._folder / JOURNAL_FILE).open("ab") as journal:
+            with (self._folder / data_requests.JOURNAL_FILE).open("ab") as journal:
                 fcntl.flock(journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 journal.truncate(0)
                 while not self._closed.is_set():
@@ -71,7 +64,9 @@ class JournalCopy:
                         self.remove()
                         return
                     if answer.credentials:
-                        write_atomically(self._folder / CREDENTIALS_FILE, answer.credentials, private=True)
+                        write_atomically(
+                            self._folder / data_requests.CREDENTIALS_FILE, answer.credentials, private=True
+                        )
                     if answer.manifest:
                         self._keep_manifest(answer)
                     journal.write(answer.piece)
@@ -81,7 +76,7 @@ class JournalCopy:
         except (OSError, SpanTrainError) as error:  # the coordinator is lost: the copy stays
             _log.warning("%s: the copy of the journal ends: %s", self._folder, error)
 
-    def _keep_manifest(self, told: JournalPiece) -> None:
+    def _keep_manifest(self, told: data_requests.JournalPiece) -> None:
         """Have the newest checkpoint be one of the run's folder here; its files lie where devices have written them."""
         before, folder = self._saved, step_folder(self._checkpoints, told.manifest_step)
         write_atomically(folder / MANIFEST_FILE, told.manifest)
@@ -97,9 +92,9 @@ class JournalCopy:
         with suppress(OSError):  # files of this device are in it
             folder.rmdir()
 
-    def _next(self, offset: int) -> JournalPiece | None:
+    def _next(self, offset: int) -> data_requests.JournalPiece | None:
         try:
-            said = FollowJournal(offset=offset, manifests=self._manifests, folder=str(self._run))
+            said = data_requests.FollowJournal(offset=offset, manifests=self._manifests, folder=str(self._run))
             return self.control.ask(said)
         except Interrupted:  # an order has ended, and no run
             self._closed.wait(_AGAIN_S)

@@ -1,9 +1,10 @@
 """Carries out orders: measuring, training, what installed packages add."""
 
 import os
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from torch.distributed import Store
 
@@ -11,41 +12,70 @@ from spantrain.core.plan import Plan
 from spantrain.core.trace import DeviceStep
 from spantrain.devices.base import ComputeDevice
 from spantrain.devices.registry import open_device
+from spantrain.errors import ProtocolError
+from spantrain.models.data.choice import with_own_functions
+from spantrain.plugins import with_plugins
 from spantrain.profiler.compute import Bench, measure_tasks, measure_units
 from spantrain.profiler.network import Software, echo_probes, measure_directions
 from spantrain.profiler.network_probes import Prober, warm_up_links
 from spantrain.runtime.channels import MailboxChannel
 from spantrain.runtime.checkpoint.device_files import bring_all
-from spantrain.runtime.control.orders import (
-    AddedOrder,
-    BringOrder,
-    ComputeOrder,
-    ComputeResult,
-    ConnectOrder,
-    EchoOrder,
-    FollowOrder,
-    GiveOrder,
-    LinkOrder,
-    LinkResult,
-    TrainOrder,
-    TrainResult,
-)
-from spantrain.runtime.control.plane import ControlPlane
+from spantrain.runtime.control import orders
+from spantrain.runtime.control.orders import ORDERS, AddedOrder
+from spantrain.runtime.control.plane import ControlPlane, Order
 from spantrain.runtime.control.requests import Done, FindMeetingPoint, HeldState, MeetingPoint, Progress
 from spantrain.runtime.gradients.groups import StageGroups, hold_store, open_groups, reach_store
 from spantrain.runtime.step.context import WorkerLinks, admit
 from spantrain.runtime.step.emulation import law_of
-from spantrain.runtime.worker.added_orders import added_orders
 from spantrain.runtime.worker.carry_on import give
 from spantrain.runtime.worker.journal_copy import JournalCopy
-from spantrain.runtime.worker.keeping.follow_session import FollowSession
+from spantrain.runtime.worker.keeping.ahead import FollowSession
 from spantrain.runtime.worker.settings import WorkerSettings
 from spantrain.runtime.worker.stale_session import session_of
 from spantrain.runtime.worker.trainer import TrainSession
-from spantrain.runtime.worker.user_functions import with_own_functions
 from spantrain.runtime.worker.watch import Watch, connections, cut
 from spantrain.transport.connection.peers import PeerAddress
 from spantrain.transport.mailbox.mailbox import MailboxLike
+
+ENTRY_POINTS = "spantrain.orders"
+
+Meet = Callable[[int, int, bool], Store]
+"""(generation, stage, leads) -> a store where all devices of the order meet."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegisteredOrder:
+    """An order of an installed package, and how a worker carries it out."""
+
+    name: str
+    """On the wire: of the entry point and of the order's class."""
+    kind: type[AddedOrder[Any]]
+    perform: Callable[[Any, WorkerLinks, Meet], object]
+    """Of such an order; returns its result."""
+
+
+def added_orders() -> Mapping[str, RegisteredOrder]:
+    """Return those that are installed, by name.
+
+    Raises:
+        UsageError: one cannot be loaded or is no order.
+    """
+    return with_plugins({}, ENTRY_POINTS, RegisteredOrder, "order")
+
+
+def order_kind(name: str) -> type[Order[Any]]:
+    """Return what an order of that name is.
+
+    Raises:
+        ProtocolError: there is none on this machine.
+    """
+    if name in ORDERS:
+        return ORDERS[name]
+    added = added_orders()
+    if name not in added:
+        raise ProtocolError(f"no order {name!r} here; install the same packages on this machine as the coordinator has")
+    return added[name].kind
+
 
 _COLLECTIVE_TIMEOUT_S = 300.0
 """How long a device waits for another of its stage that lives; the watch ends a wait for one that does not."""
@@ -113,51 +143,51 @@ class OrderRunner:
         """Return an order with this worker's functions and folders."""
         own = self._settings.functions
         match order:
-            case ComputeOrder() | AddedOrder():
+            case orders.ComputeOrder() | orders.AddedOrder():
                 return replace(order, model=with_own_functions(order.model, own))
-            case TrainOrder():
+            case orders.TrainOrder():
                 plan = replace(order.plan, model=with_own_functions(order.plan.model, own))
                 out = folder_here(self._settings.folder, order.output_dir, written=True)
                 begins = folder_here(self._settings.folder, order.resume_from, written=False)
                 journal = folder_here(self._settings.folder, order.journal_dir, written=True)
                 return replace(order, plan=plan, output_dir=out, resume_from=begins, journal_dir=journal)
-            case FollowOrder():
+            case orders.FollowOrder():
                 return replace(order, plan=replace(order.plan, model=with_own_functions(order.plan.model, own)))
         return order
 
     def _performed(self, order: object, watch: Watch) -> object:
         match order:
-            case ComputeOrder():
+            case orders.ComputeOrder():
                 return self._measure_compute(order)
-            case ConnectOrder():
+            case orders.ConnectOrder():
                 self._admit(order.generation, order.peers)
                 warm_up_links(self._mailbox, [peer.name for peer in order.peers if peer.name != self._name])
                 return Done()
-            case EchoOrder():
+            case orders.EchoOrder():
                 self._admit(order.generation, order.peers)
                 echo_probes(self._mailbox, self._software, should_stop=lambda: watch.cause() is not None)
                 return Done()
-            case LinkOrder():
+            case orders.LinkOrder():
                 self._admit(order.generation, order.peers)
                 prober = Prober(self._mailbox, order.target, self._software.round_trip_s)
                 expected = dict(zip((True, False), order.expected_bytes_per_s, strict=True))
                 there, back = measure_directions(prober, expected, order.max_payload_bytes, order.rounds)
                 prober.dismiss()
-                return LinkResult(links=(there, back))
-            case AddedOrder():
+                return orders.LinkResult(links=(there, back))
+            case orders.AddedOrder():
                 return added_orders()[order.wire_name].perform(order, self._links(), self._meet)
-            case TrainOrder():
+            case orders.TrainOrder():
                 return self._train(order)
-            case GiveOrder():
+            case orders.GiveOrder():
                 return self._give(order)
-            case FollowOrder():
+            case orders.FollowOrder():
                 return self._follow(order)
-            case BringOrder():
+            case orders.BringOrder():
                 bring_all(order, Path(folder_here(self._settings.folder, order.folder, written=True)), self.control)
                 return Done()
         raise AssertionError(f"no such order: {order}")
 
-    def _train(self, order: TrainOrder) -> TrainResult:
+    def _train(self, order: orders.TrainOrder) -> orders.TrainResult:
         """Carry out a train order; what the one before has left is held until this one has it."""
         self._copy_journal(order.journal_dir)
         left = self._last.leave(order.kept, order.first_step) if self._last and order.kept else None
@@ -183,7 +213,7 @@ class OrderRunner:
         if self._journal is not None:
             self._journal.remove()
 
-    def _give(self, order: GiveOrder) -> Done:
+    def _give(self, order: orders.GiveOrder) -> Done:
         """Give others what is held of the last train order; it stays, should they be lost before they go on with it."""
         left = self._last.leave(order.kept, order.first_step) if self._last else None
         self._admit(order.plan.generation, order.peers)
@@ -191,7 +221,7 @@ class OrderRunner:
         give(self._name, left, order, MailboxChannel(self._mailbox, **address, check_abort=self._check_abort))
         return Done()
 
-    def _follow(self, order: FollowOrder) -> Done:
+    def _follow(self, order: orders.FollowOrder) -> Done:
         """Take ahead what another plan gives this device; it is held for the train order that begins with it."""
         self._admit(order.plan.generation, order.peers)
         self._last = session = FollowSession(order, self._links())
@@ -212,7 +242,7 @@ class OrderRunner:
             open_groups=lambda plan, stage, joined: self._open_groups(plan, stage, device, joined=joined),
         )
 
-    def _measure_compute(self, order: ComputeOrder) -> ComputeResult:
+    def _measure_compute(self, order: orders.ComputeOrder) -> orders.ComputeResult:
         place = order.cluster.device_by_name[self._name]
         device = open_device(self._settings.backend)
         law = law_of(order.cluster, place.name, order.dtype)
@@ -229,7 +259,7 @@ class OrderRunner:
             bench, order.sizes, on_progress=lambda done, total, text: ask(Progress(done=done, total=total, text=text))
         )
         score = measure_tasks(device, name=place.name, law=law)
-        return ComputeResult(timings=timings, score=score, real_compute_ratio=device.real_compute_ratio)
+        return orders.ComputeResult(timings=timings, score=score, real_compute_ratio=device.real_compute_ratio)
 
     def _open_groups(self, plan: Plan, stage_index: int, device: ComputeDevice, *, joined: bool) -> StageGroups:
         """Meet the other devices of a stage, if it has any."""

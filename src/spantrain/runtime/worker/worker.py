@@ -18,25 +18,11 @@ from spantrain.devices.registry import open_device
 from spantrain.errors import Interrupted, PeerLostError, ProtocolError, SpanTrainError, UsageError, WorkerError
 from spantrain.models.tracing.factory import what_was_raised
 from spantrain.recovery.detection import HEARTBEAT_S
+from spantrain.runtime.control import requests
 from spantrain.runtime.control.plane import GrpcControlPlane
-from spantrain.runtime.control.requests import (
-    AskForOrder,
-    GivenOrder,
-    Goodbye,
-    HeldState,
-    Introduction,
-    NextOrder,
-    OrderFailure,
-    OrderOutcome,
-    Reach,
-    Standing,
-    WorkerWelcome,
-)
-from spantrain.runtime.worker.added_orders import order_kind
-from spantrain.runtime.worker.perform import OrderRunner
-from spantrain.runtime.worker.reach import unreached
+from spantrain.runtime.worker.perform import OrderRunner, order_kind
 from spantrain.runtime.worker.settings import WorkerSettings
-from spantrain.runtime.worker.watch import Watch, standing_of
+from spantrain.runtime.worker.watch import Watch, standing_of, unreached
 from spantrain.transport.control.address import Address
 from spantrain.transport.control.client import ControlClient
 from spantrain.transport.control.heartbeat import HeartbeatThread
@@ -53,13 +39,13 @@ _MEMORY = ("allocate memory", "out of memory", "ALLOC_FAILED")
 """Of those, what says that memory did not suffice."""
 
 
-def told(error: BaseException) -> OrderFailure:
+def told(error: BaseException) -> requests.OrderFailure:
     """Return what the coordinator is told of an error."""
     own, short = isinstance(error, SpanTrainError), _out_of_memory(error)
     text = str(error) if own else f"{type(error).__name__}: {error}"
     if not own and not short and _in_the_model(error):
         text = f"the model's own code failed on these samples: {what_was_raised(error)}"
-    return OrderFailure(
+    return requests.OrderFailure(
         error=text,
         caused_elsewhere=isinstance(error, (PeerLostError, Interrupted)),
         usage=isinstance(error, UsageError),
@@ -119,7 +105,7 @@ class Worker:
         return self._name if self._is_watched else self._settings.name
 
     @property
-    def held(self) -> HeldState | None:
+    def held(self) -> requests.HeldState | None:
         """What it holds of a run, if anything; asked in any thread."""
         return self._orders.held if self._is_watched else None
 
@@ -152,7 +138,7 @@ class Worker:
 
     def _join(self, timeout_s: float) -> None:
         self._client = self._joined(timeout_s)
-        welcome = from_json(WorkerWelcome, self._client.welcome, "welcome", error=ProtocolError)
+        welcome = from_json(requests.WorkerWelcome, self._client.welcome, "welcome", error=ProtocolError)
         self._name = welcome.device
         self._heartbeats = HeartbeatThread(
             self._client,
@@ -190,14 +176,14 @@ class Worker:
                     raise
         raise AssertionError("there is a place")
 
-    def _introduction(self, stack: contextlib.ExitStack) -> Introduction:
+    def _introduction(self, stack: contextlib.ExitStack) -> requests.Introduction:
         """Return how others reach the mailbox, through a tunnel as long as this process lasts if it needs one."""
         near, relay = self._mailbox.endpoint, self._settings.relay
         if relay is not None and not self._relayed:
             ends = [TunnelEnd(at=Address.parse(near.removeprefix("tcp://")))]
             self._relayed = f"tcp://{stack.enter_context(tunnel(relay, ends))[0]}"
             stack.callback(self._mailbox.close)  # before the tunnel: its goodbyes go through
-        return Introduction(
+        return requests.Introduction(
             endpoint=self._relayed or near,
             public_key=self._mailbox.public_key,
             near=near if self._relayed else "",
@@ -289,7 +275,7 @@ class Worker:
             return
         why = self._stopped or str(error) or type(error).__name__
         with contextlib.suppress(SpanTrainError):
-            self._client.call(Goodbye.wire_name, to_json(Goodbye(reason=why)), timeout_s=_GOODBYE_S)
+            self._client.call(requests.Goodbye.wire_name, to_json(requests.Goodbye(reason=why)), timeout_s=_GOODBYE_S)
 
     def _serve(self) -> None:
         """Carry out one order after another.
@@ -297,7 +283,7 @@ class Worker:
         Raises:
             WorkerError, PeerLostError: the last one failed, here or elsewhere; or the coordinator is lost.
         """
-        outcome: OrderOutcome | None = None
+        outcome: requests.OrderOutcome | None = None
         while (answer := self._next_order(outcome)).order is not None:
             outcome = self._carry_out(answer.order)
         self._dismissed = True
@@ -310,17 +296,17 @@ class Worker:
             raise PeerLostError(f"the run was ended: {answer.standing.reason if was_ended else failure.error}")
         raise WorkerError(failure.error)
 
-    def _next_order(self, outcome: OrderOutcome | None) -> NextOrder:
+    def _next_order(self, outcome: requests.OrderOutcome | None) -> requests.NextOrder:
         """Tell what became of the last order, and wait for the next."""
         try:
-            return self._control.ask(AskForOrder(after=outcome.order_id if outcome else -1, outcome=outcome))
+            return self._control.ask(requests.AskForOrder(after=outcome.order_id if outcome else -1, outcome=outcome))
         except PeerLostError:
             standing = self._standing()
             if standing.leave:
-                return NextOrder(standing=standing)
+                return requests.NextOrder(standing=standing)
             raise
 
-    def _standing(self) -> Standing:
+    def _standing(self) -> requests.Standing:
         found = standing_of(self._heartbeats.answer, self._heartbeats.coordinator_lost or self._stopped)
         return replace(found, comes_back=self._stopped is None and self._keeps)
 
@@ -337,7 +323,7 @@ class Worker:
     def _tell_reach(self, number: int) -> None:
         """Tell the coordinator which peers cannot be reached."""
         with contextlib.suppress(SpanTrainError):  # the order may be over by then
-            self._control.ask(Reach(number=number, unreached=unreached(self._mailbox.peers)))
+            self._control.ask(requests.Reach(number=number, unreached=unreached(self._mailbox.peers)))
 
     def _cannot_go_on(self, fault: str) -> None:
         """Have the process end, with the order under way if that notices, and else all the same."""
@@ -353,12 +339,14 @@ class Worker:
             raise WorkerError(f"{self._name}: {self._fault}")
         self._watch.check()
 
-    def _carry_out(self, given: GivenOrder) -> OrderOutcome:
+    def _carry_out(self, given: requests.GivenOrder) -> requests.OrderOutcome:
         """Do one order; return its result, or the error for the coordinator to name."""
         self._watch.begin(given.order_id)
         try:
             order = from_json(order_kind(given.name), given.body, f"order {given.name}")
-            return OrderOutcome(order_id=given.order_id, result=to_json(self._orders.perform(order, self._watch)))
+            return requests.OrderOutcome(
+                order_id=given.order_id, result=to_json(self._orders.perform(order, self._watch))
+            )
         except Exception as error:  # noqa: BLE001 - a worker's outermost loop: the coordinator names whatever it is
             # What fails because the order is over says nothing of why.
             cause = self._watch.cause() or error
@@ -366,7 +354,7 @@ class Worker:
             failure = told(cause)
             if self._is_watched:
                 failure = replace(failure, unfinished=self._orders.unfinished, holds=self._orders.is_whole)
-            return OrderOutcome(order_id=given.order_id, failure=failure)
+            return requests.OrderOutcome(order_id=given.order_id, failure=failure)
         finally:
             self._watch.begin(None)
 

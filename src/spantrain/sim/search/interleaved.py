@@ -111,7 +111,7 @@ def with_interleaved_order(plan: Plan, costs: StepCosts, room: Mapping[str, Room
             fits = own.size_bytes // max(own.sample_bytes[crew.numbers[0]], 1e-12)
             largest = max((span.size for span in crew.first.replica_spans(number)), default=1)
             free[crew.numbers[0]][number] = int(min(plan.global_batch, max(fits, largest)))
-    best: tuple[float, str, _Run] | None = None
+    best: tuple[float, str, _Trial] | None = None
     for name, run in _candidates(replace(plan.with_limits(free), hints=None), costs, room):
         try:
             found = run(trace=False)
@@ -173,11 +173,11 @@ def _planned(order: tuple[Action, ...], trace: Trace, device: str) -> PlannedOrd
     )
 
 
-class _Run(Protocol):
+class _Trial(Protocol):
     def __call__(self, *, trace: bool) -> SimulationResult: ...
 
 
-def _candidates(plan: Plan, costs: StepCosts, room: Mapping[str, Room]) -> Iterator[tuple[str, _Run]]:
+def _candidates(plan: Plan, costs: StepCosts, room: Mapping[str, Room]) -> Iterator[tuple[str, _Trial]]:
     """Yield the static schedules that have an order for the plan and room for it, and rules."""
     for name, schedule in schedules().items():
         if schedule.orders and schedule.shares_devices and _has_room(under := replace(plan, schedule=name), room):

@@ -25,15 +25,8 @@ from typing import TYPE_CHECKING, Generic
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
+from spantrain.transport.connection import links
 from spantrain.transport.connection.bounds import BYE, HELLO, RESET, WHO, Refusal
-from spantrain.transport.connection.links import (
-    LINGER_MS,
-    AcceptedLink,
-    Socket,
-    State,
-    data_socket,
-    receive_frames,
-)
 from spantrain.transport.connection.peers import Hello, KeyPair
 
 if TYPE_CHECKING:
@@ -136,13 +129,15 @@ class _EarlyHello:
     """How long it may wait for the name to be known."""
 
 
-class PeerListener(Generic[State]):
+class PeerListener(Generic[links.State]):
     """Owned by the thread of the sockets."""
 
-    def __init__(self, plane: "ConnectionLoop[State]", context: "zmq.Context[Socket]", keypair: KeyPair | None) -> None:
+    def __init__(
+        self, plane: "ConnectionLoop[links.State]", context: "zmq.Context[links.Socket]", keypair: KeyPair | None
+    ) -> None:
         self._plane = plane
         self._encrypted = keypair is not None
-        self._by_route: dict[bytes, AcceptedLink[State]] = {}
+        self._by_route: dict[bytes, links.AcceptedLink[links.State]] = {}
         self._parted: set[bytes] = set()
         """Routes of peers that are none any more; what they still say of what they have is no news."""
         self._stands: dict[int, tuple[bytes, _Stand]] = {}
@@ -151,14 +146,14 @@ class PeerListener(Generic[State]):
         self._early: list[_EarlyHello] = []
         self._turned_away = 0
         self._admission = Admission(context, plane.name_of, early_s=plane.early_s) if self._encrypted else None
-        self.router = data_socket(context, zmq.ROUTER, keypair, plane.socket_limits)
+        self.router = links.data_socket(context, zmq.ROUTER, keypair, plane.socket_limits)
         self.router.setsockopt(zmq.ROUTER_MANDATORY, 1)
         if self._encrypted:
             self.router.setsockopt(zmq.CURVE_SERVER, 1)
             self.router.setsockopt(zmq.ZAP_DOMAIN, b"spantrain")
-        self._monitor: Socket = self.router.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
+        self._monitor: links.Socket = self.router.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
         asking = [self._admission.socket] if self._admission is not None else []
-        self.sockets: list[Socket] = [*asking, self._monitor, self.router]
+        self.sockets: list[links.Socket] = [*asking, self._monitor, self.router]
         """Those that something may come to."""
 
     def bind(self, address: str) -> str:
@@ -189,7 +184,7 @@ class PeerListener(Generic[State]):
         for refusal in refusals:
             self._plane.refuse(refusal, "the network")
 
-    def drop(self, link: AcceptedLink[State], bye: bytes) -> None:
+    def drop(self, link: links.AcceptedLink[links.State], bye: bytes) -> None:
         """Forget a link's routes, and have the other side close them: to dial again (RESET), or not (a goodbye)."""
         for route in [route for route, other in self._by_route.items() if other is link]:
             del self._by_route[route]
@@ -215,7 +210,7 @@ class PeerListener(Generic[State]):
             self._refusing(early.route, partial(self._take_hello, early.route, early.frame, early.until_s))
         for _ in range(self._plane.burst):
             try:
-                frames = receive_frames(self.router)
+                frames = links.receive_frames(self.router)
             except zmq.Again:
                 self._judge()
                 return
@@ -275,7 +270,7 @@ class PeerListener(Generic[State]):
         if complete:
             self._welcome(link, hello)
 
-    def _welcome(self, link: AcceptedLink[State], hello: Hello) -> None:
+    def _welcome(self, link: links.AcceptedLink[links.State], hello: Hello) -> None:
         """Take the hello; answer by every connection, as what follows may overtake the answer: the link is up."""
         self._plane.greeted(link, hello)
         welcome = self._plane.welcome(link)
@@ -286,7 +281,7 @@ class PeerListener(Generic[State]):
         if link.up:
             self._plane.begun(link)
 
-    def _down(self, link: AcceptedLink[State], reason: str) -> None:
+    def _down(self, link: links.AcceptedLink[links.State], reason: str) -> None:
         if link.up:
             link.up = False
             self._plane.lost(link, reason)
@@ -354,7 +349,7 @@ class PeerListener(Generic[State]):
             self._admission.close()
         self.router.disable_monitor()
         self._monitor.close(linger=0)
-        self.router.close(linger=LINGER_MS)
+        self.router.close(linger=links.LINGER_MS)
 
 
 def user_of(frame: "zmq.Frame") -> str:

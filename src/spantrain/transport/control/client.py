@@ -11,21 +11,10 @@ from typing import Any, TypeVar, cast
 import grpc
 
 from spantrain.errors import PeerLostError, ProtocolError, UsageError
+from spantrain.transport.control import protocol
 from spantrain.transport.control.address import Address
 from spantrain.transport.control.credentials import JoinToken, WorkerIdentity, pem_of_der
 from spantrain.transport.control.members import check_name
-from spantrain.transport.control.protocol import (
-    HELLO,
-    JOIN,
-    JOIN_REQUEST_LIMIT_BYTES,
-    MESSAGE_LIMIT_BYTES,
-    PROTOCOL_VERSION,
-    RemoteRefusal,
-    channel_options,
-    encode,
-    method_path,
-    unwrap,
-)
 
 _T = TypeVar("_T")
 _RETRY_PAUSE_S = 0.2
@@ -42,7 +31,7 @@ class ControlClient:
         self._address, self.address = address, str(address)
         """The coordinator's control port, as it was dialled."""
         self._credentials = credentials
-        self._channel = grpc.secure_channel(address.target, credentials, options=channel_options())
+        self._channel = grpc.secure_channel(address.target, credentials, options=protocol.channel_options())
         self._closed = threading.Event()
         self.welcome = welcome
         """What the coordinator's `on_join` answered."""
@@ -115,9 +104,9 @@ class ControlClient:
             PeerLostError: the connection was closed.
             ProtocolError: the message is over the limit.
         """
-        body = encode(payload, limit_bytes=MESSAGE_LIMIT_BYTES)
+        body = protocol.encode(payload, limit_bytes=protocol.MESSAGE_LIMIT_BYTES)
         try:
-            call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(method_path(method))
+            call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(protocol.method_path(method))
             future = call.future(body, timeout=timeout_s, wait_for_ready=True)
         except ValueError:
             # gRPC's answer to a call on a closed channel.
@@ -141,7 +130,7 @@ class ControlClient:
             return self._closed_error()
         code, details = _status(error)
         if code is grpc.StatusCode.UNAUTHENTICATED:
-            return RemoteRefusal(f"the coordinator at {self._address} refused {method!r}: {details}")
+            return protocol.RemoteRefusal(f"the coordinator at {self._address} refused {method!r}: {details}")
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:
             return PeerLostError(
                 f"the coordinator at {self._address} did not answer {method!r} within {timeout_s:g} s: {details}"
@@ -154,7 +143,7 @@ class ControlClient:
 
     def _greet(self, where: Address, deadline_s: float) -> None:
         try:
-            self.call(HELLO, {}, timeout_s=_left_s(deadline_s))
+            self.call(protocol.HELLO, {}, timeout_s=_left_s(deadline_s))
         except PeerLostError as error:
             self.close()
             raise PeerLostError(
@@ -186,7 +175,7 @@ class PendingCall:
             answer = self._future.result()
         except (grpc.FutureCancelledError, grpc.RpcError) as error:
             raise self._translated(error) from None
-        return unwrap(answer)
+        return protocol.unwrap(answer)
 
 
 def fetch_certificate(address: Address, deadline_s: float, cancelled: threading.Event | None = None) -> bytes:
@@ -227,24 +216,28 @@ def _left_s(deadline_s: float) -> float:
 
 def _join_request(token: JoinToken, identity: WorkerIdentity, facts: dict[str, Any]) -> bytes:
     request = {
-        "version": PROTOCOL_VERSION,
+        "version": protocol.PROTOCOL_VERSION,
         "request": identity.request_der,
         "proof": token.proof(identity.request_der),
         "facts": facts,
     }
-    return encode(request, limit_bytes=JOIN_REQUEST_LIMIT_BYTES)
+    return protocol.encode(request, limit_bytes=protocol.JOIN_REQUEST_LIMIT_BYTES)
 
 
 def _ask_to_join(where: Address, root_pem: bytes, body: bytes, deadline_s: float) -> dict[str, Any]:
     credentials = grpc.ssl_channel_credentials(root_pem)
-    with contextlib.closing(grpc.secure_channel(where.target, credentials, options=channel_options())) as channel:
+    with contextlib.closing(
+        grpc.secure_channel(where.target, credentials, options=protocol.channel_options())
+    ) as channel:
         try:
-            call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(method_path(JOIN))
-            return unwrap(call(body, timeout=_left_s(deadline_s), wait_for_ready=True))
+            call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(protocol.method_path(protocol.JOIN))
+            return protocol.unwrap(call(body, timeout=_left_s(deadline_s), wait_for_ready=True))
         except grpc.RpcError as error:
             raise _join_error(where, error) from None
-        except RemoteRefusal as refusal:
-            raise RemoteRefusal(f"the coordinator at {where} refused to let this worker join: {refusal}") from None
+        except protocol.RemoteRefusal as refusal:
+            raise protocol.RemoteRefusal(
+                f"the coordinator at {where} refused to let this worker join: {refusal}"
+            ) from None
 
 
 def _join_error(where: Address, error: grpc.RpcError) -> Exception:

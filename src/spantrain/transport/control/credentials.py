@@ -30,9 +30,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from spantrain.config.files.parsing import parse_json
-from spantrain.config.files.text_files import write_atomically
+from spantrain.config.files.text_files import read_private, write_atomically
 from spantrain.errors import ProtocolError, UsageError
-from spantrain.transport.control.private_file import read_private
 from spantrain.transport.control.protocol import COORDINATOR_NAME
 
 _PREFIX = "st1"

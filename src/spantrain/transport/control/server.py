@@ -18,18 +18,10 @@ import grpc
 
 from spantrain.errors import UsageError
 from spantrain.transport.connection.bounds import RefusalCounter
+from spantrain.transport.control import protocol
 from spantrain.transport.control.address import Address
 from spantrain.transport.control.credentials import Credentials, ServerIdentity
 from spantrain.transport.control.members import Denied, JoinThrottle, Members
-from spantrain.transport.control.protocol import (
-    JOIN,
-    JOIN_REQUEST_LIMIT_BYTES,
-    MESSAGE_LIMIT_BYTES,
-    PRESENCE,
-    SERVICE,
-    Handler,
-    server_options,
-)
 from spantrain.transport.control.services import CallDispatcher, JoinService, LineListener
 
 Method = Callable[[bytes, grpc.ServicerContext], bytes]
@@ -60,8 +52,8 @@ class RpcServer:
         self._pool = ThreadPoolExecutor(max_threads, thread_name_prefix="control")
         self._server = grpc.server(
             self._pool,
-            handlers=[grpc.method_handlers_generic_handler(SERVICE, handlers)],
-            options=server_options(receive_limit_bytes),
+            handlers=[grpc.method_handlers_generic_handler(protocol.SERVICE, handlers)],
+            options=protocol.server_options(receive_limit_bytes),
             maximum_concurrent_rpcs=max_threads,
         )
         self._path: Path | None = None
@@ -155,8 +147,8 @@ class ControlServer:
         self,
         *,
         bind: str,
-        handlers: Mapping[str, Handler],
-        on_join: Handler,
+        handlers: Mapping[str, protocol.Handler],
+        on_join: protocol.Handler,
         max_peers: int = 64,
         credentials: Credentials | None = None,
         may_replace: Callable[[str, str], bool] = lambda _held, _by: False,
@@ -190,14 +182,14 @@ class ControlServer:
             client_root_pem=credentials.authority.certificate_pem,
             methods=self._methods(),
             max_threads=_CALLS_PER_PEER * max_peers + _SPARE_THREADS,
-            receive_limit_bytes=MESSAGE_LIMIT_BYTES,
+            receive_limit_bytes=protocol.MESSAGE_LIMIT_BYTES,
         )
         self._join_server = RpcServer(
             identity=credentials.identity,
             client_root_pem=None,
-            methods={JOIN: self._answer_join},
+            methods={protocol.JOIN: self._answer_join},
             max_threads=_JOIN_THREADS,
-            receive_limit_bytes=JOIN_REQUEST_LIMIT_BYTES,
+            receive_limit_bytes=protocol.JOIN_REQUEST_LIMIT_BYTES,
         )
         self.stopping = threading.Event()
         """Set when `stop` begins: long polls should end."""
@@ -267,7 +259,7 @@ class ControlServer:
 
     def _methods(self) -> dict[str, Method]:
         calls = {name: functools.partial(self._answer_call, name) for name in self._calls.methods}
-        return {PRESENCE: self._hold_line, **calls}
+        return {protocol.PRESENCE: self._hold_line, **calls}
 
     def _answer_join(self, body: bytes, context: grpc.ServicerContext) -> bytes:
         assert self._control is not None

@@ -12,21 +12,10 @@ import grpc
 
 from spantrain.errors import ProtocolError, SpanTrainError
 from spantrain.transport.connection.bounds import RefusalCounter
+from spantrain.transport.control import protocol
 from spantrain.transport.control.address import Address
 from spantrain.transport.control.credentials import Authority, JoinToken
 from spantrain.transport.control.members import Denied, JoinThrottle, Members, TooManyCalls, check_name, denied
-from spantrain.transport.control.protocol import (
-    HELLO,
-    JOIN_REQUEST_LIMIT_BYTES,
-    MESSAGE_LIMIT_BYTES,
-    PRESENCE,
-    PROTOCOL_VERSION,
-    Handler,
-    RemoteRefusal,
-    decode,
-    wrap_answer,
-    wrap_refusal,
-)
 
 LineListener = Callable[[str, int, bool], None]
 """Hears, in any thread: (authenticated device name, number of a connection, whether it has opened, or closed)."""
@@ -41,7 +30,7 @@ class JoinService:
     token: JoinToken
     authority: Authority
     members: Members
-    on_join: Handler
+    on_join: protocol.Handler
     refusals: RefusalCounter
     throttle: JoinThrottle
 
@@ -66,12 +55,12 @@ class JoinService:
             return self._admit(version, request_der, facts, control)
         except SpanTrainError as error:
             self.refusals.add("join_refused", str(error))
-            return wrap_refusal(str(error))
+            return protocol.wrap_refusal(str(error))
 
     def _admit(self, version: int, request_der: bytes, facts: dict[str, Any], control: Address) -> bytes:
-        if version != PROTOCOL_VERSION:
-            raise RemoteRefusal(
-                f"it speaks version {version} of the control protocol, the coordinator {PROTOCOL_VERSION}: "
+        if version != protocol.PROTOCOL_VERSION:
+            raise protocol.RemoteRefusal(
+                f"it speaks version {version} of the control protocol, the coordinator {protocol.PROTOCOL_VERSION}: "
                 "install the same SpanTrain on both"
             )
         signing_request, name = self.authority.read_request(request_der)
@@ -81,13 +70,13 @@ class JoinService:
             certificate_der = self.authority.sign(signing_request, name)
             # A TCP host is known to the worker already, and by a name that works from where it is.
             where = {"path": control.path} if control.path else {"port": control.port}
-            message = wrap_answer({"certificate": certificate_der, "control": where, "welcome": welcome})
+            message = protocol.wrap_answer({"certificate": certificate_der, "control": where, "welcome": welcome})
             seat.certificate_der = certificate_der
         return message
 
 
 def _read_join_request(body: bytes) -> tuple[int, bytes, bytes, dict[str, Any]]:
-    match decode(body, limit_bytes=JOIN_REQUEST_LIMIT_BYTES):
+    match protocol.decode(body, limit_bytes=protocol.JOIN_REQUEST_LIMIT_BYTES):
         case {"version": int(version), "request": bytes(request), "proof": bytes(proof), "facts": dict(facts)}:
             return version, request, proof, facts
         case other:
@@ -99,14 +88,14 @@ class CallDispatcher:
 
     def __init__(
         self,
-        handlers: Mapping[str, Handler],
+        handlers: Mapping[str, protocol.Handler],
         *,
         members: Members,
         refusals: RefusalCounter,
         on_line: LineListener = lambda _name, _line, _is_open: None,
     ) -> None:
-        assert HELLO not in handlers, f"{HELLO} is answered by the server itself"
-        self._handlers: Mapping[str, Handler] = {**handlers, HELLO: lambda _peer, _payload: {}}
+        assert protocol.HELLO not in handlers, f"{protocol.HELLO} is answered by the server itself"
+        self._handlers: Mapping[str, protocol.Handler] = {**handlers, protocol.HELLO: lambda _peer, _payload: {}}
         self.methods = tuple(self._handlers)
         """What can be called."""
         self._members = members
@@ -129,7 +118,7 @@ class CallDispatcher:
         """
         with self._calling(method, certificate_der) as name:
             try:
-                payload = decode(body, limit_bytes=MESSAGE_LIMIT_BYTES)
+                payload = protocol.decode(body, limit_bytes=protocol.MESSAGE_LIMIT_BYTES)
                 return self._handle(self._handlers[method], name, payload)
             except ProtocolError as error:
                 raise denied(self._refusals, "malformed", grpc.StatusCode.INVALID_ARGUMENT, str(error)) from None
@@ -140,11 +129,11 @@ class CallDispatcher:
         Raises:
             Denied: as `answer`.
         """
-        with self._calling(PRESENCE, certificate_der) as name:
+        with self._calling(protocol.PRESENCE, certificate_der) as name:
             with self._changed:
                 line, held = next(self._lines), self._held
                 if held is None:
-                    return wrap_answer({})
+                    return protocol.wrap_answer({})
                 held[ended] = name, line
                 before = self._nudged.pop(name, [])
             self._on_line(name, line, True)
@@ -156,7 +145,7 @@ class CallDispatcher:
                 is_told = held.pop(ended, None) is not None and self._held is not None
             if is_told:
                 self._on_line(name, line, False)
-        return wrap_answer({})
+        return protocol.wrap_answer({})
 
     def nudge(self, names: Collection[str]) -> None:
         """Answer the calls by which some peers show that they are there: they call again, and ask for news, at once."""
@@ -192,15 +181,15 @@ class CallDispatcher:
             told = f"{name} has too many calls running at once"
             raise denied(self._refusals, "too_many_calls", grpc.StatusCode.RESOURCE_EXHAUSTED, told) from None
 
-    def _handle(self, handler: Handler, name: str, payload: dict[str, Any]) -> bytes:
+    def _handle(self, handler: protocol.Handler, name: str, payload: dict[str, Any]) -> bytes:
         try:
             answer = handler(name, payload)
         except SpanTrainError as error:
             if isinstance(error, ProtocolError):
                 self._refusals.add("malformed", f"{name}: {error}")
-            return wrap_refusal(str(error))
+            return protocol.wrap_refusal(str(error))
         try:
-            return wrap_answer(answer)
+            return protocol.wrap_answer(answer)
         except ProtocolError as error:
             raise Denied(grpc.StatusCode.INTERNAL, f"the answer cannot be sent: {error}") from None
 

@@ -8,16 +8,8 @@ from dataclasses import dataclass, field
 from spantrain.core.outer.events import Ticket
 from spantrain.core.outer.layers import ParameterSpec
 from spantrain.transport.connection.bounds import Refusal, printable
+from spantrain.transport.layers import format as wire
 from spantrain.transport.layers.copiers import BufferPool, ComingLayer, Copiers
-from spantrain.transport.layers.format import (
-    DONE,
-    GRANT,
-    Opening,
-    encode_number,
-    encode_pair,
-    encode_refused,
-    unlike,
-)
 from spantrain.transport.layers.interface import CONTROL, LayerKey, LayerLimits, LayerLink, tell
 
 _EARLY_LAYERS, _EARLY_PARAMETERS = 64, 16384
@@ -34,7 +26,7 @@ _ENDED_TICKETS = 1000
 class _EarlyLayer:
     """Opened, and not expected yet."""
 
-    opening: Opening
+    opening: wire.Opening
     came_s: float
     parked: list[memoryview] = field(default_factory=list)
     parked_bytes: int = 0
@@ -116,11 +108,11 @@ class Arrivals:
             for number in coming:
                 self.claim(theirs.coming.pop(number))
             for number in [*early, *coming]:
-                tell(links.get(peer), CONTROL, encode_refused(number, f"{ticket} has ended"))
+                tell(links.get(peer), CONTROL, wire.encode_refused(number, f"{ticket} has ended"))
 
     # What comes.
 
-    def opened(self, link: LayerLink, opening: Opening, now_s: float) -> None:
+    def opened(self, link: LayerLink, opening: wire.Opening, now_s: float) -> None:
         """Take in the opening of a layer.
 
         Raises:
@@ -134,7 +126,7 @@ class Arrivals:
             detail = f"{size_bytes} bytes, at most {self._limits.layer_bytes} are allowed"
             self._refuse(link, number, key, "oversized", detail)
         if key.ticket in self._ended:
-            tell(link, CONTROL, encode_refused(number, f"{key.ticket} has ended"))
+            tell(link, CONTROL, wire.encode_refused(number, f"{key.ticket} has ended"))
             return
         early = _EarlyLayer(opening, now_s)
         parameters = sum(len(one.opening.parameters) for one in [*theirs.early.values(), early])
@@ -148,7 +140,7 @@ class Arrivals:
     def _begin(self, link: LayerLink, theirs: _FromPeer, early: _EarlyLayer, now_s: float) -> None:
         opening, expected = early.opening, theirs.expected.pop(early.opening.key)
         theirs.came_s = now_s
-        told = unlike(opening.parameters, expected.parameters)
+        told = wire.unlike(opening.parameters, expected.parameters)
         if told:
             reason = printable(f"{told}; the models at both ends must be the same")
             self._lost(link.name, opening.key, reason)
@@ -168,7 +160,7 @@ class Arrivals:
         Raises:
             Refusal: always.
         """
-        tell(link, CONTROL, encode_refused(number, f"{reason}: {detail}"))
+        tell(link, CONTROL, wire.encode_refused(number, f"{reason}: {detail}"))
         raise Refusal(reason, f"{key}: {detail}")
 
     def data(self, link: LayerLink, number: int, offset_bytes: int, piece: memoryview, now_s: float) -> None:
@@ -243,13 +235,13 @@ class Arrivals:
         if layer.whole:
             del theirs.coming[layer.number]
             self.whole_layers += 1
-            tell(link, CONTROL, encode_number(DONE, layer.number))
+            tell(link, CONTROL, wire.encode_number(wire.DONE, layer.number))
         else:
             self._grant(link, layer)
 
     def _grant(self, link: LayerLink, layer: ComingLayer) -> None:
         layer.granted_bytes = layer.copied_bytes + self._limits.window_bytes
-        tell(link, CONTROL, encode_pair(GRANT, layer.number, layer.granted_bytes))
+        tell(link, CONTROL, wire.encode_pair(wire.GRANT, layer.number, layer.granted_bytes))
 
     # Ends before their time.
 
@@ -273,10 +265,10 @@ class Arrivals:
             for number, early in list(theirs.early.items()):
                 if now_s - early.came_s >= limit_s:
                     del theirs.early[number]
-                    tell(links.get(peer), CONTROL, encode_refused(number, f"not expected within {limit_s:.3g} s"))
+                    tell(links.get(peer), CONTROL, wire.encode_refused(number, f"not expected within {limit_s:.3g} s"))
             for number, layer in list(theirs.coming.items()):
                 if now_s - theirs.came_s >= limit_s and not layer.whole:
                     del theirs.coming[number]
-                    tell(links.get(peer), CONTROL, encode_refused(number, f"nothing came for {limit_s:.3g} s"))
+                    tell(links.get(peer), CONTROL, wire.encode_refused(number, f"nothing came for {limit_s:.3g} s"))
                     if self.claim(layer):
                         self._lost(peer, layer.key, f"nothing more came of it from {peer} within {limit_s:.3g} s")

@@ -9,14 +9,7 @@ from torch import Tensor
 from spantrain.core.outer.events import Ticket
 from spantrain.core.outer.layers import LAYER_TYPES, ParameterSpec
 from spantrain.formats.tensor_bytes import byte_view, dtype_name
-from spantrain.transport.layers.format import (
-    CANCEL,
-    DATA,
-    Opening,
-    encode_number,
-    encode_opening,
-    encode_pair,
-)
+from spantrain.transport.layers import format as wire
 from spantrain.transport.layers.interface import LAYERS, LayerKey, LayerLimits, LayerLink, tell
 
 _SMALL_BYTES = 65536
@@ -138,8 +131,8 @@ class Departures:
         layer.number, theirs.next_number = theirs.next_number, theirs.next_number + 1
         layer.left = pieces(layer.tensors, link.state.frame_bytes)
         theirs.going[layer.number] = layer
-        opening = Opening(number=layer.number, key=layer.key, parameters=layer.parameters)
-        tell(link, LAYERS, encode_opening(opening))
+        opening = wire.Opening(number=layer.number, key=layer.key, parameters=layer.parameters)
+        tell(link, LAYERS, wire.encode_opening(opening))
 
     def _pour(self, link: LayerLink, theirs: _ToPeer, layer: GoingLayer, now_s: float) -> None:
         while True:
@@ -151,7 +144,7 @@ class Departures:
                 room_bytes = layer.granted_bytes - layer.poured_bytes
             if piece is None or len(piece) > room_bytes:
                 return
-            tell(link, LAYERS, encode_pair(DATA, layer.number, layer.poured_bytes), piece)
+            tell(link, LAYERS, wire.encode_pair(wire.DATA, layer.number, layer.poured_bytes), piece)
             layer.ahead, layer.moved_s = None, now_s
             layer.poured_bytes += len(piece)
             theirs.early_bytes += len(piece) if layer.granted_bytes is None else 0
@@ -182,7 +175,7 @@ class Departures:
         """Take note that the other side will not have a layer."""
         layer = self._take_out(link.name, number)
         if layer is not None:
-            tell(link, LAYERS, encode_number(CANCEL, number))
+            tell(link, LAYERS, wire.encode_number(wire.CANCEL, number))
             self._lost(link.name, layer.key, f"{link.name} refused it: {reason}")
             self.flush(link, now_s)
 
@@ -201,7 +194,7 @@ class Departures:
             theirs.waiting = deque(layer for layer in theirs.waiting if layer.key.ticket != ticket)
             for layer in [one for one in theirs.going.values() if one.key.ticket == ticket]:
                 self._take_out(peer, layer.number)
-                tell(links.get(peer), LAYERS, encode_number(CANCEL, layer.number))
+                tell(links.get(peer), LAYERS, wire.encode_number(wire.CANCEL, layer.number))
 
     def link_lost(self, peer: str, reason: str) -> None:
         """Give up all that was for a peer."""
@@ -220,7 +213,7 @@ class Departures:
                 link = links.get(peer)
                 if layer.number in theirs.going:
                     self._take_out(peer, layer.number)
-                    tell(link, LAYERS, encode_number(CANCEL, layer.number))
+                    tell(link, LAYERS, wire.encode_number(wire.CANCEL, layer.number))
                 else:
                     theirs.waiting.remove(layer)
                 stands = "it takes nothing" if link is not None and link.up else "it is not connected"

@@ -20,25 +20,9 @@ from spantrain.transport.connection.links import (
 from spantrain.transport.connection.loop import ConnectionLoop
 from spantrain.transport.connection.peers import Hello, KeyPair, PeerAddress
 from spantrain.transport.connection.threads import Died
+from spantrain.transport.layers import format as wire
 from spantrain.transport.layers.arrivals import Arrivals
 from spantrain.transport.layers.departures import Departures
-from spantrain.transport.layers.format import (
-    CANCEL,
-    DATA,
-    DONE,
-    GRANT,
-    HEAD_MAX_BYTES,
-    OPEN,
-    REFUSED,
-    WELCOME,
-    LayerHello,
-    decode_hello,
-    decode_number,
-    decode_opening,
-    decode_pair,
-    decode_refused,
-    encode_hello,
-)
 from spantrain.transport.layers.interface import LayerLimits, LayerLink, LayerTerms
 
 _LOG = logging.getLogger(__name__)
@@ -53,7 +37,7 @@ Order = Callable[[], None]
 def socket_limits(limits: LayerLimits) -> SocketLimits:
     """Return the bounds of sockets: what waits to be sent is bounded by what the other side grants."""
     return SocketLimits(
-        max_frame_bytes=max(limits.frame_bytes, HEAD_MAX_BYTES) + 64,
+        max_frame_bytes=max(limits.frame_bytes, wire.HEAD_MAX_BYTES) + 64,
         unsent_messages=0,
         unread_messages=max(4, limits.window_bytes // limits.frame_bytes),
     )
@@ -62,7 +46,7 @@ def socket_limits(limits: LayerLimits) -> SocketLimits:
 class LayerLoop(ConnectionLoop[LayerTerms]):
     """Moves frames between the network and what goes and comes, until it is told to stop."""
 
-    welcome_kind = WELCOME
+    welcome_kind = wire.WELCOME
     watched = zmq.EVENT_DISCONNECTED | HANDSHAKE_FAILED
     burst = 16
     pause_s = _AGAIN_S
@@ -165,8 +149,8 @@ class LayerLoop(ConnectionLoop[LayerTerms]):
 
     # Beginnings and ends.
 
-    def _own_hello(self, session: int, connection: int, connections: int) -> LayerHello:
-        return LayerHello(
+    def _own_hello(self, session: int, connection: int, connections: int) -> wire.LayerHello:
+        return wire.LayerHello(
             name=self.own_name, session=session, connection=connection, connections=connections,
             frame_bytes=self._limits.frame_bytes, window_bytes=self._limits.window_bytes,
         )  # fmt: skip
@@ -175,13 +159,13 @@ class LayerLoop(ConnectionLoop[LayerTerms]):
         """Return what to say on each connection, in a new session."""
         link.session = secrets.randbits(62)
         return [
-            encode_hello(HELLO, self._own_hello(link.session, connection, link.connections))
+            wire.encode_hello(HELLO, self._own_hello(link.session, connection, link.connections))
             for connection in range(link.connections)
         ]
 
-    def decode_hello(self, head: bytes) -> LayerHello:
+    def decode_hello(self, head: bytes) -> wire.LayerHello:
         """Read a hello or a welcome."""
-        return decode_hello(head)
+        return wire.decode_hello(head)
 
     def answers(self, hello: Hello, link: DialledLink[LayerTerms]) -> bool:
         """Return whether a welcome is of this session."""
@@ -189,13 +173,13 @@ class LayerLoop(ConnectionLoop[LayerTerms]):
 
     def greeted(self, link: LayerLink, hello: Hello) -> None:
         """Note what the other side takes."""
-        assert isinstance(hello, LayerHello)
+        assert isinstance(hello, wire.LayerHello)
         link.state.frame_bytes = min(self._limits.frame_bytes, hello.frame_bytes)
         link.state.window_bytes = hello.window_bytes
 
     def welcome(self, link: AcceptedLink[LayerTerms]) -> bytes:
         """Return the answer to a peer."""
-        return encode_hello(WELCOME, self._own_hello(link.session, 0, 2))
+        return wire.encode_hello(wire.WELCOME, self._own_hello(link.session, 0, 2))
 
     def begun(self, link: LayerLink) -> None:
         """Pour what waits."""
@@ -216,20 +200,20 @@ class LayerLoop(ConnectionLoop[LayerTerms]):
     def take(self, link: PeerLink[LayerTerms], kind: bytes, frames: "list[zmq.Frame]") -> None:
         """Take what is said of layers, and their bytes."""
         now_s = time.monotonic()
-        if len(frames) != (2 if kind == DATA else 1):
+        if len(frames) != (2 if kind == wire.DATA else 1):
             raise Refusal("malformed", f"a message of {len(frames)} frames and kind {kind!r}")
         head = frames[0].bytes
-        if kind == DATA:
-            self.arrivals.data(link, *decode_pair(head), frames[1].buffer, now_s)
-        elif kind == OPEN:
-            self.arrivals.opened(link, decode_opening(head), now_s)
-        elif kind == CANCEL:
-            self.arrivals.cancelled(link, decode_number(head))
-        elif kind == GRANT:
-            self.departures.granted(link, *decode_pair(head), now_s)
-        elif kind == DONE:
-            self.departures.done(link, decode_number(head), now_s)
-        elif kind == REFUSED:
-            self.departures.refused(link, *decode_refused(head), now_s)
+        if kind == wire.DATA:
+            self.arrivals.data(link, *wire.decode_pair(head), frames[1].buffer, now_s)
+        elif kind == wire.OPEN:
+            self.arrivals.opened(link, wire.decode_opening(head), now_s)
+        elif kind == wire.CANCEL:
+            self.arrivals.cancelled(link, wire.decode_number(head))
+        elif kind == wire.GRANT:
+            self.departures.granted(link, *wire.decode_pair(head), now_s)
+        elif kind == wire.DONE:
+            self.departures.done(link, wire.decode_number(head), now_s)
+        elif kind == wire.REFUSED:
+            self.departures.refused(link, *wire.decode_refused(head), now_s)
         else:
             raise Refusal("malformed", f"unknown kind of message {kind!r}")

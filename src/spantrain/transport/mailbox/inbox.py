@@ -11,24 +11,15 @@ from math import prod
 import torch
 
 from spantrain.transport.connection.bounds import Refusal
+from spantrain.transport.mailbox import wire
 from spantrain.transport.mailbox.interface import Limits, Message
-from spantrain.transport.mailbox.wire import (
-    CHUNK_BYTES,
-    MAX_AHEAD,
-    MAX_EXTRA_BYTES,
-    Acknowledgement,
-    Chunk,
-    DoneNumbers,
-    Header,
-    decode_header,
-)
 
 
 @dataclass(kw_only=True, eq=False)
 class _Partial:
     """A message of which some chunks have come."""
 
-    header: Header
+    header: wire.Header
     header_bytes: bytes
     buffer: torch.Tensor
     view: memoryview
@@ -82,7 +73,7 @@ class Inbox:
     def __init__(self, source: str, limits: Limits, *, checked: bool) -> None:
         self._source = source
         self._max_message_bytes = limits.max_message_bytes
-        self._window_bytes = limits.receive_queue_bytes + MAX_EXTRA_BYTES
+        self._window_bytes = limits.receive_queue_bytes + wire.MAX_EXTRA_BYTES
         self._checked = checked
         self._partials: dict[tuple[int, int], _Partial] = {}
         self._seen = (_Seen(), _Seen())
@@ -112,20 +103,20 @@ class Inbox:
             seen.skip_to(number)
 
     @property
-    def done(self) -> DoneNumbers:
+    def done(self) -> wire.DoneNumbers:
         """For each track, what has come, in full."""
         return tuple((seen.upto, tuple(sorted(seen.later))) for seen in self._seen)
 
-    def take_acknowledgement(self) -> Acknowledgement:
+    def take_acknowledgement(self) -> wire.Acknowledgement:
         """Return what is to be told to the peer since the last time."""
         self.acknowledgement_due = False
         self._announced_bytes = self.granted_bytes
-        return Acknowledgement(
+        return wire.Acknowledgement(
             done=tuple(seen.take_news() for seen in self._seen),
             granted_bytes=self.granted_bytes,
         )
 
-    def accept(self, chunk: Chunk, data: memoryview, now_s: float) -> tuple[Message, int] | None:
+    def accept(self, chunk: wire.Chunk, data: memoryview, now_s: float) -> tuple[Message, int] | None:
         """Take a chunk; return the message, and what `consume` needs, if it is whole now.
 
         Raises:
@@ -143,15 +134,15 @@ class Inbox:
             self._started_bytes += partial.header.charge_bytes
             self._partials[address] = partial
         partial.view[chunk.offset : chunk.offset + len(data)] = data
-        partial.came[chunk.offset // CHUNK_BYTES] = 1
+        partial.came[chunk.offset // wire.CHUNK_BYTES] = 1
         partial.missing_bytes -= len(data)
         if partial.missing_bytes:
             return None
         return self._complete(address, partial, now_s)
 
-    def _begin(self, chunk: Chunk, first_chunk_bytes: int, now_s: float) -> _Partial:
-        header = decode_header(chunk.header, self._max_message_bytes)
-        if chunk.number > self._seen[chunk.track].upto + MAX_AHEAD:
+    def _begin(self, chunk: wire.Chunk, first_chunk_bytes: int, now_s: float) -> _Partial:
+        header = wire.decode_header(chunk.header, self._max_message_bytes)
+        if chunk.number > self._seen[chunk.track].upto + wire.MAX_AHEAD:
             raise Refusal("over credit", f"{header.key}: message {chunk.number} is too far ahead")
         if self._started_bytes + header.charge_bytes > self.granted_bytes:
             raise Refusal("over credit", f"{header.key}: {header.charge_bytes} bytes are more than was granted")
@@ -164,17 +155,17 @@ class Inbox:
             missing_bytes=header.payload_bytes,
             started_s=now_s,
             first_chunk_bytes=first_chunk_bytes,
-            came=bytearray(max(1, -(-header.payload_bytes // CHUNK_BYTES))),
+            came=bytearray(max(1, -(-header.payload_bytes // wire.CHUNK_BYTES))),
         )
 
-    def _check(self, partial: _Partial, chunk: Chunk, data: memoryview) -> None:
+    def _check(self, partial: _Partial, chunk: wire.Chunk, data: memoryview) -> None:
         if partial.header_bytes != chunk.header:
             raise Refusal("malformed", f"two headers for message {chunk.number}")
         payload_bytes = partial.header.payload_bytes
-        beginning = chunk.offset % CHUNK_BYTES == 0 and chunk.offset < max(payload_bytes, 1)
-        if not beginning or partial.came[chunk.offset // CHUNK_BYTES]:
+        beginning = chunk.offset % wire.CHUNK_BYTES == 0 and chunk.offset < max(payload_bytes, 1)
+        if not beginning or partial.came[chunk.offset // wire.CHUNK_BYTES]:
             raise Refusal("malformed", f"{partial.header.key}: no chunk begins at {chunk.offset}")
-        expected = min(CHUNK_BYTES, payload_bytes - chunk.offset)
+        expected = min(wire.CHUNK_BYTES, payload_bytes - chunk.offset)
         if len(data) != expected:
             reason = "truncated" if len(data) < expected else "oversized"
             raise Refusal(reason, f"{partial.header.key}: chunk of {len(data)} bytes, {expected} expected")
@@ -211,7 +202,7 @@ class Inbox:
         return True
 
 
-def _tensors(header: Header, buffer: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def _tensors(header: wire.Header, buffer: torch.Tensor) -> tuple[torch.Tensor, ...]:
     storage = buffer.untyped_storage()
     tensors = []
     for layout in header.tensors:

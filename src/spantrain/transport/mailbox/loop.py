@@ -23,30 +23,13 @@ from spantrain.transport.connection.links import (
 from spantrain.transport.connection.loop import ConnectionLoop
 from spantrain.transport.connection.peers import Hello, KeyPair
 from spantrain.transport.connection.threads import Died
+from spantrain.transport.mailbox import wire
 from spantrain.transport.mailbox.exchange import Exchange, MailboxPeer
 from spantrain.transport.mailbox.outbox import OutgoingMessage
-from spantrain.transport.mailbox.wire import (
-    ACK,
-    BULK,
-    CHUNK,
-    EXPRESS,
-    MAX_FRAME_BYTES,
-    WELCOME,
-    Chunk,
-    Greeting,
-    decode_acknowledgement,
-    decode_bye,
-    decode_chunk,
-    decode_greeting,
-    encode_acknowledgement,
-    encode_bye,
-    encode_chunk,
-    encode_greeting,
-)
 
 _CONTROL, _EXPRESS, _FIRST_BULK = 0, 1, 2
 """Connections by what they carry."""
-SOCKET_LIMITS = SocketLimits(max_frame_bytes=MAX_FRAME_BYTES, unsent_messages=8, unread_messages=64)
+SOCKET_LIMITS = SocketLimits(max_frame_bytes=wire.MAX_FRAME_BYTES, unsent_messages=8, unread_messages=64)
 """Unsent: enough to keep a connection busy, few enough for lanes to take turns."""
 _RETRY_S = 0.004
 """A ROUTER does not say when a full route has room again; acknowledgements mostly come sooner than this."""
@@ -59,8 +42,8 @@ _CURVE_FRAME_BYTES, _PLAIN_FRAME_BYTES = 42, 9
 class MailboxLoop(ConnectionLoop[MailboxPeer]):
     """Moves frames between an `Exchange` and the network until the exchange is stopped."""
 
-    welcome_kind = WELCOME
-    late_kind = ACK
+    welcome_kind = wire.WELCOME
+    late_kind = wire.ACK
     probes = True
     takes_late = True
     ends_at_goodbye = True
@@ -108,7 +91,7 @@ class MailboxLoop(ConnectionLoop[MailboxPeer]):
         for name in [name for name, link in self.links.items() if wanted.get(name) is not link.state]:
             self._acknowledge_last(self.links[name])
             self._retry.discard(name)
-            self.drop(name, RESET if name in wanted else encode_bye(self._exchange.generation))
+            self.drop(name, RESET if name in wanted else wire.encode_bye(self._exchange.generation))
         for name, known in wanted.items():
             if name not in self.links:
                 self.links[name] = self._new_link(known)
@@ -148,13 +131,15 @@ class MailboxLoop(ConnectionLoop[MailboxPeer]):
             link.epoch += 1
             link.state.inbox.restart(anew=False)
             return [
-                encode_greeting(HELLO, link.state.greeting(self.own_name, link.epoch, connection, link.connections))
+                wire.encode_greeting(
+                    HELLO, link.state.greeting(self.own_name, link.epoch, connection, link.connections)
+                )
                 for connection in range(link.connections)
             ]
 
-    def decode_hello(self, head: bytes) -> Greeting:
+    def decode_hello(self, head: bytes) -> wire.Greeting:
         """Read a hello or a welcome."""
-        return decode_greeting(head)
+        return wire.decode_greeting(head)
 
     def answers(self, hello: Hello, link: DialledLink[MailboxPeer]) -> bool:
         """Return whether a welcome is of this epoch."""
@@ -164,13 +149,15 @@ class MailboxLoop(ConnectionLoop[MailboxPeer]):
 
     def greeted(self, link: PeerLink[MailboxPeer], hello: Hello) -> None:
         """Take in what the other side has and what it grants."""
-        assert isinstance(hello, Greeting)
+        assert isinstance(hello, wire.Greeting)
         self._exchange.begin(link.state, hello, fresh_link=isinstance(link, AcceptedLink))
 
     def welcome(self, link: AcceptedLink[MailboxPeer]) -> bytes:
         """Return the answer to a peer."""
         with self._exchange.condition:
-            return encode_greeting(WELCOME, link.state.greeting(self.own_name, link.epoch, 0, link.connections))
+            return wire.encode_greeting(
+                wire.WELCOME, link.state.greeting(self.own_name, link.epoch, 0, link.connections)
+            )
 
     def begun(self, link: PeerLink[MailboxPeer]) -> None:
         """Have what waits sent."""
@@ -178,7 +165,7 @@ class MailboxLoop(ConnectionLoop[MailboxPeer]):
 
     def farewell(self, link: DialledLink[MailboxPeer]) -> bytes:  # noqa: ARG002
         """Return a goodbye of this generation."""
-        return encode_bye(self._exchange.generation)
+        return wire.encode_bye(self._exchange.generation)
 
     def dialling_anew(self, link: DialledLink[MailboxPeer]) -> None:
         """Count it."""
@@ -196,7 +183,7 @@ class MailboxLoop(ConnectionLoop[MailboxPeer]):
                 self.begin_anew(link)
         elif kind == BYE:
             # Dialled again when the peers are set anew; at once if they were since.
-            anew = decode_bye(frames[0].buffer) < self._exchange.generation and not link.state.held_back
+            anew = wire.decode_bye(frames[0].buffer) < self._exchange.generation and not link.state.held_back
             self.hang_up_for(link, 0.0 if anew else _SENT_AWAY_S, "it said goodbye")
         return kind in (WHO, BYE)
 
@@ -204,12 +191,12 @@ class MailboxLoop(ConnectionLoop[MailboxPeer]):
         """Take chunks and acknowledgements."""
         size_bytes = sum(len(frame.buffer) + self._overhead_bytes for frame in frames)
         link.state.count(wire_bytes_received=size_bytes)
-        if kind == CHUNK:
+        if kind == wire.CHUNK:
             if len(frames) != 2:
                 raise Refusal("truncated" if len(frames) < 2 else "malformed", f"a chunk of {len(frames)} frames")
-            self._exchange.take_chunk(link.state, decode_chunk(frames[0].buffer), frames[1].buffer)
-        elif kind == ACK and len(frames) == 1:
-            self._exchange.take_acknowledgement(link.state, decode_acknowledgement(frames[0].buffer))
+            self._exchange.take_chunk(link.state, wire.decode_chunk(frames[0].buffer), frames[1].buffer)
+        elif kind == wire.ACK and len(frames) == 1:
+            self._exchange.take_acknowledgement(link.state, wire.decode_acknowledgement(frames[0].buffer))
         else:
             raise Refusal("malformed", f"unknown kind of frame {kind!r} in {len(frames)} parts")
 
@@ -253,7 +240,7 @@ class MailboxLoop(ConnectionLoop[MailboxPeer]):
         known = link.state
         self._acknowledge(link)
         roomy = not link.control
-        for track in (EXPRESS, BULK):
+        for track in (wire.EXPRESS, wire.BULK):
             for _ in range(_BURST):
                 outgoing = known.outbox.peek(track, time.monotonic())
                 if outgoing is None:
@@ -275,7 +262,7 @@ class MailboxLoop(ConnectionLoop[MailboxPeer]):
         inbox = link.state.inbox
         if not inbox.acknowledgement_due:
             return
-        frame = encode_acknowledgement(inbox.take_acknowledgement())
+        frame = wire.encode_acknowledgement(inbox.take_acknowledgement())
         link.control.append(frame)
         link.state.count(wire_bytes_sent=len(frame) + self._overhead_bytes)
         if len(link.control) == 1 and link.send(_CONTROL, [frame]):
@@ -284,10 +271,12 @@ class MailboxLoop(ConnectionLoop[MailboxPeer]):
     def _send_chunk(self, link: PeerLink[MailboxPeer], outgoing: OutgoingMessage) -> bool:
         piece = outgoing.payload.piece(outgoing.offset, outgoing.length)
         checksum = 0 if self._exchange.encrypted else zlib.crc32(piece)
-        head = encode_chunk(Chunk(outgoing.track, outgoing.number, outgoing.offset, checksum, outgoing.header))
+        head = wire.encode_chunk(
+            wire.Chunk(outgoing.track, outgoing.number, outgoing.offset, checksum, outgoing.header)
+        )
         # Bulk goes by the first of its connections that has room; the others are for links that one does not fill: on a
         # slow one, messages on several would share it and all come late.
-        ways = [_EXPRESS] if outgoing.track == EXPRESS else range(_FIRST_BULK, link.connections)
+        ways = [_EXPRESS] if outgoing.track == wire.EXPRESS else range(_FIRST_BULK, link.connections)
         sent = any(link.send(connection, [head, piece]) for connection in ways)
         if sent:
             link.state.count(wire_bytes_sent=len(head) + len(piece) + 2 * self._overhead_bytes)

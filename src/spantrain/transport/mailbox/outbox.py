@@ -24,17 +24,7 @@ from dataclasses import dataclass, field
 import torch
 
 from spantrain.core.messages import BACKGROUND, AnyKey
-from spantrain.transport.mailbox.wire import (
-    BULK,
-    CHUNK_BYTES,
-    EXPRESS,
-    EXPRESS_BYTES,
-    MAX_AHEAD,
-    DoneNumbers,
-    Payload,
-    encode_header,
-    header_of,
-)
+from spantrain.transport.mailbox import wire
 
 _FIRST_BYTES = 64 * 1024
 """Before anything is known: a message or two on a slow link, and soon enough known on a fast one."""
@@ -128,7 +118,7 @@ class OutgoingMessage:
 
     key: AnyKey
     header: bytes
-    payload: Payload
+    payload: wire.Payload
     payload_bytes: int
     size_bytes: int
     """Bytes of the tensors."""
@@ -146,7 +136,7 @@ class OutgoingMessage:
     """Since it started."""
 
     def __post_init__(self) -> None:
-        self.track = EXPRESS if self.payload_bytes <= EXPRESS_BYTES else BULK
+        self.track = wire.EXPRESS if self.payload_bytes <= wire.EXPRESS_BYTES else wire.BULK
 
     @property
     def yields(self) -> bool:
@@ -162,13 +152,13 @@ class OutgoingMessage:
         Raises:
             ValueError: the message breaks a limit.
         """
-        header = header_of(key, tensors, now_s)
+        header = wire.header_of(key, tensors, now_s)
         if header.payload_bytes > max_message_bytes:
             raise ValueError(f"{key}: {header.payload_bytes} bytes, at most {max_message_bytes} are allowed; split it")
         return cls(
             key=key,
-            header=encode_header(header),
-            payload=Payload(header, tensors),
+            header=wire.encode_header(header),
+            payload=wire.Payload(header, tensors),
             payload_bytes=header.payload_bytes,
             size_bytes=header.size_bytes,
             charge_bytes=header.charge_bytes,
@@ -178,12 +168,12 @@ class OutgoingMessage:
     @property
     def offset(self) -> int:
         """Where its next chunk begins."""
-        return self.next_chunk * CHUNK_BYTES
+        return self.next_chunk * wire.CHUNK_BYTES
 
     @property
     def length(self) -> int:
         """How long its next chunk is."""
-        return min(CHUNK_BYTES, self.payload_bytes - self.offset)
+        return min(wire.CHUNK_BYTES, self.payload_bytes - self.offset)
 
     @property
     def finished(self) -> bool:
@@ -211,7 +201,7 @@ class _Track:
     def startable(self) -> OutgoingMessage | None:
         """Return the oldest message whose lane is free."""
         first = next(iter(self.unacknowledged), self.next_number)
-        if len(self.under_way) >= _MAX_UNDER_WAY or self.next_number >= first + MAX_AHEAD:
+        if len(self.under_way) >= _MAX_UNDER_WAY or self.next_number >= first + wire.MAX_AHEAD:
             return None
         heads = (queue[0] for lane, queue in self.waiting.items() if lane not in self.under_way)
         found = min(heads, key=lambda outgoing: (outgoing.yields, outgoing.order), default=None)
@@ -300,7 +290,7 @@ class Outbox:
         else:
             track.under_way.move_to_end(outgoing.key.lane)
 
-    def acknowledge(self, done: DoneNumbers, granted_bytes: int, now_s: float) -> list[OutgoingMessage]:
+    def acknowledge(self, done: wire.DoneNumbers, granted_bytes: int, now_s: float) -> list[OutgoingMessage]:
         """Forget the messages that the peer has, take its credit, and return those messages."""
         self._granted_bytes = max(self._granted_bytes, granted_bytes)
         return [
@@ -321,7 +311,7 @@ class Outbox:
                 self._held_bytes[outgoing.yields] -= outgoing.charge_bytes
                 yield outgoing
 
-    def restart(self, done: DoneNumbers, granted_bytes: int, now_s: float) -> list[OutgoingMessage]:
+    def restart(self, done: wire.DoneNumbers, granted_bytes: int, now_s: float) -> list[OutgoingMessage]:
         """Begin again on a new link: what the peer does not have is sent from its first byte.
 
         Returns:

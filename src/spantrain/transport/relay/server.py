@@ -15,12 +15,10 @@ from functools import partial
 
 from spantrain.core.quantities import format_bytes
 from spantrain.errors import ConfigError
-from spantrain.transport.connection.bounds import Refusal
-from spantrain.transport.connection.pace import ConnectionPace
+from spantrain.transport.connection.bounds import ConnectionPace, Refusal
 from spantrain.transport.control.address import Address
 from spantrain.transport.relay import protocol
-from spantrain.transport.relay.protocol import WORD_BYTES, RelayFrame, Stream, proof
-from spantrain.transport.relay.splice import Meter, splice
+from spantrain.transport.relay.protocol import WORD_BYTES, Meter, RelayFrame, Stream, proof, splice
 
 _MAX_SILENT = 256
 """Connections that have not said what they want; one more, and the oldest goes. As many that call a port."""

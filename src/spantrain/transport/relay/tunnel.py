@@ -16,8 +16,7 @@ from spantrain.errors import PeerLostError, ProtocolError, UsageError
 from spantrain.transport.connection.threads import ReliedOnThread
 from spantrain.transport.control.address import Address
 from spantrain.transport.relay import protocol
-from spantrain.transport.relay.protocol import WORD_BYTES, RelayAccess, RelayFrame, Stream, proof
-from spantrain.transport.relay.splice import Meter, splice
+from spantrain.transport.relay.protocol import WORD_BYTES, Meter, RelayAccess, RelayFrame, Stream, proof, splice
 
 _PAUSE_S, _LONGEST_PAUSE_S = 0.25, 8.0
 _PATIENCE_S = 10.0

@@ -11,7 +11,7 @@ from spantrain.models.data.dataset import open_dataset
 from spantrain.runtime.control.requests import Begin, Progress
 from spantrain.runtime.step.context import WorkerLinks
 from spantrain.runtime.step.work import SampledFeed
-from spantrain.runtime.worker.added_orders import Meet, RegisteredOrder
+from spantrain.runtime.worker.perform import Meet, RegisteredOrder
 from spantrain_studies.comparison.worker.device import framework_device
 from spantrain_studies.comparison.worker.orders import FrameworkOrder, FrameworkResult
 

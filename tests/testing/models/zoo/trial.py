@@ -26,7 +26,7 @@ from spantrain.models.catalog.catalog import resolve_model
 from spantrain.models.execution.compiled import ONLY_CUT, compile_layers, is_compiled
 from spantrain.models.execution.stage import StageExecutor
 from spantrain.models.graph import build_graph
-from spantrain.models.randomness.reference import seeded
+from spantrain.models.randomness.draws import seeded
 from spantrain.models.randomness.shapes import DrawnShapes
 from spantrain.models.tracing.batch import ModelBatch, WholeMeans, picked
 from spantrain.models.tracing.check import called_on

@@ -29,7 +29,7 @@ from spantrain.recovery.policy import holds_all
 from spantrain.runtime.checkpoint.manifest import MANIFEST_FILE, Manifest
 from spantrain.runtime.checkpoint.saver import CHECKPOINTS
 from spantrain.runtime.checkpoint.tensor_file import step_folder
-from spantrain.runtime.control.journal_requests import CREDENTIALS_FILE, JOURNAL_FILE, JOURNAL_FOLDER
+from spantrain.runtime.control.data_requests import CREDENTIALS_FILE, JOURNAL_FILE, JOURNAL_FOLDER
 from spantrain.runtime.control.orders import KeptState
 from spantrain.runtime.control.requests import StepVerdict
 from spantrain.runtime.coordinator.barrier import CommitPoint, StepOutcome

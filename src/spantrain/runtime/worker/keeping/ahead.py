@@ -3,35 +3,35 @@
 Who is to have units of another's copies them beside the steps (`runtime.worker.keeping.copying`); what the giver sums
 in steps meanwhile comes behind, in the order of steps, each with the norm that its update takes. Nobody waits for it,
 and it counts for nothing before the change: there both sides come to the same step, and the taker goes on with it.
-As a virtual machine is moved while it runs, where what has changed is what is summed.
+As a virtual machine is moved while it runs, where what has changed is what is summed. A device that joins follows the
+run so until that goes over to the plan that it is in.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from spantrain.core.job import TrainJob
+from spantrain.core.messages import ControlKey
 from spantrain.errors import ProtocolError
 from spantrain.models.statistics import named_statistics
 from spantrain.models.units import parameter_names
 from spantrain.runtime.checkpoint.holding import Holding, first_names, held_tensors
 from spantrain.runtime.control.ahead import AheadChange, AheadState
+from spantrain.runtime.control.orders import FollowOrder, KeptState
+from spantrain.runtime.control.requests import Done
 from spantrain.runtime.redistribution.transfer import packed_words, unpacked_words
-from spantrain.runtime.step.context import WorkerContext
-from spantrain.runtime.worker.keeping import copying
+from spantrain.runtime.step.context import WorkerContext, WorkerLinks
+from spantrain.runtime.worker.carry_on import LeftState
+from spantrain.runtime.worker.keeping import copying, stage_copy
 from spantrain.runtime.worker.keeping.copying import Carrier, CopyLink, CopyReceiver, CopySender, Fetch, fetch_from
-from spantrain.runtime.worker.keeping.stage_copy import (
-    StageCopy,
-    bytes_of_step,
-    copy_of,
-    most_bytes_of_step,
-    summed_of,
-)
+from spantrain.runtime.worker.keeping.stage_copy import copy_of
 from spantrain.runtime.worker.plan_part import PlanPart
 from spantrain.runtime.worker.switch import Held
+from spantrain.transport.mailbox.mailbox import MailboxLike
 
 _LEAST_BYTES, _MOST_WAITING = 2**20, 2
 """What may wait of steps that are summed: so many bytes, or so many times what is copied."""
@@ -115,7 +115,7 @@ class AheadGiver:
     def before_update(self, step: int, grad_norm: float | None) -> None:
         """Take what is summed in a step, whose update is about to be done; without a norm there is none."""
         self._copy.before_update()
-        flat = bytes_of_step(self._holding)
+        flat = stage_copy.bytes_of_step(self._holding)
         words = _StepWords(step=step, grad_norm=grad_norm, size_bytes=flat.numel(), ends=False)
         self._steps.append(
             deque([words.packed(), *(piece for piece in torch.split(flat, copying.PIECE_BYTES) if piece.numel())])
@@ -129,7 +129,7 @@ class AheadGiver:
 class AheadTaker:
     """Takes units of another device ahead."""
 
-    def __init__(self, link: CopyLink, copy: StageCopy, held: Sequence[Held], step: int | None) -> None:
+    def __init__(self, link: CopyLink, copy: stage_copy.StageCopy, held: Sequence[Held], step: int | None) -> None:
         """Ask for what is lacking.
 
         Args:
@@ -144,7 +144,7 @@ class AheadTaker:
         self.is_ended = False
         """Whether it is the step with which it goes on."""
         self._arriving = CopyReceiver(link, copy.holding, copy.optimizer, held)
-        self._most_bytes = most_bytes_of_step(copy.holding)
+        self._most_bytes = stage_copy.most_bytes_of_step(copy.holding)
         self._number: int | None = None
         self._words: _StepWords | None = None
         """Of the step that comes now."""
@@ -186,7 +186,9 @@ class AheadTaker:
         if come > words.size_bytes:
             raise ProtocolError(f"{self._link.ward}: sent {come} bytes of a step of {words.size_bytes}")
         flat = torch.cat(self._come) if self._come else torch.empty(0, dtype=torch.uint8)
-        self.copy.update(job, words.step, words.grad_norm, summed_of(flat, self.copy.holding, self._link.ward))
+        self.copy.update(
+            job, words.step, words.grad_norm, stage_copy.summed_of(flat, self.copy.holding, self._link.ward)
+        )
         self._words, self._come, self.step = None, [], words.step + 1
 
 
@@ -218,7 +220,7 @@ class StateAhead:
                 holding = self._part.holding.of(self._names(copy.units))
                 givers.append(AheadGiver(link, holding, self._part.optimizer, fetch_from(device)))
             else:
-                room = copy_of(plan, self._here.graph, self._here.job, copy.giver, copy.units)
+                room = stage_copy.copy_of(plan, self._here.graph, self._here.job, copy.giver, copy.units)
                 takers.append(AheadTaker(link, room, held, step))
         self._givers, self._takers = tuple(givers), tuple(takers)
 
@@ -265,3 +267,74 @@ class StateAhead:
         chosen, first = [by_unit[unit] for unit in units], first_names(plan.model, self._here.graph)
         names = {name for unit in chosen for name in parameter_names(unit).values()}
         return {first.get(name, name) for name in names} | named_statistics(chosen).keys()
+
+
+_POLL_S = 0.25
+
+
+class MailboxCarrier:
+    """Messages of a device that has no part in the plan."""
+
+    def __init__(self, mailbox: MailboxLike, check_abort: Callable[[], None]) -> None:
+        self._mailbox, self._check_abort = mailbox, check_abort
+        self._come: dict[tuple[int, str], tuple[Tensor, ...]] = {}
+
+    def send_message(self, target: str, key: ControlKey, tensors: tuple[Tensor, ...]) -> None:
+        """Send to another device."""
+        while self.try_send(target, key, tensors) is None:
+            self.wait()
+
+    def try_send(self, target: str, key: ControlKey, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+        """Send if there is room; return nothing, or None if there is none."""
+        return () if self._mailbox.send(target, key, tensors, timeout_s=0.0) else None
+
+    def try_take(self, step: int, lane: str) -> tuple[Tensor, ...] | None:
+        """Return a lane's message of a step, or None if it has not come."""
+        return self._come.pop((step, lane), None)
+
+    def wait(self) -> None:
+        """Take in what comes, or return after a moment.
+
+        Raises:
+            Interrupted: the order is over.
+            ProtocolError: samples have come.
+        """
+        self._check_abort()
+        for message in self._mailbox.receive(_POLL_S):
+            if not isinstance(message.key, ControlKey):
+                raise ProtocolError(f"{message.source} sent {message.key} to a device that has no part in the plan")
+            self._come[message.key.step, message.key.lane] = message.tensors
+
+
+class FollowSession:
+    """One follow order on one device."""
+
+    def __init__(self, order: FollowOrder, links: WorkerLinks) -> None:
+        """Have room for what is to be taken."""
+        self._order = order
+        self._carrier = MailboxCarrier(links.mailbox, links.check_abort)
+        mine = [copy for copy in order.change.copies if copy.taker == links.name]
+        rooms = [(copy.giver, copy_of(order.plan, order.graph, order.job, copy.giver, copy.units)) for copy in mine]
+        self._takers = tuple(
+            AheadTaker(link_of(order.change, self._carrier, order.plan.generation, giver, links.name), room, (), None)
+            for giver, room in rooms
+        )
+
+    def run(self) -> Done:
+        """Follow until the present plan ends.
+
+        Raises:
+            PeerLostError, Interrupted: another device went away, or the order was ended.
+            ProtocolError: another device sends something else than it should.
+        """
+        while not all(taker.is_ended for taker in self._takers):
+            self._carrier.wait()
+            for taker in self._takers:
+                taker.go_on(self._order.job)
+        return Done()
+
+    def leave(self, kept: KeptState, first_step: int) -> LeftState | None:  # noqa: ARG002 - as of a train order
+        """Return what this device has of the state before a step, if it has come to that."""
+        if any(not taker.is_ended or taker.step != first_step for taker in self._takers):
+            return None
+        return LeftState(part=None, scalars={}, kept=tuple(taker.copy for taker in self._takers))

@@ -20,16 +20,8 @@ from spantrain.core.job import TrainJob
 from spantrain.errors import ProtocolError
 from spantrain.runtime.redistribution.transfer import ExchangeChannel
 from spantrain.runtime.step.context import WorkerContext
+from spantrain.runtime.worker.keeping import stage_copy
 from spantrain.runtime.worker.keeping.copying import CopyLink, CopyReceiver, CopySender, fetch_from
-from spantrain.runtime.worker.keeping.stage_copy import (
-    StageCopy,
-    Summed,
-    bytes_of_step,
-    copy_of,
-    size_behind,
-    summed_of,
-    trained,
-)
 from spantrain.runtime.worker.plan_part import PlanPart
 from spantrain.runtime.worker.switch import Held
 
@@ -39,14 +31,14 @@ _STEPS_BEHIND = 4
 
 
 @dataclass(kw_only=True)
-class KeptStage(StageCopy):
+class KeptStage(stage_copy.StageCopy):
     """A copy of a stage; its ward is the stage's first device."""
 
     arriving: CopyReceiver | None = None
     """What it begins with, as long as that has not come."""
-    _summed: Summed | None = None
+    _summed: stage_copy.Summed | None = None
     """Of the step that is under way."""
-    _behind: deque[tuple[int, float | None, Summed]] = field(default_factory=deque)
+    _behind: deque[tuple[int, float | None, stage_copy.Summed]] = field(default_factory=deque)
     """Steps that are committed, with their gradients' norm, whose updates it has not done."""
 
     @property
@@ -64,10 +56,10 @@ class KeptStage(StageCopy):
     def take(self, post: ExchangeChannel) -> None:
         """Wait for what the ward has summed in a step."""
         pieces = _Pieces(self.ward, post)
-        marks = pieces.take(len(trained(self.holding)))
-        flat = torch.cat([marks, pieces.take(size_behind(marks, self.holding))])
+        marks = pieces.take(len(stage_copy.trained(self.holding)))
+        flat = torch.cat([marks, pieces.take(stage_copy.size_behind(marks, self.holding))])
         pieces.end()
-        self._summed = summed_of(flat, self.holding, self.ward)
+        self._summed = stage_copy.summed_of(flat, self.holding, self.ward)
 
     def commit(self, job: TrainJob, step: int, grad_norm: float | None) -> None:
         """Do the update of the step that is under way, now or when the copy is whole; without a norm there is none."""
@@ -153,7 +145,7 @@ class Keeping:
         self._wait_at(step, lambda: all(sender.is_done for sender in self._senders))
         post = self._part.post(self._here, step, at_end=True)
         if self._keepers:
-            flat = bytes_of_step(self._part.holding)
+            flat = stage_copy.bytes_of_step(self._part.holding)
             for keeper in self._keepers:
                 for number, piece in enumerate(torch.split(flat, _CHUNK_BYTES)):
                     post.send(keeper, f"kept-gradients:{self._here.name}:{number}", piece)
@@ -178,7 +170,7 @@ class Keeping:
 
     def _room_for(self, ward: str, units: tuple[int, ...], *, begins: bool) -> KeptStage:
         here = self._here
-        return KeptStage(**vars(copy_of(self._part.plan, here.graph, here.job, ward, units, begins=begins)))
+        return KeptStage(**vars(stage_copy.copy_of(self._part.plan, here.graph, here.job, ward, units, begins=begins)))
 
     def _go_on(self) -> None:
         for sender in self._senders:
