@@ -3,6 +3,7 @@
 import asyncio
 import concurrent.futures
 import contextlib
+import gc
 import os
 import socket
 import threading
@@ -306,6 +307,26 @@ def test_ports_connections_and_waiting_are_limited_for_each_token(echo, monkeypa
             until(lambda: relay.server._accounts[0].waiting == 1)
         assert ended(waits)  # at once: its tunnel has gone
         assert relay.server.refused["too slow"] == 1
+
+
+def test_a_call_that_comes_as_its_tunnel_goes_leaves_no_words(echo):
+    """It is written of to a line that has just broken, and let go before that is noticed."""
+    left: list[object] = []
+
+    async def lost() -> type:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: left.append(context))
+        (held,) = relay.server._tunnels
+        call = asyncio.create_task(relay.server._met(held, next(iter(held.listeners))))
+        held.writer.transport.abort()
+        await asyncio.sleep(0)
+        held.let_go()
+        return type((await asyncio.gather(call, return_exceptions=True))[0])
+
+    with RunningRelay() as relay, tunnel(relay.access(), [TunnelEnd(at=echo)]):
+        until(lambda: relay.server._tunnels)
+        assert asyncio.run_coroutine_threadsafe(lost(), relay._loop).result(PATIENCE_S) is ConnectionResetError
+        gc.collect()
+    assert not left
 
 
 def test_a_rate_holds_back_what_goes_through():

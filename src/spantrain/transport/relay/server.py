@@ -88,8 +88,7 @@ class _HeldTunnel:
     def let_go(self) -> None:
         """Listen and wait no more; what goes through already goes on."""
         for waits in self.awaited.values():
-            if not waits.done():
-                waits.set_exception(EOFError())
+            waits.cancel()
         for listener in self.listeners.values():
             listener.close()
         self.account.ports -= len(self.listeners)
