@@ -6,10 +6,12 @@ from dataclasses import replace
 import pytest
 
 from spantrain.app.planning.explain import explain_plan
+from spantrain.app.planning.plan_files import check_staleness
 from spantrain.app.planning.protection import about_keepers
 from spantrain.app.profiling.describe import described_profile
 from spantrain.config.artefacts import read_plan, write_plan
 from spantrain.config.cluster_file import load_preset
+from spantrain.core.job import TrainJob
 from spantrain.core.profile import Profile
 from spantrain.cost.memory import MemoryCost, most_held_bytes
 from spantrain.devices.registry import BACKENDS
@@ -88,6 +90,19 @@ def test_the_default_keeps_to_what_was_asked_for(profile, options):
     limits = Constraints(keep=("d0", "d1"), recompute_all=options.get("recompute_all", False))
     found = make_plan(profile(1.0, 1.0, vocabulary=40_000), job, PlanOptions(constraints=limits))
     assert not found.plan.interleaved
+
+
+def test_another_order_of_work_is_refused(profile):
+    request = replace(request_of(profile(1.0, 2.0)), job=replace(JOB, schedule="gpipe"))
+    with pytest.raises(InfeasiblePlanError, match="an order of their own, not gpipe; leave out --schedule"):
+        interleaved(request)
+
+
+def test_steps_of_such_a_plan_do_not_overlap(profile):
+    known = profile(1.0, 2.0, 1.0)
+    plan = interleaved(request_of(known))[0].plan
+    with pytest.raises(PlanError, match=r"--staleness 1: devices have several stages each.*--no-interleaving"):
+        check_staleness(plan, known, TrainJob(steps=1, staleness=1, adapter="off"))
 
 
 def test_memory_is_that_of_the_order(profile):

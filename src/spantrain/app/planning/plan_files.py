@@ -137,8 +137,9 @@ def check_staleness(plan: Plan, profile: Profile, job: TrainJob, *, own_loop: bo
     """Refuse what cannot run with `job.staleness`.
 
     Raises:
-        PlanError: a replica is a tensor-parallel group, the loss is scaled (float16), a second set of weights does not
-            fit a device, or batches come from a user's own loop; all reasons are in the message.
+        PlanError: devices have several stages, a replica is a tensor-parallel group, the loss is scaled (float16), a
+            second set of weights does not fit a device, or batches come from a user's own loop; all reasons are in the
+            message.
     """
     problems = list(_problems(plan, profile, job, own_loop))
     if problems:
@@ -148,6 +149,8 @@ def check_staleness(plan: Plan, profile: Profile, job: TrainJob, *, own_loop: bo
 def _problems(plan: Plan, profile: Profile, job: TrainJob, own_loop: bool) -> Iterator[str]:
     if own_loop:
         yield "a loop of its own waits for every step's loss, so steps cannot overlap"
+    if plan.interleaved:
+        yield "devices have several stages each, and an order for one step; plan with --no-interleaving"
     groups = [
         "+".join(replica.devices) for stage in plan.stages for replica in stage.replicas if len(replica.devices) > 1
     ]

@@ -146,6 +146,8 @@ class PlanArguments(RentOptions, shared.ModelOptions):
         strategies = tuple(name.strip() for name in self.strategy.split(",") if name.strip())
         if self.strategy and not strategies:
             raise PlanError(f"--strategy {self.strategy!r}: names no strategy; write names with commas, or `all`")
+        if "interleaved" in strategies and not self.interleaving:
+            raise PlanError("--strategy interleaved and --no-interleaving contradict each other; leave one out")
         return PlanOptions(
             objective=self.objective,
             constraints=self._constraints(),

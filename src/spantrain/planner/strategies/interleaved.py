@@ -59,8 +59,13 @@ def interleaved(request: PlanRequest) -> tuple[Proposal, ...]:
     """Propose interleaved pipelines over all devices, in the order of the cluster file.
 
     Raises:
-        InfeasiblePlanError: there is no room for any, or nothing to deal out.
+        InfeasiblePlanError: there is no room for any, nothing to deal out, or another order of work is asked for.
     """
+    if request.job.schedule != JobSpec.schedule:
+        raise InfeasiblePlanError(
+            f"interleaved pipelines are planned with an order of their own, not {request.job.schedule}; "
+            "leave out --schedule"
+        )
     bases = [base.plan for base in equal_layers("1f1b", request, units_each=2)]
     found = tuple(interleavings(bases, request))
     if not found:
