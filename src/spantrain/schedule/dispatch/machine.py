@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from bisect import bisect_right, insort
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -30,6 +30,62 @@ class ReplicaTask:
     """The static order, from the whole plan; of a schedule that is decided at run time, empty."""
     planned: PlannedOrder | None = None
     """The order that `critical-path` follows; None: its plain rule."""
+
+
+def planned_actions(planned: PlannedOrder, tasks: Sequence[ReplicaTask]) -> tuple[Action, ...]:
+    """Return the actions of a planned order of a device's stages, each kind of a stage by rising own micro-batch.
+
+    Raises:
+        ValueError: it has more actions of a kind than there are micro-batches, or those of other stages, or does not
+            say which of several they are of.
+
+    >>> task = ReplicaTask(stage=1, num_stages=2, spans=(Span(0, 4), Span(4, 6)), in_flight_limit=6)
+    >>> " ".join(map(str, planned_actions(PlannedOrder(ops="FFIIWW"), [task])))
+    '1F[0:4] 1F[4:6] 1I[0:4] 1I[4:6] 1W[0:4] 1W[4:6]'
+    """
+    by_stage = {task.stage: task for task in tasks}
+    stages = planned.stages if planned.stages or len(tasks) > 1 else (tasks[0].stage,) * len(planned.ops)
+    if len(stages) != len(planned.ops):
+        raise ValueError(f"the order of several stages says of {len(stages)} actions which stage they are of")
+    if set(stages) - set(by_stage):
+        own = " and ".join(map(str, by_stage))
+        raise ValueError(f"stage {own}: its order has actions of stages {sorted(set(stages))}")
+    taken: dict[tuple[int, str], int] = {}
+    actions = []
+    for letter, stage in zip(planned.ops, stages, strict=True):
+        spans, number = by_stage[stage].spans, taken.get((stage, letter), 0)
+        if number == len(spans):
+            raise ValueError(f"stage {stage}: {letter} comes more than {len(spans)} times in {planned.ops}")
+        actions.append(Action(stage, Op(letter), spans[number]))
+        taken[stage, letter] = number + 1
+    return tuple(actions)
+
+
+_PATIENCE = 2.0
+"""How many times the planned seconds a device waits for an action before it does something else."""
+
+
+class Patience:
+    """Says whether an action that is late in a planned order is worth waiting for, and no longer."""
+
+    def __init__(self, waits_s: Mapping[int, float]) -> None:
+        """Wait so long for the action at each position; for others not at all."""
+        self.waits_s = waits_s
+        self._since: tuple[int, float] | None = None
+
+    @classmethod
+    def of(cls, planned: PlannedOrder) -> "Patience":
+        """Wait not much longer than planned."""
+        return cls({wait.position: _PATIENCE * wait.seconds for wait in planned.waits})
+
+    def lasts(self, position: int, now_s: float) -> bool:
+        """Whether to go on waiting for an action, counted from the first time that it is asked for."""
+        patience_s = self.waits_s.get(position)
+        if patience_s is None:
+            return False
+        if self._since is None or self._since[0] != position:
+            self._since = (position, now_s)
+        return now_s - self._since[1] <= patience_s
 
 
 class SpanProgress(IntEnum):

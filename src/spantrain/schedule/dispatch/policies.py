@@ -13,36 +13,12 @@ from spantrain.core.action import Action, Op
 from spantrain.core.messages import Command, Event, Finished, StepStarted
 from spantrain.core.planned.hints import DispatchHints, PlannedOrder
 from spantrain.errors import PlanError, ScheduleError
-from spantrain.schedule.dispatch.machine import DispatchMachine, DispatchState, ReplicaTask
+from spantrain.schedule.dispatch.machine import DispatchMachine, DispatchState, Patience, ReplicaTask, planned_actions
 from spantrain.schedule.dispatch.recut import Renumbering, recut_order
 from spantrain.schedule.dispatch.registered import RegisteredSchedule
-from spantrain.schedule.dispatch.several import PATIENCE, SeveralStages, SharedTask, shared_actions, shared_machine
+from spantrain.schedule.dispatch.several import SeveralStages, SharedTask, shared_machine
 from spantrain.schedule.layout import CutLayout
 from spantrain.schedule.orders import check_orders
-
-
-def actions_of(planned: PlannedOrder, task: ReplicaTask) -> tuple[Action, ...]:
-    """Return the actions of a planned order, each kind by rising own micro-batch.
-
-    Raises:
-        ValueError: it has more actions of a kind than there are micro-batches, or those of other stages.
-
-    >>> from spantrain.core.span import Span
-    >>> task = ReplicaTask(stage=1, num_stages=2, spans=(Span(0, 4), Span(4, 6)), in_flight_limit=6)
-    >>> " ".join(map(str, actions_of(PlannedOrder(ops="FFIIWW"), task)))
-    '1F[0:4] 1F[4:6] 1I[0:4] 1I[4:6] 1W[0:4] 1W[4:6]'
-    """
-    if set(planned.stages) - {task.stage}:
-        raise ValueError(f"stage {task.stage}: its order has actions of stages {sorted(set(planned.stages))}")
-    taken = dict.fromkeys("FBIW", 0)
-    actions = []
-    for letter in planned.ops:
-        if taken[letter] == len(task.spans):
-            raise ValueError(f"stage {task.stage}: {letter} comes more than {len(task.spans)} times in {planned.ops}")
-        actions.append(Action(task.stage, Op(letter), task.spans[taken[letter]]))
-        taken[letter] += 1
-    return tuple(actions)
-
 
 Task = ReplicaTask | SharedTask
 Tasks = tuple[tuple[Task, ...], ...]
@@ -59,41 +35,40 @@ class PlannedDispatch(DispatchMachine):
 
     def __init__(self, task: ReplicaTask, planned: PlannedOrder) -> None:
         super().__init__(task, split="I" in planned.ops)
-        actions = actions_of(planned, task)
+        actions = planned_actions(planned, [task])
         self._planned = [(action.op, self._index[action.span]) for action in actions]
-        self._planned_waits = {wait.position: PATIENCE * wait.seconds for wait in planned.waits}
-        self._follow(self._planned, self._planned_waits)
+        self._planned_waits_s = Patience.of(planned).waits_s
+        self._follow(self._planned, self._planned_waits_s)
 
-    def _follow(self, sequence: list[tuple[Op, int]], waits: Mapping[int, float]) -> None:
-        self._sequence, self._waits = sequence, waits
+    def _follow(self, sequence: list[tuple[Op, int]], waits_s: Mapping[int, float]) -> None:
+        self._sequence, self._patience = sequence, Patience(waits_s)
         self._position = {step: number for number, step in enumerate(sequence)}
         self._next = 0
         self._taken = bytearray(len(sequence))
-        self._idle_since: tuple[int, float] | None = None
 
     def _begin(self, step: int, now_s: float) -> None:
         super()._begin(step, now_s)
-        self._follow(self._planned, self._planned_waits)
+        self._follow(self._planned, self._planned_waits_s)
 
     def _renumber(self, change: Renumbering) -> None:
         """Go on with the same order; of what replaces a micro-batch, only the first piece is worth waiting for."""
         sequence: list[tuple[Op, int]] = []
-        waits: dict[int, float] = {}
+        waits_s: dict[int, float] = {}
         taken = bytearray()
         for position, step in enumerate(self._sequence):
             pieces = recut_order([step], change)
-            if pieces and position in self._waits:
-                waits[len(sequence)] = self._waits[position]
+            if pieces and position in self._patience.waits_s:
+                waits_s[len(sequence)] = self._patience.waits_s[position]
             sequence += pieces
             taken += bytes([self._taken[position]]) * len(pieces)
-        self._follow(sequence, waits)
+        self._follow(sequence, waits_s)
         self._taken = taken
 
     def _choose(self, state: DispatchState, now_s: float) -> tuple[Op, int, str] | None:
         while self._next < len(self._sequence) and self._taken[self._next]:
             self._next += 1
         found = min(self._could_run(state), default=None)
-        if found is None or (found != self._next and self._worth_waiting(now_s)):
+        if found is None or (found != self._next and self._patience.lasts(self._next, now_s)):
             return None
         self._taken[found] = 1
         op, index = self._sequence[found]
@@ -109,15 +84,6 @@ class PlannedDispatch(DispatchMachine):
             for op, ready in self._ready.items()
             if ready and (op is not Op.FORWARD or self._fits(state, ready[0]))
         ]
-
-    def _worth_waiting(self, now_s: float) -> bool:
-        """Whether to go on waiting for the next planned action."""
-        patience_s = self._waits.get(self._next)
-        if patience_s is None:
-            return False
-        if self._idle_since is None or self._idle_since[0] != self._next:
-            self._idle_since = (self._next, now_s)
-        return now_s - self._idle_since[1] <= patience_s
 
 
 class StaticDispatch(DispatchMachine):
@@ -242,7 +208,7 @@ def known_order(task: Task) -> tuple[Action, ...]:
     """Return the order that a task has from the plan; nothing if it is decided at run time."""
     if task.planned is None:
         return task.order
-    return shared_actions(task.planned, task.stages) if isinstance(task, SharedTask) else actions_of(task.planned, task)
+    return planned_actions(task.planned, task.stages if isinstance(task, SharedTask) else [task])
 
 
 class TwoSteps:

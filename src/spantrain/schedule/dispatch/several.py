@@ -11,11 +11,8 @@ from spantrain.core.action import Action, Op
 from spantrain.core.messages import Arrived, Command, Event, Finished, StepStarted
 from spantrain.core.planned.hints import PlannedOrder
 from spantrain.errors import ScheduleError
-from spantrain.schedule.dispatch.machine import DispatchMachine, DispatchState, ReplicaTask
+from spantrain.schedule.dispatch.machine import DispatchMachine, DispatchState, Patience, ReplicaTask, planned_actions
 from spantrain.schedule.dispatch.recut import Renumbering
-
-PATIENCE = 2.0
-"""How many times the planned seconds a device waits for an action before it does something else."""
 
 Ready = tuple[int, Op, int]
 """A stage, an operation, and which of the stage's own micro-batches."""
@@ -36,27 +33,6 @@ class SharedTask:
     def split_backward(self) -> bool | None:
         """As of each of its stages."""
         return self.stages[0].split_backward
-
-
-def shared_actions(planned: PlannedOrder, tasks: Sequence[ReplicaTask]) -> tuple[Action, ...]:
-    """Return the actions of a planned order, each kind of a stage by rising own micro-batch.
-
-    Raises:
-        ValueError: it has more actions of a kind than there are micro-batches, or those of other stages, or does not
-            say of which they are.
-    """
-    if len(planned.stages) != len(planned.ops):
-        raise ValueError(f"the order of several stages says of {len(planned.stages)} actions which stage they are of")
-    by_stage = {task.stage: task for task in tasks}
-    taken: dict[tuple[int, str], int] = {}
-    actions = []
-    for letter, stage in zip(planned.ops, planned.stages, strict=True):
-        spans, number = by_stage[stage].spans if stage in by_stage else (), taken.get((stage, letter), 0)
-        if number == len(spans):
-            raise ValueError(f"stage {stage}: {letter} comes more than {len(spans)} times in {planned.ops}")
-        actions.append(Action(stage, Op(letter), spans[number]))
-        taken[stage, letter] = number + 1
-    return tuple(actions)
 
 
 class _OneOfSeveral(DispatchMachine):
@@ -85,10 +61,6 @@ class _OneOfSeveral(DispatchMachine):
     def size(self, index: int) -> int:
         """Return the samples of an own micro-batch."""
         return self._spans[index].size
-
-    def index_of(self, action: Action) -> int:
-        """Return which of its micro-batches an action is of."""
-        return self._index[action.span]
 
     def _choose(self, state: DispatchState, now_s: float) -> tuple[Op, int, str] | None:  # noqa: ARG002
         return self._next
@@ -160,7 +132,7 @@ class InOrder:
         self._order = list(order)
         self._position = {step: number for number, step in enumerate(self._order)}
         self._strict = planned is None
-        self._waits = {wait.position: PATIENCE * wait.seconds for wait in planned.waits} if planned else {}
+        self._waits_s = Patience.of(planned).waits_s if planned else {}
         self._frees = [n for n, (_, op, _) in enumerate(self._order) if op in (Op.BACKWARD, Op.BACKWARD_WEIGHT)]
         self.begin()
 
@@ -168,14 +140,14 @@ class InOrder:
         """Begin a step."""
         self._taken = bytearray(len(self._order))
         self._next = self._freed = 0
-        self._idle_since: tuple[int, float] | None = None
+        self._patience = Patience(self._waits_s)
 
     def __call__(self, device: SeveralStages, now_s: float) -> tuple[Ready, str] | None:
         """Return the next action that may run."""
         while self._next < len(self._order) and self._taken[self._next]:
             self._next += 1
         found = min((self._position[one] for one in device.ready() if self._may_run(one)), default=None)
-        if found is None or (found != self._next and (self._strict or self._worth_waiting(now_s))):
+        if found is None or (found != self._next and (self._strict or self._patience.lasts(self._next, now_s))):
             return None
         self._taken[found] = 1
         which = f"action {found + 1} of {len(self._order)} in the order"
@@ -187,14 +159,6 @@ class InOrder:
         while self._freed < len(self._frees) and self._taken[self._frees[self._freed]]:
             self._freed += 1
         return self._freed == len(self._frees) or self._frees[self._freed] > self._position[one]
-
-    def _worth_waiting(self, now_s: float) -> bool:
-        patience_s = self._waits.get(self._next)
-        if patience_s is None:
-            return False
-        if self._idle_since is None or self._idle_since[0] != self._next:
-            self._idle_since = (self._next, now_s)
-        return now_s - self._idle_since[1] <= patience_s
 
 
 def by_rule(device: SeveralStages, now_s: float, *, preference: Sequence[Op]) -> tuple[Ready, str] | None:  # noqa: ARG001
@@ -212,7 +176,7 @@ def by_rule(device: SeveralStages, now_s: float, *, preference: Sequence[Op]) ->
 
 def shared_machine(task: SharedTask, preference: Sequence[Op] = (), *, split: Callable[[int], bool]) -> SeveralStages:
     """Return the machine of a device with several stages: of an order, or of a rule (`by_rule`)."""
-    actions = task.order if task.planned is None else shared_actions(task.planned, task.stages)
+    actions = task.order if task.planned is None else planned_actions(task.planned, task.stages)
     if not actions:
         return SeveralStages(
             task.stages, lambda device, now_s: by_rule(device, now_s, preference=preference), split=split
