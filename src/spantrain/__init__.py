@@ -20,25 +20,27 @@ from typing import Any
 
 from spantrain.version import VERSION
 
-__all__ = [
-    "Callback",
-    "ChatForm",
-    "EvalPrediction",
-    "LocalParameterServer",
-    "OuterMetrics",
-    "OuterOptimizer",
-    "OuterOptions",
-    "OuterTrainerCallback",
-    "PredictionOutput",
-    "StepMetrics",
-    "StepSession",
-    "Trainer",
-    "TrainerControl",
-    "TrainerState",
-    "TrainingArguments",
-    "__version__",
-    "session",
-]
+_HOMES = {
+    "ChatForm": "core.units",
+    "Callback": "library.callbacks",
+    "EvalPrediction": "library.evaluation",
+    "LocalParameterServer": "outer.local",
+    "OuterMetrics": "outer.client.metrics",
+    "OuterOptimizer": "outer.client.optimizer",
+    "OuterOptions": "outer.client.optimizer",
+    "OuterTrainerCallback": "library.outer_callback",
+    "PredictionOutput": "library.evaluation",
+    "StepMetrics": "library.callbacks",
+    "StepSession": "library.loop",
+    "Trainer": "library.trainer",
+    "TrainerControl": "library.callbacks",
+    "TrainerState": "library.callbacks",
+    "TrainingArguments": "library.arguments",
+    "session": "library.loop",
+}
+"""Modules of what the library offers, by its names."""
+
+__all__ = sorted((*_HOMES, "__version__"))
 
 __version__ = VERSION
 
@@ -49,28 +51,10 @@ def __getattr__(name: str) -> Any:
     Raises:
         AttributeError: there is no such thing.
     """
-    homes = {
-        "ChatForm": "core.units",
-        "Callback": "library.callbacks",
-        "EvalPrediction": "library.evaluation",
-        "LocalParameterServer": "outer.local",
-        "OuterMetrics": "outer.client.metrics",
-        "OuterOptimizer": "outer.client.optimizer",
-        "OuterOptions": "outer.client.optimizer",
-        "OuterTrainerCallback": "library.outer_callback",
-        "PredictionOutput": "library.evaluation",
-        "StepMetrics": "library.callbacks",
-        "StepSession": "library.loop",
-        "Trainer": "library.trainer",
-        "TrainerControl": "library.callbacks",
-        "TrainerState": "library.callbacks",
-        "TrainingArguments": "library.arguments",
-        "session": "library.loop",
-    }
-    if name not in homes:
+    if name not in _HOMES:
         raise AttributeError(f"module 'spantrain' has no attribute {name!r}")
-    if "outer" in homes[name]:
+    if "outer" in _HOMES[name]:
         # gRPC reads it when it is loaded. Its handlers of fork() end the workers of a DataLoader in a process that
         # talks to a master; these workers do not use gRPC, and need none.
         os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
-    return getattr(importlib.import_module(f"spantrain.{homes[name]}"), name)
+    return getattr(importlib.import_module(f"spantrain.{_HOMES[name]}"), name)

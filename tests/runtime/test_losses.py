@@ -1,6 +1,7 @@
 """Worker processes are killed while they train: the run goes on with the others, and its losses are one device's."""
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,6 +14,9 @@ from spantrain.app.planning import ahead, protection
 from spantrain.app.reporter import SilentReporter
 from spantrain.app.session import Session, SessionOptions, open_session
 from spantrain.app.training.outcome import TrainOutcome
+from spantrain.app.training.recovery.carry_on import Leg
+from spantrain.app.training.recovery.joining import Membership
+from spantrain.app.training.recovery.journal import Journal
 from spantrain.app.training.requests import RunOptions, TrainRequest
 from spantrain.app.training.stop import StopRequest
 from spantrain.app.training.train import train
@@ -24,7 +28,8 @@ from spantrain.core.span import Span
 from spantrain.errors import PeerLostError
 from spantrain.planner.present import NewPlan
 from spantrain.recovery.policy import OnLoss
-from spantrain.runtime.coordinator.barrier import StepOutcome
+from spantrain.runtime.checkpoint.manifest import read_manifest
+from spantrain.runtime.coordinator.barrier import CommitPoint, StepOutcome
 from testing.runtime.kills import kill
 from testing.runtime.places import in_sites
 from testing.runtime.runs import OneProcess
@@ -234,6 +239,68 @@ def test_all_but_one_may_go(run):
     killer = Killer({1: "s0r0", 3: "s1r0", 5: "s1r1"})
     _, outcome = run(killer, [0, 2, 5], [[2, 1], [1, 1]])
     assert sorted(outcome.devices) == ["s0r1"]
+
+
+@pytest.fixture
+def lost_before_it_hears(monkeypatch):
+    """Kills a device when what is committed is what is awaited, and no device has been told of it."""
+
+    def lost(victim: str, logs: Callable[[], Path], is_time: Callable[[StepOutcome], bool]) -> None:
+        committed, victims = Journal.committed, [victim]
+
+        def and_kill(self, outcome, verdict) -> None:
+            committed(self, outcome, verdict)
+            if victims and is_time(outcome):
+                kill(logs() / f"{victims.pop()}.log")
+
+        monkeypatch.setattr(Journal, "committed", and_kill)
+
+    return lost
+
+
+@pytest.mark.parametrize("evaluate_every", [0, 4])
+@pytest.mark.parametrize("victim", ["s0r0", "s1r1"])
+def test_one_may_go_when_all_steps_are_done(run, lost_before_it_hears, victim, evaluate_every):
+    """Behind the last step, or the evaluation that follows: the others save what is held, and train nothing again."""
+    killer, job = Killer({}), replace(JOB, evaluate_every=evaluate_every)
+
+    def is_time(outcome: StepOutcome) -> bool:
+        return (outcome.loss is None) if evaluate_every else (outcome.step == JOB.steps - 1)
+
+    lost_before_it_hears(victim, lambda: killer.logs, is_time)
+    _, outcome = run(killer, [0, 2, 5], [[2, 1], [1, 1]], job=job)
+    assert outcome.steps == JOB.steps
+    assert victim not in outcome.devices
+    assert outcome.plan_changes == ()
+    assert any(f"{victim} lost (its worker was killed by signal 9): all steps are done, " in it for it in killer.notes)
+    saved = read_manifest(Path(outcome.checkpoint))
+    assert (saved.step, {file.device for file in saved.files.values()}) == (JOB.steps, set(outcome.devices))
+    assert len(outcome.losses) == JOB.steps
+
+
+def test_what_nobody_else_holds_when_all_steps_are_done_is_trained_again(run, lost_before_it_hears):
+    killer = Killer({})
+    lost_before_it_hears("s1r0", lambda: killer.logs, lambda outcome: outcome.step == JOB.steps - 1)
+    _, outcome = run(killer, [0, 1, 3, 5], [[1], [1], [1]], job=replace(JOB, checkpoint_every=2))
+    assert outcome.steps == JOB.steps
+    assert any("all go back to the checkpoint after 8 steps (1 step is trained again)" in note for note in killer.notes)
+
+
+def test_who_leaves_may_be_lost_before_it_gives_what_it_holds(run, monkeypatch):
+    """All have ended what they did, and the next plan is without it."""
+    killer, leg = Killer({}, drained={2: "s1r0"}, last="s1r0 lost"), Membership.leg
+
+    def behind_a_loss(self, committed: CommitPoint) -> Leg:
+        if "s1r0" in committed.plan.devices:
+            kill(killer.logs / "s1r0.log")
+            time.sleep(0.5)
+        return leg(self, committed)
+
+    monkeypatch.setattr(Membership, "leg", behind_a_loss)
+    _, outcome = run(killer, [0, 1, 3, 5], [[1], [1], [1]], job=LONG, speed=1e-5)
+    assert sorted(outcome.devices) == ["s0r0", "s2r0"]
+    assert any("s1r0 lost (its worker was killed by signal 9): " in note for note in killer.notes)
+    assert any("all go back to the beginning" in note for note in killer.notes)
 
 
 def test_a_run_ends_where_that_is_wanted(run):

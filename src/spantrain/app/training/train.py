@@ -198,8 +198,9 @@ class _RunOnSession:
         step = leg.first_step
         del self._losses[step:]
         self._outcomes = [outcome for outcome in self._outcomes if outcome.step < step]
-        self._plans.decided(step - 1, Advice(plan=self._leg.plan, reason=self._leg.reason))
-        self._reporter.run_begins(self._leg.plan, self._leg.reason)
+        if not leg.is_over:
+            self._plans.decided(step - 1, Advice(plan=leg.plan, reason=leg.reason))
+        self._reporter.run_begins(leg.plan, leg.reason)
 
     def _barrier(self, advising: Advising | None) -> StepBarrier:
         request, later = self._request, self._session.coordinator.later
@@ -207,6 +208,7 @@ class _RunOnSession:
             plan=self._leg.plan,
             job=request.job,
             first_step=self._leg.first_step,
+            is_over=self._leg.is_over,
             stop_requested=lambda: self._stop.wanted,
             on_step=lambda outcome: later(lambda: self._on_step(outcome)),
             on_commit=self._journal.committed,
@@ -255,7 +257,7 @@ class _RunOnSession:
         if self._goes_on:
             self._prepared.prepare(self._running.plan, frozenset(self._session.coordinator.here()))
         self._faults.after(outcome.step + 1)
-        if self._leg.reason and outcome.step == self._leg.first_step:
+        if self._leg.reason and outcome.step == self._leg.first_step and not self._leg.is_over:
             moved_bytes = outcome.switch.moved_bytes if outcome.switch else 0
             self._plans.done(SwitchFigures(duration_s=self._stood_still_s, moved_bytes=moved_bytes))
         elif outcome.switch is not None and outcome.step != self._leg.first_step:
@@ -268,6 +270,8 @@ class _RunOnSession:
     def _manifest(self, step: int) -> Manifest:
         request = self._request
         plan, first = self._plans.after(step), request.calm_plan or request.plan
+        if self._leg.is_over:
+            plan = self._leg.plan  # of devices that are there
         return Manifest(
             step=step,
             model=plan.model,
@@ -296,7 +300,11 @@ class _RunOnSession:
             prediction_error_ratio=measured_s / predicted.step_s - 1.0,
             samples_per_s=plan.global_batch / measured_s,
             steps=len(self._losses),
-            devices={name: device_figures(plan, name, results[name], predicted, outcomes) for name in plan.devices},
+            devices={
+                name: device_figures(plan, name, results[name], predicted, outcomes)
+                for name in plan.devices
+                if name in results
+            },
             links=link_figures(results, sum(outcome.duration_s for outcome in self._outcomes)),
             generation=plan.generation,
             schedule=plan.schedule,

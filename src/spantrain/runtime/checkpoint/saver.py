@@ -130,11 +130,7 @@ def write_device_file(
     """
     storage.make_folder(folder)
     name, sha256, size_bytes = tensor_file.write_named(
-        storage,
-        folder,
-        file_stem(device),
-        tensor_pieces(tensors),
-        lambda digest: _file_name(device, digest),
+        storage, folder, file_stem(device), tensor_pieces(tensors), lambda digest: _file_name(device, digest)
     )
     stored = {name: StoredTensor(part=parts[name], dtype=dtype_name(tensor.dtype)) for name, tensor in tensors.items()}
     file = StoredFile(device=device, sha256=sha256, size_bytes=size_bytes, tensors=stored)

@@ -179,6 +179,8 @@ class TrainOrder(Order[TrainResult], name="train"):
     """Devices that are no part of the plan and give what they hold (`GiveOrder`)."""
     outer: OuterCluster | None = None
     """As whom the run takes part in an outer optimizer, if it does."""
+    is_over: bool = False
+    """Whether all steps are done: what is held is saved and evaluated, and that is all."""
 
 
 ORDERS: Mapping[str, type[Order[Any]]] = {

@@ -69,7 +69,7 @@ class CommitPoint:
 
     step: int
     verdict: StepVerdict | None
-    """On the step before; None if the run has made none."""
+    """On the step before, or the evaluation behind it; None if the run has made none."""
     plan: Plan
     """Under which that step ran, with those keepers alone whose copies were whole."""
 
@@ -118,9 +118,10 @@ class StepBarrier:
         on_commit: Callable[[StepOutcome, StepVerdict], None] = lambda _outcome, _verdict: None,
         records: StepRecords | None = None,
         hold_s: float = HOLD_S,
+        is_over: bool = False,
     ) -> None:
         """`on_step` hears of each step behind its verdict, `on_commit` before any device hears of that; `records` of
-        what devices did in single steps.
+        what devices did in single steps. `is_over`: all steps are done, and devices save what they have.
         """
         self.plan = plan
         """That runs: the last one that a verdict had."""
@@ -140,6 +141,7 @@ class StepBarrier:
         self._hold_s = hold_s
         self._step = first_step
         """That all report next."""
+        self._steps_done = first_step
         self._reports: dict[str, DeviceReport] = {}
         """Of that step."""
         self._verdict: StepVerdict | None = None
@@ -147,7 +149,7 @@ class StepBarrier:
         self._ahead = _ToldAhead()
         self._stops = 0
         """How often all were told to stop: where steps overlap, one that has begun still ends."""
-        self._to_save: set[int] = set()
+        self._to_save = {first_step} if is_over else set[int]()
         self._closed = Condition()
         self._aborted: str | None = None
         self._last_closed_s = time.monotonic()
@@ -187,7 +189,7 @@ class StepBarrier:
     def committed(self) -> CommitPoint:
         """What has happened for good; after `abort` it stays so."""
         with self._closed:
-            return CommitPoint(step=self._step, verdict=self._verdict, plan=self._ran)
+            return CommitPoint(step=self._steps_done, verdict=self._verdict, plan=self._ran)
 
     @property
     def awaited(self) -> frozenset[str]:
@@ -281,6 +283,7 @@ class StepBarrier:
             self._to_save.add(step + 1)
         self._on_commit(outcome, verdict)
         self._verdict, self._step = verdict, step + 1
+        self._steps_done += outcome.loss is not None  # else it was the evaluation behind the last one
         self._stops += verdict.stop
         self._closed.notify_all()
         self._on_step(outcome)

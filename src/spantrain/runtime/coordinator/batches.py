@@ -17,9 +17,13 @@ from safetensors.torch import load, save
 
 from spantrain.core.span import Span
 from spantrain.errors import ProtocolError, WorkerError
+from spantrain.models.data.dataset import open_dataset
 from spantrain.models.units import Rows, chosen_rows, counted_labels
 from spantrain.runtime.control.data_requests import AskNextStep, BatchPiece, FetchRows, NextStep, NextStepAnswer
+from spantrain.runtime.control.orders import TrainOrder
 from spantrain.runtime.control.plane import ControlPlane
+from spantrain.runtime.step.context import WorkerLinks
+from spantrain.runtime.step.work import SampledFeed
 
 EXTERNAL = "given"
 """The `ModelSpec.dataset` of such runs."""
@@ -181,3 +185,14 @@ class QueuedFeed:
                 raise WorkerError(f"step {step}: {part} {span} ended after {len(content)} of {total} bytes")
             content, total = content + answer.piece, answer.total
         return load(content)
+
+
+def feed_of(order: TrainOrder, links: WorkerLinks, *, held_out: bool) -> SampledFeed | QueuedFeed:
+    """Return where a device has the samples of a train order from."""
+    model = order.plan.model
+    if model.dataset == EXTERNAL:
+        return QueuedFeed(links.control, links.check_abort)
+    return SampledFeed(
+        open_dataset(model, held_out=held_out), global_batch=order.plan.global_batch, seed=order.job.order_seed,
+        same_every_step=held_out, first_step=order.first_step, samples_before=order.samples_before,
+    )  # fmt: skip

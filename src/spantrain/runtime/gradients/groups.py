@@ -158,12 +158,7 @@ def hold_store(address: str) -> TCPStore:
         listener.listen()
         port = listener.getsockname()[1]
         return TCPStore(
-            address,
-            port,
-            is_master=True,
-            wait_for_workers=False,
-            timeout=_REACH,
-            master_listen_fd=listener.detach(),
+            address, port, is_master=True, wait_for_workers=False, timeout=_REACH, master_listen_fd=listener.detach()
         )
 
 

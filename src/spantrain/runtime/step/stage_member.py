@@ -186,11 +186,7 @@ def _divided(units: Sequence[UnitModule], stage: Stage, replica: Replica, groups
     """Keep this member's part of the units, in place; return what it holds of each parameter and running statistic."""
     if len(replica.devices) > 1:
         own = shard_units(
-            units,
-            replica.tp_shares,
-            groups.replica.rank,
-            groups.replica,
-            sequence_parallel=stage.sequence_parallel,
+            units, replica.tp_shares, groups.replica.rank, groups.replica, sequence_parallel=stage.sequence_parallel
         )
     else:
         named = ((unit.get_parameter(local), full) for unit in units for local, full in parameter_names(unit).items())

@@ -105,6 +105,8 @@ class OrderRunner:
         """Those that were opened for the order under way."""
         self._last: TrainSession | FollowSession | None = None
         """The last train order's, or follow order's, for what is still held of it."""
+        self._is_over = False
+        """Whether its run has ended, as far as is known here."""
         self._before: frozenset[tuple[int, str]] | None = None
         """Sockets from before the first of them, if any."""
         self._journal: JournalCopy | None = None
@@ -112,7 +114,7 @@ class OrderRunner:
     @property
     def held(self) -> HeldState | None:
         """What is held of the last train order, if anything."""
-        return self._last.held if isinstance(self._last, TrainSession) else None
+        return self._last.held if isinstance(self._last, TrainSession) and not self._is_over else None
 
     @property
     def is_whole(self) -> bool:
@@ -126,6 +128,8 @@ class OrderRunner:
 
     def perform(self, order: object, watch: Watch) -> object:
         """Carry out an order, which the watch is over; return its result."""
+        if not isinstance(order, (orders.TrainOrder, orders.GiveOrder, orders.FollowOrder)):
+            self._last = None
         try:
             return self._performed(self._as_here(order), watch)
         finally:
@@ -188,15 +192,18 @@ class OrderRunner:
         raise AssertionError(f"no such order: {order}")
 
     def _train(self, order: orders.TrainOrder) -> orders.TrainResult:
-        """Carry out a train order; what the one before has left is held until this one has it."""
+        """Carry out a train order; what the one before has left is held until this one has it.
+
+        What this one leaves is held, too: another device may be lost before it has saved its part.
+        """
         self._copy_journal(order.journal_dir)
         left = self._last.leave(order.kept, order.first_step) if self._last and order.kept else None
         if order.kept is None:
             self._last = None
         self._last = session = session_of(order, self._links(), left)
+        self._is_over = False
         result = session.run()
-        if not session.paused:
-            self._last = None
+        self._is_over = not session.paused
         return result
 
     def _copy_journal(self, run: str) -> None:

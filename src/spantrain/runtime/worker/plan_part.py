@@ -234,11 +234,7 @@ def trained_of(named: Mapping[str, torch.nn.Parameter]) -> dict[str, torch.nn.Pa
 
 
 def make_plan_part(
-    here: WorkerContext,
-    plan: Plan,
-    member: StageMember,
-    optimizer: torch.optim.Optimizer,
-    holding: Holding,
+    here: WorkerContext, plan: Plan, member: StageMember, optimizer: torch.optim.Optimizer, holding: Holding
 ) -> PlanPart:
     """Make all that a step needs besides the stage's units, their optimizer, and what is held of both.
 

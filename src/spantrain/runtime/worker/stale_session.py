@@ -29,7 +29,7 @@ from spantrain.models.statistics import named_statistics
 from spantrain.models.units import left_behind
 from spantrain.runtime.checkpoint.holding import holding_of
 from spantrain.runtime.control.orders import TrainOrder, TrainResult
-from spantrain.runtime.control.requests import Begin, DeviceReport, StepVerdict
+from spantrain.runtime.control.requests import DeviceReport, StepVerdict
 from spantrain.runtime.gradients.optimizer import build_optimizer
 from spantrain.runtime.gradients.step_sums import Background
 from spantrain.runtime.step.context import WorkerContext, WorkerLinks
@@ -136,11 +136,8 @@ class StaleSession(TrainSession):
         super()._resume()
         self._sets.synchronize()
 
-    def _train(self) -> None:
-        step = self._order.first_step
-        self._outer.join(self._part, step)
+    def _run_steps(self, step: int) -> int:
         self._sets.synchronize()
-        self._control.ask(Begin())
         evaluate = True
         while True:
             evaluation = self._evaluate(step) if evaluate else None
@@ -152,11 +149,7 @@ class StaleSession(TrainSession):
                 self._save(step)
             evaluate = verdict.evaluate
             if verdict.stop:
-                break
-        self._outer.leave()
-        if self._held_out:
-            self._recorder.end_steps()
-            self._commit(step, None, self._evaluate(step))
+                return step
 
     def _run_until_quiet(self, first: int, evaluation: float | None) -> tuple[int, StepVerdict]:
         """Run steps until one behind which everything gets quiet; return the step to come, and that one's verdict."""

@@ -15,20 +15,18 @@ from spantrain.core.plan import Plan
 from spantrain.devices.registry import class_of
 from spantrain.errors import ConfigError
 from spantrain.models.build import build_units
-from spantrain.models.data.dataset import open_dataset
 from spantrain.runtime.checkpoint.device_files import FileSender, FilesToBeginWith
 from spantrain.runtime.checkpoint.saver import DeviceCheckpoints, restore
 from spantrain.runtime.control.ahead import AheadChange
 from spantrain.runtime.control.orders import KeptState, TrainOrder, TrainResult
 from spantrain.runtime.control.requests import Begin, DeviceReport, HeldState, StepVerdict, SwitchReport
-from spantrain.runtime.coordinator.batches import EXTERNAL, QueuedFeed
+from spantrain.runtime.coordinator.batches import QueuedFeed, feed_of
 from spantrain.runtime.gradients.optimizer import GradientScaling
 from spantrain.runtime.gradients.step_sums import StepSums
 from spantrain.runtime.recorder import PeerTraffic, StepRecorder, StepTeller
 from spantrain.runtime.redistribution.exchange import group_of
 from spantrain.runtime.step.context import WorkerContext, WorkerLinks, admit, clock_offset_s, seen_here
 from spantrain.runtime.step.stage_member import StageMember, build_member
-from spantrain.runtime.step.work import SampledFeed
 from spantrain.runtime.worker.carry_on import LeftState, carry_on
 from spantrain.runtime.worker.keeping.ahead import StateAhead
 from spantrain.runtime.worker.keeping.stages import Keeping
@@ -75,8 +73,8 @@ class TrainSession:
         links.device.forget_peak()
         self._peak_bytes = 0
         """Under the plans that have run before the present one."""
-        self._training = self._feed(held_out=False)
-        self._held_out = self._feed(held_out=True) if self._job.evaluate_every else None
+        self._training = feed_of(order, links, held_out=False)
+        self._held_out = feed_of(order, links, held_out=True) if self._job.evaluate_every else None
         self._here = self._context()
         self._part = self._first_part()
         self._keeping = Keeping(self._here, self._part, begins=order.kept is None and order.checkpoint is None)
@@ -131,19 +129,6 @@ class TrainSession:
         plan = self._order.plan
         return make_plan_part(self._here, plan, member, *new_optimizer(self._here, plan, member))
 
-    def _feed(self, *, held_out: bool) -> SampledFeed | QueuedFeed:
-        plan = self._order.plan
-        if plan.model.dataset == EXTERNAL:
-            return QueuedFeed(self._control, self._links.check_abort)
-        return SampledFeed(
-            open_dataset(plan.model, held_out=held_out),
-            global_batch=plan.global_batch,
-            seed=self._job.order_seed,
-            same_every_step=held_out,
-            first_step=self._order.first_step,
-            samples_before=self._order.samples_before,
-        )
-
     def run(self) -> TrainResult:
         """Train until the coordinator says stop; return what this device saw."""
         try:
@@ -176,9 +161,22 @@ class TrainSession:
         self._keeping.begin(order.first_step)
 
     def _train(self) -> None:
-        step = self._order.first_step
+        order, step = self._order, self._order.first_step
         self._outer.join(self._part, step)
         self._control.ask(Begin())
+        if not order.is_over:
+            step = self._run_steps(step)
+        elif order.kept is not None and order.output_dir:
+            self._save(step)
+        if self.paused:
+            return
+        self._outer.leave()
+        if self._held_out:
+            self._recorder.end_steps()
+            self._commit(step, None, self._evaluate(step))
+
+    def _run_steps(self, step: int) -> int:
+        """Train from a step on until the run ends or pauses; return how many steps are done then."""
         last = self._order.kept.verdict if self._order.kept else None
         evaluate = last is None or last.evaluate
         while True:
@@ -210,15 +208,12 @@ class TrainSession:
             if verdict.pause:
                 self._ahead.finish(step)
                 self.paused = True
-                return
+                break
             if verdict.plan is not None:
                 self._switch(verdict.plan, step)
             if verdict.ahead is not None:
                 self._begin_ahead(verdict.ahead, step)
-        self._outer.leave()
-        if self._held_out:
-            self._recorder.end_steps()
-            self._commit(step, None, self._evaluate(step))
+        return step
 
     @property
     def held(self) -> HeldState:

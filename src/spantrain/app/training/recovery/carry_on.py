@@ -55,6 +55,8 @@ class Leg:
     """Devices that were thought of when its plan was made; None: those of the plan."""
     is_light: bool = False
     """Whether its plan was made in a moment, and the planner may know a better one."""
+    is_over: bool = False
+    """Whether all steps are done: what is left is to save, and to evaluate."""
     begun_s: float = field(default_factory=time.monotonic)
     """When that was known, by the monotonic clock."""
     parts: tuple[tuple[str, float], ...] = ()
@@ -80,6 +82,7 @@ def orders_of(
         kept=leg.kept,
         givers=leg.givers,
         outer=request.options.outer,
+        is_over=leg.is_over,
     )
     orders: dict[str, TrainOrder | GiveOrder] = dict.fromkeys(leg.plan.devices, order)
     if (standby := request.options.standby_coordinator) in orders:
@@ -104,8 +107,9 @@ def about_pause(leg: Leg, before: Plan, request: TrainRequest, stood_still_s: fl
         for plan in (before, leg.plan)
     )
     speeds = " -> ".join(f"{samples_per_s:.3g}" for samples_per_s in figures)
-    after = f"Training goes on after {format_seconds(stood_still_s)}"
-    return f"{after}{f' ({parts})' if leg.parts else ''}; {speeds} samples/s predicted"
+    what = "The end of the run" if leg.is_over else "Training"
+    after = f"{what} goes on after {format_seconds(stood_still_s)}{f' ({parts})' if leg.parts else ''}"
+    return after if leg.is_over else f"{after}; {speeds} samples/s predicted"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,28 +186,36 @@ def leg_after(
     did_step = committed.step > leg.first_step
     held_under = committed.plan if did_step else leg.held_under
     verdict = committed.verdict or (leg.kept.verdict if leg.kept else None)
+    is_over = leg.is_over or (verdict is not None and verdict.stop)
     what = _what_happened(setback, request.profile)
+    after = Leg(
+        plan=plan, first_step=committed.step, considered=present, is_light=True, begun_s=setback.known_s, parts=parts,
+        is_over=is_over,
+    )  # fmt: skip
     if held_under is not None and holds_all(held_under, holders) and not request.job.staleness:
-        return Leg(
-            plan=plan, first_step=committed.step, kept=KeptState(verdict=verdict), held_under=held_under,
-            reason=f"{what}: step {committed.step + 1} is trained again, {found.how}", begun_s=setback.known_s,
-            parts=parts, considered=present, givers=givers_of(held_under, plan, holders), is_light=True,
+        comes = "all steps are done" if is_over else f"step {committed.step + 1} is trained again"
+        return replace(
+            after, kept=KeptState(verdict=verdict), held_under=held_under, reason=f"{what}: {comes}, {found.how}",
+            givers=givers_of(held_under, plan, holders),
             leaving=() if did_step else tuple(name for name in leg.leaving if name in holders),
         )  # fmt: skip
     if request.batches is not None and held_under is not None:
         raise _no_way(setback, "what it held is held by no other device, and the loop that gives batches goes not back")
-    first_step = resume.content.step if (resume := newest(present)) else 0
-    where = f"the checkpoint after {first_step} steps" if resume else "the beginning"
-    again, back = committed.step - first_step, f"step {first_step + 1} is trained again"
-    if held_under is not None:
-        back = (
-            f"what it held is held by no other device, so all go back to {where} "
-            f"({again} step{' is' if again == 1 else 's are'} trained again)"
-        )
-    return Leg(
-        plan=plan, first_step=first_step, resume=resume, considered=present, is_light=True, begun_s=setback.known_s,
-        parts=parts, reason=f"{what}: {back}, {found.how}",
-    )  # fmt: skip
+    resume = newest(present)
+    first_step = resume.content.step if resume else 0
+    back = f"step {first_step + 1} is trained again" if held_under is None else _goes_back(resume, committed.step)
+    is_over = is_over and first_step == committed.step
+    return replace(after, first_step=first_step, resume=resume, is_over=is_over, reason=f"{what}: {back}, {found.how}")
+
+
+def _goes_back(resume: Resume | None, steps: int) -> str:
+    """Return in a phrase to where a run goes back that has so many steps done."""
+    where = f"the checkpoint after {resume.content.step} steps" if resume else "the beginning"
+    again = steps - (resume.content.step if resume else 0)
+    return (
+        f"what it held is held by no other device, so all go back to {where} "
+        f"({again} step{' is' if again == 1 else 's are'} trained again)"
+    )
 
 
 def _what_happened(setback: Setback, profile: Profile) -> str:

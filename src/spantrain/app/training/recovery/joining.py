@@ -119,13 +119,12 @@ class Membership:
         """Return how the run goes on under the plan that was found, behind the last step that is committed."""
         assert self._found is not None, "there is one"
         generation = self._session.generations.following(0)
-        here = self._session.coordinator.here()
         return Leg(
             plan=replace(self._request.protected(self._found.plan), generation=generation, model=self._leg.plan.model),
             first_step=committed.step,
             kept=KeptState(verdict=committed.verdict),
             held_under=committed.plan,
-            givers=givers_of(committed.plan, self._found.plan, {*here, *self._going}),
+            givers=givers_of(committed.plan, self._found.plan, committed.plan.devices),
             leaving=tuple(name for name in committed.plan.devices if name in self._going),
             reason=self._reason,
             considered=self._known - self._going,
