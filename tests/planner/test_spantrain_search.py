@@ -174,6 +174,18 @@ def test_every_proposal_is_a_plan_that_fits(data, make_cluster, make_graph, make
     assert_plans_fit(request, proposals)
 
 
+def test_plans_divide_tensors_only_where_that_is_allowed(make_cluster, make_graph, make_profile):
+    """Where all its best plans divide them, those that do not are still found."""
+    cluster = make_cluster({"here": dict.fromkeys("abcd", 0.0001)}, bandwidth=1e12, latency_s=0.0)
+    request = request_of(make_profile(cluster, divisible(make_graph(2))), JobSpec(global_batch=1))
+    assert all(proposal.plan.divides_tensors for proposal in spantrain(request)[:2])
+    asked: list[tuple[str, ...]] = []
+    found = spantrain(request, lambda devices: bool(asked.append(tuple(devices))))
+    assert found
+    assert not any(proposal.plan.divides_tensors for proposal in found)
+    assert {name for devices in asked for name in devices} == {"a", "b", "c", "d"}
+
+
 def test_where_micro_batches_are_many_the_simulator_agrees(preset_profile):
     profile = preset_profile("laptop")
     request = request_of(profile, JobSpec(global_batch=128, micro_batches=(2, 4)))

@@ -259,7 +259,7 @@ def _with_divided_updates(request: PlanRequest, scorer: Scorer, best: SimulatedP
 def _of_spantrain(request: PlanRequest) -> tuple[Proposal, ...]:
     """Return the plans of `spantrain`, none where nothing fits: they compete, whatever the search found."""
     try:
-        return spantrain(request)
+        return spantrain(request, partial(request.constraints.tensor_parallel.allows, request.profile.cluster))
     except InfeasiblePlanError:
         return ()
 

@@ -18,9 +18,10 @@ job's. `spantrain_paper` has that order and leaves no device out; what else is a
 in progress that holds up a gradient; it shows where micro-batches are few.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -71,10 +72,12 @@ _NEARLY = 1.5
 """Ways of a group that take so much longer alone are not looked at together with the others."""
 _TOO_MUCH_S = 1e9
 """What each unit that does not fit where it is costs: more than any step."""
+MayDivide = Callable[[Sequence[str]], bool]
+"""Says whether the devices of a group may divide tensors among themselves."""
 
 
-def spantrain(request: PlanRequest) -> tuple[Proposal, ...]:
-    """Propose the best arrangements by equation 1, of several micro-batch sizes.
+def spantrain(request: PlanRequest, may_divide: MayDivide = lambda _devices: True) -> tuple[Proposal, ...]:
+    """Propose the best arrangements by equation 1, of several micro-batch sizes; `may_divide`: which groups tensors.
 
     Where `Constraints.second_level` is False (the paper's ablation, section 4.3.3), a first-level group is one stage
     whose devices share evenly.
@@ -84,7 +87,7 @@ def spantrain(request: PlanRequest) -> tuple[Proposal, ...]:
         ProfileError: the profile lacks a timing or a link.
     """
     # Where a group must take part, how the network is divided shapes what can be said: so other divisions are tried.
-    return _proposals(request, most_divisions=_DIVIDED if request.constraints.keep else 0)
+    return _proposals(request, may_divide, most_divisions=_DIVIDED if request.constraints.keep else 0)
 
 
 def spantrain_paper(request: PlanRequest) -> tuple[Proposal, ...]:
@@ -98,10 +101,10 @@ def spantrain_paper(request: PlanRequest) -> tuple[Proposal, ...]:
     """
     everyone = replace(request.constraints, keep=request.devices_within_quotas)
     job = replace(request.job, schedule="compact")
-    return _proposals(replace(request, job=job, constraints=everyone), most_divisions=0)
+    return _proposals(replace(request, job=job, constraints=everyone), lambda _devices: True, most_divisions=0)
 
 
-def _proposals(request: PlanRequest, *, most_divisions: int) -> tuple[Proposal, ...]:
+def _proposals(request: PlanRequest, may_divide: MayDivide, *, most_divisions: int) -> tuple[Proposal, ...]:
     """Return the best arrangements; the network may be divided into so many groups beside the first-level ones."""
     devices = request.devices_within_quotas
     if len(devices) > _MAX_DEVICES:
@@ -112,12 +115,12 @@ def _proposals(request: PlanRequest, *, most_divisions: int) -> tuple[Proposal, 
     groups = divisions[0]
     # Whole groups as one stage are among the ways with the second level, but its search may end elsewhere.
     levels = dict.fromkeys((request.constraints.second_level, False))
-    spaces = [_GroupSpace(tables, own, keep, second_level=level) for own in divisions for level in levels]
+    spaces = [_GroupSpace(tables, own, keep, may_divide, second_level=level) for own in divisions for level in levels]
     rows = [_ranked(space, request.job.micro_batch_sizes()) for space in spaces]
     ranked = [
         found
         for part in (slice(_OF_EACH_SPACE), slice(_OF_EACH_SPACE, None))
-        for found in sorted((found for row in rows for found in row[part]), key=_seconds)
+        for found in sorted((found for row in rows for found in row[part]), key=attrgetter("value_s"))
     ]
     least_with_s = [
         min(values) for values in zip(*(space.least_with_s for space in spaces[: len(levels)]), strict=True)
@@ -141,11 +144,7 @@ def _ranked(space: "_GroupSpace", sizes: Sequence[int]) -> list["_SolvedArrangem
     ranked = [found for size in first for found in space.best(size)]
     space.narrow()
     ranked += [found for size in sizes if size not in first for found in space.best(size)]
-    return sorted(ranked, key=_seconds)
-
-
-def _seconds(found: "_SolvedArrangement") -> float:
-    return found.value_s
+    return sorted(ranked, key=attrgetter("value_s"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,8 +187,9 @@ class _GroupSpace:
     """First-level groups with their ways, and what arrangements of them take."""
 
     def __init__(
-        self, tables: WayTables, groups: Sequence[DeviceGroup], keep: frozenset[str], *, second_level: bool
-    ) -> None:
+        self, tables: WayTables, groups: Sequence[DeviceGroup], keep: frozenset[str], may_divide: MayDivide, *,
+        second_level: bool,
+    ) -> None:  # fmt: skip
         self._tables = tables
         profile = tables.profile
         capacity = cache(tables.capacity)
@@ -199,7 +199,8 @@ class _GroupSpace:
         self._kept: list[bool] = []
         self._best_somewhere: list[set[Way]] = [set() for _ in groups]
         for group in groups:
-            ways = ways_of(group, profile, capacity, second_level=second_level, tensors=tensors)
+            divides = tensors and may_divide(group.devices)
+            ways = ways_of(group, profile, capacity, second_level=second_level, tensors=divides)
             wanted = {name for device in group.devices for name in (device, site[device]) if name in keep}
             self._ways.append(tuple(way for way in ways if wanted <= _names(way, site)) or ways)
             self._kept.append(bool(wanted))
