@@ -297,15 +297,16 @@ class StepDriver:
         if action.op is Op.FORWARD and own.work.is_last:
             open_step.loss_sum = open_step.loss_sum + outputs[0].double()
         elif action.op is Op.FORWARD:
-            tensors = self._fetched(partial(for_wire, outputs, own.wire_behind))
-            self._send(step, stage, Direction.FORWARD, action.span, tensors)
+            self._send_made(step, action, Direction.FORWARD, partial(for_wire, outputs, own.wire_behind))
         elif action.op in (Op.BACKWARD, Op.BACKWARD_INPUT) and not own.work.is_first:
             feedback = open_step.feedback.setdefault(stage, ErrorFeedback())
-            tensors = self._fetched(partial(feedback.for_wire, outputs, own.wire_before))
-            self._send(step, stage, Direction.BACKWARD, action.span, tensors)
+            self._send_made(step, action, Direction.BACKWARD, partial(feedback.for_wire, outputs, own.wire_before))
 
-    def _fetched(self, made: Callable[[], Tensors]) -> Tensors:
-        return self._device.fetch(made, self._device.torch_device)
+    def _send_made(self, step: int, action: Action, direction: Direction, made: Callable[[], Tensors]) -> None:
+        """Send what is made of an action's result; what this device's own next stage alone takes stays on it."""
+        targets = {target for target, _ in self._router.destinations(action.stage, direction, action.span)}
+        fetched = made() if targets == {self._here.name} else self._device.fetch(made, self._device.torch_device)
+        self._send(step, action.stage, direction, action.span, fetched)
 
     def _work(self, own: OwnStage, step: int, action: Action, final: NamesFinal | None) -> Callable[[], Tensors]:
         """Return the computation of an action, with its inputs bound; followers are told as it begins."""
