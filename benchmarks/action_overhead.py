@@ -37,12 +37,7 @@ BOUND_S = 1.5e-3
 def run_once(session: Session, plan: Plan, profile: Profile, steps: int, folder: Path) -> TrainOutcome:
     """Train a few steps on workers that are there already."""
     request = TrainRequest(
-        plan=plan,
-        profile=profile,
-        profile_path="",
-        job=TrainJob(steps=steps),
-        out=folder,
-        checkpoints=False,
+        plan=plan, profile=profile, profile_path="", job=TrainJob(steps=steps), out=folder, checkpoints=False
     )
     return train(session, request, StopRequest(), SilentReporter())
 

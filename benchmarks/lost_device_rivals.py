@@ -91,12 +91,7 @@ def figures(story: Story, victim: str) -> dict[str, float]:
         return found
     with_it_s = statistics.median(took_s for step, took_s in took if step.ended_s > back.ended_s)
     first_s = next(took_s for step, took_s in took if step is back)
-    return {
-        **found,
-        "pause_s": first_s - with_it_s,
-        "back_s": back.ended_s - story.again_s,
-        "with_it_s": with_it_s,
-    }
+    return {**found, "pause_s": first_s - with_it_s, "back_s": back.ended_s - story.again_s, "with_it_s": with_it_s}
 
 
 def measure(sides: list[str], runs: int, folder: Path) -> dict[str, Any]:

@@ -118,10 +118,7 @@ class Contest:
         if not found.fits:
             return Answer(reason=f"out of memory on {', '.join(found.over_memory)}")
         return Answer(
-            samples_per_s=found.samples_per_s,
-            step_s=found.step_s,
-            plan=plan,
-            joules_per_sample=found.joules_per_sample,
+            samples_per_s=found.samples_per_s, step_s=found.step_s, plan=plan, joules_per_sample=found.joules_per_sample
         )
 
     def _ours(self) -> Answer:

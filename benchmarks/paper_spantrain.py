@@ -11,17 +11,7 @@ from dataclasses import replace
 from statistics import fmean
 
 from paper_rows import OURS, PaperTable, Row, ratio, verdict
-from paper_spantrain_cases import (
-    CHINESE,
-    ENGLISH,
-    NO_SECOND,
-    Case,
-    best,
-    free,
-    paper_system,
-    profile_of,
-    three_sites,
-)
+from paper_spantrain_cases import CHINESE, ENGLISH, NO_SECOND, Case, best, free, paper_system, profile_of, three_sites
 from spantrain.models.catalog.catalog import is_text, resolve_model
 
 MODELS = ("resnet-101", "efficientnet-b1", "bert-small", "gpt2-small")
@@ -49,12 +39,7 @@ CHINESE_8 = {
 
 
 def _versus(
-    case: Case,
-    rival: str,
-    what: str,
-    paper: tuple[float, float] | None,
-    note: str,
-    system: tuple[str, str] = ENGLISH,
+    case: Case, rival: str, what: str, paper: tuple[float, float] | None, note: str, system: tuple[str, str] = ENGLISH
 ) -> Row:
     """Return ours over a rival: with all three sites, the paper's own system, and by free choice."""
     other = three_sites(case).answer(rival)

@@ -37,10 +37,7 @@ from worker_pool import follow_parent
 NAMES = (*SPANTRAIN_TABLES, *ASTEROID_TABLES, *SAILOR_TABLES)
 ALONE = ("spantrain-13", "spantrain-zh-8")
 """Tables whose answers no other needs."""
-VERDICTS = (
-    *("within", "near", "off", "far", "other winner"),
-    *("faster", "slower", "no number", "no answer"),
-)
+VERDICTS = (*("within", "near", "off", "far", "other winner"), *("faster", "slower", "no number", "no answer"))
 DATA = (
     "Simulated with events at full scale. Times of work: data sheets' peak rates with an analytic law; networks: as "
     "the papers describe them, latencies assumed. Sailor's tables: layers and links that its artifact measured."

@@ -169,10 +169,7 @@ def summary(entries: Sequence[Entry]) -> dict[str, object]:
             for name in names
         },
         "memory_of_1f1b": {
-            name: {
-                "all": figures(ratio),
-                "where_network_matters": figures(ratio, mattering),
-            }
+            name: {"all": figures(ratio), "where_network_matters": figures(ratio, mattering)}
             for name, ratio in _LIMITED.items()
         },
         "peak_to_limit": max(entry.peak_to_limit for entry in entries),

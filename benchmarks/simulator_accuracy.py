@@ -147,12 +147,7 @@ def _run(session: Session, measured: Profile, number: int, generation: int, step
     if case.hints:
         plan = with_hints(plan, costs_of(plan, profile))
     request = TrainRequest(
-        plan=plan,
-        profile=profile,
-        profile_path="",
-        job=TrainJob(steps=steps),
-        out=folder,
-        checkpoints=False,
+        plan=plan, profile=profile, profile_path="", job=TrainJob(steps=steps), out=folder, checkpoints=False
     )
     outcome = train(session, request, StopRequest(), SilentReporter())
     validation = validate_run(folder)

@@ -19,14 +19,7 @@ from rich.table import Table
 
 from spantrain.core.action import Op
 from spantrain.core.cluster import Cluster, Device, DeviceKind, Host, Site
-from spantrain.core.profile import (
-    BandwidthCurve,
-    BandwidthPoint,
-    LinkMeasurement,
-    Profile,
-    Provenance,
-    UnitTiming,
-)
+from spantrain.core.profile import BandwidthCurve, BandwidthPoint, LinkMeasurement, Profile, Provenance, UnitTiming
 from spantrain.core.shares import even_share
 from spantrain.core.units import ModelSpec, TensorSpec, Unit, UnitGraph
 from spantrain.cost.compute import GroupCost

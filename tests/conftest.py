@@ -26,11 +26,7 @@ from testing.plans import plan_of
 from testing.profiles import PROVENANCE, exact_links
 
 settings.register_profile(
-    "steady",
-    deadline=None,
-    derandomize=True,
-    print_blob=True,
-    suppress_health_check=[HealthCheck.too_slow],
+    "steady", deadline=None, derandomize=True, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.register_profile("search", settings.get_profile("steady"), derandomize=False)
 settings.load_profile("steady")

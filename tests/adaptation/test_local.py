@@ -45,8 +45,7 @@ def worked(adapter: LocalAdapter, fixed_s: float, sample_s: float) -> None:
 def begun() -> DispatchMachine:
     """A replica of the second of four stages at the begin of its step."""
     policy = make_policy(
-        "critical-path",
-        ReplicaTask(stage=1, num_stages=4, spans=equal_spans(SAMPLES, SIZE), in_flight_limit=SAMPLES),
+        "critical-path", ReplicaTask(stage=1, num_stages=4, spans=equal_spans(SAMPLES, SIZE), in_flight_limit=SAMPLES)
     )
     policy.on_event(0.0, StepStarted(0))
     return policy

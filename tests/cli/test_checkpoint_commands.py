@@ -7,13 +7,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
-from spantrain.config.artefacts import (
-    profile_of_plan,
-    read_plan,
-    reference_to_profile,
-    write_plan,
-    write_profile,
-)
+from spantrain.config.artefacts import profile_of_plan, read_plan, reference_to_profile, write_plan, write_profile
 from spantrain.core.checkpoint import SampleLedger
 from spantrain.core.job import TrainJob
 from spantrain.core.shares import TensorPart

@@ -22,10 +22,7 @@ def replica_of(content: dict, stage: int = 0) -> dict:
 
 
 EDITS = {
-    "unknown device": (
-        lambda content: replica_of(content).update(devices=["lab-9"]),
-        ("lab-9", "it has", "lab-0"),
-    ),
+    "unknown device": (lambda content: replica_of(content).update(devices=["lab-9"]), ("lab-9", "it has", "lab-0")),
     "device in two stages": (
         lambda content: replica_of(content, 1).update(devices=replica_of(content)["devices"], sample_share=2.0),
         ("stages 0 and 1 share", "their replicas must be the same"),
@@ -54,10 +51,7 @@ EDITS = {
         lambda content: replica_of(content).update(in_flight_limit=1),
         ("stage 0, replica 0", "in_flight_limit 1"),
     ),
-    "unknown schedule": (
-        lambda content: content.update(schedule="1f1"),
-        ("schedule", "'1f1'", "1f1b"),
-    ),
+    "unknown schedule": (lambda content: content.update(schedule="1f1"), ("schedule", "'1f1'", "1f1b")),
     "no replicas": (lambda content: stage_of(content).pop("replicas"), ("stages[0].replicas", "is missing")),
     "no stages": (lambda content: content.update(stages=[]), ("at least one stage",)),
     "last stage left out": (lambda content: without_last_stage(content), ("of gpt2-tiny", "14 units", "plan again")),

@@ -183,9 +183,7 @@ def plans(draw: st.DrawFn) -> Plan:
 @st.composite
 def reports(draw: st.DrawFn) -> PlanReport:
     return PlanReport(
-        prediction=draw(st.none() | predictions),
-        alternatives=draw(_tuples(alternatives)),
-        reasons=draw(_tuples(words)),
+        prediction=draw(st.none() | predictions), alternatives=draw(_tuples(alternatives)), reasons=draw(_tuples(words))
     )
 
 

@@ -77,12 +77,7 @@ def test_low_precision_runs_at_the_16_bit_peak() -> None:
     assert (full - LAUNCH_S) / (low - LAUNCH_S) == pytest.approx(2)
 
 
-@given(
-    samples=st.integers(1, 256),
-    speed=st.floats(1e-3, 10),
-    flop=st.floats(0, 1e12),
-    op=st.sampled_from(list(Op)),
-)
+@given(samples=st.integers(1, 256), speed=st.floats(1e-3, 10), flop=st.floats(0, 1e12), op=st.sampled_from(list(Op)))
 def test_time_scales_with_speed_grows_with_samples_and_wastes_small_batches(samples, speed, flop, op) -> None:
     unit = make_unit(flop=flop)
     seconds = law(speed).seconds(unit, op, samples)

@@ -51,13 +51,7 @@ def test_more_samples_never_take_less_time(samples, op):
 
     def timing(n, s):
         return UnitTiming(
-            unit_class="u",
-            kind="k",
-            dtype="float32",
-            samples=n,
-            forward_s=s,
-            backward_input_s=s,
-            backward_weight_s=s,
+            unit_class="u", kind="k", dtype="float32", samples=n, forward_s=s, backward_input_s=s, backward_weight_s=s
         )
 
     points = (timing(4, 1.0), timing(8, 4.0), timing(16, 5.0))

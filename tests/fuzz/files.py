@@ -20,14 +20,7 @@ from spantrain.core.job import TrainJob
 from spantrain.core.messages import Arrived, Decision, DeviceDecisions, Finished, StepStarted
 from spantrain.core.plan import Plan, Replica, Stage
 from spantrain.core.planned.report import Alternative, PlanReport, Prediction, ProfileReference
-from spantrain.core.profile import (
-    BandwidthCurve,
-    BandwidthPoint,
-    DeviceScore,
-    Profile,
-    RuntimeCosts,
-    UnitTiming,
-)
+from spantrain.core.profile import BandwidthCurve, BandwidthPoint, DeviceScore, Profile, RuntimeCosts, UnitTiming
 from spantrain.core.shares import TensorPart
 from spantrain.core.span import Span, equal_spans
 from spantrain.core.trace import Trace

@@ -59,10 +59,7 @@ def plain(mine, make) -> tuple[list[float], dict[str, torch.Tensor]]:
 @pytest.mark.parametrize(
     ("given", "make"),
     [
-        (
-            {"optim": "adafactor", "gradient_checkpointing": True},
-            lambda groups: torch.optim.Adafactor(groups, lr=RATE),
-        ),
+        ({"optim": "adafactor", "gradient_checkpointing": True}, lambda groups: torch.optim.Adafactor(groups, lr=RATE)),
         (
             {"optim": "rmsprop", "optim_args": "momentum=0.5, centered=true", "gradient_checkpointing": False},
             lambda groups: torch.optim.RMSprop(groups, lr=RATE, momentum=0.5, centered=True),

@@ -24,13 +24,7 @@ QUIET = UserReporter((), spantrain.TrainingArguments(logging_steps=0), stop=lamb
 
 
 def setting_of(user_file, out, *, plan=None, build="build", loss="loss", **given) -> Setting:
-    model = model_of(
-        f"{user_file}:{build}",
-        f"{user_file}:{loss}",
-        data=None,
-        tokenizer=None,
-        sequence_length=None,
-    )
+    model = model_of(f"{user_file}:{build}", f"{user_file}:{loss}", data=None, tokenizer=None, sequence_length=None)
     arguments = spantrain.TrainingArguments(output_dir=out, max_steps=3, train_batch_size=8, **given)
     return Setting(model, arguments, cluster=None, plan=plan, optimizer="sgd", measure=False)
 

@@ -44,11 +44,7 @@ def test_sampler_deals_every_sample_once_an_epoch_through_all_changes_of_plan(da
     step = 0
     for steps, readers in runs:
         sampler = Sampler(
-            dataset_size=dataset_size,
-            global_batch=sum(readers),
-            seed=seed,
-            first_step=step,
-            samples_before=len(dealt),
+            dataset_size=dataset_size, global_batch=sum(readers), seed=seed, first_step=step, samples_before=len(dealt)
         )
         for _ in range(steps):
             ends = [sum(readers[: index + 1]) for index in range(len(readers))]

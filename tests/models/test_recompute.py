@@ -98,11 +98,7 @@ def test_bfloat16_recomputes_to_the_same_gradients() -> None:
     found = []
     for recompute in ((), (0, 2, 3, 13)):
         executor = StageExecutor(
-            build_units(spec, seed=5),
-            is_last=True,
-            global_batch=4,
-            dtype="bfloat16",
-            recompute=recompute,
+            build_units(spec, seed=5), is_last=True, global_batch=4, dtype="bfloat16", recompute=recompute
         )
         executor.forward(Span(0, 4), (), rows_of((inputs,), labels))
         executor.backward_input(Span(0, 4), ())

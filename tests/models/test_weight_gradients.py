@@ -259,12 +259,7 @@ MODULES = {
 @pytest.mark.parametrize("name", MODULES)
 @pytest.mark.parametrize(
     "order",
-    [
-        "F0 I0 W0 F1 I1 W1 F2 I2 W2",
-        "F0 F1 I0 F2 I1 W0 I2 W2 W1",
-        "F0 F1 F2 I2 I1 I0 W0 W1 W2",
-        "F0 F1 I1 B0 F2 W1 B2",
-    ],
+    ["F0 I0 W0 F1 I1 W1 F2 I2 W2", "F0 F1 I0 F2 I1 W0 I2 W2 W1", "F0 F1 F2 I2 I1 I0 W0 W1 W2", "F0 F1 I1 B0 F2 W1 B2"],
 )
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
 def test_halves_in_any_order_give_the_full_gradients(name: str, order: str, dtype: torch.dtype | None) -> None:

@@ -16,13 +16,7 @@ from spantrain.core.outer.commands import OuterCommand
 from spantrain.core.outer.events import OuterEvent, Ticket
 from spantrain.core.outer.layers import Layer, ParameterSpec, ShardLayout, ShardRun
 from spantrain.errors import ProtocolError
-from spantrain.outer.link.codec import (
-    decode_command,
-    decode_event,
-    decode_value,
-    encode_message,
-    encode_value,
-)
+from spantrain.outer.link.codec import decode_command, decode_event, decode_value, encode_message, encode_value
 from spantrain.outer.policy.settings import OuterSettings
 from spantrain.outer.rules.nesterov import Nesterov
 from spantrain.outer.rules.registry import OuterRule
@@ -181,12 +175,7 @@ LAYOUT = ShardLayout(
 
 @pytest.mark.parametrize(
     "value",
-    [
-        LAYOUT,
-        PeerAddress(name="a", endpoint="tcp://[::1]:5", public_key=""),
-        Nesterov(),
-        OuterSettings(clip_norm=None),
-    ],
+    [LAYOUT, PeerAddress(name="a", endpoint="tcp://[::1]:5", public_key=""), Nesterov(), OuterSettings(clip_norm=None)],
     ids=lambda value: type(value).__name__,
 )
 def test_other_values_come_back(value: Any) -> None:

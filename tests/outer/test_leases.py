@@ -147,10 +147,7 @@ def test_steps_go_on_when_the_master_stops_answering_and_nobody_has_noticed():
 
 def test_a_cluster_that_was_cut_off_goes_on_with_its_chunks():
     model = small_model()
-    with (
-        MadeUpServer(samples=40, chunks=2) as server,
-        server.optimizer(model.named_parameters(), "a") as outer,
-    ):
+    with MadeUpServer(samples=40, chunks=2) as server, server.optimizer(model.named_parameters(), "a") as outer:
         seen = []
         for number, batch in enumerate(outer.data(40, batch_samples=4)):
             seen += batch
@@ -166,10 +163,7 @@ def test_a_cluster_that_was_cut_off_goes_on_with_its_chunks():
 def test_a_loader_that_fetches_ahead_ends_and_may_begin_again():
     """Where nothing is free it must not wait in the loader: what it fetched would never be trained on."""
     model = small_model()
-    with (
-        MadeUpServer(samples=40, chunks=2) as server,
-        server.optimizer(model.named_parameters(), "a") as outer,
-    ):
+    with MadeUpServer(samples=40, chunks=2) as server, server.optimizer(model.named_parameters(), "a") as outer:
         batches, seen = outer.data(40, batch_samples=4), []
         while not batches.finished:
             fetched: list[list[int]] = []

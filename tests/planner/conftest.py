@@ -62,18 +62,12 @@ def profile_of(
         return 1 + rng.uniform(-noise, noise)
 
     links = tuple(
-        replace(
-            link,
-            latency_s=link.latency_s * off() + 1e-5,
-            bandwidth_bytes_per_s=link.bandwidth_bytes_per_s * off(),
-        )
+        replace(link, latency_s=link.latency_s * off() + 1e-5, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s * off())
         for link in exact_links(cluster, payload_bytes=2**22, rounds=3)
     )
     scores = tuple(
         DeviceScore(
-            device=device.name,
-            score=cluster.kind_by_name[device.kind].peak_fp32_flop_per_s / 1e12 * off(),
-            task_s={},
+            device=device.name, score=cluster.kind_by_name[device.kind].peak_fp32_flop_per_s / 1e12 * off(), task_s={}
         )
         for device in cluster.devices
     )
@@ -141,12 +135,7 @@ def small_cluster(
         hosts=tuple(Host(name=f"h-{d}", site=site, devices=(d,)) for site, devices in sites.items() for d in devices),
         devices=tuple(
             Device(
-                name=d,
-                kind=f"kind-{speed:g}",
-                host=f"h-{d}",
-                site=site,
-                backend="emulated",
-                memory_bytes=memory_bytes,
+                name=d, kind=f"kind-{speed:g}", host=f"h-{d}", site=site, backend="emulated", memory_bytes=memory_bytes
             )
             for site, devices in sites.items()
             for d, speed in devices.items()

@@ -78,9 +78,7 @@ def test_cuts_are_rounded_only_where_allowed(two_sites: Callable[[float], Profil
     assert any("rounded to bfloat16: sent as it is, the plan would be" in reason for reason in rounded.reasons)
 
 
-def test_a_cut_has_the_most_exact_of_the_allowed_formats_that_is_as_fast(
-    two_sites: Callable[[float], Profile],
-) -> None:
+def test_a_cut_has_the_most_exact_of_the_allowed_formats_that_is_as_fast(two_sites: Callable[[float], Profile]) -> None:
     everything = Constraints(wire_formats=tuple(WireFormat))
     chosen = {}
     for bandwidth in (2e5, 2e6, 2e7, 1.25e9):

@@ -42,10 +42,7 @@ def test_one_pipeline_takes_what_the_engine_says(rows, count):
     )
     stages = [
         StageSeconds(
-            forward_s=forward,
-            backward_s=backward,
-            delay_up_s=delay,
-            delay_down_s=rows[s - 1][2] if s else 0.0,
+            forward_s=forward, backward_s=backward, delay_up_s=delay, delay_down_s=rows[s - 1][2] if s else 0.0
         )
         for s, (forward, backward, delay, _) in enumerate(rows)
     ]

@@ -110,9 +110,7 @@ def test_a_pair_slower_than_its_link_leaves_some_of_it():
 def test_a_trace_changes_what_a_mesh_carries():
     paused = SpeedTrace(changes=((1.0, 0.0), (3.0, 0.5)))
     found = send_all(
-        (0.0, "b", message(20, 2.0, "far", "port", usage=(1.0, 0.1))),
-        (0.0, "c", message(200, 2.0, "port")),
-        far=paused,
+        (0.0, "b", message(20, 2.0, "far", "port", usage=(1.0, 0.1))), (0.0, "c", message(200, 2.0, "port")), far=paused
     )
     # b does a second's work, stands still, and goes on at half the speed; c has nine tenths of the port, then all.
     assert found["b"] == [(0.0, pytest.approx(5.0), pytest.approx(5.0))]

@@ -121,8 +121,7 @@ def test_a_device_of_another_plan():
 
 
 @pytest.mark.parametrize(
-    "event",
-    [StepStarted(12), Arrived(Direction.BACKWARD, Span(3, 9)), Finished(Action.parse("1W[0:4]"))],
+    "event", [StepStarted(12), Arrived(Direction.BACKWARD, Span(3, 9)), Finished(Action.parse("1W[0:4]"))]
 )
 def test_events_parse_back(event):
     assert event_of(event_text(event)) == event

@@ -4,14 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from spantrain_studies.outer.case import (
-    Fault,
-    MemberLine,
-    OuterCase,
-    SimulatedCluster,
-    SimulatedShard,
-    equal_layers,
-)
+from spantrain_studies.outer.case import Fault, MemberLine, OuterCase, SimulatedCluster, SimulatedShard, equal_layers
 from spantrain_studies.outer.methods import METHODS, simulate_method
 
 LINE = MemberLine(bandwidth_bytes_per_s=1e6)

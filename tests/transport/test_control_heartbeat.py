@@ -49,9 +49,7 @@ def client(beats: Beats) -> Iterator[ControlClient]:
 def test_beats_bring_back_what_is_asked(beats: Beats, client: ControlClient) -> None:
     asked = threading.Event()
     thread = HeartbeatThread(
-        client,
-        interval_s=0.01,
-        on_change=lambda: asked.set() if thread.answer.get("stop") else None,
+        client, interval_s=0.01, on_change=lambda: asked.set() if thread.answer.get("stop") else None
     )
     assert thread.answer == {}
     thread.start()

@@ -20,10 +20,7 @@ class Watched:
     def __init__(self, bind: str, stack: ExitStack) -> None:
         self.lines: queue.SimpleQueue[tuple[str, int, bool]] = queue.SimpleQueue()
         self.server = ControlServer(
-            bind=bind,
-            handlers={},
-            on_join=lambda _name, _facts: {},
-            on_line=lambda *line: self.lines.put(line),
+            bind=bind, handlers={}, on_join=lambda _name, _facts: {}, on_line=lambda *line: self.lines.put(line)
         )
         self.server.start()
         self._stack = stack

@@ -116,10 +116,7 @@ def joined(request) -> Iterator[tuple[Mailbox, Mailbox, Wire]]:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("sender_dials", [True, False])
 def test_what_was_on_its_way_comes_though_nobody_sends_again(
-    joined,
-    sender_dials: bool,
-    key: Callable[..., MessageKey],
-    collect: Callable[[Mailbox, int], list[Message]],
+    joined, sender_dials: bool, key: Callable[..., MessageKey], collect: Callable[[Mailbox, int], list[Message]]
 ) -> None:
     dialler, listener, wire = joined
     source, target = (dialler, listener) if sender_dials else (listener, dialler)

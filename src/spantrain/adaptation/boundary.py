@@ -9,17 +9,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Protocol
 
-from spantrain.adaptation.network_state import (
-    SURE,
-    LinkState,
-    LinkWatch,
-    Pair,
-    Reports,
-    busy_links,
-    measured_rates,
-    newest_rates,
-    used_pairs,
-)
+from spantrain.adaptation import network_state
 from spantrain.adaptation.search import Forecast, PlanSearch
 from spantrain.core.plan import Plan
 from spantrain.formats.registry import WireFormat
@@ -38,14 +28,14 @@ class PlanReplacement:
 class BoundaryAdapter(Protocol):
     """Decides between steps."""
 
-    def advise(self, step: int, plan: Plan, reports: Reports, step_s: float) -> PlanReplacement | None:
+    def advise(self, step: int, plan: Plan, reports: network_state.Reports, step_s: float) -> PlanReplacement | None:
         """Return what should run instead of the plan that ran this step, in so many seconds; None: leave it."""
 
 
 class Replanner(Protocol):
     """Plans anew for the same devices, beside training; made for the adapter by whoever has a planner."""
 
-    def ask(self, state: LinkState) -> None:
+    def ask(self, state: network_state.LinkState) -> None:
         """Begin to plan for these links; what was asked before is forgotten."""
 
     def answer(self) -> Plan | None:
@@ -91,26 +81,22 @@ class AutoBoundary:
     """
 
     def __init__(
-        self,
-        base: Plan,
-        forecast: Forecast,
-        settings: AutoSettings | None = None,
-        replanner: Replanner | None = None,
+        self, base: Plan, forecast: Forecast, settings: AutoSettings | None = None, replanner: Replanner | None = None
     ) -> None:
         """Begin with the plan that was made for calm links; without a planner, plans near it are all that is tried."""
         self._base = base
         self._forecast = forecast
         self._replanner = replanner
         self._settings = settings or AutoSettings()
-        self.state = LinkState()
+        self.state = network_state.LinkState()
         """What the links are taken to be."""
-        self._out: set[tuple[Pair, bool]] = set()
+        self._out: set[tuple[network_state.Pair, bool]] = set()
         """Links that were out of the band after the last step, and whether they were too fast."""
         self._calm_reports = 0
         """Reports of calm links in a row, while they are taken to be slow."""
         self._blind_reports = _BLIND_REPORTS
         """Reports needed to go back to a plan over slow links that the present one does not use."""
-        self._watch = LinkWatch(forecast)
+        self._watch = network_state.LinkWatch(forecast)
         self._slow_since: int | None = None
         """The first step behind which links were out of the band; None: they are calm."""
         self._calm_since = 0
@@ -123,13 +109,13 @@ class AutoBoundary:
         self._calm_s: float | None = None
         """Seconds of a step of the first plan on links as planned, once they were asked for."""
 
-    def advise(self, step: int, plan: Plan, reports: Reports, step_s: float) -> PlanReplacement | None:
+    def advise(self, step: int, plan: Plan, reports: network_state.Reports, step_s: float) -> PlanReplacement | None:
         """Return a better plan for the present links, if it is worth it."""
-        rates = self._watch.learn(plan, measured_rates(reports), self.state)
-        newest = newest_rates(reports)
-        matter = busy_links(reports, self._settings.matters * step_s)
+        rates = self._watch.learn(plan, network_state.measured_rates(reports), self.state)
+        newest = network_state.newest_rates(reports)
+        matter = network_state.busy_links(reports, self._settings.matters * step_s)
         factors = self._watch.factors(plan, rates, self.state, matter)
-        again, sure = self._have_changed(factors, measured_rates(reports, least=SURE))
+        again, sure = self._have_changed(factors, network_state.measured_rates(reports, least=network_state.SURE))
         slow_steps = self._slow_steps(step, changed=again)
         guess, self._guess = self._guess, None
         if self._are_calm_again(plan, rates, matter, sure=sure) or self._have_just_become_calm(plan, newest, matter):
@@ -151,7 +137,7 @@ class AutoBoundary:
             self._guess = self._guessed(plan, self._watch.factors(plan, last, self.state, matter), step_s)
         return self._planned_anew(plan, slow_steps)
 
-    def _searched(self, plan: Plan, state: LinkState, step_s: float) -> PlanSearch | None:
+    def _searched(self, plan: Plan, state: network_state.LinkState, step_s: float) -> PlanSearch | None:
         """Look for a plan for links, if they explain how long a step took."""
         search = PlanSearch(self._forecast, self._base, plan, state)
         # Where messages are so small that software, not the links, takes their time, it is no guide to a plan.
@@ -162,7 +148,7 @@ class AutoBoundary:
         self.simulated += search.simulated
         return search if explains else None
 
-    def _guessed(self, plan: Plan, factors: Mapping[Pair, float], step_s: float) -> PlanSearch | None:
+    def _guessed(self, plan: Plan, factors: Mapping[network_state.Pair, float], step_s: float) -> PlanSearch | None:
         """Look for a plan for links as the last messages were of a step that may have been in the middle of a change.
 
         It is there at once if the next report agrees, and forgotten if it does not.
@@ -186,7 +172,9 @@ class AutoBoundary:
             self._slow_since = step
         return step - self._slow_since + 1
 
-    def _have_changed(self, factors: Mapping[Pair, float], sure: Collection[Pair]) -> tuple[bool, bool]:
+    def _have_changed(
+        self, factors: Mapping[network_state.Pair, float], sure: Collection[network_state.Pair]
+    ) -> tuple[bool, bool]:
         """Return whether links are out of the band as they were after the step before, and whether some have surely
         become much faster.
 
@@ -199,12 +187,19 @@ class AutoBoundary:
         self._out = set() if again else out
         return again, far
 
-    def _outside(self, factors: Mapping[Pair, float]) -> set[tuple[Pair, bool]]:
+    def _outside(self, factors: Mapping[network_state.Pair, float]) -> set[tuple[network_state.Pair, bool]]:
         """Return the links that are out of the band, and whether they are too fast."""
         band = math.log(self._settings.band)
         return {(pair, factor > 1) for pair, factor in factors.items() if abs(math.log(factor)) > band}
 
-    def _are_calm_again(self, plan: Plan, rates: Mapping[Pair, float], matter: Collection[Pair], *, sure: bool) -> bool:
+    def _are_calm_again(
+        self,
+        plan: Plan,
+        rates: Mapping[network_state.Pair, float],
+        matter: Collection[network_state.Pair],
+        *,
+        sure: bool,
+    ) -> bool:
         """Whether links that are taken to be slow have given nearly what calm ones would, in reports in a row; in one,
         if some have surely become much faster and going back moves nothing.
 
@@ -228,9 +223,11 @@ class AutoBoundary:
 
         It is a trial; when it was in vain, the next one comes later.
         """
-        return bool((used_pairs(self._base) - used_pairs(plan)) & self.state.speeds.keys())
+        return bool((network_state.used_pairs(self._base) - network_state.used_pairs(plan)) & self.state.speeds.keys())
 
-    def _have_just_become_calm(self, plan: Plan, newest: Mapping[Pair, float], matter: frozenset[Pair]) -> bool:
+    def _have_just_become_calm(
+        self, plan: Plan, newest: Mapping[network_state.Pair, float], matter: frozenset[network_state.Pair]
+    ) -> bool:
         """Whether the last messages of a step say of all links that they are calm, and of some that they are much
         faster than they were; where going back moves nothing, so that it costs little to be wrong.
         """
@@ -239,8 +236,10 @@ class AutoBoundary:
         factors = self._watch.factors(plan, newest, self.state, matter)
         return max(factors.values(), default=1.0) >= self._settings.at_once and self._is_near_base(plan)
 
-    def _look_calm(self, plan: Plan, rates: Mapping[Pair, float], matter: Collection[Pair]) -> bool:
-        factors = self._watch.factors(plan, rates, LinkState(), matter)
+    def _look_calm(
+        self, plan: Plan, rates: Mapping[network_state.Pair, float], matter: Collection[network_state.Pair]
+    ) -> bool:
+        factors = self._watch.factors(plan, rates, network_state.LinkState(), matter)
         return (
             median(factors.values() or [1.0]) >= self._settings.calm_again
             and min(factors.values(), default=1.0) >= self._settings.each_calm_again
@@ -248,9 +247,9 @@ class AutoBoundary:
 
     def _is_near_base(self, plan: Plan) -> bool:
         """Whether going back moves nothing."""
-        return self._forecast.move_s(plan, self._base, LinkState()) == 0
+        return self._forecast.move_s(plan, self._base, network_state.LinkState()) == 0
 
-    def _refined(self, plan: Plan, factors: Mapping[Pair, float]) -> LinkState:
+    def _refined(self, plan: Plan, factors: Mapping[network_state.Pair, float]) -> network_state.LinkState:
         """Return the state in which a simulation gives the rates that were reported.
 
         Messages of links that are slow together wait less for others, and round trips weigh less: so once more.
@@ -263,7 +262,7 @@ class AutoBoundary:
         return first.changed(again)
 
     def _back(self, plan: Plan) -> PlanReplacement | None:
-        self.state, self._out, self._waiting = LinkState(), set(), None
+        self.state, self._out, self._waiting = network_state.LinkState(), set(), None
         if plan.stages == self._base.stages and plan.hints == self._base.hints:
             return None
         return PlanReplacement(plan=self._base, reason="links are as planned again: back to the plan made for them")
@@ -273,7 +272,7 @@ class AutoBoundary:
         self.state, self._waiting = search.state, None
         if self._replanner is not None:
             if self._calm_s is None:
-                self._calm_s = self._forecast.step_s(self._base, LinkState())
+                self._calm_s = self._forecast.step_s(self._base, network_state.LinkState())
             if search.best.seconds > self._settings.suffices * self._calm_s:
                 self._replanner.ask(self.state.assumed(search.running.plan))
         return self._judged(search, slow_steps, simulated)

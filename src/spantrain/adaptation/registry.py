@@ -49,11 +49,7 @@ def make_local(name: str, plan: Plan, device: str) -> LocalAdapter:
 
 
 def make_boundary(
-    name: str,
-    plan: Plan,
-    forecast: Forecast,
-    settings: AutoSettings | None = None,
-    replanner: Replanner | None = None,
+    name: str, plan: Plan, forecast: Forecast, settings: AutoSettings | None = None, replanner: Replanner | None = None
 ) -> BoundaryAdapter | None:
     """Return what decides between the steps of a run that begins with a plan; None: nothing does.
 

@@ -229,11 +229,7 @@ class ModelOptions:
         from spantrain.models.data.choice import model_on_data, without_dropout
 
         spec = model_on_data(
-            name,
-            data=self.data,
-            tokenizer=self.tokenizer,
-            sequence_length=self.sequence_length,
-            chat=self._chat_form(),
+            name, data=self.data, tokenizer=self.tokenizer, sequence_length=self.sequence_length, chat=self._chat_form()
         )
         if self.lora is not None:
             from spantrain.models.adapters import LoraForm, with_lora

@@ -302,12 +302,7 @@ def _place(host: Host, rows: list[DeviceRow], at: Field, draft: _Draft) -> bool:
         draft.claim("device", name, row.at if row.name else at)
         names.append(name)
         device = Device(
-            name=name,
-            kind=row.kind,
-            host=host.name,
-            site=host.site,
-            backend=row.backend,
-            memory_bytes=row.memory_bytes,
+            name=name, kind=row.kind, host=host.name, site=host.site, backend=row.backend, memory_bytes=row.memory_bytes
         )
         draft.devices.append(device)
     draft.hosts.append(replace(host, devices=tuple(names)))

@@ -9,13 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from spantrain.config.kinds import load_kinds
 from spantrain.core.cluster import Cluster, Device, DeviceKind, Host, Link, Site
 from spantrain.core.names import is_name
-from spantrain.core.quantities import (
-    format_bandwidth,
-    format_bytes,
-    parse_bandwidth,
-    parse_bytes,
-    parse_seconds,
-)
+from spantrain.core.quantities import format_bandwidth, format_bytes, parse_bandwidth, parse_bytes, parse_seconds
 
 
 def cluster_text(cluster: Cluster, *, notes: Sequence[str] = ()) -> str:

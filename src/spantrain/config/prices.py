@@ -180,8 +180,7 @@ def read_egress(at: Field) -> Egress:
     if len(tiers) < len(Distance):
         return nothing
     found = _checked(
-        at,
-        lambda: Egress(zone=tiers[Distance.ZONE], region=tiers[Distance.REGION], internet=tiers[Distance.INTERNET]),
+        at, lambda: Egress(zone=tiers[Distance.ZONE], region=tiers[Distance.REGION], internet=tiers[Distance.INTERNET])
     )
     return found or nothing
 

@@ -37,14 +37,7 @@ from spantrain.core.plan import Crew, Plan, Stage
 from spantrain.core.profile import Profile
 from spantrain.core.shares import ALONE, StateSharding
 from spantrain.core.update.optimizers import STATE_COPIES
-from spantrain.cost.held_sizes import (
-    WHOLE,
-    Division,
-    HeldBytes,
-    HeldSizes,
-    MemoryNeed,
-    stage_divisions,
-)
+from spantrain.cost.held_sizes import WHOLE, Division, HeldBytes, HeldSizes, MemoryNeed, stage_divisions
 from spantrain.devices.registry import CONTEXT_BYTES, find_backend
 from spantrain.formats.precision import LOW_WEIGHTS, gathered_ratio, is_low
 from spantrain.formats.registry import WireFormat

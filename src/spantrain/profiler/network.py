@@ -220,10 +220,7 @@ def echo_probes(mailbox: MailboxLike, software: Software, *, should_stop: Callab
 
 
 def measure_directions(
-    prober: Prober,
-    directions: Mapping[bool, float | None],
-    max_payload_bytes: int,
-    rounds: int,
+    prober: Prober, directions: Mapping[bool, float | None], max_payload_bytes: int, rounds: int
 ) -> list[LinkMeasurement]:
     """Measure directions (True: there), each with the rate expected of it; the other side must run `echo_probes`.
 

@@ -118,11 +118,7 @@ class _DappleSearch:
         return best_s, tuple(self._shape(before, here) for before, here in pairwise(((0, 0), *best_ends)))
 
     def _best_prefix(
-        self,
-        prefixes: dict[Place, tuple[float, Ends]],
-        end: int,
-        used: int,
-        best_s: float,
+        self, prefixes: dict[Place, tuple[float, Ends]], end: int, used: int, best_s: float
     ) -> tuple[float, Ends] | None:
         """Return the best way to this place whose rest is one stage, with the latency of the whole."""
         found = None

@@ -124,12 +124,7 @@ class _StackedTables:
         keep = (step_s <= most_s) & (value <= most)
         where = np.stack([structure[keep], cut[keep]], axis=1)
         return Candidates(
-            size=self._batch.size,
-            structures=structures,
-            cuts=cuts,
-            where=where,
-            step_s=step_s[keep],
-            value=value[keep],
+            size=self._batch.size, structures=structures, cuts=cuts, where=where, step_s=step_s[keep], value=value[keep]
         )
 
     def _part(self, part: PipelinePart) -> int:

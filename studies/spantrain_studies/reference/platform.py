@@ -59,9 +59,7 @@ def load_platform(name: str) -> Platform:
     values = {key: row["value"] for key, row in rows.items()}
     base = {str(kind): float(size) for kind, size in values.pop("base_bytes").items()}
     return Platform(
-        name=name,
-        base_bytes=MappingProxyType(base),
-        **{str(key): float(value) for key, value in values.items()},
+        name=name, base_bytes=MappingProxyType(base), **{str(key): float(value) for key, value in values.items()}
     )
 
 

@@ -13,13 +13,7 @@ from spantrain.planner.strategies.pools.costs import DevicePool, HopSeconds, Poo
 from spantrain_studies.reference.layers import LayerCosts
 from spantrain_studies.reference.network import ReferenceNetwork
 from spantrain_studies.reference.platform import Platform
-from spantrain_studies.reference.types import (
-    FLOAT_BYTES,
-    Reference,
-    ReferencePlan,
-    ReferenceReplica,
-    ReferenceStage,
-)
+from spantrain_studies.reference.types import FLOAT_BYTES, Reference, ReferencePlan, ReferenceReplica, ReferenceStage
 
 _MEBIBYTE = 2.0**20
 _MESSAGES_HELD = 2

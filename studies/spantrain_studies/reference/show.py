@@ -84,14 +84,7 @@ def _time_table(name: str, found: SetValidation) -> Table:
     table = _table(f"{name}: what predicted seconds are made of", *columns)
     for case in found.cases:
         parts = case.time_parts
-        seconds = (
-            parts.compute_s,
-            parts.receive_s,
-            parts.send_s,
-            parts.wait_s,
-            parts.gradient_sum_s,
-            parts.update_s,
-        )
+        seconds = (parts.compute_s, parts.receive_s, parts.send_s, parts.wait_s, parts.gradient_sum_s, parts.update_s)
         table.add_row(case.id.removeprefix(f"{name}/"), *(f"{abs(value):.3f}" for value in seconds), case.longest)
     return table
 

@@ -81,8 +81,7 @@ def test_blocks_evaluate_as_they_train(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "sums"),
-    [("gpt-neo", 2), ("gpt-neox", 2), ("llama", 2), ("qwen3", 2), ("vit", 2), ("sequential", 1)],
+    ("name", "sums"), [("gpt-neo", 2), ("gpt-neox", 2), ("llama", 2), ("qwen3", 2), ("vit", 2), ("sequential", 1)]
 )
 def test_sums_are_those_that_the_cost_model_counts(name: str, sums: int) -> None:
     hidden = torch.randn(2, TOKENS, WIDTH)

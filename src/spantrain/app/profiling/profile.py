@@ -22,13 +22,7 @@ from spantrain.core.units import ModelSpec, UnitGraph
 from spantrain.errors import PeerLostError
 from spantrain.models.graph import build_graph
 from spantrain.profiler.network import better, doubtful, expected_rates, pair_rounds, payload_cap_bytes, spread
-from spantrain.runtime.control.orders import (
-    ComputeOrder,
-    ConnectOrder,
-    EchoOrder,
-    LinkOrder,
-    LinkResult,
-)
+from spantrain.runtime.control.orders import ComputeOrder, ConnectOrder, EchoOrder, LinkOrder, LinkResult
 from spantrain.runtime.coordinator.roster import OrderAbandonedError
 from spantrain.transport.connection.peers import PeerAddress
 from spantrain.version import VERSION
@@ -125,8 +119,7 @@ def _compute(
     }
     reporter.phase(f"Measuring compute: {len(kinds)} kinds, {len(session.devices)} devices")
     results = session.coordinator.perform(
-        orders,
-        on_progress=lambda device, done, total, text: reporter.progress(done, total, f"{device}: {text}"),
+        orders, on_progress=lambda device, done, total, text: reporter.progress(done, total, f"{device}: {text}")
     )
     parsed = [results[name] for name in session.devices]
     ratio = max(result.real_compute_ratio for result in parsed)

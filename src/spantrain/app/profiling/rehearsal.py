@@ -88,9 +88,7 @@ def costs_from(
     ]
     action_s = max(0.0, next_s)
     return RuntimeCosts(
-        action_s=action_s,
-        message_s=max(0.0, statistics.median(hops_s) - action_s),
-        step_end_s=_step_end_s(work),
+        action_s=action_s, message_s=max(0.0, statistics.median(hops_s) - action_s), step_end_s=_step_end_s(work)
     )
 
 

@@ -140,12 +140,7 @@ def real_seconds_per_sample(model: ModelSpec, dtype: str = "float32") -> float:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        executor = StageExecutor(
-            build_units(model, seed=0),
-            is_last=True,
-            global_batch=_SAMPLES,
-            dtype=dtype,
-        )
+        executor = StageExecutor(build_units(model, seed=0), is_last=True, global_batch=_SAMPLES, dtype=dtype)
         rows = example_rows(model, _SAMPLES)
         taken_s = []
         for number in range(_REPEATS):

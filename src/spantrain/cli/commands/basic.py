@@ -135,8 +135,7 @@ class WorkerArguments:
 
     join: Annotated[str, typer.Option(envvar="SPANTRAIN_JOIN", help="The coordinator's HOST:PORT.")]
     or_join: Annotated[
-        list[str] | None,
-        typer.Option(help="HOST:PORT where a coordinator may be started in its place; repeatable."),
+        list[str] | None, typer.Option(help="HOST:PORT where a coordinator may be started in its place; repeatable.")
     ] = None
     token_file: Annotated[
         Path | None,

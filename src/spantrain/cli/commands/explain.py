@@ -68,8 +68,7 @@ def _show_explanation(explanation: "Explanation") -> None:
 
 
 def validate(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a run.")],
-    json_: Json = False,
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a run.")], json_: Json = False
 ) -> None:
     """Run a live run's plan through the simulator, and print how far off its prediction is."""
     from spantrain.app.validate_run import validate_run
@@ -189,8 +188,7 @@ def page(
 
 
 def why(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a run.")],
-    json_: Json = False,
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a run.")], json_: Json = False
 ) -> None:
     """Say who waited for whom in the last recorded step of a run, and which device or link made it late, since when."""
     from spantrain.app.watching.view import read_view

@@ -205,12 +205,7 @@ def doctor(asked: DoctorArguments, _: typer.Context) -> None:
     listen = Address.parse(asked.listen) if asked.listen else None
     if listen and (listen.path or not listen.port):
         raise ConfigError(f"--listen {asked.listen}: give HOST:PORT, where other machines are going to join")
-    options = DoctorOptions(
-        cluster=cluster,
-        paths=tuple(asked.data or ()),
-        listen=listen,
-        quick=asked.quick,
-    )
+    options = DoctorOptions(cluster=cluster, paths=tuple(asked.data or ()), listen=listen, quick=asked.quick)
     real = []
     if cluster and not asked.given:  # where all are emulated, this machine
         own = cluster.device_by_name

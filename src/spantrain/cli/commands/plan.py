@@ -59,8 +59,7 @@ class PlanArguments(RentOptions, shared.ModelOptions):
     max_money_per_step: Annotated[float | None, typer.Option(help="US dollars per step, at most.")] = None
     max_money_per_hour: Annotated[float | None, typer.Option(help="US dollars per hour, at most.")] = None
     quota: Annotated[
-        list[str] | None,
-        typer.Option("--quota", help="KIND=N or SITE/KIND=N: the most devices of a kind; repeatable."),
+        list[str] | None, typer.Option("--quota", help="KIND=N or SITE/KIND=N: the most devices of a kind; repeatable.")
     ] = None
     leave_out: Annotated[list[str] | None, typer.Option(help="A device or site not to use; repeatable.")] = None
     keep: Annotated[list[str] | None, typer.Option(help="A device or site that must be used; repeatable.")] = None

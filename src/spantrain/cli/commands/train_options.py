@@ -65,8 +65,7 @@ class TrainArguments(shared.ModelOptions):
     ] = None
     optimizer: shared.Optimizer = "adamw"
     optimizer_option: Annotated[
-        list[str] | None,
-        typer.Option(help="NAME=VALUE of it, such as adam_beta2=0.95; may be repeated."),
+        list[str] | None, typer.Option(help="NAME=VALUE of it, such as adam_beta2=0.95; may be repeated.")
     ] = None
     learning_rate: Annotated[float, typer.Option(help="After the warm-up.")] = 3e-3
     lr_schedule: Annotated[str, typer.Option(help=f"{', '.join(LR_SCHEDULES)}.")] = "constant_with_warmup"
@@ -88,8 +87,7 @@ class TrainArguments(shared.ModelOptions):
     ] = 0
     keep_checkpoints: Annotated[int, typer.Option(help="So many stay, the newest.", min=1)] = 2
     gather: Annotated[
-        bool,
-        typer.Option("--gather/--no-gather", help="Bring here what other machines save (docs/checkpoints.md)."),
+        bool, typer.Option("--gather/--no-gather", help="Bring here what other machines save (docs/checkpoints.md).")
     ] = True
     standby_coordinator: Annotated[
         str, typer.Option(help="The device on whose machine the run can go on, should this one be lost.")
@@ -126,8 +124,7 @@ class TrainArguments(shared.ModelOptions):
         OnLoss, typer.Option(help="A lost device: go-on with those that are left, or end (docs/recovery.md).")
     ] = OnLoss.GO_ON
     protect: Annotated[
-        str,
-        typer.Option(help="Losses at once that cost one step only: none, one, N; auto: one, if it is cheap."),
+        str, typer.Option(help="Losses at once that cost one step only: none, one, N; auto: one, if it is cheap.")
     ] = "auto"
     faults: Annotated[
         Path | None, typer.Option(help="JSON list of faults to make on purpose, to see what becomes of the run.")

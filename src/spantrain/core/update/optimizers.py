@@ -73,9 +73,7 @@ OPTIMIZERS: Mapping[str, OptimizerKind] = MappingProxyType(
             needs_whole=True,
         ),
         "adagrad": OptimizerKind(
-            torch_class="Adagrad",
-            copies=1.0,
-            options={"lr_decay": 0.0, "initial_accumulator_value": 0.0, "eps": 1e-10},
+            torch_class="Adagrad", copies=1.0, options={"lr_decay": 0.0, "initial_accumulator_value": 0.0, "eps": 1e-10}
         ),
         "rmsprop": OptimizerKind(
             torch_class="RMSprop",
@@ -84,10 +82,7 @@ OPTIMIZERS: Mapping[str, OptimizerKind] = MappingProxyType(
             more_state=("momentum", "centered"),
         ),
         "nadam": OptimizerKind(
-            torch_class="NAdam",
-            copies=2.0,
-            uses_adam_options=True,
-            options={"momentum_decay": 4e-3, **_DECOUPLED},
+            torch_class="NAdam", copies=2.0, uses_adam_options=True, options={"momentum_decay": 4e-3, **_DECOUPLED}
         ),
         "radam": OptimizerKind(torch_class="RAdam", copies=2.0, uses_adam_options=True, options=_DECOUPLED),
         "adamax": OptimizerKind(torch_class="Adamax", copies=2.0, uses_adam_options=True),

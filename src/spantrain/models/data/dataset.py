@@ -105,11 +105,7 @@ def _open_text(spec: ModelSpec, *, held_out: bool) -> Dataset:
     if spec.sequence_length is None:
         raise ConfigError(f"model {spec.name}: data {spec.dataset} is text: give --sequence-length, tokens of a sample")
     windows = read_windows(
-        spec.dataset,
-        spec.sequence_length,
-        held_out=held_out,
-        tokenizer=spec.tokenizer,
-        vocabulary=known_tokens(spec),
+        spec.dataset, spec.sequence_length, held_out=held_out, tokenizer=spec.tokenizer, vocabulary=known_tokens(spec)
     )
     if spec.objective == "continue":
         return Continuation(**vars(windows), start=start_token(spec))

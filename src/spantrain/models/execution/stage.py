@@ -12,14 +12,7 @@ from spantrain.core.span import Span
 from spantrain.devices.registry import class_of
 from spantrain.errors import ConfigError, ProtocolError, ScheduleError
 from spantrain.models.execution.held import HeldMeter, StorageLog
-from spantrain.models.execution.segment import (
-    HeldSegment,
-    Segment,
-    SegmentShards,
-    Tensors,
-    detached,
-    segments_of,
-)
+from spantrain.models.execution.segment import HeldSegment, Segment, SegmentShards, Tensors, detached, segments_of
 from spantrain.models.low_weights import LowWeights, full_weight, with_low_weights
 from spantrain.models.randomness.draws import DrawnSamples
 from spantrain.models.statistics import BatchStatistics

@@ -192,9 +192,7 @@ def scatter_parts(tensor: Tensor, group: TensorGroup, sizes: Sequence[int], dim:
 def scatter_same(tensor: Tensor, group: TensorGroup, sizes: Sequence[int], dim: int) -> Tensor:
     """Return the own piece along `dim` of a tensor that all members have."""
     return _crossing(
-        tensor,
-        lambda whole: _piece(whole, group, sizes, dim),
-        lambda gradient: group.all_gather(gradient, sizes, dim),
+        tensor, lambda whole: _piece(whole, group, sizes, dim), lambda gradient: group.all_gather(gradient, sizes, dim)
     )
 
 

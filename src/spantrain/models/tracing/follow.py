@@ -207,11 +207,7 @@ def follow(spec: ModelSpec) -> Explored[TapeCutter]:
     return explored(spec, find_structure, tape_of)
 
 
-def explored(
-    spec: ModelSpec,
-    structure_of: Callable[[nn.Module], Structure],
-    attempt: Attempt[C],
-) -> Explored[C]:
+def explored(spec: ModelSpec, structure_of: Callable[[nn.Module], Structure], attempt: Attempt[C]) -> Explored[C]:
     """Write a model's forward down: without numbers if that can be, else for real on its example batch.
 
     Args:

@@ -70,11 +70,7 @@ def made_up(shape: Sequence[Any], dtype: torch.dtype) -> Tensor:
 
 
 def run_on_made_up(
-    module: nn.Module,
-    forward: Callable[..., Any],
-    args: Any,
-    kwargs: Any,
-    stands_for: Callable[[Tensor, Tensor], None],
+    module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any, stands_for: Callable[[Tensor, Tensor], None]
 ) -> Any:
     """Run a module's forward with made-up numbers in the place of fake tensors; return fake tensors.
 

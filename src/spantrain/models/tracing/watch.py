@@ -157,11 +157,7 @@ may be fake), of the samples with their numbers, and of what draws."""
 
 
 def watched(
-    watching: Watching[Found],
-    spec: ModelSpec,
-    loaded: Loaded,
-    opened: frozenset[str],
-    given: Given,
+    watching: Watching[Found], spec: ModelSpec, loaded: Loaded, opened: frozenset[str], given: Given
 ) -> tuple[Found, Found, DrawnShapes]:
     """Run a model's forward for `SMALL` and `LARGE` samples; return what was found of each, and where samples are.
 

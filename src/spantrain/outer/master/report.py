@@ -17,26 +17,18 @@ def status_of(service: MasterService, *, address: str, now_s: float) -> status.M
     here = {one.name for one in service.connections if one.facts.kind == "cluster"}
     counted = (one.clusters.keys() for one in state.fragments)
     return status.MasterStatus(
-        address=address,
-        epoch=leading.epoch,
-        version=leading.version,
-        seeded=state.seeded,
-        late_s=late_s,
-        waits_for="" if late_s is None else _waits_for(service, now_s),
-        updates=state.updates,
-        left_out=state.left_out,
-        layers=len(layout.layers) if layout else 0,
-        size_bytes=layout.size_bytes if layout else 0,
+        address=address, epoch=leading.epoch, version=leading.version, seeded=state.seeded, late_s=late_s,
+        waits_for="" if late_s is None else _waits_for(service, now_s), updates=state.updates, left_out=state.left_out,
+        layers=len(layout.layers) if layout else 0, size_bytes=layout.size_bytes if layout else 0,
         clusters=tuple(_cluster(service, name, now_s) for name in sorted(here.union(*counted))),
         shards=tuple(_shard(service, name, now_s) for name in service.config.shards),
         transfers=_transfers(service.master, now_s) if service.master else (),
         links=_links(service.master) if service.master else (),
         last_update=_last_update(service.master.parts[0] if service.master else None),
         fragments=tuple(map(_fragment, service.master.parts)) if service.master and len(state.fragments) > 1 else (),
-        chunks=_chunks(leading),
-        refusals=service.refusals.snapshot(),
+        chunks=_chunks(leading), refusals=service.refusals.snapshot(),
         dropped={**service.dropped, **(service.master.dropped if service.master else {})},
-    )
+    )  # fmt: skip
 
 
 def _cluster(service: MasterService, name: str, now_s: float) -> status.ClusterStatus:
@@ -48,22 +40,16 @@ def _cluster(service: MasterService, name: str, now_s: float) -> status.ClusterS
     members = service.master.parts[0].members if service.master else None
     got_version, got_s = members.got.get(name, (None, None)) if members else (None, None)
     return status.ClusterStatus(
-        name=name,
-        state=_cluster_state(service, name, now_s),
-        workers=tuple(sorted(members.workers.get(name, ()))) if members else (),
-        tokens=records[0].tokens,
-        pushes=pushes,
-        left_out=sum(record.left_out for record in records),
+        name=name, state=_cluster_state(service, name, now_s),
+        workers=tuple(sorted(members.workers.get(name, ()))) if members else (), tokens=records[0].tokens,
+        pushes=pushes, left_out=sum(record.left_out for record in records),
         mean_staleness=sum(record.staleness for record in records) / pushes if pushes else 0.0,
-        version=records[0].version,
-        got_version=got_version,
-        got_ago_s=None if got_s is None else now_s - got_s,
-        usual_norm=level.usual,
-        norm_limit=level.limit(service.config.settings.guard),
+        version=records[0].version, got_version=got_version, got_ago_s=None if got_s is None else now_s - got_s,
+        usual_norm=level.usual, norm_limit=level.limit(service.config.settings.guard),
         refused_in_row=level.refused_in_row,
         leases=sum(lease.cluster == name for lease in chunks.leases) if chunks else 0,
         heard_ago_s=now_s - connection.heard_s if connection else None,
-    )
+    )  # fmt: skip
 
 
 def _cluster_state(service: MasterService, name: str, now_s: float) -> str:

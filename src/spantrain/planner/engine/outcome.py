@@ -130,21 +130,14 @@ class Ranking:
         proposal, evaluation = ranked[0]
         own = self._cluster.device_by_name
         return StrategyFigures(
-            fits=True,
-            reason="; ".join(self.broken(proposal.plan, evaluation)),
-            only_to_compare=self.only_to_compare(proposal.plan),
-            step_s=evaluation.step_s,
-            own_estimate_s=proposal.own_estimate_s,
-            samples_per_s=evaluation.samples_per_s,
-            money_per_step=evaluation.usd_per_step,
-            joules_per_sample=evaluation.joules_per_sample,
-            bubble_ratio=evaluation.bubble_ratio,
-            peak_bytes=evaluation.peak_bytes,
+            fits=True, reason="; ".join(self.broken(proposal.plan, evaluation)),
+            only_to_compare=self.only_to_compare(proposal.plan), step_s=evaluation.step_s,
+            own_estimate_s=proposal.own_estimate_s, samples_per_s=evaluation.samples_per_s,
+            money_per_step=evaluation.usd_per_step, joules_per_sample=evaluation.joules_per_sample,
+            bubble_ratio=evaluation.bubble_ratio, peak_bytes=evaluation.peak_bytes,
             peak_memory_share=max(size / own[name].memory_bytes for name, size in evaluation.peak_bytes.items()),
-            search_s=time.perf_counter() - started_s,
-            devices_used=len(proposal.plan.devices),
-            plans=plans,
-        )
+            search_s=time.perf_counter() - started_s, devices_used=len(proposal.plan.devices), plans=plans,
+        )  # fmt: skip
 
 
 def no_figures(reason: str, started_s: float) -> StrategyFigures:

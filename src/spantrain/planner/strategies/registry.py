@@ -8,18 +8,8 @@ from types import MappingProxyType
 
 from spantrain.errors import UsageError
 from spantrain.planner.request import Strategy
+from spantrain.planner.strategies import baselines
 from spantrain.planner.strategies.auto.strategy import auto
-from spantrain.planner.strategies.baselines import (
-    DDP,
-    FSDP,
-    GPIPE,
-    ONE_F_ONE_B,
-    ZERO1,
-    ZERO2,
-    offload,
-    single_device,
-    single_site,
-)
 from spantrain.planner.strategies.interleaved import interleaved
 from spantrain.planner.strategies.spantrain.strategy import spantrain, spantrain_paper
 from spantrain.planner.strategies.spantrain_dp.strategy import spantrain_dp
@@ -56,20 +46,31 @@ _OURS: Mapping[str, RegisteredStrategy] = MappingProxyType(
             propose=spantrain_dp,
             description="two-level groups, dynamic programme over layers and domains (SpanTrain, Chinese paper)",
         ),
-        "single-device": RegisteredStrategy(propose=single_device, description="the best device alone"),
-        "single-site": RegisteredStrategy(propose=single_site, description="the best site alone, by spantrain-dp"),
-        "ddp": RegisteredStrategy(propose=DDP, description="the whole model on every device, equal shares"),
-        "zero1": RegisteredStrategy(propose=ZERO1, description="ddp with the optimizer's state divided (ZeRO-1)"),
-        "zero2": RegisteredStrategy(propose=ZERO2, description="ddp with gradients and optimizer state divided (ZeRO)"),
-        "fsdp": RegisteredStrategy(propose=FSDP, description="ddp with all state divided, as in PyTorch FSDP (ZeRO-3)"),
+        "single-device": RegisteredStrategy(propose=baselines.single_device, description="the best device alone"),
+        "single-site": RegisteredStrategy(
+            propose=baselines.single_site, description="the best site alone, by spantrain-dp"
+        ),
+        "ddp": RegisteredStrategy(propose=baselines.DDP, description="the whole model on every device, equal shares"),
+        "zero1": RegisteredStrategy(
+            propose=baselines.ZERO1, description="ddp with the optimizer's state divided (ZeRO-1)"
+        ),
+        "zero2": RegisteredStrategy(
+            propose=baselines.ZERO2, description="ddp with gradients and optimizer state divided (ZeRO)"
+        ),
+        "fsdp": RegisteredStrategy(
+            propose=baselines.FSDP, description="ddp with all state divided, as in PyTorch FSDP (ZeRO-3)"
+        ),
         "offload": RegisteredStrategy(
-            propose=offload, description="the best device alone, its state in its host's memory (ZeRO-Offload)"
+            propose=baselines.offload,
+            description="the best device alone, its state in its host's memory (ZeRO-Offload)",
         ),
         "interleaved": RegisteredStrategy(
             propose=interleaved, description="several stages on each device in cluster order, the order searched"
         ),
-        "gpipe": RegisteredStrategy(propose=GPIPE, description="equal layers in cluster order, all forwards first"),
-        "1f1b": RegisteredStrategy(propose=ONE_F_ONE_B, description="equal layers in cluster order, 1F1B"),
+        "gpipe": RegisteredStrategy(
+            propose=baselines.GPIPE, description="equal layers in cluster order, all forwards first"
+        ),
+        "1f1b": RegisteredStrategy(propose=baselines.ONE_F_ONE_B, description="equal layers in cluster order, 1F1B"),
     }
 )
 

@@ -28,12 +28,7 @@ ASK_S = 20
 MOST_FILES = 20000
 EDGE_BYTES = 2**20
 CURVE_S = 0.3
-SLOWED = {
-    0x8: "hardware slowdown",
-    0x20: "too hot (software)",
-    0x40: "too hot (hardware)",
-    0x80: "power brake",
-}
+SLOWED = {0x8: "hardware slowdown", 0x20: "too hot (software)", 0x40: "too hot (hardware)", 0x80: "power brake"}
 """Of NVML's clock event reasons those that no user has asked for; idle and power caps are not among them."""
 PCI_NAMES = {
     "0x1002:0x740c": "AMD Instinct MI250",

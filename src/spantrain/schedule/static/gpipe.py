@@ -46,9 +46,6 @@ def _orders(layout: CutLayout, split: bool | None) -> Orders:
 
 SCHEDULES = (
     RegisteredSchedule(
-        name="gpipe",
-        description="static: all forwards, then all full backwards",
-        splits_backward=False,
-        orders=_orders,
+        name="gpipe", description="static: all forwards, then all full backwards", splits_backward=False, orders=_orders
     ),
 )

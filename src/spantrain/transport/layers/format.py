@@ -15,17 +15,7 @@ from typing import Any
 
 from spantrain.core.outer.events import Ticket, TransferWay
 from spantrain.core.outer.layers import MAX_DIMENSIONS, MAX_NAME_BYTES, MAX_PARAMETERS, ParameterSpec
-from spantrain.transport.connection.bounds import (
-    Refusal,
-    array,
-    check_version,
-    packed,
-    printable,
-    shown,
-    text,
-    unpack,
-    whole_number,
-)
+from spantrain.transport.connection import bounds
 from spantrain.transport.connection.peers import Hello
 from spantrain.transport.layers.interface import LayerKey
 
@@ -63,7 +53,7 @@ class Opening:
 def encode_hello(kind: bytes, hello: LayerHello) -> bytes:
     """Return a HELLO or a WELCOME."""
     fields = (hello.name, hello.session, hello.connection, hello.connections, hello.frame_bytes, hello.window_bytes)
-    return kind + packed([_VERSION, *fields])
+    return kind + bounds.packed([_VERSION, *fields])
 
 
 def decode_hello(head: bytes) -> LayerHello:
@@ -73,15 +63,15 @@ def decode_hello(head: bytes) -> LayerHello:
         Refusal: it breaks a bound.
     """
     version, name, session, connection, connections, frame_bytes, window_bytes = _unpacked(head[1:], 7)
-    check_version(version, _VERSION)
-    connections = whole_number(connections, 2, _MAX_CONNECTIONS + 1)
+    bounds.check_version(version, _VERSION)
+    connections = bounds.whole_number(connections, 2, _MAX_CONNECTIONS + 1)
     return LayerHello(
-        name=text(name, MAX_NAME_BYTES),
-        session=whole_number(session, 0, _INT63),
-        connection=whole_number(connection, 0, connections),
+        name=bounds.text(name, MAX_NAME_BYTES),
+        session=bounds.whole_number(session, 0, _INT63),
+        connection=bounds.whole_number(connection, 0, connections),
         connections=connections,
-        frame_bytes=whole_number(frame_bytes, 65536, _INT63),
-        window_bytes=whole_number(window_bytes, 65536, _INT63),
+        frame_bytes=bounds.whole_number(frame_bytes, 65536, _INT63),
+        window_bytes=bounds.whole_number(window_bytes, 65536, _INT63),
     )
 
 
@@ -93,7 +83,7 @@ def encode_opening(opening: Opening) -> bytes:
     """
     key = opening.key
     specs = [[one.name, one.dtype, one.shape] for one in opening.parameters]
-    head = OPEN + _NUMBER.pack(opening.number) + packed(
+    head = OPEN + _NUMBER.pack(opening.number) + bounds.packed(
         [key.ticket.epoch, key.ticket.number, key.way.value, key.layer, specs]
     )  # fmt: skip
     if len(head) > HEAD_MAX_BYTES or len(specs) > MAX_PARAMETERS:
@@ -113,22 +103,24 @@ def decode_opening(head: bytes) -> Opening:
     number = decode_number(head[: 1 + _NUMBER.size])
     epoch, count, way, layer, specs = _unpacked(head[1 + _NUMBER.size :], 5)
     if type(way) is not str or way not in _WAYS:
-        raise Refusal("malformed", f"unknown way {shown(way)}")
-    ticket = Ticket(whole_number(epoch, 0, _INT63), whole_number(count, 0, _INT63))
+        raise bounds.Refusal("malformed", f"unknown way {bounds.shown(way)}")
+    ticket = Ticket(bounds.whole_number(epoch, 0, _INT63), bounds.whole_number(count, 0, _INT63))
     return Opening(
         number=number,
-        key=LayerKey(ticket=ticket, way=_WAYS[way], layer=whole_number(layer, 0, _INT31)),
-        parameters=tuple(_spec(one) for one in array(specs, 1, MAX_PARAMETERS)),
+        key=LayerKey(ticket=ticket, way=_WAYS[way], layer=bounds.whole_number(layer, 0, _INT31)),
+        parameters=tuple(_spec(one) for one in bounds.array(specs, 1, MAX_PARAMETERS)),
     )
 
 
 def _spec(entry: Any) -> ParameterSpec:
-    name, dtype, shape = array(entry, 3, 3)
-    sizes = tuple(whole_number(size, 1, _INT63) for size in array(shape, 0, MAX_DIMENSIONS))
+    name, dtype, shape = bounds.array(entry, 3, 3)
+    sizes = tuple(bounds.whole_number(size, 1, _INT63) for size in bounds.array(shape, 0, MAX_DIMENSIONS))
     try:
-        return ParameterSpec(name=text(name, MAX_NAME_BYTES), dtype=text(dtype, MAX_NAME_BYTES), shape=sizes)
+        return ParameterSpec(
+            name=bounds.text(name, MAX_NAME_BYTES), dtype=bounds.text(dtype, MAX_NAME_BYTES), shape=sizes
+        )
     except ValueError as error:
-        raise Refusal("malformed", str(error)) from error
+        raise bounds.Refusal("malformed", str(error)) from error
 
 
 def encode_number(kind: bytes, number: int) -> bytes:
@@ -160,7 +152,7 @@ def encode_refused(number: int, reason: str) -> bytes:
 def decode_refused(head: bytes) -> tuple[int, str]:
     """Read a REFUSED."""
     reason = head[1 + _NUMBER.size :][:_MAX_TEXT].decode(errors="replace")
-    return decode_number(head[: 1 + _NUMBER.size]), printable(reason)
+    return decode_number(head[: 1 + _NUMBER.size]), bounds.printable(reason)
 
 
 def unlike(got: Sequence[ParameterSpec], wanted: Sequence[ParameterSpec]) -> str:
@@ -185,11 +177,11 @@ def _told(specs: Sequence[ParameterSpec]) -> Mapping[str, str]:
 
 def _fields(form: struct.Struct, head: bytes) -> tuple[Any, ...]:
     if len(head) != 1 + form.size:
-        raise Refusal("malformed", f"a head of {len(head)} bytes, need {1 + form.size}")
+        raise bounds.Refusal("malformed", f"a head of {len(head)} bytes, need {1 + form.size}")
     return form.unpack_from(head, 1)
 
 
 def _unpacked(data: bytes, length: int) -> list[Any]:
     if len(data) > HEAD_MAX_BYTES:
-        raise Refusal("oversized", f"a head of {len(data)} bytes, at most {HEAD_MAX_BYTES} are allowed")
-    return unpack(data, length, max_text=MAX_NAME_BYTES, max_entries=MAX_PARAMETERS)
+        raise bounds.Refusal("oversized", f"a head of {len(data)} bytes, at most {HEAD_MAX_BYTES} are allowed")
+    return bounds.unpack(data, length, max_text=MAX_NAME_BYTES, max_entries=MAX_PARAMETERS)

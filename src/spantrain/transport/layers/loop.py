@@ -10,13 +10,7 @@ from collections.abc import Callable, Iterable
 import zmq
 
 from spantrain.transport.connection.bounds import HELLO, RESET, Refusal, RefusalCounter
-from spantrain.transport.connection.links import (
-    HANDSHAKE_FAILED,
-    AcceptedLink,
-    DialledLink,
-    PeerLink,
-    SocketLimits,
-)
+from spantrain.transport.connection.links import HANDSHAKE_FAILED, AcceptedLink, DialledLink, PeerLink, SocketLimits
 from spantrain.transport.connection.loop import ConnectionLoop
 from spantrain.transport.connection.peers import Hello, KeyPair, PeerAddress
 from spantrain.transport.connection.threads import Died

@@ -112,8 +112,7 @@ class Inbox:
         self.acknowledgement_due = False
         self._announced_bytes = self.granted_bytes
         return wire.Acknowledgement(
-            done=tuple(seen.take_news() for seen in self._seen),
-            granted_bytes=self.granted_bytes,
+            done=tuple(seen.take_news() for seen in self._seen), granted_bytes=self.granted_bytes
         )
 
     def accept(self, chunk: wire.Chunk, data: memoryview, now_s: float) -> tuple[Message, int] | None:

@@ -13,13 +13,7 @@ import zlib
 import zmq
 
 from spantrain.transport.connection.bounds import BYE, HELLO, RESET, WHO, Refusal
-from spantrain.transport.connection.links import (
-    AcceptedLink,
-    DialledLink,
-    PeerLink,
-    Socket,
-    SocketLimits,
-)
+from spantrain.transport.connection.links import AcceptedLink, DialledLink, PeerLink, Socket, SocketLimits
 from spantrain.transport.connection.loop import ConnectionLoop
 from spantrain.transport.connection.peers import Hello, KeyPair
 from spantrain.transport.connection.threads import Died

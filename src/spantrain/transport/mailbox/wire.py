@@ -15,17 +15,7 @@ from spantrain.core.messages import AnyKey, ControlKey, MessageKey
 from spantrain.core.span import Span
 from spantrain.formats.codec import DTYPE_BYTES
 from spantrain.formats.tensor_bytes import byte_view
-from spantrain.transport.connection.bounds import (
-    BYE,
-    Refusal,
-    array,
-    check_version,
-    packed,
-    shown,
-    text,
-    unpack,
-    whole_number,
-)
+from spantrain.transport.connection import bounds
 from spantrain.transport.connection.peers import Hello
 
 VERSION = 3
@@ -144,32 +134,34 @@ def header_of(key: AnyKey, tensors: Sequence[torch.Tensor], sent_s: float) -> He
     try:
         _check_key(key)
         if len(kinds) > _MAX_TENSORS:
-            raise Refusal("oversized", f"{len(kinds)} tensors, at most {_MAX_TENSORS} are allowed")
+            raise bounds.Refusal("oversized", f"{len(kinds)} tensors, at most {_MAX_TENSORS} are allowed")
         for kind in kinds:
             _check_kind(*kind)
-    except Refusal as refusal:
+    except bounds.Refusal as refusal:
         raise ValueError(f"{key}: cannot be sent: {refusal}") from None
     layouts, payload_bytes = _layout(kinds)
     return Header(key, sent_s, layouts, payload_bytes)
 
 
 def _check_key(key: AnyKey) -> None:
-    whole_number(key.generation, 0, _INT31)
-    whole_number(key.step, -1, _INT63)
-    text(key.lane, _MAX_NAME)
+    bounds.whole_number(key.generation, 0, _INT31)
+    bounds.whole_number(key.step, -1, _INT63)
+    bounds.text(key.lane, _MAX_NAME)
     if isinstance(key, ControlKey):
-        whole_number(key.kind, 0, _INT31)
+        bounds.whole_number(key.kind, 0, _INT31)
     else:
-        whole_number(key.cut, -1, _INT31)
-        whole_number(key.span.hi, 1, _INT63)
+        bounds.whole_number(key.cut, -1, _INT31)
+        bounds.whole_number(key.span.hi, 1, _INT63)
 
 
 def _check_kind(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     if dtype not in _DTYPE_NAMES or len(shape) > _MAX_DIMENSIONS:
-        raise Refusal("malformed", f"a tensor of {dtype} with {len(shape)} dimensions, at most {_MAX_DIMENSIONS}")
+        raise bounds.Refusal(
+            "malformed", f"a tensor of {dtype} with {len(shape)} dimensions, at most {_MAX_DIMENSIONS}"
+        )
     # Also where nothing is in it: torch multiplies the sizes all the same.
-    if prod(max(whole_number(size, 0, _INT31), 1) for size in shape) * dtype.itemsize >= _INT63:
-        raise Refusal("oversized", f"a tensor of shape {shape}")
+    if prod(max(bounds.whole_number(size, 0, _INT31), 1) for size in shape) * dtype.itemsize >= _INT63:
+        raise bounds.Refusal("oversized", f"a tensor of shape {shape}")
 
 
 def encode_header(header: Header) -> bytes:
@@ -178,7 +170,7 @@ def encode_header(header: Header) -> bytes:
     tensors = [[_DTYPE_NAMES[tensor.dtype], tensor.shape] for tensor in header.tensors]
     rest = [key.kind] if isinstance(key, ControlKey) else [key.cut, key.span.lo, key.span.hi]
     address = [key.generation, key.step, key.lane, *rest]
-    data = packed([VERSION, header.sent_s, address, tensors, header.payload_bytes])
+    data = bounds.packed([VERSION, header.sent_s, address, tensors, header.payload_bytes])
     if len(data) > _HEAD_MAX_BYTES:
         raise ValueError(f"{key}: the header takes {len(data)} bytes, at most {_HEAD_MAX_BYTES} are allowed")
     return data
@@ -190,38 +182,38 @@ def decode_header(data: bytes | memoryview, max_message_bytes: int) -> Header:
     Raises:
         Refusal: it breaks a bound.
     """
-    version, sent_s, address, tensors, payload_bytes = unpack(data, 5, **_BOUNDS)
-    check_version(version, VERSION)
+    version, sent_s, address, tensors, payload_bytes = bounds.unpack(data, 5, **_BOUNDS)
+    bounds.check_version(version, VERSION)
     if type(sent_s) is not float or not isfinite(sent_s):
-        raise Refusal("malformed", f"sent_s must be a finite float, got {shown(sent_s)}")
+        raise bounds.Refusal("malformed", f"sent_s must be a finite float, got {bounds.shown(sent_s)}")
     key = _decode_key(address)
-    layouts, total = _layout([_decode_kind(entry) for entry in array(tensors, 0, _MAX_TENSORS)])
-    if total != whole_number(payload_bytes, 0, _INT63):
-        raise Refusal("malformed", f"{key}: tensors take {total} bytes, the header says {payload_bytes}")
+    layouts, total = _layout([_decode_kind(entry) for entry in bounds.array(tensors, 0, _MAX_TENSORS)])
+    if total != bounds.whole_number(payload_bytes, 0, _INT63):
+        raise bounds.Refusal("malformed", f"{key}: tensors take {total} bytes, the header says {payload_bytes}")
     if total > max_message_bytes:
-        raise Refusal("oversized", f"{key}: {total} bytes, at most {max_message_bytes} are allowed")
+        raise bounds.Refusal("oversized", f"{key}: {total} bytes, at most {max_message_bytes} are allowed")
     return Header(key, sent_s, layouts, total)
 
 
 def _decode_key(address: Any) -> AnyKey:
-    generation, step, lane, *rest = array(address, 4, 6)
+    generation, step, lane, *rest = bounds.array(address, 4, 6)
     key: AnyKey
     if len(rest) == 1:
         key = ControlKey(generation=generation, step=step, lane=lane, kind=rest[0])
     else:
-        cut, lo, hi = array(rest, 3, 3)
-        lo = whole_number(lo, 0, _INT63)
-        span = Span(lo, whole_number(hi, lo + 1, _INT63))
+        cut, lo, hi = bounds.array(rest, 3, 3)
+        lo = bounds.whole_number(lo, 0, _INT63)
+        span = Span(lo, bounds.whole_number(hi, lo + 1, _INT63))
         key = MessageKey(generation=generation, step=step, lane=lane, cut=cut, span=span)
     _check_key(key)
     return key
 
 
 def _decode_kind(entry: Any) -> tuple[torch.dtype, tuple[int, ...]]:
-    name, shape = array(entry, 2, 2)
+    name, shape = bounds.array(entry, 2, 2)
     if type(name) is not str or name not in _DTYPES:
-        raise Refusal("malformed", f"unknown dtype {shown(name)}")
-    dtype, sizes = _DTYPES[name], tuple(array(shape, 0, _MAX_DIMENSIONS))
+        raise bounds.Refusal("malformed", f"unknown dtype {bounds.shown(name)}")
+    dtype, sizes = _DTYPES[name], tuple(bounds.array(shape, 0, _MAX_DIMENSIONS))
     _check_kind(dtype, sizes)
     return dtype, sizes
 
@@ -234,18 +226,18 @@ def encode_chunk(chunk: Chunk) -> bytes:
 def decode_chunk(head: bytes | memoryview) -> Chunk:
     """Read the first frame of a chunk; its header is left for `decode_header`."""
     if len(head) <= 1 + _CHUNK_PREFIX.size:
-        raise Refusal("truncated", f"a chunk's first frame has {len(head)} bytes")
+        raise bounds.Refusal("truncated", f"a chunk's first frame has {len(head)} bytes")
     if len(head) > _HEAD_MAX_BYTES + 64:
-        raise Refusal("oversized", f"a chunk's first frame has {len(head)} bytes")
+        raise bounds.Refusal("oversized", f"a chunk's first frame has {len(head)} bytes")
     track, number, offset, checksum = _CHUNK_PREFIX.unpack_from(head, 1)
     if track not in (EXPRESS, BULK):
-        raise Refusal("malformed", f"unknown track {track}")
+        raise bounds.Refusal("malformed", f"unknown track {track}")
     return Chunk(track, number, offset, checksum, bytes(head[1 + _CHUNK_PREFIX.size :]))
 
 
 def encode_greeting(kind: bytes, greeting: Greeting) -> bytes:
     """Return a HELLO or WELCOME."""
-    return kind + packed(
+    return kind + bounds.packed(
         [
             VERSION,
             greeting.name,
@@ -263,52 +255,52 @@ def encode_greeting(kind: bytes, greeting: Greeting) -> bytes:
 
 def decode_greeting(head: bytes | memoryview) -> Greeting:
     """Read a HELLO or WELCOME."""
-    version, name, session, peer_session, epoch, connection, connections, done, first, granted = unpack(
+    version, name, session, peer_session, epoch, connection, connections, done, first, granted = bounds.unpack(
         head[1:], 10, **_BOUNDS
     )
-    check_version(version, VERSION)
-    connections = whole_number(connections, 1, _MAX_CONNECTIONS + 1)
+    bounds.check_version(version, VERSION)
+    connections = bounds.whole_number(connections, 1, _MAX_CONNECTIONS + 1)
     return Greeting(
-        name=text(name, _MAX_NAME),
-        session=whole_number(session, 0, _INT63),
-        peer_session=whole_number(peer_session, 0, _INT63),
-        epoch=whole_number(epoch, 0, _INT63),
-        connection=whole_number(connection, 0, connections),
+        name=bounds.text(name, _MAX_NAME),
+        session=bounds.whole_number(session, 0, _INT63),
+        peer_session=bounds.whole_number(peer_session, 0, _INT63),
+        epoch=bounds.whole_number(epoch, 0, _INT63),
+        connection=bounds.whole_number(connection, 0, connections),
         connections=connections,
         done=_decode_done(done),
-        first=tuple(whole_number(number, 1, _INT63) for number in array(first, 2, 2)),
-        granted_bytes=whole_number(granted, 0, _INT63),
+        first=tuple(bounds.whole_number(number, 1, _INT63) for number in bounds.array(first, 2, 2)),
+        granted_bytes=bounds.whole_number(granted, 0, _INT63),
     )
 
 
 def encode_acknowledgement(acknowledgement: Acknowledgement) -> bytes:
     """Return an ACK."""
-    return ACK + packed([acknowledgement.done, acknowledgement.granted_bytes])
+    return ACK + bounds.packed([acknowledgement.done, acknowledgement.granted_bytes])
 
 
 def decode_acknowledgement(head: bytes | memoryview) -> Acknowledgement:
     """Read an ACK."""
-    done, granted = unpack(head[1:], 2, **_BOUNDS)
-    return Acknowledgement(done=_decode_done(done), granted_bytes=whole_number(granted, 0, _INT63))
+    done, granted = bounds.unpack(head[1:], 2, **_BOUNDS)
+    return Acknowledgement(done=_decode_done(done), granted_bytes=bounds.whole_number(granted, 0, _INT63))
 
 
 def encode_bye(generation: int) -> bytes:
     """Return a goodbye, with the generation in which the sender has no more to do with the other side."""
-    return BYE + packed([generation])
+    return bounds.BYE + bounds.packed([generation])
 
 
 def decode_bye(head: bytes | memoryview) -> int:
     """Read the generation of a goodbye."""
-    (generation,) = unpack(head[1:], 1, **_BOUNDS)
-    return whole_number(generation, 0, _INT31)
+    (generation,) = bounds.unpack(head[1:], 1, **_BOUNDS)
+    return bounds.whole_number(generation, 0, _INT31)
 
 
 def _decode_done(value: Any) -> DoneNumbers:
     tracks = []
-    for entry in array(value, 2, 2):
-        upto, later = array(entry, 2, 2)
-        numbers = tuple(whole_number(number, 1, _INT63) for number in array(later, 0, MAX_AHEAD))
-        tracks.append((whole_number(upto, 0, _INT63), numbers))
+    for entry in bounds.array(value, 2, 2):
+        upto, later = bounds.array(entry, 2, 2)
+        numbers = tuple(bounds.whole_number(number, 1, _INT63) for number in bounds.array(later, 0, MAX_AHEAD))
+        tracks.append((bounds.whole_number(upto, 0, _INT63), numbers))
     return tuple(tracks)
 
 

@@ -156,10 +156,7 @@ class Meter:
 
 async def splice(one: Stream, other: Stream, meter: Meter) -> None:
     """Copy both ways until both have ended, or one breaks; then both are closed."""
-    ways = {
-        asyncio.create_task(_copy(one[0], other[1], meter)),
-        asyncio.create_task(_copy(other[0], one[1], meter)),
-    }
+    ways = {asyncio.create_task(_copy(one[0], other[1], meter)), asyncio.create_task(_copy(other[0], one[1], meter))}
     try:
         ended, left = await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
         if left and not any(task.exception() for task in ended):

@@ -14,15 +14,7 @@ from torch._subclasses.fake_tensor import is_fake
 from spantrain.models.randomness.draws import SeededDraws
 from spantrain.models.tracing.numbers import SHORT_CUTS, Asks, asked, counting
 from spantrain.models.tracing.stubs.template import GivenParts, Template, given_again, joined_templates
-from spantrain.models.tracing.tape import (
-    Facts,
-    NamedWeight,
-    TraceProblem,
-    UnitDevice,
-    Value,
-    line_of_model,
-    tensors_in,
-)
+from spantrain.models.tracing.tape import Facts, NamedWeight, TraceProblem, UnitDevice, Value, line_of_model, tensors_in
 from spantrain.models.tracing.watch import ForwardWatch, Origin
 from spantrain.models.units import Rows
 
