@@ -32,10 +32,7 @@ def stage(units: tuple[int, int], size: int, *replicas: tuple[Sequence[str], flo
         end_unit=units[1],
         replicas=tuple(
             Replica(
-                devices=tuple(devices),
-                sample_share=share,
-                in_flight_limit=limit,
-                tp_shares=(2.81, 1.0)[: len(devices)],
+                devices=tuple(devices), sample_share=share, in_flight_limit=limit, tp_shares=(2.81, 1.0)[: len(devices)]
             )
             for devices, share, limit in replicas
         ),

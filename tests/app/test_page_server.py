@@ -29,7 +29,8 @@ VIEW = {
     "updated_unix_s": 1.0, "steps": 9, "steps_done": 3, "step_s": 0.5, "step_s_forecast": None, "tokens_per_s": 12.0,
     "losses": [[1, 3.0], [3, 2.5]], "evaluations": [], "devices": [
         {"name": "lab-0", "site": "lab", "memory_bytes": 100, "busy_ratio": 0.5, "busy_ratio_forecast": 0.6,
-         "peak_bytes": None, "peak_bytes_forecast": 70, "held_samples": 4}],
+         "peak_bytes": None, "peak_bytes_forecast": 70, "held_samples": 4,
+         "meters": {"load_ratio": 0.9, "used_bytes": 5, "power_w": 310.0, "energy_j": 2e3, "clock_ratio": None}}],
     "links": [
         {"source": "lab", "target": 'ho"me', "bytes_per_s": None, "planned_bytes_per_s": 5.0, "used_bytes_per_s": 1.0}],
 }  # fmt: skip
@@ -184,6 +185,8 @@ def test_metrics_have_stable_names_and_labels_that_cannot_break_out(port):
     assert 'spantrain_steps_total{run="a"} 3\n' in text
     assert 'spantrain_loss{run="a"} 2.5\n' in text
     assert 'spantrain_device_busy_ratio{run="a",device="lab-0",site="lab"} 0.5\n' in text
+    assert 'spantrain_device_power_watts{run="a",device="lab-0",site="lab"} 310.0\n' in text
+    assert 'spantrain_device_energy_joules_total{run="a",device="lab-0",site="lab"} 2000.0\n' in text
     assert r'spantrain_link_planned_bytes_per_second{run="a",source="lab",target="ho\"me"} 5.0' in text
     assert "None" not in text
     assert "spantrain_step_forecast_seconds" not in text, "what is not known is left out"

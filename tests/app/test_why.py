@@ -77,10 +77,7 @@ def test_a_step_that_goes_as_forecast_has_a_chain_without_gaps_and_nobody_late(p
 
 
 def test_a_slow_device_is_named_with_what_it_takes_as_a_rule(plan, profile, forecast):
-    trace, step_s = step_of(
-        plan,
-        slower_device(profile, plan.cluster.device_by_name["home-tx2"].kind, 3.0),
-    )
+    trace, step_s = step_of(plan, slower_device(profile, plan.cluster.device_by_name["home-tx2"].kind, 3.0))
     history = {"home-tx2": [(step, 0.5) for step in range(8)] + [(8, 1.4), (9, 1.5)]}
     reason = reason_of(2, step_s, trace, forecast, STAGE_OF, history)
     assert reason.late is not None

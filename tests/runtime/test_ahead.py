@@ -9,7 +9,7 @@ from spantrain.core.job import TrainJob
 from spantrain.core.shares import TensorPart
 from spantrain.errors import ProtocolError
 from spantrain.runtime.checkpoint.holding import Holding
-from spantrain.runtime.control.ahead import AheadCopy
+from spantrain.runtime.control.requests import AheadCopy
 from spantrain.runtime.redistribution.transfer import packed_words
 from spantrain.runtime.worker.keeping import ahead, copying
 from spantrain.runtime.worker.keeping.ahead import AheadTaker

@@ -13,8 +13,7 @@ from spantrain.core.span import Span
 from spantrain.core.speed import LinkReport, LinkVerdict
 from spantrain.core.trace import DeviceStep
 from spantrain.errors import Interrupted
-from spantrain.runtime.control.ahead import AheadChange, AheadCopy, AheadState
-from spantrain.runtime.control.requests import DeviceReport
+from spantrain.runtime.control.requests import AheadChange, AheadCopy, AheadState, DeviceReport
 from spantrain.runtime.coordinator.advice import Advice
 from spantrain.runtime.coordinator.barrier import StepBarrier, StepOutcome
 from spantrain.runtime.coordinator.records import RecordedStep, StepRecords

@@ -109,10 +109,7 @@ def driver_of(plan: Plan, name: str, executor: StageExecutor, mailbox: MemoryMai
         stages={
             stage: StageWork(
                 work=ReplicaWork(
-                    executors=(executor,),
-                    feed=feed,
-                    is_first=stage == 0,
-                    is_last=stage == len(plan.stages) - 1,
+                    executors=(executor,), feed=feed, is_first=stage == 0, is_last=stage == len(plan.stages) - 1
                 ),
                 clock=DeviceClock(device=device, seconds=lambda _op, _samples: None),
             )

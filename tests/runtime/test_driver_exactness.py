@@ -89,10 +89,7 @@ class Cast:
         stages = {
             stage: StageWork(
                 work=ReplicaWork(
-                    executors=(executor,),
-                    feed=feed,
-                    is_first=stage == 0,
-                    is_last=stage == len(self.plan.stages) - 1,
+                    executors=(executor,), feed=feed, is_first=stage == 0, is_last=stage == len(self.plan.stages) - 1
                 ),
                 clock=clock,
             )
@@ -312,12 +309,7 @@ def test_steps_follow_each_other(schedule, make_plan, spec_of, reference):
     check(plan, reference, steps=3)
 
 
-ROUNDED = {
-    WireFormat.FLOAT16: 0.002,
-    WireFormat.BFLOAT16: 0.01,
-    WireFormat.INT8: 0.05,
-    WireFormat.INT4: 0.5,
-}
+ROUNDED = {WireFormat.FLOAT16: 0.002, WireFormat.BFLOAT16: 0.01, WireFormat.INT8: 0.05, WireFormat.INT4: 0.5}
 """Relative error of gradients that passed a cut in a format."""
 
 

@@ -29,10 +29,7 @@ def workers(tmp_path_factory) -> Iterator[LocalWorkers]:
 def coordinator(workers, tmp_path) -> Iterator[Coordinator]:
     """Of two devices, whose workers end silently but for what their starter says."""
     found = Coordinator(
-        bind=f"unix:{tmp_path}/join",
-        devices=("a", "b"),
-        starter=workers,
-        heartbeat_timeout_s=PATIENCE_S,
+        bind=f"unix:{tmp_path}/join", devices=("a", "b"), starter=workers, heartbeat_timeout_s=PATIENCE_S
     )
     found.start()
     yield found

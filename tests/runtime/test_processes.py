@@ -61,12 +61,7 @@ class Running:
         out.mkdir(parents=True, exist_ok=True)
         write_profile(profile, out / "profile.json")
         request = TrainRequest(
-            plan=plan,
-            profile=profile,
-            profile_path=str(out / "profile.json"),
-            job=job,
-            out=out,
-            **fields,
+            plan=plan, profile=profile, profile_path=str(out / "profile.json"), job=job, out=out, **fields
         )
         return self.go(request, meanwhile)
 

@@ -102,9 +102,7 @@ def test_one_that_has_work_is_not_replaced_before_it_is_lost():
 def test_who_is_silent_for_too_long_is_gone_once_and_its_certificate_is_nobodys():
     found = roster("a", "rank-1")
     found.heard(4.0, "a")
-    assert found.departures(6.1) == [
-        Departure(device="b", peer="rank-1", reason="no heartbeat for 6.1 s, limit 6.0 s"),
-    ]
+    assert found.departures(6.1) == [Departure(device="b", peer="rank-1", reason="no heartbeat for 6.1 s, limit 6.0 s")]
     assert found.departures(6.2) == []
     assert found.missing(("a", "b")) == ["b"]
     for call in (found.of, lambda peer: found.heard(6.3, peer), lambda peer: found.introduce(peer, HERE)):

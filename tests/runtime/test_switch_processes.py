@@ -81,9 +81,7 @@ def plans_after(first: Plan) -> list[Plan]:
     head, tail = first.stages
     finer = replace(first, stages=(replace(head, micro_batches=HALVES), tail))  # nothing moves
     shifted = replace(
-        first,
-        stages=(replace(head, end_unit=3), replace(tail, first_unit=3)),
-        schedule="critical-path",
+        first, stages=(replace(head, end_unit=3), replace(tail, first_unit=3)), schedule="critical-path"
     )  # a unit to the neighbour
     one, other = head.replicas
     group = replace(one, devices=(*one.devices, *other.devices), tp_shares=(2.0, 1.0))

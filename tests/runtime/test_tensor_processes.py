@@ -66,10 +66,7 @@ def alone(spec_of):
 
 @pytest.mark.parametrize(
     ("groups", "schedule"),
-    [
-        ([[[1, 2], [1, 2]], [[1]]], "critical-path"),
-        ([[[1], [2, 1]], [[1, 1]]], "1f1b"),
-    ],
+    [([[[1, 2], [1, 2]], [[1]]], "critical-path"), ([[[1], [2, 1]], [[1, 1]]], "1f1b")],
     ids=["figure-7c", "mixed-degrees"],
 )
 def test_losses_are_those_of_one_process(groups, schedule, session, alone, make_plan, spec_of, law_profile, tmp_path):
@@ -78,11 +75,7 @@ def test_losses_are_those_of_one_process(groups, schedule, session, alone, make_
     profile = law_profile(plan.cluster, plan.model)
     write_profile(profile, tmp_path / "profile.json")
     request = TrainRequest(
-        plan=plan,
-        profile=profile,
-        profile_path=str(tmp_path / "profile.json"),
-        job=JOB,
-        out=tmp_path,
+        plan=plan, profile=profile, profile_path=str(tmp_path / "profile.json"), job=JOB, out=tmp_path
     )
     outcome = train(session, request, StopRequest(), SilentReporter())
     assert outcome.losses == pytest.approx(alone, abs=TOLERANCE)

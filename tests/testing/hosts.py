@@ -22,14 +22,7 @@ def cluster_of_hosts(
     memory = {kind: memory_bytes if isinstance(memory_bytes, int) else memory_bytes[kind] for kind in speed}
     rows = [(site, f"{site}-{number}", *row) for site, hosts in sites.items() for number, row in enumerate(hosts)]
     devices = tuple(
-        Device(
-            name=f"{host}-{place}",
-            kind=kind,
-            host=host,
-            site=site,
-            backend="emulated",
-            memory_bytes=memory[kind],
-        )
+        Device(name=f"{host}-{place}", kind=kind, host=host, site=site, backend="emulated", memory_bytes=memory[kind])
         for site, host, kind, count in rows
         for place in range(count)
     )

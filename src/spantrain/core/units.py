@@ -184,6 +184,12 @@ class Unit:
         return self.parameter_bytes - self.frozen_bytes
 
     @property
+    def training_flop_per_sample(self) -> float:
+        """Operations of a forward and a backward pass, what is computed again not counted."""
+        trained = self.trained_bytes / self.parameter_bytes if self.parameter_bytes else 1.0
+        return self.forward_flop_per_sample * (1.0 + self.goes_back * (1.0 + trained))
+
+    @property
     def goes_back(self) -> bool:
         """Whether a backward pass comes to it: something is trained in it or in front of it."""
         return not self.outputs or any(tensor.requires_grad for tensor in self.outputs)

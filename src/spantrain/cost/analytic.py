@@ -57,6 +57,11 @@ LAUNCH_S = 20e-6
 """Seconds of the host for one operation of one unit."""
 
 
+def peak_flop_per_s(kind: DeviceKind, dtype: str) -> float:
+    """Return the operations per second of a data sheet; low precision runs at the 16-bit peak."""
+    return kind.peak_fp32_flop_per_s if dtype == "float32" else kind.peak_fp16_flop_per_s
+
+
 @dataclass(frozen=True, kw_only=True)
 class AnalyticLaw:
     """Seconds of work on one kind of device, at a fraction of its real speed.
@@ -76,9 +81,8 @@ class AnalyticLaw:
 
     @property
     def flop_per_s(self) -> float:
-        """Operations per second in large products; low precision runs at the 16-bit peak."""
-        peak = self.kind.peak_fp32_flop_per_s if self.dtype == "float32" else self.kind.peak_fp16_flop_per_s
-        return COMPUTE_EFFICIENCY * peak * self.speed
+        """Operations per second in large products."""
+        return COMPUTE_EFFICIENCY * peak_flop_per_s(self.kind, self.dtype) * self.speed
 
     @property
     def bytes_per_s(self) -> float:

@@ -11,6 +11,8 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
+from spantrain.devices.meters import ReadMeters
+
 T = TypeVar("T")
 Tensors = tuple[Tensor, ...]
 Milestone = tuple[float, Callable[[], None]]
@@ -117,6 +119,10 @@ class ComputeDevice(ABC):
     def bring(tensors: Tensors, torch_device: torch.device) -> Tensors:
         """Return tensors as the device's next work may read them; the host does not wait for the device."""
         return tuple(tensor.to(torch_device) for tensor in tensors)
+
+    def meters(self) -> ReadMeters | None:
+        """Return what reads its meters; None: it has none."""
+        return None
 
     @staticmethod
     def settle(torch_device: torch.device) -> None:  # noqa: ARG004

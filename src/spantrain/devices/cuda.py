@@ -9,6 +9,7 @@ from functools import cache
 import torch
 
 from spantrain.devices.base import NOTHING_MORE, ComputeDevice, EmulatedTime, Submitted, T, Tensors
+from spantrain.devices.meters import ReadMeters, nvml_meters
 from spantrain.errors import ConfigError
 
 
@@ -93,6 +94,11 @@ class CudaDevice(ComputeDevice):
     def peak_bytes(self) -> int | None:
         """Return the most bytes that were allocated since then."""
         return torch.cuda.max_memory_allocated(self.torch_device)
+
+    def meters(self) -> ReadMeters | None:
+        """Return what reads its meters, by NVIDIA's library; None: there is none for it."""
+        uuid = getattr(torch.cuda.get_device_properties(self.torch_device), "uuid", None)
+        return nvml_meters(f"GPU-{uuid}") if uuid is not None else None
 
     @staticmethod
     def is_available() -> bool:

@@ -15,9 +15,8 @@ from spantrain.core.outer.stages import OuterCluster
 from spantrain.core.plan import Plan
 from spantrain.errors import Interrupted
 from spantrain.runtime.checkpoint.manifest import CheckpointSet, Manifest
-from spantrain.runtime.control.ahead import AheadChange, AheadCopy
 from spantrain.runtime.control.orders import FollowOrder, KeptState, TrainOrder, TrainResult
-from spantrain.runtime.control.requests import Introduction, SavedFile
+from spantrain.runtime.control.requests import AheadChange, AheadCopy, Introduction, SavedFile
 from spantrain.runtime.coordinator.advice import Advice, check_change
 from spantrain.runtime.coordinator.barrier import StepBarrier, StepOutcome
 from spantrain.runtime.coordinator.meetings import StageMeetings

@@ -13,7 +13,7 @@ from spantrain.cost.memory import MemoryCost
 from spantrain.cost.moving import state_bytes
 from spantrain.cost.network import NetworkCost
 from spantrain.recovery.protection import is_whole
-from spantrain.runtime.control.ahead import AheadCopy
+from spantrain.runtime.control.requests import AheadCopy
 
 _WORTH_S = 0.25
 """What saves less may as well move while all stand still."""

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from spantrain.app.training.run_folder import SWITCHES_FILE, free_name, typical_s
 from spantrain.app.training.traced_run import NetworkTraceFigures
@@ -15,8 +16,12 @@ from spantrain.config.files.json_codec import to_json
 from spantrain.core.plan import Plan
 from spantrain.core.planned.report import PlanReport
 from spantrain.core.quantities import format_bytes, format_seconds
+from spantrain.core.shares import shares_of
 from spantrain.core.trace import Interval, Trace
+from spantrain.core.units import UnitGraph
+from spantrain.cost.analytic import peak_flop_per_s
 from spantrain.cost.compute import normalised
+from spantrain.devices.meters import MeterReading
 from spantrain.runtime.control.orders import TrainResult
 from spantrain.runtime.coordinator.advice import Advice
 from spantrain.runtime.coordinator.barrier import StepOutcome, SwitchFigures
@@ -159,6 +164,15 @@ class DeviceFigures:
     """Device time computing, over step time."""
     utilisation_predicted: float
     bubble_ratio: float
+    flop_ratio: float
+    """Operations of the model in a step, nothing computed twice counted, over what the device could do by its data
+    sheet: MFU."""
+    power_w: float | None
+    """Mean over the measured steps, by the device's own meters; None: it has none, or they do not tell."""
+    energy_j: float | None
+    """What it took between the first and the last of those steps, by them."""
+    slowed_by: str
+    """Why its clocks were lower than they could be in any of those steps, by them; empty: they were not."""
     peak_held_samples: int
     peak_bytes: int | None
     """The most that its tensors held at once; by its allocator on CUDA, else without passing needs of operations."""
@@ -260,32 +274,42 @@ class TrainOutcome:
 
 
 def device_figures(
-    plan: Plan, name: str, result: TrainResult, predicted: SimulationResult, outcomes: Sequence[StepOutcome]
-) -> DeviceFigures:
+    plan: Plan, name: str, result: TrainResult, predicted: SimulationResult, outcomes: Sequence[StepOutcome],
+    graph: UnitGraph,
+) -> DeviceFigures:  # fmt: skip
     """Return how one device was used in steps under a plan."""
     crew = plan.crew_of(name)
     replicas = crew.first.replicas
     own = replicas[crew.replica_index(name)]
     measured, device = steady(outcomes), plan.cluster.device_by_name[name]
-    utilisation = statistics.fmean(outcome.busy_s[name] for outcome in measured) / statistics.fmean(
-        outcome.duration_s for outcome in measured
-    )
+    step_s = statistics.fmean(outcome.duration_s for outcome in measured)
+    utilisation = statistics.fmean(outcome.busy_s[name] for outcome in measured) / step_s
+    sample_share = own.sample_share / sum(replica.sample_share for replica in replicas)
+    member, units = shares_of(own.tp_shares)[own.devices.index(name)], [graph.units[unit] for unit in crew.units]
+    flop = sum(unit.training_flop_per_sample * unit.work_share(member) for unit in units)
+    could = peak_flop_per_s(plan.cluster.kind_by_name[device.kind], plan.dtype) * plan.cluster.emulated_speed
     return DeviceFigures(
-        kind=device.kind,
-        stages=crew.numbers,
-        sample_share=own.sample_share / sum(replica.sample_share for replica in replicas),
+        kind=device.kind, stages=crew.numbers, sample_share=sample_share,
         tensor_share=normalised(own.tp_shares)[own.devices.index(name)],
-        utilisation=utilisation,
-        utilisation_predicted=predicted.utilisation[name],
-        bubble_ratio=max(0.0, 1.0 - utilisation),
-        peak_held_samples=max(outcome.peak_held_samples[name] for outcome in outcomes),
-        peak_bytes=result.peak_bytes,
+        flop_ratio=flop * sample_share * plan.global_batch / (step_s * could),
+        **_metered([outcome.meters[name] for outcome in measured if name in outcome.meters]), utilisation=utilisation,
+        utilisation_predicted=predicted.utilisation[name], bubble_ratio=max(0.0, 1.0 - utilisation),
+        peak_held_samples=max(outcome.peak_held_samples[name] for outcome in outcomes), peak_bytes=result.peak_bytes,
         peak_bytes_predicted=predicted.memory[name].counted_bytes(device.backend),
-        real_compute_ratio=result.real_compute_ratio,
-        overrun_actions=result.overrun_actions,
-        overhead_median_s=_quantile(result.overhead_s, 0.5),
-        overhead_p90_s=_quantile(result.overhead_s, 0.9),
-    )
+        real_compute_ratio=result.real_compute_ratio, overrun_actions=result.overrun_actions,
+        overhead_median_s=_quantile(result.overhead_s, 0.5), overhead_p90_s=_quantile(result.overhead_s, 0.9),
+    )  # fmt: skip
+
+
+def _metered(told: Sequence[MeterReading]) -> dict[str, Any]:
+    """Return what a device's own meters told of steps, as `DeviceFigures` has it."""
+    power_w = [one.power_w for one in told if one.power_w is not None]
+    energy_j = [one.energy_j for one in told if one.energy_j is not None]
+    return {
+        "power_w": statistics.fmean(power_w) if power_w else None,
+        "energy_j": energy_j[-1] - energy_j[0] if energy_j else None,
+        "slowed_by": ", ".join(dict.fromkeys(one.slowed_by for one in told if one.slowed_by)),
+    }
 
 
 def link_figures(results: Mapping[str, TrainResult], total_s: float) -> dict[str, LinkFigures]:

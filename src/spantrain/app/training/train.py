@@ -301,7 +301,7 @@ class _RunOnSession:
             samples_per_s=plan.global_batch / measured_s,
             steps=len(self._losses),
             devices={
-                name: device_figures(plan, name, results[name], predicted, outcomes)
+                name: device_figures(plan, name, results[name], predicted, outcomes, request.profile.graph)
                 for name in plan.devices
                 if name in results
             },

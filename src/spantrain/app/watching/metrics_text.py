@@ -36,6 +36,15 @@ def _labels(labels: Mapping[str, Any]) -> str:
     return f"{{{shown}}}" if shown else ""
 
 
+_METERS = (
+    ("device_load_ratio", "gauge", "Part of the time in which it computed anything", "load_ratio"),
+    ("device_used_bytes", "gauge", "Of its memory, by whomever", "used_bytes"),
+    ("device_power_watts", "gauge", "Taken now", "power_w"),
+    ("device_energy_joules_total", "counter", "Taken", "energy_j"),
+    ("device_clock_ratio", "gauge", "Of its processors, to the highest", "clock_ratio"),
+)
+
+
 def metrics_of_view(content: bytes | None) -> str:
     """Return the metrics of a run from what there is to see of it, `view.json`; nothing where that is not there yet."""
     if content is None:
@@ -51,18 +60,20 @@ def metrics_of_view(content: bytes | None) -> str:
     def of_devices(field: str) -> list[Sample]:
         return [(labels, one[field]) for labels, one in devices]
 
+    def of_meters(field: str) -> list[Sample]:
+        return [(labels, one["meters"][field]) for labels, one in devices if one.get("meters")]
+
     def of_links(field: str) -> list[Sample]:
         return [(labels, one[field]) for labels, one in links]
 
-    done, step_s = view["steps_done"], view["step_s"]
+    step_s = view["step_s"]
     samples = view["global_batch"] / step_s if step_s else None
-    told = {**run, "model": view["model"], "schedule": view["schedule"]}
     return metrics_text(
         [
-            ("run_info", "gauge", "The run.", [(told, 1)]),
+            ("run_info", "gauge", "The run.", [({**run, **{name: view[name] for name in ("model", "schedule")}}, 1)]),
             ("run_running", "gauge", "1 while the run goes on.", single(int(view["state"] == "running"))),
             ("run_updated_seconds", "gauge", "When this was true, since 1970.", single(view["updated_unix_s"])),
-            ("steps_total", "counter", "Steps done.", single(done)),
+            ("steps_total", "counter", "Steps done.", single(view["steps_done"])),
             ("steps_wanted", "gauge", "Steps wanted in all.", single(view["steps"])),
             ("plan_generation", "gauge", "Number of the plan that runs.", single(view["generation"])),
             ("loss", "gauge", "Of the last step.", single(view["losses"][-1][1] if view["losses"] else None)),
@@ -78,6 +89,7 @@ def metrics_of_view(content: bytes | None) -> str:
             ("device_peak_bytes", "gauge", "The most that its tensors held at once.", of_devices("peak_bytes")),
             ("device_peak_forecast_bytes", "gauge", "The same as simulated.", of_devices("peak_bytes_forecast")),
             ("device_held_samples", "gauge", "Most samples held at once.", of_devices("held_samples")),
+            *((name, kind, f"{what}, by its own meters.", of_meters(field)) for name, kind, what, field in _METERS),
             ("link_bytes_per_second", "gauge", "What messages got, as measured.", of_links("bytes_per_s")),
             ("link_planned_bytes_per_second", "gauge", "What the plan was made for.", of_links("planned_bytes_per_s")),
             ("link_used_bytes_per_second", "gauge", "Carried in the last step.", of_links("used_bytes_per_s")),

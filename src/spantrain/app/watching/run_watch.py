@@ -281,6 +281,7 @@ class RunWatch(Reporter):
                 held_samples_forecast=predicted.peak_in_flight.get(name) if predicted else None,
                 busy_ratio=min(1.0, busy[name] / outcome.duration_s) if outcome and name in busy else None,
                 busy_ratio_forecast=predicted.utilisation.get(name) if predicted else None,
+                meters=outcome.meters.get(name) if outcome else None,
             )
 
     def _links(self, plan: Plan) -> Iterable[view.SeenLink]:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from spantrain.app.watching.chain import StepReason
 from spantrain.config.artefacts import VIEW_FORMAT, read_artefact
+from spantrain.devices.meters import MeterReading
 from spantrain.errors import ConfigError
 
 VIEW_FILE = "view.json"
@@ -35,6 +36,8 @@ class SeenDevice:
     busy_ratio: float | None = None
     """Of the last step."""
     busy_ratio_forecast: float | None = None
+    meters: MeterReading | None = None
+    """What its own meters said last; None: it has none."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -167,12 +167,18 @@ def _device_table(outcome: "TrainOutcome") -> Table:
     """Return the figures of devices; what part of tensors each has, where any are divided."""
     divided = any(figures.tensor_share < 1.0 for figures in outcome.devices.values())
     shares = ("samples", "tensors") if divided else ("samples",)
-    figures_of = ("busy predicted", "busy measured", "bubble", "real compute")
-    table = Table("device", "kind", "stage", *shares, *figures_of, title="Devices")
+    figures_of = ("busy predicted", "busy measured", "bubble", "MFU", "real compute")
+    metered = any(figures.power_w is not None for figures in outcome.devices.values())
+    table = Table(
+        "device", "kind", "stage", *shares, *figures_of, *(("power", "energy") if metered else ()), title="Devices"
+    )
     for name, figures in outcome.devices.items():
         parts = (
             figures.sample_share, *([figures.tensor_share] if divided else []), figures.utilisation_predicted,
-            figures.utilisation, figures.bubble_ratio, figures.real_compute_ratio,
+            figures.utilisation, figures.bubble_ratio, figures.flop_ratio, figures.real_compute_ratio,
         )  # fmt: skip
-        table.add_row(name, figures.kind, ", ".join(map(str, figures.stages)), *(f"{part:.0%}" for part in parts))
+        told = ((figures.power_w, "W"), (figures.energy_j, "J")) if metered else ()
+        meters = ("–" if value is None else f"{value:,.0f} {unit}" for value, unit in told)
+        stages = ", ".join(map(str, figures.stages))
+        table.add_row(name, figures.kind, stages, *(f"{part:.0%}" for part in parts), *meters)
     return table

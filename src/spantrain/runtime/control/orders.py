@@ -13,9 +13,8 @@ from spantrain.core.plan import Plan
 from spantrain.core.profile import DeviceScore, LinkMeasurement, UnitTiming
 from spantrain.core.trace import Trace
 from spantrain.core.units import ModelSpec, UnitGraph
-from spantrain.runtime.control.ahead import AheadChange
 from spantrain.runtime.control.plane import A, Order
-from spantrain.runtime.control.requests import Done, StepVerdict
+from spantrain.runtime.control.requests import AheadChange, Done, StepVerdict
 from spantrain.transport.connection.peers import PeerAddress
 
 

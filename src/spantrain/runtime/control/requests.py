@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 from spantrain.core.checkpoint import StoredFile
@@ -10,10 +11,11 @@ from spantrain.core.outer.stages import StageMeeting, StageReport
 from spantrain.core.plan import Plan
 from spantrain.core.speed import LinkReport
 from spantrain.core.trace import DeviceStep
+from spantrain.devices.meters import MeterReading
 from spantrain.errors import Interrupted, PeerLostError
 from spantrain.runtime.control import data_requests as data
-from spantrain.runtime.control.ahead import AheadChange, AheadState
 from spantrain.runtime.control.plane import OrderRequest, Request
+from spantrain.transport.connection.peers import PeerAddress
 from spantrain.transport.control.protocol import HEARTBEAT
 
 _LAST_S = 2.0
@@ -224,6 +226,39 @@ class FindMeetingPoint(OrderRequest[MeetingPoint], name="meeting_point"):
 # Steps.
 
 
+@dataclass(frozen=True, slots=True)
+class AheadCopy:
+    """Units of the present plan that one device is to have of another, which holds its stage whole."""
+
+    giver: str
+    taker: str
+    units: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AheadChange:
+    """What is copied ahead from now on, in the place of all that was before; without copies: nothing more."""
+
+    number: int
+    """Of a leg's, by which its messages are told from those of one that was given up."""
+    generation: int
+    """Of the plan that runs."""
+    copies: tuple[AheadCopy, ...] = ()
+    """One at most for each two devices."""
+    newcomers: tuple[PeerAddress, ...] = ()
+    """Takers that have no part in the present plan (`runtime.control.orders.FollowOrder`)."""
+
+
+class AheadState(StrEnum):
+    """How far a giver is."""
+
+    COPYING = "copying"
+    LEVEL = "level"
+    """All of the steps before this one is on its way: a change now is one of a moment."""
+    FULL = "full"
+    """More waits than what was to be copied: the way is too slow for it."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class StepVerdict:
     """What all workers do after the barrier, in the same way."""
@@ -291,6 +326,8 @@ class DeviceReport(OrderRequest[StepVerdict], name="commit_step"):
     """First devices of stages of which it has a copy that is whole, this step's gradients included."""
     ahead: AheadState | None = None
     """How far what it gives ahead of another plan is; None: it gives nothing."""
+    meters: MeterReading | None = None
+    """What the device's own meters said last; None: it has none."""
 
     def __post_init__(self) -> None:
         names = ("grad_square", "busy_s", "peak_held_samples", "duration_s", "dataset_size")

@@ -10,10 +10,10 @@ from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan
 from spantrain.core.speed import LinkReport
 from spantrain.core.trace import DeviceStep
+from spantrain.devices.meters import MeterReading
 from spantrain.errors import Interrupted
-from spantrain.runtime.control.ahead import AheadChange, AheadState
 from spantrain.runtime.control.plane import HOLD_S
-from spantrain.runtime.control.requests import DeviceReport, StepVerdict
+from spantrain.runtime.control.requests import AheadChange, AheadState, DeviceReport, StepVerdict
 from spantrain.runtime.coordinator.advice import Advice, Advising
 from spantrain.runtime.coordinator.meetings import meeting_of
 from spantrain.runtime.coordinator.records import StepRecords
@@ -61,6 +61,8 @@ class StepOutcome:
     """Of each stage, those whose copies are whole."""
     links: Mapping[str, tuple[LinkReport, ...]] = field(default_factory=dict)
     """What each device knows of the links to its peers."""
+    meters: Mapping[str, MeterReading] = field(default_factory=dict)
+    """What the own meters of those that have some said last."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -317,6 +319,7 @@ class StepBarrier:
                 for stage in self.plan.stages
             ),
             links={name: report.links for name, report in reports.items()},
+            meters={name: report.meters for name, report in reports.items() if report.meters is not None},
         )
 
     def _mean(self, sums: list[float | None]) -> float | None:

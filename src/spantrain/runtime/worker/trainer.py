@@ -12,14 +12,14 @@ import torch
 from spantrain.adaptation.registry import LocalAdapters
 from spantrain.core.messages import DeviceDecisions
 from spantrain.core.plan import Plan
+from spantrain.devices.meters import MeterThread
 from spantrain.devices.registry import class_of
 from spantrain.errors import ConfigError
 from spantrain.models.build import build_units
 from spantrain.runtime.checkpoint.device_files import FileSender, FilesToBeginWith
 from spantrain.runtime.checkpoint.saver import DeviceCheckpoints, restore
-from spantrain.runtime.control.ahead import AheadChange
 from spantrain.runtime.control.orders import KeptState, TrainOrder, TrainResult
-from spantrain.runtime.control.requests import Begin, DeviceReport, HeldState, StepVerdict, SwitchReport
+from spantrain.runtime.control.requests import AheadChange, Begin, DeviceReport, HeldState, StepVerdict, SwitchReport
 from spantrain.runtime.coordinator.batches import QueuedFeed, feed_of
 from spantrain.runtime.gradients.optimizer import GradientScaling
 from spantrain.runtime.gradients.step_sums import StepSums
@@ -65,6 +65,7 @@ class TrainSession:
         self._job = order.job
         self._links, self._control = links, links.control
         self._clock_offset_s = clock_offset_s(self._control)
+        self._meters = MeterThread(links.device.meters())
         self._recorder = StepRecorder(links.name, clock_offset_s=self._clock_offset_s, steps=order.job.trace_steps)
         self._overhead_s: deque[float] = deque(maxlen=_OVERHEADS_KEPT)
         self.teller = StepTeller(links.control, self._recorder)
@@ -133,7 +134,7 @@ class TrainSession:
         """Train until the coordinator says stop; return what this device saw."""
         try:
             self._resume()
-            with self._checkpoints:
+            with self._checkpoints, self._meters:
                 self._train()
         finally:
             self._outer.leave()
@@ -333,22 +334,14 @@ class TrainSession:
         part, figures = self._part, self._recorder.figures
         self._overhead_s.extend(figures.overhead_s)
         return DeviceReport(
-            generation=part.plan.generation,
-            step=step,
-            loss_sum=loss_sum,
-            grad_square=None,
-            busy_s=figures.busy_s,
-            peak_held_samples=figures.peak_held_samples,
-            duration_s=time.monotonic() - self._begun_s,
-            evaluation_loss_sum=evaluation,
-            sent_bytes=self._traffic.sent(),
+            generation=part.plan.generation, step=step, loss_sum=loss_sum, grad_square=None, busy_s=figures.busy_s,
+            peak_held_samples=figures.peak_held_samples, duration_s=time.monotonic() - self._begun_s,
+            evaluation_loss_sum=evaluation, sent_bytes=self._traffic.sent(),
             data_digest=self._training.digest if step == self._since_step and part.reads_data else None,
-            dataset_size=self._training.dataset_size if part.reads_data else None,
-            switch=self._switch_report,
+            dataset_size=self._training.dataset_size if part.reads_data else None, switch=self._switch_report,
             links=part.actions.driver.local.reports() if part.actions.driver else (),
-            kept=tuple(kept.ward for kept in self._keeping.whole),
-            ahead=self._ahead.state,
-        )
+            kept=tuple(kept.ward for kept in self._keeping.whole), ahead=self._ahead.state, meters=self._meters.latest,
+        )  # fmt: skip
 
     def _update(self, step: int, verdict: StepVerdict) -> None:
         self._steps_done, self._summed, self.is_whole = step + 1, False, False
@@ -380,9 +373,7 @@ class TrainSession:
         return TrainResult(
             trace=self._recorder.trace(),
             decisions=DeviceDecisions(
-                device=self._here.name,
-                trace_shift_s=self._clock_offset_s,
-                decisions=self._recorder.decisions(),
+                device=self._here.name, trace_shift_s=self._clock_offset_s, decisions=self._recorder.decisions()
             ),
             sent_bytes=self._traffic.sent(),
             received_bytes=self._traffic.received(),

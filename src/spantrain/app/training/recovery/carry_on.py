@@ -69,21 +69,12 @@ def orders_of(
     """Return the order of each device that trains, or gives what it holds and leaves."""
     resume, peers = leg.resume, session.coordinator.peers((*leg.plan.devices, *leg.givers))
     order = TrainOrder(
-        plan=leg.plan,
-        graph=request.profile.graph,
-        job=request.job,
-        peers=peers,
-        output_dir=request.folder_to_workers(request.out) if request.checkpoints else "",
-        first_step=leg.first_step,
-        samples_before=samples_before,
-        resume_from=request.folder_to_workers(resume.folder) if resume else "",
-        checkpoint=resume.content if resume else None,
-        at_coordinator=resume.here if resume else (),
-        kept=leg.kept,
-        givers=leg.givers,
-        outer=request.options.outer,
-        is_over=leg.is_over,
-    )
+        plan=leg.plan, graph=request.profile.graph, job=request.job, peers=peers,
+        output_dir=request.folder_to_workers(request.out) if request.checkpoints else "", first_step=leg.first_step,
+        samples_before=samples_before, resume_from=request.folder_to_workers(resume.folder) if resume else "",
+        checkpoint=resume.content if resume else None, at_coordinator=resume.here if resume else (), kept=leg.kept,
+        givers=leg.givers, outer=request.options.outer, is_over=leg.is_over,
+    )  # fmt: skip
     orders: dict[str, TrainOrder | GiveOrder] = dict.fromkeys(leg.plan.devices, order)
     if (standby := request.options.standby_coordinator) in orders:
         orders[standby] = replace(order, journal_dir=request.folder_to_workers(request.out))

@@ -28,8 +28,8 @@ from spantrain.cost.moving import moved
 from spantrain.errors import SpanTrainError
 from spantrain.planner.present import NewPlan, full_plan
 from spantrain.recovery.policy import is_worth
-from spantrain.runtime.control.ahead import AheadChange
 from spantrain.runtime.control.orders import FollowOrder, KeptState
+from spantrain.runtime.control.requests import AheadChange
 from spantrain.runtime.coordinator.barrier import CommitPoint, StepBarrier
 from spantrain.runtime.coordinator.roster import DeviceLostError
 

@@ -20,9 +20,8 @@ from spantrain.errors import ProtocolError
 from spantrain.models.statistics import named_statistics
 from spantrain.models.units import parameter_names
 from spantrain.runtime.checkpoint.holding import Holding, first_names, held_tensors
-from spantrain.runtime.control.ahead import AheadChange, AheadState
 from spantrain.runtime.control.orders import FollowOrder, KeptState
-from spantrain.runtime.control.requests import Done
+from spantrain.runtime.control.requests import AheadChange, AheadState, Done
 from spantrain.runtime.redistribution.transfer import packed_words, unpacked_words
 from spantrain.runtime.step.context import WorkerContext, WorkerLinks
 from spantrain.runtime.worker.carry_on import LeftState
