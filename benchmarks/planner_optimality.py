@@ -6,8 +6,8 @@ compared with `exhaustive` (every plan that a proven bound does not rule out, si
 every other strategy, whose orders of work are searched alike; all by the same simulator. A ratio over 1 is slower than
 the optimum; answers may be under 1, since they have orders and micro-batches that `exhaustive` does not know.
 
-Like is compared with like: plans that training can do, with those of `auto` as it is; plans that divide state or
-tensors (`zero2`, `fsdp`), with those of `auto` where that is allowed too. The optimum is that of the former.
+Like is compared with like: plans that divide neither state nor tensors, with those of `auto` as it is; those that do
+(`zero1`, `fsdp`), with those of `auto` where that is allowed too. The optimum is that of the former.
 
 Nothing is emulated; all times come from the simulator. Processes run at low priority.
 """
@@ -30,7 +30,7 @@ from spantrain.errors import SpanTrainError
 from spantrain.planner.dividing import TensorParallel
 from spantrain.planner.engine.engine import make_plan
 from spantrain.planner.engine.evaluate import Evaluator
-from spantrain.planner.engine.outcome import PlanOptions, not_trained_yet
+from spantrain.planner.engine.outcome import PlanOptions, divides_unasked
 from spantrain.planner.request import Constraints, JobSpec, PlanRequest
 from spantrain.planner.strategies.registry import strategies
 from spantrain_studies.planners.exhaustive import exhaustive
@@ -106,14 +106,15 @@ def run_case(seed: int) -> CaseResult | str:
 
 
 def others_of(profile: Profile, job: JobSpec, evaluate: Evaluator) -> tuple[dict[str, float], dict[str, float]]:
-    """Return the seconds of each other strategy's answer: of those that training can do, and of those that not."""
+    """Return the seconds of each other strategy's answer: what `auto` may do unasked, and what it may not."""
     whole: dict[str, float] = {}
     divided: dict[str, float] = {}
     for name in strategies():
         if name not in ("auto", "exhaustive"):
             with contextlib.suppress(SpanTrainError):
                 plan = make_plan(profile, job, PlanOptions(strategies=(name,))).plan
-                (divided if not_trained_yet(plan) else whole)[name] = evaluate(plan).step_s
+                unasked = plan.divides_tensors or divides_unasked(plan, Constraints())
+                (divided if unasked else whole)[name] = evaluate(plan).step_s
     return whole, divided
 
 

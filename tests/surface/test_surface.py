@@ -1,5 +1,6 @@
 """What the package promises by name: its modules, their maps, a quick start, and the keys of its JSON."""
 
+import ast
 import importlib
 import json
 import pkgutil
@@ -143,3 +144,19 @@ def one_object(*words: object) -> dict[str, object]:
     found = json.loads(ended.stdout)
     assert isinstance(found, dict)
     return found
+
+
+@pytest.mark.parametrize("folder", ["benchmarks", "examples", "scripts"])
+def test_what_is_run_by_hand_imports_what_is_there(folder):
+    """Nobody type-checks these, and some are run once in a month."""
+    missing = []
+    for path in sorted((Path(__file__).parents[2] / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "spantrain":
+                module = importlib.import_module(str(node.module))
+                for name in (one.name for one in node.names if not hasattr(module, one.name)):
+                    try:
+                        importlib.import_module(f"{node.module}.{name}")
+                    except ModuleNotFoundError:
+                        missing.append(f"{path.name}: {node.module}.{name}")
+    assert not missing
