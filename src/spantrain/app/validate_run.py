@@ -96,20 +96,14 @@ def validate_run(folder: Path) -> RunValidation:
     predicted = predict(plan, profile, optimizer=optimizer, staleness=staleness)
     step_s, steps, source = _measured_step(trace, record, folder)
     return RunValidation(
-        folder=str(folder),
-        model=plan.model.name,
-        schedule=plan.schedule,
-        step_s_predicted=predicted.step_s,
-        step_s_measured=step_s,
-        step_error_ratio=predicted.step_s / step_s - 1.0,
-        steps_measured=steps,
-        measured_by=source,
-        devices=_devices(plan, predicted, trace, record),
+        folder=str(folder), model=plan.model.name, schedule=plan.schedule, step_s_predicted=predicted.step_s,
+        step_s_measured=step_s, step_error_ratio=predicted.step_s / step_s - 1.0, steps_measured=steps,
+        measured_by=source, devices=_devices(plan, predicted, trace, record),
         links=_links(plan, profile, predicted, trace),
         decisions=None if logs is None else sum(len(log.decisions) for log in logs),
         differences=tuple(map(str, compare_all(plan, logs or (), replay))),
         order_differences=tuple(map(str, compare_all(plan, logs or (), simulated_order))),
-    )
+    )  # fmt: skip
 
 
 def _read_trace(path: Path, plan: Plan, staleness: int) -> Trace:

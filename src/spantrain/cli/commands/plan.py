@@ -163,18 +163,13 @@ class PlanArguments(RentOptions, shared.ModelOptions):
             max_step_s=_limit("--max-step-s", self.max_step_s),
             max_usd_per_step=_limit("--max-money-per-step", self.max_money_per_step),
             max_usd_per_hour=_limit("--max-money-per-hour", self.max_money_per_hour),
-            quotas=tuple(_quota(text) for text in self.quota or ()),
-            leave_out=tuple(self.leave_out or ()),
+            quotas=tuple(_quota(text) for text in self.quota or ()), leave_out=tuple(self.leave_out or ()),
             keep=tuple(self.keep or ()),
             wire_formats=tuple(dict.fromkeys((WireFormat.NATIVE, *(self.allow_wire or ())))),
-            tensor_parallel=self.tensor_parallel,
-            recompute=self.recompute,
-            recompute_all=self.recompute_all,
-            sequence_parallel=self.sequence_parallel,
-            sharded_state=self.allow_sharded_state,
-            second_level=self.second_level,
-            interleaving=self.interleaving and self.mtbf is None,
-        )
+            tensor_parallel=self.tensor_parallel, recompute=self.recompute, recompute_all=self.recompute_all,
+            sequence_parallel=self.sequence_parallel, sharded_state=self.allow_sharded_state,
+            second_level=self.second_level, interleaving=self.interleaving and self.mtbf is None,
+        )  # fmt: skip
 
     def profile(self) -> "Profile":
         """Return the profile that was measured, which says for which model and data; or one by data sheets.

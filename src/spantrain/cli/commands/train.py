@@ -187,19 +187,11 @@ class _Command:
         from spantrain.app.training.train_from_scratch import ScratchRequest, run_folder_for
 
         return ScratchRequest(
-            cluster=cluster,
-            own_speed=asked.emulated_speed is not None,
-            model=spec,
-            job=job,
-            out=asked.out or run_folder_for(spec, datetime.datetime.now()),
-            global_batch=asked.global_batch,
-            dtype=asked.dtype,
-            schedule=schedule,
-            recompute=asked.gradient_checkpointing,
-            grouping=self._grouping(),
-            from_scratch=asked.from_scratch,
-            overwrite=asked.overwrite,
-        )
+            cluster=cluster, own_speed=asked.emulated_speed is not None, model=spec, job=job,
+            out=asked.out or run_folder_for(spec, datetime.datetime.now()), global_batch=asked.global_batch,
+            dtype=asked.dtype, schedule=schedule, recompute=asked.gradient_checkpointing, grouping=self._grouping(),
+            from_scratch=asked.from_scratch, overwrite=asked.overwrite,
+        )  # fmt: skip
 
     def _train(self, request: "TrainRequest", where: "SessionOptions") -> None:
         from spantrain.app.session import open_session

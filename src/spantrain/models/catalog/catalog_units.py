@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from spantrain.core.units import ModelSpec
 from spantrain.models.catalog.catalog import IMAGE_CHANNELS, IMAGE_SIDE, CatalogFamily, is_text, unit_names
+from spantrain.models.randomness.draws import torch_seeded
 from spantrain.models.sampler import derive_seed
 from spantrain.models.tracing.batch import ModelBatch
 from spantrain.models.units import COUNTED, LABELS, CheckedUnits, ModuleUnit, UnitModule, tie_parameters
@@ -83,8 +84,7 @@ class CatalogUnits:
         """Build the library's own model, with weights of its own."""
         import transformers
 
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with torch_seeded(seed):
             module: nn.Module = getattr(transformers, self._family.whole)(self._family.config)
         return module.eval(), self.batch()
 
@@ -102,7 +102,7 @@ class CatalogUnits:
         return ModuleUnit(name, self._family.block(index - 1))
 
     def _seeded(self, index: int, seed: int) -> UnitModule:
-        with torch.random.fork_rng(devices=[]):
+        with torch_seeded():
             unit = self._unit(index)
             # Seeded after construction, so that what constructors draw has no effect.
             torch.manual_seed(derive_seed(seed, "unit", index))

@@ -5,6 +5,7 @@ Functions of torch that draw are seen where they are called (`SeededDraws`), and
 """
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -285,3 +286,27 @@ def seeded(
             yield draws
     finally:
         hook.remove()
+
+
+_TORCHS_NUMBERS = threading.RLock()
+
+
+@contextlib.contextmanager
+def torch_seeded(seed: int | None = None) -> Iterator[None]:
+    """Have torch's own random numbers begin with a seed, in one thread at a time; behind it they are what they were.
+
+    They belong to all threads; and two that ask for their state may wait for each other for ever, as torch holds their
+    lock while Python tidies up and another thread goes on.
+    """
+    with _TORCHS_NUMBERS, torch.random.fork_rng(devices=[]):
+        if seed is not None:
+            torch.manual_seed(seed)
+        yield
+
+
+def torch_state(put: Tensor | None = None) -> Tensor:
+    """Return the state of torch's own random numbers, once it is what is `put` there, if anything is."""
+    with _TORCHS_NUMBERS:
+        if put is not None:
+            torch.set_rng_state(put)
+        return torch.get_rng_state()

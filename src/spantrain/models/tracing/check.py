@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError
-from spantrain.models.randomness.draws import CHANCES, RECURRENT, DrawnSamples, chance_of, seeded
+from spantrain.models.randomness.draws import CHANCES, RECURRENT, DrawnSamples, chance_of, seeded, torch_seeded
 from spantrain.models.randomness.places import CallChain
 from spantrain.models.randomness.shapes import DrawnShapes
 from spantrain.models.statistics import trained_norms
@@ -133,7 +133,7 @@ def calls_of(module: nn.Module, run: Callable[[], object]) -> list[Call]:
     names = {id(part): f"{path or 'the model'} ({type(part).__name__})" for path, part in module.named_modules()}
     chain = CallChain(names)
     try:
-        with torch.random.fork_rng(devices=[]), torch.enable_grad(), uncompiled(), chain.watching():
+        with torch_seeded(), torch.enable_grad(), uncompiled(), chain.watching():
             watch = _CallWatch(chain)
             with watch:
                 run()
@@ -246,8 +246,7 @@ def _steady_loss(spec: ModelSpec, loaded: Loaded, batch: ModelBatch, shapes: Dra
     """Return a model's loss; refuse a forward that does not do the same every time."""
     losses = []
     for seed in (0, 1):
-        with torch.random.fork_rng(devices=[]), seeded(loaded.module, seed=0, step=0, shapes=shapes) as draws:
-            torch.manual_seed(seed)
+        with torch_seeded(seed), seeded(loaded.module, seed=0, step=0, shapes=shapes) as draws:
             losses.append(_loss_of_model(spec, loaded, batch))
     if is_close(losses[0], losses[1], tolerance=_ROUNDING):
         return losses[0]

@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError
 from spantrain.models.adapters import adapted
+from spantrain.models.randomness.draws import torch_seeded
 from spantrain.models.sampler import derive_seed
 from spantrain.models.sources import DROPOUT, hf_configuration, image_shape
 from spantrain.models.statistics import leave_frozen, without_exchange
@@ -185,8 +186,7 @@ def load_model(spec: ModelSpec, *, seed: int, only: Collection[int] | None = Non
     Raises:
         ConfigError: the model cannot be built.
     """
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(derive_seed(seed, "model"))
+    with torch_seeded(derive_seed(seed, "model")):
         if spec.family != "hf":
             return _load(spec)
         if only is not None:
@@ -220,8 +220,7 @@ def load_empty(spec: ModelSpec, mode: FakeTensorMode) -> Loaded:
 
     A user's function runs as it is, and the parameters of its model are replaced.
     """
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(derive_seed(0, "model"))
+    with torch_seeded(derive_seed(0, "model")):
         if spec.family == "hf":
             with _undrawn(), registering(lambda _, parameter: _fake(parameter, mode)) as registered:
                 return _numbered(_load(spec), registered)

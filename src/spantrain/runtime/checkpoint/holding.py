@@ -14,6 +14,7 @@ from spantrain.core.units import ModelSpec, UnitGraph
 from spantrain.errors import ConfigError
 from spantrain.formats.tensor_bytes import dtype_name
 from spantrain.models.build import empty_unit
+from spantrain.models.randomness.draws import torch_state
 from spantrain.models.statistics import named_statistics
 from spantrain.models.units import UnitModule, parameter_names
 from spantrain.runtime.gradients.own_rows import OwnRows
@@ -176,7 +177,7 @@ def tensors_of(
         names = holding.own_rows.keys() & holding.writes_state
         for stored, (value, part) in _states(holding, optimizer, names).items():
             tensors[stored], parts[stored] = value, part
-    state = torch.get_rng_state()
+    state = torch_state()
     tensors[RANDOM_TORCH], parts[RANDOM_TORCH] = state, TensorPart(full_shape=tuple(state.shape))
     return tensors, parts
 

@@ -19,6 +19,7 @@ from spantrain.core.shares import TensorPart
 from spantrain.devices.registry import class_of
 from spantrain.errors import WorkerError
 from spantrain.formats.tensor_bytes import dtype_name, tensor_pieces
+from spantrain.models.randomness.draws import torch_state
 from spantrain.runtime.checkpoint import tensor_file
 from spantrain.runtime.checkpoint.device_files import FETCHED, FileSender, FilesToBeginWith
 from spantrain.runtime.checkpoint.holding import RANDOM_TORCH, Holding, put_back, tensors_of, wanted_of
@@ -56,7 +57,7 @@ def restore(
             if stored.device == group.own and RANDOM_TORCH in stored.tensors:
                 (box,) = boxes_of(stored.tensors[RANDOM_TORCH].part)
                 (state,) = files.read(name, [TensorBlock(RANDOM_TORCH, box)])
-                torch.set_rng_state(state)
+                torch_state(put=state)
     finally:
         files.forget()
 

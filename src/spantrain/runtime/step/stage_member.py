@@ -167,19 +167,13 @@ def stage_executor(
     stage, graph, job = plan.stages[stage_index], here.graph, here.job
     joined = JoinedDevices(group=groups.statistics, leads=groups.replica.rank == 0) if groups.statistics else None
     return StageExecutor(
-        units,
-        is_last=stage_index == len(plan.stages) - 1,
-        global_batch=plan.global_batch,
-        dtype=plan.dtype,
-        torch_device=here.device.torch_device,
-        seed=job.seed,
+        units, is_last=stage_index == len(plan.stages) - 1, global_batch=plan.global_batch, dtype=plan.dtype,
+        torch_device=here.device.torch_device, seed=job.seed,
         recompute=[unit - stage.first_unit for unit in stage.recompute],
         trains_before=stage.first_unit > 0 and graph.units[stage.first_unit - 1].goes_back,
         statistics=BatchStatistics(units if job.takes_batch_statistics(plan.model) else (), joined),
-        fewest_samples=graph.fewest_samples(stage.units),
-        sums_samples=graph.sums_samples,
-        by_unit=_by_unit(stage),
-    )
+        fewest_samples=graph.fewest_samples(stage.units), sums_samples=graph.sums_samples, by_unit=_by_unit(stage),
+    )  # fmt: skip
 
 
 def _divided(units: Sequence[UnitModule], stage: Stage, replica: Replica, groups: StageGroups) -> dict[str, TensorPart]:
