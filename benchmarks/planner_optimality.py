@@ -110,7 +110,8 @@ def others_of(profile: Profile, job: JobSpec, evaluate: Evaluator) -> tuple[dict
     whole: dict[str, float] = {}
     divided: dict[str, float] = {}
     for name in strategies():
-        if name not in ("auto", "exhaustive"):
+        # Nobody says what memory these hosts have, so `auto` may not count on it, as `offload` does.
+        if name not in ("auto", "exhaustive", "offload"):
             with contextlib.suppress(SpanTrainError):
                 plan = make_plan(profile, job, PlanOptions(strategies=(name,))).plan
                 unasked = plan.divides_tensors or divides_unasked(plan, Constraints())
