@@ -6,8 +6,9 @@ compared with `exhaustive` (every plan that a proven bound does not rule out, si
 every other strategy, whose orders of work are searched alike; all by the same simulator. A ratio over 1 is slower than
 the optimum; answers may be under 1, since they have orders and micro-batches that `exhaustive` does not know.
 
-Like is compared with like: plans that divide neither state nor tensors, with those of `auto` as it is; those that do
-(`zero1`, `fsdp`), with those of `auto` where that is allowed too. The optimum is that of the former.
+Like is compared with like: plans that divide gradients (`zero2`, `fsdp`) with those of `auto` where that is allowed,
+all others with those of `auto` as it is: also `offload`, which trusts that hosts have the memory, though nobody says so
+here. The optimum is that of `auto` as it is.
 
 Nothing is emulated; all times come from the simulator. Processes run at low priority.
 """
@@ -30,7 +31,7 @@ from spantrain.errors import SpanTrainError
 from spantrain.planner.dividing import TensorParallel
 from spantrain.planner.engine.engine import make_plan
 from spantrain.planner.engine.evaluate import Evaluator
-from spantrain.planner.engine.outcome import PlanOptions, divides_unasked
+from spantrain.planner.engine.outcome import PlanOptions
 from spantrain.planner.request import Constraints, JobSpec, PlanRequest
 from spantrain.planner.strategies.registry import strategies
 from spantrain_studies.planners.exhaustive import exhaustive
@@ -110,11 +111,10 @@ def others_of(profile: Profile, job: JobSpec, evaluate: Evaluator) -> tuple[dict
     whole: dict[str, float] = {}
     divided: dict[str, float] = {}
     for name in strategies():
-        # Nobody says what memory these hosts have, so `auto` may not count on it, as `offload` does.
-        if name not in ("auto", "exhaustive", "offload"):
+        if name not in ("auto", "exhaustive"):
             with contextlib.suppress(SpanTrainError):
                 plan = make_plan(profile, job, PlanOptions(strategies=(name,))).plan
-                unasked = plan.divides_tensors or divides_unasked(plan, Constraints())
+                unasked = any(stage.divides_gradients for stage in plan.stages)
                 (divided if unasked else whole)[name] = evaluate(plan).step_s
     return whole, divided
 

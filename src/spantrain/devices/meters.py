@@ -87,10 +87,9 @@ def nvml_meters(uuid: str) -> ReadMeters | None:
 
 
 class MeterThread:
-    """Asks a device's meters again and again; a context."""
+    """Asks a device's meters again and again, if it has any; a context."""
 
     def __init__(self, read: ReadMeters | None) -> None:
-        """`read`: None where a device has none."""
         self._read, self._end = read, threading.Event()
         self.latest: MeterReading | None = None
         """What they said last; None: nothing yet."""
