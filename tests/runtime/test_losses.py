@@ -1,117 +1,28 @@
 """Worker processes are killed while they train: the run goes on with the others, and its losses are one device's."""
 
-import threading
-import time
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import replace
 
 import pytest
 import torch
 
-from spantrain.app.live_requests import ask_to_drain
 from spantrain.app.planning import ahead, protection
-from spantrain.app.reporter import SilentReporter
-from spantrain.app.session import Session, SessionOptions, open_session
-from spantrain.app.training.outcome import TrainOutcome
-from spantrain.app.training.recovery.carry_on import Leg
-from spantrain.app.training.recovery.joining import Membership
-from spantrain.app.training.recovery.journal import Journal
+from spantrain.app.session import SessionOptions, open_session
 from spantrain.app.training.requests import RunOptions, TrainRequest
-from spantrain.app.training.stop import StopRequest
 from spantrain.app.training.train import train
-from spantrain.config.artefacts import write_profile
-from spantrain.core.job import TrainJob
-from spantrain.core.plan import Plan
 from spantrain.core.shares import StateSharding
-from spantrain.core.span import Span
 from spantrain.errors import PeerLostError
 from spantrain.planner.present import NewPlan
 from spantrain.recovery.policy import OnLoss
-from spantrain.runtime.checkpoint.manifest import read_manifest
-from spantrain.runtime.coordinator.barrier import CommitPoint, StepOutcome
-from testing.runtime.kills import kill
+from testing.runtime.killed_runs import BATCH, JOB, LONG, READY, THIRDS, TOLERANCE, KilledRuns, Killer
 from testing.runtime.places import in_sites
 from testing.runtime.runs import OneProcess
 
 pytestmark = [pytest.mark.slow, pytest.mark.checkpoint, pytest.mark.timeout(600)]
 
-BATCH = 6
-THIRDS = [Span(0, 2), Span(2, 4), Span(4, 6)]
-JOB = TrainJob(steps=9, seed=5, learning_rate=0.01, warmup_steps=5, max_grad_norm=0.5, trace_steps=1, adapter="off")
-LONG = replace(JOB, steps=100_000, learning_rate=0.001)
-"""Until the run is asked to stop: who makes it wait decides how long it is, and rounding may not grow that fast."""
-TOLERANCE = 1e-4
-READY = "All devices are ready"
-
-
-@dataclass
-class Killer(SilentReporter):
-    """Kills devices: each when a text is noted, or when the step of a number has ended."""
-
-    victims: dict[int | str, str]
-    notes: list[str] = field(default_factory=list)
-    logs: Path = Path()
-    back: dict[int | str, str] = field(default_factory=dict)
-    """Devices whose workers are started again, and when."""
-    drained: dict[int | str, str] = field(default_factory=dict)
-    session: Session | None = None
-    stop: StopRequest = field(default_factory=StopRequest)
-    last: str = ""
-    """What is noted five steps before the run is asked to stop, if anything."""
-    left: int | None = None
-
-    def step(self, outcome: StepOutcome, _metrics: object, total_steps: int) -> None:
-        self._strike(lambda when: when == outcome.step)
-        if self.left is not None:
-            self.left -= 1
-        if self.left == 0:
-            self.stop.ask()
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
-        self._strike(lambda when: isinstance(when, str) and when in text)
-        if self.last and self.last in text:
-            self.left = 5
-
-    def _strike(self, is_time: Callable[[int | str], bool]) -> None:
-        for when in [when for when in self.victims if is_time(when)]:
-            kill(self.logs / f"{self.victims.pop(when)}.log")
-        for when in [when for when in self.drained if is_time(when)]:
-            ask_to_drain(self.logs.parent, self.drained.pop(when))
-        for when in [when for when in self.back if is_time(when)]:
-            # In a thread: the last worker may end only when this one has told it to.
-            threading.Thread(target=self.session.start_again, args=(self.back.pop(when),), daemon=True).start()
-
 
 @pytest.fixture(scope="module")
-def run(make_plan, spec_of, law_profile, tmp_path_factory):
-    """Two stages of two replicas each, and then one of one, unless a plan is given."""
-    torch.set_num_threads(1)
-
-    def run(
-        killer: Killer, cuts, replicas, *, job: TrainJob = JOB, speed=1.0, state=StateSharding.NONE, **options
-    ) -> tuple[Plan, TrainOutcome]:
-        plan = make_plan(spec_of("gpt2"), cuts, replicas, [THIRDS] * len(replicas), "1f1b")
-        plan = replace(plan, stages=tuple(replace(stage, state_sharding=state) for stage in plan.stages))
-        plan = replace(plan, cluster=replace(plan.cluster, emulated_speed=speed))
-        out = tmp_path_factory.mktemp("run")
-        killer.logs = out / "logs"
-        profile = law_profile(plan.cluster, plan.model)
-        write_profile(profile, out / "profile.json")
-        request = TrainRequest(
-            plan=plan, profile=profile, profile_path=str(out / "profile.json"), job=job, out=out,
-            options=RunOptions(**options),
-        )  # fmt: skip
-        with open_session(plan.cluster, plan.devices, SessionOptions(network=False), out / "logs", killer) as session:
-            killer.session = session
-            outcome = train(session, request, killer.stop, killer)
-        assert (killer.victims, killer.back, killer.drained) == ({}, {}, {})
-        wanted = OneProcess(plan.model, job, BATCH).train(0, outcome.steps)
-        assert outcome.losses == pytest.approx(wanted, abs=TOLERANCE)
-        return plan, outcome
-
-    return run
+def run(make_plan, spec_of, law_profile, tmp_path_factory) -> KilledRuns:
+    return KilledRuns(make_plan, spec_of, law_profile, tmp_path_factory)
 
 
 @pytest.mark.parametrize("when", [READY, 0, 4])
@@ -239,68 +150,6 @@ def test_all_but_one_may_go(run):
     killer = Killer({1: "s0r0", 3: "s1r0", 5: "s1r1"})
     _, outcome = run(killer, [0, 2, 5], [[2, 1], [1, 1]])
     assert sorted(outcome.devices) == ["s0r1"]
-
-
-@pytest.fixture
-def lost_before_it_hears(monkeypatch):
-    """Kills a device when what is committed is what is awaited, and no device has been told of it."""
-
-    def lost(victim: str, logs: Callable[[], Path], is_time: Callable[[StepOutcome], bool]) -> None:
-        committed, victims = Journal.committed, [victim]
-
-        def and_kill(self, outcome, verdict) -> None:
-            committed(self, outcome, verdict)
-            if victims and is_time(outcome):
-                kill(logs() / f"{victims.pop()}.log")
-
-        monkeypatch.setattr(Journal, "committed", and_kill)
-
-    return lost
-
-
-@pytest.mark.parametrize("evaluate_every", [0, 4])
-@pytest.mark.parametrize("victim", ["s0r0", "s1r1"])
-def test_one_may_go_when_all_steps_are_done(run, lost_before_it_hears, victim, evaluate_every):
-    """Behind the last step, or the evaluation that follows: the others save what is held, and train nothing again."""
-    killer, job = Killer({}), replace(JOB, evaluate_every=evaluate_every)
-
-    def is_time(outcome: StepOutcome) -> bool:
-        return (outcome.loss is None) if evaluate_every else (outcome.step == JOB.steps - 1)
-
-    lost_before_it_hears(victim, lambda: killer.logs, is_time)
-    _, outcome = run(killer, [0, 2, 5], [[2, 1], [1, 1]], job=job)
-    assert outcome.steps == JOB.steps
-    assert victim not in outcome.devices
-    assert outcome.plan_changes == ()
-    assert any(f"{victim} lost (its worker was killed by signal 9): all steps are done, " in it for it in killer.notes)
-    saved = read_manifest(Path(outcome.checkpoint))
-    assert (saved.step, {file.device for file in saved.files.values()}) == (JOB.steps, set(outcome.devices))
-    assert len(outcome.losses) == JOB.steps
-
-
-def test_what_nobody_else_holds_when_all_steps_are_done_is_trained_again(run, lost_before_it_hears):
-    killer = Killer({})
-    lost_before_it_hears("s1r0", lambda: killer.logs, lambda outcome: outcome.step == JOB.steps - 1)
-    _, outcome = run(killer, [0, 1, 3, 5], [[1], [1], [1]], job=replace(JOB, checkpoint_every=2))
-    assert outcome.steps == JOB.steps
-    assert any("all go back to the checkpoint after 8 steps (1 step is trained again)" in note for note in killer.notes)
-
-
-def test_who_leaves_may_be_lost_before_it_gives_what_it_holds(run, monkeypatch):
-    """All have ended what they did, and the next plan is without it."""
-    killer, leg = Killer({}, drained={2: "s1r0"}, last="s1r0 lost"), Membership.leg
-
-    def behind_a_loss(self, committed: CommitPoint) -> Leg:
-        if "s1r0" in committed.plan.devices:
-            kill(killer.logs / "s1r0.log")
-            time.sleep(0.5)
-        return leg(self, committed)
-
-    monkeypatch.setattr(Membership, "leg", behind_a_loss)
-    _, outcome = run(killer, [0, 1, 3, 5], [[1], [1], [1]], job=LONG, speed=1e-5)
-    assert sorted(outcome.devices) == ["s0r0", "s2r0"]
-    assert any("s1r0 lost (its worker was killed by signal 9): " in note for note in killer.notes)
-    assert any("all go back to the beginning" in note for note in killer.notes)
 
 
 def test_a_run_ends_where_that_is_wanted(run):
