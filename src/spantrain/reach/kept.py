@@ -14,7 +14,7 @@ from typing import Any
 from spantrain.errors import PeerLostError, ProtocolError, UsageError
 from spantrain.reach.code import PackedCode
 from spantrain.reach.facts import program, read_answer
-from spantrain.reach.machines import BOOTSTRAP, Machine, last_line
+from spantrain.reach.machines import BOOTSTRAP, Machine, last_line, wait_or_kill
 
 _ANSWER_S = 60.0
 _TAKE_CODE_S = 600.0
@@ -126,11 +126,7 @@ class KeptMachine:
         with contextlib.suppress(OSError):
             assert self._process.stdin is not None
             self._process.stdin.close()
-        try:
-            self._process.wait(_LEAVE_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        wait_or_kill(self._process, _LEAVE_S)
         for thread in self._threads:
             thread.join(_LEAVE_S)
         for stream in (self._process.stdout, self._process.stderr):

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import IO, Literal, TypeVar
+from typing import IO, Any, Literal, TypeVar
 
 from spantrain.core.names import check_name
 from spantrain.errors import Interrupted, PeerLostError, ProtocolError, UsageError
@@ -115,6 +115,15 @@ def at_once(work: Callable[[A], B], entries: Sequence[A], stop: threading.Event)
             raise
 
 
+def wait_or_kill(process: "subprocess.Popen[Any]", patience_s: float) -> None:
+    """Wait for a process of this machine that was told to end; kill it where that takes longer."""
+    try:
+        process.wait(patience_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
 def last_line(errors: bytes) -> str:
     """Return the last line that a program has said on standard error, as the end of a message."""
     lines = [line for line in errors.decode(errors="replace").splitlines() if line.strip()]
@@ -181,11 +190,7 @@ class RemoteProgram:
         self._selector.close()
         with contextlib.suppress(OSError):
             self._stdin.close()
-        try:
-            self._process.wait(_LEAVE_S if kind is None else 0.2)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        wait_or_kill(self._process, _LEAVE_S if kind is None else 0.2)
         self._stdout.close()
         self._stderr.close()
 

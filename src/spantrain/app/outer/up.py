@@ -22,6 +22,7 @@ from spantrain.core.names import file_stem
 from spantrain.errors import PeerLostError, SpanTrainError, UsageError
 from spantrain.outer.master.files import MasterFiles, token_file
 from spantrain.outer.outer_file import OuterConfig
+from spantrain.reach.machines import wait_or_kill
 from spantrain.transport.control.address import Address
 
 MASTER = "master"
@@ -221,11 +222,7 @@ class ProcessSupervisor:
             process.terminate()
         end_s = time.monotonic() + _END_S
         for process in running:
-            try:
-                process.wait(max(0.1, end_s - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            wait_or_kill(process, max(0.1, end_s - time.monotonic()))
             assert process.stdin is not None
             process.stdin.close()
         for child in self._children.values():

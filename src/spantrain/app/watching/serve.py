@@ -11,6 +11,7 @@ from pathlib import Path
 
 from spantrain.app.watching.server import in_thread, text_resource
 from spantrain.errors import UsageError
+from spantrain.reach.machines import wait_or_kill
 from spantrain.transport.control.address import Address
 
 _LOCAL = ("127.0.0.1", "localhost", "::1")
@@ -99,8 +100,4 @@ def page_of(folder: Path, listen: str, option: str) -> Iterator[ServedPage]:
     finally:
         with contextlib.suppress(BrokenPipeError):
             process.stdin.close()
-        try:
-            process.wait(_END_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        wait_or_kill(process, _END_S)

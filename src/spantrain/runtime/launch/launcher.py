@@ -15,6 +15,7 @@ from typing import Any
 
 from spantrain.core.names import file_stem
 from spantrain.errors import WorkerError
+from spantrain.reach.machines import wait_or_kill
 from spantrain.runtime.coordinator.roster import WorkerStarter
 from spantrain.runtime.worker.settings import WorkerSettings
 from spantrain.testbed.namespace_handle import NamespaceHandle
@@ -143,11 +144,7 @@ class LocalWorkers(WorkerStarter):
                 self._server.stdin.close()
         if not self._ready.is_set():
             self._server.kill()  # it is still loading torch, and has no workers yet
-        try:
-            self._server.wait(_END_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self._server.kill()
-            self._server.wait()
+        wait_or_kill(self._server, _END_TIMEOUT_S)
         shutil.rmtree(self.socket_folder, ignore_errors=True)  # if the fork server did not come to it
         self._reader.join(_END_TIMEOUT_S)
         if self._server.stdout is not None:
