@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 _SHOWN = 10
-_EXPLAIN_WIDTH, _VALIDATE_WIDTH = 130, 120
+_EXPLAIN_WIDTH = 130
 """Where there is no terminal."""
 
 
@@ -110,7 +110,7 @@ def run_json(validation: "RunValidation") -> dict[str, Any]:
 
 def show_run(validation: "RunValidation") -> None:
     """Print the tables, and what the log of decisions says."""
-    console = console_for_people(_VALIDATE_WIDTH)
+    console = console_for_people()
     title = f"{validation.folder}: {validation.model}, {validation.schedule}"
     steps = figures_table("", "predicted", "measured", "error", title=title)
     steps.add_row(
@@ -168,9 +168,6 @@ def _decision_lines(validation: "RunValidation") -> list[str]:
     ]
 
 
-_WIDTH = 120
-
-
 def page(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a run.")],
     listen: Annotated[
@@ -210,7 +207,7 @@ def _show_why(view: "RunView") -> None:
 
     reason = view.reason
     assert reason is not None, "it was asked for"
-    console = console_for_people(_WIDTH)
+    console = console_for_people()
     times = f"{format_seconds(reason.duration_s)}; forecast {format_seconds(reason.forecast_s)}"
     console.print(f"Step {reason.step + 1} of {view.run} took {times}.", highlight=False)
     late = "Nothing of it took longer than forecast" if reason.late is None else lateness_text(reason.late)

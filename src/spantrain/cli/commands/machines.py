@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from spantrain.app.machines.doctor import DoctorReport
     from spantrain.reach.machines import Machine
 
-_PLAIN_WIDTH = 120
 _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 _FEW_WAYS = 6
 _IN_ONE = ("ports", "mtu", "clock")
@@ -225,7 +224,7 @@ def _show_checks(report: "DoctorReport") -> None:
     """Print a line for each check, what to do under it, and a count."""
     from spantrain.app.machines.checks import CheckLine
 
-    console = console_for_people(_PLAIN_WIDTH)
+    console = console_for_people()
     good = Counter(line.check for line in report.lines if line.verdict == "ok" and "->" in line.where)
     told: set[str] = set()
     width = max((len(line.where) for line in report.lines), default=0)

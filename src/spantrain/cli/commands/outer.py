@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from spantrain.outer.link.status import MasterStatus
     from spantrain.outer.policy.placement import ShardPlacement
 
-_PLAIN_WIDTH = 120
 _WATCH_EVERY_S = 1.0
 _FEW_TRANSFERS = 8
 
@@ -140,7 +139,7 @@ def status(
         elif json_:
             shared.print_json(to_json(ask_status(address, found), wire=True))
         else:
-            console_for_people(_PLAIN_WIDTH).print(_status(ask_status(address, found)))
+            console_for_people().print(_status(ask_status(address, found)))
 
 
 @app.command()
@@ -201,7 +200,7 @@ def _watch_status(ask: Callable[[], "MasterStatus"], *, as_json: bool) -> None:
         time.sleep(_WATCH_EVERY_S)
     from rich.live import Live
 
-    with Live(_status(ask()), console=console_for_people(_PLAIN_WIDTH), auto_refresh=False) as live:
+    with Live(_status(ask()), console=console_for_people(), auto_refresh=False) as live:
         while True:
             time.sleep(_WATCH_EVERY_S)
             try:
@@ -283,7 +282,7 @@ def _shards(status: "MasterStatus") -> Table:
 
 def _show_placement(found: "ShardPlacement") -> None:
     """Print where shards belong, and each place by itself."""
-    console = console_for_people(_PLAIN_WIDTH)
+    console = console_for_people()
     shards = Table("shard", "place")
     for shard, place in found.places.items():
         shards.add_row(shard, place)

@@ -28,7 +28,6 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-_PLAIN_WIDTH = 120
 Id = Annotated[str | None, typer.Option("--id", help="Which testbed, when several are running.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
 SiteName = Annotated[str, typer.Argument(metavar="SITE")]
@@ -243,7 +242,7 @@ def _show(found: "TestbedStatus", as_json: bool) -> None:
 
     from spantrain.cli.render.text import console_for_people
 
-    console = console_for_people(_PLAIN_WIDTH)
+    console = console_for_people()
     console.print(
         f"testbed {found.id} of cluster {found.cluster}, up {format_seconds(found.up_s)}, "
         f"router {found.router_cpu_share:.1%} of a processor"

@@ -26,15 +26,14 @@ if TYPE_CHECKING:
 
 _LOG_EVERY_STEPS = 10
 """Where there is no terminal, a line for every so many steps."""
-_PLAIN_WIDTH = 120
 
 
 class TerminalReporter(DrawingReporter):
     """Draws progress in place on a terminal, prints plain lines elsewhere; tables go to standard output if wanted."""
 
     def __init__(self, *, tables: bool) -> None:
-        super().__init__(console_for_people(_PLAIN_WIDTH, stderr=True), every=_LOG_EVERY_STEPS)
-        self._output = console_for_people(_PLAIN_WIDTH, stderr=not tables)
+        super().__init__(console_for_people(stderr=True), every=_LOG_EVERY_STEPS)
+        self._output = console_for_people(stderr=not tables)
         self._plan: Plan | None = None
         self._previous: StepOutcome | None = None
 
@@ -134,7 +133,7 @@ def show_demo_summary(summary: "DemoSummary", *, stderr: bool) -> None:
     table.add_row("speed-up", f"{summary.speedup_over_single_site:.2f} ×")
     times = f"{summary.step_s_measured:.3f} s measured, {summary.step_s_predicted:.3f} s predicted"
     table.add_row("step time", f"{times} ({summary.prediction_error_ratio:+.1%})")
-    console_for_people(_PLAIN_WIDTH, stderr=stderr).print(table)
+    console_for_people(stderr=stderr).print(table)
 
 
 def _network_table(profile: Profile) -> Table:

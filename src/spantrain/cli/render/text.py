@@ -8,9 +8,10 @@ from rich.table import Column, Table
 from rich.text import Text
 
 _NARROWEST = 20
+_PLAIN_WIDTH = 120
 
 
-def console_for_people(plain_width: int, *, stderr: bool = False) -> Console:
+def console_for_people(plain_width: int = _PLAIN_WIDTH, *, stderr: bool = False) -> Console:
     """Return standard output, or standard error, with no markup in what it prints: names of files may look like some.
 
     It is as wide as the terminal; where it is a file or a pipe as COLUMNS says, or else so many characters.
