@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from spantrain.app.demo import DemoOptions, run_demo
+from spantrain.app.demo import run_demo
 from spantrain.app.reporter import SilentReporter
 from spantrain.app.session import SessionOptions
 from spantrain.app.training.run_folder import RUN_FILE, RunRecord
@@ -77,16 +77,16 @@ class _Stopped(SilentReporter):
 def test_a_demonstration_replaces_one_that_was_here(old):
     """Also one that did not get to its end."""
     with pytest.raises(ConfigError):
-        run_demo(DemoOptions(), SessionOptions(network=False), old, _Stopped())
+        run_demo(60, SessionOptions(network=False), old, _Stopped())
     folder = old.parent / "demo"
     for _ in range(2):
         with pytest.raises(InterruptedError, match="Starting"):
-            run_demo(DemoOptions(), SessionOptions(network=False), folder, _Stopped())
+            run_demo(60, SessionOptions(network=False), folder, _Stopped())
         (folder / "run.json").write_text("{}")
         (folder / "single-site").mkdir(exist_ok=True)
         (folder / "single-site" / "trace.json").write_text("{}")
     with pytest.raises(InterruptedError):
-        run_demo(DemoOptions(), SessionOptions(network=False), folder, _Stopped())
+        run_demo(60, SessionOptions(network=False), folder, _Stopped())
     assert sorted(path.name for path in folder.rglob("*.*") if path.is_file()) == ["demo.txt"]
 
 

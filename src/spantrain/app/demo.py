@@ -25,27 +25,15 @@ from spantrain.planner.engine.outcome import PlanOutcome
 from spantrain.planner.groups import group_devices
 from spantrain.planner.request import JobSpec
 
+_PRESET, _MODEL, _GLOBAL_BATCH, _SCHEDULE = "laptop", "gpt2-tiny", 48, "critical-path"
+_BASELINE_STEPS = 8
+"""Steps on the best single site, in the same run."""
 _MARK = "demo.txt"
 """Says in a folder whose it is."""
 _SINGLE_SITE = "single-site"
 _FAULTS = "faults"
 _KILLED, _BACK, _LAST = 4, 8, 20
 """Steps of the run with faults: those before the device is killed, before it is started again, and all."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class DemoOptions:
-    """What the demonstration shows."""
-
-    preset: str = "laptop"
-    model: str = "gpt2-tiny"
-    global_batch: int = 48
-    steps: int = 60
-    baseline_steps: int = 8
-    """Steps on the best single site, in the same run."""
-    schedule: str = "critical-path"
-    faults: bool = False
-    """Whether a second act kills a device in mid-run, and starts it again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,14 +76,16 @@ class DemoSummary:
     faults: FaultsShown | None = None
 
 
-def run_demo(options: DemoOptions, session_options: SessionOptions, out: Path, listener: Reporter) -> DemoSummary:
+def run_demo(steps: int, where: SessionOptions, out: Path, listener: Reporter, *, faults: bool = False) -> DemoSummary:
     """Run the whole demonstration; it replaces what an earlier one has left in the folder.
+
+    `steps`: of the run on all devices; `faults`: whether a second act kills a device in mid-run, and starts it again.
 
     Raises:
         ConfigError: the folder holds a run that is no demonstration's.
     """
     _take_folder(out)
-    cluster = load_preset(options.preset)
+    cluster = load_preset(_PRESET)
     names = tuple(device.name for device in cluster.devices)
     seconds: dict[str, float] = {}
     begun_s = time.monotonic()
@@ -103,28 +93,28 @@ def run_demo(options: DemoOptions, session_options: SessionOptions, out: Path, l
     def lap(part: str) -> None:
         seconds[part] = time.monotonic() - begun_s - sum(seconds.values())
 
-    with open_session(cluster, names, session_options, out / "logs", listener) as session:
+    with open_session(cluster, names, where, out / "logs", listener) as session:
         lap("start")
-        profile = measure_profile(session, resolve_model(options.model), ProfileOptions(use_cache=False), listener)
+        profile = measure_profile(session, resolve_model(_MODEL), ProfileOptions(use_cache=False), listener)
         write_profile(profile, out / "profile.json")
         listener.show_groups(group_devices(profile), profile)
         lap("profile")
-        planned = make_plan(profile, JobSpec(global_batch=options.global_batch, schedule=options.schedule))
+        planned = make_plan(profile, JobSpec(global_batch=_GLOBAL_BATCH, schedule=_SCHEDULE))
         reference = reference_to_profile(out / "profile.json", out / "plan.json")
         planned = replace(planned, plan=replace(planned.plan, profile=reference, generation=1))
         write_plan(planned.plan, out / "plan.json", planned.report)
         listener.show_plan(planned)
         lap("plan")
-        acts = _Acts(session=session, profile=profile, options=options, listener=listener)
-        ours = acts.train(planned.plan, options.steps, out)
+        acts = _Acts(session=session, profile=profile, listener=listener)
+        ours = acts.train(planned.plan, steps, out)
         lap("train")
         assert planned.single_site_plan is not None, "the demonstration's model fits on one site"
         site_plan = planned.single_site_plan
         listener.note(f"For comparison: the best single site alone ({', '.join(site_plan.devices)})")
-        site = acts.train(site_plan, options.baseline_steps, out / _SINGLE_SITE)
+        site = acts.train(site_plan, _BASELINE_STEPS, out / _SINGLE_SITE)
         lap("single site")
         faulted = None
-        if options.faults:
+        if faults:
             faulted = acts.with_faults(planned.plan, ours, out / _FAULTS)
             lap("faults")
         listener.show_training(ours, planned.plan, planned.report)
@@ -154,7 +144,6 @@ class _Acts:
 
     session: Session
     profile: Profile
-    options: DemoOptions
     listener: Reporter
 
     def train(self, plan: Plan, steps: int, out: Path, faults: tuple[Fault, ...] = ()) -> TrainOutcome:
@@ -163,7 +152,7 @@ class _Acts:
             plan=plan,
             profile=self.profile,
             profile_path=str((out / "profile.json").resolve()),
-            job=TrainJob(steps=steps, evaluate_every=0 if steps == self.options.baseline_steps else steps),
+            job=TrainJob(steps=steps, evaluate_every=0 if steps == _BASELINE_STEPS else steps),
             out=out,
             options=RunOptions(faults=faults, protect=None),
         )
@@ -176,7 +165,7 @@ class _Acts:
         self.listener.note(f"Once more: {victim} is killed after {_KILLED} steps, and started again after {_BACK}")
         kill = Fault(after_step=_KILLED, what=FaultKind.KILL, device=victim)
         back = Fault(after_step=_BACK, what=FaultKind.RESTART, device=victim)
-        found = self.train(plan, min(_LAST, self.options.steps), out, (kill, back))
+        found = self.train(plan, min(_LAST, ours.steps), out, (kill, back))
         pairs = zip(found.losses, ours.losses, strict=False)
         return FaultsShown(
             device=victim,

@@ -26,14 +26,13 @@ def demo(
     no_network: shared.NoNetwork = False,
 ) -> None:
     """Train a real model across three emulated places: measured, planned, predicted, compared."""
-    from spantrain.app.demo import DemoOptions, run_demo
+    from spantrain.app.demo import run_demo
     from spantrain.cli.render.render import TerminalReporter, show_demo_summary
     from spantrain.config.files.json_codec import render_json
 
     check_can_make(out, "--out", files=("summary.json", "profile.json", "plan.json"), folders=("logs", "single-site"))
-    options = DemoOptions(steps=steps, faults=faults)
     with clean_interrupt("the demonstration"), TerminalReporter(tables=not json_) as reporter:
-        summary = run_demo(options, shared.session_options(no_network=no_network), out, reporter)
+        summary = run_demo(steps, shared.session_options(no_network=no_network), out, reporter, faults=faults)
     document = to_json(summary)
     show_demo_summary(summary, stderr=json_)
     if json_:
