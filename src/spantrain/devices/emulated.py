@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 from spantrain.devices.base import NOTHING_MORE, ComputeDevice, EmulatedTime, T
 
@@ -14,16 +13,6 @@ _CARRY_S = 20e-3
 """How far in the past a start may lie."""
 _SPIN_S = 150e-6
 """How long before the deadline sleep ends: about what the system's timers overshoot by."""
-
-
-class Clock(Protocol):
-    """What an emulated device reads and waits by."""
-
-    def now_s(self) -> float:
-        """Return the present, in seconds from some fixed moment."""
-
-    def wait_until(self, deadline_s: float) -> None:
-        """Return at that time, or at once if it has passed."""
 
 
 class PreciseClock:
@@ -54,7 +43,7 @@ class EmulatedDevice(ComputeDevice):
               |<------------- seconds ----------------->|
     """
 
-    def __init__(self, clock: Clock | None = None) -> None:
+    def __init__(self, clock: PreciseClock | None = None) -> None:
         """Make an idle device, which waits by a clock; the processor really computes."""
         super().__init__()
         self.real_s = 0.0

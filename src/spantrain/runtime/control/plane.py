@@ -8,7 +8,7 @@ again; so whatever is asked may be asked twice.
 import threading
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, get_args
 
 from spantrain.config.files.json_codec import from_json, to_json
 from spantrain.errors import PeerLostError, ProtocolError
@@ -55,20 +55,8 @@ class Order(Named[A_co]):
     """What a worker is to carry out; its answer is the result."""
 
 
-class ControlPlane(Protocol):
-    """A worker's way to its coordinator."""
-
-    def ask(self, request: Request[A]) -> A:
-        """Return the answer, once there is one.
-
-        Raises:
-            RemoteRefusal: the coordinator refuses.
-            PeerLostError, Interrupted: it is lost, or has ended the order under way.
-        """
-
-
-class GrpcControlPlane:
-    """The control plane of a worker that has joined; asks again while the network is away."""
+class ControlPlane:
+    """The way to its coordinator of a worker that has joined; asks again while the network is away."""
 
     def __init__(self, client: "ControlClient", *, check: Callable[[], None], pause: Callable[[], object]) -> None:
         """Ask by a client; `check` raises when the order is over, `pause` waits before a call is made again."""
@@ -83,7 +71,12 @@ class GrpcControlPlane:
             self._news.notify_all()
 
     def ask(self, request: Request[A]) -> A:
-        """Return the answer, once there is one."""
+        """Return the answer, once there is one.
+
+        Raises:
+            RemoteRefusal: the coordinator refuses.
+            PeerLostError, Interrupted: it is lost, or has ended the order under way.
+        """
         payload = to_json(request)
         while True:
             try:

@@ -19,7 +19,7 @@ from spantrain.errors import Interrupted, PeerLostError, ProtocolError, SpanTrai
 from spantrain.models.tracing.factory import what_was_raised
 from spantrain.recovery.detection import HEARTBEAT_S
 from spantrain.runtime.control import requests
-from spantrain.runtime.control.plane import GrpcControlPlane
+from spantrain.runtime.control.plane import ControlPlane
 from spantrain.runtime.worker.perform import OrderRunner, order_kind
 from spantrain.runtime.worker.settings import WorkerSettings
 from spantrain.runtime.worker.watch import Watch, standing_of, unreached
@@ -148,7 +148,7 @@ class Worker:
             on_change=self._hear,
         )
         self._heartbeats.leaving = self._leaving
-        self._control = GrpcControlPlane(
+        self._control = ControlPlane(
             self._client, check=self._check, pause=lambda: self._heartbeats.await_loss(HEARTBEAT_S)
         )
 
