@@ -146,7 +146,7 @@ def run_python(machine: Machine, source: str, *args: str, timeout_s: float, stop
     return "".join(f"{line}\n" for line in lines)
 
 
-class RemoteProgram:
+class RemoteProgram(contextlib.AbstractContextManager["RemoteProgram"]):
     """A Python program that runs on a machine: lines go there, and lines come back, within bounds.
 
     It ends with the block, whatever it does; its standard input closes first, by which a program notices.
@@ -182,9 +182,6 @@ class RemoteProgram:
         self._incoming = b""
         self._errors = b""
         self._taken_bytes = 0
-
-    def __enter__(self) -> "RemoteProgram":
-        return self
 
     def __exit__(self, kind: object, *_: object) -> None:
         self._selector.close()

@@ -28,7 +28,7 @@ _REPORT_S = 0.1
 _TCP_NOTSENT_LOWAT = 25
 
 
-class Load:
+class Load(contextlib.AbstractContextManager["Load"]):
     """Traffic from one host to another until it is stopped; a context manager that leaves nothing behind."""
 
     def __init__(
@@ -91,9 +91,6 @@ class Load:
                     self._received_bytes = json.loads(line).get("received_bytes", self._received_bytes)
             process.wait()
         return self._received_bytes
-
-    def __enter__(self) -> "Load":
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.stop()

@@ -7,6 +7,7 @@ import secrets
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from spantrain.config.files.json_codec import to_json
@@ -24,7 +25,7 @@ _GRACE_S = 3.0
 _END_TIMEOUT_S = 60.0
 
 
-class Testbed:
+class Testbed(AbstractContextManager["Testbed"]):
     """A running emulated network. As a context manager it goes down at the end."""
 
     __test__ = False
@@ -228,9 +229,6 @@ class Testbed:
         _take_down(self._state)
         if self._router is not None:
             self._router.wait(_END_TIMEOUT_S)
-
-    def __enter__(self) -> "Testbed":
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.down()

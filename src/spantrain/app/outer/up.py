@@ -149,7 +149,7 @@ class _Child:
     """Where in its log the process's own words begin."""
 
 
-class ProcessSupervisor:
+class ProcessSupervisor(contextlib.AbstractContextManager["ProcessSupervisor"]):
     """A context manager; leaves no process behind, also when this one is killed: they see the end of their input."""
 
     def __init__(
@@ -173,9 +173,6 @@ class ProcessSupervisor:
         self._note = note
         self._may_start = may_start
         log_folder.mkdir(parents=True, exist_ok=True)
-
-    def __enter__(self) -> "ProcessSupervisor":
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -5,6 +5,7 @@ import re
 import time
 from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -68,7 +69,7 @@ class Points:
         return (*self.kept, *([self._last] if self._last and self._last not in self.kept[-1:] else []))
 
 
-class RunWatch(Reporter):
+class RunWatch(Reporter, AbstractContextManager["RunWatch"]):
     """Hears what a reporter hears, and passes it on; a context, over the whole run."""
 
     def __init__(
@@ -101,9 +102,6 @@ class RunWatch(Reporter):
         self._next_write_s = self._told_s = float("-inf")
         self._state, self._ending = view.RUNNING, ""
         self._writes = True
-
-    def __enter__(self) -> "RunWatch":
-        return self
 
     def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
         self._state = view.ENDED if error is None else view.FAILED

@@ -7,8 +7,9 @@ Whatever it does wrong is told once, and training goes on with the present plan.
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Protocol, Self
+from typing import Protocol
 
 from spantrain.core.plan import Plan
 from spantrain.errors import PlanError
@@ -37,7 +38,7 @@ class Adviser(Protocol):
         """Return what should run instead of `plan`, which has run this step, or None to leave it."""
 
 
-class Advising:
+class Advising(AbstractContextManager["Advising"]):
     """An adviser at work beside training; a context, at whose end it is asked no more."""
 
     def __init__(
@@ -86,9 +87,6 @@ class Advising:
             self._asked = self._pool.submit(self._advise, step, self._plan, dict(reports))
             wait([self._asked], timeout=_AT_ONCE_S)
         return self.take()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._closed = True

@@ -43,7 +43,7 @@ class WorkerPlacement:
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
-class LocalWorkers(WorkerStarter):
+class LocalWorkers(WorkerStarter, contextlib.AbstractContextManager["LocalWorkers"]):
     """A fork server and the workers it forked; a context manager that leaves nothing behind."""
 
     def __init__(self, log_folder: Path) -> None:
@@ -68,9 +68,6 @@ class LocalWorkers(WorkerStarter):
             )
         self._reader = threading.Thread(target=self._read, name="fork-server-reader", daemon=True)
         self._reader.start()
-
-    def __enter__(self) -> "LocalWorkers":
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -8,8 +8,8 @@ under way; else all go back to the newest checkpoint, or to where the run began.
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import Self
 
 from spantrain.app.planning.protection import protected_step_s
 from spantrain.app.session import Session
@@ -242,7 +242,7 @@ LightChange = Callable[[Plan, frozenset[str]], NewPlan]
 """Gives the light change of a plan for devices that are left."""
 
 
-class PreparedChanges:
+class PreparedChanges(AbstractContextManager["PreparedChanges"]):
     """Knows the light change of the present plan for each device that may be lost; a context."""
 
     def __init__(self, light: LightChange) -> None:
@@ -254,9 +254,6 @@ class PreparedChanges:
         """By devices left."""
         self._stop = threading.Event()
         """Ends the thread that works, behind the change that it is at."""
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()

@@ -12,7 +12,7 @@ import shutil
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any, Self, get_args
+from typing import IO, Any, get_args
 
 from spantrain.app.reporter import Reporter
 from spantrain.app.session import Session
@@ -81,7 +81,7 @@ Entry = Manifest | RunOrigin | CommitPoint | BegunLeg | CommittedStep
 """What the run is (the first line), where it was begun, what devices hold when it is adopted, a part of it, a step."""
 
 
-class Journal:
+class Journal(contextlib.AbstractContextManager["Journal"]):
     """Writes the journal of a run whose workers outlive this process; a context."""
 
     def __init__(self, session: Session, request: TrainRequest, reporter: Reporter) -> None:
@@ -90,9 +90,6 @@ class Journal:
         self._session, self._request, self._reporter = session, request, reporter
         self._file: IO[bytes] | None = None
         self._feed: JournalFeed | None = None
-
-    def __enter__(self) -> Self:
-        return self
 
     def begin(self, manifest: Manifest) -> None:
         """Begin the file: with what the run is, and what devices hold of it.
