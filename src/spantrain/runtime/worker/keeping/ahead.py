@@ -76,8 +76,8 @@ class AheadGiver:
         """`holding`: of the units alone."""
         self._link, self._holding = link, holding
         self._copy = CopySender(link, holding, optimizer, fetch)
-        self._steps: deque[deque[Tensor]] = deque()
-        """Pieces of steps that have not gone."""
+        self._waiting: deque[Tensor] = deque()
+        """Pieces of steps that have not gone: of each its words, then its bytes."""
         self._number: int | None = None
         """Of the next piece behind the copy."""
         tensors, _ = held_tensors(holding, optimizer, holding.parts)
@@ -86,9 +86,9 @@ class AheadGiver:
     @property
     def state(self) -> AheadState:
         """How far this is."""
-        if self._copy.is_done and not self._steps:
+        if self._copy.is_done and not self._waiting:
             return AheadState.LEVEL
-        waiting_bytes = sum(piece.numel() for pieces in self._steps for piece in pieces)
+        waiting_bytes = sum(piece.numel() for piece in self._waiting)
         return AheadState.FULL if waiting_bytes > self._most_bytes else AheadState.COPYING
 
     def go_on(self) -> None:
@@ -102,27 +102,21 @@ class AheadGiver:
             return
         if self._number is None:
             self._number = self._copy.given
-        while self._steps:
-            pieces = self._steps[0]
-            while pieces:
-                if not self._link.give(self._number, pieces[0]):
-                    return
-                pieces.popleft()
-                self._number += 1
-            self._steps.popleft()
+        while self._waiting and self._link.give(self._number, self._waiting[0]):
+            self._waiting.popleft()
+            self._number += 1
 
     def before_update(self, step: int, grad_norm: float | None) -> None:
         """Take what is summed in a step, whose update is about to be done; without a norm there is none."""
         self._copy.before_update()
         flat = stage_copy.bytes_of_step(self._holding)
         words = _StepWords(step=step, grad_norm=grad_norm, size_bytes=flat.numel(), ends=False)
-        self._steps.append(
-            deque([words.packed(), *(piece for piece in torch.split(flat, copying.PIECE_BYTES) if piece.numel())])
-        )
+        self._waiting.append(words.packed())
+        self._waiting.extend(piece for piece in torch.split(flat, copying.PIECE_BYTES) if piece.numel())
 
     def end(self, step: int) -> None:
         """Have the taker know that this is the step with which it goes on."""
-        self._steps.append(deque([_StepWords(step=step, grad_norm=None, size_bytes=0, ends=True).packed()]))
+        self._waiting.append(_StepWords(step=step, grad_norm=None, size_bytes=0, ends=True).packed())
 
 
 class AheadTaker:
