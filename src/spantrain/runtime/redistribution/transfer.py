@@ -15,7 +15,7 @@ JSON, tensors raw bytes; both are checked against what the files are known to ho
 
 import json
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -117,9 +117,6 @@ class TensorExchange:
     def _dtype(self, tensor: str) -> torch.dtype:
         return dtype_of(self._stored[tensor], tensor)
 
-    def _element_bytes(self, blocks: Iterable[exchange.TensorBlock]) -> dict[str, int]:
-        return {block.tensor: self._dtype(block.tensor).itemsize for block in blocks}
-
     def _tell_what_is_here(self) -> dict[str, tuple[str, ...]]:
         """Tell the others; return who has what, the nearest first and this device before all."""
         own = self._source.present()
@@ -182,32 +179,32 @@ class TensorExchange:
                     raise ProtocolError(f"{peer}: asks for {block} of {name}, which does not hold it")
         return request
 
-    def _give(self, peer: str, request: Request) -> None:
-        number = 0
+    def _messages(self, request: Request) -> Iterator[tuple[str, Sequence[exchange.TensorBlock]]]:
+        """Yield what goes in each message that answers a request: a file, and blocks of it."""
         for name, blocks in request.items():
-            for group in exchange.chunks_of(blocks, self._element_bytes(blocks), _CHUNK_BYTES):
-                pieces = self._source.read(name, group)
-                flat = torch.cat([raw_bytes(piece) for piece in pieces])
-                self._send(peer, f"{_GIVE}:{self._group.own}:{number}", flat)
-                number += 1
+            element_bytes = {block.tensor: self._dtype(block.tensor).itemsize for block in blocks}
+            for group in exchange.chunks_of(blocks, element_bytes, _CHUNK_BYTES):
+                yield name, group
+
+    def _give(self, peer: str, request: Request) -> None:
+        for number, (name, group) in enumerate(self._messages(request)):
+            flat = torch.cat([raw_bytes(piece) for piece in self._source.read(name, group)])
+            self._send(peer, f"{_GIVE}:{self._group.own}:{number}", flat)
 
     def _take(
         self, peer: str, request: Request, wanted: Mapping[str, TensorPart], taken: Mapping[str, torch.Tensor]
     ) -> None:
-        number = 0
-        for blocks in request.values():
-            for group in exchange.chunks_of(blocks, self._element_bytes(blocks), _CHUNK_BYTES):
-                flat = self._receive(f"{_GIVE}:{peer}:{number}")
-                self.taken_bytes += flat.nbytes
-                sizes = [block.elements * self._dtype(block.tensor).itemsize for block in group]
-                if flat.dtype != torch.uint8 or flat.numel() != sum(sizes):
-                    raise ProtocolError(f"{peer}: sent {flat.numel()} of {flat.dtype}, wanted {sum(sizes)} bytes")
-                values = [
-                    piece.clone().view(self._dtype(block.tensor)).reshape([span.size for span in block.box])
-                    for block, piece in zip(group, torch.split(flat, sizes), strict=True)
-                ]
-                self._fill(taken, wanted, group, values)
-                number += 1
+        for number, (_, group) in enumerate(self._messages(request)):
+            flat = self._receive(f"{_GIVE}:{peer}:{number}")
+            self.taken_bytes += flat.nbytes
+            sizes = [block.elements * self._dtype(block.tensor).itemsize for block in group]
+            if flat.dtype != torch.uint8 or flat.numel() != sum(sizes):
+                raise ProtocolError(f"{peer}: sent {flat.numel()} of {flat.dtype}, wanted {sum(sizes)} bytes")
+            values = [
+                piece.clone().view(self._dtype(block.tensor)).reshape([span.size for span in block.box])
+                for block, piece in zip(group, torch.split(flat, sizes), strict=True)
+            ]
+            self._fill(taken, wanted, group, values)
 
     @staticmethod
     def _fill(
