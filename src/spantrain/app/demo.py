@@ -9,7 +9,7 @@ from spantrain.app.faults import Fault, FaultKind
 from spantrain.app.profiling.profile import ProfileOptions, measure_profile
 from spantrain.app.reporter import Reporter
 from spantrain.app.session import Session, SessionOptions, open_session
-from spantrain.app.training.outcome import DeviceFigures, LinkFigures, PlanChange, TrainOutcome
+from spantrain.app.training.outcome import PlanChange, TrainOutcome
 from spantrain.app.training.requests import RunOptions, TrainRequest
 from spantrain.app.training.run_folder import refuse_run, remove_old_run
 from spantrain.app.training.stop import StopRequest
@@ -50,29 +50,16 @@ class FaultsShown:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DemoSummary:
-    """What came out; written as summary.json."""
+class DemoSummary(TrainOutcome):
+    """What came out of the run on all devices, and beside it; written as summary.json."""
 
-    losses: tuple[float, ...]
-    heldout_loss_first: float
-    heldout_loss_last: float
-    step_s_measured: float
-    step_s_predicted: float
-    prediction_error_ratio: float
-    samples_per_s: float
     best_single_site_samples_per_s: float
     """Measured in the same run."""
     best_single_site_devices: tuple[str, ...]
     best_single_device_samples_per_s_predicted: float | None
     speedup_over_single_site: float
-    devices: Mapping[str, DeviceFigures]
-    links: Mapping[str, LinkFigures]
-    generation: int
-    schedule: str
-    trace: str
     seconds: Mapping[str, float]
     """What each part of the demonstration took."""
-    emulated: str
     faults: FaultsShown | None = None
 
 
@@ -179,11 +166,8 @@ class _Acts:
 def _summary(
     ours: TrainOutcome, site: TrainOutcome, site_plan: Plan, planned: PlanOutcome, seconds: Mapping[str, float]
 ) -> DemoSummary:
-    same = {one.name: getattr(ours, one.name) for one in fields(DemoSummary) if hasattr(ours, one.name)}
     return DemoSummary(
-        **same,
-        heldout_loss_first=ours.heldout_losses[0].loss,
-        heldout_loss_last=ours.heldout_losses[-1].loss,
+        **{one.name: getattr(ours, one.name) for one in fields(ours)},
         best_single_site_samples_per_s=site.samples_per_s,
         best_single_site_devices=site_plan.devices,
         best_single_device_samples_per_s_predicted=planned.best_single_device.samples_per_s,

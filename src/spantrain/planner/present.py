@@ -9,6 +9,7 @@ only the planner finds out.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from spantrain.core.action import SPLIT_OPS
@@ -142,11 +143,10 @@ def _changed(
         return None
     request = PlanRequest(profile=profile, job=job, constraints=constraints, evaluate=evaluator)
     propose = slicing(change.proposals) if constraints.sequence_parallel else change.proposals
-    try:
+    with suppress(InfeasiblePlanError):
         found = _best(proposals_of(propose, request), evaluator, besides)
-    except InfeasiblePlanError:
-        return None
-    return None if found is None else change.made(found, profile, evaluator)
+        return None if found is None else change.made(found, profile, evaluator)
+    return None
 
 
 def _best(proposals: Sequence[Proposal], evaluator: Evaluator, besides: Besides) -> Proposal | None:

@@ -111,10 +111,10 @@ def about_keepers(plan: Plan, profile: Profile, optimizer: str, losses: int | No
             why = f"its replicas divide its state ({stage.state_sharding.value})"
         if survived(able.first) > survived(stage):
             why = f"a keeper would cost {_part(_wait_s(profile, able), plan, profile)} of a step (--protect one)"
-        who = f"{_named(crew).capitalize()} ({', '.join(stage.devices)})"
+        who = f"{_named(crew).capitalize()} ({', '.join(stage.devices)}) survive{'' if crew.several else 's'}"
         yield (
-            f"{who} survives {survived(stage)} of {losses or 1} losses at once: {why}; beyond, all go back to the "
-            "newest checkpoint (--checkpoint-every, else one in five minutes)"
+            f"{who} {survived(stage)} of {losses or 1} losses at once: {why}; "
+            "beyond, all go back to the newest checkpoint (--checkpoint-every, else one in five minutes)"
         )
 
 

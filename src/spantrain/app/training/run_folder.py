@@ -162,10 +162,9 @@ def files_of_run(folder: Path) -> tuple[str, ...]:
 
 def _sound_record(folder: Path) -> RunRecord | None:
     """Return the record of a run's folder; None where there is none that can be read."""
-    try:
+    with suppress(UsageError):
         return read_run_record(folder)
-    except UsageError:
-        return None
+    return None
 
 
 def check_not_of_a_run(path: Path, option: str) -> None:

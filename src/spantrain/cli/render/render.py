@@ -126,7 +126,7 @@ def _site_rates(plan: Plan, previous: "StepOutcome", outcome: "StepOutcome") -> 
 def show_demo_summary(summary: "DemoSummary", *, stderr: bool) -> None:
     """Print the demonstration's last lines."""
     table = Table(title="In short", show_header=False)
-    table.add_row("held-out loss", f"{summary.heldout_loss_first:.3f} → {summary.heldout_loss_last:.3f}")
+    table.add_row("held-out loss", " → ".join(f"{summary.heldout_losses[at].loss:.3f}" for at in (0, -1)))
     table.add_row("this plan, all sites", f"{summary.samples_per_s:.1f} samples/s (measured)")
     alone, devices = summary.best_single_site_samples_per_s, ", ".join(summary.best_single_site_devices)
     table.add_row("best single site", f"{alone:.1f} samples/s (measured: {devices})")

@@ -7,6 +7,7 @@ between what these two cost, which do not depend on the limit: a higher limit se
 plans that were simulated compete.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -14,7 +15,7 @@ from spantrain.core.plan import Plan
 from spantrain.errors import InfeasiblePlanError
 from spantrain.planner.engine.evaluate import PlanKey, plan_key
 from spantrain.planner.request import Constraints, Evaluation, Objective, PlanRequest, Proposal, Strategy
-from spantrain.planner.strategies.score import Scorer
+from spantrain.planner.strategies.score import scored
 
 _RUNGS, _RUNGS_OF_MANY, _MANY = 5, 2, 64
 """Between the cheapest plan and the fastest: up to so many devices, and with more of them."""
@@ -50,15 +51,10 @@ class _Ladder:
         if cheapest is not None and fastest is not None:
             for limits in self._rungs(free, cheapest, fastest):
                 self._ask(limits)
-        scorer, rows = Scorer(self._request), []
-        for proposal in self._found.values():
-            scored = scorer.score(proposal.plan)
-            if scored is not None:
-                rows.append((scored[0], proposal))
+        rows = [row for row in scored(self._request, self._found.values()) if row[0].broken < math.inf]
         if not rows:
             assert self._refusal is not None, "a strategy proposes something or says why not"
             raise self._refusal
-        rows.sort(key=lambda row: row[0])
         return tuple(proposal for _, proposal in rows[:_PROPOSED])
 
     def _ask(self, limits: Constraints, objective: Objective | None = None) -> Evaluation | None:

@@ -11,6 +11,7 @@ so that their inner steps end together.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import combinations
 
@@ -264,21 +265,17 @@ def _inside(groups: Sequence[DeviceGroup], seen: Iterable[Evaluated]) -> dict[st
 
 def _proposed(profile: Profile, job: JobSpec, devices: Sequence[str]) -> list[Plan]:
     """Return the plans that a search on some devices proposes."""
-    try:
+    with suppress(InfeasiblePlanError):
         return [entry.plan for entry in candidates(profile, job, devices, limit=_SEARCHED)]
-    except InfeasiblePlanError:
-        return []
+    return []
 
 
 def _fitting(plans: Iterable[Plan], evaluate: Evaluator) -> list[Evaluated]:
     """Evaluate plans; return those that fit and can run."""
     found = []
     for plan in plans:
-        try:
-            evaluation = evaluate(plan)
-        except (PlanError, ScheduleError):
-            continue
-        found.append((evaluate.bucketed(plan), evaluation))
+        with suppress(PlanError, ScheduleError):
+            found.append((evaluate.bucketed(plan), evaluate(plan)))
     return [entry for entry in found if entry[1].fits]
 
 

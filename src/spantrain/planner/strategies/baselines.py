@@ -45,10 +45,11 @@ devices. One of each make is tried; kinds whose memory is the processor's have n
 `single-site`: the best site alone (DESIGN idea 6), planned by `spantrain-dp`.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import product
+from typing import TypeVar
 
 from spantrain.core.plan import SumModel
 from spantrain.core.quantities import format_bytes
@@ -60,6 +61,7 @@ from spantrain.planner.assembly.assemble import Assembler, StageShape, draft_sta
 from spantrain.planner.request import PlanRequest, Proposal, Strategy
 from spantrain.planner.strategies.spantrain_dp.strategy import candidates
 
+A = TypeVar("A")
 _PER_DEVICE, _PER_SITE = 2, 4
 """Plans proposed for a device, and for a site."""
 
@@ -94,21 +96,34 @@ def offload(request: PlanRequest, *, known: bool = False) -> tuple[Proposal, ...
     Raises:
         InfeasiblePlanError: none has room for it, with itself or in its host; each refusal is in the message.
     """
-    cluster, alike = request.profile.cluster, dict[tuple[str, int, str], str]()
+    return _of_all(partial(_offloaded, request, known=known), _one_of_each_make(request))
+
+
+def _one_of_each_make(request: PlanRequest) -> Iterable[str]:
+    alike: dict[object, str] = {}
     for name in request.devices_within_quotas:
-        alike.setdefault(cluster.device_by_name[name].make, name)
+        alike.setdefault(request.profile.cluster.device_by_name[name].make, name)
+    return alike.values()
+
+
+def _of_all(propose: Callable[[A], Iterable[Proposal]], entries: Iterable[A]) -> tuple[Proposal, ...]:
+    """Return what is proposed for all of some devices, or sets of them.
+
+    Raises:
+        InfeasiblePlanError: nothing is; each refusal is in the message.
+    """
     found, refusals = list[Proposal](), list[str]()
-    for name in alike.values():
+    for entry in entries:
         try:
-            found += _offloaded(request, name, known)
+            found += propose(entry)
         except InfeasiblePlanError as error:
             refusals.append(str(error))
     if not found:
-        raise InfeasiblePlanError(" ".join(refusals))
+        raise InfeasiblePlanError("; ".join(refusals))
     return tuple(found)
 
 
-def _offloaded(request: PlanRequest, name: str, known: bool) -> list[Proposal]:
+def _offloaded(request: PlanRequest, name: str, *, known: bool) -> list[Proposal]:
     """Return plans of one device, with as many samples in flight as fit, all units computed again and none."""
     cluster, assembler = request.profile.cluster, Assembler(request)
     device = cluster.device_by_name[name]
@@ -184,11 +199,8 @@ def single_device(request: PlanRequest) -> tuple[Proposal, ...]:
     Raises:
         InfeasiblePlanError: no device can hold the model; each refusal is in the message.
     """
-    alike: dict[tuple[str, int, str], str] = {}
-    for name in request.devices_within_quotas:
-        device = request.profile.cluster.device_by_name[name]
-        alike.setdefault(device.make, name)
-    return _best_inside(request, ((name,) for name in alike.values()), _PER_DEVICE)
+    ask = partial(candidates, request.profile, request.job, limit=_PER_DEVICE)
+    return _of_all(ask, [(name,) for name in _one_of_each_make(request)])
 
 
 def single_site(request: PlanRequest) -> tuple[Proposal, ...]:
@@ -197,22 +209,7 @@ def single_site(request: PlanRequest) -> tuple[Proposal, ...]:
     Raises:
         InfeasiblePlanError: no site can hold the model; each refusal is in the message.
     """
-    cluster = request.profile.cluster
     by_site: dict[str, list[str]] = {}
     for name in request.devices_within_quotas:
-        by_site.setdefault(cluster.device_by_name[name].site, []).append(name)
-    return _best_inside(request, map(tuple, by_site.values()), _PER_SITE)
-
-
-def _best_inside(request: PlanRequest, sets: Iterable[tuple[str, ...]], limit: int) -> tuple[Proposal, ...]:
-    """Return the best few plans of `spantrain-dp` inside each set of devices."""
-    found: list[Proposal] = []
-    refusals = []
-    for devices in sets:
-        try:
-            found += candidates(request.profile, request.job, devices, limit=limit)
-        except InfeasiblePlanError as error:
-            refusals.append(str(error))
-    if not found:
-        raise InfeasiblePlanError(" ".join(refusals))
-    return tuple(found)
+        by_site.setdefault(request.profile.cluster.device_by_name[name].site, []).append(name)
+    return _of_all(partial(candidates, request.profile, request.job, limit=_PER_SITE), by_site.values())

@@ -4,7 +4,6 @@ import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from types import MappingProxyType
 
 from spantrain.errors import UsageError
 from spantrain.planner.request import Strategy
@@ -30,49 +29,29 @@ class RegisteredStrategy:
     """Whether it is for small cases only, and so not among `all`."""
 
 
-_OURS: Mapping[str, RegisteredStrategy] = MappingProxyType(
-    {
-        "auto": RegisteredStrategy(
-            propose=auto, description="ours: devices, order, cuts, shares and micro-batches together, then simulated"
-        ),
-        "spantrain": RegisteredStrategy(
-            propose=spantrain,
-            description="beam over groups and layers, asymmetric parallelism inside groups (SpanTrain, English paper)",
-        ),
-        "spantrain-paper": RegisteredStrategy(
-            propose=spantrain_paper, description="spantrain with all devices at work, in the paper's order, `compact`"
-        ),
-        "spantrain-dp": RegisteredStrategy(
-            propose=spantrain_dp,
-            description="two-level groups, dynamic programme over layers and domains (SpanTrain, Chinese paper)",
-        ),
-        "single-device": RegisteredStrategy(propose=baselines.single_device, description="the best device alone"),
-        "single-site": RegisteredStrategy(
-            propose=baselines.single_site, description="the best site alone, by spantrain-dp"
-        ),
-        "ddp": RegisteredStrategy(propose=baselines.DDP, description="the whole model on every device, equal shares"),
-        "zero1": RegisteredStrategy(
-            propose=baselines.ZERO1, description="ddp with the optimizer's state divided (ZeRO-1)"
-        ),
-        "zero2": RegisteredStrategy(
-            propose=baselines.ZERO2, description="ddp with gradients and optimizer state divided (ZeRO)"
-        ),
-        "fsdp": RegisteredStrategy(
-            propose=baselines.FSDP, description="ddp with all state divided, as in PyTorch FSDP (ZeRO-3)"
-        ),
-        "offload": RegisteredStrategy(
-            propose=baselines.offload,
-            description="the best device alone, its state in its host's memory (ZeRO-Offload)",
-        ),
-        "interleaved": RegisteredStrategy(
-            propose=interleaved, description="several stages on each device in cluster order, the order searched"
-        ),
-        "gpipe": RegisteredStrategy(
-            propose=baselines.GPIPE, description="equal layers in cluster order, all forwards first"
-        ),
-        "1f1b": RegisteredStrategy(propose=baselines.ONE_F_ONE_B, description="equal layers in cluster order, 1F1B"),
-    }
-)
+_OURS: Mapping[str, tuple[Strategy, str]] = {
+    "auto": (auto, "ours: devices, order, cuts, shares and micro-batches together, then simulated"),
+    "spantrain": (
+        spantrain,
+        "beam over groups and layers, asymmetric parallelism inside groups (SpanTrain, English paper)",
+    ),
+    "spantrain-paper": (spantrain_paper, "spantrain with all devices at work, in the paper's order, `compact`"),
+    "spantrain-dp": (
+        spantrain_dp,
+        "two-level groups, dynamic programme over layers and domains (SpanTrain, Chinese paper)",
+    ),
+    "single-device": (baselines.single_device, "the best device alone"),
+    "single-site": (baselines.single_site, "the best site alone, by spantrain-dp"),
+    "ddp": (baselines.DDP, "the whole model on every device, equal shares"),
+    "zero1": (baselines.ZERO1, "ddp with the optimizer's state divided (ZeRO-1)"),
+    "zero2": (baselines.ZERO2, "ddp with gradients and optimizer state divided (ZeRO)"),
+    "fsdp": (baselines.FSDP, "ddp with all state divided, as in PyTorch FSDP (ZeRO-3)"),
+    "offload": (baselines.offload, "the best device alone, its state in its host's memory (ZeRO-Offload)"),
+    "interleaved": (interleaved, "several stages on each device in cluster order, the order searched"),
+    "gpipe": (baselines.GPIPE, "equal layers in cluster order, all forwards first"),
+    "1f1b": (baselines.ONE_F_ONE_B, "equal layers in cluster order, 1F1B"),
+}
+"""By name: the strategy, and a line on it."""
 
 
 @cache
@@ -82,7 +61,8 @@ def strategies() -> Mapping[str, RegisteredStrategy]:
     Raises:
         UsageError: a package's strategy cannot be loaded, is none, or has the name of one that is there already.
     """
-    return with_plugins(_OURS, ENTRY_POINTS, RegisteredStrategy, "strategy")
+    ours = {name: RegisteredStrategy(propose=propose, description=line) for name, (propose, line) in _OURS.items()}
+    return with_plugins(ours, ENTRY_POINTS, RegisteredStrategy, "strategy")
 
 
 def strategies_named(names: Sequence[str]) -> tuple[str, ...]:

@@ -7,11 +7,11 @@ later stage of the device: so that what is held can always come back. What they 
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise, product
-from typing import Protocol
 
 from spantrain.core.action import Action, Op
 from spantrain.core.plan import Plan
@@ -114,7 +114,7 @@ def with_interleaved_order(plan: Plan, costs: StepCosts, room: Mapping[str, Room
     best: tuple[float, str, _Trial] | None = None
     for name, run in _candidates(replace(plan.with_limits(free), hints=None), costs, room):
         try:
-            found = run(trace=False)
+            found = run(False)
         except ScheduleError:
             continue  # it stops for want of room
         fits_all = all(own.of(found.orders[leader]) for leader, own in room.items())
@@ -123,7 +123,7 @@ def with_interleaved_order(plan: Plan, costs: StepCosts, room: Mapping[str, Room
     if best is None:
         return None
     step_s, name, run = best
-    result = run(trace=True)
+    result = run(True)
     orders = result.orders
     limits = [
         [max(1, held_samples(orders[replica.devices[0]], index)) for replica in stage.replicas]
@@ -142,14 +142,12 @@ def with_interleaved_order(plan: Plan, costs: StepCosts, room: Mapping[str, Room
 
 def quick_step_s(plan: Plan, costs: StepCosts, room: Mapping[str, Room]) -> float:
     """Return the seconds of a step under the better of two rules; infinite where there is no room for either."""
-    found = []
+    found = [math.inf]
     for deep in (True, False):
         rule = _Rule(preference=_PREFERENCES[0], deep=deep, splits=True)
-        try:
+        with suppress(ScheduleError):  # it stops for want of room
             found.append(_RuleRun(plan, costs, rule, room).run(1).step_s)
-        except ScheduleError:
-            continue  # it stops for want of room
-    return min(found, default=math.inf)
+    return min(found)
 
 
 def _planned(order: tuple[Action, ...], trace: Trace, device: str) -> PlannedOrder:
@@ -173,8 +171,8 @@ def _planned(order: tuple[Action, ...], trace: Trace, device: str) -> PlannedOrd
     )
 
 
-class _Trial(Protocol):
-    def __call__(self, *, trace: bool) -> SimulationResult: ...
+_Trial = Callable[[bool], SimulationResult]
+"""Runs a step, with a trace or without."""
 
 
 def _candidates(plan: Plan, costs: StepCosts, room: Mapping[str, Room]) -> Iterator[tuple[str, _Trial]]:
@@ -197,9 +195,9 @@ def _has_room(plan: Plan, room: Mapping[str, Room]) -> bool:
     return all(room[leader].of(known_order(task)) for leader, task in tasks)
 
 
-def _simulated(plan: Plan, costs: StepCosts, *, trace: bool) -> SimulationResult:
+def _simulated(plan: Plan, costs: StepCosts, trace: bool) -> SimulationResult:
     return simulate(plan, costs, steps=1, options=SimulationOptions(trace=trace))
 
 
-def _ruled(plan: Plan, costs: StepCosts, rule: _Rule, room: Mapping[str, Room], *, trace: bool) -> SimulationResult:
+def _ruled(plan: Plan, costs: StepCosts, rule: _Rule, room: Mapping[str, Room], trace: bool) -> SimulationResult:
     return _RuleRun(plan, costs, rule, room, trace=trace).run(1)
