@@ -53,7 +53,9 @@ def random_cluster(rng: random.Random, most_devices: int) -> Cluster:
             )
             for name in names
         ),
-        hosts=tuple(Host(name=device.host, site=device.site, devices=(device.name,)) for device in devices),
+        hosts=tuple(
+            Host(name=device.host, site=device.site, devices=(device.name,), memory_bytes=2**36) for device in devices
+        ),
         devices=devices,
         links=links,
     )

@@ -81,10 +81,10 @@ def test_what_the_planner_answers_is_no_worse_than_what_any_strategy_does(case, 
 
 def test_a_plan_of_another_strategy_is_taken_where_it_is_faster(case: Callable[..., Profile]) -> None:
     """Memory is so tight that units have to be computed again, which the search for cuts does not know of."""
-    profile = case(440 * MIB, blocks=6, seed=2)
-    outcome = make_plan(profile, JOB, PlanOptions())
+    profile, limits = case(450 * MIB, blocks=6, seed=2), Constraints(interleaving=False)
+    outcome = make_plan(profile, JOB, PlanOptions(constraints=limits))
     assert any(reason.startswith("Found beside the search") for reason in outcome.report.reasons)
-    request = request_of(profile)
+    request = request_of(profile, constraints=limits)
     own = [request.evaluate(found.plan) for found in proposals_of(auto, request, improves=True)]
     assert outcome.step_s_predicted < min(found.step_s for found in own if found.fits)
 
@@ -210,7 +210,9 @@ def test_plans_that_differ_in_names_alone_have_their_order_searched_once(
 ) -> None:
     cluster = make_cluster({site: {f"{site}0": 1.0} for site in "abc"}, bandwidth=125e6)
     planning = engine._Planning(
-        make_profile(cluster, make_graph(blocks=6, hidden=512)), JobSpec(global_batch=32), PlanOptions()
+        make_profile(cluster, make_graph(blocks=6, hidden=512)),
+        JobSpec(global_batch=32),
+        PlanOptions(constraints=Constraints(interleaving=False)),
     )
     ranked = planning._answer("auto").ranked
     looks = [looks_of(proposal.plan, evaluation.step_s) for proposal, evaluation in ranked]

@@ -67,6 +67,21 @@ def test_layers_are_dealt_out_in_rounds_and_the_order_fits(profile):
     assert not any(map(may_interleave, bases)), "not once more"
 
 
+@pytest.mark.parametrize(
+    ("speeds", "blocks", "global_batch"), [((0.7, 0.9), 4, 12), ((0.6, 0.6), 5, 16), ((0.8, 0.9, 1.0), 9, 16)]
+)
+def test_the_default_is_no_worse_whatever_its_own_pipelines_are(
+    make_cluster, make_graph, make_profile, speeds, blocks, global_batch
+):
+    """Its best plans are pipelines with other micro-batches, or none."""
+    cluster = make_cluster({"a": {f"d{n}": speed for n, speed in enumerate(speeds)}})
+    known, job = make_profile(cluster, make_graph(blocks=blocks, hidden=512)), JobSpec(global_batch=global_batch)
+    names = ("auto", "interleaved")
+    plans = (make_plan(known, job, PlanOptions(strategies=(name,))).plan for name in names)
+    ours_s, theirs_s = (Evaluator(known, job)(plan).step_s for plan in plans)
+    assert ours_s <= 1.005 * theirs_s
+
+
 def test_what_beginning_and_end_share_is_summed_nowhere(profile):
     """A large vocabulary over links between sites: the default has the end of the model on the first device, too."""
     known = profile(1.0, 1.0, vocabulary=40_000)

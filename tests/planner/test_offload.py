@@ -65,6 +65,24 @@ def test_nothing_is_offloaded_where_all_fits(profile):
     assert all(not stage.offloads for found in auto(request) for stage in found.plan.stages)
 
 
+@pytest.mark.parametrize(("megabit_per_s", "offloads"), [(20.0, True), (100_000.0, False)])
+def test_what_fits_over_a_link_is_offloaded_where_that_is_clearly_better(
+    make_cluster, make_graph, make_profile, megabit_per_s, offloads
+):
+    """Two devices that hold a model together, over a link that is slower than the way to their own host, or faster."""
+    graph = make_graph(blocks=12, hidden=512)
+    room = BACKENDS["emulated"].framework_bytes + int(3.0 * graph.parameter_bytes)
+    sites = {"a": {"a0": 1.0}, "b": {"b0": 1.0}}
+    cluster = make_cluster(sites, memory_bytes=room, bandwidth=megabit_per_s * 125e3)
+    known = replace(cluster, hosts=tuple(replace(host, memory_bytes=64 * GIB) for host in cluster.hosts))
+    request = request_of(make_profile(known, graph))
+    best = auto(request)[0]
+    assert any(stage.offloads for stage in best.plan.stages) == offloads
+    assert ("has its state in its host's memory" in " ".join(best.reasons)) == offloads
+    unknown = request_of(make_profile(cluster, graph))
+    assert not any(stage.offloads for found in auto(unknown) for stage in found.plan.stages)
+
+
 def test_a_step_takes_the_longer_of_compute_and_copies_and_the_hosts_update(profile):
     for speed in (1000.0, 1e-2):
         request = request_of(profile(64 * GIB, speed=speed))

@@ -8,6 +8,7 @@ Memory Cost", 2016: of theirs is the trade of memory for a second forward, not t
 """
 
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -77,9 +78,9 @@ def proposals_of(
     if not request.constraints.recompute:
         return proposals
     search = _RecomputeSearch(request)
-    done = [search.evaluated(proposal.plan) for proposal in proposals]
-    over = [proposal for proposal, found in zip(proposals, done, strict=True) if found and not found.fits]
-    fitting = [proposal for proposal, found in zip(proposals, done, strict=True) if found and found.fits]
+    done = [(one, result) for one in proposals if (result := search.evaluated(one.plan)) is not None]
+    over = [one for one, result in done if not result.fits]
+    fitting = [one for one, result in done if result.fits and not any(stage.offloads for stage in one.plan.stages)]
     tried = (*fitting[: _IMPROVED * improves], *over)
     found = (with_recomputation(request, proposal) for proposal in tried)
     light = _planned_light(strategy, request, _IMPROVED) if lightens and search.lacks_room(fitting[:1]) else ()
@@ -228,10 +229,9 @@ class _RecomputeSearch:
 
     def evaluated(self, plan: Plan) -> Evaluation | None:
         """Return what a plan would do; None if it cannot run at all."""
-        try:
+        with suppress(PlanError, ScheduleError):
             return self._request.evaluate(plan)
-        except (PlanError, ScheduleError):
-            return None
+        return None
 
     def lacks_room(self, proposals: Sequence[Proposal]) -> bool:
         """Whether more samples would be in flight in any of some small plans if units were computed again."""

@@ -203,10 +203,9 @@ class _Planning:
         found = dict(answers)
         for name, (broken, _, value, _) in firsts.items():
             if broken == least[0] and value <= least[2] * (_BESIDE_GAIN if name in self._unasked else _ORDER_MAY_GAIN):
-                started_s, figures = time.perf_counter(), answers[name].figures
+                before, started_s = answers[name].figures, time.perf_counter()
                 ranked = self._reordered(answers[name].ranked, 1 + (name in (DEFAULT_STRATEGY, *self._beside)))
-                seconds = figures.search_s + time.perf_counter() - started_s
-                figures = replace(self._ranking.figures(ranked, figures.plans, started_s), search_s=seconds)
+                figures = self._ranking.figures(ranked, before.plans, started_s - before.search_s)
                 found[name] = _Answer(figures=figures, ranked=ranked)
         return found
 
@@ -214,14 +213,15 @@ class _Planning:
         self, ranked: Sequence[tuple[Proposal, Evaluation]], most: int
     ) -> tuple[tuple[Proposal, Evaluation], ...]:
         """Search the order of work of the first proposals; if `most` is over 1, of the best of other sizes, too."""
-        near = _ORDER_OFTEN_GAINS * self._ranking.value(ranked[0][1])[0]
         rows, tried, sizes = list(ranked), set[tuple[object, ...]](), set[int]()
-        for index, (proposal, evaluation) in enumerate(ranked):
+        without = [(index, *row) for index, row in enumerate(ranked) if row[0].plan.hints is None]
+        best, least = (self._ranking.value(row[-1])[0] for row in (ranked[0], (without or ranked)[0]))
+        for index, proposal, evaluation in without if least <= _ORDER_MAY_GAIN * best else ():
             looks = looks_of(proposal.plan, value := self._ranking.value(evaluation)[0])
             few = len(proposal.plan.devices) <= _ORDERED_UP_TO and looks not in tried
             is_new = (size := proposal.plan.stages[0].micro_batches[0].size) not in sizes
             wanted = len(tried) < most or (most > 1 and is_new and len(sizes) < _ORDERED_SIZES)
-            if few and wanted and (index == 0 or value <= near):
+            if few and wanted and value <= _ORDER_OFTEN_GAINS * least:
                 rows[index] = self._ordered(proposal, evaluation, _EFFORT if is_new else _EFFORT_MORE)
                 tried.add(looks)
                 sizes.add(size)

@@ -197,6 +197,7 @@ def is_plain(plan: Plan, job: JobSpec, constraints: Constraints) -> bool:
     return (
         whole
         and not divides_unasked(plan, constraints)
+        and not any(stage.offloads for stage in plan.stages)
         and plan.global_batch == job.global_batch
         and job.schedule in (plan.schedule, JobSpec.schedule)
         and constraints.tensor_parallel.allows_plan(plan)

@@ -7,8 +7,11 @@ kept: equal numbers of layers; each device gets in all about what it had, by the
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import chain, pairwise
+from typing import TypeVar
 
 from spantrain.core.action import SPLIT_OPS
 from spantrain.core.plan import Plan, Stage
@@ -18,18 +21,24 @@ from spantrain.cost.memory import MemoryCost
 from spantrain.cost.replicas import ReplicaCost
 from spantrain.errors import InfeasiblePlanError, PlanError, ProfileError
 from spantrain.formats.registry import WireFormat
-from spantrain.planner.request import JobSpec, PlanRequest, Proposal, Restriction, Strategy
+from spantrain.planner.request import Evaluation, JobSpec, PlanRequest, Proposal, Restriction, Strategy
 from spantrain.planner.strategies.baselines import equal_layers
-from spantrain.sim.costs import ProfileCosts
+from spantrain.sim.costs import ProfileCosts, StepCosts
 from spantrain.sim.search.interleaved import Room, quick_step_s, with_interleaved_order
 
+A = TypeVar("A")
 _DEVICES, _ACTIONS = 32, 6_000
 """A pipeline of more devices, or a step of more actions, is not interleaved: its search would take seconds."""
-_MAY, _WORTH, _PIPELINES = 0.95, 0.995, 2
+_MAY, _WORTH = 0.98, 0.995
 """A pipeline is interleaved if it may take less than the first part of the best plan's step, and proposed if it takes
-less than the second; so many are."""
-_SEARCHED = 2
-"""Ways of dealing out, of which the order of work is searched: the best by a quick rule."""
+less than the second."""
+_PIPELINES, _QUICK = 2, 40_000
+"""So many pipelines are interleaved, and more as long as quick simulations of all had no more actions than that."""
+_SEARCHED, _ORDERS = 4, 16
+"""The order of work is searched of the best by a quick rule until so many in a row are no better; what that costs, in
+simulations."""
+_ORDER_GAINS = 1.25
+"""What that brings at most, mostly."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +91,7 @@ def with_interleaved(strategy: Strategy) -> Strategy:
 
     That may be if a pipeline would be the best were no device to wait in it. None are proposed where the request is for
     another order of work than the default, or does not let devices have several stages. What gains next to nothing is
-    left out: interleaved plans do not follow the network.
+    left out: in mid-step interleaved plans do not follow the network.
     """
 
     def propose(request: PlanRequest) -> tuple[Proposal, ...]:
@@ -99,30 +108,89 @@ def with_interleaved(strategy: Strategy) -> Strategy:
         ]
         best_s = min((evaluation.step_s for evaluation, _ in done), default=math.inf)
         found = dict[object, Plan]()
+
+        def may_gain(evaluation: Evaluation) -> bool:
+            return evaluation.step_s * (1 - evaluation.bubble_ratio) < _MAY * best_s
+
         for evaluation, plan in sorted(done, key=lambda entry: entry[0].step_s):
-            if evaluation.step_s * (1 - evaluation.bubble_ratio) < _MAY * best_s and may_interleave(plan):
-                found.setdefault(tuple(stage.devices for stage in plan.stages), plan)
-        more = interleavings(list(found.values())[:_PIPELINES], request, _MAY * best_s)
+            if may_gain(evaluation) and may_interleave(plan):
+                size = plan.stages[0].micro_batches[0].size
+                found.setdefault((size, *(stage.devices for stage in plan.stages)), plan)
+        others = (plan for plan in _others(request) if may_gain(request.evaluate(plan)))
+        more = interleavings(chain(found.values(), others), request, _MAY * best_s)
         better = (one for one in more if request.evaluate(one.plan).step_s < _WORTH * best_s)
         return (*proposals, *better)
 
     return propose
 
 
+def _others(request: PlanRequest) -> Iterator[Plan]:
+    with suppress(InfeasiblePlanError):
+        yield from (base.plan for base in equal_layers("1f1b", request, units_each=2))
+
+
 def interleavings(bases: Iterable[Plan], request: PlanRequest, below_s: float = math.inf) -> Iterator[Proposal]:
-    """Yield pipelines with their layers dealt out otherwise: of each, those that seem best.
+    """Yield pipelines with their layers dealt out otherwise: of all of them those that seem best.
 
     None in which a device works for `below_s` or longer.
     """
-    for base in bases:
-        if not may_interleave(base):
-            continue
-        dealt = [(_quick_s(plan, request), plan) for plan in _dealt(base, request, below_s)]
-        for _, plan in sorted(dealt, key=lambda entry: entry[0])[:_SEARCHED]:
-            ordered = _ordered(plan, request)
-            if ordered is not None:
-                reasons = tuple(_reasons(ordered, request.profile.graph))
-                yield Proposal(plan=ordered, own_estimate_s=None, reasons=reasons)
+    quick, rows = _Quick(request), list[tuple[float, Plan]]()
+    for number, base in enumerate(base for base in bases if may_interleave(base)):
+        if number >= _PIPELINES and quick.actions_left <= 0:
+            break
+        rows += [(quick.step_s(plan), plan) for plan in _dealt(base, request, below_s)]
+    best_s, in_vain = math.inf, 0
+    for step_s, plan in sorted(rows, key=lambda row: row[0]):
+        if in_vain >= _SEARCHED or (in_vain and quick.actions_left <= 0) or step_s > _ORDER_GAINS * below_s:
+            break
+        ordered = quick.ordered(quick.recut(plan, step_s))
+        in_vain += 1
+        if ordered is not None and ordered.hints is not None and ordered.hints.predicted_s < best_s:
+            best_s, in_vain = ordered.hints.predicted_s, 0
+            yield Proposal(plan=ordered, own_estimate_s=None, reasons=tuple(_reasons(ordered, request.profile.graph)))
+
+
+class _Quick:
+    """Simulates interleaved plans by a quick rule, and counts their actions."""
+
+    def __init__(self, request: PlanRequest) -> None:
+        self._profile, self.actions_left = request.profile, _QUICK
+        self._memory = MemoryCost(request.profile, request.job.optimizer, request.job.dtype)
+
+    def step_s(self, plan: Plan) -> float:
+        """Return the seconds of a step; infinite where it cannot run, or a size was not measured."""
+        found = self._run(quick_step_s, 2, plan)
+        return math.inf if found is None else found
+
+    def ordered(self, plan: Plan) -> Plan | None:
+        """Return the plan with the best order that is found; None where it cannot run."""
+        return self._run(with_interleaved_order, _ORDERS, plan)
+
+    def _run(self, run: Callable[[Plan, StepCosts, dict[str, Room]], A], times: int, plan: Plan) -> A | None:
+        rooms = rooms_of(plan, self._memory)
+        self.actions_left -= times * 3 * sum(len(stage.replicas) * len(stage.micro_batches) for stage in plan.stages)
+        with suppress(PlanError, ProfileError):
+            return None if rooms is None else run(plan, ProfileCosts(self._profile, plan), rooms)
+        return None
+
+    def recut(self, plan: Plan, step_s: float) -> Plan:
+        """Return a plan with single cuts moved as long as that helps, and actions are left."""
+        better: Plan | None = plan
+        while better is not None:
+            plan, better = better, None
+            for other in _recut(plan):
+                if self.actions_left > 0 and (found_s := self.step_s(other)) < step_s:
+                    step_s, better = found_s, other
+        return plan
+
+
+def _recut(plan: Plan) -> Iterator[Plan]:
+    """Yield plans with one cut moved by one unit."""
+    for k, (before, behind) in enumerate(pairwise(plan.stages)):
+        for cut in (behind.first_unit - 1, behind.first_unit + 1):
+            if before.first_unit < cut < behind.end_unit:
+                moved = (replace(before, end_unit=cut), replace(behind, first_unit=cut))
+                yield replace(plan, stages=(*plan.stages[:k], *moved, *plan.stages[k + 2 :]))
 
 
 def _reasons(plan: Plan, graph: UnitGraph) -> Iterator[str]:
@@ -220,11 +288,11 @@ def _unit_s(stage: Stage, unit: int, size: int, costs: ReplicaCost) -> float:
     return max(sum(costs.groups.units_seconds([unit], one, op, own) for op in SPLIT_OPS) for one, own in sizes)
 
 
-def _rooms(plan: Plan, request: PlanRequest) -> dict[str, Room] | None:
+def rooms_of(plan: Plan, memory: MemoryCost) -> dict[str, Room] | None:
     """Return what devices may hold of samples in flight; None where some have no room for one micro-batch."""
-    memory, found = MemoryCost(request.profile, request.job.optimizer, request.job.dtype), {}
+    found = {}
     for device, (besides, sample_bytes) in memory.crew_sizes(plan).items():
-        left = request.profile.cluster.device_by_name[device].memory_bytes - besides
+        left = plan.cluster.device_by_name[device].memory_bytes - besides
         crew = plan.crew_of(device)
         number = crew.replica_index(device)
         spans = {k: stage.replica_spans(number) for k, stage in zip(crew.numbers, crew.stages, strict=True)}
@@ -233,21 +301,3 @@ def _rooms(plan: Plan, request: PlanRequest) -> dict[str, Room] | None:
             return None
         found[device] = Room(size_bytes=left, sample_bytes=sample_bytes)
     return found
-
-
-def _quick_s(plan: Plan, request: PlanRequest) -> float:
-    """Return the seconds of a step by a quick rule; infinite where it cannot run, or a size was not measured."""
-    rooms = _rooms(plan, request)
-    try:
-        return math.inf if rooms is None else quick_step_s(plan, ProfileCosts(request.profile, plan), rooms)
-    except (PlanError, ProfileError):
-        return math.inf
-
-
-def _ordered(plan: Plan, request: PlanRequest) -> Plan | None:
-    """Return the plan with the best order that is found; None where it cannot run."""
-    rooms = _rooms(plan, request)
-    try:
-        return None if rooms is None else with_interleaved_order(plan, ProfileCosts(request.profile, plan), rooms)
-    except (PlanError, ProfileError):
-        return None

@@ -1,4 +1,4 @@
-"""Plans with what must be allowed by name: state divided among replicas (ZeRO), and cuts between sites rounded.
+"""Plans with what must earn its place: state divided (ZeRO) or in a host's memory, and cuts between sites rounded.
 
 For divided state there are more searches, in each of which every stage with several replicas divides its state in
 one way. In the best plan of each, then every stage takes the way that suits it, whole state included. Beside them stand
@@ -23,13 +23,16 @@ from spantrain.errors import InfeasiblePlanError
 from spantrain.formats.registry import WireFormat
 from spantrain.planner.assembly.assemble import with_limits
 from spantrain.planner.request import Objective, PlanRequest, Proposal
-from spantrain.planner.strategies.baselines import data_parallel
+from spantrain.planner.strategies.baselines import data_parallel, offload
 from spantrain.planner.strategies.score import Score, Scorer
 from spantrain.schedule.joint import has_fixed_order, joint_refusal
 from spantrain.schedule.registry import splits_backward
 
 DIVISIONS = (StateSharding.ZERO2, StateSharding.ZERO3)
 _FIXED_ORDER = "1f1b"
+_WORTH_OFFLOADING, _HOPELESS = 1.05, 1.15
+"""Such plans are so much better, since what goes to and from a host is reckoned, not measured; a device of which the
+largest micro-batches make plans so much worse is not looked at further."""
 
 
 def sharded_proposals(
@@ -71,6 +74,26 @@ def sharded_proposals(
         reasons.append(f"With whole state the best plan is {100 * (whole.value / score.value - 1):.1f} % worse.")
     reasons.append("A device that is lost there takes its part of that state along: all go back to a checkpoint.")
     return (Proposal(plan=replace(plan, strategy="auto"), own_estimate_s=None, reasons=tuple(reasons)),)
+
+
+def offloaded_proposals(request: PlanRequest, best: Score) -> tuple[Proposal, ...]:
+    """Return plans whose state is in a host's memory that are clearly better than the best with state on devices."""
+    found, hopeless, scorer = list[Proposal](), set[str](), Scorer(request)
+    with suppress(InfeasiblePlanError):
+        # The largest micro-batches, which mostly take least, show whether a device is worth more than a look.
+        for proposal in reversed(offload(request, known=True)):
+            (device,) = proposal.plan.devices
+            row = None if device in hopeless else scorer.score(proposal.plan)
+            if row is None:
+                continue
+            if row[0].is_clearly_under(best, _WORTH_OFFLOADING):
+                fits = best.broken <= row[0].broken
+                other = f"the best is {100 * (best.value / row[0].value - 1):.1f} % worse" if fits else "none fits"
+                reasons = (f"{device} has its state in its host's memory. Of plans with state on devices {other}.",)
+                found.append(replace(proposal, reasons=reasons))
+            elif row[0].value > _HOPELESS * best.value and not proposal.plan.stages[0].recompute:
+                hopeless.add(device)
+    return tuple(found)
 
 
 class _Ways:

@@ -34,6 +34,7 @@ class Moves:
         self._sizes = tuple(sizes)
         self._block_of = {name: number for number, block in enumerate(blocks) for name in block}
         self._order = {name: index for index, name in enumerate(costs.devices)}
+        self._site_of = [costs.devices[block[0]].site for block in blocks]
         numbers = {name: number for number, name in enumerate(dict.fromkeys(classes))}
         self._class_of = [numbers[name] for name in classes]
         self._members = [[k for k, own in enumerate(classes) if own == name] for name in numbers]
@@ -113,7 +114,7 @@ class Moves:
 
     def crosses_sites(self, blocks: Sequence[int]) -> bool:
         """Whether blocks lie in different sites."""
-        return len({self._costs.devices[self._blocks[block][0]].site for block in blocks}) > 1
+        return any(self._site_of[block] != self._site_of[blocks[0]] for block in blocks)
 
     def cuts(self, shape: PlanShape) -> Iterator[PlanShape]:
         """Yield shapes with one cut, or two neighbouring ones, moved by one place of the grid."""
@@ -154,6 +155,9 @@ class Moves:
                     yield (*sets[:k], own - {block} | {other}, *sets[k + 1 :])
         for block in spare:
             yield from _placed(sets, block, 0, len(sets))
+        for pair in combinations(spare, 2) if self._wide else ():
+            for k in range(len(sets) + 1):
+                yield (*sets[:k], frozenset(pair), *sets[k:])
         yield from self._exchanged(sets)
         yield from _rearranged(sets, len(sets) if self._wide else 2)
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from math import sqrt
 from typing import NamedTuple
 
+from spantrain.core.cluster import Cluster
 from spantrain.core.plan import Plan
 from spantrain.planner.request import Evaluation
 from spantrain.planner.strategies.auto.cuts import Bounded, Cutter, Parts
@@ -19,8 +20,11 @@ _PATIENCE = 150
 _NEAR = 1.1
 _FAR = 1.25
 """What is expected to be so much over the best is not simulated; of n like plans before, so much less by sqrt(n)."""
-_EXPANSIONS = 15
-"""Around so many plans that are at most that much over the best the search goes on; around a new best always."""
+_TRUSTS = 0.5
+"""When nothing is promising any more, so much of what simulation added to plans is expected of others like them."""
+_EXPANSIONS, _LAST = 20, 6
+"""Around so many plans that are at most that much over the best the search goes on, in the end around so many of them;
+around a new best always."""
 _CUTS_TRIED = 6
 """Of a plan's other cuts, the most promising, so many are simulated in the end."""
 _TO_POLISH = 4
@@ -29,8 +33,10 @@ _SET_UP = 200
 """What a simulation costs before its first action, in actions."""
 _BUILT = 20
 """What a plan costs that is built and then not simulated."""
-_OF_A_STRUCTURE = 2
-"""Plans of one structure and micro-batch that are proposed at most."""
+_SIZES_OF_PARTS = 2
+"""Sizes of micro-batches of which the best plan inside a site, or without a kind, is simulated in any case."""
+_OF_A_STRUCTURE, _SIZES = 2, 4
+"""Plans of one structure and micro-batch that are proposed at most; sizes of micro-batches of which the best is."""
 _SHARES_OF_BEST = 3
 """How many of the best neighbours have their cuts and shares varied, too."""
 
@@ -85,6 +91,12 @@ class BoundedShapes:
         rows.sort(key=lambda row: row[0])
         return rows
 
+    def wait_anew(self) -> None:
+        """Put all shapes among those that may be simulated, by what was expected of them first."""
+        self.waiting.clear()
+        for shape, entry in self.entries.items():
+            self.wait(entry.expected, shape)
+
     def wait(self, expected: Score, shape: PlanShape) -> None:
         """Put a shape among those that may be simulated."""
         self._count += 1
@@ -95,7 +107,7 @@ class Searcher:
     """Descends along what is expected of plans, then simulates within a budget of actions."""
 
     def __init__(self, cutter: Cutter, moves: Moves, builder: ShapeBuilder, scorer: Scorer, budget: int) -> None:
-        self._cutter, self._moves, self._builder = cutter, moves, builder
+        self._cutter, self._moves, self._builder, self._trusts = cutter, moves, builder, 1.0
         self._budget, self._polish_budget, self._expansions = budget, budget // _TO_POLISH, _EXPANSIONS
         self.scorer = scorer
         self.pool = BoundedShapes(scorer=scorer)
@@ -123,9 +135,10 @@ class Searcher:
         return few_of_each(rows, lambda found: structure_of(found.plan), each=_OF_A_STRUCTURE, most=most)
 
     def inside(self) -> list[SimulatedPlan]:
-        """Return the best plan inside each of the best sites."""
-        ranked = sorted(self.simulated, key=lambda found: found.score)
-        return best_inside(((one.score, one) for one in ranked if one.evaluation.fits), lambda one: one.plan)
+        """Return the best plan inside each of the best sites, and of each of the best sizes of micro-batches."""
+        ranked = sorted((one for one in self.simulated if one.evaluation.fits), key=lambda found: found.score)
+        of_sizes = few_of_each(ranked, lambda found: found.plan.stages[0].micro_batches[0].size, most=_SIZES)
+        return best_inside(((one.score, one) for one in ranked), lambda one: one.plan) + of_sizes
 
     def descend(self, start: PlanShape, most_rounds: int) -> PlanShape:
         """Go to the most promising neighbour as long as there is a better one; return where that ends."""
@@ -145,14 +158,17 @@ class Searcher:
             shape = self._most_promising()
             if shape is None:
                 if not self._look_further():
-                    return
+                    if self._trusts < 1.0:
+                        return
+                    self._trusts, unchanged = _TRUSTS, 0
+                    self.pool.wait_anew()
                 continue
             before = self.best
             if not self.simulate(shape):
                 continue
             now = self.best
             unchanged = 0 if now is not before else unchanged + 1
-            if now is not None and (now is not before or self._expansions > 0):
+            if now is not None and (now is not before or self._expansions > _LAST):
                 near = self.simulated[-1].score.value <= _NEAR * now.score.value
                 self._expansions -= near
                 if near:
@@ -180,16 +196,20 @@ class Searcher:
         return min(rows, key=lambda row: row[0], default=None)
 
     def _look_further(self) -> bool:
-        """Look around the most promising shape of which that was not done, good as the best or not.
+        """Look around the best plan near the best of all, else the most promising shape, of which that was not done.
 
         Returns whether there was one.
         """
-        here = [(entry.expected, shape) for shape, entry in self.pool.entries.items() if self._is_new(shape)]
-        if not here or self._expansions <= 0:
-            return False
-        self._expansions -= 1
-        self._around(min(here, key=lambda entry: entry[0])[1])
-        return True
+        most = None if self.best is None else Score(self.best.score.broken, _NEAR * self.best.score.value)
+        near = [(one.score, one.shape) for one in self.simulated if one.shape and most and one.score <= most]
+        promising = ((entry.expected, shape) for shape, entry in self.pool.entries.items())
+        for rows in (near, promising) if self._expansions > 0 else ():
+            here = min((row for row in rows if self._is_new(row[1])), key=lambda row: row[0], default=None)
+            if here is not None:
+                self._expansions -= 1
+                self._around(here[1])
+                return True
+        return False
 
     def _is_new(self, shape: PlanShape) -> bool:
         return (shape.size, shape.parts) not in self._looked_around
@@ -258,10 +278,13 @@ class Searcher:
         self._counts[alike] = self._counts.get(alike, 0) + 1
 
     def _expected_ratio(self, shape: PlanShape) -> float:
-        """Return the least of as many stages with such micro-batches; of the same stages half of what they add."""
+        """Return the least of as many stages with such micro-batches, as far as that is trusted.
+
+        Of the same stages half of what they add.
+        """
         alike = self._least_ratio.get((shape.size, len(shape.parts)), 1.0)
         known = self._ratio.get((shape.size, *_structure(shape)))
-        return alike if known is None else (alike + known) / 2
+        return 1 + self._trusts * (alike - 1) if known is None else (alike + known) / 2
 
     def _most_promising(self) -> PlanShape | None:
         """Return the shape of which the least is expected, corrected by what simulation made of like ones before.
@@ -297,6 +320,23 @@ class Searcher:
 def lowest(rows: Sequence[tuple[Score, PlanShape]], count: int) -> list[PlanShape]:
     """Return the first shapes with different sets of devices in their stages."""
     return few_of_each((shape for _, shape in rows), _structure, most=count)
+
+
+def best_of_parts(cluster: Cluster, solved: list[list[tuple[Score, PlanShape]]]) -> list[PlanShape]:
+    """Return the best inside each site and without each kind: what is expected of them may be less by mistake.
+
+    Of each the best of its best sizes of micro-batches: what is expected of those is wrong by other factors.
+    """
+    rows = sorted((row for found in solved for row in found), key=lambda row: row[0])
+    every, found = {device.kind for device in cluster.devices}, dict[tuple[str, ...], dict[int, PlanShape]]()
+    for _, shape in rows:
+        devices = [cluster.device_by_name[name] for name in shape.devices]
+        sites, absent = {device.site for device in devices}, every - {device.kind for device in devices}
+        for key in (*((site,) for site in sites if len(sites) == 1), *(("without", kind) for kind in absent)):
+            of_sizes = found.setdefault(key, {})
+            if len(of_sizes) < _SIZES_OF_PARTS:
+                of_sizes.setdefault(shape.size, shape)
+    return list(dict.fromkeys(shape for of_sizes in found.values() for shape in of_sizes.values()))
 
 
 def _structure(shape: PlanShape) -> tuple[tuple[str, ...], ...]:

@@ -7,8 +7,8 @@
    proven lower bound of the objective (`cuts`), taken of the slowest replicas in the place of the fastest: under
    the `critical-path` order that is mostly near the simulated time, for some microseconds for a plan.
 3. Simulation of what could still be the best, most promising first, corrected by how far simulation was over what was
-   expected of like plans, and the less of these the more were simulated in vain; around each new best the search goes
-   on. A plan whose bound is over the best is never simulated.
+   expected of like plans (in the end by half of that), and the less of these the more were simulated in vain; around
+   each new best the search goes on. A plan whose bound is over the best is never simulated.
 
 Where they are allowed by name: tensors divided inside hosts (`tensor`) and, as `spantrain` has it, inside sites;
 state divided among the replicas of a stage (`allowed`); cuts between sites rounded (`allowed`).
@@ -26,7 +26,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
 
-from spantrain.core.cluster import Cluster
 from spantrain.core.quantities import format_seconds
 from spantrain.core.shares import StateSharding
 from spantrain.errors import InfeasiblePlanError
@@ -37,6 +36,7 @@ from spantrain.planner.strategies.auto.allowed import (
     DIVISIONS,
     fewest_bytes,
     is_short,
+    offloaded_proposals,
     rounded_proposal,
     rounded_where_cut,
     sharded_proposals,
@@ -46,10 +46,9 @@ from spantrain.planner.strategies.auto.moves import Moves, blocks_of, grid_of, s
 from spantrain.planner.strategies.auto.orders import chains, divided, evened, separate, undivided
 from spantrain.planner.strategies.auto.parts import PartCosts
 from spantrain.planner.strategies.auto.pools import pool_proposals, restricted_proposals
-from spantrain.planner.strategies.auto.search import Searcher, SimulatedPlan, lowest
+from spantrain.planner.strategies.auto.search import Searcher, SimulatedPlan, best_of_parts, lowest
 from spantrain.planner.strategies.auto.shape import PlanShape, ShapeBuilder, shape_of
 from spantrain.planner.strategies.auto.tensor import divided_proposals
-from spantrain.planner.strategies.baselines import offload
 from spantrain.planner.strategies.pools.profile_costs import find_pools
 from spantrain.planner.strategies.score import Score, Scorer, looks_of, scored, sites_of, weights_of
 from spantrain.planner.strategies.spantrain.strategy import spantrain
@@ -101,10 +100,10 @@ class _Reasons:
     def _compared(self, fits: Callable[[tuple[str, ...]], bool], what: str) -> str:
         """Say what the best simulated plan of some kind comes to, else what no plan looked at can be under."""
         simulated = min((found.score for found in self.search.simulated if fits(found.plan.devices)), default=None)
-        entries = self.search.pool.entries.items()
-        bound = min((entry.bound for shape, entry in entries if fits(shape.devices)), default=None)
         if simulated is not None:
             return f"the best plan {what} that was simulated takes {self._against(simulated)}."
+        bounds = ((entry.bound, shape.devices) for shape, entry in self.search.pool.entries.items())
+        bound = min((bound for bound, devices in bounds if fits(devices)), default=None)
         if bound is not None:
             return f"of the plans {what} that were looked at none can be under {self._against(bound)}."
         return f"no plan {what} fits into memory."
@@ -138,8 +137,6 @@ _ACTIONS, _ACTIONS_BY_DEVICE, _ACTIONS_OF_MANY, _MANY = 60_000, 6_000, 8_000, 32
 _PROPOSED, _POLISHED = 8, 8
 _NEAR_THE_BEST = 1.15
 """On few devices, how near the best of all the plans of sites are that are searched by themselves."""
-_SIZES_OF_PARTS = 2
-"""Sizes of micro-batches of which the best plan inside a site, or without a kind, is simulated in any case."""
 _MICRO_BATCHES_OF_MANY = 64
 _EVEN = 2
 _EXACT_UP_TO = 4
@@ -158,6 +155,18 @@ def auto(request: PlanRequest) -> tuple[Proposal, ...]:
     """
     if request.restriction is not Restriction.NONE:
         return restricted_proposals(request)
+    try:
+        found = _on_devices(request)
+    except InfeasiblePlanError:
+        if not (offloaded := offloaded_proposals(request, Score(math.inf, math.inf))):
+            raise
+        return offloaded
+    few = len(request.devices) <= _MANY
+    return (*offloaded_proposals(request, min(score for score, _ in scored(request, found))), *found) if few else found
+
+
+def _on_devices(request: PlanRequest) -> tuple[Proposal, ...]:
+    """Propose the best plans found whose state is on the devices."""
     by_counts: tuple[Proposal, ...] = ()
     if _may_count(request):
         pools, count = len(list(find_pools(request))), len(request.devices)
@@ -190,7 +199,7 @@ def _with_best_sites(request: PlanRequest, found: tuple[Proposal, ...], near: fl
         inside = _inside(request, site)
         if inside is not None and (number == 0 or len(inside.devices) <= _MANY):
             with suppress(InfeasiblePlanError):
-                found = (*found, *auto(inside))
+                found = (*found, *_on_devices(inside))
     return tuple(proposal for _, proposal in scored(request, found))
 
 
@@ -209,8 +218,7 @@ def _by_device(request: PlanRequest) -> tuple[Proposal, ...]:
     """Propose the best plans that the search over devices, or blocks of them, finds."""
     of_spantrain = cache(partial(_of_spantrain, request))
     search = _searcher(request, of_spantrain=of_spantrain)
-    best = search.best
-    more: tuple[Proposal, ...] = ()
+    best, more = search.best, tuple[Proposal, ...]()
     if request.dividing:
         # Those of `spantrain` may divide tensors over the hosts of a site, too, where the network is fast.
         allowed = request.constraints.tensor_parallel.allows_plan
@@ -222,13 +230,10 @@ def _by_device(request: PlanRequest) -> tuple[Proposal, ...]:
         more += sharded_proposals(request, search.scorer, None if best is None else best.score, plans, _WAYS)
     elif request.divides_updates and (best is None or is_short(best.plan)):
         more += _with_divided_updates(request, search.scorer, best)
-    if best is None:
-        if not more:
-            with suppress(InfeasiblePlanError):
-                more = offload(request, known=True)
-        if more:
-            return more
+    if best is None and not more:
         raise infeasible(request.profile, request.job, request.devices)
+    if best is None:
+        return more
     rows: list[tuple[Score, Proposal]] = []
     for found in (*search.unlike(_PROPOSED), *search.inside()):
         known = search.pool.entries.get(found.shape) if found.shape is not None else None
@@ -239,9 +244,7 @@ def _by_device(request: PlanRequest) -> tuple[Proposal, ...]:
     if len(request.devices) <= _MANY and units < len(grid_of(units)):
         # Its tables grow with the cube of the units (213 of them: over a minute).
         whole = (proposal for proposal in of_spantrain() if not proposal.plan.divides_tensors)
-        scored = ((search.scorer.score(proposal.plan), proposal) for proposal in whole)
-        better = ((found[0], proposal) for found, proposal in scored if found is not None and found[1].fits)
-        rows = sorted((*rows, *better), key=lambda row: row[0])
+        rows = sorted((*rows, *scored(request, whole)), key=lambda row: row[0])
     proposals = [*more, *(proposal for _, proposal in rows)]
     if fewest_bytes(request.constraints.wire_formats) is not WireFormat.NATIVE:
         proposals += _rounded(request, search.scorer, best)
@@ -258,10 +261,9 @@ def _with_divided_updates(request: PlanRequest, scorer: Scorer, best: SimulatedP
 
 def _of_spantrain(request: PlanRequest) -> tuple[Proposal, ...]:
     """Return the plans of `spantrain`, none where nothing fits: they compete, whatever the search found."""
-    try:
+    with suppress(InfeasiblePlanError):
         return spantrain(request, partial(request.constraints.tensor_parallel.allows, request.profile.cluster))
-    except InfeasiblePlanError:
-        return ()
+    return ()
 
 
 def _may_count(request: PlanRequest) -> bool:
@@ -326,7 +328,7 @@ def _searcher(
         search.descend(shape, _ROUNDS)
     search.simulate_promising()
     if not many:
-        for shape in _of_parts(profile.cluster, solved):
+        for shape in best_of_parts(profile.cluster, solved):
             search.simulate(search.descend(shape, _ROUNDS))
         search.polish(_POLISHED)
     return search
@@ -356,23 +358,6 @@ def _starts(solved: list[list[tuple[Score, PlanShape]]], *, short: bool, many: b
     of_sizes = [row for found in solved for row in found[: times * _STARTS_OF_A_SIZE]]
     near = [shape for score, shape in of_sizes if score.broken > 0 or score.value <= most]
     return list(dict.fromkeys([*lowest(rows, times * _STARTS), *near]))
-
-
-def _of_parts(cluster: Cluster, solved: list[list[tuple[Score, PlanShape]]]) -> list[PlanShape]:
-    """Return the best inside each site and without each kind: what is expected of them may be less by mistake.
-
-    Of each the best of its best sizes of micro-batches: what is expected of those is wrong by other factors.
-    """
-    rows = sorted((row for found in solved for row in found), key=lambda row: row[0])
-    every, found = {device.kind for device in cluster.devices}, dict[tuple[str, ...], dict[int, PlanShape]]()
-    for _, shape in rows:
-        devices = [cluster.device_by_name[name] for name in shape.devices]
-        sites, absent = {device.site for device in devices}, every - {device.kind for device in devices}
-        for key in (*((site,) for site in sites if len(sites) == 1), *(("without", kind) for kind in absent)):
-            of_sizes = found.setdefault(key, {})
-            if len(of_sizes) < _SIZES_OF_PARTS:
-                of_sizes.setdefault(shape.size, shape)
-    return list(dict.fromkeys(shape for of_sizes in found.values() for shape in of_sizes.values()))
 
 
 def _take_over(
