@@ -13,12 +13,16 @@ from spantrain.adaptation.network_state import LinkState
 from spantrain.adaptation.registry import make_boundary
 from spantrain.app.adaptation.adapt import ProfileForecast
 from spantrain.app.profiling.describe import described_profile
+from spantrain.app.simulation.adapter import simulate_adapter
 from spantrain.config.cluster_file import load_preset
 from spantrain.config.traces.network_traces import network_trace
 from spantrain.core.plan import Plan, Replica, Stage
 from spantrain.core.span import equal_spans
 from spantrain.models.catalog.catalog import resolve_model
+from spantrain.planner.engine.engine import make_plan
+from spantrain.planner.engine.outcome import PlanOptions
 from spantrain.planner.engine.predict import costs_of
+from spantrain.planner.request import Constraints, JobSpec
 from spantrain.sim.adaptive import AdaptedStep, simulate_adapting
 
 STEPS = 24
@@ -92,3 +96,20 @@ def test_auto_is_faster_than_doing_nothing_while_links_are_slow_and_as_fast_when
     assert done[-1].begun_s < 0.99 * off[-1].begun_s
     assert done[-1].step_s <= 1.005 * off[-1].step_s
     assert done[-1].plan.stages == PLAN.stages
+
+
+def test_devices_with_several_stages_get_another_order_while_links_are_slow_and_the_first_one_behind_it():
+    options = PlanOptions(
+        constraints=Constraints(leave_out=("lab-1", "office-tx2", "home-nano")), strategies=("interleaved",)
+    )
+    plan = make_plan(PROFILE, JobSpec(global_batch=48), options).plan
+    assert plan.interleaved
+    off, done = (
+        simulate_adapter(plan, PROFILE, network_trace("drop-70"), adapter=name, steps=STEPS, optimizer="adamw")
+        for name in ("off", "auto")
+    )
+    reasons = [step.reason for step in done.steps if step.reason]
+    assert "order for these links" in reasons[0]
+    assert reasons[-1] == "links are as planned again: back to the plan made for them"
+    assert done.total_s < 0.99 * off.total_s
+    assert done.steps[-1].step_s == pytest.approx(off.steps[-1].step_s, rel=1e-6)

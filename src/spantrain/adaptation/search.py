@@ -33,7 +33,7 @@ def with_formats(base: Plan, state: LinkState, allowed: Sequence[WireFormat]) ->
 
 def moved_units(plan: Plan) -> Iterator[Other]:
     """Yield plans with some units moved over one cut; what was recomputed of them is no longer."""
-    for cut in range(len(plan.stages) - 1):
+    for cut in range(0 if plan.interleaved else len(plan.stages) - 1):
         before, after = plan.stages[cut], plan.stages[cut + 1]
         for move in _MOVES:
             edge = before.end_unit + move
@@ -121,7 +121,7 @@ class PlanSearch:
     def near(self, allowed: Sequence[WireFormat]) -> None:
         """Look at plans near the base: micro-batches and orders, allowed formats on slow cuts, cuts a few units off."""
         self.try_tuned(self._base, ())
-        for plan, what in with_formats(self._base, self.state, allowed):
+        for plan, what in () if self._base.interleaved else with_formats(self._base, self.state, allowed):
             self.try_tuned(plan, (what,))
         if self._base != self.running.plan:
             self.simulated += 1

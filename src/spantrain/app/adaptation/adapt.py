@@ -18,11 +18,15 @@ from spantrain.cost.memory import MemoryCost
 from spantrain.cost.moving import state_bytes
 from spantrain.cost.replicas import ReplicaCost
 from spantrain.planner.engine.predict import costs_of
+from spantrain.planner.strategies.interleaved import rooms_of
 from spantrain.runtime.control.requests import DeviceReport
 from spantrain.runtime.coordinator.advice import Advice
 from spantrain.sim.adaptive import SimulatedForecast
 from spantrain.sim.costs import StepCosts
+from spantrain.sim.search.interleaved import with_interleaved_order
 
+_ORDERED_UP_TO = 2_000
+"""Actions of a step up to which the order of an interleaved plan is searched: that takes some sixteen simulations."""
 _SWITCH_S = 0.1
 """Seconds of a change that moves parameters, besides their way: new groups, new optimizer state."""
 
@@ -49,6 +53,18 @@ class ProfileForecast(SimulatedForecast):
         if any(peaks[name] > limit for name, limit in self._limit_bytes.items()):
             return math.inf
         return super().step_s(plan, state)
+
+    def tuned(self, plan: Plan, state: LinkState) -> Plan:
+        """Return the plan with the micro-batches, and the order of work, that a short search finds; in its schedule.
+
+        Interleaved plans keep their micro-batches; long orders are left to whoever plans anew.
+        """
+        actions = 3 * sum(len(stage.replicas) * len(stage.micro_batches) for stage in plan.stages)
+        if not plan.interleaved or actions > _ORDERED_UP_TO:
+            return super().tuned(plan, state)
+        rooms = rooms_of(plan, self._memory)
+        found = None if rooms is None else with_interleaved_order(plan, self._costs(plan, state), rooms)
+        return plan if found is None else found
 
     def _costs(self, plan: Plan, state: LinkState) -> StepCosts:
         """Return what a step costs on these links: messages as the state has them, sums as its slowest links allow."""
@@ -102,11 +118,11 @@ def adviser_of(plan: Plan, profile: Profile, job: TrainJob, calm_plan: Plan | No
     """Return who looks for better plans in a run that begins with this one, in its own schedule; None: nobody does.
 
     `calm_plan` is the one that was made for links as planned, where this is another. Nobody looks where the job says
-    so, where there is one stage only, where devices have several, and where training cannot change plans: sites that
-    train by themselves, and state divided among replicas.
+    so, where there is one stage only, and where training cannot change plans: sites that train by themselves, and state
+    divided among replicas.
     """
     sharded = any(stage.state_sharding is not StateSharding.NONE for stage in plan.stages)
-    if len(plan.stages) == 1 or plan.interleaved or plan.outer is not None or sharded:
+    if len(plan.stages) == 1 or plan.outer is not None or sharded:
         return None
     base = plan if calm_plan is None else replace(calm_plan, generation=plan.generation)
     forecast = ProfileForecast(base, profile, job.optimizer_state)

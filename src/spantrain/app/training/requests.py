@@ -106,6 +106,12 @@ class TrainRequest:
         if self.job.staleness:
             plan = plan_files.with_room_for_two(self.plan, self.profile, self.job.optimizer_state)
             plan_files.check_staleness(plan, self.profile, self.job, own_loop=self.batches is not None)
+        resized = not (self.plan.interleaved or self.options.outer or any(s.divides_state for s in self.plan.stages))
+        if self.job.adapter == "paper" and not resized:
+            raise ConfigError(
+                "--adapter paper changes micro-batches, which stay as they are where devices have several stages or "
+                "divide state, and with an outer optimizer; train with --adapter auto"
+            )
         if self.options.protect and not self._keeps_state:
             raise ConfigError(
                 f"--protect {self.options.protect} keeps state for a run that goes on after a loss; leave it out with "
