@@ -89,8 +89,8 @@ def offloaded_proposals(request: PlanRequest, best: Score) -> tuple[Proposal, ..
             if row[0].is_clearly_under(best, _WORTH_OFFLOADING):
                 fits = best.broken <= row[0].broken
                 other = f"the best is {100 * (best.value / row[0].value - 1):.1f} % worse" if fits else "none fits"
-                reasons = (f"{device} has its state in its host's memory. Of plans with state on devices {other}.",)
-                found.append(replace(proposal, reasons=reasons))
+                reason = f"{device} has its state in its host's memory (by data sheets); of plans without that {other}."
+                found.append(replace(proposal, reasons=(reason,)))
             elif row[0].value > _HOPELESS * best.value and not proposal.plan.stages[0].recompute:
                 hopeless.add(device)
     return tuple(found)
