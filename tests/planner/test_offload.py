@@ -15,6 +15,7 @@ from spantrain.planner.engine.evaluate import Evaluator
 from spantrain.planner.request import JobSpec, PlanRequest
 from spantrain.planner.strategies.auto.strategy import auto
 from spantrain.planner.strategies.baselines import offload, single_device
+from spantrain.planner.strategies.relaxation import Relaxation
 
 JOB = JobSpec(global_batch=8)
 GIB = 2**30
@@ -44,6 +45,7 @@ def test_what_fits_nowhere_else_is_offloaded_where_the_hosts_memory_is_known(pro
     with pytest.raises(InfeasiblePlanError):
         single_device(request)
     best = auto(request)[0].plan
+    assert Relaxation(request).bound().step_s <= request.evaluate(best).step_s
     assert [stage.state_sharding for stage in best.stages] == [StateSharding.OFFLOAD]
     assert request.evaluate(best).fits
     with pytest.raises(InfeasiblePlanError, match="does not fit"):

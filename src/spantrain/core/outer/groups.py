@@ -35,7 +35,7 @@ class OuterPlan:
     """The device that takes the outer step."""
     samples_per_s: float
     """Over whole rounds. How much each sample teaches is another matter, which is not reckoned."""
-    allowed: bool
+    allowed: bool = False
     """Whether it may be chosen: it does not compute what one device would."""
     reason: str = ""
     """Why it may not be chosen, or what it breaks; empty if it may."""

@@ -318,12 +318,7 @@ def _described(
         for name, (plan, evaluation) in plans.items()
     )
     outer = OuterPlan(
-        groups=groups,
-        inner_steps=inner_steps,
-        exchange_s=exchange.seconds,
-        server=exchange.server,
-        samples_per_s=0.0,
-        allowed=False,
+        groups=groups, inner_steps=inner_steps, exchange_s=exchange.seconds, server=exchange.server, samples_per_s=0.0
     )
     return replace(outer, samples_per_s=inner_steps * global_batch / outer.round_s)
 

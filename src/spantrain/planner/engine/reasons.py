@@ -74,7 +74,9 @@ def bounded(plan: Plan, result: Evaluation, bound: StepBound, devices: int) -> s
     """Say how far a plan's step is over what no plan can be under, and what the rest is."""
     ratio = result.step_s / bound.step_s
     over = f"is {100 * (ratio - 1):.1f} % over it" if ratio < _MANY_TIMES else f"takes {ratio:.3g} times that"
-    apart = "" if bound.alone_s == bound.compute_s else f", {format_seconds(bound.alone_s)} inside one site"
+    apart = (
+        "" if bound.alone_s in (bound.compute_s, float("inf")) else f", {format_seconds(bound.alone_s)} inside one site"
+    )
     return (
         f"No plan can be under {format_seconds(bound.step_s)} a step: all devices in one place would compute for "
         f"{format_seconds(bound.compute_s)}{apart}. This one {over}; its devices wait for "

@@ -23,6 +23,7 @@ from spantrain.errors import InfeasiblePlanError, PlanError, ProfileError
 from spantrain.formats.registry import WireFormat
 from spantrain.planner.request import Evaluation, JobSpec, PlanRequest, Proposal, Restriction, Strategy
 from spantrain.planner.strategies.baselines import equal_layers
+from spantrain.planner.strategies.score import looks_of, structure_of
 from spantrain.sim.costs import ProfileCosts, StepCosts
 from spantrain.sim.search.interleaved import Room, quick_step_s, with_interleaved_order
 
@@ -107,17 +108,15 @@ def with_interleaved(strategy: Strategy) -> Strategy:
             and not (evaluation.broken(limits) or limits.broken_by_devices(cluster, one.plan.devices))
         ]
         best_s = min((evaluation.step_s for evaluation, _ in done), default=math.inf)
-        found = dict[object, Plan]()
 
         def may_gain(evaluation: Evaluation) -> bool:
             return evaluation.step_s * (1 - evaluation.bubble_ratio) < _MAY * best_s
 
-        for evaluation, plan in sorted(done, key=lambda entry: entry[0].step_s):
-            if may_gain(evaluation) and may_interleave(plan):
-                size = plan.stages[0].micro_batches[0].size
-                found.setdefault((size, *(stage.devices for stage in plan.stages)), plan)
+        done.sort(key=lambda entry: entry[0].step_s, reverse=True)
+        unlike = {looks_of(plan, found.step_s): plan for found, plan in done if may_gain(found)}
+        bases = {(structure_of(plan), *(stage.devices for stage in plan.stages)): plan for plan in unlike.values()}
         others = (plan for plan in _others(request) if may_gain(request.evaluate(plan)))
-        more = interleavings(chain(found.values(), others), request, _MAY * best_s)
+        more = interleavings(chain(reversed(bases.values()), others), request, _MAY * best_s)
         better = (one for one in more if request.evaluate(one.plan).step_s < _WORTH * best_s)
         return (*proposals, *better)
 

@@ -15,7 +15,7 @@ hides, or of samples that do not divide evenly.
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -65,6 +65,10 @@ class Relaxation:
         self._counts = np.zeros((len(self._sites), len(kinds)))
         for device in devices:
             self._counts[self._sites[device.site], self._kinds[device.make]] += 1
+        cluster, self._state_bytes = self._profile.cluster, self._spans.memory.state_bytes(range(self._spans.units))
+        roomy = {host.name for host in cluster.hosts if (host.memory_bytes or 0) >= self._state_bytes}
+        self._offload = {d.site for d in devices if d.host in roomy and not cluster.kind_by_name[d.kind].unified_memory}
+        """Sites with a host that has room for all state."""
         lines = [self._line(kind) for kind, _, _ in kinds]
         self._slope, fixed = (np.array(rows) for rows in zip(*lines, strict=True))
         # The members of a tensor-parallel group share what does not depend on samples.
@@ -78,7 +82,7 @@ class Relaxation:
         """Return the least that any plan can take, and cost."""
         everywhere, alone = tuple(self._sites), min(map(self.alone_s, self._sites))
         joined = self.joined_s(everywhere) if len(everywhere) > 1 else math.inf
-        compute_s = self._compute_s(self._counts.sum(axis=0))
+        compute_s = self._compute_s(self._counts.sum(axis=0), everywhere)
         step_s = min(alone, joined)
         value = step_s if self._objective is Objective.THROUGHPUT else self._least_work()
         return StepBound(value=value, step_s=step_s, compute_s=compute_s, alone_s=alone)
@@ -92,13 +96,13 @@ class Relaxation:
 
     def alone_s(self, site: str) -> float:
         """Return the least that the devices of a site can take."""
-        return self._compute_s(self._counts[self._sites[site]])
+        return self._compute_s(self._counts[self._sites[site]], [site])
 
     def joined_s(self, sites: Sequence[str]) -> float:
         """Return the least of a plan that uses devices of at least two of these sites."""
         rows = [self._sites[site] for site in sites]
         rates = self._rates(rows)
-        together_s = self._compute_s(self._counts[rows].sum(axis=0))
+        together_s = self._compute_s(self._counts[rows].sum(axis=0), sites)
         copied_s = max(together_s, float(self._profile.graph.trained_bytes / max(np.sort(rates)[-2], _NOTHING)))
         if not self._cut_bytes or not copied_s > together_s:
             return together_s
@@ -136,9 +140,9 @@ class Relaxation:
         pairs = np.triu(np.minimum(apart, one_way + one_way.T), 1)
         return float(np.trace(one_way) + pairs.sum())
 
-    def _compute_s(self, counts: Array) -> float:
-        """Return the least seconds of so many devices of each kind, all in one place."""
-        if not self._fits(counts):
+    def _compute_s(self, counts: Array, sites: Collection[str]) -> float:
+        """Return the least seconds of so many devices of each kind, all in one place but for the memory of hosts."""
+        if not (self._fits(counts) or self._offload.intersection(sites)):
             return math.inf
         least = [idle_s + 1 / float(counts @ power) for power, idle_s in self._powers]
         return max([float(self._passes_s.sum()), *least])
@@ -149,7 +153,7 @@ class Relaxation:
             counts[number] * max(0, memory - framework_bytes(backend))
             for (_, memory, backend), number in self._kinds.items()
         )
-        return bool(room >= self._spans.memory.state_bytes(range(self._spans.units)))
+        return bool(room >= self._state_bytes)
 
     def _line(self, kind: str) -> tuple[Array, Array]:
         """Return by unit the slope and the fixed seconds of a line under those of any number of samples."""
