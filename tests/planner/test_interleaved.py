@@ -23,7 +23,7 @@ from spantrain.planner.engine.outcome import PlanOptions
 from spantrain.planner.engine.predict import predict
 from spantrain.planner.present import full_plan, light_plan
 from spantrain.planner.request import Constraints, JobSpec, PlanRequest
-from spantrain.planner.strategies.interleaved import DEALINGS, interleaved, interleavings, may_interleave
+from spantrain.planner.strategies.interleaved import dealings, interleaved, interleavings, may_interleave
 from spantrain.recovery.protection import protected
 from spantrain.schedule.dispatch.policies import known_order
 from spantrain.schedule.layout import CutLayout
@@ -160,7 +160,7 @@ def test_without_room_for_state_there_is_none(profile):
     with pytest.raises(InfeasiblePlanError, match="it takes two devices or more"):
         interleaved(alone)
     assert list(interleavings([], alone)) == []
-    assert {dealing.places(2)[-1] for dealing in DEALINGS} == {0, 1}
+    assert {places[-1] for places in dealings(2)} == {0, 1}
 
 
 def test_plan_files_say_which_stage_each_action_is_of(profile, tmp_path):

@@ -57,7 +57,7 @@ def test_a_dry_run_writes_what_joins_the_run_that_follows(plan_path, tmp_path, c
 
 
 def test_workers_run_where_ssh_leads_and_all_is_taken_down(start, plan_path, tmp_path, plain_processes):
-    """One dies, is named with its log and started again, the run goes on; Ctrl-C ends everything on all machines."""
+    """One dies, is named with its log and started again, as is one that is cut off; Ctrl-C ends all on all machines."""
     cache, out, code = tmp_path / "cache", tmp_path / "run", tmp_path / "code"
     code.mkdir()
     (code / "own.py").write_text("x = 1\n")
@@ -75,6 +75,13 @@ def test_workers_run_where_ssh_leads_and_all_is_taken_down(start, plan_path, tmp
     program.wait_to_hear(f"Device s1r0: its worker was killed by signal 9; its log: {out}/logs/s1r0.log")
     log = out / "logs" / "s1r0.log"
     until(lambda: log.read_text().count(" spantrain worker --name s1r0 ") == 2)  # started again
+    keeper = found["s0r0"].parent()
+    assert keeper is not None
+    keeper.kill()
+    program.wait_to_hear("Device s0r0: its machine ")
+    other = out / "logs" / "s0r0.log"
+    until(lambda: other.read_text().count(" spantrain worker --name s0r0 ") == 2)  # its machine was reached once more
+    until(lambda: "s0r0" in workers(cache))
     program.process.send_signal(signal.SIGINT)
     code_of_end, said = program.end()
     assert code_of_end == 130, said

@@ -72,6 +72,7 @@ class KeptMachine:
         self.machine = machine
         self._heard, self._ended = heard, ended
         self._running: set[str] = set()
+        self._asking = threading.Lock()
         self._answers: queue.SimpleQueue[KeeperAnswer | None] = queue.SimpleQueue()
         self._errors = b""
         words = machine.command([*within, machine.python, "-c", BOOTSTRAP])
@@ -85,6 +86,11 @@ class KeptMachine:
             thread.start()
         source = program("keeper").encode()
         self._send(b"%d\n%s" % (len(source), source))
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether nothing comes from the machine any more."""
+        return not self._threads[0].is_alive()
 
     def place(self, code: PackedCode) -> bool:
         """Have the code in the machine's cache; return whether it had to be sent.
@@ -140,9 +146,10 @@ class KeptMachine:
             self._process.stdin.flush()
 
     def _ask(self, request: Mapping[str, Any], *, behind: bytes = b"", within_s: float = _ANSWER_S) -> KeeperAnswer:
-        self._send(json.dumps(request).encode() + b"\n" + behind)
         try:
-            answer = self._answers.get(timeout=within_s)
+            with self._asking:
+                self._send(json.dumps(request).encode() + b"\n" + behind)
+                answer = self._answers.get(timeout=within_s)
         except queue.Empty:
             raise PeerLostError(
                 f"{self.machine}: no answer in {within_s:.0f} s; see whether it is overloaded"

@@ -166,7 +166,12 @@ def _run(
 ) -> tuple[float, int]:
     """Return the seconds of a step that begins now, and how many micro-batches it had more than planned."""
     used = used_links(plan, costs)
-    speeds = {name: _later(trace, now_s) for name, trace in link_speed.items() if name in used}
+    # On a clock that begins with the step.
+    speeds = {
+        name: replace(trace, changes=tuple((at_s - now_s, speed) for at_s, speed in trace.changes))
+        for name, trace in link_speed.items()
+        if name in used
+    }
     options = SimulationOptions(
         trace=False, link_speed=speeds, local=adapters, clock_offset_s=dict.fromkeys(adapters, now_s)
     )
@@ -174,11 +179,6 @@ def _run(
     ran = sum(action.op.value == "F" for order in result.orders.values() for action in order)
     planned = sum(len(stage.replica_spans(k)) for stage in plan.stages for k in range(len(stage.replicas)))
     return result.step_s, ran - planned
-
-
-def _later(trace: SpeedTrace, by_s: float) -> SpeedTrace:
-    """Return a trace on a clock that begins so much later."""
-    return replace(trace, changes=tuple((time_s - by_s, speed) for time_s, speed in trace.changes))
 
 
 def used_links(plan: Plan, costs: StepCosts) -> set[str]:

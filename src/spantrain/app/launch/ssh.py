@@ -23,8 +23,8 @@ from spantrain.reach.machines import Machine, at_once
 T = TypeVar("T")
 _NEEDED = ("spantrain", "torch")
 _MAX_LOG_BYTES = 2**30
-_RESTART_S = 1.0
-"""Behind a worker's end: the coordinator has taken note of it then."""
+_RESTART_S, _LONGEST_S = 1.0, 60.0
+"""Behind a worker's end: the coordinator has taken note of it then; each further time twice as long, up to that."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +82,8 @@ class SshWorkers(StartedWorkers):
         self._logs = _Logs(self.log_of)
         self._join = self._token = ""
         self._starts: Counter[str] = Counter()
+        self._reaching = threading.Lock()
+        """Held while another takes a machine's place."""
 
     def reach(self) -> None:
         """Reach all machines at once, and have code there.
@@ -90,11 +92,8 @@ class SshWorkers(StartedWorkers):
             PeerLostError: some cannot be reached.
             ConfigError: some lack something that workers need.
         """
-        within = self._way.within(self.wanted)
         for host in self.wanted.by_host:
-            self._machines[host] = KeptMachine(
-                self._way.machine(host, self.wanted), within=within, heard=self._logs.write, ended=self._heard_end
-            )
+            self._machines[host] = self._reached(host)
         code = self._way.options.code
         if code is not None:
             sent = self._on_all(lambda _host, machine: machine.place(code))
@@ -120,6 +119,10 @@ class SshWorkers(StartedWorkers):
                 "; ".join(problems) if len(problems) == 1 else "\n  ".join(["machines lack what is needed:", *problems])
             )
 
+    def _reached(self, host: str) -> KeptMachine:
+        machine, within = self._way.machine(host, self.wanted), self._way.within(self.wanted)
+        return KeptMachine(machine, within=within, heard=self._logs.write, ended=self._heard_end)
+
     def _look(self, host: str, machine: KeptMachine) -> tuple[tuple[str, ...], tuple[str, ...]]:
         own = self._way.options.environment_at((host, self.wanted.cluster.host_by_name[host].site))
         return machine.look(_NEEDED, self.wanted.data, python_path=own.get("PYTHONPATH", ""))
@@ -137,7 +140,8 @@ class SshWorkers(StartedWorkers):
 
     def close(self) -> None:
         """End all workers, and what keeps them on their machines."""
-        self._on_all(lambda _host, machine: machine.close())
+        with self._reaching:
+            self._on_all(lambda _host, machine: machine.close())
         self._logs.close()
 
     def _on_all(self, work: Callable[[str, KeptMachine], T]) -> dict[str, T]:
@@ -158,14 +162,24 @@ class SshWorkers(StartedWorkers):
         self._starts[device] += 1
         if self._starts[device] <= self._way.restarts and not left:
             # In a thread of its own: this one is to hear the machine's answer.
-            again = threading.Timer(_RESTART_S, self._start_again, (self.wanted.cluster.device_by_name[device],))
+            wait_s = min(_RESTART_S * 2 ** (self._starts[device] - 1), _LONGEST_S)
+            again = threading.Timer(wait_s, self._start_again, (self.wanted.cluster.device_by_name[device],))
             again.daemon = True
             again.start()
 
     def _start_again(self, device: Device) -> None:
-        with suppress(PeerLostError):  # its machine has gone, too: that is told of all its workers
-            if not self._closing:
-                self._start(device, self._machines[device.host])
+        """Start a worker once more, on its machine reached once more where that was cut off."""
+        with self._reaching:
+            machine = self._machines[device.host]
+            if machine.is_cut_off and not self._closing:
+                machine.close()
+                machine = self._machines[device.host] = self._reached(device.host)
+        try:
+            if self._way.options.code is not None:
+                machine.place(self._way.options.code)
+            self._start(device, machine)
+        except PeerLostError as error:
+            self._heard_end(device.name, f"cannot be started again: {error}")
 
 
 def _now() -> str:

@@ -43,7 +43,7 @@ class StorageLog:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Note what autograd saves inside the `with` block."""
-        pack, unpack = self._pack, _as_it_is
+        pack, unpack = self._pack, lambda tensor: tensor
         if "torch._dynamo" in sys.modules:  # else they would be compiled, too, where compiled layers call them
             pack, unpack = map(torch.compiler.disable, (pack, unpack))
         with saved_tensors_hooks(pack, unpack):
@@ -71,10 +71,6 @@ class StorageLog:
         now_bytes = sum(size for _, size in self._seen.values())
         self.most_bytes = max(self.most_bytes, now_bytes)
         return now_bytes
-
-
-def _as_it_is(tensor: Tensor) -> Tensor:
-    return tensor
 
 
 class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -9,7 +9,7 @@ kept: equal numbers of layers; each device gets in all about what it had, by the
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain, pairwise
 from typing import TypeVar
 
@@ -42,27 +42,17 @@ _ORDER_GAINS = 1.25
 """What that brings at most, mostly."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Dealing:
-    """How stages are dealt out."""
+def dealings(devices: int) -> list[list[int]]:
+    """Return ways to deal stages out, each as the devices of all stages, by their numbers in the pipeline.
 
-    rounds: int = 1
-    back: bool = False
-    """Whether a round follows that goes back, from the last device to the first."""
-    closes: bool = False
-    """Whether the first device has the end, too: so no others need sum what beginning and end share."""
+    With the end on the first device, too, so that no others need sum what beginning and end share; there and back; and
+    in two, three and four rounds.
 
-    def places(self, devices: int) -> list[int]:
-        """Return the device of each stage, by its number in the pipeline.
-
-        >>> Dealing(rounds=2).places(3), Dealing(back=True).places(3), Dealing(closes=True).places(3)
-        ([0, 1, 2, 0, 1, 2], [0, 1, 2, 2, 1, 0], [0, 1, 2, 0])
-        """
-        there = list(range(devices)) * self.rounds
-        return there + there[::-1] * self.back + there[:1] * self.closes
-
-
-DEALINGS = (Dealing(closes=True), Dealing(back=True), Dealing(rounds=2), Dealing(rounds=3), Dealing(rounds=4))
+    >>> dealings(3)[:3]
+    [[0, 1, 2, 0], [0, 1, 2, 2, 1, 0], [0, 1, 2, 0, 1, 2]]
+    """
+    there = list(range(devices))
+    return [there + there[:1], there + there[::-1], *(there * rounds for rounds in (2, 3, 4))]
 
 
 def interleaved(request: PlanRequest) -> tuple[Proposal, ...]:
@@ -218,8 +208,7 @@ def _dealt(base: Plan, request: PlanRequest, below_s: float) -> Iterator[Plan]:
     """Yield plans of the devices of a pipeline, with its micro-batches and with ones of half the size."""
     devices, size = len(base.stages), max(span.size for span in base.stages[0].micro_batches)
     costs = ReplicaCost(request.profile, base.dtype)
-    for dealing in DEALINGS:
-        places = dealing.places(devices)
+    for places in dealings(devices):
         for smaller in dict.fromkeys((size, max(1, size // 2))):
             spans = equal_spans(base.global_batch, smaller)
             replicas = sum(len(base.stages[place].replicas) for place in places)

@@ -94,7 +94,8 @@ class _Picture:
     def bars(self) -> list[str]:
         return [
             f'<rect x="{self.x(interval.start_s):.1f}" y="{self.y(interval.device)}" height="{_BAR}" '
-            f'width="{max(interval.duration_s * self.scale - 0.6, 0.4):.1f}" fill="{_colour(interval)}">'
+            f'width="{max(interval.duration_s * self.scale - 0.6, 0.4):.1f}" '
+            f'fill="{_COLOURS.get(interval.action.op.value if interval.action else "", _OTHER)}">'
             f"<title>{escape(interval.name)}</title></rect>"
             for interval in self.work
         ]
@@ -120,7 +121,3 @@ class _Picture:
             parts.append(f'<rect x="{left}" y="{top}" width="14" height="14" fill="{_COLOURS.get(key, _OTHER)}"/>')
             parts.append(f'<text x="{left + 20}" y="{top + 12}">{name}</text>')
         return parts
-
-
-def _colour(interval: Interval) -> str:
-    return _OTHER if interval.action is None else _COLOURS[interval.action.op.value]

@@ -209,9 +209,6 @@ def _tensors(header: wire.Header, buffer: torch.Tensor) -> tuple[torch.Tensor, .
             buffer[layout.offset : layout.offset + layout.size_bytes].ne_(0)  # any byte may come, torch takes 0 and 1
         # Views would take three times the memory: autograd follows them.
         first = layout.offset // layout.dtype.itemsize
-        tensors.append(torch.empty(0, dtype=layout.dtype).set_(storage, first, layout.shape, _strides(layout.shape)))
+        strides = tuple(prod(max(size, 1) for size in layout.shape[k + 1 :]) for k in range(len(layout.shape)))
+        tensors.append(torch.empty(0, dtype=layout.dtype).set_(storage, first, layout.shape, strides))
     return tuple(tensors)
-
-
-def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(prod(max(size, 1) for size in shape[k + 1 :]) for k in range(len(shape)))
