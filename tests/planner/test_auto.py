@@ -89,6 +89,13 @@ def test_a_plan_of_another_strategy_is_taken_where_it_is_faster(case: Callable[.
     assert outcome.step_s_predicted < min(found.step_s for found in own if found.fits)
 
 
+def test_whoever_waits_hears_how_many_plans_were_simulated(case: Callable[..., Profile]) -> None:
+    heard: list[int] = []
+    make_plan(case(), JOB, PlanOptions(heard=heard.append))
+    assert heard == list(range(1, len(heard) + 1))
+    assert len(heard) > 10
+
+
 def test_same_answer_twice(case: Callable[..., Profile]) -> None:
     profile = case()
     assert auto(request_of(profile)) == auto(request_of(profile))

@@ -214,6 +214,7 @@ def plan(asked: PlanArguments, context: typer.Context) -> None:
     from spantrain.app.planning.batches import plan_for_any
     from spantrain.app.planning.plan_files import write_plans
     from spantrain.app.training.run_folder import check_not_of_a_run
+    from spantrain.cli.render.text import console_for_people
     from spantrain.planner.engine.engine import make_plan
 
     out = asked.out
@@ -228,10 +229,12 @@ def plan(asked: PlanArguments, context: typer.Context) -> None:
 
         options = replace(options, prefer=preferring(asked.mtbf, profile, job.optimizer))
     rows: tuple[BatchRow, ...] = ()
-    if len(batches) == 1:
-        outcome = make_plan(profile, job, options)
-    else:
-        outcome, rows = plan_for_any(profile, job, options, batches, lambda row: typer.echo(row, err=True))
+    with console_for_people(stderr=True).status("Planning") as status:  # on a terminal
+        options = replace(options, heard=lambda count: status.update(f"Planning: {count} plans simulated"))
+        if len(batches) == 1:
+            outcome = make_plan(profile, job, options)
+        else:
+            outcome, rows = plan_for_any(profile, job, options, batches, lambda row: typer.echo(row, err=True))
     try:
         if out is not None:
             outcome = write_plans(outcome, profile, asked.profile_path, out)

@@ -107,7 +107,7 @@ class _Planning:
         fewest = profile.graph.fewest_samples(range(len(profile.graph.units)))
         self._options = options = replace(options, constraints=options.constraints.with_quotas_of(profile.cluster))
         self._job = job = replace(job, fewest_samples=fewest)
-        self._evaluator = Evaluator(profile, job)
+        self._evaluator = Evaluator(profile, job, options.heard)
         self._ranking = Ranking(profile.cluster, options)
         self._orders: dict[tuple[tuple[Stage, ...], str, SearchEffort], Plan] = {}
         self._beside, self._unasked = tuple[str, ...](), frozenset[str]()

@@ -1,7 +1,7 @@
 """What a plan would do, on the scale that all strategies share: event simulator, memory, money, energy."""
 
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 
@@ -36,8 +36,9 @@ class Evaluator:
         ProfileError: the profile lacks what the plan needs (when called).
     """
 
-    def __init__(self, profile: Profile, job: JobSpec) -> None:
-        self._profile = profile
+    def __init__(self, profile: Profile, job: JobSpec, heard: Callable[[int], None] | None = None) -> None:
+        """Make one; `heard` is told how many plans were simulated, after each."""
+        self._profile, self._heard = profile, heard
         self._memory = MemoryCost(profile, job.optimizer, job.dtype)
         self._replicas = cache(partial(ReplicaCost, profile))
         """What replicas cost, by dtype."""
@@ -65,6 +66,8 @@ class Evaluator:
             key = self._bucketed[asked] = plan_key(plan)
             if key not in self._seen:
                 self._seen[key] = (plan, *self._evaluate(plan, peaks))
+                if self._heard is not None:
+                    self._heard(len(self._seen))
         return self._seen[key]
 
     def limited(self, plan: Plan) -> Plan | None:

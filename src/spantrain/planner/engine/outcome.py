@@ -46,6 +46,8 @@ class PlanOptions:
     """Which plans are looked at; what is not free is for `auto` alone, and its plans compete with no others."""
     prefer: Prefer | None = None
     """Chooses among plans that keep the constraints, the best by the objective first, and says why; None: the first."""
+    heard: Callable[[int], None] | None = None
+    """Is told how many plans were simulated, after each."""
 
     def __post_init__(self) -> None:
         others = [name for name in self.strategies if name != "auto"]

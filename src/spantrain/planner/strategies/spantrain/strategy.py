@@ -18,7 +18,7 @@ job's. `spantrain_paper` has that order and leaves no device out; what else is a
 in progress that holds up a gradient; it shows where micro-batches are few.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from operator import attrgetter
@@ -202,7 +202,8 @@ class _GroupSpace:
             divides = tensors and may_divide(group.devices)
             ways = ways_of(group, profile, capacity, second_level=second_level, tensors=divides)
             wanted = {name for device in group.devices for name in (device, site[device]) if name in keep}
-            self._ways.append(tuple(way for way in ways if wanted <= _names(way, site)) or ways)
+            kept = (way for way in ways if wanted <= {n for slot in way for d in slot.devices for n in (d, site[d])})
+            self._ways.append(tuple(kept) or ways)
             self._kept.append(bool(wanted))
         self.least_with_s = [float("inf")] * len(groups)
         """By group: the least seconds of any arrangement with it."""
@@ -230,11 +231,6 @@ class _GroupSpace:
         """Look from now on only at ways that were a group's best for some span of units, at some size."""
         pairs = zip(self._ways, self._best_somewhere, strict=True)
         self._ways = [tuple(way for way in ways if way in best) or ways for ways, best in pairs]
-
-
-def _names(way: Way, site: Mapping[str, str]) -> set[str]:
-    """Return the devices of a way and their sites."""
-    return {name for slot in way for device in slot.devices for name in (device, site[device])}
 
 
 def _pieces(arrangement: Arrangement) -> tuple[_Piece, ...]:

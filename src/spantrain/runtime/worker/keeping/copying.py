@@ -230,7 +230,8 @@ class CopyReceiver:
             raise ProtocolError(f"{ward}: gives other tensors to be kept than were asked for")
         most = {name: max(1, tensor.numel()) for name, tensor in part.tensors.items()}
         for name, own in described.tensors.items():
-            if not own.part.is_whole or math.prod(own.part.full_shape) > most[_plain(name)]:
+            plain = name.split("/", 2 if name.startswith(STATE) else 1)[-1]  # of what it belongs to, in the model
+            if not own.part.is_whole or math.prod(own.part.full_shape) > most[plain]:
                 raise ProtocolError(f"{ward}: gives {name} in shape {list(own.part.full_shape)} to be kept")
         arriving = {
             name: torch.empty(own.part.full_shape, dtype=dtype_of(own, name))
@@ -249,11 +250,6 @@ class CopyReceiver:
                 self._left.appendleft(head[size:])
         if piece.numel():
             raise ProtocolError(f"{self._link.ward}: sent {piece.numel()} bytes more to be kept than there are")
-
-
-def _plain(stored: str) -> str:
-    """Return the name in the model of what a stored tensor belongs to."""
-    return stored.split("/", 2)[2] if stored.startswith(STATE) else stored.split("/", 1)[1]
 
 
 def _owner(name: str, held: Sequence[Held]) -> Held | None:
