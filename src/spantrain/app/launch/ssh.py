@@ -170,8 +170,9 @@ class SshWorkers(StartedWorkers):
     def _start_again(self, device: Device) -> None:
         """Start a worker once more, on its machine reached once more where that was cut off."""
         with self._reaching:
-            machine = self._machines[device.host]
-            if machine.is_cut_off and not self._closing:
+            if self._closing:
+                return
+            if (machine := self._machines[device.host]).is_cut_off:
                 machine.close()
                 machine = self._machines[device.host] = self._reached(device.host)
         try:
@@ -179,7 +180,8 @@ class SshWorkers(StartedWorkers):
                 machine.place(self._way.options.code)
             self._start(device, machine)
         except PeerLostError as error:
-            self._heard_end(device.name, f"cannot be started again: {error}")
+            if not self._closing:
+                self._heard_end(device.name, f"cannot be started again: {error}")
 
 
 def _now() -> str:

@@ -51,7 +51,6 @@ _OURS: Mapping[str, tuple[Strategy, str]] = {
     "gpipe": (baselines.GPIPE, "equal layers in cluster order, all forwards first"),
     "1f1b": (baselines.ONE_F_ONE_B, "equal layers in cluster order, 1F1B"),
 }
-"""By name: the strategy, and a line on it."""
 
 
 @cache
