@@ -38,8 +38,8 @@ _PIPELINES, _QUICK = 2, 40_000
 _SEARCHED, _ORDERS = 4, 16
 """The order of work is searched of the best by a quick rule until so many in a row are no better; what that costs, in
 simulations."""
-_ORDER_GAINS = 1.25
-"""What that brings at most, mostly."""
+_ORDER_GAINS, _CUTS_GAIN = 1.25, 2.0
+"""What that brings at most, mostly; and with cuts that move, where quick simulations are cheap."""
 
 
 def dealings(devices: int) -> list[list[int]]:
@@ -128,9 +128,9 @@ def interleavings(bases: Iterable[Plan], request: PlanRequest, below_s: float = 
         if number >= _PIPELINES and quick.actions_left <= 0:
             break
         rows += [(quick.step_s(plan), plan) for plan in _dealt(base, request, below_s)]
-    best_s, in_vain = math.inf, 0
+    best_s, in_vain, gain = math.inf, 0, _CUTS_GAIN if 2 * quick.actions_left > _QUICK else _ORDER_GAINS
     for step_s, plan in sorted(rows, key=lambda row: row[0]):
-        if in_vain >= _SEARCHED or (in_vain and quick.actions_left <= 0) or step_s > _ORDER_GAINS * below_s:
+        if in_vain >= _SEARCHED or (in_vain and quick.actions_left <= 0) or step_s > gain * below_s:
             break
         ordered = quick.ordered(quick.recut(plan, step_s))
         in_vain += 1
