@@ -56,6 +56,7 @@ _TOLD = 32
 """Groups up to which the ways between all of them are told of."""
 _ORDER_OFTEN_GAINS = 1.04
 """By how much one more plan of a strategy that competes may be over its best to have its order searched."""
+_Ranked = tuple[tuple[Proposal, Evaluation], ...]
 _PREFERRED_UP_TO, _PREFERRED_OF = 1.5, 200
 """How much a plan may be over the best, and how many there may be, of those that `prefer` chooses from."""
 
@@ -82,7 +83,7 @@ class _Answer:
     """What a strategy came up with: its best proposal, and the runners-up for the reasons."""
 
     figures: StrategyFigures
-    ranked: tuple[tuple[Proposal, Evaluation], ...] = ()
+    ranked: _Ranked = ()
     """Those that fit, best first."""
 
     @property
@@ -209,10 +210,9 @@ class _Planning:
                 found[name] = _Answer(figures=figures, ranked=ranked)
         return found
 
-    def _reordered(
-        self, ranked: Sequence[tuple[Proposal, Evaluation]], most: int
-    ) -> tuple[tuple[Proposal, Evaluation], ...]:
-        """Search the order of work of the first proposals; if `most` is over 1, of the best of other sizes, too."""
+    def _reordered(self, ranked: _Ranked, most: int) -> _Ranked:
+        """Search the order of work of the first `most` (of one, if large); over 1, of the best of other sizes, too."""
+        most = most if len(ranked[0][0].plan.devices) <= _COMPARED_UP_TO else 1
         rows, tried, sizes = list(ranked), set[tuple[object, ...]](), set[int]()
         without = [(index, *row) for index, row in enumerate(ranked) if row[0].plan.hints is None]
         best, least = (self._ranking.value(row[-1])[0] for row in (ranked[0], (without or ranked)[0]))
