@@ -9,13 +9,15 @@ from spantrain.app.planning.explain import explain_plan
 from spantrain.app.planning.plan_files import check_staleness
 from spantrain.app.planning.protection import about_keepers
 from spantrain.app.profiling.describe import described_profile
+from spantrain.app.training.requests import TrainRequest
 from spantrain.config.artefacts import read_plan, write_plan
 from spantrain.config.cluster_file import load_preset
 from spantrain.core.job import TrainJob
+from spantrain.core.plan import Plan
 from spantrain.core.profile import Profile
 from spantrain.cost.memory import MemoryCost, most_held_bytes
 from spantrain.devices.registry import BACKENDS
-from spantrain.errors import InfeasiblePlanError, PlanError
+from spantrain.errors import ConfigError, InfeasiblePlanError, PlanError
 from spantrain.models.catalog.catalog import resolve_model
 from spantrain.planner.engine.engine import make_plan
 from spantrain.planner.engine.evaluate import Evaluator
@@ -23,6 +25,7 @@ from spantrain.planner.engine.outcome import PlanOptions
 from spantrain.planner.engine.predict import predict
 from spantrain.planner.present import full_plan, light_plan
 from spantrain.planner.request import Constraints, JobSpec, PlanRequest
+from spantrain.planner.strategies.baselines import equal_layers
 from spantrain.planner.strategies.interleaved import dealings, interleaved, interleavings, may_interleave
 from spantrain.recovery.protection import protected
 from spantrain.schedule.dispatch.policies import known_order
@@ -118,6 +121,19 @@ def test_steps_of_such_a_plan_do_not_overlap(profile):
     plan = interleaved(request_of(known))[0].plan
     with pytest.raises(PlanError, match=r"--staleness 1: devices have several stages each.*--no-interleaving"):
         check_staleness(plan, known, TrainJob(steps=1, staleness=1, adapter="off"))
+
+
+def test_the_papers_adapter_is_refused_where_it_could_change_nothing(profile, tmp_path):
+    known = profile(1.0, 1.0)
+    several, plain = interleaved(request_of(known))[0].plan, equal_layers("1f1b", request_of(known))[0].plan
+
+    def asked(plan: Plan) -> TrainRequest:
+        job = TrainJob(steps=1, adapter="paper")
+        return TrainRequest(plan=plan, profile=known, profile_path="profile.json", job=job, out=tmp_path)
+
+    assert asked(plain).plan == plain
+    with pytest.raises(ConfigError, match=r"--adapter paper changes micro-batches.*train with --adapter auto"):
+        asked(several)
 
 
 def test_memory_is_that_of_the_order(profile):

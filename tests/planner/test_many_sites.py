@@ -1,5 +1,6 @@
 """Many sites and many devices: more of them is never worse, names and their order play no part, the bound holds."""
 
+import math
 import random
 import statistics
 from dataclasses import replace
@@ -211,6 +212,9 @@ def test_how_far_a_plan_is_over_the_bound_is_said_in_per_cent_or_times(times, sa
     plan, bound = strategies()["ddp"].propose(request)[0].plan, Relaxation(request).bound()
     text = bounded(plan, replace(request.evaluate(plan), step_s=times * bound.step_s), bound, 2)
     assert f"This one {said}; its devices wait" in text
+    alone, none = (replace(bound, alone_s=seconds) for seconds in (2 * bound.compute_s, math.inf))
+    assert "inside one site" in bounded(plan, request.evaluate(plan), alone, 2)
+    assert "inside one site" not in bounded(plan, request.evaluate(plan), none, 2)
 
 
 def test_the_bound_falls_with_more_and_joining_costs_what_links_let_through():

@@ -44,6 +44,9 @@ def test_what_fits_nowhere_else_is_offloaded_where_the_hosts_memory_is_known(pro
     request = request_of(profile(64 * GIB))
     with pytest.raises(InfeasiblePlanError):
         single_device(request)
+    steps_s = [request.evaluate(found.plan).step_s for found in auto(request)]
+    assert len(set(steps_s)) > 1
+    assert steps_s == sorted(steps_s)
     best = auto(request)[0].plan
     assert Relaxation(request).bound().step_s <= request.evaluate(best).step_s
     assert [stage.state_sharding for stage in best.stages] == [StateSharding.OFFLOAD]

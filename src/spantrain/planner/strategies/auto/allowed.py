@@ -77,8 +77,8 @@ def sharded_proposals(
 
 
 def offloaded_proposals(request: PlanRequest, best: Score) -> tuple[Proposal, ...]:
-    """Return plans whose state is in a host's memory that are clearly better than the best with state on devices."""
-    found, hopeless, scorer = list[Proposal](), set[str](), Scorer(request)
+    """Return plans with state in a host's memory, best first, where they are clearly better than the best without."""
+    found, hopeless, scorer = list[tuple[Score, Proposal]](), set[str](), Scorer(request)
     with suppress(InfeasiblePlanError):
         # The largest micro-batches, which mostly take least, show whether a device is worth more than a look.
         for proposal in reversed(offload(request, known=True)):
@@ -90,10 +90,10 @@ def offloaded_proposals(request: PlanRequest, best: Score) -> tuple[Proposal, ..
                 fits = best.broken <= row[0].broken
                 other = f"the best is {100 * (best.value / row[0].value - 1):.1f} % worse" if fits else "none fits"
                 reason = f"{device} has its state in its host's memory (by data sheets); of plans without that {other}."
-                found.append(replace(proposal, reasons=(reason,)))
+                found.append((row[0], replace(proposal, reasons=(reason,))))
             elif row[0].value > _HOPELESS * best.value and not proposal.plan.stages[0].recompute:
                 hopeless.add(device)
-    return tuple(found)
+    return tuple(proposal for _, proposal in sorted(found, key=lambda row: row[0]))
 
 
 class _Ways:

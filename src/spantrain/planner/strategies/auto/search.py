@@ -134,7 +134,7 @@ class Searcher:
         rows = sorted(firsts.values(), key=lambda found: found.score)
         return few_of_each(rows, lambda found: structure_of(found.plan), each=_OF_A_STRUCTURE, most=most)
 
-    def inside(self) -> list[SimulatedPlan]:
+    def firsts(self) -> list[SimulatedPlan]:
         """Return the best plan inside each of the best sites, and of each of the best sizes of micro-batches."""
         ranked = sorted((one for one in self.simulated if one.evaluation.fits), key=lambda found: found.score)
         of_sizes = few_of_each(ranked, lambda found: found.plan.stages[0].micro_batches[0].size, most=_SIZES)

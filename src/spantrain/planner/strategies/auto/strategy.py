@@ -235,7 +235,7 @@ def _by_device(request: PlanRequest) -> tuple[Proposal, ...]:
     if best is None:
         return more
     rows: list[tuple[Score, Proposal]] = []
-    for found in (*search.unlike(_PROPOSED), *search.inside()):
+    for found in (*search.unlike(_PROPOSED), *search.firsts()):
         known = search.pool.entries.get(found.shape) if found.shape is not None else None
         reasons = _Reasons(request, search, found).lines() if found is best else ()
         estimate_s = None if known is None else known.expected_s
