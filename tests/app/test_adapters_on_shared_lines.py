@@ -11,11 +11,12 @@ import pytest
 
 from spantrain.adaptation.network_state import LinkState
 from spantrain.adaptation.registry import make_boundary
-from spantrain.app.adaptation.adapt import ProfileForecast
+from spantrain.app.adaptation.adapt import ProfileForecast, adviser_of
 from spantrain.app.profiling.describe import described_profile
 from spantrain.app.simulation.adapter import simulate_adapter
 from spantrain.config.cluster_file import load_preset
 from spantrain.config.traces.network_traces import network_trace
+from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan, Replica, Stage
 from spantrain.core.span import equal_spans
 from spantrain.models.catalog.catalog import resolve_model
@@ -104,12 +105,13 @@ def test_devices_with_several_stages_get_another_order_while_links_are_slow_and_
     )
     plan = make_plan(PROFILE, JobSpec(global_batch=48), options).plan
     assert plan.interleaved
+    assert adviser_of(plan, PROFILE, TrainJob(steps=STEPS)) is not None, "in a real run, too"
     off, done = (
         simulate_adapter(plan, PROFILE, network_trace("drop-70"), adapter=name, steps=STEPS, optimizer="adamw")
         for name in ("off", "auto")
     )
     reasons = [step.reason for step in done.steps if step.reason]
-    assert "order for these links" in reasons[0]
+    assert "%: micro-batches and order for these links: " in reasons[0], "cuts stay"
     assert reasons[-1] == "links are as planned again: back to the plan made for them"
     assert done.total_s < 0.99 * off.total_s
     assert done.steps[-1].step_s == pytest.approx(off.steps[-1].step_s, rel=1e-6)
