@@ -2,13 +2,14 @@
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from importlib import resources
 from ipaddress import IPv4Interface, IPv6Interface, ip_interface
 from typing import TypeVar
 
 from spantrain.config.files.json_codec import from_json
 from spantrain.config.files.parsing import parse_json
+from spantrain.core.messages import TypedMessage
 from spantrain.errors import Interrupted, ProtocolError, SpanTrainError, UsageError
 from spantrain.reach.machines import Machine, at_once, run_python
 
@@ -33,8 +34,7 @@ def _check(value: object, what: str) -> None:
             _check(entry, what)
 
 
-@dataclass(frozen=True, kw_only=True)
-class CheckedAnswer:
+class CheckedAnswer(TypedMessage):
     """Base of what came from another machine."""
 
     def __post_init__(self) -> None:
@@ -42,7 +42,6 @@ class CheckedAnswer:
             _check(getattr(self, one.name), one.name)
 
 
-@dataclass(frozen=True, kw_only=True)
 class FoundInterface(CheckedAnswer):
     """A network interface with an address that others may reach."""
 
@@ -60,7 +59,6 @@ class FoundInterface(CheckedAnswer):
         return tuple(map(ip_interface, self.addresses))
 
 
-@dataclass(frozen=True, kw_only=True)
 class FoundAccelerator(CheckedAnswer):
     """A GPU, as the vendor's tool or the system names it."""
 
@@ -75,7 +73,6 @@ class FoundAccelerator(CheckedAnswer):
     """Why its clock is lower than it could be, but for idleness and limits that somebody has set."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class TorchView(CheckedAnswer):
     """What torch says of the GPUs once it is loaded."""
 
@@ -86,7 +83,6 @@ class TorchView(CheckedAnswer):
     error: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class MachineFacts(CheckedAnswer):
     """One machine as its probe tells it; None where it could not be found out."""
 

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import combinations
 from typing import TypeVar
 
@@ -26,7 +26,6 @@ Pair = tuple[str, str]
 """Names of the machine that dials and of the one that listens."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class PairReport(CheckedAnswer):
     """What one machine found on its way to another's listener; where it found none, `errors` say why."""
 
@@ -52,7 +51,6 @@ class PairReport(CheckedAnswer):
         return not self.errors
 
 
-@dataclass(frozen=True, kw_only=True)
 class _ListenedPort(CheckedAnswer):
     """Where a machine listens; what a program answers first has nothing of that yet."""
 

@@ -299,7 +299,6 @@ def described_cluster(found: Sequence[FoundMachine], *, name: str, measure: bool
     return InitOutcome(cluster=cluster, notes=tuple(draft.notes))
 
 
-@dataclass(frozen=True, kw_only=True)
 class _Rates(CheckedAnswer):
     float16: float = 0.0
     float32: float = 0.0

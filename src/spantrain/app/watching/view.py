@@ -1,11 +1,11 @@
 """What there is to see of a run, as one file in its folder: `view.json`, written anew while the run goes on."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from spantrain.app.watching.chain import StepReason
 from spantrain.config.artefacts import VIEW_FORMAT, read_artefact
+from spantrain.core.messages import TypedMessage
 from spantrain.devices.meters import MeterReading
 from spantrain.errors import ConfigError
 
@@ -15,8 +15,7 @@ Work = tuple[str, float, float]
 """What a device did, from when to when, in seconds from the step's first work on."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class SeenDevice:
+class SeenDevice(TypedMessage):
     """One device: what it has, does and holds, beside what was forecast."""
 
     name: str
@@ -40,8 +39,7 @@ class SeenDevice:
     """What its own meters said last; None: it has none."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class SeenLink:
+class SeenLink(TypedMessage):
     """One direction between two sites."""
 
     source: str
@@ -57,8 +55,7 @@ class SeenLink:
     """What went over it in the last step, over the step's duration; sums of gradients are not counted."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class SeenStage:
+class SeenStage(TypedMessage):
     """One stage of the plan that runs."""
 
     first_unit: int
@@ -66,8 +63,7 @@ class SeenStage:
     devices: tuple[str, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class SeenEvent:
+class SeenEvent(TypedMessage):
     """Something that was told while the run went on."""
 
     at_unix_s: float
@@ -75,8 +71,7 @@ class SeenEvent:
     text: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Timeline:
+class Timeline(TypedMessage):
     """One step: what each device did, measured and as forecast, and the messages between them."""
 
     step: int
@@ -88,8 +83,7 @@ class Timeline:
     """Source, target, what, when it had been made and when it had come."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunView:
+class RunView(TypedMessage):
     """All that there is to see."""
 
     run: str

@@ -1,12 +1,11 @@
 """What the outer optimizer's master commands: the other half of `events`. Each says whom it is for, and why."""
 
 import math
-from dataclasses import dataclass
 
+from spantrain.core.messages import TypedMessage
 from spantrain.core.outer.events import LayerTransfer, Lease, OuterMessage, PushOutcome, Ticket, TransferWay
 
 
-@dataclass(frozen=True, kw_only=True)
 class MasterCommand(OuterMessage):
     """What the master commands."""
 
@@ -18,7 +17,6 @@ class MasterCommand(OuterMessage):
         return ()
 
 
-@dataclass(frozen=True, kw_only=True)
 class ToCluster(MasterCommand):
     """A command for a cluster."""
 
@@ -30,7 +28,6 @@ class ToCluster(MasterCommand):
         return (self.cluster,)
 
 
-@dataclass(frozen=True, kw_only=True)
 class ToShard(MasterCommand):
     """A command for a shard."""
 
@@ -45,7 +42,6 @@ class ToShard(MasterCommand):
 # To clusters.
 
 
-@dataclass(frozen=True, kw_only=True)
 class Welcome(ToCluster):
     """Registered; a pull of the newest version follows, if there is one."""
 
@@ -57,7 +53,6 @@ class Welcome(ToCluster):
     """Of the chunks that it registered with: those that are still its own."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class RegisterAgain(MasterCommand):
     """The master does not know this cluster or shard (any more)."""
 
@@ -69,7 +64,6 @@ class RegisterAgain(MasterCommand):
         return (self.member,)
 
 
-@dataclass(frozen=True, kw_only=True)
 class StartPush(ToCluster):
     """Get ready to send; each layer when its turn comes."""
 
@@ -78,7 +72,6 @@ class StartPush(ToCluster):
     """Whether to send the parameters themselves: there are none yet."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class RefusePush(ToCluster):
     """Not now, or no more: train on; what was learned goes into a later push."""
 
@@ -86,26 +79,22 @@ class RefusePush(ToCluster):
     """None: it was never started."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class AcceptPush(ToCluster):
     """All shards keep the whole push: it is in the next update. Its tokens and samples count when that is committed."""
 
     push: Ticket
 
 
-@dataclass(frozen=True, kw_only=True)
 class EndRound(ToCluster):
     """Another cluster has ended a round: push behind the next step, or say that there is too little to push."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class SkipRound(ToCluster):
     """An accepted push is in no version, or none that is left, since a shard was lost: train on from the same start."""
 
     push: Ticket
 
 
-@dataclass(frozen=True, kw_only=True)
 class StartPull(ToCluster):
     """Get ready to receive a version; each layer when its turn comes. Use it when all of it is there."""
 
@@ -117,21 +106,18 @@ class StartPull(ToCluster):
     """Whether that push was left out of its update."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class EndPull(ToCluster):
     """Forget what came of a pull."""
 
     pull: Ticket
 
 
-@dataclass(frozen=True, kw_only=True)
 class LeaseChunk(ToCluster):
     """Train on this chunk."""
 
     lease: Lease
 
 
-@dataclass(frozen=True, kw_only=True)
 class LeaseNothing(ToCluster):
     """No chunk is free."""
 
@@ -142,7 +128,6 @@ class LeaseNothing(ToCluster):
 # To shards, or to both ends of a transfer.
 
 
-@dataclass(frozen=True, kw_only=True)
 class Move(MasterCommand):
     """Send this layer now; both ends are told."""
 
@@ -160,21 +145,18 @@ class Move(MasterCommand):
         return tuple(dict.fromkeys((one.shard, one.worker, one.cluster)))
 
 
-@dataclass(frozen=True, kw_only=True)
 class CheckPush(ToShard):
     """Say whether all of your layers of a push are there."""
 
     push: Ticket
 
 
-@dataclass(frozen=True, kw_only=True)
 class Forget(ToShard):
     """Free what you hold of a push or a pull; drop what still comes."""
 
     ticket: Ticket
 
 
-@dataclass(frozen=True, kw_only=True)
 class Measure(ToShard):
     """Tell the norms of these pushes."""
 
@@ -182,8 +164,7 @@ class Measure(ToShard):
     pushes: tuple[Ticket, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class PushWeight:
+class PushWeight(TypedMessage):
     """What part of the mean a push is."""
 
     push: Ticket
@@ -196,7 +177,6 @@ class PushWeight:
             raise ValueError(f"a push's part must be over 0 and at most 1, got {self.part}")
 
 
-@dataclass(frozen=True, kw_only=True)
 class Combine(ToShard):
     """Make the weighted mean, adding in this order, and tell its norm."""
 
@@ -206,7 +186,6 @@ class Combine(ToShard):
     """How far pushes that began from an older version than the present one are corrected for that."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class StageVersion(ToShard):
     """Make a new version beside the present one; what else was staged is forgotten."""
 
@@ -226,7 +205,6 @@ class StageVersion(ToShard):
             raise ValueError(f"a step's part must be over 0 and at most 1, got {self.part}")
 
 
-@dataclass(frozen=True, kw_only=True)
 class Commit(ToShard):
     """Serve this version from now on; free the update's pushes, and versions but it and those that are kept."""
 
@@ -238,7 +216,6 @@ class Commit(ToShard):
     """Versions that clusters began from, where pushes are corrected for what came since: their parameters stay."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Restore(ToShard):
     """Serve what version `source` held as `version`; forget pushes, what is staged, and other versions in memory."""
 
@@ -246,12 +223,10 @@ class Restore(ToShard):
     version: int
 
 
-@dataclass(frozen=True, kw_only=True)
 class StartAnew(ToShard):
     """End your process: whoever keeps it up starts another. What this one holds is of no use to the others."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Save(MasterCommand):
     """Write the master's state before any command after this one."""
 
@@ -266,8 +241,7 @@ OuterCommand = (
 # What a cluster's client commands its own processes.
 
 
-@dataclass(frozen=True, kw_only=True)
-class SendLayer:
+class SendLayer(TypedMessage):
     """Send a layer of what was learned when the push was asked for."""
 
     transfer: LayerTransfer
@@ -276,15 +250,13 @@ class SendLayer:
     reason: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class SkipPush:
+class SkipPush(TypedMessage):
     """The push came to nothing: train on from the same start."""
 
     reason: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class UseVersion:
+class UseVersion(TypedMessage):
     """All layers of a version are there: begin a round from it."""
 
     version: int

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TypeVar
 
+from spantrain.core.messages import TypedMessage
 from spantrain.formats.registry import WireFormat
 
 _TICKET = re.compile(r"(\d+)\.(\d+)", re.ASCII)
@@ -81,8 +82,7 @@ _MAX_TOKENS = 2**48
 """Of a push: far more than any cluster trains on in a round."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Lease:
+class Lease(TypedMessage):
     """A chunk of the data that a cluster trains on now."""
 
     number: int
@@ -100,8 +100,7 @@ class Lease:
             raise ValueError(f"a lease needs numbers from 0 and 0 <= begin < end, got {self}")
 
 
-@dataclass(frozen=True, kw_only=True)
-class ChunkProgress:
+class ChunkProgress(TypedMessage):
     """How far a cluster came in a chunk: trained on, and in this push."""
 
     lease: int
@@ -119,8 +118,7 @@ class PushOutcome(Enum):
     """It is in no version and will be in none: train on from the same start."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class OuterMessage:
+class OuterMessage(TypedMessage):
     """What the master and a member say to each other."""
 
     fragment: int = 0
@@ -137,7 +135,6 @@ def of_fragment(fragment: int, message: M) -> M:
     return replace(message, fragment=fragment) if fragment else message
 
 
-@dataclass(frozen=True, kw_only=True)
 class ClusterEvent(OuterMessage):
     """What a cluster says of itself."""
 
@@ -149,7 +146,6 @@ class ClusterEvent(OuterMessage):
         return frozenset({("cluster", self.cluster)})
 
 
-@dataclass(frozen=True, kw_only=True)
 class ShardEvent(OuterMessage):
     """What a shard says of itself."""
 
@@ -164,7 +160,6 @@ class ShardEvent(OuterMessage):
 # What the master hears of clusters.
 
 
-@dataclass(frozen=True, kw_only=True)
 class ClusterRegistered(ClusterEvent):
     """A cluster has come, or come back; nothing of an earlier life of it goes on."""
 
@@ -176,22 +171,18 @@ class ClusterRegistered(ClusterEvent):
     """Chunks that it still works on; none for a cluster that was started again."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class ClusterBeat(ClusterEvent):
     """A cluster lives."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class ClusterLeft(ClusterEvent):
     """A cluster goes, and said so."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class TrainingBegun(ClusterEvent):
     """A cluster has taken its first inner step on this connection; pushes will follow. Who evaluates takes none."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class PushAsked(ClusterEvent):
     """A cluster has inner steps to give."""
 
@@ -210,24 +201,20 @@ class PushAsked(ClusterEvent):
             raise ValueError(f"{self.cluster}: tells of {len(self.progress)} chunks, it may have {MAX_LEASES}")
 
 
-@dataclass(frozen=True, kw_only=True)
 class RoundKept(ClusterEvent):
     """A cluster has too few new steps for a push, though the round of all was ended: nobody need wait for it."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class PushSent(ClusterEvent):
     """A cluster has sent all layers of a push."""
 
     push: Ticket
 
 
-@dataclass(frozen=True, kw_only=True)
 class PullAsked(ClusterEvent):
     """A cluster wants the newest version."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class ChunkAsked(ClusterEvent):
     """A cluster wants data."""
 
@@ -235,7 +222,6 @@ class ChunkAsked(ClusterEvent):
 # What it hears of transfers: the receiver tells.
 
 
-@dataclass(frozen=True, kw_only=True)
 class Moved(OuterMessage):
     """A layer has arrived whole."""
 
@@ -251,7 +237,6 @@ class Moved(OuterMessage):
         return frozenset({("cluster", one.cluster), ("worker", one.worker)})
 
 
-@dataclass(frozen=True, kw_only=True)
 class TransferLost(OuterMessage):
     """A layer did not arrive, or was refused; the push or pull cannot end."""
 
@@ -269,7 +254,6 @@ class TransferLost(OuterMessage):
 # What it hears of shards.
 
 
-@dataclass(frozen=True, kw_only=True)
 class ShardRegistered(ShardEvent):
     """A shard has come, or come back."""
 
@@ -277,21 +261,18 @@ class ShardRegistered(ShardEvent):
     """That it can restore: committed, staged, or in a snapshot. Empty for a new one."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class ShardBeat(ShardEvent):
     """A shard lives."""
 
     versions: tuple[int, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
 class ShardLost(ShardEvent):
     """A shard's end was seen before its heartbeats were missed."""
 
     reason: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class PushChecked(ShardEvent):
     """Whether a shard has all of its layers of a push, and keeps them until told otherwise."""
 
@@ -299,7 +280,6 @@ class PushChecked(ShardEvent):
     complete: bool
 
 
-@dataclass(frozen=True, kw_only=True)
 class NormsMeasured(ShardEvent):
     """Sums of squares of pushes on one shard."""
 
@@ -308,7 +288,6 @@ class NormsMeasured(ShardEvent):
     """By push: of each of the shard's layers."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class MeanCombined(ShardEvent):
     """The weighted mean is there on one shard."""
 
@@ -317,14 +296,12 @@ class MeanCombined(ShardEvent):
     """Its sum of squares, of each of the shard's layers."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Staged(ShardEvent):
     """A new version is ready on one shard, beside the present one."""
 
     update: Ticket
 
 
-@dataclass(frozen=True, kw_only=True)
 class Committed(ShardEvent):
     """A shard serves a version."""
 
@@ -333,7 +310,6 @@ class Committed(ShardEvent):
     """All that it can restore now."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Restored(ShardEvent):
     """A shard has gone to what it was told to restore. One that does not have that registers again."""
 
@@ -342,7 +318,6 @@ class Restored(ShardEvent):
     """All that it can restore now."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Ticked(OuterMessage):
     """Nothing but time has passed."""
 

@@ -1,11 +1,11 @@
 """What a master tells of itself: who is there, how far each is, how fast layers go, what was refused."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from spantrain.core.messages import TypedMessage
 
 
-@dataclass(frozen=True, kw_only=True)
-class ClusterStatus:
+class ClusterStatus(TypedMessage):
     """One cluster, also one that has gone, as long as something of it counted."""
 
     name: str
@@ -37,8 +37,7 @@ class ClusterStatus:
     """None for one that is away."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ShardStatus:
+class ShardStatus(TypedMessage):
     """One shard."""
 
     name: str
@@ -54,8 +53,7 @@ class ShardStatus:
     """None for one that is away."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class TransferStatus:
+class TransferStatus(TypedMessage):
     """A layer on its way."""
 
     way: str
@@ -67,8 +65,7 @@ class TransferStatus:
     since_s: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class LayerLinkStatus:
+class LayerLinkStatus(TypedMessage):
     """What went between a cluster and a shard since the master started, as the master saw it: answers included."""
 
     cluster: str
@@ -80,8 +77,7 @@ class LayerLinkStatus:
     """Of late; the last layers count most. Two at a time share the link, and each is counted as it was seen."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class UpdateStatus:
+class UpdateStatus(TypedMessage):
     """What the last update came to, since the master started."""
 
     version: int | None
@@ -96,8 +92,7 @@ class UpdateStatus:
     """By cluster: whether it took part, and why."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class FragmentStatus:
+class FragmentStatus(TypedMessage):
     """One fragment of the layers, where there are several."""
 
     version: int
@@ -108,8 +103,7 @@ class FragmentStatus:
     last_update: UpdateStatus | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class ChunksStatus:
+class ChunksStatus(TypedMessage):
     """The data that is leased."""
 
     chunks: int
@@ -121,8 +115,7 @@ class ChunksStatus:
     finished: bool
 
 
-@dataclass(frozen=True, kw_only=True)
-class MasterStatus:
+class MasterStatus(TypedMessage):
     """All of it, at one moment."""
 
     address: str

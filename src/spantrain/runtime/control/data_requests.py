@@ -3,17 +3,16 @@ has alone; batches that a user's own loop gives (`runtime.coordinator.batches`);
 coordinator's worker.
 """
 
-from dataclasses import dataclass
 from enum import StrEnum
 
+from spantrain.core.messages import TypedMessage
 from spantrain.runtime.control.plane import OrderRequest, Request
 
 PIECE_BYTES = 2**20
 """Of a file, in one message, at most."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class FileWanted:
+class FileWanted(TypedMessage):
     """Whether the coordinator's machine is to have a file, or what is left of it."""
 
     wanted: bool
@@ -21,7 +20,6 @@ class FileWanted:
     """The checkpoint whose files come now, where one of a later checkpoint was offered: that may be offered again."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class OfferFile(OrderRequest[FileWanted], name="offer_file"):
     """Asks whether the coordinator's machine lacks a file that this device has saved, and takes it now."""
 
@@ -31,7 +29,6 @@ class OfferFile(OrderRequest[FileWanted], name="offer_file"):
     """It cannot be read any longer: nobody is to wait for it."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class PutPiece(OrderRequest[FileWanted], name="put_piece"):
     """Brings the next bytes of a file that is wanted."""
 
@@ -42,14 +39,12 @@ class PutPiece(OrderRequest[FileWanted], name="put_piece"):
     piece: bytes
 
 
-@dataclass(frozen=True, kw_only=True)
-class FilePiece:
+class FilePiece(TypedMessage):
     """Bytes of a file, none behind its end."""
 
     piece: bytes
 
 
-@dataclass(frozen=True, kw_only=True)
 class FetchPiece(OrderRequest[FilePiece], name="fetch_piece"):
     """Asks for bytes of a file of the checkpoint that the run began with."""
 
@@ -68,14 +63,12 @@ class NextStep(StrEnum):
     STOP = "stop"
 
 
-@dataclass(frozen=True, kw_only=True)
-class NextStepAnswer:
+class NextStepAnswer(TypedMessage):
     """What to do next."""
 
     next: NextStep
 
 
-@dataclass(frozen=True, kw_only=True)
 class AskNextStep(OrderRequest[NextStepAnswer], name="next_step"):
     """Asks what to do before a step."""
 
@@ -84,8 +77,7 @@ class AskNextStep(OrderRequest[NextStepAnswer], name="next_step"):
     """Whether a checkpoint was written before it."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class BatchPiece:
+class BatchPiece(TypedMessage):
     """Bytes of a safetensors file with rows of a batch."""
 
     piece: bytes
@@ -93,7 +85,6 @@ class BatchPiece:
     """Bytes of the file."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class FetchRows(OrderRequest[BatchPiece], name="batch_rows"):
     """Asks for rows of a step's batch."""
 
@@ -110,8 +101,7 @@ JOURNAL_FOLDER, JOURNAL_FILE, CREDENTIALS_FILE = "coordinator", "journal.jsonl",
 """In a run's folder, on the coordinator's machine and on the standby coordinator's."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class JournalPiece:
+class JournalPiece(TypedMessage):
     """What comes next in a journal."""
 
     piece: bytes
@@ -126,7 +116,6 @@ class JournalPiece:
     """The run has ended, and its journal with it."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class FollowJournal(Request[JournalPiece], name="follow_journal"):
     """Says how much of the journal is on the disk here, and asks for more."""
 

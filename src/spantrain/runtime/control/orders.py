@@ -1,13 +1,12 @@
 """What the coordinator orders a worker to do, and what comes of it (`runtime.control.plane`)."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from spantrain.core.checkpoint import CheckpointContent
 from spantrain.core.cluster import Cluster
 from spantrain.core.job import TrainJob
-from spantrain.core.messages import DeviceDecisions
+from spantrain.core.messages import DeviceDecisions, TypedMessage
 from spantrain.core.outer.stages import OuterCluster
 from spantrain.core.plan import Plan
 from spantrain.core.profile import DeviceScore, LinkMeasurement, UnitTiming
@@ -18,7 +17,6 @@ from spantrain.runtime.control.requests import AheadChange, Done, StepVerdict
 from spantrain.transport.connection.peers import PeerAddress
 
 
-@dataclass(frozen=True, kw_only=True)
 class AddedOrder(Order[A]):
     """Base of what installed packages have workers do (`runtime.worker.perform`); all get the same order."""
 
@@ -27,8 +25,7 @@ class AddedOrder(Order[A]):
     model: ModelSpec
 
 
-@dataclass(frozen=True, kw_only=True)
-class ComputeResult:
+class ComputeResult(TypedMessage):
     """Timings of units (empty without sizes) and the score."""
 
     timings: tuple[UnitTiming, ...]
@@ -37,7 +34,6 @@ class ComputeResult:
     """Seconds of real computation per second of device time; 1 on real devices."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class ComputeOrder(Order[ComputeResult], name="compute"):
     """Measure a device's score and, where `sizes` are given, the units of a model."""
 
@@ -48,7 +44,6 @@ class ComputeOrder(Order[ComputeResult], name="compute"):
     sizes: tuple[int, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
 class ConnectOrder(Order[Done], name="connect"):
     """Connect to all peers at once, so that no measuring waits for it; what is connected stays so."""
 
@@ -56,7 +51,6 @@ class ConnectOrder(Order[Done], name="connect"):
     peers: tuple[PeerAddress, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
 class EchoOrder(Order[Done], name="echo"):
     """Answer a peer's probes until it says that it is done."""
 
@@ -64,14 +58,12 @@ class EchoOrder(Order[Done], name="echo"):
     peers: tuple[PeerAddress, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class LinkResult:
+class LinkResult(TypedMessage):
     """Both directions."""
 
     links: tuple[LinkMeasurement, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
 class LinkOrder(Order[LinkResult], name="link"):
     """Measure the paths to and from one peer."""
 
@@ -84,8 +76,7 @@ class LinkOrder(Order[LinkResult], name="link"):
     """There and back, where links like these were measured already."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainResult:
+class TrainResult(TypedMessage):
     """What a worker says at the end of a train order."""
 
     trace: Trace
@@ -108,15 +99,13 @@ class TrainResult:
     """What its tensor-parallel replica could not divide, so that every member computes the whole."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class KeptState:
+class KeptState(TypedMessage):
     """Says that an order begins with what its devices still hold of the order before."""
 
     verdict: StepVerdict | None
     """On the step before the first one: who has missed it does now what it says. None: that order has made no step."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class GiveOrder(Order[Done], name="give"):
     """Give what is held of the order before to devices that go on without this one."""
 
@@ -127,7 +116,6 @@ class GiveOrder(Order[Done], name="give"):
     kept: KeptState
 
 
-@dataclass(frozen=True, kw_only=True)
 class FollowOrder(Order[Done], name="follow"):
     """Take what a device with no part in the present plan is to have of the next one, until that begins."""
 
@@ -139,7 +127,6 @@ class FollowOrder(Order[Done], name="follow"):
     change: AheadChange
 
 
-@dataclass(frozen=True, kw_only=True)
 class BringOrder(Order[Done], name="bring"):
     """Bring files that this device has saved to the coordinator's machine."""
 
@@ -150,7 +137,6 @@ class BringOrder(Order[Done], name="bring"):
     names: tuple[str, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
 class TrainOrder(Order[TrainResult], name="train"):
     """Train a part of a plan."""
 

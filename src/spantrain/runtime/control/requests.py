@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import Any
 
 from spantrain.core.checkpoint import StoredFile
+from spantrain.core.messages import TypedMessage
 from spantrain.core.outer.stages import StageMeeting, StageReport
 from spantrain.core.plan import Plan
 from spantrain.core.speed import LinkReport
@@ -24,13 +25,11 @@ _ORDER_S = 30.0
 """How long it may take to leave an order that has been ended, to be there for the next one."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Done:
+class Done(TypedMessage):
     """The answer that says no more than that it came."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class WorkerWelcome:
+class WorkerWelcome(TypedMessage):
     """What a worker hears when it has joined."""
 
     device: str
@@ -42,8 +41,7 @@ class WorkerWelcome:
 # Being there.
 
 
-@dataclass(frozen=True, kw_only=True)
-class HeldState:
+class HeldState(TypedMessage):
     """What a worker holds in memory of a training run."""
 
     steps: int
@@ -56,7 +54,6 @@ class HeldState:
         return self.steps == step or (self.summed and self.steps == step - 1)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Introduction(Request[Done], name="introduce"):
     """How a worker's mailbox is reached."""
 
@@ -67,15 +64,13 @@ class Introduction(Request[Done], name="introduce"):
     """Of a run whose coordinator it has lost."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Goodbye(Request[Done], name="leave"):
     """A worker goes by itself; its name is free."""
 
     reason: str = "it has left"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Standing:
+class Standing(TypedMessage):
     """What a worker knows of the coordinator's will."""
 
     ended_orders: int = -1
@@ -107,7 +102,6 @@ class Standing:
         return None if self.why_over(order_id) is None else _ORDER_S
 
 
-@dataclass(frozen=True, kw_only=True)
 class Heartbeat(Request[Standing], name=HEARTBEAT):
     """A sign of life."""
 
@@ -117,14 +111,12 @@ class Heartbeat(Request[Standing], name=HEARTBEAT):
     """Why the worker wants to leave the run behind a step; empty: it does not."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ClockReading:
+class ClockReading(TypedMessage):
     """The coordinator's monotonic clock."""
 
     now_s: float
 
 
-@dataclass(frozen=True, kw_only=True)
 class ReadClock(Request[ClockReading], name="clock"):
     """Asks what the coordinator's clock says."""
 
@@ -132,8 +124,7 @@ class ReadClock(Request[ClockReading], name="clock"):
 # Orders.
 
 
-@dataclass(frozen=True, kw_only=True)
-class OrderFailure:
+class OrderFailure(TypedMessage):
     """Why an order was not carried out, so that the right thing is said of it."""
 
     error: str
@@ -147,8 +138,7 @@ class OrderFailure:
     """What the device had done in the step under way."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class OrderOutcome:
+class OrderOutcome(TypedMessage):
     """What became of an order."""
 
     order_id: int
@@ -157,8 +147,7 @@ class OrderOutcome:
     failure: OrderFailure | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class GivenOrder:
+class GivenOrder(TypedMessage):
     """An order on its way."""
 
     order_id: int
@@ -168,8 +157,7 @@ class GivenOrder:
     """The order itself, plain."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class NextOrder:
+class NextOrder(TypedMessage):
     """What a worker is to do now."""
 
     order: GivenOrder | None = None
@@ -177,7 +165,6 @@ class NextOrder:
     standing: Standing = field(default_factory=Standing)
 
 
-@dataclass(frozen=True, kw_only=True)
 class AskForOrder(Request[NextOrder], name="next_order"):
     """Tells what became of the last order, and waits for the next."""
 
@@ -186,7 +173,6 @@ class AskForOrder(Request[NextOrder], name="next_order"):
     outcome: OrderOutcome | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class Progress(OrderRequest[Done], name="progress"):
     """How far an order is."""
 
@@ -195,25 +181,21 @@ class Progress(OrderRequest[Done], name="progress"):
     text: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class Ready(OrderRequest[Done], name="ready"):
     """Admits the others; answered when all have, so that none dials a peer that would refuse it."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Begin(OrderRequest[Done], name="begin"):
     """Is ready for the first step; answered when all are: time and network traces count from then on."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class MeetingPoint:
+class MeetingPoint(TypedMessage):
     """Where the devices of a stage meet."""
 
     host: str
     port: int
 
 
-@dataclass(frozen=True, kw_only=True)
 class FindMeetingPoint(OrderRequest[MeetingPoint], name="meeting_point"):
     """Asks where the devices of a stage meet; the first of them tells it."""
 
@@ -235,8 +217,7 @@ class AheadCopy:
     units: tuple[int, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class AheadChange:
+class AheadChange(TypedMessage):
     """What is copied ahead from now on, in the place of all that was before; without copies: nothing more."""
 
     number: int
@@ -259,8 +240,7 @@ class AheadState(StrEnum):
     """More waits than what was to be copied: the way is too slow for it."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class StepVerdict:
+class StepVerdict(TypedMessage):
     """What all workers do after the barrier, in the same way."""
 
     grad_norm: float
@@ -283,8 +263,7 @@ class StepVerdict:
     """What is copied from the next step on, ahead of another plan; None: what was."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class SwitchReport:
+class SwitchReport(TypedMessage):
     """What it took a device to go over to a new plan."""
 
     duration_s: float
@@ -293,7 +272,6 @@ class SwitchReport:
     """Of parameters and optimizer state, from other devices."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class DeviceReport(OrderRequest[StepVerdict], name="commit_step"):
     """What a worker brings to the barrier at the end of a step."""
 
@@ -340,14 +318,12 @@ class DeviceReport(OrderRequest[StepVerdict], name="commit_step"):
             raise ValueError(f"step {self.step}: {'; '.join(wrong)}")
 
 
-@dataclass(frozen=True, kw_only=True)
 class TellStep(OrderRequest[Done], name="tell_step"):
     """What a device did in a step that the verdict on it asked about."""
 
     told: DeviceStep
 
 
-@dataclass(frozen=True, kw_only=True)
 class OuterCall(OrderRequest[StageMeeting], name="meet_stages"):
     """What a worker brings to a meeting outside of steps, where the run takes part in an outer optimizer."""
 
@@ -357,14 +333,12 @@ class OuterCall(OrderRequest[StageMeeting], name="meet_stages"):
     """Of the first device of a stage."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class DroppedCheckpoints:
+class DroppedCheckpoints(TypedMessage):
     """Steps whose checkpoints are not kept any longer: devices remove their own files."""
 
     steps: tuple[int, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
 class SavedFile(OrderRequest[DroppedCheckpoints], name="checkpoint_saved"):
     """What a device tells the coordinator when its file is on the disk."""
 
@@ -375,7 +349,6 @@ class SavedFile(OrderRequest[DroppedCheckpoints], name="checkpoint_saved"):
     scalars: Mapping[str, float]
 
 
-@dataclass(frozen=True, kw_only=True)
 class Reach(OrderRequest[Done], name="reach"):
     """Which devices of its order a worker cannot reach now, as the answer to the question of a number."""
 
