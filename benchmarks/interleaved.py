@@ -25,7 +25,8 @@ from spantrain.core.planned.hints import DispatchHints, PlannedOrder
 from spantrain.sim.bounds import pipeline_bound_s
 from spantrain.sim.costs import TableCosts
 from spantrain.sim.engine import SimulationResult, simulate
-from spantrain.sim.search.interleaved import Room, with_interleaved_order
+from spantrain.sim.search.interleaved import with_interleaved_order
+from spantrain.sim.search.model import Room
 from spantrain.sim.search.search import simulated_s, with_hints
 
 DEVICES, COUNTS, MESSAGES_S = 8, (8, 16, 24, 32), (0.0, 0.1)

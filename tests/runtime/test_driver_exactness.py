@@ -28,7 +28,8 @@ from spantrain.runtime.step.work import DeviceClock, ReplicaWork, SampledFeed
 from spantrain.schedule.registry import make_machine, replica_tasks, schedule_names
 from spantrain.sim.costs import TableCosts
 from spantrain.sim.replay import replay, simulated_order
-from spantrain.sim.search.interleaved import Room, with_interleaved_order
+from spantrain.sim.search.interleaved import with_interleaved_order
+from spantrain.sim.search.model import Room
 from spantrain.sim.search.search import SearchEffort, with_hints
 from testing.backend import compute_device
 from testing.late_device import LateDevice, Later

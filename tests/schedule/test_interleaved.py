@@ -25,7 +25,8 @@ from spantrain.schedule.render.text import format_orders, parse_orders
 from spantrain.sim.bounds import pipeline_bound_s
 from spantrain.sim.costs import TableCosts
 from spantrain.sim.engine import simulate
-from spantrain.sim.search.interleaved import Room, quick_step_s, with_interleaved_order
+from spantrain.sim.search.interleaved import quick_step_s, with_interleaved_order
+from spantrain.sim.search.model import Room
 
 GOLDEN = Path(__file__).parent / "golden"
 TWICE = EvenPipeline(stages=3, chunks=2, micro_batches=4, transfer_s=0.5, latency_s=0.5)

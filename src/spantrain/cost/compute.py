@@ -187,7 +187,7 @@ class GroupCost:
         self._devices = profile.cluster.device_by_name
         self.prefix_seconds = cache(self._prefix_seconds)
         """Running sums over units, by (devices, tp_shares, op, samples); entry j is the seconds of units 0 to j-1."""
-        self._sum_s = cache(self._sum_of)
+        self._sum_s = cache(lambda devices, size_bytes: self.network.collectives.fastest(devices, size_bytes)[1])
         self._largest = cache(self._largest_of)
 
     def replica_seconds(self, units: range, replica: Replica, op: Op, samples: int) -> float:
@@ -257,6 +257,3 @@ class GroupCost:
         if op is Op.BACKWARD_WEIGHT or unit == 0:
             return 0
         return self._units[unit - 1].gradient_bytes_per_sample
-
-    def _sum_of(self, devices: Group, size_bytes: int) -> float:
-        return self.network.collectives.fastest(devices, size_bytes)[1]

@@ -1,8 +1,8 @@
 """Runs a plan for a few steps on a virtual clock, with the policies that the runtime uses."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import partial
 
 from spantrain.adaptation.local import LocalAdapter
 from spantrain.core.action import Action, Direction, produces
@@ -21,7 +21,7 @@ from spantrain.sim.costs import StepCosts
 from spantrain.sim.network import Network
 from spantrain.sim.record import DeviceMemory, MemoryLog, TraceRecorder
 from spantrain.sim.replica import SharedReplica, SimulatedReplica, World
-from spantrain.sim.sums import ends_together
+from spantrain.sim.sums import LastAction, end_of_step
 from spantrain.sim.transfers import TransferCost, VirtualClock
 
 
@@ -43,6 +43,8 @@ class SimulationOptions:
     """By leader of a replica: how far its own clock is ahead. Policies are told the time of their device's clock."""
     local: Mapping[str, LocalAdapter] = field(default_factory=dict)
     """By leader of a replica: its adapter, which hears of messages and may re-cut its micro-batches."""
+    shared: Callable[[SharedTask, str], AnyMachine] | None = None
+    """Makes what decides for a device with several stages, by its leader; None: as the schedule has it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,20 +149,19 @@ class Simulation:
 
     def _replica(self, devices: tuple[str, ...], task: Task) -> SimulatedReplica:
         options, leader = self._options, devices[0]
-        kind = SharedReplica if isinstance(task, SharedTask) else SimulatedReplica
-        return kind(
+        if isinstance(task, SharedTask) and options.shared is not None:
+            machine: AnyMachine = options.shared(task, leader)
+        else:
+            machine = make_machine(self._plan.schedule, task)
+        return (SharedReplica if isinstance(task, SharedTask) else SimulatedReplica)(
             devices,
-            self._machine(task, leader),
+            machine,
             self._costs.action_s,
             self._costs.action_overhead_s,
             speed=options.device_speed.get(leader),
             clock_offset_s=options.clock_offset_s.get(leader, 0.0),
             local=options.local.get(leader),
         )
-
-    def _machine(self, task: Task, leader: str) -> AnyMachine:  # noqa: ARG002
-        """Return what decides for the replica that a device leads."""
-        return make_machine(self._plan.schedule, task)
 
     def _check_devices(self) -> None:
         named = {what: set(getattr(self._options, what)) for what in ("device_speed", "clock_offset_s", "local")}
@@ -212,52 +213,12 @@ class Simulation:
         return max(replica.ended_s for replica in replicas) - min(ready_s.values())
 
     def _commit(self, step: int) -> float:
-        """Return when gradients are summed and all devices may update.
-
-        As in the runtime: the replicas of a stage sum a bucket when all of them have its gradients, in their last
-        backward, whatever other stages do, so that sums of several stages may share links; then the stages that share a
-        parameter sum it, when each of them has come so far; then all meet.
-        """
-        summed_s = self._all_summed_s(step)
-        for tied in self._costs.tied_sums():
-            end_s = max(summed_s[stage] for stage in tied.stages) + tied.seconds
-            for stage in tied.stages:
-                summed_s[stage] = end_s
-        return max(summed_s) + self._costs.commit_s
-
-    @cached_property
-    def _buckets_s(self) -> Sequence[tuple[float, ...]]:
-        """By stage: the seconds of each bucket of its gradient sum."""
-        return [self._costs.gradient_bucket_s(index) for index in range(len(self._stages))]
-
-    def _all_summed_s(self, step: int) -> list[float]:
-        """Return when each stage has summed its gradients: later than alone where sums meet on links."""
-        summed_s = [max(replica.last_of(k)[2] for replica in row) for k, row in enumerate(self._stages)]
-        sums = {
-            index: list(zip(self._ready_s(index), seconds, strict=True))
-            for index, seconds in enumerate(self._buckets_s)
-            if sum(seconds) > 0
-        }
-        for index, end_s in ends_together(sums, self._costs.sum_slowdowns).items():
-            summed_s[index] = max(summed_s[index], end_s)
-            self._recorder.computed(
-                self._plan.stages[index].devices, "gradient sum", step, sums[index][0][0], end_s, lane="sum"
-            )
-        return summed_s
-
-    def _ready_s(self, index: int) -> list[float]:
-        """Return when each bucket's gradients are whole on all replicas of a stage."""
-        stage, costs, count = self._stages[index], self._costs, len(self._buckets_s[index])
-        last = [(replica.leader, *replica.last_of(index)) for replica in stage]
-        ready_s = [max(ended_s for *_, ended_s in last)] * count
-        if not self.sums_overlap:
-            return ready_s
-        by_replica = [
-            [start_s + (ended_s - start_s) * part for part in costs.bucket_parts(leader, action)]
-            for leader, action, start_s, ended_s in last
-            if action is not None
-        ]
-        return list(map(max, zip(*by_replica, strict=True))) if by_replica else ready_s
+        """Return when gradients are summed and all devices may update."""
+        last = [[LastAction(one.leader, *one.last_of(stage)) for one in row] for stage, row in enumerate(self._stages)]
+        committed_s, sums = end_of_step(last, self._costs, overlap=self.sums_overlap)
+        for index, (start_s, end_s) in sums.items():
+            self._recorder.computed(self._plan.stages[index].devices, "gradient sum", step, start_s, end_s, lane="sum")
+        return committed_s
 
     def _update(self, step: int, start_s: float) -> dict[str, float]:
         """Return when each replica has updated its parameters."""

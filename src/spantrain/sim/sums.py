@@ -1,6 +1,7 @@
-"""Gradient sums of stages, bucket by bucket, that slow each other down while they overlap in time."""
+"""The end of a step: gradient sums of stages, bucket by bucket, that slow each other down while they overlap."""
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from spantrain.core.action import Action, Op
 from spantrain.core.plan import Plan
@@ -44,6 +45,52 @@ def ends_together(buckets: Mapping[int, Sequence[Bucket]], slowdowns: Slowdowns)
                     del waiting[stage]
         now_s = until_s
     return dict(sorted(end_s.items()))
+
+
+class LastAction(NamedTuple):
+    """What a replica did last in one of its stages."""
+
+    leader: str
+    action: Action | None
+    """None: nothing in this step."""
+    start_s: float
+    end_s: float
+
+
+def end_of_step(
+    last: Sequence[Sequence[LastAction]], costs: StepCosts, *, overlap: bool = True
+) -> tuple[float, dict[int, tuple[float, float]]]:
+    """Return when all devices may update, and when the sum of each stage that has one begins and ends.
+
+    As in the runtime: the replicas of a stage sum a bucket when all of them have its gradients, in their last backward
+    (without `overlap`, behind it), whatever other stages do, so that sums of several stages may share links; then the
+    stages that share a parameter sum it, when each of them has come so far; then all meet. `last` is by stage.
+    """
+    summed_s = [max(one.end_s for one in row) for row in last]
+    sums = {
+        index: list(zip(_ready_s(row, costs, len(seconds), overlap=overlap), seconds, strict=True))
+        for index, (row, seconds) in enumerate(zip(last, map(costs.gradient_bucket_s, range(len(last))), strict=True))
+        if sum(seconds) > 0
+    }
+    ends_s = ends_together(sums, costs.sum_slowdowns)
+    for index, end_s in ends_s.items():
+        summed_s[index] = max(summed_s[index], end_s)
+    for tied in costs.tied_sums():
+        tied_s = max(summed_s[stage] for stage in tied.stages) + tied.seconds
+        for stage in tied.stages:
+            summed_s[stage] = tied_s
+    return max(summed_s) + costs.commit_s, {index: (sums[index][0][0], end_s) for index, end_s in ends_s.items()}
+
+
+def _ready_s(row: Sequence[LastAction], costs: StepCosts, count: int, *, overlap: bool) -> list[float]:
+    """Return when each bucket's gradients are whole on all replicas of a stage."""
+    ready_s = [max(one.end_s for one in row)] * count
+    by_replica = [
+        [one.start_s + (one.end_s - one.start_s) * part for part in costs.bucket_parts(one.leader, one.action)]
+        for one in (row if overlap else ())
+        if one.action is not None
+    ]
+    return list(map(max, zip(*by_replica, strict=True))) if by_replica else ready_s
 
 
 def sum_behind_s(plan: Plan, costs: StepCosts, stage: int) -> float:

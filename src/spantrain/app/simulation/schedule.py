@@ -21,7 +21,8 @@ from spantrain.schedule.render.text import parse_orders
 from spantrain.sim.bounds import pipeline_bound_s
 from spantrain.sim.costs import ProfileCosts, StepCosts, TableCosts
 from spantrain.sim.engine import simulate
-from spantrain.sim.search.interleaved import Room, with_interleaved_order
+from spantrain.sim.search.interleaved import with_interleaved_order
+from spantrain.sim.search.model import Room
 
 _MAX_SECONDS = 1e6
 _KIND = DeviceKind(

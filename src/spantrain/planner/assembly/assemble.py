@@ -88,7 +88,8 @@ class Assembler:
             sizes = sorted(draft.sizes_by_replica[index], reverse=True)
             if sizes and sizes[-1] < (fewest := self.memory.fewest_samples(shape.units)):
                 misses.append(f"{replica.devices[0]} runs {sizes[-1]} samples at once, and the model needs {fewest}")
-            in_flight, part = max(1, sum(sizes[:held])), _division(shape, replica.devices)
+            in_flight, share = max(1, sum(sizes[:held])), even_share(len(replica.devices))
+            part = Division(tp_share=share, state_sharding=shape.state_sharding, replicas=len(shape.groups))
             for name in replica.devices:
                 need = self.memory.need(shape.units, name, in_flight, max(sizes, default=0), part).peak_bytes
                 have = self.profile.cluster.device_by_name[name].memory_bytes
@@ -159,10 +160,6 @@ def with_limits(stage: Stage, memory: MemoryCost, splits: bool) -> Stage | None:
             return None
         limits.append(limit)
     return stage.with_limits(limits)
-
-
-def _division(shape: StageShape, group: tuple[str, ...]) -> Division:
-    return Division(tp_share=even_share(len(group)), state_sharding=shape.state_sharding, replicas=len(shape.groups))
 
 
 def _held_at_once(schedule: str, left: int, micro_batches: int) -> int:

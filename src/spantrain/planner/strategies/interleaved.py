@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from itertools import chain, pairwise
 from typing import TypeVar
 
@@ -25,7 +26,8 @@ from spantrain.planner.request import Evaluation, JobSpec, PlanRequest, Proposal
 from spantrain.planner.strategies.baselines import equal_layers
 from spantrain.planner.strategies.score import looks_of, structure_of
 from spantrain.sim.costs import ProfileCosts, StepCosts
-from spantrain.sim.search.interleaved import Room, quick_step_s, with_interleaved_order
+from spantrain.sim.search.interleaved import quick_step_s, with_interleaved_order
+from spantrain.sim.search.model import Room
 
 A = TypeVar("A")
 _DEVICES, _ACTIONS = 32, 6_000
@@ -33,9 +35,9 @@ _DEVICES, _ACTIONS = 32, 6_000
 _MAY, _WORTH = 0.98, 0.995
 """A pipeline is interleaved if it may take less than the first part of the best plan's step, and proposed if it takes
 less than the second."""
-_PIPELINES, _QUICK = 2, 40_000
+_PIPELINES, _QUICK = 2, 100_000
 """So many pipelines are interleaved, and more as long as quick simulations of all had no more actions than that."""
-_SEARCHED, _ORDERS = 4, 16
+_SEARCHED, _ORDERS = 4, 10
 """The order of work is searched of the best by a quick rule until so many in a row are no better; what that costs, in
 simulations."""
 _ORDER_GAINS, _CUTS_GAIN = 1.25, 2.0
@@ -123,32 +125,38 @@ def interleavings(bases: Iterable[Plan], request: PlanRequest, below_s: float = 
 
     None in which a device works for `below_s` or longer.
     """
-    quick, rows = _Quick(request), list[tuple[float, Plan]]()
+    quick, rows = _Quick(request, _CUTS_GAIN * below_s), list[tuple[float, Plan]]()
     for number, base in enumerate(base for base in bases if may_interleave(base)):
-        if number >= _PIPELINES and quick.actions_left <= 0:
+        if number >= _PIPELINES and 2 * quick.actions_left <= _QUICK:
             break
         rows += [(quick.step_s(plan), plan) for plan in _dealt(base, request, below_s)]
     best_s, in_vain, gain = math.inf, 0, _CUTS_GAIN if 2 * quick.actions_left > _QUICK else _ORDER_GAINS
     for step_s, plan in sorted(rows, key=lambda row: row[0]):
-        if in_vain >= _SEARCHED or (in_vain and quick.actions_left <= 0) or step_s > gain * below_s:
+        if in_vain >= _SEARCHED or (in_vain > 1 and quick.actions_left <= 0) or step_s > gain * below_s:
             break
-        ordered = quick.ordered(quick.recut(plan, step_s))
         in_vain += 1
-        if ordered is not None and ordered.hints is not None and ordered.hints.predicted_s < best_s:
-            best_s, in_vain = ordered.hints.predicted_s, 0
-            yield Proposal(plan=ordered, own_estimate_s=None, reasons=tuple(_reasons(ordered, request.profile.graph)))
+        recut = quick.recut(plan, step_s)
+        for other in (recut,) if recut is plan else (recut, plan):
+            ordered = quick.ordered(other)
+            found_s = math.inf if ordered is None or ordered.hints is None else ordered.hints.predicted_s
+            if ordered is not None and found_s < best_s:
+                best_s, in_vain = found_s, 0
+                reasons = tuple(_reasons(ordered, request.profile.graph))
+                yield Proposal(plan=ordered, own_estimate_s=None, reasons=reasons)
+            if found_s < step_s:
+                break  # the cuts that it had before can hardly be better
 
 
 class _Quick:
     """Simulates interleaved plans by a quick rule, and counts their actions."""
 
-    def __init__(self, request: PlanRequest) -> None:
-        self._profile, self.actions_left = request.profile, _QUICK
+    def __init__(self, request: PlanRequest, most_s: float) -> None:
+        self._profile, self.actions_left, self._most_s = request.profile, _QUICK, most_s
         self._memory = MemoryCost(request.profile, request.job.optimizer, request.job.dtype)
 
     def step_s(self, plan: Plan) -> float:
-        """Return the seconds of a step; infinite where it cannot run, or a size was not measured."""
-        found = self._run(quick_step_s, 2, plan)
+        """Return the seconds of a step; infinite where it cannot run, takes too long, or a size was not measured."""
+        found = self._run(partial(quick_step_s, most_s=self._most_s), 2, plan)
         return math.inf if found is None else found
 
     def ordered(self, plan: Plan) -> Plan | None:
@@ -163,12 +171,13 @@ class _Quick:
         return None
 
     def recut(self, plan: Plan, step_s: float) -> Plan:
-        """Return a plan with single cuts moved as long as that helps, and actions are left."""
+        """Return a plan with single cuts moved as long as that helps, and half of the actions are left."""
         better: Plan | None = plan
+        enough = self.actions_left // 2
         while better is not None:
             plan, better = better, None
             for other in _recut(plan):
-                if self.actions_left > 0 and (found_s := self.step_s(other)) < step_s:
+                if self.actions_left > max(0, enough) and (found_s := self.step_s(other)) < step_s:
                     step_s, better = found_s, other
         return plan
 

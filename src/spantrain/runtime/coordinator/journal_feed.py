@@ -91,7 +91,7 @@ class JournalFeed:
                     f"train --resume {printable(request.folder)} --steps N --listen HOST:PORT, where workers look by "
                     "--or-join HOST:PORT"
                 )
-            while self._has_all(request) and not self._ended:
+            while request.offset == self._size_bytes and request.manifests >= self._manifests and not self._ended:
                 if time.monotonic() >= deadline_s:
                     return None
                 self._changed.wait(deadline_s - time.monotonic())
@@ -102,9 +102,6 @@ class JournalFeed:
                     piece=b"", manifest=self._manifest, manifest_step=self._manifest_step, manifests=self._manifests
                 )
         return self._next(request.offset)
-
-    def _has_all(self, request: FollowJournal) -> bool:
-        return request.offset == self._size_bytes and request.manifests >= self._manifests
 
     def _is_copied(self) -> bool:
         return 0 < self._size_bytes == self._copied_bytes

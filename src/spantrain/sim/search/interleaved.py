@@ -1,14 +1,14 @@
 """The order of work of devices with several stages: the best of the static ones and of rules, within their memory.
 
-Rules are run on the virtual clock: of what is ready a device takes the first kind in its order of preference, samples
-that are furthest on their way first, and a forward only if there is room for it and, behind it, for one more of each
-later stage of the device: so that what is held can always come back. What they did is the order.
+By a rule a device takes, of what is ready, the first kind in its order of preference, samples that are furthest on
+their way first, and a forward only if there is room for it and, behind it, for one more of each later stage of the
+device: so that what is held can always come back. Rules are run in a model of the step, the best of them simulated on
+the virtual clock: what they did is the order.
 """
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise, product
@@ -18,12 +18,14 @@ from spantrain.core.plan import Plan
 from spantrain.core.planned.hints import DispatchHints, PlannedOrder, PlannedWait
 from spantrain.core.trace import Trace
 from spantrain.errors import PlanError, ScheduleError
-from spantrain.schedule.dispatch.policies import Task, known_order
-from spantrain.schedule.dispatch.several import AnyMachine, Ready, SeveralStages, SharedTask
+from spantrain.schedule.dispatch.policies import known_order
+from spantrain.schedule.dispatch.several import Ready, SeveralStages, SharedTask
 from spantrain.schedule.orders import held_samples
-from spantrain.schedule.registry import make_machine, replica_tasks, schedules
+from spantrain.schedule.registry import replica_tasks, schedules
 from spantrain.sim.costs import StepCosts
-from spantrain.sim.engine import Simulation, SimulationOptions, SimulationResult, simulate
+from spantrain.sim.engine import SimulationOptions, SimulationResult, simulate
+from spantrain.sim.search.model import Room, StepModel, model_of, run_ranks
+from spantrain.sim.sums import LastAction, end_of_step
 
 _HALVES = (Op.BACKWARD_INPUT, Op.BACKWARD)
 _PREFERENCES = (
@@ -32,71 +34,72 @@ _PREFERENCES = (
     (*_HALVES, Op.BACKWARD_WEIGHT, Op.FORWARD),
 )
 _SAME_S = 1e-9
-
-
-@dataclass(frozen=True, kw_only=True)
-class Room:
-    """What a device may hold of samples in flight."""
-
-    size_bytes: float
-    sample_bytes: Mapping[int, float]
-    """By stage."""
-
-    def of(self, order: tuple[Action, ...]) -> bool:
-        """Whether an order stays in it."""
-        held = 0.0
-        for action in order:
-            size = action.span.size * self.sample_bytes[action.stage]
-            if action.op is Op.FORWARD:
-                held += size
-                if held > self.size_bytes:
-                    return False
-            elif action.op is not Op.BACKWARD_INPUT:
-                held -= size
-        return True
+_SIMULATED = 3
+"""Rules that are simulated: those that are best in the model."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Rule:
-    preference: tuple[Op, ...]
+    preference: tuple[Op, ...] = _PREFERENCES[0]
     deep: bool
     """Whether forwards of a device's later stages go first."""
-    splits: bool
+    splits: bool = True
 
-    def choose(self, device: SeveralStages, room: Room) -> tuple[Ready, str] | None:
-        """Return what a device should do."""
-        held = sum(machine.held * room.sample_bytes[stage] for stage, machine in device.machines.items())
-        ready = device.ready()
+    def ops(self, stage: int) -> tuple[Op, ...]:
+        """Return what a stage's work is made of."""
+        halves = self.splits and stage > 0
+        return (Op.FORWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT) if halves else (Op.FORWARD, Op.BACKWARD)
+
+    def choices(self, stages: Sequence[int]) -> list[tuple[int, Op]]:
+        """Return the work of a device with these stages, in its order of preference."""
+        found: list[tuple[int, Op]] = []
         for op in self.preference:
-            found = sorted(one for one in ready if one[1] is op)
-            if op is Op.FORWARD:
-                found = [one for one in found if held + _needed(device, room, one) <= room.size_bytes]
-            if found:
-                return found[-1 if op is Op.FORWARD and self.deep else 0], "by rule"
+            can = [(stage, op) for stage in stages if op in self.ops(stage)]
+            found += reversed(can) if op is Op.FORWARD and self.deep else can
+        return found
+
+    def choose(self, device: SeveralStages, _now_s: float, room: Room) -> tuple[Ready, str] | None:
+        """Return what a device should do."""
+        ready = {(stage, op): index for stage, op, index in device.ready()}
+        held = sum(machine.held * room.sample_bytes[stage] for stage, machine in device.machines.items())
+        for stage, op in self.choices(list(device.machines)):
+            index = ready.get((stage, op))
+            if index is None:
+                continue
+            each = sum(own for number, own in room.sample_bytes.items() if number >= stage)
+            if op is not Op.FORWARD or held + device.machines[stage].size(index) * each <= room.size_bytes:
+                return (stage, op, index), "by rule"
         return None
 
+    def machine(self, task: SharedTask, leader: str, rooms: Mapping[str, Room]) -> SeveralStages:
+        """Return what decides for a device."""
+        choose = partial(self.choose, room=rooms[leader])
+        return SeveralStages(task.stages, choose, split=lambda stage: len(self.ops(stage)) > 2)
 
-def _needed(device: SeveralStages, room: Room, forward: Ready) -> float:
-    """Return the bytes of a forward and of one more in each of the device's later stages."""
-    stage, _, index = forward
-    samples = device.machines[stage].size(index)
-    return samples * sum(own for number, own in room.sample_bytes.items() if number >= stage)
+    def step_s(self, plan: Plan, costs: StepCosts, model: StepModel, most_s: float = math.inf) -> float:
+        """Return the seconds of a step in a model with the rooms of devices, that splits what the rule does.
 
-
-class _RuleRun(Simulation):
-    def __init__(
-        self, plan: Plan, costs: StepCosts, rule: _Rule, room: Mapping[str, Room], *, trace: bool = False
-    ) -> None:
-        self._rule, self._room = rule, room
-        super().__init__(plan, costs, SimulationOptions(trace=trace))
-
-    def _machine(self, task: Task, leader: str) -> AnyMachine:
-        if not isinstance(task, SharedTask):
-            return make_machine(self._plan.schedule, task)
-        room, rule = self._room[leader], self._rule
-        return SeveralStages(
-            task.stages, lambda device, _now_s: rule.choose(device, room), split=lambda stage: rule.splits and stage > 0
-        )
+        Infinite if it stops for want of room, or is certain to take over `most_s`. Devices with one stage go by the
+        plain rule, within their in-flight limits.
+        """
+        places = [(stage, one) for stage, row in enumerate(plan.stages) for one in range(len(row.replicas))]
+        ranks = []
+        for device, (stage, _) in enumerate(places):
+            stages, parts = [places[other][0] for other in model.crews[device]], self.ops(stage)
+            plain = _Rule(preference=_PREFERENCES[0 if stage else 1], deep=False, splits=self.splits)
+            choices = (self if len(stages) > 1 else plain).choices(stages)
+            ranks.append([[float(choices.index((stage, op)))] * len(model.sizes[device]) for op in parts])
+        update_s = max(costs.optimizer_s(leader) for leader in plan.leaders)
+        run = run_ranks(model, ranks, most_s - update_s)
+        if run.seconds == math.inf:
+            return math.inf
+        last: list[list[LastAction]] = [[] for _ in plan.stages]
+        for device, (stage, one) in enumerate(places):
+            leader, spans = plan.stages[stage].replicas[one].devices[0], plan.stages[stage].replica_spans(one)
+            action = Action(stage, self.ops(stage)[-1], spans[-1]) if spans else None
+            start_s = run.starts[device][-1][-1] if spans else 0.0
+            last[stage].append(LastAction(leader, action, start_s, start_s + sum(model.seconds[device][-1][-1:])))
+        return end_of_step(last, costs)[0] + update_s
 
 
 def with_interleaved_order(plan: Plan, costs: StepCosts, room: Mapping[str, Room]) -> Plan | None:
@@ -111,19 +114,18 @@ def with_interleaved_order(plan: Plan, costs: StepCosts, room: Mapping[str, Room
             fits = own.size_bytes // max(own.sample_bytes[crew.numbers[0]], 1e-12)
             largest = max((span.size for span in crew.first.replica_spans(number)), default=1)
             free[crew.numbers[0]][number] = int(min(plan.global_batch, max(fits, largest)))
-    best: tuple[float, str, _Trial] | None = None
-    for name, run in _candidates(replace(plan.with_limits(free), hints=None), costs, room):
+    best: tuple[float, str, SimulationResult] | None = None
+    for name, other, options in _candidates(replace(plan.with_limits(free), hints=None), costs, room):
         try:
-            found = run(False)
+            found = simulate(other, costs, steps=1, options=options)
         except ScheduleError:
             continue  # it stops for want of room
         fits_all = all(own.of(found.orders[leader]) for leader, own in room.items())
         if fits_all and (best is None or found.step_s < best[0]):
-            best = found.step_s, name, run
+            best = found.step_s, name, found
     if best is None:
         return None
-    step_s, name, run = best
-    result = run(True)
+    step_s, name, result = best
     orders = result.orders
     limits = [
         [max(1, held_samples(orders[replica.devices[0]], index)) for replica in stage.replicas]
@@ -140,14 +142,13 @@ def with_interleaved_order(plan: Plan, costs: StepCosts, room: Mapping[str, Room
     return replace(plan.with_limits(limits), schedule="critical-path", hints=hints)
 
 
-def quick_step_s(plan: Plan, costs: StepCosts, room: Mapping[str, Room]) -> float:
-    """Return the seconds of a step under the better of two rules; infinite where there is no room for either."""
-    found = [math.inf]
-    for deep in (True, False):
-        rule = _Rule(preference=_PREFERENCES[0], deep=deep, splits=True)
-        with suppress(ScheduleError):  # it stops for want of room
-            found.append(_RuleRun(plan, costs, rule, room).run(1).step_s)
-    return min(found)
+def quick_step_s(plan: Plan, costs: StepCosts, room: Mapping[str, Room], most_s: float = math.inf) -> float:
+    """Return the seconds of a step under the better of two rules, in a model of it.
+
+    Infinite where there is no room for either, or both certainly take over `most_s`.
+    """
+    model = model_of(plan, costs, rooms=room)
+    return min(_Rule(deep=deep).step_s(plan, costs, model, most_s) for deep in (True, False))
 
 
 def _planned(order: tuple[Action, ...], trace: Trace, device: str) -> PlannedOrder:
@@ -171,18 +172,21 @@ def _planned(order: tuple[Action, ...], trace: Trace, device: str) -> PlannedOrd
     )
 
 
-_Trial = Callable[[bool], SimulationResult]
-"""Runs a step, with a trace or without."""
-
-
-def _candidates(plan: Plan, costs: StepCosts, room: Mapping[str, Room]) -> Iterator[tuple[str, _Trial]]:
+def _candidates(
+    plan: Plan, costs: StepCosts, room: Mapping[str, Room]
+) -> Iterator[tuple[str, Plan, SimulationOptions]]:
     """Yield the static schedules that have an order for the plan and room for it, and rules."""
     for name, schedule in schedules().items():
         if schedule.orders and schedule.shares_devices and _has_room(under := replace(plan, schedule=name), room):
-            yield name, partial(_simulated, under, costs)
+            yield name, under, SimulationOptions()
     plan = replace(plan, schedule="critical-path")
-    for preference, deep, splits in product(_PREFERENCES, (True, False), (True, False)):
-        yield "a rule", partial(_ruled, plan, costs, _Rule(preference=preference, deep=deep, splits=splits), room)
+    models = {splits: model_of(plan, costs, split=splits, rooms=room) for splits in (True, False)}
+    rules = [
+        _Rule(preference=preference, deep=deep, splits=splits)
+        for preference, deep, splits in product(_PREFERENCES, (True, False), (True, False))
+    ]
+    for rule in sorted(rules, key=lambda rule: rule.step_s(plan, costs, models[rule.splits]))[:_SIMULATED]:
+        yield "a rule", plan, SimulationOptions(shared=partial(rule.machine, rooms=room))
 
 
 def _has_room(plan: Plan, room: Mapping[str, Room]) -> bool:
@@ -193,11 +197,3 @@ def _has_room(plan: Plan, room: Mapping[str, Room]) -> bool:
         return False
     tasks = [(one.devices[0], task) for crew, row in rows for one, task in zip(crew.first.replicas, row, strict=True)]
     return all(room[leader].of(known_order(task)) for leader, task in tasks)
-
-
-def _simulated(plan: Plan, costs: StepCosts, trace: bool) -> SimulationResult:
-    return simulate(plan, costs, steps=1, options=SimulationOptions(trace=trace))
-
-
-def _ruled(plan: Plan, costs: StepCosts, rule: _Rule, room: Mapping[str, Room], trace: bool) -> SimulationResult:
-    return _RuleRun(plan, costs, rule, room, trace=trace).run(1)

@@ -1,6 +1,7 @@
 """A step as plain numbers, for searches that simulate it hundreds of times, by ranks or in a fixed order."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from heapq import heappop, heappush
@@ -8,17 +9,49 @@ from heapq import heappop, heappush
 from spantrain.core.action import Action, Direction, Op
 from spantrain.core.plan import Plan
 from spantrain.core.span import Span
-from spantrain.schedule.layout import Router
+from spantrain.schedule.layout import Router, neighbour
 from spantrain.sim.costs import StepCosts
 from spantrain.sim.sums import sum_behind_s
+from spantrain.sim.transfers import TransferCost
 
+
+@dataclass(frozen=True, kw_only=True)
+class Room:
+    """What a device may hold of samples in flight."""
+
+    size_bytes: float
+    sample_bytes: Mapping[int, float]
+    """By stage."""
+
+    def of(self, order: tuple[Action, ...]) -> bool:
+        """Whether an order stays in it."""
+        held = 0.0
+        for action in order:
+            size = action.span.size * self.sample_bytes[action.stage]
+            if action.op is Op.FORWARD:
+                held += size
+                if held > self.size_bytes:
+                    return False
+            elif action.op is not Op.BACKWARD_INPUT:
+                held -= size
+        return True
+
+
+Piece = tuple[int, int, int]
+"""Device, part, own micro-batch."""
+Way = tuple[int, int, Direction, int]
+"""Sender, receiver, direction and samples of a message."""
 Message = tuple[int, float, float, int, int, int]
-"""Link, seconds that it is busy, seconds from its last byte sent to there; then device, part and index it is for."""
+"""Link, seconds that it is busy, seconds from its last byte sent to there; then device, part and index it is for.
+
+The link is negative where a device's next stage takes it, at once."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepModel:
     """Replicas are devices, numbered stage by stage. Each own micro-batch passes the parts of a device in turn.
+
+    In interleaved plans some of them are one in truth, a crew: they do one thing at a time, and share their memory.
 
     Parts are F, I, W, or F and B, as on stage 0; a device does each part by rising micro-batch. A sample is held from
     the start of the first part to the end of the last one. Tables are by device, then part, then own micro-batch.
@@ -31,7 +64,14 @@ class StepModel:
     """How many messages a part needs."""
     sizes: list[list[int]]
     """Samples, by device and own micro-batch."""
-    limits: list[int]
+    limits: list[float]
+    """What each may hold, as `weights` has it."""
+    weights: list[float]
+    """What a sample takes of that."""
+    needs: list[float]
+    """What there must be room for with each sample that begins."""
+    crews: list[tuple[int, ...]]
+    """By device: the ones that are one with it, itself among them, by rising stage."""
     tails: list[float]
     """By device: the least seconds from its last action to the end of the step's gradient sums."""
     num_links: int
@@ -66,12 +106,12 @@ def turned(table: list[list[list[float]]], sign: float = 1.0) -> list[list[list[
     return [[[sign * value for value in reversed(row)] for row in reversed(parts)] for parts in table]
 
 
-def model_of(plan: Plan, costs: StepCosts, *, split: bool = True) -> StepModel:
+def model_of(plan: Plan, costs: StepCosts, *, split: bool = True, rooms: Mapping[str, Room] | None = None) -> StepModel:
     """Return a plan's step as the costs have it; messages on the same link go one after the other.
 
-    `split` is whether stages other than the first run backwards as I and W.
+    `split` is whether stages other than the first run backwards as I and W; `rooms` are of devices with several stages.
     """
-    return _Builder(plan, costs, split=split).build()
+    return _Builder(plan, costs, split=split).build(rooms or {})
 
 
 class _Builder:
@@ -81,36 +121,59 @@ class _Builder:
         self._costs = costs
         self._router = Router(plan)
         self._links: dict[str, int] = {}
+        self._loads_s: dict[str, float] = {}
+        self._ways: dict[Way, TransferCost] = {}
         self._places = [
             (stage, number, replica.devices[0])
             for stage, row in enumerate(plan.stages)
             for number, replica in enumerate(row.replicas)
         ]
-        self._number = {leader: number for number, (_, _, leader) in enumerate(self._places)}
+        self._number = {(stage, leader): number for number, (stage, _, leader) in enumerate(self._places)}
         self._spans = [plan.stages[stage].replica_spans(number) for stage, number, _ in self._places]
         self._index = [_by_sample(spans, plan.global_batch) for spans in self._spans]
 
-    def build(self) -> StepModel:
+    def build(self, rooms: Mapping[str, Room]) -> StepModel:
         ops = [
             (Op.FORWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT) if self._split and stage else (Op.FORWARD, Op.BACKWARD)
             for stage, _, _ in self._places
         ]
-        messages = [
+        sent = [
             [[self._sent(device, op, span) for span in self._spans[device]] for op in ops[device]]
             for device in range(len(ops))
+        ]
+        message = cache(self._message)
+        messages = [
+            [[tuple((*message(way), *to) for way, to in found) for found in row] for row in parts] for parts in sent
         ]
         awaited = [[[0] * len(self._spans[device]) for _ in ops[device]] for device in range(len(ops))]
         for parts in messages:
             for row in parts:
                 for _, _, _, device, part, index in (message for sent in row for message in sent):
                     awaited[device][part][index] += 1
+        crews: dict[str, list[int]] = {}
+        for device, (_, _, leader) in enumerate(self._places):
+            crews.setdefault(leader, []).append(device)
+        limits, weights, needs = [], [], []
+        for device, (stage, number, leader) in enumerate(self._places):
+            crew = crews[leader]
+            bytes_each = (
+                [rooms[leader].sample_bytes[self._places[other][0]] for other in crew] if len(crew) > 1 else [1]
+            )
+            own = crew.index(device)
+            weights.append(bytes_each[own])
+            needs.append(sum(bytes_each[own:]))
+            limit = self._plan.stages[stage].replicas[number].in_flight_limit
+            limits.append(rooms[leader].size_bytes if len(crew) > 1 else limit)
         left_s = [sum_behind_s(self._plan, self._costs, stage) for stage in range(len(self._plan.stages))]
         return StepModel(
             seconds=[[self._seconds(device, op) for op in ops[device]] for device in range(len(ops))],
             messages=messages,
             awaited=awaited,
             sizes=[[span.size for span in spans] for spans in self._spans],
-            limits=[self._plan.stages[stage].replicas[number].in_flight_limit for stage, number, _ in self._places],
+            limits=limits,
+            weights=weights,
+            needs=needs,
+            crews=[tuple(crews[leader]) for _, _, leader in self._places],
             tails=[left_s[stage] for stage, _, _ in self._places],
             num_links=len(self._links),
         )
@@ -124,19 +187,39 @@ class _Builder:
 
         return [of(span.size) for span in self._spans[device]]
 
-    def _sent(self, device: int, op: Op, span: Span) -> tuple[Message, ...]:
+    def _sent(self, device: int, op: Op, span: Span) -> list[tuple[Way, Piece]]:
+        """Return what is sent when a part ends, by sender, receiver, direction and samples, and what it is for."""
         stage, _, leader = self._places[device]
         if op is Op.BACKWARD_WEIGHT:
-            return ()
+            return []
         direction = Direction.FORWARD if op is Op.FORWARD else Direction.BACKWARD
         part = 0 if op is Op.FORWARD else 1
-        found: list[Message] = []
+        found: list[tuple[Way, Piece]] = []
         for target, piece in self._router.destinations(stage, direction, span):
-            way = self._costs.transfer(leader, target, direction, stage, piece)
-            link = self._links.setdefault(way.links[0], len(self._links))
-            number = self._number[target]
-            found.append((link, way.occupancy_s, way.latency_s, number, part, self._index[number][piece.lo]))
-        return tuple(found)
+            number = self._number[neighbour(stage, direction), target]
+            way = device, number, direction, piece.size
+            found.append((way, (number, part, self._index[number][piece.lo])))
+            if target == leader:
+                continue
+            transfer = self._ways.get(way)
+            if transfer is None:
+                transfer = self._ways[way] = self._costs.transfer(leader, target, direction, stage, piece)
+            for link, usage in transfer.uses:
+                self._loads_s[link] = self._loads_s.get(link, 0.0) + usage * transfer.occupancy_s
+        return found
+
+    def _message(self, way: Way) -> tuple[int, float, float]:
+        """Return which link a message has to share, for how long it is busy, and what comes behind.
+
+        That is the one of its links that is busy longest in the step.
+        """
+        transfer = self._ways.get(way)
+        if transfer is None:
+            return -1, 0.0, 0.0
+        link, usage = max(transfer.uses, key=lambda use: self._loads_s[use[0]])
+        busy_s = usage * transfer.occupancy_s
+        number = self._links.setdefault(link, len(self._links))
+        return number, busy_s, transfer.latency_s + transfer.occupancy_s - busy_s
 
 
 def _by_sample(spans: tuple[Span, ...], total: int) -> list[int]:
@@ -151,8 +234,6 @@ Ranks = list[list[list[float]]]
 """By device, part and own micro-batch: the least goes first."""
 Orders = list[list[int]]
 """By device: the part that each action is of; each part by rising micro-batch."""
-Piece = tuple[int, int, int]
-"""Device, part, own micro-batch."""
 
 
 @dataclass(kw_only=True)
@@ -185,14 +266,19 @@ class _ModelRun:
     def __init__(self, model: StepModel, ranks: Ranks | None, orders: Orders | None, most_s: float) -> None:
         devices = len(model.seconds)
         self._most_s = most_s
-        self._left_s = [sum(map(sum, parts), tail) for parts, tail in zip(model.seconds, model.tails, strict=True)]
+        works_s = [sum(map(sum, parts)) for parts in model.seconds]
+        self._left_s = [
+            sum(works_s[one] for one in crew) + max(model.tails[one] for one in crew) for crew in model.crews
+        ]
         self._model = model
         self._ranks = ranks
         self._planned = orders
         self._awaited = [[row.copy() for row in parts] for parts in model.awaited]
         self._begun = [[0] * len(parts) for parts in model.seconds]
         self._ended = [[0] * len(parts) for parts in model.seconds]
-        self._held = [0] * devices
+        self._held: list[float] = [0] * devices
+        self._home = [crew[0] for crew in model.crews]
+        """Where is kept what a crew holds, has left to do, and whether it is busy."""
         self._busy = [False] * devices
         self._free_s = [0.0] * model.num_links
         self._behind: list[Piece | None] = [None] * model.num_links
@@ -208,13 +294,15 @@ class _ModelRun:
 
     def go(self) -> Outcome:
         due, awaited, busy, out, tails = self._due, self._awaited, self._busy, self._out, self._model.tails
+        home = self._home
         for device in range(len(busy)):
-            self._start(device, 0.0, None)
+            if home[device] == device:
+                self._start(device, 0.0, None)
         while due:
             now_s, kind, device, part, index, source = heappop(due)
             if kind == 0:
                 awaited[device][part][index] -= 1
-                if not busy[device]:
+                if not busy[home[device]]:
                     self._start(device, now_s, (source, False) if source else None)
             else:
                 self._end(device, part, index, now_s)
@@ -228,12 +316,15 @@ class _ModelRun:
 
     def _end(self, device: int, part: int, index: int, now_s: float) -> None:
         model = self._model
-        self._busy[device] = False
+        self._busy[self._home[device]] = False
         ended = self._ended[device]
         ended[part] = index + 1
         if part == len(ended) - 1:
-            self._held[device] -= model.sizes[device][index]
+            self._held[self._home[device]] -= model.sizes[device][index] * model.weights[device]
         for link, busy_s, lag_s, target, target_part, target_index in model.messages[device][part][index]:
+            if link < 0:
+                self._awaited[target][target_part][target_index] -= 1
+                continue
             piece: Piece | None = (device, part, index)
             begin_s = self._free_s[link]
             if begin_s > now_s:
@@ -245,25 +336,38 @@ class _ModelRun:
             heappush(self._due, (begin_s + busy_s + lag_s, 0, target, target_part, target_index, piece))
 
     def _start(self, device: int, now_s: float, cause: tuple[Piece, bool] | None) -> None:
+        model, home = self._model, self._home[device]
+        if len(model.crews[device]) > 1:
+            device = self._first_of(model.crews[device])
         part = self._choose(device)
         if part < 0:
             return
-        if now_s + self._left_s[device] > self._most_s:
+        if now_s + self._left_s[home] > self._most_s:
             self._due.clear()
             return
         index = self._begun[device][part]
         self._begun[device][part] = index + 1
         if part == 0:
-            self._held[device] += self._model.sizes[device][index]
-        self._busy[device] = True
+            self._held[home] += model.sizes[device][index] * model.weights[device]
+        self._busy[home] = True
         out = self._out
         out.starts[device][part][index] = now_s
         out.orders[device].append(part)
         if cause is not None:
             out.causes[device, part, index] = cause
-        seconds = self._model.seconds[device][part][index]
-        self._left_s[device] -= seconds
+        seconds = model.seconds[device][part][index]
+        self._left_s[home] -= seconds
         heappush(self._due, (now_s + seconds, 1, device, part, index, None))
+
+    def _first_of(self, crew: tuple[int, ...]) -> int:
+        """Return whose part a crew should run."""
+        assert self._ranks is not None, "crews go by ranks"
+        found = []
+        for device in crew:
+            part = self._choose(device)
+            if part >= 0:
+                found.append((self._ranks[device][part][self._begun[device][part]], device))
+        return min(found)[1] if found else crew[0]
 
     def _choose(self, device: int) -> int:
         """Return the part to run next; -1 if none can or should."""
@@ -290,4 +394,5 @@ class _ModelRun:
         if part:
             return self._ended[device][part - 1] > index
         model = self._model
-        return self._held[device] + model.sizes[device][index] <= model.limits[device]
+        needed = model.sizes[device][index] * model.needs[device]
+        return self._held[self._home[device]] + needed <= model.limits[device]

@@ -58,8 +58,8 @@ def sharded_proposals(
     for sharding in ways:
         with suppress(InfeasiblePlanError):
             rows += [row for entry in data_parallel(request, sharding) if (row := search.scored(entry.plan))]
-    rows = [row for row in rows if _divides(row[1]) and (whole is None or row[0] < whole)]
-    rows = [row for row in rows if not joint_refusal(row[1])]
+    rows = [row for row in rows if any(stage.state_sharding is not StateSharding.NONE for stage in row[1].stages)]
+    rows = [row for row in rows if (whole is None or row[0] < whole) and not joint_refusal(row[1])]
     if whole is not None:
         rows = [row for row in rows if row[0].broken < whole.broken or row[0].value * worth <= whole.value]
     if not rows:
@@ -130,10 +130,6 @@ class _Ways:
         if other is None:
             return None
         return replace(plan, stages=(*plan.stages[:index], other, *plan.stages[index + 1 :]))
-
-
-def _divides(plan: Plan) -> bool:
-    return any(stage.state_sharding is not StateSharding.NONE for stage in plan.stages)
 
 
 def fewest_bytes(allowed: Iterable[WireFormat]) -> WireFormat:

@@ -178,13 +178,10 @@ class _ChainProgramme:
 
     def _beyond(self, q: int, value: Array) -> Array:
         """Return the value of the rest, and the way to it, from the last block before to the first one behind."""
-        hops = np.array([self._hop(row[q - 1], row[q]) for row in self._rows])
+        ends = [[PipelinePart(self._moves.leader(row[k]), (self._size,)) for k in (q - 1, q)] for row in self._rows]
+        hops = np.array([self._costs.hop(lower, upper, self._batch) for lower, upper in ends])
         beyond: Array = hops[:, 0] + _INPUT_SHARE * hops[:, 1] + np.maximum(value, np.maximum(hops[:, 2], hops[:, 3]))
         return beyond
-
-    def _hop(self, lower: int, upper: int) -> Array:
-        a, b = (PipelinePart(self._moves.leader(block), (self._size,)) for block in (lower, upper))
-        return self._costs.hop(a, b, self._batch)
 
     def _stage(self, p: int, q: int) -> NDArray[np.int64]:
         """Return by chain which table is that of blocks p to q-1; 0 where they cannot be one stage."""

@@ -16,12 +16,14 @@ from spantrain.planner.request import PlanRequest, Proposal, Restriction
 from spantrain.planner.strategies.pools.costs import Goal, PoolPlan
 from spantrain.planner.strategies.pools.profile_costs import ProfilePools
 from spantrain.planner.strategies.pools.search import PoolSearch, RankedPlan, contenders
-from spantrain.planner.strategies.score import Score, Scorer, best_inside, sites_of
+from spantrain.planner.strategies.score import Score, Scorer, best_inside, few_of_each, sites_of
 
 _SIMULATED, _ACTIONS, _SHARED = 8, 50_000, 20_000_000
 """Plans that are simulated at most, in all and inside each of the best sites; actions in them, one pipeline of each
 sort (a device costs as much as one); and, of plans on several sites, actions times pipelines."""
 _PROPOSED = 4
+_NEAR, _OF_A_DEPTH = 1.25, 2
+"""Plans inside the best site that take at most so many times the best, so many of each number of stages."""
 _MAX_DEGREE = 8
 _DIVIDED_UP_TO = 256
 """Devices up to which groups that divide tensors are searched for, too, where devices by themselves do."""
@@ -59,9 +61,13 @@ def pool_proposals(request: PlanRequest) -> tuple[Proposal, ...]:
         divided = _rows(dividing, scorer, _MAX_DEGREE)
         rows += [row for row in divided if not rows or row[0].is_clearly_under(rows[0][0], worth)]
         rows.sort(key=lambda row: row[0])
-    first = [proposal for _, proposal in rows[:_PROPOSED]]
-    inside = best_inside(rows, lambda proposal: proposal.plan)
-    return (*first, *(one for one in inside if all(one is not other for other in first)))
+    found, inside = [one for _, one in rows[:_PROPOSED]], best_inside(rows, lambda one: one.plan)
+    if inside:
+        # More sites push out all but the best of each; what comes behind may gain more in pipelines of other depths.
+        best, most = sites_of(inside[0].plan), Score(rows[0][0].broken, _NEAR * rows[0][0].value)
+        there = (one for score, one in rows if score <= most and sites_of(one.plan) == best)
+        inside += few_of_each(there, lambda one: len(one.plan.stages), each=_OF_A_DEPTH, most=_SIMULATED)
+    return tuple({id(one): one for one in (*found, *inside)}.values())
 
 
 def _where_divided(request: PlanRequest, rows: Sequence[tuple[Score, Proposal]]) -> PlanRequest | None:

@@ -219,10 +219,7 @@ class PoolSearch:
                 stages = np.array(float(len(candidate.recipes)))
                 more_s = float(self._costs.sums_across_s(*across, candidate.width, stages))
                 guess = guess._replace(step_s=guess.step_s + more_s)
-            known[candidate] = self._score(guess), guess
-
-    def _score(self, guess: Guess) -> Score:
-        return self._goal.score(guess.step_s, self._usd_per_s(guess.candidate.devices_by_kind))
+            known[candidate] = self._goal.score(guess.step_s, self._usd_per_s(candidate.devices_by_kind)), guess
 
     def _usd_per_s(self, devices: Mapping[int, int]) -> float:
         return sum(count * self._costs.usd_per_s(pool) for pool, count in devices.items())

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import combinations, pairwise, product
+from statistics import fmean
 
 from spantrain.core.profile import Profile
 from spantrain.planner.groups import DeviceGroup, few_orders, message_seconds, orders_to_try
@@ -21,12 +22,11 @@ _ALL_ORDERS_UP_TO = 5
 def domain_orders(groups: Sequence[DeviceGroup], profile: Profile) -> tuple[tuple[DeviceGroup, ...], ...]:
     """Return the orders of first-level groups to try; groups are as near as the mean of their devices."""
     metric = cache(lambda: message_seconds(profile))
-    return orders_to_try(groups, lambda a, b: _mean_seconds(a, b, metric()), all_up_to=_ALL_ORDERS_UP_TO)
 
+    def mean_s(a: DeviceGroup, b: DeviceGroup) -> float:
+        return fmean(metric().get(pair, math.inf) for pair in product(a.devices, b.devices))
 
-def _mean_seconds(a: DeviceGroup, b: DeviceGroup, metric: dict[tuple[str, str], float]) -> float:
-    values = [metric.get((x, y), float("inf")) for x in a.devices for y in b.devices]
-    return sum(values) / len(values)
+    return orders_to_try(groups, mean_s, all_up_to=_ALL_ORDERS_UP_TO)
 
 
 def domain_layouts(group: DeviceGroup, profile: Profile, exhaustive_up_to: int = 2) -> tuple[Layout, ...]:
