@@ -171,9 +171,8 @@ class CallDispatcher:
         """Count a call while it runs, and give who makes it."""
         name = self._name_of(certificate_der)
         if name is None:
-            raise denied(
-                self._refusals, "unknown_peer", grpc.StatusCode.UNAUTHENTICATED, "not a member of this run any more"
-            )
+            self._refusals.add("unknown_peer")  # in no log: what one asked before it left may come behind that
+            raise Denied(grpc.StatusCode.UNAUTHENTICATED, "not a member of this run any more")
         try:
             with self._members.calling(name), self._counted(f"{method} of {name}"):
                 yield name
