@@ -37,7 +37,7 @@ _MAY, _WORTH = 0.98, 0.995
 less than the second."""
 _PIPELINES, _QUICK = 2, 100_000
 """So many pipelines are interleaved, and more as long as quick simulations of all had no more actions than that."""
-_SEARCHED, _ORDERS = 4, 10
+_SEARCHED, _ORDERS = 6, 10
 """The order of work is searched of the best by a quick rule until so many in a row are no better; what that costs, in
 simulations."""
 _ORDER_GAINS, _CUTS_GAIN = 1.25, 2.0
@@ -131,18 +131,20 @@ def interleavings(bases: Iterable[Plan], request: PlanRequest, below_s: float = 
             break
         rows += [(quick.step_s(plan), plan) for plan in _dealt(base, request, below_s)]
     best_s, in_vain, gain = math.inf, 0, _CUTS_GAIN if 2 * quick.actions_left > _QUICK else _ORDER_GAINS
+    ordered = set[tuple[Stage, ...]]()
     for step_s, plan in sorted(rows, key=lambda row: row[0]):
         if in_vain >= _SEARCHED or (in_vain > 1 and quick.actions_left <= 0) or step_s > gain * below_s:
             break
-        in_vain += 1
-        recut = quick.recut(plan, step_s)
+        recut, in_vain = quick.recut(plan, step_s), in_vain + (plan.stages not in ordered)
         for other in (recut,) if recut is plan else (recut, plan):
-            ordered = quick.ordered(other)
-            found_s = math.inf if ordered is None or ordered.hints is None else ordered.hints.predicted_s
-            if ordered is not None and found_s < best_s:
+            if other.stages in ordered:
+                break
+            ordered.add(other.stages)
+            found = quick.ordered(other)
+            found_s = math.inf if found is None or found.hints is None else found.hints.predicted_s
+            if found is not None and found_s < best_s:
                 best_s, in_vain = found_s, 0
-                reasons = tuple(_reasons(ordered, request.profile.graph))
-                yield Proposal(plan=ordered, own_estimate_s=None, reasons=reasons)
+                yield Proposal(plan=found, own_estimate_s=None, reasons=tuple(_reasons(found, request.profile.graph)))
             if found_s < step_s:
                 break  # the cuts that it had before can hardly be better
 

@@ -12,7 +12,6 @@ from spantrain.core.span import Span
 from spantrain.schedule.layout import Router, neighbour
 from spantrain.sim.costs import StepCosts
 from spantrain.sim.sums import sum_behind_s
-from spantrain.sim.transfers import TransferCost
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,8 +38,6 @@ class Room:
 
 Piece = tuple[int, int, int]
 """Device, part, own micro-batch."""
-Way = tuple[int, int, Direction, int]
-"""Sender, receiver, direction and samples of a message."""
 Message = tuple[int, float, float, int, int, int]
 """Link, seconds that it is busy, seconds from its last byte sent to there; then device, part and index it is for.
 
@@ -121,8 +118,8 @@ class _Builder:
         self._costs = costs
         self._router = Router(plan)
         self._links: dict[str, int] = {}
-        self._loads_s: dict[str, float] = {}
-        self._ways: dict[Way, TransferCost] = {}
+        self._ways: dict[tuple[int, int, Direction, int], tuple[int, float, float]] = {}
+        """By sender, receiver, direction and samples: a message's link, how long it is busy, and what comes behind."""
         self._places = [
             (stage, number, replica.devices[0])
             for stage, row in enumerate(plan.stages)
@@ -137,13 +134,9 @@ class _Builder:
             (Op.FORWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT) if self._split and stage else (Op.FORWARD, Op.BACKWARD)
             for stage, _, _ in self._places
         ]
-        sent = [
+        messages = [
             [[self._sent(device, op, span) for span in self._spans[device]] for op in ops[device]]
             for device in range(len(ops))
-        ]
-        message = cache(self._message)
-        messages = [
-            [[tuple((*message(way), *to) for way, to in found) for found in row] for row in parts] for parts in sent
         ]
         awaited = [[[0] * len(self._spans[device]) for _ in ops[device]] for device in range(len(ops))]
         for parts in messages:
@@ -187,39 +180,25 @@ class _Builder:
 
         return [of(span.size) for span in self._spans[device]]
 
-    def _sent(self, device: int, op: Op, span: Span) -> list[tuple[Way, Piece]]:
-        """Return what is sent when a part ends, by sender, receiver, direction and samples, and what it is for."""
+    def _sent(self, device: int, op: Op, span: Span) -> tuple[Message, ...]:
         stage, _, leader = self._places[device]
         if op is Op.BACKWARD_WEIGHT:
-            return []
+            return ()
         direction = Direction.FORWARD if op is Op.FORWARD else Direction.BACKWARD
         part = 0 if op is Op.FORWARD else 1
-        found: list[tuple[Way, Piece]] = []
+        found: list[Message] = []
         for target, piece in self._router.destinations(stage, direction, span):
             number = self._number[neighbour(stage, direction), target]
-            way = device, number, direction, piece.size
-            found.append((way, (number, part, self._index[number][piece.lo])))
-            if target == leader:
-                continue
-            transfer = self._ways.get(way)
-            if transfer is None:
-                transfer = self._ways[way] = self._costs.transfer(leader, target, direction, stage, piece)
-            for link, usage in transfer.uses:
-                self._loads_s[link] = self._loads_s.get(link, 0.0) + usage * transfer.occupancy_s
-        return found
-
-    def _message(self, way: Way) -> tuple[int, float, float]:
-        """Return which link a message has to share, for how long it is busy, and what comes behind.
-
-        That is the one of its links that is busy longest in the step.
-        """
-        transfer = self._ways.get(way)
-        if transfer is None:
-            return -1, 0.0, 0.0
-        link, usage = max(transfer.uses, key=lambda use: self._loads_s[use[0]])
-        busy_s = usage * transfer.occupancy_s
-        number = self._links.setdefault(link, len(self._links))
-        return number, busy_s, transfer.latency_s + transfer.occupancy_s - busy_s
+            key = device, number, direction, piece.size
+            way = self._ways.get(key)
+            if way is None and target == leader:
+                way = self._ways[key] = -1, 0.0, 0.0
+            elif way is None:
+                cost = self._costs.transfer(leader, target, direction, stage, piece)
+                link = self._links.setdefault(cost.links[0], len(self._links))
+                way = self._ways[key] = link, cost.occupancy_s, cost.latency_s
+            found.append((*way, number, part, self._index[number][piece.lo]))
+        return tuple(found)
 
 
 def _by_sample(spans: tuple[Span, ...], total: int) -> list[int]:
