@@ -49,6 +49,13 @@ def test_a_gpu_that_nothing_of_ours_can_use_leaves_the_processor_and_is_told():
     assert "Voodoo 3 cannot be used yet" in outcome.notes[0]
 
 
+def test_a_gpu_of_intel_is_used_and_it_is_told_that_none_has_confirmed_it():
+    found = [machine("arc", gpu("Intel(R) Arc(TM) A770 Graphics", vendor="intel"))]
+    outcome = described_cluster(found, name="c", measure=False, reporter=SilentReporter())
+    assert [(one.kind, one.backend) for one in read_back(outcome.cluster).devices] == [("arc-a770", "xpu:0")]
+    assert outcome.notes[0].startswith("arc: no GPU has confirmed backend xpu")
+
+
 def test_a_kind_that_is_not_known_gets_figures_of_its_own():
     odd = gpu("NVIDIA GeForce RTX 4090 Laptop GPU", memory_gib=16.0, power_w=150.0)
     guessed = described_cluster([machine("lap", odd)], name="c", measure=False, reporter=SilentReporter()).cluster

@@ -1,12 +1,15 @@
 """Devices: results come back, and emulated time is kept without drift."""
 
 import time
+from contextlib import nullcontext
+from unittest.mock import MagicMock
 
 import pytest
 import torch
 
+from spantrain.devices import accelerators
+from spantrain.devices.accelerators import CudaDevice, StreamedDevice
 from spantrain.devices.base import CpuDevice
-from spantrain.devices.cuda import CudaDevice
 from spantrain.devices.emulated import EmulatedDevice, PreciseClock
 from spantrain.devices.registry import open_device
 from spantrain.errors import ConfigError
@@ -131,8 +134,87 @@ def test_backends_by_name() -> None:
     for name in ("tpu", "cpu:1", "cuda:x", "cuda:-1"):
         with pytest.raises(ConfigError, match="no such thing"):
             open_device(name)
-    with pytest.raises(ConfigError, match="cuda:9999"):
-        open_device("cuda:9999")
+    for name in ("cuda:9999", "xpu:9999"):
+        with pytest.raises(ConfigError, match=f"{name}: this machine has"):
+            open_device(name)
+
+
+class Streams:
+    """What torch has for a kind of accelerator, by the processor: streams that do at once what they are given."""
+
+    def __init__(self) -> None:
+        self.synchronized = 0
+
+    def device_count(self) -> int:
+        return 1
+
+    def init(self) -> None:
+        pass
+
+    def set_device(self, device: torch.device) -> None:
+        pass
+
+    def device(self, device: torch.device):
+        return nullcontext()
+
+    def stream(self, stream: object):
+        return nullcontext()
+
+    def current_stream(self, device: torch.device) -> MagicMock:
+        return MagicMock()
+
+    def Stream(self, device: torch.device) -> MagicMock:
+        return MagicMock()
+
+    def Event(self, *, enable_timing: bool) -> "Moment":
+        assert enable_timing
+        return Moment()
+
+    def synchronize(self, device: torch.device) -> None:
+        self.synchronized += 1
+
+
+class Moment:
+    at_s = 0.0
+
+    def record(self) -> None:
+        self.at_s = time.monotonic()
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        pass
+
+    def elapsed_time(self, other: "Moment") -> float:
+        return (other.at_s - self.at_s) * 1e3
+
+
+class OtherDevice(StreamedDevice):
+    kind = "cpu"
+
+
+def test_any_kind_of_accelerator_with_streams_does_its_work_in_order(monkeypatch) -> None:
+    streams = Streams()
+    monkeypatch.setattr(torch, "get_device_module", lambda _device: streams)
+    monkeypatch.setattr(accelerators, "_on_host", lambda tensor: tensor.clone())
+    with pytest.raises(ConfigError, match="cpu:1: this machine has 1 CPU devices"):
+        OtherDevice(1)
+    device = OtherDevice()
+    begun_s = time.monotonic()
+    first = device.submit(lambda: torch.ones(3), None)
+    second = device.submit(lambda: first.result + 1, None)
+    second.wait()
+    assert first.is_over
+    assert begun_s <= first.started_s <= first.ended_s <= second.started_s <= second.ended_s <= time.monotonic() + 1e-3
+    assert device.run(lambda: "done", None) == "done"
+    (read,) = device.fetch(lambda: (second.result * 2,), device.torch_device)
+    assert read.tolist() == [4.0, 4.0, 4.0]
+    assert device.bring((read,), torch.device("cpu")) == (read,)
+    with device.beside(device.torch_device, device.mark(device.torch_device)):
+        pass
+    device.settle(device.torch_device)
+    assert streams.synchronized == 1
 
 
 on_cuda = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]

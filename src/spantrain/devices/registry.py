@@ -51,8 +51,12 @@ BACKENDS = {
         # Its memory is the host's free memory, counted with the framework already in it.
         Backend(name="cpu", device="spantrain.devices.base:CpuDevice", torch_type="cpu"),
         Backend(
-            name="cuda", device="spantrain.devices.cuda:CudaDevice", torch_type="cuda", numbered=True,
+            name="cuda", device="spantrain.devices.accelerators:CudaDevice", torch_type="cuda", numbered=True,
             framework_bytes=CUDA_CONTEXT_BYTES, counts_allocations=True, carrier="nccl",
+        ),
+        Backend(
+            name="xpu", device="spantrain.devices.accelerators:XpuDevice", torch_type="xpu", numbered=True,
+            framework_bytes=CUDA_CONTEXT_BYTES, counts_allocations=True, carrier="xccl",
         ),
     )
 }  # fmt: skip
@@ -62,7 +66,7 @@ def backend_names() -> str:
     """Return the names for a message.
 
     >>> backend_names()
-    'emulated, cpu, cuda or cuda:N'
+    'emulated, cpu, cuda, cuda:N, xpu or xpu:N'
     """
     names = [text for row in BACKENDS.values() for text in (row.name, *([f"{row.name}:N"] if row.numbered else []))]
     return f"{', '.join(names[:-1])} or {names[-1]}"

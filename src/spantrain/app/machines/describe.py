@@ -105,6 +105,8 @@ class ClusterDraft:
                     f"{host}: {accelerator.name} cannot be used yet (no backend for {accelerator.vendor})"
                 )
                 continue
+            if backend.name == "xpu":
+                self.notes.append(f"{host}: no GPU has confirmed backend xpu; `backend: cpu` is the way out")
             number = sum(entry.backend.startswith(backend.name) for entry in found)
             named = f"{backend.name}:{number}" if backend.numbered else backend.name
             own = self.measured_kinds.get(accelerator.name)

@@ -141,7 +141,7 @@ class WorkerArguments:
         typer.Option(help="A file with the token that the coordinator printed; default: it is in SPANTRAIN_TOKEN."),
     ] = None
     name: Annotated[str | None, typer.Option(help="This device's name in the cluster file.")] = None
-    backend: Annotated[str | None, typer.Option(help="cpu, cuda:N or emulated; default: cuda if there is one.")] = None
+    backend: Annotated[str | None, typer.Option(help="cpu, cuda:N, xpu:N or emulated; default: a GPU, if any.")] = None
     data_address: Annotated[str | None, typer.Option(help="Where the others reach this machine.")] = None
     interface: Annotated[str | None, typer.Option(help="The same by a network interface, e.g. wg0.")] = None
     relay: shared.Relay = None

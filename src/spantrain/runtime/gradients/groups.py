@@ -133,7 +133,8 @@ def _leave() -> None:
 
 def _connect(group: ProcessGroup, torch_device: torch.device) -> None:
     """Have the members connect now, where all of them are there for it, and not in the first step."""
-    carriers = [torch.device("cpu"), torch_device] if "nccl" in dist.get_backend_config(group) else [torch_device]
+    several = "," in dist.get_backend_config(group)
+    carriers = [torch.device("cpu"), torch_device] if several else [torch_device]
     for device in carriers:
         dist.all_reduce(torch.zeros(1, device=device), group=group)
 

@@ -1,10 +1,14 @@
-"""CUDA devices: work is queued on streams; its time is what passes between two events on one."""
+"""Accelerators: work is queued on streams; its time is what passes between two events on one.
+
+Torch has the same names for all of them (`torch.cuda`, which is ROCm's, too, and `torch.xpu`).
+"""
 
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from typing import Any, ClassVar
 
 import torch
 
@@ -17,15 +21,15 @@ from spantrain.errors import ConfigError
 class _Queued(Submitted[T]):
     """Work between two events on the device's stream."""
 
-    start: torch.cuda.Event
-    end: torch.cuda.Event
-    origin: tuple[torch.cuda.Event, float]
+    start: Any
+    end: Any
+    origin: tuple[Any, float]
     """An event before, and when it was, on this machine's monotonic clock."""
 
     @property
     def is_over(self) -> bool:
         """Whether the device has done it."""
-        if not self.end.query():  # type: ignore[no-untyped-call]
+        if not self.end.query():
             return False
         self.wait()
         return True
@@ -38,9 +42,11 @@ class _Queued(Submitted[T]):
         self.ended_s = at_s + event.elapsed_time(self.end) / 1e3
 
 
-class CudaDevice(ComputeDevice):
-    """One CUDA device."""
+class StreamedDevice(ComputeDevice):
+    """One device of a kind with streams."""
 
+    kind: ClassVar[str]
+    """What torch calls such devices."""
     fuses_optimizer = True
     ahead = 2
 
@@ -50,13 +56,15 @@ class CudaDevice(ComputeDevice):
         Raises:
             ConfigError: there is no such device.
         """
-        count = torch.cuda.device_count()
+        self._torch: Any = torch.get_device_module(self.kind)
+        count = self._torch.device_count()
         if not 0 <= index < count:
-            raise ConfigError(f"backend cuda:{index}: this machine has {count} CUDA devices; choose another, or `cpu`")
-        super().__init__(torch.device("cuda", index))
+            what = f"this machine has {count} {self.kind.upper()} devices"
+            raise ConfigError(f"backend {self.kind}:{index}: {what}; choose another, or `cpu`")
+        super().__init__(torch.device(self.kind, index))
         # Before, torch does not count what is allocated there; and what names no device goes there, too.
-        torch.cuda.init()  # type: ignore[no-untyped-call]
-        torch.cuda.set_device(self.torch_device)
+        self._torch.init()
+        self._torch.set_device(self.torch_device)
         # The thread that goes back has a context, too, before its first product asks for one and warns.
         torch.zeros(1, device=self.torch_device, requires_grad=True).sum().backward()  # type: ignore[no-untyped-call]
         self._last: _Queued[object] | None = None
@@ -68,8 +76,8 @@ class CudaDevice(ComputeDevice):
         besides: EmulatedTime = NOTHING_MORE,  # noqa: ARG002
     ) -> Submitted[T]:
         """Queue the work."""
-        with torch.cuda.device(self.torch_device):
-            start, end = _event(), _event()
+        with self._torch.device(self.torch_device):
+            start, end = (self._torch.Event(enable_timing=True) for _ in range(2))
             idle = self._last is None or self._last.is_over
             start.record()
             # What an idle device is given it begins at once.
@@ -89,27 +97,24 @@ class CudaDevice(ComputeDevice):
 
     def forget_peak(self) -> None:
         """Begin to look for the most memory anew."""
-        torch.cuda.reset_peak_memory_stats(self.torch_device)
+        self._torch.reset_peak_memory_stats(self.torch_device)
 
     def peak_bytes(self) -> int | None:
         """Return the most bytes that were allocated since then."""
-        return torch.cuda.max_memory_allocated(self.torch_device)
+        peak: int = self._torch.max_memory_allocated(self.torch_device)
+        return peak
 
-    def meters(self) -> ReadMeters | None:
-        """Return what reads its meters, by NVIDIA's library; None: there is none for it."""
-        uuid = getattr(torch.cuda.get_device_properties(self.torch_device), "uuid", None)
-        return nvml_meters(f"GPU-{uuid}") if uuid is not None else None
-
-    @staticmethod
-    def is_available() -> bool:
+    @classmethod
+    def is_available(cls) -> bool:
         """Return whether this machine has one."""
-        return torch.cuda.is_available()
+        there: bool = torch.get_device_module(cls.kind).is_available()
+        return there
 
     @staticmethod
     def fetch(made: Callable[[], Tensors], torch_device: torch.device) -> Tensors:
         """Make it on a stream of its own, copy it to page-locked memory, and wait for that alone."""
         stream = _stream(torch_device, "out")
-        with torch.cuda.stream(stream):
+        with torch.get_device_module(torch_device).stream(stream):
             found = tuple(_on_host(tensor) for tensor in made())
         stream.synchronize()
         return found
@@ -119,10 +124,11 @@ class CudaDevice(ComputeDevice):
         """Copy from page-locked memory, on a stream of its own; work that is queued from now on waits for it."""
         if all(tensor.device == torch_device for tensor in tensors):
             return tensors
-        with torch.cuda.device(torch_device):
-            beside, now = _stream(torch_device, "in"), torch.cuda.current_stream(torch_device)
-            with torch.cuda.stream(beside):
-                pinned = (one if one.is_cuda or one.is_pinned() else _pinned(one) for one in tensors)
+        at: Any = torch.get_device_module(torch_device)
+        with at.device(torch_device):
+            beside, now = _stream(torch_device, "in"), at.current_stream(torch_device)
+            with at.stream(beside):
+                pinned = (one if one.device.type != "cpu" or one.is_pinned() else _pinned(one) for one in tensors)
                 found = tuple(one.to(torch_device, non_blocking=True) for one in pinned)
             now.wait_stream(beside)
             for tensor in found:
@@ -132,34 +138,46 @@ class CudaDevice(ComputeDevice):
     @staticmethod
     def settle(torch_device: torch.device) -> None:
         """Return when all that was queued is done."""
-        torch.cuda.synchronize(torch_device)
+        torch.get_device_module(torch_device).synchronize(torch_device)
 
     @staticmethod
-    def mark(torch_device: torch.device) -> torch.cuda.Event:
+    def mark(torch_device: torch.device) -> Any:
         """Return what stands for the end of all that was queued so far."""
-        event: torch.cuda.Event = torch.cuda.current_stream(torch_device).record_event()
-        return event
+        return torch.get_device_module(torch_device).current_stream(torch_device).record_event()
 
     @staticmethod
     @contextmanager
-    def beside(torch_device: torch.device, mark: torch.cuda.Event) -> Iterator[None]:
+    def beside(torch_device: torch.device, mark: Any) -> Iterator[None]:
         """Queue what is done inside on a stream of its own, behind a mark, and wait for its end."""
-        stream = _stream(torch_device, "sums")
-        with torch.cuda.device(torch_device), torch.cuda.stream(stream):
+        at, stream = torch.get_device_module(torch_device), _stream(torch_device, "sums")
+        with at.device(torch_device), at.stream(stream):
             stream.wait_event(mark)
             yield
             stream.synchronize()
 
 
-def _event() -> torch.cuda.Event:
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+class CudaDevice(StreamedDevice):
+    """One device of NVIDIA, or of AMD: torch for ROCm calls them so, too."""
+
+    kind = "cuda"
+
+    def meters(self) -> ReadMeters | None:
+        """Return what reads its meters, by NVIDIA's library; None: there is none for it."""
+        uuid = getattr(torch.cuda.get_device_properties(self.torch_device), "uuid", None)
+        return nvml_meters(f"GPU-{uuid}") if uuid is not None else None
+
+
+class XpuDevice(StreamedDevice):
+    """One device of Intel."""
+
+    kind = "xpu"
 
 
 @cache
-def _stream(device: torch.device, use: str) -> torch.cuda.Stream:
+def _stream(device: torch.device, use: str) -> Any:
     """Return the stream of a device for some use: each has memory of its own, which torch keeps for it."""
     assert use
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    return torch.get_device_module(device).Stream(device)
 
 
 def _pinned(tensor: torch.Tensor) -> torch.Tensor:
