@@ -65,7 +65,6 @@ def _profile_in(content: bytes, path: Path) -> Profile:
     return profile
 
 
-@dataclass(frozen=True, kw_only=True)
 class _PlanFile(PlanReport, Plan):
     """All that a plan.json holds."""
 

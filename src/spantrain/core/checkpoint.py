@@ -2,17 +2,17 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated
 
 from spantrain.core.bounds import Bounds, check_bounds
+from spantrain.core.messages import Record
 from spantrain.core.shares import TensorPart
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
-@dataclass(frozen=True, kw_only=True)
-class StoredTensor:
+class StoredTensor(Record):
     """One tensor in a file: which part of the whole one, and of which type."""
 
     part: TensorPart
@@ -20,8 +20,7 @@ class StoredTensor:
     """`float32`, `bfloat16`, ..."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class StoredFile:
+class StoredFile(Record):
     """What one device wrote."""
 
     device: str
@@ -37,8 +36,7 @@ class StoredFile:
         check_bounds(self)
 
 
-@dataclass(frozen=True, kw_only=True)
-class CheckpointContent:
+class CheckpointContent(Record):
     """All that devices must know of a checkpoint to begin with it."""
 
     step: Annotated[int, Bounds(low=0)]
@@ -55,8 +53,7 @@ class CheckpointContent:
             raise ValueError(f"files lie in the checkpoint's own folder, got {strange}")
 
 
-@dataclass(frozen=True, kw_only=True)
-class LedgerEntry:
+class LedgerEntry(Record):
     """From this step on, until the next entry, each step took so many samples."""
 
     first_step: Annotated[int, Bounds(low=0)]
@@ -66,8 +63,7 @@ class LedgerEntry:
         check_bounds(self, "a ledger entry")
 
 
-@dataclass(frozen=True, kw_only=True)
-class SampleLedger:
+class SampleLedger(Record):
     """Which samples were consumed: positions in the sampler's one endless sequence, whoever read them.
 
     It does not depend on the number of readers, and a run may go on with another global batch.

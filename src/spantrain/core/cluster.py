@@ -2,11 +2,12 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 from typing import Annotated
 
 from spantrain.core.bounds import Bounds, NotNegative, Positive, check_bounds
+from spantrain.core.messages import Record
 from spantrain.core.money.prices import Egress, KindPrice
 from spantrain.core.names import check_name
 
@@ -23,8 +24,7 @@ _MAX_KIND = 63
 """Characters of a kind's name."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class DeviceKind:
+class DeviceKind(Record):
     """What the data sheet of a kind of accelerator says."""
 
     name: str
@@ -44,8 +44,7 @@ class DeviceKind:
         check_bounds(self, f"kind {self.name}")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Device:
+class Device(Record):
     """One accelerator, real or emulated."""
 
     name: str
@@ -70,8 +69,7 @@ class Device:
         return self.backend == "emulated"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Host:
+class Host(Record):
     """One machine with its devices."""
 
     name: str
@@ -92,8 +90,7 @@ class Host:
         check_bounds(self, f"host {self.name}")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Site:
+class Site(Record):
     """A place with a fast network inside."""
 
     name: str
@@ -120,8 +117,7 @@ class Site:
         check_bounds(self, f"site {self.name}")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Link:
+class Link(Record):
     """A directed path between two sites."""
 
     source: str
@@ -136,8 +132,7 @@ class Link:
         check_bounds(self, f"link {self.source} -> {self.target}")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Cluster:
+class Cluster(Record):
     """Sites, hosts, devices and the links between sites.
 
     `emulated_speed` is the fraction of a kind's real speed at which its emulated devices run: a model scaled

@@ -2,10 +2,11 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Annotated, Any
 
 from spantrain.core.bounds import Bounds, NotNegative, Positive, bound_problems, type_problems
+from spantrain.core.messages import Record
 from spantrain.core.names import unknown_name
 from spantrain.core.units import ModelSpec, UnitGraph
 from spantrain.core.update.optimizers import ParameterGroup, optimizer_fields, optimizer_problems, optimizer_state
@@ -22,8 +23,7 @@ _Count = Annotated[int, Bounds(low=0)]
 _Part = Annotated[float, Bounds(low=0, under=1)]
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainJob:
+class TrainJob(Record):
     """What every worker needs to know besides the plan."""
 
     steps: Annotated[int, Bounds(low=1)]

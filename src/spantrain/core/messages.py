@@ -5,16 +5,16 @@ The log says what a replica's policy was told and what it answered, in a form th
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, dataclass_transform
 
 from spantrain.core.action import Action, Direction
 from spantrain.core.span import Span
 
 
-@dataclass_transform(frozen_default=True, kw_only_default=True)
-class TypedMessage:
-    """What processes say to each other; every subclass is made a frozen dataclass of named fields."""
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
+class Record:
+    """What files hold, and processes say to each other: every subclass is made a frozen dataclass of named fields."""
 
     def __init_subclass__(cls, **rest: Any) -> None:
         super().__init_subclass__(**rest)

@@ -3,13 +3,13 @@
 import math
 from bisect import bisect_left
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise, permutations
 from typing import Annotated
 
 from spantrain.core.bounds import Bounds, NotNegative, Positive, check_bounds
 from spantrain.core.cluster import Cluster
+from spantrain.core.messages import Record
 from spantrain.core.units import ModelSpec, UnitGraph
 from spantrain.formats.precision import check_dtype
 
@@ -21,8 +21,7 @@ _LOOKED_AT = 64
 Place = tuple[str, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class UnitTiming:
+class UnitTiming(Record):
     """Median seconds of one unit's work on one kind of device, for one number of samples."""
 
     unit_class: str
@@ -41,8 +40,7 @@ class UnitTiming:
         check_bounds(self, f"{self.unit_class} on {self.kind}")
 
 
-@dataclass(frozen=True, kw_only=True)
-class BandwidthPoint:
+class BandwidthPoint(Record):
     """What one size of message was carried at."""
 
     size_bytes: Annotated[int, Bounds(low=1)]
@@ -52,8 +50,7 @@ class BandwidthPoint:
         check_bounds(self, "a point of a bandwidth curve")
 
 
-@dataclass(frozen=True, kw_only=True)
-class BandwidthCurve:
+class BandwidthCurve(Record):
     """Bandwidth against the size of a message: measured points, or a fitted polynomial.
 
     Between two points the seconds are linear in the bytes, which is exact for a fixed cost and a rate. A polynomial is
@@ -122,8 +119,7 @@ class BandwidthCurve:
         return found
 
 
-@dataclass(frozen=True, kw_only=True)
-class LinkMeasurement:
+class LinkMeasurement(Record):
     """What one device can send to another."""
 
     source: str
@@ -160,8 +156,7 @@ class LinkMeasurement:
         return self.curve.seconds(size_bytes)
 
 
-@dataclass(frozen=True, kw_only=True)
-class DeviceScore:
+class DeviceScore(Record):
     """Compute capacity p_c = sum of w_i / t_i over small tasks (SpanTrain 3.2.1)."""
 
     device: str
@@ -170,8 +165,7 @@ class DeviceScore:
     """Seconds of each task."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class RuntimeCosts:
+class RuntimeCosts(Record):
     """What the runtime itself takes, measured in a rehearsal on the devices that train: `app.profiling.rehearsal`."""
 
     action_s: NotNegative
@@ -185,8 +179,7 @@ class RuntimeCosts:
         check_bounds(self)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Provenance:
+class Provenance(Record):
     """Where the numbers come from."""
 
     created: str
@@ -201,8 +194,7 @@ class Provenance:
     """Seconds that one round of measuring the network took."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Profile:
+class Profile(Record):
     """Everything a planner needs."""
 
     cluster: Cluster

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from spantrain.core.action import Action
+from spantrain.core.messages import Record
 
 TRACE_FORMAT = "spantrain-trace"
 TRACE_VERSION = 1
@@ -56,8 +57,7 @@ class Flow:
     size_bytes: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class Trace:
+class Trace(Record):
     """Intervals and flows of a run, on one clock."""
 
     intervals: tuple[Interval, ...]
@@ -94,8 +94,7 @@ class Trace:
 _MAX_ROWS, _MAX_NAME, _MAX_S = 4_000, 200, 1e11
 
 
-@dataclass(frozen=True, kw_only=True)
-class DeviceStep:
+class DeviceStep(Record):
     """What one device did in one step, in few bytes, as it goes to the coordinator."""
 
     step: int

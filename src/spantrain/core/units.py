@@ -3,11 +3,12 @@
 import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from typing import Annotated
 
 from spantrain.core.bounds import Bounds, NotNegative, check_bounds
+from spantrain.core.messages import Record
 from spantrain.core.shares import ALONE, MemberBytes, MemberShare, TensorPieces, divided_share
 from spantrain.formats.registry import WireFormat
 
@@ -21,8 +22,7 @@ _SIZE = Bounds(low=0, high=2**46)
 Bytes = Annotated[int, _SIZE]
 
 
-@dataclass(frozen=True, kw_only=True)
-class ChatForm:
+class ChatForm(Record):
     """How conversations become samples of tokens (`docs/data.md`)."""
 
     template: str = ""
@@ -37,8 +37,7 @@ class ChatForm:
             raise ValueError(f"train_on must be one of {', '.join(TRAIN_ON)}, got {self.train_on!r}")
 
 
-@dataclass(frozen=True, kw_only=True)
-class ModelSpec:
+class ModelSpec(Record):
     """Which model, at which size, on which data: enough to build it anywhere, with the same weights."""
 
     name: str
@@ -73,8 +72,7 @@ class ModelSpec:
         check_bounds(self)
 
 
-@dataclass(frozen=True, kw_only=True)
-class TensorSpec:
+class TensorSpec(Record):
     """One tensor that crosses a cut; its first dimension is the samples."""
 
     name: str
@@ -95,8 +93,7 @@ class TensorSpec:
         return wire_format.codec.sample_bytes(self.dtype, self.bytes_per_sample, len(self.shape_per_sample))
 
 
-@dataclass(frozen=True, kw_only=True)
-class WholeMicroBatch:
+class WholeMicroBatch(Record):
     """That what a unit makes of a sample depends on the others that it is run on at once."""
 
     why: str
@@ -105,8 +102,7 @@ class WholeMicroBatch:
     """Samples at once; of fewer it makes nothing."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Unit:
+class Unit(Record):
     """The smallest piece of the model that can be placed."""
 
     name: str
@@ -213,8 +209,7 @@ class Unit:
         return sum(tensor.bytes_per_sample for tensor in self.outputs if tensor.requires_grad)
 
 
-@dataclass(frozen=True, kw_only=True)
-class UnitGraph:
+class UnitGraph(Record):
     """Units in topological order."""
 
     units: tuple[Unit, ...]

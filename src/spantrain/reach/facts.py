@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from spantrain.config.files.json_codec import from_json
 from spantrain.config.files.parsing import parse_json
-from spantrain.core.messages import TypedMessage
+from spantrain.core.messages import Record
 from spantrain.errors import Interrupted, ProtocolError, SpanTrainError, UsageError
 from spantrain.reach.machines import Machine, at_once, run_python
 
@@ -34,7 +34,7 @@ def _check(value: object, what: str) -> None:
             _check(entry, what)
 
 
-class CheckedAnswer(TypedMessage):
+class CheckedAnswer(Record):
     """Base of what came from another machine."""
 
     def __post_init__(self) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from spantrain.app.watching.chain import StepReason
 from spantrain.config.artefacts import VIEW_FORMAT, read_artefact
-from spantrain.core.messages import TypedMessage
+from spantrain.core.messages import Record
 from spantrain.devices.meters import MeterReading
 from spantrain.errors import ConfigError
 
@@ -15,7 +15,7 @@ Work = tuple[str, float, float]
 """What a device did, from when to when, in seconds from the step's first work on."""
 
 
-class SeenDevice(TypedMessage):
+class SeenDevice(Record):
     """One device: what it has, does and holds, beside what was forecast."""
 
     name: str
@@ -39,7 +39,7 @@ class SeenDevice(TypedMessage):
     """What its own meters said last; None: it has none."""
 
 
-class SeenLink(TypedMessage):
+class SeenLink(Record):
     """One direction between two sites."""
 
     source: str
@@ -55,7 +55,7 @@ class SeenLink(TypedMessage):
     """What went over it in the last step, over the step's duration; sums of gradients are not counted."""
 
 
-class SeenStage(TypedMessage):
+class SeenStage(Record):
     """One stage of the plan that runs."""
 
     first_unit: int
@@ -63,7 +63,7 @@ class SeenStage(TypedMessage):
     devices: tuple[str, ...]
 
 
-class SeenEvent(TypedMessage):
+class SeenEvent(Record):
     """Something that was told while the run went on."""
 
     at_unix_s: float
@@ -71,7 +71,7 @@ class SeenEvent(TypedMessage):
     text: str
 
 
-class Timeline(TypedMessage):
+class Timeline(Record):
     """One step: what each device did, measured and as forecast, and the messages between them."""
 
     step: int
@@ -83,7 +83,7 @@ class Timeline(TypedMessage):
     """Source, target, what, when it had been made and when it had come."""
 
 
-class RunView(TypedMessage):
+class RunView(Record):
     """All that there is to see."""
 
     run: str

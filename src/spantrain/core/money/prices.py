@@ -2,17 +2,17 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from typing import Annotated
 
 from spantrain.core.bounds import Bounds, NotNegative, check_bounds
+from spantrain.core.messages import Record
 
 _BYTES_PER_GB = 1e9
 
 
-@dataclass(frozen=True, kw_only=True)
-class KindPrice:
+class KindPrice(Record):
     """What a device of a kind costs at a site."""
 
     usd_per_hour: NotNegative = 0.0
@@ -54,8 +54,7 @@ def distance(region: str, other: str) -> Distance:
     return Distance.REGION if slash and provider == theirs else Distance.INTERNET
 
 
-@dataclass(frozen=True, kw_only=True)
-class EgressTier:
+class EgressTier(Record):
     """A price of bytes up to so many in all; None: of all others."""
 
     usd_per_gb: NotNegative
@@ -65,8 +64,7 @@ class EgressTier:
         check_bounds(self, "a tier")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Egress:
+class Egress(Record):
     """Prices of what leaves a site for others; inside a site nothing is paid."""
 
     zone: tuple[EgressTier, ...]
@@ -110,8 +108,7 @@ class Egress:
         return total
 
 
-@dataclass(frozen=True, kw_only=True)
-class Price:
+class Price(Record):
     """A list price."""
 
     usd: float
@@ -137,8 +134,7 @@ class Market(StrEnum):
     """It costs its electricity."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Offer:
+class Offer(Record):
     """Machines of one kind that can be had in one place."""
 
     provider: str
@@ -164,16 +160,14 @@ class Offer:
         return "-".join(part for part in (self.provider, self.region, self.zone) if part)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Line:
+class Line(Record):
     """What joins two places."""
 
     bandwidth_bytes_per_s: float
     latency_s: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class PriceTable:
+class PriceTable(Record):
     """What things cost where a cluster file does not say it, and what could be rented."""
 
     rented_by_kind: Mapping[str, Price]

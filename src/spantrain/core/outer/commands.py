@@ -2,7 +2,7 @@
 
 import math
 
-from spantrain.core.messages import TypedMessage
+from spantrain.core.messages import Record
 from spantrain.core.outer.events import LayerTransfer, Lease, OuterMessage, PushOutcome, Ticket, TransferWay
 
 
@@ -164,7 +164,7 @@ class Measure(ToShard):
     pushes: tuple[Ticket, ...]
 
 
-class PushWeight(TypedMessage):
+class PushWeight(Record):
     """What part of the mean a push is."""
 
     push: Ticket
@@ -241,7 +241,7 @@ OuterCommand = (
 # What a cluster's client commands its own processes.
 
 
-class SendLayer(TypedMessage):
+class SendLayer(Record):
     """Send a layer of what was learned when the push was asked for."""
 
     transfer: LayerTransfer
@@ -250,13 +250,13 @@ class SendLayer(TypedMessage):
     reason: str
 
 
-class SkipPush(TypedMessage):
+class SkipPush(Record):
     """The push came to nothing: train on from the same start."""
 
     reason: str
 
 
-class UseVersion(TypedMessage):
+class UseVersion(Record):
     """All layers of a version are there: begin a round from it."""
 
     version: int

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TypeVar
 
-from spantrain.core.messages import TypedMessage
+from spantrain.core.messages import Record
 from spantrain.formats.registry import WireFormat
 
 _TICKET = re.compile(r"(\d+)\.(\d+)", re.ASCII)
@@ -82,7 +82,7 @@ _MAX_TOKENS = 2**48
 """Of a push: far more than any cluster trains on in a round."""
 
 
-class Lease(TypedMessage):
+class Lease(Record):
     """A chunk of the data that a cluster trains on now."""
 
     number: int
@@ -100,7 +100,7 @@ class Lease(TypedMessage):
             raise ValueError(f"a lease needs numbers from 0 and 0 <= begin < end, got {self}")
 
 
-class ChunkProgress(TypedMessage):
+class ChunkProgress(Record):
     """How far a cluster came in a chunk: trained on, and in this push."""
 
     lease: int
@@ -118,7 +118,7 @@ class PushOutcome(Enum):
     """It is in no version and will be in none: train on from the same start."""
 
 
-class OuterMessage(TypedMessage):
+class OuterMessage(Record):
     """What the master and a member say to each other."""
 
     fragment: int = 0

@@ -1,10 +1,9 @@
 """Plans of single groups joined by an outer optimizer: who trains by itself, and how often parameters are exchanged."""
 
-from dataclasses import dataclass
+from spantrain.core.messages import Record
 
 
-@dataclass(frozen=True, kw_only=True)
-class OuterGroup:
+class OuterGroup(Record):
     """Devices that train by themselves between two outer steps."""
 
     name: str
@@ -22,8 +21,7 @@ class OuterGroup:
             raise ValueError(f"outer group {self.name}: needs devices, samples and seconds, got {self}")
 
 
-@dataclass(frozen=True, kw_only=True)
-class OuterPlan:
+class OuterPlan(Record):
     """A round: inner steps in all groups at once, then all exchange their parameters through a server."""
 
     groups: tuple[OuterGroup, ...]

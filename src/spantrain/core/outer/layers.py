@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 
+from spantrain.core.messages import Record
 from spantrain.errors import UsageError
 from spantrain.formats.codec import DTYPE_BYTES, BlockCodec
 from spantrain.formats.registry import WireFormat
@@ -91,8 +92,7 @@ class ParameterSpec:
         return replace(self, shape=(size_bytes,), dtype=dtype) if size_bytes < self.size_bytes else self
 
 
-@dataclass(frozen=True, kw_only=True)
-class Layer:
+class Layer(Record):
     """Parameters that are sent in one transfer and updated together."""
 
     name: str
@@ -122,8 +122,7 @@ class Layer:
         return tuple(parameter.sent_as(wire_format) for parameter in self.parameters)
 
 
-@dataclass(frozen=True, kw_only=True)
-class ShardRun:
+class ShardRun(Record):
     """A shard, and the layers `first` up to, not including, `end` that it holds."""
 
     shard: str
@@ -140,8 +139,7 @@ class ShardRun:
         return range(self.first, self.end)
 
 
-@dataclass(frozen=True, kw_only=True)
-class ShardLayout:
+class ShardLayout(Record):
     """All layers of the model, and which shard holds which; every layer once, in order.
 
     >>> weight = ParameterSpec(name="0.weight", shape=(2, 3))

@@ -7,8 +7,9 @@ has changed in it, so that saying it again does no harm.
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from spantrain.core.messages import Record
 from spantrain.core.outer.events import Ticket
 from spantrain.errors import UsageError
 
@@ -19,8 +20,7 @@ INNER_STEPS = 64
 """Between two pushes of a cluster, unless it is said."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class OuterCluster:
+class OuterCluster(Record):
     """As whom a run takes part in an outer optimizer."""
 
     master: str
@@ -77,8 +77,7 @@ class OuterCluster:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class StageOrder:
+class StageOrder(Record):
     """What all stages do behind a step, in this order."""
 
     skipped: bool = False
@@ -99,8 +98,7 @@ class StageOrder:
     """No pull before this one will be taken any more."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class StageReport:
+class StageReport(Record):
     """How far a stage is, as its first device says."""
 
     connected: bool = False
@@ -115,8 +113,7 @@ class StageReport:
     """The leader's."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class StageMeeting:
+class StageMeeting(Record):
     """What all stages said at a boundary; the same for each of them."""
 
     reports: Mapping[str, StageReport]

@@ -1,13 +1,12 @@
 """The orders of work that `critical-path` follows in a plan."""
 
-from dataclasses import dataclass
 from typing import Annotated
 
 from spantrain.core.bounds import Bounds, NotNegative, check_bounds
+from spantrain.core.messages import Record
 
 
-@dataclass(frozen=True, kw_only=True)
-class PlannedWait:
+class PlannedWait(Record):
     """An action worth waiting for, though something else could run."""
 
     position: Annotated[int, Bounds(low=0)]
@@ -19,8 +18,7 @@ class PlannedWait:
         check_bounds(self, "a planned wait")
 
 
-@dataclass(frozen=True, kw_only=True)
-class PlannedOrder:
+class PlannedOrder(Record):
     """What one replica should do, in order."""
 
     ops: str
@@ -37,8 +35,7 @@ class PlannedOrder:
             raise ValueError(f"a planned order has {len(self.ops)} actions, but stages of {len(self.stages)}")
 
 
-@dataclass(frozen=True, kw_only=True)
-class DispatchHints:
+class DispatchHints(Record):
     """The orders of all replicas."""
 
     orders: tuple[tuple[PlannedOrder, ...], ...]

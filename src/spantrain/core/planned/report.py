@@ -1,11 +1,11 @@
 """What is said of a plan to people, and what it was made from."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from spantrain.core.messages import Record
 
 
-@dataclass(frozen=True, kw_only=True)
-class Prediction:
+class Prediction(Record):
     """What a plan should do."""
 
     step_s: float
@@ -16,8 +16,7 @@ class Prediction:
     """How it was predicted."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Alternative:
+class Alternative(Record):
     """Another way that was looked at, for the comparison that every plan is shown with (DESIGN idea 6)."""
 
     name: str
@@ -28,8 +27,7 @@ class Alternative:
     reason: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class PlanReport:
+class PlanReport(Record):
     """What is said of a plan to people: nothing runs by it."""
 
     prediction: Prediction | None = None
@@ -39,8 +37,7 @@ class PlanReport:
     """Why this one was chosen."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ProfileReference:
+class ProfileReference(Record):
     """The profile that a plan was made from."""
 
     path: str

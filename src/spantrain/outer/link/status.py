@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping
 
-from spantrain.core.messages import TypedMessage
+from spantrain.core.messages import Record
 
 
-class ClusterStatus(TypedMessage):
+class ClusterStatus(Record):
     """One cluster, also one that has gone, as long as something of it counted."""
 
     name: str
@@ -37,7 +37,7 @@ class ClusterStatus(TypedMessage):
     """None for one that is away."""
 
 
-class ShardStatus(TypedMessage):
+class ShardStatus(Record):
     """One shard."""
 
     name: str
@@ -53,7 +53,7 @@ class ShardStatus(TypedMessage):
     """None for one that is away."""
 
 
-class TransferStatus(TypedMessage):
+class TransferStatus(Record):
     """A layer on its way."""
 
     way: str
@@ -65,7 +65,7 @@ class TransferStatus(TypedMessage):
     since_s: float
 
 
-class LayerLinkStatus(TypedMessage):
+class LayerLinkStatus(Record):
     """What went between a cluster and a shard since the master started, as the master saw it: answers included."""
 
     cluster: str
@@ -77,7 +77,7 @@ class LayerLinkStatus(TypedMessage):
     """Of late; the last layers count most. Two at a time share the link, and each is counted as it was seen."""
 
 
-class UpdateStatus(TypedMessage):
+class UpdateStatus(Record):
     """What the last update came to, since the master started."""
 
     version: int | None
@@ -92,7 +92,7 @@ class UpdateStatus(TypedMessage):
     """By cluster: whether it took part, and why."""
 
 
-class FragmentStatus(TypedMessage):
+class FragmentStatus(Record):
     """One fragment of the layers, where there are several."""
 
     version: int
@@ -103,7 +103,7 @@ class FragmentStatus(TypedMessage):
     last_update: UpdateStatus | None
 
 
-class ChunksStatus(TypedMessage):
+class ChunksStatus(Record):
     """The data that is leased."""
 
     chunks: int
@@ -115,7 +115,7 @@ class ChunksStatus(TypedMessage):
     finished: bool
 
 
-class MasterStatus(TypedMessage):
+class MasterStatus(Record):
     """All of it, at one moment."""
 
     address: str

@@ -5,14 +5,14 @@ coordinator's worker.
 
 from enum import StrEnum
 
-from spantrain.core.messages import TypedMessage
+from spantrain.core.messages import Record
 from spantrain.runtime.control.plane import OrderRequest, Request
 
 PIECE_BYTES = 2**20
 """Of a file, in one message, at most."""
 
 
-class FileWanted(TypedMessage):
+class FileWanted(Record):
     """Whether the coordinator's machine is to have a file, or what is left of it."""
 
     wanted: bool
@@ -39,7 +39,7 @@ class PutPiece(OrderRequest[FileWanted], name="put_piece"):
     piece: bytes
 
 
-class FilePiece(TypedMessage):
+class FilePiece(Record):
     """Bytes of a file, none behind its end."""
 
     piece: bytes
@@ -63,7 +63,7 @@ class NextStep(StrEnum):
     STOP = "stop"
 
 
-class NextStepAnswer(TypedMessage):
+class NextStepAnswer(Record):
     """What to do next."""
 
     next: NextStep
@@ -77,7 +77,7 @@ class AskNextStep(OrderRequest[NextStepAnswer], name="next_step"):
     """Whether a checkpoint was written before it."""
 
 
-class BatchPiece(TypedMessage):
+class BatchPiece(Record):
     """Bytes of a safetensors file with rows of a batch."""
 
     piece: bytes
@@ -101,7 +101,7 @@ JOURNAL_FOLDER, JOURNAL_FILE, CREDENTIALS_FILE = "coordinator", "journal.jsonl",
 """In a run's folder, on the coordinator's machine and on the standby coordinator's."""
 
 
-class JournalPiece(TypedMessage):
+class JournalPiece(Record):
     """What comes next in a journal."""
 
     piece: bytes

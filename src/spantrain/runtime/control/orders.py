@@ -6,7 +6,7 @@ from typing import Any
 from spantrain.core.checkpoint import CheckpointContent
 from spantrain.core.cluster import Cluster
 from spantrain.core.job import TrainJob
-from spantrain.core.messages import DeviceDecisions, TypedMessage
+from spantrain.core.messages import DeviceDecisions, Record
 from spantrain.core.outer.stages import OuterCluster
 from spantrain.core.plan import Plan
 from spantrain.core.profile import DeviceScore, LinkMeasurement, UnitTiming
@@ -25,7 +25,7 @@ class AddedOrder(Order[A]):
     model: ModelSpec
 
 
-class ComputeResult(TypedMessage):
+class ComputeResult(Record):
     """Timings of units (empty without sizes) and the score."""
 
     timings: tuple[UnitTiming, ...]
@@ -58,7 +58,7 @@ class EchoOrder(Order[Done], name="echo"):
     peers: tuple[PeerAddress, ...]
 
 
-class LinkResult(TypedMessage):
+class LinkResult(Record):
     """Both directions."""
 
     links: tuple[LinkMeasurement, ...]
@@ -76,7 +76,7 @@ class LinkOrder(Order[LinkResult], name="link"):
     """There and back, where links like these were measured already."""
 
 
-class TrainResult(TypedMessage):
+class TrainResult(Record):
     """What a worker says at the end of a train order."""
 
     trace: Trace
@@ -99,7 +99,7 @@ class TrainResult(TypedMessage):
     """What its tensor-parallel replica could not divide, so that every member computes the whole."""
 
 
-class KeptState(TypedMessage):
+class KeptState(Record):
     """Says that an order begins with what its devices still hold of the order before."""
 
     verdict: StepVerdict | None

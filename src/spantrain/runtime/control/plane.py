@@ -1,6 +1,6 @@
 """The control plane: a protocol of typed requests and answers, over gRPC.
 
-A request is a `TypedMessage` that says under which name it travels and what type its answer has. What arrives is
+A request is a `Record` that says under which name it travels and what type its answer has. What arrives is
 read strictly, and refused if it does not fit. What waits for others is answered with nothing after a while, and asked
 again; so whatever is asked may be asked twice.
 """
@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, get_args
 
 from spantrain.config.files.json_codec import from_json, to_json
-from spantrain.core.messages import TypedMessage
+from spantrain.core.messages import Record
 from spantrain.errors import PeerLostError, ProtocolError
 from spantrain.transport.control.protocol import Handler, RemoteRefusal
 
@@ -31,7 +31,7 @@ A_co = TypeVar("A_co", covariant=True)
 A = TypeVar("A")
 
 
-class Named(TypedMessage, Generic[A_co]):
+class Named(Record, Generic[A_co]):
     """What is asked for under a name, and answered with one type; `class Ping(Named[Pong], name="ping")`."""
 
     wire_name: ClassVar[str]

@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Any
 
 from spantrain.core.checkpoint import StoredFile
-from spantrain.core.messages import TypedMessage
+from spantrain.core.messages import Record
 from spantrain.core.outer.stages import StageMeeting, StageReport
 from spantrain.core.plan import Plan
 from spantrain.core.speed import LinkReport
@@ -25,11 +25,11 @@ _ORDER_S = 30.0
 """How long it may take to leave an order that has been ended, to be there for the next one."""
 
 
-class Done(TypedMessage):
+class Done(Record):
     """The answer that says no more than that it came."""
 
 
-class WorkerWelcome(TypedMessage):
+class WorkerWelcome(Record):
     """What a worker hears when it has joined."""
 
     device: str
@@ -41,7 +41,7 @@ class WorkerWelcome(TypedMessage):
 # Being there.
 
 
-class HeldState(TypedMessage):
+class HeldState(Record):
     """What a worker holds in memory of a training run."""
 
     steps: int
@@ -70,7 +70,7 @@ class Goodbye(Request[Done], name="leave"):
     reason: str = "it has left"
 
 
-class Standing(TypedMessage):
+class Standing(Record):
     """What a worker knows of the coordinator's will."""
 
     ended_orders: int = -1
@@ -111,7 +111,7 @@ class Heartbeat(Request[Standing], name=HEARTBEAT):
     """Why the worker wants to leave the run behind a step; empty: it does not."""
 
 
-class ClockReading(TypedMessage):
+class ClockReading(Record):
     """The coordinator's monotonic clock."""
 
     now_s: float
@@ -124,7 +124,7 @@ class ReadClock(Request[ClockReading], name="clock"):
 # Orders.
 
 
-class OrderFailure(TypedMessage):
+class OrderFailure(Record):
     """Why an order was not carried out, so that the right thing is said of it."""
 
     error: str
@@ -138,7 +138,7 @@ class OrderFailure(TypedMessage):
     """What the device had done in the step under way."""
 
 
-class OrderOutcome(TypedMessage):
+class OrderOutcome(Record):
     """What became of an order."""
 
     order_id: int
@@ -147,7 +147,7 @@ class OrderOutcome(TypedMessage):
     failure: OrderFailure | None = None
 
 
-class GivenOrder(TypedMessage):
+class GivenOrder(Record):
     """An order on its way."""
 
     order_id: int
@@ -157,7 +157,7 @@ class GivenOrder(TypedMessage):
     """The order itself, plain."""
 
 
-class NextOrder(TypedMessage):
+class NextOrder(Record):
     """What a worker is to do now."""
 
     order: GivenOrder | None = None
@@ -189,7 +189,7 @@ class Begin(OrderRequest[Done], name="begin"):
     """Is ready for the first step; answered when all are: time and network traces count from then on."""
 
 
-class MeetingPoint(TypedMessage):
+class MeetingPoint(Record):
     """Where the devices of a stage meet."""
 
     host: str
@@ -217,7 +217,7 @@ class AheadCopy:
     units: tuple[int, ...]
 
 
-class AheadChange(TypedMessage):
+class AheadChange(Record):
     """What is copied ahead from now on, in the place of all that was before; without copies: nothing more."""
 
     number: int
@@ -240,7 +240,7 @@ class AheadState(StrEnum):
     """More waits than what was to be copied: the way is too slow for it."""
 
 
-class StepVerdict(TypedMessage):
+class StepVerdict(Record):
     """What all workers do after the barrier, in the same way."""
 
     grad_norm: float
@@ -263,7 +263,7 @@ class StepVerdict(TypedMessage):
     """What is copied from the next step on, ahead of another plan; None: what was."""
 
 
-class SwitchReport(TypedMessage):
+class SwitchReport(Record):
     """What it took a device to go over to a new plan."""
 
     duration_s: float
@@ -333,7 +333,7 @@ class OuterCall(OrderRequest[StageMeeting], name="meet_stages"):
     """Of the first device of a stage."""
 
 
-class DroppedCheckpoints(TypedMessage):
+class DroppedCheckpoints(Record):
     """Steps whose checkpoints are not kept any longer: devices remove their own files."""
 
     steps: tuple[int, ...]

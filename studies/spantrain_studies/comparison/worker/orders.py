@@ -57,7 +57,6 @@ class FrameworkResult:
     """Parameters, gradients, optimizer state and the most that samples in flight held."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class FrameworkOrder(AddedOrder[FrameworkResult], name="framework"):
     """Train with another framework for some steps."""
 
