@@ -36,7 +36,8 @@ _MAY, _WORTH = 0.98, 0.995
 """A pipeline is interleaved if it may take less than the first part of the best plan's step, and proposed if it takes
 less than the second."""
 _PIPELINES, _QUICK = 2, 100_000
-"""So many pipelines are interleaved, and more as long as quick simulations of all had no more actions than that."""
+"""So many pipelines are interleaved, and more as long as quick simulations of all had no more actions than that; so
+many again are there for other cuts and orders of work, however many pipelines there were."""
 _SEARCHED, _ORDERS = 6, 10
 """The order of work is searched of the best by a quick rule until so many in a row are no better; what that costs, in
 simulations."""
@@ -107,8 +108,9 @@ def with_interleaved(strategy: Strategy) -> Strategy:
         done.sort(key=lambda entry: entry[0].step_s, reverse=True)
         unlike = {looks_of(plan, found.step_s): plan for found, plan in done if may_gain(found)}
         bases = {(structure_of(plan), *(stage.devices for stage in plan.stages)): plan for plan in unlike.values()}
+        best_first = sorted(bases.values(), key=lambda plan: request.evaluate(plan).step_s)
         others = (plan for plan in _others(request) if may_gain(request.evaluate(plan)))
-        more = interleavings(chain(reversed(bases.values()), others), request, _MAY * best_s)
+        more = interleavings(chain(best_first, others), request, _MAY * best_s)
         better = (one for one in more if request.evaluate(one.plan).step_s < _WORTH * best_s)
         return (*proposals, *better)
 
@@ -127,11 +129,11 @@ def interleavings(bases: Iterable[Plan], request: PlanRequest, below_s: float = 
     """
     quick, rows = _Quick(request, _CUTS_GAIN * below_s), list[tuple[float, Plan]]()
     for number, base in enumerate(base for base in bases if may_interleave(base)):
-        if number >= _PIPELINES and 2 * quick.actions_left <= _QUICK:
+        if number >= _PIPELINES and quick.actions_left <= 0:
             break
         rows += [(quick.step_s(plan), plan) for plan in _dealt(base, request, below_s)]
     best_s, in_vain, gain = math.inf, 0, _CUTS_GAIN if 2 * quick.actions_left > _QUICK else _ORDER_GAINS
-    ordered = set[tuple[Stage, ...]]()
+    quick.actions_left, ordered = _QUICK, set[tuple[Stage, ...]]()
     for step_s, plan in sorted(rows, key=lambda row: row[0]):
         if in_vain >= _SEARCHED or (in_vain > 1 and quick.actions_left <= 0) or step_s > gain * below_s:
             break
