@@ -1,8 +1,10 @@
 """The outer optimizer's processes as users run them: a master, its status, all on one machine, no leftovers."""
 
+import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -12,8 +14,11 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 
+from spantrain.outer.client.optimizer import OuterOptimizer, OuterOptions
 from spantrain_studies.outer_demo import roles
+from testing.outer.clients import alone, close, small_model, train_step
 from testing.patience import PATIENCE_S, until
 from testing.programs import living_in, process_of_log
 
@@ -37,9 +42,9 @@ def config(tmp_path: Path) -> Path:
 
 
 @contextmanager
-def running(folder: Path, *words: object) -> Iterator["subprocess.Popen[str]"]:
+def running(folder: Path, *words: object, of: str = "outer") -> Iterator["subprocess.Popen[str]"]:
     process = subprocess.Popen(
-        [sys.executable, "-m", "spantrain", "outer", *map(str, words)],
+        [sys.executable, "-m", "spantrain", of, *map(str, words)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -115,6 +120,46 @@ def test_up_keeps_them_running_and_leaves_nothing(spantrain, config) -> None:
 def shard_states(spantrain, config: Path) -> list[str]:
     ended = spantrain("outer", "status", config, "--json")
     return [shard["state"] for shard in json.loads(ended.out)["shards"]] if ended.code == 0 else []
+
+
+def test_clusters_reach_all_of_it_through_a_relay(tmp_path, monkeypatch, spantrain) -> None:
+    """Where it listens, at 127.0.0.2, they could not: all that they know are the relay's ports."""
+    with contextlib.ExitStack() as stack:
+        taken = [stack.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1] for _ in range(2)]
+    first = max(taken)
+    (tmp_path / "outer.yaml").write_text(
+        f"""\
+name: here
+master: {{address: "127.0.0.1:{first}", listen: 127.0.0.2, state: state/master}}
+shards:
+  - {{name: s0, address: "127.0.0.1:{first + 2}", listen: 127.0.0.2, snapshots: state/s0}}
+  - {{name: s1, address: "127.0.0.1:{first + 3}", listen: 127.0.0.2, snapshots: state/s1}}
+rule: {{name: nesterov, learning_rate: 1.0, momentum: 0.0}}
+settings: {{grace: 0 s, clip_norm: none}}
+inner_steps: 3
+"""
+    )
+    refused = spantrain("outer", "up", tmp_path / "outer.yaml", "--relay", "127.0.0.1:1")
+    assert refused.code == 2
+    assert "SPANTRAIN_RELAY_TOKEN" in refused.err
+    ports = ("--ports", f"{first}-{first + 3}", "--token-file", tmp_path / "tokens")
+    with running(tmp_path, "--listen", "127.0.0.1:0", *ports, of="relay") as relay:
+        at = line_with(relay, "Relay at ").split()[2].rstrip(":")
+        monkeypatch.setenv("SPANTRAIN_RELAY_TOKEN", (tmp_path / "tokens").read_text().split()[1])
+        with running(tmp_path, "up", "outer.yaml", "--relay", at):
+            token = tmp_path / "state" / "master" / "token"
+            until(lambda: (tmp_path / "state" / "master" / "address").exists() and token.exists())
+            model = small_model()
+            inner = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+            with OuterOptimizer(
+                model.named_parameters(), master=f"127.0.0.1:{first}", token=token.read_text().strip(), cluster="a",
+                inner_steps=3, options=OuterOptions(wait_for_start_s=PATIENCE_S),
+            ) as outer:  # fmt: skip
+                for number in range(6):
+                    train_step(model, inner, number)
+                    outer.step(tokens=8)
+                assert outer.finish(PATIENCE_S)
+            close(dict(model.named_parameters()), alone(6))
 
 
 def test_a_shard_that_the_file_does_not_have_is_refused(spantrain, config) -> None:

@@ -5,6 +5,7 @@ import os
 import resource
 import secrets
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from spantrain.config.files.text_files import make_private_folder, read_private, write_atomically
@@ -13,6 +14,7 @@ from spantrain.runtime.launch.environment import Environment
 from spantrain.transport.control.address import Address
 from spantrain.transport.relay.protocol import RelayAccess, is_token
 from spantrain.transport.relay.server import RelayLimits, RelayNews, RelayServer
+from spantrain.transport.relay.tunnel import TunnelEnd, tunnel
 
 _MAX_TOKENS = 64
 
@@ -35,6 +37,19 @@ def relay_access(text: str | None, *, encrypted: bool) -> RelayAccess | None:
     if token is None:
         raise ConfigError("--relay: give the relay's token in SPANTRAIN_RELAY_TOKEN; it is in the relay's --token-file")
     return RelayAccess(address=address, token=token)
+
+
+def reached_through(relay: RelayAccess, listen: Address, ports: int) -> AbstractContextManager[tuple[Address, ...]]:
+    """Have what listens here, at a port and the ones behind it, reached at the same ports of a relay.
+
+    Raises:
+        UsageError: any port will do here, or the relay does not give these, or does not know the token.
+        PeerLostError: no relay answers.
+    """
+    if not listen.port:
+        raise UsageError("--relay: the address needs a port, one of the relay's")
+    here = [listen.at_port(listen.port + number).from_here() for number in range(ports)]
+    return tunnel(relay, [TunnelEnd(at=one, port=one.port) for one in here])
 
 
 def port_range(text: str) -> range:

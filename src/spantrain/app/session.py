@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from spantrain.app.launch.way import LaunchWay, OnlyWrittenError, StartedByHand, WantedWorkers
+from spantrain.app.relay import reached_through
 from spantrain.app.reporter import Reporter
 from spantrain.config.files.text_files import make_private_folder
 from spantrain.core.cluster import Cluster
@@ -20,7 +21,6 @@ from spantrain.testbed.testbed import Testbed, why_unavailable
 from spantrain.transport.control.address import Address
 from spantrain.transport.control.credentials import Credentials
 from spantrain.transport.relay.protocol import RelayAccess
-from spantrain.transport.relay.tunnel import TunnelEnd, tunnel
 
 _LOCAL_JOIN_TIMEOUT_S = 120.0
 _LOCAL_HEARTBEAT_TIMEOUT_S = 60.0
@@ -139,7 +139,7 @@ def _remote(
     reporter: Reporter,
     stack: ExitStack,
 ) -> Session:
-    listen, launch = options.listen, options.launch
+    listen, launch, relay = options.listen, options.launch, options.relay
     assert listen is not None, "it is for other machines"
     wanted = WantedWorkers(
         cluster=cluster,
@@ -159,7 +159,7 @@ def _remote(
         raise OnlyWrittenError
     coordinator = Coordinator(
         bind=listen,
-        reached_at=_through(options.relay, listen, stack) if options.relay else "",
+        reached_at=str(stack.enter_context(reached_through(relay, Address.parse(listen), 2))[0]) if relay else "",
         devices=devices,
         sites={device.name: device.site for device in cluster.devices},
         starter=workers,
@@ -179,13 +179,6 @@ def _remote(
         reporter.note,
     )
     return Session(cluster=cluster, devices=devices, coordinator=coordinator, network="real", outlived=kept is not None)
-
-
-def _through(relay: RelayAccess, listen: str, stack: ExitStack) -> str:
-    """Have a coordinator that listens here, at a port and the next, reached through a relay; return where."""
-    at = Address.parse(listen)
-    ends = [TunnelEnd(at=one.from_here(), port=one.port) for one in (at, at.control_neighbour())]
-    return str(stack.enter_context(tunnel(relay, ends))[0])
 
 
 def _keep(credentials: Credentials, path: Path | None) -> None:

@@ -6,11 +6,12 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 from spantrain.app.outer.join import address_file, naming_state
+from spantrain.app.relay import reached_through
 from spantrain.app.watching.metrics_text import master_metrics, shard_metrics
 from spantrain.config.files.text_files import write_atomically
 from spantrain.errors import ConfigError, WorkerError
@@ -20,6 +21,7 @@ from spantrain.outer.outer_file import MemberPlace, OuterConfig
 from spantrain.outer.shard.server import ShardServer, master_link
 from spantrain.outer.shard.snapshots import FolderSnapshots
 from spantrain.transport.control.address import Address
+from spantrain.transport.relay.protocol import RelayAccess
 
 _LOOK_EVERY_S = 0.5
 
@@ -29,18 +31,20 @@ _Metrics = Callable[[Callable[[], str]], AbstractContextManager[None]]
 
 
 def serve_master(
-    config: OuterConfig, *, ready: Callable[[str, Path], None], end_with_input: bool, metrics: _Metrics
-) -> None:
+    config: OuterConfig, *, ready: Callable[[str, Path], None], end_with_input: bool, metrics: _Metrics,
+    relay: RelayAccess | None = None,
+) -> None:  # fmt: skip
     """Serve until interrupted; `ready` hears the address and where the token is.
 
     Raises:
-        UsageError: the address or the state folder cannot be used.
+        UsageError: the address, the state folder or the relay cannot be used.
+        PeerLostError: no relay answers.
         WorkerError: the state could not be written.
     """
     place, stop = config.master, _begin(end_with_input=end_with_input)
     with naming_state(config):
         made = MasterServer(bind=str(place.listen), state_dir=place.folder, config=config.for_master)
-    with made as server, metrics(lambda: master_metrics(server.status())):
+    with made as server, _through(relay, place, 2), metrics(lambda: master_metrics(server.status())):
         address = str(place.address.at_port(Address.parse(server.address).port))
         write_atomically(address_file(config), f"{address}\n")
         ready(address, token_file(place.folder))
@@ -51,12 +55,13 @@ def serve_master(
 
 def serve_shard(
     place: MemberPlace, *, master: str, token: str, encrypted: bool, ready: Callable[[str], None], end_with_input: bool,
-    metrics: _Metrics,
+    metrics: _Metrics, relay: RelayAccess | None = None,
 ) -> None:  # fmt: skip
     """Serve until interrupted, whether the master is there or not; `ready` hears where layers come in.
 
     Raises:
-        ConfigError: the address or the folder cannot be used.
+        ConfigError: the address, the folder or the relay cannot be used.
+        PeerLostError: no relay answers.
         WorkerError: it cannot go on.
     """
     stop, listen = _begin(end_with_input=end_with_input), place.listen
@@ -80,11 +85,16 @@ def serve_shard(
         raise ConfigError(
             f"shard {place.name}: cannot use {listen} and {place.folder}: {error}; free them or take others"
         ) from None
-    with server, metrics(lambda: shard_metrics(place.name, server)):
+    with server, _through(relay, place, 1), metrics(lambda: shard_metrics(place.name, server)):
         ready(server.endpoint)
         while not stop.wait(_LOOK_EVERY_S):
             if server.failure:
                 raise WorkerError(f"shard {place.name}: {server.failure}")
+
+
+def _through(relay: RelayAccess | None, place: MemberPlace, ports: int) -> AbstractContextManager[object]:
+    """Have a place be reached by a relay, if there is one, whose host is that of the place's address."""
+    return nullcontext() if relay is None else reached_through(relay, place.listen, ports)
 
 
 def _begin(*, end_with_input: bool) -> threading.Event:

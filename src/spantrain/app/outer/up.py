@@ -291,11 +291,13 @@ def keep_up(
     note: Callable[[str], None],
     patience_s: float | None = None,
     metrics: str | None = None,
+    relay: str | None = None,
 ) -> None:
     """Run them, start again what ends or does not work, until told to stop.
 
     `ready` hears once that the master can be joined. `patience_s`: for how long one may do nothing. `metrics`:
-    HOST:PORT of the master's, the shards' are on the ports behind it.
+    HOST:PORT of the master's, the shards' are on the ports behind it. `relay`: HOST:PORT of one by which all of them
+    are reached.
 
     Raises:
         UsageError: the master's folder cannot be used, or one of them does not take what the file says.
@@ -306,6 +308,8 @@ def keep_up(
     commands |= {
         shard.name: ("outer", "shard", str(config_path), shard.name, "--end-with-input") for shard in config.shards
     }
+    if relay is not None:
+        commands = {name: (*words, "--relay", relay) for name, words in commands.items()}
     if metrics is not None:
         first = Address.parse(metrics)
         commands = {

@@ -49,14 +49,17 @@ app = typer.Typer(
 @app.command()
 def up(
     config_path: Config,
+    relay: shared.Relay = None,
     metrics: shared.Metrics = None,
     metrics_token: shared.MetricsToken = None,
     json_: shared.Json = False,
 ) -> None:
     """Run master and shards on this machine, start again what ends; Ctrl-C ends all of it."""
     from spantrain.app.outer.up import keep_up
+    from spantrain.app.relay import relay_access
 
     config = load_outer(config_path)
+    relay_access(relay, encrypted=config.for_master.encrypted)  # or say now what is wrong
     if metrics is not None and metrics_token is None:
         raise ConfigError(
             "--metrics: give what Prometheus is to show in SPANTRAIN_METRICS_TOKEN: logs are read by many"
@@ -66,13 +69,14 @@ def up(
     with clean_interrupt("master and shards"):
         keep_up(
             config, config_path, threading.Event(), ready=lambda found: _say_up(found, config_path, as_json=json_),
-            note=lambda text: typer.echo(text, err=True), metrics=metrics,
+            note=lambda text: typer.echo(text, err=True), metrics=metrics, relay=relay,
         )  # fmt: skip
 
 
 @app.command()
 def master(
     config_path: Config,
+    relay: shared.Relay = None,
     metrics: shared.Metrics = None,
     metrics_token: shared.MetricsToken = None,
     end_with_input: EndWithInput = False,
@@ -80,6 +84,7 @@ def master(
     """Run the master: it decides, and holds no parameters."""
     config = load_outer(config_path)
     from spantrain.app.outer.serve import serve_master
+    from spantrain.app.relay import relay_access
     from spantrain.app.watching.serve import metrics_at
 
     def ready(address: str, token_file: Path) -> None:
@@ -88,6 +93,7 @@ def master(
     with clean_interrupt("the master"):
         serve_master(
             config, ready=ready, end_with_input=end_with_input,
+            relay=relay_access(relay, encrypted=config.for_master.encrypted),
             metrics=lambda make: metrics_at(metrics, metrics_token, make, typer.echo),
         )  # fmt: skip
 
@@ -98,6 +104,7 @@ def shard(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Which one of the file's shards.")],
     token: TokenText = None,
     token_file: TokenFile = None,
+    relay: shared.Relay = None,
     metrics: shared.Metrics = None,
     metrics_token: shared.MetricsToken = None,
     end_with_input: EndWithInput = False,
@@ -109,11 +116,13 @@ def shard(
 
     address, found = master_address(config), master_token(config, text=token, file=token_file)
     from spantrain.app.outer.serve import serve_shard
+    from spantrain.app.relay import relay_access
     from spantrain.app.watching.serve import metrics_at
 
     with clean_interrupt(f"shard {name}"):
         serve_shard(
             place, master=address, token=found, encrypted=config.for_master.encrypted,
+            relay=relay_access(relay, encrypted=config.for_master.encrypted),
             ready=lambda endpoint: typer.echo(f"shard {name} listens on {endpoint}"), end_with_input=end_with_input,
             metrics=lambda make: metrics_at(metrics, metrics_token, make, typer.echo),
         )  # fmt: skip
