@@ -30,7 +30,7 @@ from spantrain.sim.search.interleaved import quick_step_s, with_interleaved_orde
 from spantrain.sim.search.model import Room
 
 A = TypeVar("A")
-_DEVICES, _ACTIONS = 32, 6_000
+_DEVICES, _ACTIONS = 32, 20_000
 """A pipeline of more devices, or a step of more actions, is not interleaved: its search would take seconds."""
 _MAY, _WORTH = 0.98, 0.995
 """A pipeline is interleaved if it may take less than the first part of the best plan's step, and proposed if it takes
@@ -135,7 +135,8 @@ def interleavings(bases: Iterable[Plan], request: PlanRequest, below_s: float = 
     best_s, in_vain, gain = math.inf, 0, _CUTS_GAIN if 2 * quick.actions_left > _QUICK else _ORDER_GAINS
     quick.actions_left, ordered = _QUICK, set[tuple[Stage, ...]]()
     for step_s, plan in sorted(rows, key=lambda row: row[0]):
-        if in_vain >= _SEARCHED or (in_vain > 1 and quick.actions_left <= 0) or step_s > gain * below_s:
+        enough = quick.actions_left <= (0 if in_vain > 1 else -_QUICK)
+        if in_vain >= _SEARCHED or (in_vain and enough) or step_s > gain * below_s:
             break
         recut, in_vain = quick.recut(plan, step_s), in_vain + (plan.stages not in ordered)
         for other in (recut,) if recut is plan else (recut, plan):

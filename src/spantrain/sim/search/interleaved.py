@@ -34,8 +34,8 @@ _PREFERENCES = (
     (*_HALVES, Op.BACKWARD_WEIGHT, Op.FORWARD),
 )
 _SAME_S = 1e-9
-_SIMULATED = 3
-"""Rules that are simulated: those that are best in the model."""
+_SIMULATED, _SMALL = 3, 6_000
+"""Rules that are simulated: those that are best in the model; of a step of more actions than that, the best."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,7 +185,9 @@ def _candidates(
         _Rule(preference=preference, deep=deep, splits=splits)
         for preference, deep, splits in product(_PREFERENCES, (True, False), (True, False))
     ]
-    for rule in sorted(rules, key=lambda rule: rule.step_s(plan, costs, models[rule.splits]))[:_SIMULATED]:
+    best_first = sorted(rules, key=lambda rule: rule.step_s(plan, costs, models[rule.splits]))
+    actions = sum(len(row) for parts in models[True].seconds for row in parts)
+    for rule in best_first[: _SIMULATED if actions <= _SMALL else 1]:
         yield "a rule", plan, SimulationOptions(shared=partial(rule.machine, rooms=room))
 
 
