@@ -123,7 +123,7 @@ def shard_states(spantrain, config: Path) -> list[str]:
 
 
 def test_clusters_reach_all_of_it_through_a_relay(tmp_path, monkeypatch, spantrain) -> None:
-    """Where it listens, at 127.0.0.2, they could not: all that they know are the relay's ports."""
+    """All that they are told are the relay's ports; master and shards listen at 127.0.0.2."""
     with contextlib.ExitStack() as stack:
         taken = [stack.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1] for _ in range(2)]
     first = max(taken)
@@ -160,6 +160,30 @@ inner_steps: 3
                     outer.step(tokens=8)
                 assert outer.finish(PATIENCE_S)
             close(dict(model.named_parameters()), alone(6))
+
+
+@pytest.mark.parametrize(
+    ("edit", "told"),
+    [
+        (("127.0.0.1:9503", "127.0.0.1:0"), "shard s0: address: 127.0.0.1:0: with --relay it needs a port"),
+        (("127.0.0.1:9501", "127.0.0.1:0"), "master: address: 127.0.0.1:0: with --relay it needs a port"),
+        (("name: here", "name: here\nencryption: off"), "encryption: off, and --relay takes only what is encrypted"),
+        (("127.0.0.1:9501", "192.0.2.9:9501"), "master: listen: cannot listen on 192.0.2.9:9501: it is no address of"),
+    ],
+)
+def test_what_no_relay_can_reach_is_refused_by_field(spantrain, tmp_path, monkeypatch, edit, told) -> None:
+    monkeypatch.setenv("SPANTRAIN_RELAY_TOKEN", "t" * 32)
+    text = """\
+name: here
+master: {address: "127.0.0.1:9501", state: state/master}
+shards:
+  - {name: s0, address: "127.0.0.1:9503", snapshots: state/s0}
+"""
+    path = tmp_path / "outer.yaml"
+    path.write_text(text.replace(*edit))
+    ended = spantrain("outer", "master", path, "--relay", "127.0.0.1:1")
+    assert ended.code == 2
+    assert f"{path}: {told}" in ended.err
 
 
 def test_a_shard_that_the_file_does_not_have_is_refused(spantrain, config) -> None:

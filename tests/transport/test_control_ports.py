@@ -82,7 +82,7 @@ def test_a_stale_socket_file_is_replaced_and_another_file_is_not(tmp_path: Path)
         ("unix:/" + "x" * 100, "at most 99 bytes"),
         ("127.0.0.1:65535", "this port and the next"),
         ("unix:/nowhere-at-all/join", "no folder"),
-        ("192.0.2.1:29400", "Cannot assign requested address"),
+        ("192.0.2.1:29400", "it is no address of this machine"),
         ("a..b:29400", "not an address"),
         ("fe80::1%eth0:29400", "not an address"),
         ("[nonsense]:29400", "not an address"),

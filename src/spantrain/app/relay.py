@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from spantrain.config.files.text_files import make_private_folder, read_private, write_atomically
 from spantrain.errors import ConfigError, UsageError
@@ -15,6 +16,9 @@ from spantrain.transport.control.address import Address
 from spantrain.transport.relay.protocol import RelayAccess, is_token
 from spantrain.transport.relay.server import RelayLimits, RelayNews, RelayServer
 from spantrain.transport.relay.tunnel import TunnelEnd, tunnel
+
+if TYPE_CHECKING:
+    from spantrain.outer.outer_file import OuterConfig
 
 _MAX_TOKENS = 64
 
@@ -39,6 +43,25 @@ def relay_access(text: str | None, *, encrypted: bool) -> RelayAccess | None:
     return RelayAccess(address=address, token=token)
 
 
+def outer_relay(text: str | None, config: "OuterConfig") -> RelayAccess | None:
+    """Return by which relay master and shards of an outer.yaml are reached, as `--relay` says; None: by none.
+
+    Raises:
+        UsageError: as `relay_access`; or the file lets one of them listen at any port.
+    """
+    if text is None:
+        return None
+    if not config.for_master.encrypted:
+        raise ConfigError(f"{config.source}: encryption: off, and --relay takes only what is encrypted; leave it out")
+    for place in (config.master, *config.shards):
+        if not place.address.port:
+            of = f"shard {place.name}" if place.name else "master"
+            raise ConfigError(
+                f"{config.source}: {of}: address: {place.address}: with --relay it needs a port, one of the relay's"
+            )
+    return relay_access(text, encrypted=True)
+
+
 def reached_through(relay: RelayAccess, listen: Address, ports: int) -> AbstractContextManager[tuple[Address, ...]]:
     """Have what listens here, at a port and the ones behind it, reached at the same ports of a relay.
 
@@ -47,7 +70,7 @@ def reached_through(relay: RelayAccess, listen: Address, ports: int) -> Abstract
         PeerLostError: no relay answers.
     """
     if not listen.port:
-        raise UsageError("--relay: the address needs a port, one of the relay's")
+        raise UsageError("--relay: --listen needs a port, one of the relay's")
     here = [listen.at_port(listen.port + number).from_here() for number in range(ports)]
     return tunnel(relay, [TunnelEnd(at=one, port=one.port) for one in here])
 

@@ -25,16 +25,16 @@ _ELSEWHERE = f"{_START}; on another machine give --token-file FILE, or the token
 
 
 @contextmanager
-def naming_state(config: OuterConfig) -> Iterator[None]:
-    """Say of what is wrong with the master's folder which field of which file names it.
+def naming(config: OuterConfig, field: str) -> Iterator[None]:
+    """Say of what cannot be used which field of which file names it.
 
     Raises:
-        ConfigError: the folder, or something in it, cannot be used.
+        ConfigError: a folder, something in it, or an address cannot be used.
     """
     try:
         yield
     except UsageError as error:
-        raise ConfigError(f"{config.source}: master.state: {error}") from None
+        raise ConfigError(f"{config.source}: {field}: {error}") from None
 
 
 def address_file(config: OuterConfig) -> Path:

@@ -6,11 +6,11 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
-from spantrain.app.outer.join import address_file, naming_state
+from spantrain.app.outer.join import address_file, naming
 from spantrain.app.relay import reached_through
 from spantrain.app.watching.metrics_text import master_metrics, shard_metrics
 from spantrain.config.files.text_files import write_atomically
@@ -42,9 +42,13 @@ def serve_master(
         WorkerError: the state could not be written.
     """
     place, stop = config.master, _begin(end_with_input=end_with_input)
-    with naming_state(config):
-        made = MasterServer(bind=str(place.listen), state_dir=place.folder, config=config.for_master)
-    with made as server, _through(relay, place, 2), metrics(lambda: master_metrics(server.status())):
+    with naming(config, "master: state"):
+        server = MasterServer(bind=str(place.listen), state_dir=place.folder, config=config.for_master)
+    with ExitStack() as stack:
+        with naming(config, "master: listen"):
+            stack.enter_context(server)
+        stack.enter_context(_through(relay, place, 2))
+        stack.enter_context(metrics(lambda: master_metrics(server.status())))
         address = str(place.address.at_port(Address.parse(server.address).port))
         write_atomically(address_file(config), f"{address}\n")
         ready(address, token_file(place.folder))
@@ -54,8 +58,8 @@ def serve_master(
 
 
 def serve_shard(
-    place: MemberPlace, *, master: str, token: str, encrypted: bool, ready: Callable[[str], None], end_with_input: bool,
-    metrics: _Metrics, relay: RelayAccess | None = None,
+    config: OuterConfig, place: MemberPlace, *, master: str, token: str, ready: Callable[[str], None],
+    end_with_input: bool, metrics: _Metrics, relay: RelayAccess | None = None,
 ) -> None:  # fmt: skip
     """Serve until interrupted, whether the master is there or not; `ready` hears where layers come in.
 
@@ -65,13 +69,10 @@ def serve_shard(
         WorkerError: it cannot go on.
     """
     stop, listen = _begin(end_with_input=end_with_input), place.listen
-    try:  # its sockets know no names
-        found = socket.getaddrinfo(listen.host, listen.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-    except OSError as error:
-        raise ConfigError(
-            f"shard {place.name}: cannot listen on {listen.host}: {error.strerror}; give `listen`, an address of this "
-            "machine, e.g. 0.0.0.0"
-        ) from None
+    with naming(config, f"shard {place.name}: listen"):
+        listen.check_free()
+    # Its sockets know no names.
+    found = socket.getaddrinfo(listen.host, listen.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     try:
         server = ShardServer(
             name=place.name,
@@ -79,7 +80,7 @@ def serve_shard(
             snapshots=FolderSnapshots(place.folder),
             link_of=master_link(address=master, token=token, name=place.name),
             host=place.address.host,
-            encrypted=encrypted,
+            encrypted=config.for_master.encrypted,
         )
     except OSError as error:
         raise ConfigError(

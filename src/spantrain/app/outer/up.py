@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 
-from spantrain.app.outer.join import address_file, naming_state
+from spantrain.app.outer.join import address_file, naming
 from spantrain.config.files.text_files import make_private_folder
 from spantrain.core.names import file_stem
 from spantrain.errors import PeerLostError, SpanTrainError, UsageError
@@ -349,7 +349,7 @@ def _prepare(config: OuterConfig, logs: Path, written: Path) -> None:
     Raises:
         ConfigError: it cannot be written, is in use, or what is kept in it is damaged, or of another model or data.
     """
-    with naming_state(config), contextlib.closing(MasterFiles(config.master.folder)) as files:
+    with naming(config, "master: state"), contextlib.closing(MasterFiles(config.master.folder)) as files:
         files.check(config.for_master)
         make_private_folder(logs)
         try:

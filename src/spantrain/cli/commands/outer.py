@@ -56,10 +56,10 @@ def up(
 ) -> None:
     """Run master and shards on this machine, start again what ends; Ctrl-C ends all of it."""
     from spantrain.app.outer.up import keep_up
-    from spantrain.app.relay import relay_access
+    from spantrain.app.relay import outer_relay
 
     config = load_outer(config_path)
-    relay_access(relay, encrypted=config.for_master.encrypted)  # or say now what is wrong
+    outer_relay(relay, config)  # or say now what is wrong
     if metrics is not None and metrics_token is None:
         raise ConfigError(
             "--metrics: give what Prometheus is to show in SPANTRAIN_METRICS_TOKEN: logs are read by many"
@@ -84,7 +84,7 @@ def master(
     """Run the master: it decides, and holds no parameters."""
     config = load_outer(config_path)
     from spantrain.app.outer.serve import serve_master
-    from spantrain.app.relay import relay_access
+    from spantrain.app.relay import outer_relay
     from spantrain.app.watching.serve import metrics_at
 
     def ready(address: str, token_file: Path) -> None:
@@ -93,7 +93,7 @@ def master(
     with clean_interrupt("the master"):
         serve_master(
             config, ready=ready, end_with_input=end_with_input,
-            relay=relay_access(relay, encrypted=config.for_master.encrypted),
+            relay=outer_relay(relay, config),
             metrics=lambda make: metrics_at(metrics, metrics_token, make, typer.echo),
         )  # fmt: skip
 
@@ -116,13 +116,12 @@ def shard(
 
     address, found = master_address(config), master_token(config, text=token, file=token_file)
     from spantrain.app.outer.serve import serve_shard
-    from spantrain.app.relay import relay_access
+    from spantrain.app.relay import outer_relay
     from spantrain.app.watching.serve import metrics_at
 
     with clean_interrupt(f"shard {name}"):
         serve_shard(
-            place, master=address, token=found, encrypted=config.for_master.encrypted,
-            relay=relay_access(relay, encrypted=config.for_master.encrypted),
+            config, place, master=address, token=found, relay=outer_relay(relay, config),
             ready=lambda endpoint: typer.echo(f"shard {name} listens on {endpoint}"), end_with_input=end_with_input,
             metrics=lambda make: metrics_at(metrics, metrics_token, make, typer.echo),
         )  # fmt: skip

@@ -124,20 +124,22 @@ class Address:
             raise UsageError(self._bind_message(error)) from None
 
     def _bind_message(self, error: OSError) -> str:
-        if error.errno == errno.EADDRINUSE:
-            return f"the coordinator cannot listen on {self}: the port is in use; stop what uses it or take another"
-        return f"the coordinator cannot listen on {self}: {error.strerror or error}"
+        told = {
+            errno.EADDRINUSE: "the port is in use; stop what uses it or take another",
+            errno.EADDRNOTAVAIL: "it is no address of this machine; take one that is, e.g. 0.0.0.0",
+        }
+        return f"cannot listen on {self}: {told.get(error.errno or 0) or error.strerror or error}"
 
     def _check_path_free(self) -> None:
         path = Path(self.path)
         if not path.parent.is_dir():
-            raise UsageError(f"the coordinator cannot listen on {self}: there is no folder {path.parent}")
+            raise UsageError(f"cannot listen on {self}: there is no folder {path.parent}")
         try:
             mode = path.lstat().st_mode
         except FileNotFoundError:
             return
         if not stat.S_ISSOCK(mode):
-            raise UsageError(f"the coordinator cannot listen on {self}: a file that is not a socket is there")
+            raise UsageError(f"cannot listen on {self}: a file that is not a socket is there")
         try:
             self.dial(timeout_s=1.0).close()
         except ConnectionRefusedError:
@@ -145,7 +147,7 @@ class Address:
             return
         except OSError as error:
             raise UsageError(self._bind_message(error)) from None
-        raise UsageError(f"the coordinator cannot listen on {self}: another one does; take another path")
+        raise UsageError(f"cannot listen on {self}: another one does; take another path")
 
 
 def _checked_path(text: str) -> str:

@@ -69,7 +69,7 @@ class RpcServer:
         try:
             port = self._server.add_secure_port(str(address), self._credentials)
         except RuntimeError as error:
-            raise UsageError(f"the coordinator cannot listen on {address}: {error}") from None
+            raise UsageError(f"cannot listen on {address}: {error}") from None
         if not address.path:
             return address.at_port(port)
         self._path = Path(address.path)
