@@ -159,9 +159,9 @@ class _Quick:
         self._profile, self.actions_left, self._most_s = request.profile, _QUICK, most_s
         self._memory = MemoryCost(request.profile, request.job.optimizer, request.job.dtype)
 
-    def step_s(self, plan: Plan) -> float:
+    def step_s(self, plan: Plan, most_s: float = math.inf) -> float:
         """Return the seconds of a step; infinite where it cannot run, takes too long, or a size was not measured."""
-        found = self._run(partial(quick_step_s, most_s=self._most_s), 2, plan)
+        found = self._run(partial(quick_step_s, most_s=min(most_s, self._most_s)), 2, plan)
         return math.inf if found is None else found
 
     def ordered(self, plan: Plan) -> Plan | None:
@@ -182,7 +182,7 @@ class _Quick:
         while better is not None:
             plan, better = better, None
             for other in _recut(plan):
-                if self.actions_left > max(0, enough) and (found_s := self.step_s(other)) < step_s:
+                if self.actions_left > max(0, enough) and (found_s := self.step_s(other, step_s)) < step_s:
                     step_s, better = found_s, other
         return plan
 

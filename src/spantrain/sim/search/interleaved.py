@@ -24,7 +24,7 @@ from spantrain.schedule.orders import held_samples
 from spantrain.schedule.registry import replica_tasks, schedules
 from spantrain.sim.costs import StepCosts
 from spantrain.sim.engine import SimulationOptions, SimulationResult, simulate
-from spantrain.sim.search.model import Room, StepModel, model_of, run_ranks
+from spantrain.sim.search.model import Room, StepModel, model_of, model_within, run_ranks
 from spantrain.sim.sums import LastAction, end_of_step
 
 _HALVES = (Op.BACKWARD_INPUT, Op.BACKWARD)
@@ -147,8 +147,11 @@ def quick_step_s(plan: Plan, costs: StepCosts, room: Mapping[str, Room], most_s:
 
     Infinite where there is no room for either, or both certainly take over `most_s`.
     """
-    model = model_of(plan, costs, rooms=room)
-    return min(_Rule(deep=deep).step_s(plan, costs, model, most_s) for deep in (True, False))
+    model = model_within(plan, costs, room, most_s)
+    if model is None:
+        return math.inf
+    found_s = _Rule(deep=True).step_s(plan, costs, model, most_s)
+    return min(found_s, _Rule(deep=False).step_s(plan, costs, model, min(found_s, most_s)))
 
 
 def _planned(order: tuple[Action, ...], trace: Trace, device: str) -> PlannedOrder:
@@ -185,10 +188,13 @@ def _candidates(
         _Rule(preference=preference, deep=deep, splits=splits)
         for preference, deep, splits in product(_PREFERENCES, (True, False), (True, False))
     ]
-    best_first = sorted(rules, key=lambda rule: rule.step_s(plan, costs, models[rule.splits]))
-    actions = sum(len(row) for parts in models[True].seconds for row in parts)
-    for rule in best_first[: _SIMULATED if actions <= _SMALL else 1]:
-        yield "a rule", plan, SimulationOptions(shared=partial(rule.machine, rooms=room))
+    most = _SIMULATED if sum(len(row) for parts in models[True].seconds for row in parts) <= _SMALL else 1
+    best: list[tuple[float, int]] = []
+    for number, rule in enumerate(rules):
+        most_s = best[-1][0] if len(best) == most else math.inf
+        best = sorted([*best, (rule.step_s(plan, costs, models[rule.splits], most_s), number)])[:most]
+    for _, number in best:
+        yield "a rule", plan, SimulationOptions(shared=partial(rules[number].machine, rooms=room))
 
 
 def _has_room(plan: Plan, room: Mapping[str, Room]) -> bool:

@@ -111,9 +111,14 @@ def model_of(plan: Plan, costs: StepCosts, *, split: bool = True, rooms: Mapping
     return _Builder(plan, costs, split=split).build(rooms or {})
 
 
+def model_within(plan: Plan, costs: StepCosts, rooms: Mapping[str, Room], most_s: float) -> StepModel | None:
+    """Return the same; None, and sooner, where a device is certain to work for longer than that."""
+    builder = _Builder(plan, costs, split=True)
+    return builder.build(rooms) if builder.busiest_s() <= most_s else None
+
+
 class _Builder:
     def __init__(self, plan: Plan, costs: StepCosts, *, split: bool) -> None:
-        self._split = split
         self._plan = plan
         self._costs = costs
         self._router = Router(plan)
@@ -128,12 +133,26 @@ class _Builder:
         self._number = {(stage, leader): number for number, (stage, _, leader) in enumerate(self._places)}
         self._spans = [plan.stages[stage].replica_spans(number) for stage, number, _ in self._places]
         self._index = [_by_sample(spans, plan.global_batch) for spans in self._spans]
-
-    def build(self, rooms: Mapping[str, Room]) -> StepModel:
-        ops = [
-            (Op.FORWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT) if self._split and stage else (Op.FORWARD, Op.BACKWARD)
+        self._ops = [
+            (Op.FORWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT) if split and stage else (Op.FORWARD, Op.BACKWARD)
             for stage, _, _ in self._places
         ]
+        self._crews: dict[str, list[int]] = {}
+        for device, (_, _, leader) in enumerate(self._places):
+            self._crews.setdefault(leader, []).append(device)
+        left_s = [sum_behind_s(plan, costs, stage) for stage in range(len(plan.stages))]
+        self._tails = [left_s[stage] for stage, _, _ in self._places]
+        self._work_s = [[self._seconds(device, op) for op in row] for device, row in enumerate(self._ops)]
+
+    def busiest_s(self) -> float:
+        """Return the least seconds from the first action of a device to the end of the step's gradient sums."""
+        works_s = [sum(map(sum, parts)) for parts in self._work_s]
+        return max(
+            sum(works_s[one] for one in crew) + max(self._tails[one] for one in crew) for crew in self._crews.values()
+        )
+
+    def build(self, rooms: Mapping[str, Room]) -> StepModel:
+        ops, crews = self._ops, self._crews
         messages = [
             [[self._sent(device, op, span) for span in self._spans[device]] for op in ops[device]]
             for device in range(len(ops))
@@ -143,9 +162,6 @@ class _Builder:
             for row in parts:
                 for _, _, _, device, part, index in (message for sent in row for message in sent):
                     awaited[device][part][index] += 1
-        crews: dict[str, list[int]] = {}
-        for device, (_, _, leader) in enumerate(self._places):
-            crews.setdefault(leader, []).append(device)
         limits, weights, needs = [], [], []
         for device, (stage, number, leader) in enumerate(self._places):
             crew = crews[leader]
@@ -157,9 +173,8 @@ class _Builder:
             needs.append(sum(bytes_each[own:]))
             limit = self._plan.stages[stage].replicas[number].in_flight_limit
             limits.append(rooms[leader].size_bytes if len(crew) > 1 else limit)
-        left_s = [sum_behind_s(self._plan, self._costs, stage) for stage in range(len(self._plan.stages))]
         return StepModel(
-            seconds=[[self._seconds(device, op) for op in ops[device]] for device in range(len(ops))],
+            seconds=self._work_s,
             messages=messages,
             awaited=awaited,
             sizes=[[span.size for span in spans] for spans in self._spans],
@@ -167,7 +182,7 @@ class _Builder:
             weights=weights,
             needs=needs,
             crews=[tuple(crews[leader]) for _, _, leader in self._places],
-            tails=[left_s[stage] for stage, _, _ in self._places],
+            tails=self._tails,
             num_links=len(self._links),
         )
 
