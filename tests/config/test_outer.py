@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar
 import pytest
 from torch import Tensor
 
-from spantrain.core.bounds import Bounds
+from spantrain.core.records import Bounds
 from spantrain.errors import ConfigError
 from spantrain.formats.registry import WireFormat
 from spantrain.outer.outer_file import load_outer, parse_outer

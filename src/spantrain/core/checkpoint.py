@@ -5,8 +5,7 @@ from collections.abc import Mapping
 from dataclasses import field
 from typing import Annotated
 
-from spantrain.core.bounds import Bounds, check_bounds
-from spantrain.core.messages import Record
+from spantrain.core.records import Bounds, Record, check_bounds
 from spantrain.core.shares import TensorPart
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")

@@ -6,10 +6,9 @@ from dataclasses import field, replace
 from functools import cached_property
 from typing import Annotated
 
-from spantrain.core.bounds import Bounds, NotNegative, Positive, check_bounds
-from spantrain.core.messages import Record
 from spantrain.core.money.prices import Egress, KindPrice
 from spantrain.core.names import check_name
+from spantrain.core.records import Bounds, NotNegative, Positive, Record, check_bounds
 
 MAX_DEVICES = 131_072
 MAX_SITES = 1_024

@@ -5,9 +5,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import field, replace
 from typing import Annotated, Any
 
-from spantrain.core.bounds import Bounds, NotNegative, Positive, bound_problems, type_problems
-from spantrain.core.messages import Record
 from spantrain.core.names import unknown_name
+from spantrain.core.records import Bounds, NotNegative, Positive, Record, bound_problems, type_problems
 from spantrain.core.units import ModelSpec, UnitGraph
 from spantrain.core.update.optimizers import ParameterGroup, optimizer_fields, optimizer_problems, optimizer_state
 from spantrain.core.update.rates import Course, needs_end, rate_factor, schedule_problems

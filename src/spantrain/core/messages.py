@@ -5,20 +5,11 @@ The log says what a replica's policy was told and what it answered, in a form th
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, dataclass_transform
+from dataclasses import dataclass
 
 from spantrain.core.action import Action, Direction
+from spantrain.core.records import Record
 from spantrain.core.span import Span
-
-
-@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
-class Record:
-    """What files hold, and processes say to each other: every subclass is made a frozen dataclass of named fields."""
-
-    def __init_subclass__(cls, **rest: Any) -> None:
-        super().__init_subclass__(**rest)
-        dataclass(frozen=True, kw_only=True)(cls)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,8 +133,7 @@ def _is_number(text: str) -> bool:
     return text.isascii() and text.isdecimal()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Decision:
+class Decision(Record):
     """One event that a policy heard, and its answer."""
 
     step: int
@@ -181,8 +171,7 @@ class Decision:
         return f"step {self.step}, {self.event} -> {answer}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class DeviceDecisions:
+class DeviceDecisions(Record):
     """The decisions of one device's policy, in order, whole steps only."""
 
     device: str

@@ -1,16 +1,16 @@
 """What runs where: stages, replicas, spans, limits, sums of gradients, an order of work."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
 from functools import cached_property
 from typing import Annotated
 
-from spantrain.core.bounds import Bounds, check_bounds
 from spantrain.core.cluster import Cluster
 from spantrain.core.outer.groups import OuterPlan
 from spantrain.core.planned.hints import DispatchHints
 from spantrain.core.planned.report import ProfileReference
+from spantrain.core.records import Bounds, Record, check_bounds
 from spantrain.core.shares import StateSharding
 from spantrain.core.span import Span, divided, divided_sizes
 from spantrain.core.units import ModelSpec
@@ -31,8 +31,7 @@ class SumModel(StrEnum):
     ALPA = "alpa"
 
 
-@dataclass(frozen=True, kw_only=True)
-class GradientSums:
+class GradientSums(Record):
     """How a stage's gradients are summed over its replicas, which runtime and simulator both follow."""
 
     model: SumModel = SumModel.SPANTRAIN
@@ -74,8 +73,7 @@ OWN_SUMS = GradientSums()
 """Ours, as long as nothing is chosen."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Replica:
+class Replica(Record):
     """One member of a stage's data parallelism."""
 
     devices: tuple[str, ...]
@@ -97,8 +95,7 @@ class Replica:
             raise ValueError(f"replica {self.devices}: in_flight_limit must be at least 1, got {self.in_flight_limit}")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Stage:
+class Stage(Record):
     """Consecutive units run by one set of devices."""
 
     first_unit: int
@@ -199,8 +196,7 @@ class Stage:
         return divided_sizes(self.micro_batches, [replica.sample_share for replica in self.replicas])
 
 
-@dataclass(frozen=True, kw_only=True)
-class Crew:
+class Crew(Record):
     """The devices of one stage, or of several: in an interleaved pipeline the same devices come again further up.
 
     Its stages have the same replicas, so what a device holds, sums and updates is that of all of them together.
@@ -235,8 +231,7 @@ class Crew:
         return next(index for index, one in enumerate(self.first.replicas) if device in one.devices)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Plan:
+class Plan(Record):
     """What runs where."""
 
     cluster: Cluster

@@ -7,9 +7,8 @@ from functools import cached_property
 from itertools import pairwise, permutations
 from typing import Annotated
 
-from spantrain.core.bounds import Bounds, NotNegative, Positive, check_bounds
 from spantrain.core.cluster import Cluster
-from spantrain.core.messages import Record
+from spantrain.core.records import Bounds, NotNegative, Positive, Record, check_bounds
 from spantrain.core.units import ModelSpec, UnitGraph
 from spantrain.formats.precision import check_dtype
 

@@ -3,17 +3,15 @@
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
 from typing import Annotated
 
-from spantrain.core.bounds import Bounds, check_bounds
+from spantrain.core.records import Bounds, Record, check_bounds
 from spantrain.core.span import Span, apportion
 
 
-@dataclass(frozen=True, kw_only=True)
-class TensorPart:
+class TensorPart(Record):
     """Some indices of one dimension of a tensor, in the order in which they lie in the part.
 
     A fused projection (queries, keys and values beside each other) has several ranges: its heads of each of the three.
@@ -76,8 +74,7 @@ def divide_pieces(count: int, shares: Sequence[float]) -> tuple[Span, ...]:
     return tuple(Span(end - size, end) for end, size in zip(ends, sizes, strict=True))
 
 
-@dataclass(frozen=True, kw_only=True)
-class MemberShare:
+class MemberShare(Record):
     """The place of one device in its group: the shares of all, of which pieces are made, and which is its own.
 
     >>> MemberShare(shares=(2.0, 1.0)).of(4)
@@ -139,8 +136,7 @@ def even_share(degree: int) -> MemberShare:
     return MemberShare(shares=(1.0,) * degree)
 
 
-@dataclass(frozen=True, kw_only=True)
-class MemberBytes:
+class MemberBytes(Record):
     """What a member holds of a unit for one sample: a part that all hold whole, and its part of the rest.
 
     Both together may be more than a device alone holds: what is gathered and summed counts, too.
@@ -157,8 +153,7 @@ class MemberBytes:
         return self.whole_bytes + math.ceil(part * self.divided_bytes)
 
 
-@dataclass(frozen=True, kw_only=True)
-class TensorPieces:
+class TensorPieces(Record):
     """Layers of one unit that are divided together, by whole pieces."""
 
     pieces: int

@@ -2,19 +2,17 @@
 
 import math
 from bisect import bisect_right
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated
 
-from spantrain.core.bounds import Bounds, NotNegative, check_bounds
+from spantrain.core.records import Bounds, NotNegative, Record, check_bounds
 from spantrain.errors import UsageError
 
 _SLOWEST = 1e-6
 """Smallest speed that is no pause."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class SpeedTrace:
+class SpeedTrace(Record):
     """How fast something is over time, as a part of its normal speed: 1 up to the first change.
 
     What is at work when the speed changes goes on at the new speed. A speed of 0 is a pause; the last speed must be
@@ -101,8 +99,7 @@ class LinkVerdict(StrEnum):
     """Nothing large enough to tell anything was sent of late."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class LinkReport:
+class LinkReport(Record):
     """One direction of one link, as its sender sees it."""
 
     peer: str
@@ -126,8 +123,7 @@ class LinkReport:
         check_bounds(self, f"link to {self.peer}")
 
 
-@dataclass(frozen=True, kw_only=True)
-class SentMessage:
+class SentMessage(Record):
     """One message's way out, on the sender's clock."""
 
     peer: str

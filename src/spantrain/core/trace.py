@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from spantrain.core.action import Action
-from spantrain.core.messages import Record
+from spantrain.core.records import Record
 
 TRACE_FORMAT = "spantrain-trace"
 TRACE_VERSION = 1

@@ -7,8 +7,7 @@ from dataclasses import field
 from functools import cached_property
 from typing import Annotated
 
-from spantrain.core.bounds import Bounds, NotNegative, check_bounds
-from spantrain.core.messages import Record
+from spantrain.core.records import Bounds, NotNegative, Record, check_bounds
 from spantrain.core.shares import ALONE, MemberBytes, MemberShare, TensorPieces, divided_share
 from spantrain.formats.registry import WireFormat
 

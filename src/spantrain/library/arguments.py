@@ -11,9 +11,9 @@ from typing import Annotated, Any, TypeVar
 
 from spantrain.app.planning.protection import losses_of
 from spantrain.app.training.trackers import chosen_trackers
-from spantrain.core.bounds import Bounds, NotNegative, bound_problems, type_problems
 from spantrain.core.job import TrainJob
 from spantrain.core.names import unknown_name
+from spantrain.core.records import Bounds, NotNegative, bound_problems, type_problems
 from spantrain.core.update.optimizers import named_values, optimizer_fields
 from spantrain.core.update.rates import needs_end
 from spantrain.errors import ConfigError

@@ -14,9 +14,9 @@ from typing import Any, TypeVar, get_args, get_type_hints
 from spantrain.config.files.problems import Problems
 from spantrain.config.files.text_files import read_text
 from spantrain.config.files.yaml_fields import Field, parse_yaml
-from spantrain.core.bounds import Bounds, bounds_of
 from spantrain.core.outer.stages import INNER_STEPS
 from spantrain.core.quantities import parse_bandwidth, parse_bytes, parse_seconds
+from spantrain.core.records import Bounds, bounds_of
 from spantrain.errors import ConfigError, UsageError
 from spantrain.outer.master.config import MasterConfig
 from spantrain.outer.policy.guard import GuardSettings

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from spantrain.config.files.json_codec import from_json
 from spantrain.config.files.parsing import parse_json
-from spantrain.core.messages import Record
+from spantrain.core.records import Record
 from spantrain.errors import Interrupted, ProtocolError, SpanTrainError, UsageError
 from spantrain.reach.machines import Machine, at_once, run_python
 

@@ -29,8 +29,8 @@ from spantrain.cli.options import (
 )
 from spantrain.config.files.json_codec import render_json, to_json
 from spantrain.config.files.text_files import check_can_make, write_atomically
-from spantrain.core.bounds import LARGEST_NUMBER
 from spantrain.core.quantities import parse_bandwidth
+from spantrain.core.records import LARGEST_NUMBER
 from spantrain.errors import ConfigError
 
 if TYPE_CHECKING:

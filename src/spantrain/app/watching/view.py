@@ -5,7 +5,7 @@ from pathlib import Path
 
 from spantrain.app.watching.chain import StepReason
 from spantrain.config.artefacts import VIEW_FORMAT, read_artefact
-from spantrain.core.messages import Record
+from spantrain.core.records import Record
 from spantrain.devices.meters import MeterReading
 from spantrain.errors import ConfigError
 

@@ -11,8 +11,8 @@ from spantrain.cli import options as shared
 from spantrain.cli.failure import clean_interrupt, told_interrupt
 from spantrain.config.files.json_codec import to_json
 from spantrain.config.files.text_files import check_can_make, write_atomically
-from spantrain.core.bounds import LARGEST_NUMBER
 from spantrain.core.quantities import parse_bandwidth
+from spantrain.core.records import LARGEST_NUMBER
 from spantrain.errors import ConfigError
 
 

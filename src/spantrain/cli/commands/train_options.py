@@ -8,8 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from spantrain.cli import options as shared
-from spantrain.core.bounds import LARGEST_NUMBER
 from spantrain.core.job import ADAPTERS, TrainJob
+from spantrain.core.records import LARGEST_NUMBER
 from spantrain.core.update.optimizers import named_values, optimizer_fields
 from spantrain.core.update.rates import LR_SCHEDULES
 from spantrain.errors import ConfigError

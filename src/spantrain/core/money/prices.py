@@ -6,8 +6,7 @@ from dataclasses import field
 from enum import StrEnum
 from typing import Annotated
 
-from spantrain.core.bounds import Bounds, NotNegative, check_bounds
-from spantrain.core.messages import Record
+from spantrain.core.records import Bounds, NotNegative, Record, check_bounds
 
 _BYTES_PER_GB = 1e9
 

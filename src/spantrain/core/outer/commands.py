@@ -2,8 +2,8 @@
 
 import math
 
-from spantrain.core.messages import Record
 from spantrain.core.outer.events import LayerTransfer, Lease, OuterMessage, PushOutcome, Ticket, TransferWay
+from spantrain.core.records import Record
 
 
 class MasterCommand(OuterMessage):

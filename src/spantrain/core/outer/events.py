@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TypeVar
 
-from spantrain.core.messages import Record
+from spantrain.core.records import Record
 from spantrain.formats.registry import WireFormat
 
 _TICKET = re.compile(r"(\d+)\.(\d+)", re.ASCII)

@@ -1,6 +1,6 @@
 """Plans of single groups joined by an outer optimizer: who trains by itself, and how often parameters are exchanged."""
 
-from spantrain.core.messages import Record
+from spantrain.core.records import Record
 
 
 class OuterGroup(Record):

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 
-from spantrain.core.messages import Record
+from spantrain.core.records import Record
 from spantrain.errors import UsageError
 from spantrain.formats.codec import DTYPE_BYTES, BlockCodec
 from spantrain.formats.registry import WireFormat

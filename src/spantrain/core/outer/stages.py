@@ -9,8 +9,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import field
 
-from spantrain.core.messages import Record
 from spantrain.core.outer.events import Ticket
+from spantrain.core.records import Record
 from spantrain.errors import UsageError
 
 _PREFIX = "SPANTRAIN_OUTER_"

@@ -2,8 +2,7 @@
 
 from typing import Annotated
 
-from spantrain.core.bounds import Bounds, NotNegative, check_bounds
-from spantrain.core.messages import Record
+from spantrain.core.records import Bounds, NotNegative, Record, check_bounds
 
 
 class PlannedWait(Record):

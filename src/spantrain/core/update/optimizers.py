@@ -8,15 +8,15 @@ import itertools
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from types import MappingProxyType
 from typing import Any
 
 from spantrain.core.names import unknown_name
+from spantrain.core.records import Record
 
 
-@dataclass(frozen=True, kw_only=True)
-class OptimizerKind:
+class OptimizerKind(Record):
     """One of torch's optimizers."""
 
     torch_class: str
@@ -35,8 +35,7 @@ class OptimizerKind:
     """Whether an update of a part of a parameter needs the rest of it, so that no tensors can be divided."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ParameterGroup:
+class ParameterGroup(Record):
     """Parameters that are updated with options of their own."""
 
     names: tuple[str, ...]

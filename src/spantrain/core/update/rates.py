@@ -7,17 +7,16 @@ is a function of the step alone, so that a run goes on anywhere with the rate it
 import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 from spantrain.core.names import unknown_name
+from spantrain.core.records import Record
 
 Options = Mapping[str, Any]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Course:
+class Course(Record):
     """What a schedule is reckoned from."""
 
     warmup_steps: int

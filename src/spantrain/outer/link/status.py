@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from spantrain.core.messages import Record
+from spantrain.core.records import Record
 
 
 class ClusterStatus(Record):

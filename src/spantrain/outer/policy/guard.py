@@ -35,7 +35,7 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean, median, median_low, pstdev
 from typing import Annotated
 
-from spantrain.core.bounds import Bounds, check_bounds
+from spantrain.core.records import Bounds, check_bounds
 
 _REACH = 1.0
 """How far from the mean a norm counts at most, as a logarithm: a factor of 2.7."""

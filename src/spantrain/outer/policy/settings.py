@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from spantrain.core.bounds import Bounds, check_bounds
 from spantrain.core.outer.events import Ticket
+from spantrain.core.records import Bounds, check_bounds
 from spantrain.formats.registry import WireFormat
 from spantrain.outer.policy.chunks import ChunkState
 from spantrain.outer.policy.guard import GuardSettings, GuardState

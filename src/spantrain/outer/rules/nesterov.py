@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from spantrain.core.bounds import Bounds
+from spantrain.core.records import Bounds
 from spantrain.outer.rules.registry import OuterRule
 
 if TYPE_CHECKING:

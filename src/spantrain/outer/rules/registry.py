@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from spantrain.config.files.json_codec import NamedKinds
-from spantrain.core.bounds import check_bounds
+from spantrain.core.records import check_bounds
 from spantrain.plugins import modules_of
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ coordinator's worker.
 
 from enum import StrEnum
 
-from spantrain.core.messages import Record
+from spantrain.core.records import Record
 from spantrain.runtime.control.plane import OrderRequest, Request
 
 PIECE_BYTES = 2**20

@@ -6,10 +6,11 @@ from typing import Any
 from spantrain.core.checkpoint import CheckpointContent
 from spantrain.core.cluster import Cluster
 from spantrain.core.job import TrainJob
-from spantrain.core.messages import DeviceDecisions, Record
+from spantrain.core.messages import DeviceDecisions
 from spantrain.core.outer.stages import OuterCluster
 from spantrain.core.plan import Plan
 from spantrain.core.profile import DeviceScore, LinkMeasurement, UnitTiming
+from spantrain.core.records import Record
 from spantrain.core.trace import Trace
 from spantrain.core.units import ModelSpec, UnitGraph
 from spantrain.runtime.control.plane import A, Order

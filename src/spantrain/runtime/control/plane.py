@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, get_args
 
 from spantrain.config.files.json_codec import from_json, to_json
-from spantrain.core.messages import Record
+from spantrain.core.records import Record
 from spantrain.errors import PeerLostError, ProtocolError
 from spantrain.transport.control.protocol import Handler, RemoteRefusal
 

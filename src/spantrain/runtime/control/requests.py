@@ -7,9 +7,9 @@ from enum import StrEnum
 from typing import Any
 
 from spantrain.core.checkpoint import StoredFile
-from spantrain.core.messages import Record
 from spantrain.core.outer.stages import StageMeeting, StageReport
 from spantrain.core.plan import Plan
+from spantrain.core.records import Record
 from spantrain.core.speed import LinkReport
 from spantrain.core.trace import DeviceStep
 from spantrain.devices.meters import MeterReading

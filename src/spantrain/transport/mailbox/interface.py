@@ -63,7 +63,6 @@ class Limits:
             raise ValueError(f"welcome_s must be positive, got {self.welcome_s}")
 
 
-@dataclass(frozen=True, kw_only=True)
 class SentInterval(SentMessage):
     """What message it was that went out."""
 

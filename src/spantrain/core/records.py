@@ -1,22 +1,31 @@
-"""Bounds of numbers, said once, at the fields of a dataclass: `grace_s: Annotated[float, Bounds(low=0)]`.
+"""What files and messages are read into: dataclasses, and bounds of their numbers, said once, at the fields.
 
-The dataclass refuses what is out of them with `check_bounds`; whoever reads it from a file follows them. One that
-people make by hand looks for values of another type first (`type_problems`).
+A number is `grace_s: Annotated[float, Bounds(low=0)]`. The dataclass refuses what is out of them with `check_bounds`;
+whoever reads it from a file follows them. One that people make by hand looks for values of another type first
+(`type_problems`).
 """
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cache
 from types import NoneType
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, dataclass_transform, get_args, get_origin, get_type_hints
 
 LARGEST_NUMBER = 2**53
 """Whole numbers up to it are exact as floating-point numbers too."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Bounds:
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
+class Record:
+    """What files hold, and processes say to each other: every subclass is made a frozen dataclass of named fields."""
+
+    def __init_subclass__(cls, **rest: Any) -> None:
+        super().__init_subclass__(**rest)
+        dataclass(frozen=True, kw_only=True)(cls)
+
+
+class Bounds(Record):
     """From where to where a number goes; in any case it is finite.
 
     >>> [str(one) for one in (Bounds(low=0), Bounds(over=0), Bounds(low=0, high=1), Bounds(low=0, under=1))]
@@ -83,7 +92,7 @@ def type_problems(one: Any) -> list[str]:
     """Say which fields of a dataclass that are for numbers hold none; None is one where it is allowed."""
     hints: Mapping[str, Any] = get_type_hints(type(one))
     found = []
-    for name in (field.name for field in fields(one)):
+    for name in (own.name for own in fields(one)):
         value, may_be_none = getattr(one, name), NoneType in get_args(hints[name])
         kinds = {*get_args(hints[name])} - {NoneType} if may_be_none else {hints[name]}
         if value is None and may_be_none:
