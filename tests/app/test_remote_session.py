@@ -125,7 +125,7 @@ def test_a_master_and_a_shard_end_with_the_reason_when_a_thread_has_ended(which,
     serve = {
         "master": lambda: outer_serve.serve_master(config, ready=lambda *_: None, **told),
         "shard": lambda: outer_serve.serve_shard(
-            config.shard("s0"), master="127.0.0.1:1", token="", encrypted=True, ready=print, **told
+            config, config.shard("s0"), master="127.0.0.1:1", token="", ready=print, **told
         ),
     }
     with pytest.raises(WorkerError, match="the thread 'layers of s0' has ended") as caught:

@@ -165,10 +165,10 @@ inner_steps: 3
 @pytest.mark.parametrize(
     ("edit", "told"),
     [
-        (("127.0.0.1:9503", "127.0.0.1:0"), "shard s0: address: 127.0.0.1:0: with --relay it needs a port"),
-        (("127.0.0.1:9501", "127.0.0.1:0"), "master: address: 127.0.0.1:0: with --relay it needs a port"),
+        (("127.0.0.1:9503", "127.0.0.1:0"), "shards.s0.address: 127.0.0.1:0: with --relay it needs a port"),
+        (("127.0.0.1:9501", "127.0.0.1:0"), "master.address: 127.0.0.1:0: with --relay it needs a port"),
         (("name: here", "name: here\nencryption: off"), "encryption: off, and --relay takes only what is encrypted"),
-        (("127.0.0.1:9501", "192.0.2.9:9501"), "master: listen: cannot listen on 192.0.2.9:9501: it is no address of"),
+        (("127.0.0.1:9501", "192.0.2.9:9501"), "master.listen: cannot listen on 192.0.2.9:9501: it is no address of"),
     ],
 )
 def test_what_no_relay_can_reach_is_refused_by_field(spantrain, tmp_path, monkeypatch, edit, told) -> None:

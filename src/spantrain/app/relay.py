@@ -55,9 +55,9 @@ def outer_relay(text: str | None, config: "OuterConfig") -> RelayAccess | None:
         raise ConfigError(f"{config.source}: encryption: off, and --relay takes only what is encrypted; leave it out")
     for place in (config.master, *config.shards):
         if not place.address.port:
-            of = f"shard {place.name}" if place.name else "master"
+            field = f"shards.{place.name}.address" if place.name else "master.address"
             raise ConfigError(
-                f"{config.source}: {of}: address: {place.address}: with --relay it needs a port, one of the relay's"
+                f"{config.source}: {field}: {place.address}: with --relay it needs a port, one of the relay's"
             )
     return relay_access(text, encrypted=True)
 

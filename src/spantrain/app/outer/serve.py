@@ -42,10 +42,10 @@ def serve_master(
         WorkerError: the state could not be written.
     """
     place, stop = config.master, _begin(end_with_input=end_with_input)
-    with naming(config, "master: state"):
+    with naming(config, "master.state"):
         server = MasterServer(bind=str(place.listen), state_dir=place.folder, config=config.for_master)
     with ExitStack() as stack:
-        with naming(config, "master: listen"):
+        with naming(config, "master.listen"):
             stack.enter_context(server)
         stack.enter_context(_through(relay, place, 2))
         stack.enter_context(metrics(lambda: master_metrics(server.status())))
@@ -69,7 +69,7 @@ def serve_shard(
         WorkerError: it cannot go on.
     """
     stop, listen = _begin(end_with_input=end_with_input), place.listen
-    with naming(config, f"shard {place.name}: listen"):
+    with naming(config, f"shards.{place.name}.listen"):
         listen.check_free()
     # Its sockets know no names.
     found = socket.getaddrinfo(listen.host, listen.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]

@@ -349,7 +349,7 @@ def _prepare(config: OuterConfig, logs: Path, written: Path) -> None:
     Raises:
         ConfigError: it cannot be written, is in use, or what is kept in it is damaged, or of another model or data.
     """
-    with naming(config, "master: state"), contextlib.closing(MasterFiles(config.master.folder)) as files:
+    with naming(config, "master.state"), contextlib.closing(MasterFiles(config.master.folder)) as files:
         files.check(config.for_master)
         make_private_folder(logs)
         try:
