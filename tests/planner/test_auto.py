@@ -5,15 +5,17 @@ from dataclasses import replace
 
 import pytest
 
+from spantrain.core.plan import Plan
 from spantrain.core.profile import Profile
 from spantrain.core.span import equal_spans
 from spantrain.errors import InfeasiblePlanError
 from spantrain.planner.assembly.recompute import proposals_of
-from spantrain.planner.engine import engine
+from spantrain.planner.engine import engine, predict
 from spantrain.planner.engine.engine import make_plan
 from spantrain.planner.engine.evaluate import Evaluator
 from spantrain.planner.engine.outcome import PlanOptions
-from spantrain.planner.request import Constraints, Evaluation, JobSpec, Objective, PlanRequest, Quota
+from spantrain.planner.engine.predict import PlanOrders
+from spantrain.planner.request import Constraints, Evaluation, JobSpec, Objective, PlanRequest, Proposal, Quota
 from spantrain.planner.strategies.auto.strategy import auto
 from spantrain.planner.strategies.baselines import DDP, single_device, single_site
 from spantrain.planner.strategies.score import looks_of
@@ -212,6 +214,22 @@ def test_a_replica_that_gets_no_sample_of_small_micro_batches_keeps_its_limit(ca
     assert evaluator(limited).fits
 
 
+def orders_of(
+    planning: engine._Planning, monkeypatch: pytest.MonkeyPatch, asked: list[tuple[Plan, object]]
+) -> PlanOrders:
+    """Return what searches orders, and finds none, but notes what it is asked for."""
+    orders = planning._orders
+
+    def ordered(
+        proposal: Proposal, evaluation: Evaluation, effort: object = predict._EFFORT
+    ) -> tuple[Proposal, Evaluation]:
+        asked.append((proposal.plan, effort))
+        return proposal, evaluation
+
+    monkeypatch.setattr(orders, "ordered", ordered)
+    return orders
+
+
 def test_plans_that_differ_in_names_alone_have_their_order_searched_once(
     make_cluster, make_graph, make_profile, monkeypatch
 ) -> None:
@@ -224,39 +242,53 @@ def test_plans_that_differ_in_names_alone_have_their_order_searched_once(
     ranked = planning._answer("auto").ranked
     looks = [looks_of(proposal.plan, evaluation.step_s) for proposal, evaluation in ranked]
     assert len(set(looks)) < len(looks), "plans of other strategies are among them, too"
-    asked = []
-    monkeypatch.setattr(
-        planning, "_ordered", lambda *entry: asked.append(looks_of(entry[0].plan, entry[1].step_s)) or entry[:2]
+    for name, value in (("_FURTHER_GAINS", 100.0), ("_IDLE", 100.0), ("_FURTHER_BEST", 0)):
+        monkeypatch.setattr(predict, name, value)
+    asked: list[tuple[Plan, object]] = []
+    orders_of(planning, monkeypatch, asked).further(ranked, ranked[0])
+    unlike = {one: entry[0].plan for one, entry in reversed(list(zip(looks, ranked, strict=True)))}
+    assert len(asked) > 2
+    assert {plan.stages for plan, _ in asked} <= {plan.stages for plan in unlike.values() if len(plan.stages) > 1}
+    assert len({plan.stages for plan, _ in asked}) == len(asked)
+
+
+def test_of_further_plans_the_best_few_have_their_order_searched_with_more_effort(
+    case: Callable[..., Profile], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planning = engine._Planning(case(blocks=6), JobSpec(global_batch=8), PlanOptions())
+    ranked = planning._answer("auto").ranked
+    for name, value in (("_LESS_MISSES", 100.0), ("_IDLE", 100.0), ("_FURTHER_BEST", 2)):
+        monkeypatch.setattr(predict, name, value)
+    asked: list[tuple[Plan, object]] = []
+    orders_of(planning, monkeypatch, asked).further(ranked, ranked[0])
+    efforts = [effort for _, effort in asked]
+    assert len(efforts) > 4
+    assert efforts == [predict._LESS] * (len(efforts) - 2) + [predict._EFFORT] * 2
+    assert [plan.stages for plan, _ in asked[-2:]] == [plan.stages for plan, _ in asked[:2]], "nothing was found"
+
+
+def test_further_orders_make_the_answer_better(case: Callable[..., Profile], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an order of work, and other micro-batches, bring differs from plan to plan."""
+    profile, job, options = (
+        case(blocks=6),
+        JobSpec(global_batch=8),
+        PlanOptions(constraints=Constraints(interleaving=False)),
     )
-    monkeypatch.setattr(engine, "_ORDER_OFTEN_GAINS", 100.0)
-    planning._reordered(ranked, 3)
-    unlike = list(dict.fromkeys(looks))
-    assert asked[:3] == unlike[:3]
-    sizes = [size for (size, *_), *_ in unlike]
-    assert len(set(sizes)) > len(set(sizes[:3])), "others are of other sizes of micro-batches"
-    for looks_asked, ((size, *_), *_) in zip(asked[3:], asked[3:], strict=True):
-        before = asked[: asked.index(looks_asked)]
-        assert size not in [known for (known, *_), *_ in before]
-        assert looks_asked == next(one for one in unlike if one[0][0] == size)
-    assert len({size for (size, *_), *_ in asked}) == min(len(set(sizes)), engine._ORDERED_SIZES)
+    with_all = make_plan(profile, job, options).step_s_predicted
+    monkeypatch.setattr(predict, "_FURTHER", 0)
+    assert with_all < 0.99 * make_plan(profile, job, options).step_s_predicted
 
 
-def test_the_first_plan_that_is_small_enough_gets_the_whole_effort_of_the_search_for_an_order(
+def test_the_first_plan_that_is_small_enough_has_its_order_searched(
     case: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    planning = engine._Planning(case(), JOB, PlanOptions())
-    asked = []
-
-    def ordered(proposal, evaluation, effort):
-        asked.append((len(proposal.plan.devices), effort))
-        return proposal, evaluation
-
-    monkeypatch.setattr(planning, "_ordered", ordered)
-    monkeypatch.setattr(engine, "_ORDER_OFTEN_GAINS", 100.0)
+    planning, asked = engine._Planning(case(), JOB, PlanOptions()), list[tuple[Plan, object]]()
+    orders = orders_of(planning, monkeypatch, asked)
     found = [strategy(planning._request)[0] for strategy in (DDP, single_device)]
-    rows = [(proposal, planning._evaluator(proposal.plan)) for proposal in found]
-    for most_devices, expected in ((4, [(4, engine._EFFORT), (1, engine._EFFORT_MORE)]), (1, [(1, engine._EFFORT)])):
-        monkeypatch.setattr(engine, "_ORDERED_UP_TO", most_devices)
-        planning._reordered(rows, 2)
-        assert asked == expected
+    rows = tuple((proposal, planning._evaluator(proposal.plan)) for proposal in found)
+    monkeypatch.setattr(predict, "ORDER_MAY_GAIN", 100.0)
+    for most_devices, expected in ((4, 4), (1, 1)):
+        monkeypatch.setattr(predict, "_ORDERED_UP_TO", most_devices)
+        orders.first_ordered(rows)
+        assert [(len(plan.devices), effort) for plan, effort in asked] == [(expected, predict._EFFORT)]
         asked.clear()

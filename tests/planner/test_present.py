@@ -134,6 +134,18 @@ def test_what_a_plan_costs_besides_its_steps_counts(laptop: Profile) -> None:
     assert dear(other) == 0
 
 
+def test_an_interleaved_pipeline_that_loses_a_device_goes_on_with_a_stage_for_each(laptop: Profile) -> None:
+    job = JobSpec(global_batch=32, optimizer="sgd")
+    plan = make_plan(laptop, job).plan
+    assert plan.interleaved
+    assert light_plan(plan, laptop, without(plan), optimizer="sgd") == NewPlan(plan=plan, how="nothing changes")
+    lost = plan.stages[1].devices[0]
+    new = light_plan(plan, laptop, without(plan, lost), optimizer="sgd")
+    assert re.match("stages cut anew on|devices change stages on", new.how)
+    assert not new.plan.interleaved
+    assert_serves(plan, new, laptop, without(plan, lost))
+
+
 def test_samples_of_a_lost_replica_go_to_the_others(sites: Callable[..., Profile]) -> None:
     profile = sites({"a": {"a0": 0.01, "a1": 0.01, "a2": 0.02}})
     plan = planned(profile, "ddp")

@@ -1,7 +1,8 @@
 """Devices with several stages: static orders for them, machines that follow orders and rules, and what is refused."""
 
+import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -121,6 +122,27 @@ def test_what_is_found_fits_keeps_its_order_and_no_bound_is_broken(case, message
     if message_s:
         assert result.pipeline_s <= found.hints.predicted_s * (1 + 1e-6)
         assert found.hints.predicted_s <= quick_step_s(plan, costs, rooms(plan, samples)) * (1 + 1e-6)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SummedCosts(TableCosts):
+    """With gradient sums that take longer in some stages than in others."""
+
+    sums_s: tuple[float, ...]
+
+    def gradient_bucket_s(self, stage: int) -> tuple[float, ...]:
+        return (self.sums_s[stage],)
+
+
+@settings(max_examples=60, deadline=None)
+@given(case=cases, sums=st.lists(st.integers(0, 9), min_size=12, max_size=12), part=st.sampled_from([0.5, 0.9, 1.0]))
+def test_what_is_not_certain_to_take_too_long_is_judged_as_without_a_limit(case, sums, part) -> None:
+    devices, chunks, back, count, seconds = case
+    plan = even(devices, 2 if back else chunks, count, back=back)
+    costs = SummedCosts(**vars(costs_of(plan, [float(value) for value in seconds])), sums_s=tuple(map(float, sums)))
+    free_s = quick_step_s(plan, costs, rooms(plan, 16))
+    limited_s = quick_step_s(plan, costs, rooms(plan, 16), part * free_s * (1 + 1e-9))
+    assert limited_s == free_s or (part < 1.0 and limited_s == math.inf)
 
 
 def test_the_best_is_never_worse_than_static_orders_in_their_memory() -> None:

@@ -2,10 +2,11 @@
 
 The light change begins with the stages that are left, their devices and their order. Samples of a replica that is gone
 go to the others of its stage, by capacity; units of a stage that is gone go to the others, by cuts chosen anew; devices
-that are new, or of little use where they are, change stages. What moves least is taken where it is nearly as good:
-nothing, units, devices. Bounds, costs and memory limits are those of `auto`, and so is the search, for a short while;
-what is proposed is simulated. It looks around the plan that was: where another site altogether would be better now,
-only the planner finds out.
+that are new, or of little use where they are, change stages. Of an interleaved pipeline that has lost some, each device
+gets one stage. What moves least is taken where it is nearly as good: nothing, units, devices. Bounds, costs and memory
+limits are those of `auto`, and so is the search, for a short while; what is proposed is simulated. It looks around the
+plan that was: where another site altogether would be better now, or several stages for a device, only the planner finds
+out.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -46,7 +47,7 @@ _EFFORT = SearchEffort(max_runs=12, max_actions=12_000)
 _FEW = 4
 """Devices up to which each gradient sum is reckoned by itself, and other micro-batches are tried with the order."""
 _NEAR = 1.03
-"""A plan that moves less is taken if its step is at most so many times the shortest."""
+"""A plan that moves less is taken if its step is at most so many times the shortest, where moving costs nothing."""
 _LOOKED_AT, _PROPOSED, _SHOWN = 12, 3, 3
 """Plans of a sort that are looked at and proposed, and devices that are named in a phrase."""
 Besides = Callable[[Plan], float]
@@ -134,9 +135,7 @@ def _planned(plan: Plan, profile: Profile, present: Collection[str], optimizer: 
 def _changed(
     plan: Plan, profile: Profile, present: Collection[str], optimizer: str, besides: Besides = NOTHING_BESIDES
 ) -> NewPlan | None:
-    """Return the light change; None where there is none that fits, and of interleaved plans."""
-    if plan.interleaved:
-        return None
+    """Return the light change; None where there is none that fits."""
     constraints, job = constraints_of(plan, profile, present), job_of(plan, optimizer)
     change, evaluator = _LightChange(plan, present, besides), Evaluator(profile, job)
     if constraints.sharded_state:
@@ -156,11 +155,10 @@ def _best(proposals: Sequence[Proposal], evaluator: Evaluator, besides: Besides)
         for proposal in proposals
         if evaluator(proposal.plan).fits
     ]
-    most_s = _NEAR * min((step_s for step_s, _ in fitting), default=0.0)
-    near = [entry for entry in fitting if entry[0] <= most_s]
-    if not near:
-        return None
-    return min(near, key=lambda entry: (_moves(entry[1]), entry[0]))[1]
+    near = _NEAR if besides is NOTHING_BESIDES else 1.0  # else what is moved counts already
+    most_s = near * min((step_s for step_s, _ in fitting), default=0.0)
+    least = [entry for entry in fitting if entry[0] <= most_s]
+    return min(least, key=lambda entry: (_moves(entry[1]), entry[0]))[1] if least else None
 
 
 def _moves(proposal: Proposal) -> int:
@@ -173,7 +171,8 @@ class _LightChange:
 
     def __init__(self, plan: Plan, present: Collection[str], besides: Besides) -> None:
         self._plan, self._besides = plan, besides
-        self._left = tuple(left for stage in plan.stages if (left := _left_of(stage, present)))
+        self._left = tuple(left for crew in plan.crews if (left := _left_of(crew.first, present)))
+        self._all_left = set(plan.devices) <= set(present)
 
     def proposals(self, request: PlanRequest) -> tuple[Proposal, ...]:
         """Return what could be done, whether it fits or not.
@@ -209,6 +208,8 @@ class _LightChange:
 
     def _kept(self, request: PlanRequest) -> Proposal | None:
         """Return the plan with its own cuts; None where a stage is gone, or one lacks room for its samples."""
+        if self._all_left:
+            return Proposal(plan=self._plan, own_estimate_s=None, reasons=(_NOTHING,))
         if len(self._left) < len(self._plan.stages):
             return None
         spans, moved = request.job.span_tables(request.profile), list[str]()
@@ -223,8 +224,8 @@ class _LightChange:
             stages.append(made)
             gone = [name for name in stage.devices if name not in made.devices]
             moved.append(f"samples of {_named(gone)} go to {_named([one.devices[0] for one in made.replicas])}")
-        plan = replace(self._plan, stages=tuple(stages), hints=None) if moved else self._plan
-        return Proposal(plan=plan, own_estimate_s=None, reasons=("; ".join(moved) or _NOTHING,))
+        plan = replace(self._plan, stages=tuple(stages), hints=None)
+        return Proposal(plan=plan, own_estimate_s=None, reasons=("; ".join(moved),))
 
     def _cut(self, request: PlanRequest) -> Iterator[Proposal]:
         """Yield plans of the stages that are left, with cuts chosen anew; then such in which devices move, too."""

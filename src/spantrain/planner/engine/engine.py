@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from spantrain.core.outer.groups import OuterPlan
-from spantrain.core.plan import Plan, Stage
+from spantrain.core.plan import Plan
 from spantrain.core.planned.report import Alternative, PlanReport
 from spantrain.core.profile import Profile
 from spantrain.errors import InfeasiblePlanError, PlanError, ScheduleError
@@ -27,15 +27,14 @@ from spantrain.planner.engine.outcome import (
     prediction_of,
 )
 from spantrain.planner.engine.outer import LocalPlans, join_groups, local_plans, pair_rates, slow_boundaries
-from spantrain.planner.engine.predict import over_time, with_best_spans
+from spantrain.planner.engine.predict import ORDER_MAY_GAIN, PlanOrders, Ranked, over_time
 from spantrain.planner.request import Evaluation, JobSpec, Objective, PlanRequest, Proposal, Restriction
 from spantrain.planner.strategies.interleaved import with_interleaved
 from spantrain.planner.strategies.registry import DEFAULT_STRATEGY, strategies, strategies_named
 from spantrain.planner.strategies.relaxation import Relaxation
-from spantrain.planner.strategies.score import looks_of, sites_of
+from spantrain.planner.strategies.score import sites_of
 from spantrain.schedule.at_once import check_samples_at_once, samples_at_once
 from spantrain.schedule.registry import schedule_names
-from spantrain.sim.search.search import SearchEffort
 
 _RESCHEDULED = 3
 """How many of a strategy's best are tried with other schedules, where that is asked for."""
@@ -45,18 +44,10 @@ _COMPARED_UP_TO = 32
 """Devices, up to which the best site is searched for on its own."""
 _BESIDE, _BESIDE_DIVIDED, _BESIDE_UP_TO = ("spantrain", "spantrain-dp"), ("zero2", "fsdp"), 8
 """Strategies whose answers compete with the default one's (where state may be divided), and devices up to which."""
-_ORDER_MAY_GAIN, _BESIDE_GAIN = 1.25, 1.1
-"""Plans over the best by more than that (shown, and not) have the plain rule's order: it seldom gains as much."""
-_ORDERED_UP_TO, _ORDERED_SIZES = 96, 4
-"""Devices in use up to which an order is searched for (with more it takes longer than the rest of planning), and sizes
-of micro-batches of which the default strategy's best has its order searched."""
-_EFFORT, _EFFORT_MORE = (SearchEffort(max_runs=runs, max_actions=1_000 * runs) for runs in (60, 12))
-"""What an order of work is searched with (with more, plans came out the same), and those of a few plans besides."""
+_BESIDE_GAIN = 1.1
+"""Plans over the best by more than that, of strategies that were not asked, have the plain rule's order."""
 _TOLD = 32
 """Groups up to which the ways between all of them are told of."""
-_ORDER_OFTEN_GAINS = 1.04
-"""By how much one more plan of a strategy that competes may be over its best to have its order searched."""
-_Ranked = tuple[tuple[Proposal, Evaluation], ...]
 _PREFERRED_UP_TO, _PREFERRED_OF = 1.5, 200
 """How much a plan may be over the best, and how many there may be, of those that `prefer` chooses from."""
 
@@ -83,7 +74,7 @@ class _Answer:
     """What a strategy came up with: its best proposal, and the runners-up for the reasons."""
 
     figures: StrategyFigures
-    ranked: _Ranked = ()
+    ranked: Ranked = ()
     """Those that fit, best first."""
 
     @property
@@ -110,7 +101,7 @@ class _Planning:
         self._job = job = replace(job, fewest_samples=fewest)
         self._evaluator = Evaluator(profile, job, options.heard)
         self._ranking = Ranking(profile.cluster, options)
-        self._orders: dict[tuple[tuple[Stage, ...], str, SearchEffort], Plan] = {}
+        self._orders = PlanOrders(profile, self._evaluator, self._ranking)
         self._beside, self._unasked = tuple[str, ...](), frozenset[str]()
         self._request = PlanRequest(
             profile=profile,
@@ -135,14 +126,13 @@ class _Planning:
         small = len(self._request.devices) <= _COMPARED_UP_TO
         names = dict.fromkeys((*asked, *(_COMPARED if small else _COMPARED[1:]), *self._beside))
         answers = {name: self._answer(name) for name in names}
-        answers[_COMPARED[0]] = self._best_in_one_site(answers.get(_COMPARED[0]))
         # Groups that could train by themselves: the third way over slow boundaries.
         seen = [entry for entry in self._evaluator.seen() if not self._ranking.only_to_compare(entry[0])]
         local = local_plans(self._profile, self._job, self._options.constraints, seen, self._evaluator)
         free = not self._options.strategies and self._options.restriction is Restriction.NONE
-        for step in (self._with_all_seen, self._with_orders, self._with_all_seen):
+        for step in (self._with_all_seen, self._with_orders, self._with_further_orders, self._with_all_seen):
             answers = step(answers) if adopts or step == self._with_orders else answers
-        answers[_COMPARED[0]] = self._best_in_one_site(answers[_COMPARED[0]])
+        answers[_COMPARED[0]] = self._best_in_one_site(answers.get(_COMPARED[0]))
         competing = {name: answers[name] for name in ((*asked, *_COMPARED) if free else asked)}
         chosen, said = self._best(competing), tuple[str, ...]()
         if self._options.prefer is not None:
@@ -165,7 +155,7 @@ class _Planning:
         index, said = prefer([(proposal.plan, evaluation) for proposal, evaluation in near])
         if index == 0:
             return best, said
-        ranked = (self._ordered(*near[index], _EFFORT), *best.ranked)
+        ranked = (self._orders.ordered(*near[index]), *best.ranked)
         return _Answer(figures=self._ranking.figures(ranked, best.figures.plans, started_s), ranked=ranked), said
 
     def _answer(self, name: str) -> _Answer:
@@ -203,29 +193,12 @@ class _Planning:
         least = min(firsts.values(), default=(False, False, 0.0, 0.0))
         found = dict(answers)
         for name, (broken, _, value, _) in firsts.items():
-            if broken == least[0] and value <= least[2] * (_BESIDE_GAIN if name in self._unasked else _ORDER_MAY_GAIN):
+            if broken == least[0] and value <= least[2] * (_BESIDE_GAIN if name in self._unasked else ORDER_MAY_GAIN):
                 before, started_s = answers[name].figures, time.perf_counter()
-                ranked = self._reordered(answers[name].ranked, 1 + (name in (DEFAULT_STRATEGY, *self._beside)))
+                ranked = self._orders.first_ordered(answers[name].ranked)
                 figures = self._ranking.figures(ranked, before.plans, started_s - before.search_s)
                 found[name] = _Answer(figures=figures, ranked=ranked)
         return found
-
-    def _reordered(self, ranked: _Ranked, most: int) -> _Ranked:
-        """Search the order of work of the first `most` (of one, if large); over 1, of the best of other sizes, too."""
-        most = most if len(ranked[0][0].plan.devices) <= _COMPARED_UP_TO else 1
-        rows, tried, sizes = list(ranked), set[tuple[object, ...]](), set[int]()
-        without = [(index, *row) for index, row in enumerate(ranked) if row[0].plan.hints is None]
-        best, least = (self._ranking.value(row[-1])[0] for row in (ranked[0], (without or ranked)[0]))
-        for index, proposal, evaluation in without if least <= _ORDER_MAY_GAIN * best else ():
-            looks = looks_of(proposal.plan, value := self._ranking.value(evaluation)[0])
-            few = len(proposal.plan.devices) <= _ORDERED_UP_TO and looks not in tried
-            is_new = (size := proposal.plan.stages[0].micro_batches[0].size) not in sizes
-            wanted = len(tried) < most or (most > 1 and is_new and len(sizes) < _ORDERED_SIZES)
-            if few and wanted and value <= _ORDER_OFTEN_GAINS * least:
-                rows[index] = self._ordered(proposal, evaluation, _EFFORT if is_new else _EFFORT_MORE)
-                tried.add(looks)
-                sizes.add(size)
-        return tuple(sorted(rows, key=self._ranking.rank))
 
     def _best_in_one_site(self, known: _Answer | None) -> _Answer:
         """Return the best plan inside one site, of the search for it (if there was one) and of all simulated ones."""
@@ -246,15 +219,26 @@ class _Planning:
             figures = replace(figures, search_s=known.figures.search_s)
         return _Answer(figures=figures, ranked=tuple(ranked))
 
+    def _with_further_orders(self, answers: Mapping[str, _Answer]) -> dict[str, _Answer]:
+        """Search the order of work of more of the plans that were simulated, for the default strategy."""
+        started_s, answer = time.perf_counter(), answers[DEFAULT_STRATEGY]
+        if not answer.ranked or len(self._request.devices) > _COMPARED_UP_TO:
+            return dict(answers)
+        more = self._orders.further(self._plain_seen(), answer.ranked[0])
+        ranked = tuple(sorted((*answer.ranked, *more), key=self._ranking.rank))
+        figures = self._ranking.figures(ranked, answer.figures.plans, started_s - answer.figures.search_s)
+        return {**answers, DEFAULT_STRATEGY: _Answer(figures=figures, ranked=ranked)}
+
+    def _plain_seen(self) -> Iterator[tuple[Proposal, Evaluation]]:
+        """Yield every plan that was simulated, fits, and has nothing that has to be asked for."""
+        for plan, found in self._evaluator.seen():
+            if found.fits and is_plain(plan, self._job, self._options.constraints):
+                yield Proposal(plan=plan, own_estimate_s=None), found
+
     def _with_all_seen(self, answers: Mapping[str, _Answer]) -> dict[str, _Answer]:
         """Give the default strategy's answer the best plan that was simulated, whoever proposed it first."""
         started_s, answer = time.perf_counter(), answers[DEFAULT_STRATEGY]
-        plain = (
-            (Proposal(plan=plan, own_estimate_s=None), found)
-            for plan, found in self._evaluator.seen()
-            if found.fits and is_plain(plan, self._job, self._options.constraints)
-        )
-        best = min(plain, key=self._ranking.rank, default=None)
+        best = min(self._plain_seen(), key=self._ranking.rank, default=None)
         if best is None or (answer.ranked and self._ranking.rank(answer.ranked[0]) <= self._ranking.rank(best)):
             return dict(answers)
         reasons = ("Found beside the search: all plans that were simulated compete, whoever proposed them.",)
@@ -378,23 +362,3 @@ class _Planning:
         """Whether the outer optimizer is chosen: only where it may be, and by samples per second only."""
         may_be = outer.allowed and not outer.reason and self._options.objective is Objective.THROUGHPUT
         return may_be and outer.samples_per_s > evaluation.samples_per_s
-
-    def _ordered(self, proposal: Proposal, evaluation: Evaluation, effort: SearchEffort) -> tuple[Proposal, Evaluation]:
-        """Return the proposal with the micro-batches and the order of work that a search finds, if that is better."""
-        if len(proposal.plan.stages) == 1:
-            return proposal, evaluation
-        key = (proposal.plan.stages, proposal.plan.schedule, effort)
-        limited = self._evaluator.limited
-        plan = self._orders.get(key) or with_best_spans(proposal.plan, self._profile, effort=effort, limited=limited)
-        self._orders[key] = plan
-        if (plan.stages, plan.hints) == (proposal.plan.stages, proposal.plan.hints):
-            return proposal, evaluation
-        searched = self._evaluator(plan)
-        worse = self._ranking.value(searched) >= self._ranking.value(evaluation)
-        if worse or not searched.fits or self._ranking.broken(plan, searched):
-            return proposal, evaluation
-        gain = 100 * (1 - searched.step_s / evaluation.step_s)
-        recut = "" if plan.stages == proposal.plan.stages else "other micro-batches and "
-        reason = f"Searching {recut}an order of work took {gain:.1f} % off the step."
-        plan = replace(proposal.plan, stages=self._evaluator.bucketed(plan).stages, hints=plan.hints)
-        return replace(proposal, plan=plan, reasons=(*proposal.reasons, reason)), searched

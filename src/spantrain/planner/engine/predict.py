@@ -3,20 +3,27 @@
 A plan may not fit over time where more messages wait than its in-flight limits leave room for (`over_time`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from spantrain.core.plan import Plan
+from spantrain.core.plan import Plan, Stage
 from spantrain.core.profile import Profile
 from spantrain.core.quantities import format_bytes
 from spantrain.cost.held_sizes import HeldSizes
 from spantrain.cost.memory import BUFFERED_MICRO_BATCHES, MemoryCost
 from spantrain.cost.replicas import ReplicaCost
 from spantrain.errors import PlanError, ScheduleError
+from spantrain.planner.request import Evaluation, Proposal
+from spantrain.planner.strategies.score import structure_of
 from spantrain.sim.costs import ProfileCosts
 from spantrain.sim.engine import SimulationOptions, SimulationResult, simulate
 from spantrain.sim.search.search import Limited, SearchEffort, taper, with_hints
 from spantrain.sim.stale import simulate_stale
+
+if TYPE_CHECKING:
+    from spantrain.planner.engine.evaluate import Evaluator
+    from spantrain.planner.engine.outcome import Ranking
 
 
 def costs_of(plan: Plan, profile: Profile, replicas: ReplicaCost | None = None) -> ProfileCosts:
@@ -59,6 +66,94 @@ def with_best_spans(
     if plan.schedule != "critical-path" or profile.graph.fewest_samples(range(len(profile.graph.units))):
         return with_best_order(plan, profile, effort=effort)
     return taper(plan, costs_of(plan, profile), effort=effort, limited=limited)
+
+
+Row = tuple[Proposal, Evaluation]
+Ranked = tuple[Row, ...]
+"""Best first."""
+ORDER_MAY_GAIN = 1.25
+"""Plans over the best by more than that (shown, and not) have the plain rule's order: it seldom gains as much."""
+_ORDERED_UP_TO = 96
+"""Devices in use up to which an order is searched for: with more it takes longer than the rest of planning."""
+_EFFORT, _LESS = (SearchEffort(max_runs=runs, max_actions=1_000 * runs) for runs in (60, 12))
+"""What an order of work is searched with (with more, plans came out the same), and those of a few plans besides."""
+_FURTHER, _FURTHER_ACTIONS = 16, 2_000
+"""How many further plans have their order searched, and of how many actions in a step, all of them together."""
+_FURTHER_GAINS, _IDLE = 1.2, 0.9
+"""By how much they may be over the best with the plain rule's orders, and for which part of its step their devices may
+work, in the mean: for more, and there is little to gain."""
+_FURTHER_BEST, _LESS_MISSES = 4, 1.03
+"""How many of them are searched with more effort: the best with the order found, if not far over the best of all."""
+_Key = tuple[tuple[Stage, ...], str, SearchEffort]
+
+
+def _key(plan: Plan, effort: SearchEffort = _EFFORT) -> _Key:
+    return plan.stages, plan.schedule, effort
+
+
+class PlanOrders:
+    """Searches the micro-batches and the order of work of plans, of each once."""
+
+    def __init__(self, profile: Profile, evaluator: "Evaluator", ranking: "Ranking") -> None:
+        self._profile, self._evaluator, self._ranking = profile, evaluator, ranking
+        self._found: dict[_Key, Plan] = {}
+
+    def ordered(self, proposal: Proposal, evaluation: Evaluation, effort: SearchEffort = _EFFORT) -> Row:
+        """Return the proposal with the micro-batches and the order of work that a search finds, if that is better."""
+        if len(proposal.plan.stages) == 1:
+            return proposal, evaluation
+        keys = [_key(proposal.plan, one) for one in (_EFFORT, effort)]
+        plan = next((self._found[key] for key in keys if key in self._found), None)
+        if plan is None:
+            limited = self._evaluator.limited
+            plan = self._found[keys[1]] = with_best_spans(proposal.plan, self._profile, effort=effort, limited=limited)
+        if (plan.stages, plan.hints) == (proposal.plan.stages, proposal.plan.hints):
+            return proposal, evaluation
+        searched = self._evaluator(plan)
+        worse = self._ranking.value(searched) >= self._ranking.value(evaluation)
+        if worse or not searched.fits or self._ranking.broken(plan, searched):
+            return proposal, evaluation
+        gain = 100 * (1 - searched.step_s / evaluation.step_s)
+        recut = "" if plan.stages == proposal.plan.stages else "other micro-batches and "
+        reason = f"Searching {recut}an order of work took {gain:.1f} % off the step."
+        plan = replace(proposal.plan, stages=self._evaluator.bucketed(plan).stages, hints=plan.hints)
+        return replace(proposal, plan=plan, reasons=(*proposal.reasons, reason)), searched
+
+    def first_ordered(self, ranked: Ranked) -> Ranked:
+        """Search the order of work of the best plan that is not too large for that, if it is near the best of all."""
+        rows, value = list(ranked), self._ranking.value
+        most = ORDER_MAY_GAIN * value(ranked[0][1])[0]
+        for index, (proposal, evaluation) in enumerate(ranked):
+            if proposal.plan.hints is None and len(proposal.plan.devices) <= _ORDERED_UP_TO:
+                if value(evaluation)[0] <= most:
+                    rows[index] = self.ordered(proposal, evaluation)
+                break
+        return tuple(sorted(rows, key=self._ranking.rank))
+
+    def further(self, rows: Iterable[Row], best: Row) -> Ranked:
+        """Return further plans with an order that was searched, of those that may be better than the best with one.
+
+        They are unlike each other, and their devices wait for a while: with little effort first, then the best few with
+        all of it. What an order brings differs from plan to plan, by a tenth and more.
+        """
+        chosen, best_value = self._ranking.rank(best)[:2], self._ranking.value(best[1])[0]
+        plain = [row for row in rows if row[0].plan.hints is None and self._ranking.rank(row)[:2] == chosen]
+        plain.sort(key=self._ranking.rank)
+        tried, left = dict[tuple[object, ...], tuple[Row, Row]](), _FURTHER_ACTIONS
+        for proposal, evaluation in plain:
+            value, least = (self._ranking.value(one)[0] for one in (evaluation, plain[0][1]))
+            if left <= 0 or len(tried) >= _FURTHER or value > _FURTHER_GAINS * least:
+                break
+            # What differs in shares alone, and takes as long, is held up by the same devices.
+            looks = (structure_of(proposal.plan), f"{value:.5g}", *(one.first_unit for one in proposal.plan.stages))
+            waits = value * (1 - evaluation.bubble_ratio) < min(_IDLE * least, best_value)
+            if waits and looks not in tried and len(proposal.plan.stages) > 1:
+                left -= 3 * sum(len(stage.replicas) * len(stage.micro_batches) for stage in proposal.plan.stages)
+                tried[looks] = (proposal, evaluation), self.ordered(proposal, evaluation, _LESS)
+        found = sorted(tried.values(), key=lambda entry: self._ranking.rank(entry[1]))
+        near = [row for row, (_, done) in found if self._ranking.value(done)[0] < _LESS_MISSES * best_value]
+        new = [row for row in near if _key(row[0].plan) not in self._found]
+        return tuple(self.ordered(*row) for row in new[:_FURTHER_BEST])
 
 
 _UP_TO = 96

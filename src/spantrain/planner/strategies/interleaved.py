@@ -32,6 +32,8 @@ from spantrain.sim.search.model import Room
 A = TypeVar("A")
 _DEVICES, _ACTIONS = 32, 20_000
 """A pipeline of more devices, or a step of more actions, is not interleaved: its search would take seconds."""
+_TURNED = 4
+"""Devices up to which a pipeline that goes there and back begins at each of them."""
 _MAY, _WORTH = 0.98, 0.995
 """A pipeline is interleaved if it may take less than the first part of the best plan's step, and proposed if it takes
 less than the second."""
@@ -48,14 +50,15 @@ _ORDER_GAINS, _CUTS_GAIN = 1.25, 2.0
 def dealings(devices: int) -> list[list[int]]:
     """Return ways to deal stages out, each as the devices of all stages, by their numbers in the pipeline.
 
-    With the end on the first device, too, so that no others need sum what beginning and end share; there and back; and
-    in two, three and four rounds.
+    With the end on the first device, too, so that no others need sum what beginning and end share; there and back, of
+    few devices from each of them on; and in two, three and four rounds.
 
-    >>> dealings(3)[:3]
-    [[0, 1, 2, 0], [0, 1, 2, 2, 1, 0], [0, 1, 2, 0, 1, 2]]
+    >>> dealings(2)[:4]
+    [[0, 1, 0], [0, 1, 1, 0], [1, 0, 0, 1], [0, 1, 0, 1]]
     """
     there = list(range(devices))
-    return [there + there[:1], there + there[::-1], *(there * rounds for rounds in (2, 3, 4))]
+    turned = [there[k:] + there[:k] for k in range(devices if devices <= _TURNED else 1)]
+    return [there + there[:1], *(own + own[::-1] for own in turned), *(there * rounds for rounds in (2, 3, 4))]
 
 
 def interleaved(request: PlanRequest) -> tuple[Proposal, ...]:

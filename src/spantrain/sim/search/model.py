@@ -148,7 +148,7 @@ class _Builder:
         """Return the least seconds from the first action of a device to the end of the step's gradient sums."""
         works_s = [sum(map(sum, parts)) for parts in self._work_s]
         return max(
-            sum(works_s[one] for one in crew) + max(self._tails[one] for one in crew) for crew in self._crews.values()
+            sum(works_s[one] for one in crew) + min(self._tails[one] for one in crew) for crew in self._crews.values()
         )
 
     def build(self, rooms: Mapping[str, Room]) -> StepModel:
@@ -262,7 +262,7 @@ class _ModelRun:
         self._most_s = most_s
         works_s = [sum(map(sum, parts)) for parts in model.seconds]
         self._left_s = [
-            sum(works_s[one] for one in crew) + max(model.tails[one] for one in crew) for crew in model.crews
+            sum(works_s[one] for one in crew) + min(model.tails[one] for one in crew) for crew in model.crews
         ]
         self._model = model
         self._ranks = ranks

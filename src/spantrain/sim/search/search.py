@@ -22,7 +22,7 @@ from spantrain.sim.bounds import pipeline_bound_s, step_bound_s
 from spantrain.sim.costs import StepCosts
 from spantrain.sim.engine import SimulationOptions, simulate
 from spantrain.sim.search.improve import Improver, is_alike, rank_by_part, shortest
-from spantrain.sim.search.model import Orders, Outcome, StepModel, model_of, run_orders, run_ranks
+from spantrain.sim.search.model import Orders, Outcome, StepModel, model_of, model_within, run_orders, run_ranks
 
 _PLAIN = "the plain rule"
 _LEAST_RUNS = 10
@@ -85,7 +85,9 @@ def simulated_s(plan: Plan, costs: StepCosts) -> float:
 
 def quick_s(plan: Plan, costs: StepCosts, most_s: float = math.inf) -> float:
     """Return the seconds of the pipeline under the best of some plain rules; infinite where all take over `most_s`."""
-    model, best_s = model_of(plan, costs), math.inf
+    best_s = math.inf
+    if (model := model_within(plan, costs, {}, most_s)) is None:
+        return best_s
     for rule in _rules(model).values():
         best_s = min(best_s, run_ranks(model, rank_by_part(model, rule), min(best_s, most_s)).seconds)
     return best_s
