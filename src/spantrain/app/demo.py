@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 from spantrain.app.faults import Fault, FaultKind
@@ -19,6 +19,7 @@ from spantrain.config.cluster_file import load_preset
 from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan
 from spantrain.core.profile import Profile
+from spantrain.core.records import Record
 from spantrain.models.catalog.catalog import resolve_model
 from spantrain.planner.engine.engine import make_plan
 from spantrain.planner.engine.outcome import PlanOutcome
@@ -36,8 +37,7 @@ _KILLED, _BACK, _LAST = 4, 8, 20
 """Steps of the run with faults: those before the device is killed, before it is started again, and all."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class FaultsShown:
+class FaultsShown(Record):
     """What became of the run in which a device was killed."""
 
     device: str
@@ -49,7 +49,6 @@ class FaultsShown:
     """At its end, with the device back."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class DemoSummary(TrainOutcome):
     """What came out of the run on all devices, and beside it; written as summary.json."""
 
@@ -125,8 +124,7 @@ def _take_folder(out: Path) -> None:
     (out / _MARK).write_text("This folder is the demonstration's, which replaces what it left here before.\n")
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Acts:
+class _Acts(Record):
     """Runs of the demonstration, on one session."""
 
     session: Session

@@ -7,7 +7,6 @@ import json
 import signal
 import threading
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +15,7 @@ from spantrain.app.live_requests import FAULTS, answer, answered, ask, requests_
 from spantrain.config.files.json_codec import from_json, to_json
 from spantrain.config.files.parsing import parse_json
 from spantrain.config.files.text_files import read_text
+from spantrain.core.records import Record
 from spantrain.errors import ConfigError, SpanTrainError
 
 if TYPE_CHECKING:
@@ -43,8 +43,7 @@ class FaultKind(StrEnum):
 _OF_LINKS = (FaultKind.PARTITION, FaultKind.HEAL)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Fault:
+class Fault(Record):
     """One fault."""
 
     after_step: int

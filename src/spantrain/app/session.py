@@ -5,7 +5,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 from spantrain.app.launch.way import LaunchWay, OnlyWrittenError, StartedByHand, WantedWorkers
@@ -13,6 +13,7 @@ from spantrain.app.relay import reached_through
 from spantrain.app.reporter import Reporter
 from spantrain.config.files.text_files import make_private_folder
 from spantrain.core.cluster import Cluster
+from spantrain.core.records import Record
 from spantrain.errors import ConfigError, PeerLostError, TestbedError, UsageError
 from spantrain.runtime.coordinator.coordinator import Coordinator
 from spantrain.runtime.launch.launcher import LocalWorkers, WorkerPlacement
@@ -27,8 +28,7 @@ _LOCAL_HEARTBEAT_TIMEOUT_S = 60.0
 """For workers of this machine: their deaths are seen at once without heartbeats, and a crowded machine is slow."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class SessionOptions:
+class SessionOptions(Record):
     """Where the workers run."""
 
     listen: str | None = None
@@ -87,8 +87,7 @@ class Generations:
         self._latest = max(self._latest, generation)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Session:
+class Session(Record):
     """Workers that have joined and wait for orders."""
 
     cluster: Cluster

@@ -3,7 +3,6 @@
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from spantrain.app.watching.chain import lane_of
 from spantrain.config.traces.trace_file import read_decisions, read_trace
 from spantrain.core.plan import Plan
 from spantrain.core.profile import Profile
+from spantrain.core.records import Record
 from spantrain.core.trace import Interval, Trace
 from spantrain.errors import ConfigError
 from spantrain.planner.engine.predict import costs_of, predict
@@ -23,8 +23,7 @@ _AGAIN = "train again with `spantrain train`"
 _PIPELINE_LANES = ("forward", "backward", "tied:")
 
 
-@dataclass(frozen=True, kw_only=True)
-class DeviceComparison:
+class DeviceComparison(Record):
     """One device in a step."""
 
     busy_s_predicted: float
@@ -39,16 +38,14 @@ class DeviceComparison:
     """None where the device cannot tell."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class LinkComparison:
+class LinkComparison(Record):
     """What one device sends another in a step: bytes of tensors, without the protocol's own."""
 
     bytes_predicted: int
     bytes_measured: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunValidation:
+class RunValidation(Record):
     """A run beside its prediction."""
 
     folder: str

@@ -4,7 +4,6 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from spantrain.config.files.text_files import check_tensor_header
+from spantrain.core.records import Record
 from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError
 from spantrain.models.adapters import base_name
@@ -30,8 +30,7 @@ _EXACT = ("F32", "BF16", "F16")
 """Types that float32 holds exactly, as safetensors names them."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class StoredWeight:
+class StoredWeight(Record):
     """A tensor in a file."""
 
     file: Path
@@ -41,8 +40,7 @@ class StoredWeight:
     """As safetensors names it."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class FoundWeights:
+class FoundWeights(Record):
     """Where the weights of a model lie; not read yet."""
 
     places: Mapping[str, StoredWeight]
@@ -206,8 +204,7 @@ def _check_buffers(folder: Path, tensors: Mapping[str, StoredWeight], names: Ite
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class FirstWeights:
+class FirstWeights(Record):
     """Where weights come from."""
 
     text: str = ""

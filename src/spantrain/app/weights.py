@@ -4,7 +4,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from spantrain.app.weight_folder import FoundWeights, find_weights
 from spantrain.config.files.problems import shortened
 from spantrain.core.checkpoint import SampleLedger, StoredFile
+from spantrain.core.records import Record
 from spantrain.core.shares import TensorPart
 from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError, UsageError
@@ -41,8 +42,7 @@ EXAMPLE_FILE = "example.safetensors"
 """What went in and what came out when it was exported: `examples/load_exported.py` compares."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ExportOutcome:
+class ExportOutcome(Record):
     """What was written."""
 
     folder: str
@@ -260,8 +260,7 @@ def _copy_besides(spec: ModelSpec, source: Path | None, folder: Path) -> None:
 _DEVICE = "imported"
 
 
-@dataclass(frozen=True, kw_only=True)
-class ImportOutcome:
+class ImportOutcome(Record):
     """What was read."""
 
     run: str

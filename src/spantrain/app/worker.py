@@ -10,7 +10,6 @@ import subprocess
 import threading
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 
@@ -18,6 +17,7 @@ import psutil
 
 from spantrain.app.relay import relay_access
 from spantrain.config.files.text_files import check_can_make, read_text
+from spantrain.core.records import Record
 from spantrain.devices.registry import default_backend
 from spantrain.errors import ConfigError, UsageError
 from spantrain.runtime.coordinator.roster import RANK_PREFIX
@@ -31,8 +31,7 @@ _NOTICE_S = 2.0
 """Between two looks for a notice that this machine is about to be taken away."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class WorkerReach:
+class WorkerReach(Record):
     """How others reach a worker, as its user says it."""
 
     data_address: str | None = None

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from types import MappingProxyType
@@ -11,6 +10,7 @@ from spantrain.config.files.problems import Problems
 from spantrain.config.files.yaml_fields import Field, parse_yaml
 from spantrain.core.cluster import DeviceKind
 from spantrain.core.quantities import parse_bandwidth, parse_bytes, parse_flop_rate, parse_power
+from spantrain.core.records import Record
 from spantrain.devices.registry import backend_names, find_backend
 
 _KEYS = ("peak_fp16", "peak_fp32", "memory", "memory_bandwidth", "power", "source")
@@ -74,8 +74,7 @@ def kind_named(text: str) -> str | None:
 _CPU = "cpu"
 
 
-@dataclass(frozen=True, kw_only=True)
-class DeviceRow:
+class DeviceRow(Record):
     """One device as its host's entry describes it."""
 
     kind: str

@@ -18,7 +18,10 @@ LARGEST_NUMBER = 2**53
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
 class Record:
-    """What files hold, and processes say to each other: every subclass is made a frozen dataclass of named fields."""
+    """What files hold, and people and processes are told: every subclass is a frozen dataclass of named fields.
+
+    A decorator beside it is refused, when the module is imported, as dataclasses refuse to be made twice.
+    """
 
     def __init_subclass__(cls, **rest: Any) -> None:
         super().__init_subclass__(**rest)

@@ -11,13 +11,13 @@ import socket
 import stat
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from spantrain.config.files.json_codec import from_json
 from spantrain.config.files.parsing import parse_json
 from spantrain.config.files.text_files import write_atomically
+from spantrain.core.records import Record
 from spantrain.errors import ConfigError, TestbedError
 from spantrain.testbed.namespace_handle import process_started
 
@@ -113,8 +113,7 @@ class RequestServer:
         return None
 
 
-@dataclass(frozen=True, kw_only=True)
-class HostStatus:
+class HostStatus(Record):
     """One host."""
 
     host: str
@@ -123,8 +122,7 @@ class HostStatus:
     interface: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class _CarrierStatus:
+class _CarrierStatus(Record):
     """What carries packets in one direction: its rate now, and what has passed since it was there."""
 
     bandwidth_bytes_per_s: float
@@ -140,7 +138,6 @@ class _CarrierStatus:
     bytes_waiting: int
 
 
-@dataclass(frozen=True, kw_only=True)
 class ShapedLinkStatus(_CarrierStatus):
     """One direction between two sites."""
 
@@ -155,7 +152,6 @@ class ShapedLinkStatus(_CarrierStatus):
     """Whether nothing passes now (`spantrain testbed partition`)."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class LineStatus(_CarrierStatus):
     """What all links of a site share, in one direction."""
 
@@ -164,8 +160,7 @@ class LineStatus(_CarrierStatus):
     """`up`: what leaves the site; `down`: what comes."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class TestbedStatus:
+class TestbedStatus(Record):
     """A running testbed."""
 
     __test__ = False
@@ -192,8 +187,7 @@ _MAX_DIRECTORY = 90
 """A Unix socket's path has at most 107 bytes."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ProcessMark:
+class ProcessMark(Record):
     """A process, told apart from a later one with the same id."""
 
     pid: int
@@ -205,8 +199,7 @@ class ProcessMark:
         return process_started(self.pid) == self.started
 
 
-@dataclass(frozen=True, kw_only=True)
-class State:
+class State(Record):
     """One testbed, as its router has written it down."""
 
     directory: str

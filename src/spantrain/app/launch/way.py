@@ -10,14 +10,14 @@ from typing import ClassVar, Self
 from spantrain.app.reporter import Reporter
 from spantrain.core.cluster import Cluster, Device
 from spantrain.core.names import file_stem, unknown_name
+from spantrain.core.records import Record
 from spantrain.errors import ConfigError
 from spantrain.reach.code import PackedCode
 from spantrain.runtime.coordinator.roster import WorkerStarter, join_command
 from spantrain.transport.relay.protocol import RelayAccess
 
 
-@dataclass(frozen=True, kw_only=True)
-class WantedWorkers:
+class WantedWorkers(Record):
     """Which workers a session needs, and what they need on their machines."""
 
     cluster: Cluster
@@ -47,8 +47,7 @@ class WantedWorkers:
         return found
 
 
-@dataclass(frozen=True, kw_only=True)
-class LaunchOptions:
+class LaunchOptions(Record):
     """What a user says of machines, by host or site; under the empty name what holds for all others."""
 
     code: PackedCode | None = None

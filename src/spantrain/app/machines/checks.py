@@ -3,13 +3,13 @@
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 from spantrain.app.machines.describe import FoundMachine, usable_backend
 from spantrain.config.kinds import kind_named
 from spantrain.core.cluster import Cluster
 from spantrain.core.quantities import format_bandwidth, format_bytes, format_seconds
+from spantrain.core.records import Record
 from spantrain.reach.facts import FoundAccelerator, MachineFacts
 from spantrain.reach.pairs import Pair, PairReport, pairs_of
 from spantrain.version import VERSION
@@ -30,8 +30,7 @@ _SLOW_BYTES_PER_S = 10e6 / 8
 _INSTALL = "install it there, or name the interpreter of its environment with --python (`python` in an inventory)"
 
 
-@dataclass(frozen=True, kw_only=True)
-class CheckLine:
+class CheckLine(Record):
     """What one check found."""
 
     check: str

@@ -15,6 +15,7 @@ from statistics import median
 from spantrain.app.reporter import Reporter
 from spantrain.config.kinds import kind_named, load_kinds
 from spantrain.core.cluster import Cluster, Device, DeviceKind, Host, Link, Site
+from spantrain.core.records import Record
 from spantrain.devices.registry import Backend, find_backend
 from spantrain.errors import PeerLostError, ProtocolError, SpanTrainError, UsageError
 from spantrain.reach.allocations import named_machines
@@ -46,8 +47,7 @@ _LINK_RATE, _LINK_LATENCY_S = 12.5e6, 0.02
 _MIB = 2**20
 
 
-@dataclass(frozen=True, kw_only=True)
-class FoundMachine:
+class FoundMachine(Record):
     """A machine that is to be a host."""
 
     machine: Machine
@@ -248,8 +248,7 @@ _MOST_PAIRS = 45
 """Of whom rates are measured, one pair after the other: those of ten machines."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class InitOutcome:
+class InitOutcome(Record):
     """A cluster as it was found, and what to say of it."""
 
     cluster: Cluster

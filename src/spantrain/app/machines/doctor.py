@@ -2,12 +2,13 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from spantrain.app.machines.checks import CheckLine, Verdict, common_lines, machine_lines, way_lines
 from spantrain.app.machines.describe import FoundMachine
 from spantrain.app.reporter import Reporter
 from spantrain.core.cluster import Cluster
+from spantrain.core.records import Record
 from spantrain.errors import PeerLostError, ProtocolError
 from spantrain.reach.facts import MachineFacts, ask_all, probe
 from spantrain.reach.machines import Machine, this_machine
@@ -19,8 +20,7 @@ _MOST_PAIRS = 28
 """Of whom rates are measured: those of eight machines take about a minute and a half."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class DoctorOptions:
+class DoctorOptions(Record):
     """What to check beside the machines themselves."""
 
     cluster: Cluster | None = None
@@ -33,8 +33,7 @@ class DoctorOptions:
     """Neither load torch nor measure rates and encryption."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class DoctorReport:
+class DoctorReport(Record):
     """All lines, and how many of them there are of each verdict."""
 
     lines: tuple[CheckLine, ...]

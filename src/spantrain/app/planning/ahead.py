@@ -3,11 +3,11 @@
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 from spantrain.app.planning.protection import room_for_copies
 from spantrain.core.plan import Plan
 from spantrain.core.profile import Profile
+from spantrain.core.records import Record
 from spantrain.core.units import Unit
 from spantrain.cost.memory import MemoryCost
 from spantrain.cost.moving import state_bytes
@@ -25,8 +25,7 @@ _PATIENCE, _SLACK_S = 6.0, 5.0
 """How many times as long as the links need alone it may take beside steps, and how much longer."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class MovesAhead:
+class MovesAhead(Record):
     """What goes ahead."""
 
     copies: tuple[AheadCopy, ...]

@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import combinations_with_replacement, product
 from typing import Any, Literal, TypeVar, get_args
@@ -13,6 +13,7 @@ from spantrain.core.names import few
 from spantrain.core.plan import Plan, Replica
 from spantrain.core.profile import LinkMeasurement, Profile
 from spantrain.core.quantities import format_seconds
+from spantrain.core.records import Record
 from spantrain.core.speed import SpeedTrace
 from spantrain.cost.network import SAME_RATIO
 from spantrain.cost.step import StepCost
@@ -158,8 +159,7 @@ _EFFORT = SearchEffort(max_runs=60, max_actions=10_000)
 """For the order of work of each what-if."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class WhatIf:
+class WhatIf(Record):
     """The same plan, were one thing otherwise."""
 
     change: str
@@ -169,8 +169,7 @@ class WhatIf:
     times_as_fast: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class StageLoad:
+class StageLoad(Record):
     """How a stage spends the step; the mean over its devices."""
 
     devices: tuple[str, ...]
@@ -180,8 +179,7 @@ class StageLoad:
     """Whether an in-flight limit is under what its samples would fill."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Explanation:
+class Explanation(Record):
     """What a plan's step is made of."""
 
     step_s: float

@@ -7,7 +7,7 @@ import os
 import platform
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
@@ -18,6 +18,7 @@ from spantrain.app.reporter import Reporter
 from spantrain.app.session import Session
 from spantrain.config.files.json_codec import to_json
 from spantrain.core.profile import DeviceScore, LinkMeasurement, Profile, Provenance, UnitTiming
+from spantrain.core.records import Record
 from spantrain.core.units import ModelSpec, UnitGraph
 from spantrain.errors import PeerLostError
 from spantrain.models.graph import build_graph
@@ -32,8 +33,7 @@ _PROBE_GENERATION = 0
 _PROCESSORS_OF_A_PAIR = 2
 
 
-@dataclass(frozen=True, kw_only=True)
-class ProfileOptions:
+class ProfileOptions(Record):
     """What to measure, and how long."""
 
     dtype: str = "float32"
@@ -48,8 +48,7 @@ class ProfileOptions:
         return tuple(2**power for power in range(self.max_samples.bit_length()) if 2**power <= self.max_samples)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Compute:
+class _Compute(Record):
     timings: tuple[UnitTiming, ...]
     scores: tuple[DeviceScore, ...]
 

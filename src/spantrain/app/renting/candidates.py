@@ -1,7 +1,6 @@
 """Machines that could be rented together: as a cluster, and what they take and cost at least."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from itertools import groupby, permutations
 
@@ -11,6 +10,7 @@ from spantrain.config.kinds import load_kinds
 from spantrain.config.prices import PriceFile
 from spantrain.core.cluster import DeviceKind
 from spantrain.core.money.prices import KindPrice, Market, Offer, distance
+from spantrain.core.records import Record
 from spantrain.core.units import UnitGraph
 from spantrain.cost.analytic import AnalyticLaw
 
@@ -19,8 +19,7 @@ MOST_DEVICES = 64
 _MARKETS = {Market.ON_DEMAND: "on demand", Market.SPOT: "spot", Market.OWNED: "owned"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Rented:
+class Rented(Record):
     """Machines of one offer."""
 
     offer: Offer
@@ -45,8 +44,7 @@ class Rented:
         return f"{machines} {_MARKETS[self.market]} at {one.place}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Candidate:
+class Candidate(Record):
     """Machines that are rented together."""
 
     parts: tuple[Rented, ...]

@@ -1,11 +1,11 @@
 """Which machines are taken: what is asked for, what each choice comes to, the frontier of time against money."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from spantrain.app.renting.candidates import Candidate
 from spantrain.core.plan import Plan
 from spantrain.core.quantities import format_speed
+from spantrain.core.records import Record
 from spantrain.errors import InfeasiblePlanError, PlanError
 
 _AS_FAST = 1.03
@@ -14,8 +14,7 @@ _ANY_AMOUNT = 1e9
 """Tokens or samples that figures are shown for where none were named."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class RentGoal:
+class RentGoal(Record):
     """What is to be trained, and one limit; none: for as little money as possible.
 
     Raises:
@@ -115,8 +114,7 @@ class RentGoal:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class RentRow:
+class RentRow(Record):
     """What a choice of machines comes to."""
 
     candidate: Candidate
@@ -162,8 +160,7 @@ class RentRow:
         }  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
-class RentOutcome:
+class RentOutcome(Record):
     """What came of a search."""
 
     goal: RentGoal

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from xml.sax.saxutils import escape
@@ -10,6 +9,7 @@ from xml.sax.saxutils import escape
 from spantrain.app.picture import check_png, write_png
 from spantrain.app.renting.choice import RentOutcome, RentRow
 from spantrain.config.files.text_files import check_can_write, write_atomically
+from spantrain.core.records import Record
 from spantrain.errors import ConfigError
 
 _WIDTH, _HEIGHT, _LEFT, _TOP, _RIGHT, _BOTTOM = 900, 520, 70, 40, 250, 50
@@ -61,8 +61,7 @@ def draw_frontier(outcome: RentOutcome) -> str:
     return "\n".join([*parts, "</svg>", ""])
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Axes:
+class _Axes(Record):
     """Where hours and dollars are on the axes."""
 
     hours: tuple[float, float]

@@ -6,7 +6,7 @@ out. The number of plans is bounded by the devices in them, not by the clock: th
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from spantrain.app.planning.protection import with_keepers
 from spantrain.app.profiling.describe import described_profile
@@ -18,6 +18,7 @@ from spantrain.core.money.prices import Market, Offer
 from spantrain.core.plan import Plan
 from spantrain.core.profile import Profile
 from spantrain.core.quantities import format_bytes
+from spantrain.core.records import Record
 from spantrain.core.units import ModelSpec, UnitGraph
 from spantrain.cost.analytic import analytic_profile
 from spantrain.cost.memory import MemoryCost
@@ -49,8 +50,7 @@ _MOST_LOST = 0.8
 Shape = tuple[tuple[Offer, int], ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class RentRequest:
+class RentRequest(Record):
     """What is to be trained, and what there is to rent."""
 
     model: ModelSpec
@@ -73,8 +73,7 @@ def rent(request: RentRequest) -> RentOutcome:
     return _Search(request).run()
 
 
-@dataclass(frozen=True, kw_only=True)
-class _PlannedShape:
+class _PlannedShape(Record):
     """The plan for machines, however they are had."""
 
     plan: Plan

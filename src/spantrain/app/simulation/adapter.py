@@ -1,6 +1,5 @@
 """Steps of a plan over links that change, with an adapter, simulated: what each took, and what was decided."""
 
-from dataclasses import dataclass
 from itertools import accumulate
 
 from spantrain.adaptation.boundary import AutoSettings
@@ -13,13 +12,13 @@ from spantrain.app.simulation.simulate import calm_run_s
 from spantrain.config.traces.network_traces import NetworkTrace
 from spantrain.core.plan import Plan
 from spantrain.core.profile import Profile
+from spantrain.core.records import Record
 from spantrain.errors import InfeasiblePlanError
 from spantrain.planner.engine.predict import costs_of
 from spantrain.sim.adaptive import simulate_adapting
 
 
-@dataclass(frozen=True, kw_only=True)
-class SimulatedStep:
+class SimulatedStep(Record):
     """One step."""
 
     step: int
@@ -33,8 +32,7 @@ class SimulatedStep:
     """Why its plan took over, where it is the first step under it."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class AdapterOutcome:
+class AdapterOutcome(Record):
     """All steps."""
 
     adapter: str

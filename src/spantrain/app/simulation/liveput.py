@@ -6,13 +6,13 @@ device is back, and the change back (`sim.availability`). What keepers cost is p
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from spantrain.app.planning.protection import with_keepers
 from spantrain.app.simulation.availability import LivePlans, hours_of, mtbf_of
 from spantrain.core.plan import Plan
 from spantrain.core.profile import Profile
 from spantrain.core.quantities import format_seconds, format_speed
+from spantrain.core.records import Record
 from spantrain.errors import ConfigError
 from spantrain.planner.engine.outcome import Prefer
 from spantrain.planner.request import Evaluation
@@ -28,8 +28,7 @@ _SHOWN = 3
 _PROTECTIONS: Mapping[str, int | None] = {"auto": None, "one": 1}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Liveput:
+class Liveput(Record):
     """What a plan is expected to do."""
 
     samples_per_s: float

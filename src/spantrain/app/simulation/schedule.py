@@ -1,7 +1,6 @@
 """What a schedule does: on even stages with made-up seconds, or on a plan with its profile's."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from spantrain.app.planning.plan_files import open_plan, under_schedule
@@ -10,6 +9,7 @@ from spantrain.config.files.text_files import read_text
 from spantrain.core.action import SPLIT_OPS
 from spantrain.core.cluster import Cluster, Device, DeviceKind, Host, Site
 from spantrain.core.plan import Plan, Replica, Stage
+from spantrain.core.records import Record
 from spantrain.core.span import equal_spans
 from spantrain.core.trace import Trace
 from spantrain.core.units import ModelSpec
@@ -36,8 +36,7 @@ _KIND = DeviceKind(
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class EvenPipeline:
+class EvenPipeline(Record):
     """Equal devices; F, I and W of a micro-batch take a second each on all of a device's stages together."""
 
     stages: int
@@ -72,8 +71,7 @@ class EvenPipeline:
         return there + there[::-1] if self.back else there * self.chunks
 
 
-@dataclass(frozen=True, kw_only=True)
-class ShownSchedule:
+class ShownSchedule(Record):
     """What a schedule does in one step."""
 
     schedule: str

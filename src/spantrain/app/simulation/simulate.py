@@ -5,7 +5,7 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 
 from spantrain.app.planning.plan_files import check_fits_profile, under_schedule, with_room_for_two
@@ -15,6 +15,7 @@ from spantrain.config.traces.network_traces import Changes, NetworkTrace
 from spantrain.core.plan import Plan, Stage
 from spantrain.core.profile import Profile
 from spantrain.core.quantities import format_bytes
+from spantrain.core.records import Record
 from spantrain.core.speed import SpeedTrace
 from spantrain.cost.held_sizes import HeldBytes, divisions_of
 from spantrain.cost.memory import MemoryCost
@@ -55,8 +56,7 @@ _MAX_TIGHTENINGS = 12
 """How often in-flight limits are lowered until what is simulated stays within the bytes."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class SimulateRequest:
+class SimulateRequest(Record):
     """What to simulate."""
 
     plan: Plan
@@ -75,8 +75,7 @@ class SimulateRequest:
     """1: steps overlap (`sim.stale`), with room for two (`app.planning.plan_files`); no bound is known for them."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ScheduleOutcome:
+class ScheduleOutcome(Record):
     """One schedule. Where it cannot run there is a reason, and no figures."""
 
     schedule: str
@@ -107,8 +106,7 @@ class ScheduleOutcome:
     energy: Energy | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class SimulationReport:
+class SimulationReport(Record):
     """All schedules that were asked for."""
 
     schedules: Mapping[str, ScheduleOutcome]

@@ -12,6 +12,7 @@ from spantrain.app.training.trackers import TrackedRun, Trackers, tagged
 from spantrain.config.files.json_codec import to_json
 from spantrain.config.files.text_files import write_atomically
 from spantrain.core.checkpoint import SampleLedger
+from spantrain.core.records import Record
 from spantrain.errors import ConfigError
 from spantrain.runtime.checkpoint.manifest import MANIFEST_FILE, step_of
 from spantrain.runtime.checkpoint.saver import CHECKPOINTS
@@ -25,8 +26,7 @@ if TYPE_CHECKING:
 METRICS_FILE = "metrics.jsonl"
 
 
-@dataclass(frozen=True, kw_only=True)
-class StepMetrics:
+class StepMetrics(Record):
     """One step that has ended."""
 
     step: int
@@ -58,8 +58,7 @@ class StepMetrics:
         return {name: value for name, value in found.items() if value is not None}
 
 
-@dataclass(frozen=True, kw_only=True)
-class EvaluationMetrics:
+class EvaluationMetrics(Record):
     """One evaluation on held-out data."""
 
     step: int

@@ -5,7 +5,7 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from spantrain.config.files.json_codec import to_json
 from spantrain.core.plan import Plan
 from spantrain.core.planned.report import PlanReport
 from spantrain.core.quantities import format_bytes, format_seconds
+from spantrain.core.records import Record
 from spantrain.core.shares import shares_of
 from spantrain.core.trace import Interval, Trace
 from spantrain.core.units import UnitGraph
@@ -28,8 +29,7 @@ from spantrain.runtime.coordinator.barrier import StepOutcome, SwitchFigures
 from spantrain.sim.engine import SimulationResult
 
 
-@dataclass(frozen=True, kw_only=True)
-class PlanChange:
+class PlanChange(Record):
     """One plan that took over while a run went on."""
 
     first_step: int
@@ -150,8 +150,7 @@ def with_reasons(trace: Trace, changes: Sequence[PlanChange]) -> Trace:
 _WARM_UP_STEPS = 2
 
 
-@dataclass(frozen=True, kw_only=True)
-class DeviceFigures:
+class DeviceFigures(Record):
     """How one device was used, over the measured steps."""
 
     kind: str
@@ -187,8 +186,7 @@ class DeviceFigures:
     """Nine of ten actions have less."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class LinkFigures:
+class LinkFigures(Record):
     """What went from one device to another."""
 
     bytes_sent: int
@@ -196,16 +194,14 @@ class LinkFigures:
     mean_bytes_per_s: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class HeldOutLoss:
+class HeldOutLoss(Record):
     """The loss on a held-out batch, with the parameters after so many steps."""
 
     steps_done: int
     loss: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainOutcome:
+class TrainOutcome(Record):
     """What became of a run; the JSON that `spantrain train --json` ends with."""
 
     losses: tuple[float, ...]

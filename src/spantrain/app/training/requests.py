@@ -1,7 +1,7 @@
 """What is to be trained, how and where: from a plan or an earlier run's checkpoint; and the weights to begin with."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 
 from spantrain.app.faults import Fault
@@ -21,6 +21,7 @@ from spantrain.core.outer.stages import OuterCluster
 from spantrain.core.plan import Plan
 from spantrain.core.planned.report import PlanReport
 from spantrain.core.profile import Profile
+from spantrain.core.records import Record
 from spantrain.core.units import ModelSpec
 from spantrain.core.update.optimizers import division_refusal
 from spantrain.errors import ConfigError, PlanError
@@ -36,8 +37,7 @@ from spantrain.schedule.joint import check_joint, joint_refusal, statistics_span
 from spantrain.schedule.layout import check_limits
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunOptions:
+class RunOptions(Record):
     """What a run keeps and follows, beside its plan and its job; no checkpoint has it."""
 
     keep_checkpoints: int = 2
@@ -67,8 +67,7 @@ class RunOptions:
     """Made on purpose."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainRequest:
+class TrainRequest(Record):
     """What to train, how, and where to write."""
 
     plan: Plan

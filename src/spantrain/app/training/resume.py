@@ -1,16 +1,15 @@
 """What an earlier run left, for one that goes on from it."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from spantrain.core.checkpoint import CheckpointContent, SampleLedger
+from spantrain.core.records import Record
 from spantrain.errors import ConfigError
 from spantrain.runtime.checkpoint.manifest import Manifest, latest_checkpoint, read_manifest
 from spantrain.runtime.coordinator.barrier import CommitPoint
 
 
-@dataclass(frozen=True, kw_only=True)
-class Resume:
+class Resume(Record):
     """What an earlier run left."""
 
     folder: Path

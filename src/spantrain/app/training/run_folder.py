@@ -8,7 +8,7 @@ import shutil
 import statistics
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ from spantrain.core.messages import DeviceDecisions
 from spantrain.core.plan import Plan
 from spantrain.core.planned.report import PlanReport
 from spantrain.core.profile import Profile
+from spantrain.core.records import Record
 from spantrain.core.trace import Trace
 from spantrain.core.update.optimizers import STATE_COPIES
 from spantrain.errors import ConfigError, UsageError
@@ -41,8 +42,7 @@ _MAX_STEPS = 200
 """So many of the last steps are looked at, however long the run was."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunRecord:
+class RunRecord(Record):
     """What was run, and medians over its steady steps (warm-up and evaluations left out)."""
 
     plan: str
@@ -85,8 +85,7 @@ class RunRecord:
             raise ValueError(f"staleness must be 0 or 1, got {self.staleness}")
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunContent:
+class RunContent(Record):
     """All that a run has to leave."""
 
     plan: Plan

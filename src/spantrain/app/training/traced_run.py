@@ -1,13 +1,13 @@
 """The network of a run: on a testbed its links may follow a trace, which leaves something for a plot."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from spantrain.app.simulation.simulate import calm_run_s, simulate_traced
 from spantrain.config.traces.network_traces import Changes, NetworkTrace, network_links, write_changes
 from spantrain.core.plan import Plan
 from spantrain.core.profile import Profile
+from spantrain.core.records import Record
 from spantrain.core.speed import SpeedTrace
 from spantrain.errors import ConfigError
 from spantrain.runtime.coordinator.barrier import StepOutcome
@@ -17,8 +17,7 @@ TRACE_NAME = "network-trace.yaml"
 _MAX_PREDICTED_STEPS = 1000
 
 
-@dataclass(frozen=True, kw_only=True)
-class NetworkTraceFigures:
+class NetworkTraceFigures(Record):
     """What the network did during a run, and what its steps did; times since the first step's begin."""
 
     trace: str

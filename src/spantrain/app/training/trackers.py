@@ -2,10 +2,10 @@
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from spantrain.core.records import Record
 from spantrain.errors import ConfigError
 
 _PROJECT = "spantrain"
@@ -13,8 +13,7 @@ _LONGEST_VALUE = 500
 """Characters of a parameter that MLflow takes."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrackedRun:
+class TrackedRun(Record):
     """What trackers are told of a run when it begins."""
 
     name: str

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from spantrain.core.action import Op
 from spantrain.core.quantities import format_seconds
+from spantrain.core.records import Record
 from spantrain.core.span import Span
 from spantrain.core.trace import Interval, Trace
 
@@ -31,8 +32,7 @@ _LATE = 1.25
 BETWEEN = "between"
 
 
-@dataclass(frozen=True, kw_only=True)
-class ChainPart:
+class ChainPart(Record):
     """One link of the chain: a device's work, what it did between two pieces of it, or a message on its way."""
 
     place: str
@@ -243,8 +243,7 @@ def _kind(what: str) -> tuple[str, int]:
     return what.rpartition("[")[0].strip().lstrip("0123456789"), span.size
 
 
-@dataclass(frozen=True, kw_only=True)
-class Lateness:
+class Lateness(Record):
     """The device or link that made a step longer than its forecast, and since when."""
 
     place: str
@@ -258,8 +257,7 @@ class Lateness:
     """The first of the steps, up to the last, that took longer than usual; None: none did, it has always been so."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class StepReason:
+class StepReason(Record):
     """Why a step took as long as it did."""
 
     step: int

@@ -6,10 +6,10 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from spantrain.app.watching.server import in_thread, text_resource
+from spantrain.core.records import Record
 from spantrain.errors import UsageError
 from spantrain.reach.machines import wait_or_kill
 from spantrain.transport.control.address import Address
@@ -59,8 +59,7 @@ def metrics_at(
         yield
 
 
-@dataclass(frozen=True, kw_only=True)
-class ServedPage:
+class ServedPage(Record):
     """A page that is being served."""
 
     url: str

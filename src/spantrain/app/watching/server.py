@@ -20,7 +20,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
 from importlib import resources
@@ -28,6 +27,7 @@ from pathlib import Path
 from queue import Queue
 
 from spantrain.app.watching.metrics_text import metrics_of_view
+from spantrain.core.records import Record
 from spantrain.transport.connection.bounds import ConnectionPace
 
 _REQUEST_BYTES = 8192
@@ -51,8 +51,7 @@ _HTML, _JSON = "text/html; charset=utf-8", "application/json"
 _TEXT = "text/plain; version=0.0.4; charset=utf-8"
 
 
-@dataclass(frozen=True, kw_only=True)
-class PageAnswer:
+class PageAnswer(Record):
     """What one request gets."""
 
     status: HTTPStatus
@@ -67,8 +66,7 @@ class _Refused(Exception):
         self.status = status
 
 
-@dataclass(frozen=True, kw_only=True)
-class Resource:
+class Resource(Record):
     """What is at a path."""
 
     make: Callable[[str], PageAnswer]

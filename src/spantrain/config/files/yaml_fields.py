@@ -9,13 +9,13 @@ cannot be read notes a problem and returns a harmless value in its place; the ca
 import math
 import re
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 
 import yaml
 
 from spantrain.config.files.parsing import is_in_range, parse_yaml_nodes
 from spantrain.config.files.problems import Problems, below, shortened
 from spantrain.core.names import check_name
+from spantrain.core.records import Record
 from spantrain.errors import ConfigError
 
 _NUMBER = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
@@ -23,8 +23,7 @@ _MAX_DIGITS = 18
 _KNOWN_TAGS = frozenset(f"tag:yaml.org,2002:{name}" for name in ("str", "seq", "map"))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Field:
+class Field(Record):
     """One node of a YAML file, and the path that leads to it."""
 
     node: yaml.Node

@@ -10,12 +10,13 @@ import math
 import random
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import groupby
 from operator import itemgetter
 
 from spantrain.config.files.problems import did_you_mean
 from spantrain.core.quantities import parse_seconds
+from spantrain.core.records import Record
 from spantrain.core.speed import SpeedTrace
 from spantrain.errors import ConfigError
 
@@ -27,8 +28,7 @@ _DIURNAL_STEPS = 24
 _MAX_STEPS = 1000
 
 
-@dataclass(frozen=True, kw_only=True)
-class Wanted:
+class Wanted(Record):
     """What a curve is made from."""
 
     seconds: Mapping[str, float]
@@ -37,8 +37,7 @@ class Wanted:
     link: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class TraceShape:
+class TraceShape(Record):
     """One family of traces."""
 
     name: str
@@ -54,8 +53,7 @@ class TraceShape:
     """Which parameter the number in the name gives; a drop's and an outage's own."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class NamedTrace:
+class NamedTrace(Record):
     """A trace of the library with its parameters, not yet tied to a run or a cluster."""
 
     shape: TraceShape

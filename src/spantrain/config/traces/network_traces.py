@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 from spantrain.config.files.problems import Problems, did_you_mean
@@ -11,12 +11,12 @@ from spantrain.config.files.yaml_fields import Field, parse_yaml
 from spantrain.config.traces.library import NamedTrace, named_trace
 from spantrain.core.cluster import Cluster
 from spantrain.core.quantities import parse_seconds
+from spantrain.core.records import Record
 from spantrain.core.speed import SpeedTrace
 from spantrain.errors import ConfigError
 
 
-@dataclass(frozen=True, kw_only=True)
-class Changes:
+class Changes(Record):
     """What a file of changes says; times count from the first step's begin."""
 
     device_speed: Mapping[str, SpeedTrace] = field(default_factory=dict)
@@ -96,8 +96,7 @@ _SUFFIXES = (".yaml", ".yml")
 _LINKS = "links"
 
 
-@dataclass(frozen=True, kw_only=True)
-class NetworkTrace:
+class NetworkTrace(Record):
     """A trace that was asked for, not yet tied to a run or a cluster."""
 
     text: str

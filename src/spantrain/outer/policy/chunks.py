@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from spantrain.core.outer.events import ChunkProgress, Lease
+from spantrain.core.records import Record
 
 
-@dataclass(frozen=True, kw_only=True)
-class ChunkState:
+class ChunkState(Record):
     """What is kept over a restart of the master; can be written as JSON."""
 
     chunk_samples: tuple[int, ...]
@@ -200,8 +200,7 @@ _AGAIN_S = 1.0
 """After which it asks again, where no chunk was free."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ChunkSpan:
+class ChunkSpan(Record):
     """Some of a chunk's samples, by their place in its order."""
 
     chunk: int

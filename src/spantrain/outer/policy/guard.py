@@ -31,11 +31,11 @@ Not kept, and decided here:
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from statistics import fmean, median, median_low, pstdev
 from typing import Annotated
 
-from spantrain.core.records import Bounds, check_bounds
+from spantrain.core.records import Bounds, Record, check_bounds
 
 _REACH = 1.0
 """How far from the mean a norm counts at most, as a logarithm: a factor of 2.7."""
@@ -44,8 +44,7 @@ _DEVIATIONS = (0.25, 0.6)
 _MIN_IN_A_ROW = 2
 
 
-@dataclass(frozen=True, kw_only=True)
-class GuardSettings:
+class GuardSettings(Record):
     """How strict to be."""
 
     smoothing: Annotated[float, Bounds(over=0, under=1)] = 0.02
@@ -64,8 +63,7 @@ class GuardSettings:
         check_bounds(self)
 
 
-@dataclass(frozen=True, kw_only=True)
-class NormLevel:
+class NormLevel(Record):
     """What is known of one cluster's norms."""
 
     norms: tuple[float, ...] = ()
@@ -110,15 +108,13 @@ class NormLevel:
         return min(settings.wild, max(1.0, tokens / self.tokens)) if self.tokens else 1.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class GuardState:
+class GuardState(Record):
     """What is known of earlier norms; can be written as JSON and taken up again."""
 
     clusters: Mapping[str, NormLevel] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, kw_only=True)
-class PushVerdict:
+class PushVerdict(Record):
     """Whether one cluster takes part in an update, and why."""
 
     cluster: str

@@ -10,11 +10,11 @@ the parts of different places at once, each over its own link, but all through i
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from spantrain.core.records import Record
 
 
-@dataclass(frozen=True, kw_only=True)
-class OuterPlaces:
+class OuterPlaces(Record):
     """What is known of places and clusters."""
 
     throughput: Mapping[str, float]
@@ -27,8 +27,7 @@ class OuterPlaces:
     """By place: what its shards may hold; a place that is missing has no limit."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class PlacementRequest:
+class PlacementRequest(Record):
     """What is to be placed, and where it may be."""
 
     places: OuterPlaces
@@ -56,8 +55,7 @@ class PlacementRequest:
             raise ValueError("bandwidths, lines, throughputs and bytes must be positive and finite")
 
 
-@dataclass(frozen=True, kw_only=True)
-class PlaceScore:
+class PlaceScore(Record):
     """One place, if all shards were there."""
 
     place: str
@@ -71,8 +69,7 @@ class PlaceScore:
     """Whether it has the memory."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ShardPlacement:
+class ShardPlacement(Record):
     """Where each shard goes, and why."""
 
     places: Mapping[str, str]

@@ -1,18 +1,17 @@
 """The master's numbers, and the small state that it keeps over a restart."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated
 
 from spantrain.core.outer.events import Ticket
-from spantrain.core.records import Bounds, check_bounds
+from spantrain.core.records import Bounds, Record, check_bounds
 from spantrain.formats.registry import WireFormat
 from spantrain.outer.policy.chunks import ChunkState
 from spantrain.outer.policy.guard import GuardSettings, GuardState
 
 
-@dataclass(frozen=True, kw_only=True)
-class OuterSettings:
+class OuterSettings(Record):
     """How the master decides."""
 
     grace_s: Annotated[float, Bounds(low=0)] = 1.0
@@ -57,8 +56,7 @@ class OuterSettings:
         check_bounds(self)
 
 
-@dataclass(frozen=True, kw_only=True)
-class ClusterRecord:
+class ClusterRecord(Record):
     """What counted of one cluster."""
 
     tokens: int = 0
@@ -84,8 +82,7 @@ class ClusterRecord:
             Ticket.parse(self.last_push)
 
 
-@dataclass(frozen=True, kw_only=True)
-class MasterState:
+class MasterState(Record):
     """What outlives the master; can be written as JSON. Pushes that are under way do not: they are made again."""
 
     epoch: int = 0

@@ -23,12 +23,12 @@ multiplies the outer rate by the windows of a round, and training may then diver
 import math
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum
 
 from spantrain.core.outer.commands import Combine, Measure, OuterCommand, PushWeight, StageVersion
 from spantrain.core.outer.events import Committed, MeanCombined, NormsMeasured, Staged, Ticket
 from spantrain.core.outer.layers import ShardLayout
+from spantrain.core.records import Record
 from spantrain.errors import ProtocolError
 from spantrain.outer.policy.guard import GuardState, PushVerdict, judge
 from spantrain.outer.policy.pushes import Push
@@ -39,8 +39,7 @@ _PUSHES = 4
 """Of each cluster, whose largest tokens a second count."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Weighing:
+class Weighing(Record):
     """Of one window."""
 
     weights: Mapping[str, float]

@@ -2,12 +2,13 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from spantrain.core.cluster import Cluster
 from spantrain.core.outer.groups import OuterPlan
 from spantrain.core.plan import Plan
 from spantrain.core.planned.report import Alternative, PlanReport, Prediction
+from spantrain.core.records import Record
 from spantrain.errors import InfeasiblePlanError, PlanError
 from spantrain.formats.registry import WireFormat
 from spantrain.planner.engine.evaluate import LinkLoad
@@ -28,8 +29,7 @@ Prefer = Callable[[Sequence[tuple[Plan, Evaluation]]], tuple[int, tuple[str, ...
 """Takes plans that may be chosen, the best by the objective first; returns which one is, and what is said of it."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class PlanOptions:
+class PlanOptions(Record):
     """What is wanted of a plan, beside its job."""
 
     objective: Objective = Objective.THROUGHPUT
@@ -70,8 +70,7 @@ class PlanOptions:
         return self.objective is Objective.COST or any(limit is not None for limit in limits)
 
 
-@dataclass(frozen=True, kw_only=True)
-class StrategyFigures:
+class StrategyFigures(Record):
     """The answer of one strategy, simulated; where it has none there is a reason, and no figures."""
 
     fits: bool
@@ -147,8 +146,7 @@ def no_figures(reason: str, started_s: float) -> StrategyFigures:
     return StrategyFigures(fits=False, reason=reason, search_s=time.perf_counter() - started_s)
 
 
-@dataclass(frozen=True, kw_only=True)
-class PlanOutcome:
+class PlanOutcome(Record):
     """A plan, and what it is better than; the JSON that `spantrain plan --json` prints."""
 
     plan: Plan

@@ -19,7 +19,7 @@ import hashlib
 import hmac
 import json
 import secrets
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Self
 
@@ -31,6 +31,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from spantrain.config.files.parsing import parse_json
 from spantrain.config.files.text_files import read_private, write_atomically
+from spantrain.core.records import Record
 from spantrain.errors import ProtocolError, UsageError
 from spantrain.transport.control.protocol import COORDINATOR_NAME
 
@@ -46,8 +47,7 @@ def fingerprint_of(certificate_der: bytes) -> bytes:
     return hashlib.sha256(certificate_der).digest()[:_FINGERPRINT_BYTES]
 
 
-@dataclass(frozen=True, kw_only=True)
-class JoinToken:
+class JoinToken(Record):
     """A secret and a fingerprint; the last bytes of the text are a check against typing errors."""
 
     secret: bytes = field(repr=False)
@@ -217,8 +217,7 @@ class Authority(_Certified):
         return request, names[0].value
 
 
-@dataclass(frozen=True, kw_only=True)
-class WorkerIdentity:
+class WorkerIdentity(Record):
     """A worker's key, which never leaves it, and its request for a certificate."""
 
     key_pem: bytes = field(repr=False)
@@ -269,8 +268,7 @@ def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 _FIELDS = ("identity_key", "identity_certificate", "authority_key", "authority_certificate", "token")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Credentials:
+class Credentials(Record):
     """What one coordinator is known by."""
 
     identity: ServerIdentity

@@ -5,11 +5,11 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import grpc
 
+from spantrain.core.records import Record
 from spantrain.errors import ProtocolError, SpanTrainError
 from spantrain.transport.connection.bounds import RefusalCounter
 from spantrain.transport.control import protocol
@@ -23,8 +23,7 @@ _LOOK_S = 1.0
 """How often it is looked whether who shows that it is there was released."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class JoinService:
+class JoinService(Record):
     """Answer workers that hold a token and no certificate yet."""
 
     token: JoinToken

@@ -15,6 +15,7 @@ import zmq
 from torch import Tensor
 
 from spantrain.core.outer.events import Ticket, TransferWay
+from spantrain.core.records import Record
 from spantrain.transport.connection.links import PeerLink
 
 _MIB = 2**20
@@ -36,8 +37,7 @@ class LayerKey:
         return f"layer {self.layer} of {self.way.value} {self.ticket}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class LayerLimits:
+class LayerLimits(Record):
     """Bounds of a layer wire: bytes, patience, connections, threads."""
 
     frame_bytes: int = 4 * _MIB
@@ -72,8 +72,7 @@ class LayerLimits:
             )
 
 
-@dataclass(frozen=True, kw_only=True)
-class LayerCounters:
+class LayerCounters(Record):
     """What a wire has done so far."""
 
     layers_sent: int

@@ -12,8 +12,9 @@ import hmac
 import re
 import socket
 import time
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from spantrain.core.records import Record
 from spantrain.errors import UsageError
 from spantrain.transport.connection.bounds import Refusal, array, packed, printable, text, unpack, whole_number
 from spantrain.transport.control.address import Address
@@ -40,8 +41,7 @@ def is_token(said: str) -> bool:
     return _TOKEN.fullmatch(said) is not None
 
 
-@dataclass(frozen=True, kw_only=True)
-class RelayAccess:
+class RelayAccess(Record):
     """Where a relay is, and the token that it takes."""
 
     address: Address
@@ -86,8 +86,7 @@ def keep_alive(writer: asyncio.StreamWriter) -> None:
             line.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
-@dataclass(frozen=True, kw_only=True)
-class RelayFrame:
+class RelayFrame(Record):
     """What follows the handshake of a tunnel."""
 
     kind: str

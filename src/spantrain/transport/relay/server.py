@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from spantrain.core.quantities import format_bytes
+from spantrain.core.records import Record
 from spantrain.errors import ConfigError
 from spantrain.transport.connection.bounds import ConnectionPace, Refusal
 from spantrain.transport.control.address import Address
@@ -31,8 +32,7 @@ _PACED = 4096
 """Addresses that are told from each other."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class RelayLimits:
+class RelayLimits(Record):
     """The most for each token."""
 
     ports: int = 64
@@ -43,8 +43,7 @@ class RelayLimits:
     """Both ways together."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class RelayNews:
+class RelayNews(Record):
     """A tunnel has `joined` or `left`."""
 
     event: str

@@ -10,8 +10,8 @@ import re
 import secrets
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
+from spantrain.core.records import Record
 from spantrain.errors import PeerLostError, ProtocolError, UsageError
 from spantrain.transport.connection.threads import ReliedOnThread
 from spantrain.transport.control.address import Address
@@ -28,8 +28,7 @@ _WORD = re.compile(f"[0-9a-f]{{{2 * WORD_BYTES}}}")
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, kw_only=True)
-class TunnelEnd:
+class TunnelEnd(Record):
     """Something here that others are to reach."""
 
     at: Address

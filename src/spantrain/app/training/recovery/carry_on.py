@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from spantrain.app.planning.protection import protected_step_s
 from spantrain.app.session import Session
@@ -19,6 +19,7 @@ from spantrain.config.files.problems import shortened
 from spantrain.core.plan import Plan
 from spantrain.core.profile import Profile
 from spantrain.core.quantities import format_bytes, format_seconds
+from spantrain.core.records import Record
 from spantrain.cost.memory import MemoryCost, framework_bytes
 from spantrain.errors import PeerLostError, PlanError, SpanTrainError, WorkerError
 from spantrain.planner.present import NewPlan
@@ -34,8 +35,7 @@ _SHOWN = 160
 """Letters of what a device says of its memory; all of it is in its log."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Leg:
+class Leg(Record):
     """A part of a run in which its devices stay the same: one train order for each of them."""
 
     plan: Plan
@@ -103,8 +103,7 @@ def about_pause(leg: Leg, before: Plan, request: TrainRequest, stood_still_s: fl
     return after if leg.is_over else f"{after}; {speeds} samples/s predicted"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Setback:
+class Setback(Record):
     """A leg has ended in mid-step: a device was lost, or its memory did not suffice."""
 
     error: DeviceLostError | DeviceMemoryError

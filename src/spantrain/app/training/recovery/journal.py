@@ -10,7 +10,7 @@ import json
 import logging
 import shutil
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any, get_args
 
@@ -24,6 +24,7 @@ from spantrain.config.files.parsing import parse_json
 from spantrain.config.files.text_files import read_text, write_atomically
 from spantrain.core.checkpoint import CheckpointContent
 from spantrain.core.plan import Plan
+from spantrain.core.records import Record
 from spantrain.errors import ConfigError
 from spantrain.recovery.policy import holds_all
 from spantrain.runtime.checkpoint.manifest import MANIFEST_FILE, Manifest
@@ -45,8 +46,7 @@ def credentials_in(run: Path) -> Path:
     return run / JOURNAL_FOLDER / CREDENTIALS_FILE
 
 
-@dataclass(frozen=True, kw_only=True)
-class CommittedStep:
+class CommittedStep(Record):
     """A step that is committed."""
 
     step: int
@@ -56,8 +56,7 @@ class CommittedStep:
     """Of each stage, those whose copies were whole."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class BegunLeg:
+class BegunLeg(Record):
     """A part of the run in which its devices stay the same."""
 
     plan: Plan
@@ -67,8 +66,7 @@ class BegunLeg:
     """Whether devices go on with what they hold."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunOrigin:
+class RunOrigin(Record):
     """What another machine needs to go on with a run."""
 
     folder: str
