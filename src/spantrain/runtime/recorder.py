@@ -199,6 +199,12 @@ class PeerTraffic:
     def __init__(self, mailbox: MailboxLike) -> None:
         self._mailbox = mailbox
         self._before = mailbox.counters().peers
+        self._told: dict[str, int] = {}
+
+    def newly_sent(self) -> dict[str, int]:
+        """Return what went to peers since this was asked last; none where nothing did."""
+        before, self._told = self._told, self.sent()
+        return {peer: new for peer, size in self._told.items() if (new := size - before.get(peer, 0))}
 
     def sent(self) -> dict[str, int]:
         """Return what went to each peer."""

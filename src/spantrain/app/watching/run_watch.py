@@ -92,7 +92,6 @@ class RunWatch(Reporter, AbstractContextManager["RunWatch"]):
         self._history: defaultdict[str, deque[tuple[int, float]]] = defaultdict(lambda: deque(maxlen=_HISTORY))
         self._events: deque[view.SeenEvent] = deque(maxlen=_EVENTS)
         self._outcome: StepOutcome | None = None
-        self._sent_before: Mapping[str, Mapping[str, int]] = {}
         self._metrics: StepMetrics | None = None
         self._rates: defaultdict[tuple[str, str], deque[float]] = defaultdict(lambda: deque(maxlen=_HISTORY))
         self._peaks: dict[str, int] = {}
@@ -123,7 +122,6 @@ class RunWatch(Reporter, AbstractContextManager["RunWatch"]):
     def step(self, outcome: "StepOutcome", metrics: "StepMetrics", total_steps: int) -> None:
         """Take a step's figures."""
         self._shown.step(outcome, metrics, total_steps)
-        self._sent_before = self._outcome.sent_bytes if self._outcome else {}
         self._outcome, self._metrics, self._done = outcome, metrics, metrics.step
         self._losses.add(metrics.step, metrics.loss)
         self._durations.append(outcome.duration_s)
@@ -295,8 +293,7 @@ class RunWatch(Reporter, AbstractContextManager["RunWatch"]):
             usual[site_of[source], site_of[target]].append(median(known))
         for source, sent in (self._outcome.sent_bytes if self._outcome else {}).items():
             for target, size in sent.items():
-                before = self._sent_before.get(source, {}).get(target, 0)
-                used[site_of[source], site_of[target]] += max(0, size - before)
+                used[site_of[source], site_of[target]] += size
         duration_s = self._outcome.duration_s if self._outcome else 1.0
         for link in plan.cluster.links:
             pair = link.source, link.target

@@ -19,7 +19,6 @@ from spantrain.planner.groups import DeviceGroup, tree_lines
 
 if TYPE_CHECKING:
     from spantrain.app.demo import DemoSummary
-    from spantrain.app.training.metrics import StepMetrics
     from spantrain.app.training.outcome import TrainOutcome
     from spantrain.planner.engine.outcome import PlanOutcome
     from spantrain.runtime.coordinator.barrier import StepOutcome
@@ -35,18 +34,11 @@ class TerminalReporter(DrawingReporter):
         super().__init__(console_for_people(stderr=True), every=_LOG_EVERY_STEPS)
         self._output = console_for_people(stderr=not tables)
         self._plan: Plan | None = None
-        self._previous: StepOutcome | None = None
 
     def phase(self, text: str) -> None:
         """Begin a new line of progress."""
-        self._previous = None
         self._recent_s.clear()
         self._console.print(Text(text, style="bold"))
-
-    def step(self, outcome: "StepOutcome", metrics: "StepMetrics", total_steps: int) -> None:
-        """Draw one step's figures."""
-        super().step(outcome, metrics, total_steps)
-        self._previous = outcome
 
     def show_groups(self, groups: Sequence[DeviceGroup], profile: Profile) -> None:
         """Print the two levels of groups."""
@@ -105,20 +97,18 @@ class TerminalReporter(DrawingReporter):
             return []
         busy = [statistics.fmean(outcome.busy_s[name] for name in stage.devices) for stage in plan.stages]
         waits = (max(0.0, 1.0 - busy_s / outcome.duration_s) for busy_s in busy)
-        lines = ["  bubble  " + "  ".join(f"stage {index}: {part:.0%}" for index, part in enumerate(waits))]
-        if self._previous is not None:
-            lines.append(f"  between sites  {_site_rates(plan, self._previous, outcome)}")
-        return lines
+        bubbles = "  ".join(f"stage {index}: {part:.0%}" for index, part in enumerate(waits))
+        return [f"  bubble  {bubbles}", f"  between sites  {_site_rates(plan, outcome)}"]
 
 
-def _site_rates(plan: Plan, previous: "StepOutcome", outcome: "StepOutcome") -> str:
+def _site_rates(plan: Plan, outcome: "StepOutcome") -> str:
     """Return what crossed each directed pair of sites in this step, in Mbit/s over the whole step."""
     moved: Counter[tuple[str, str]] = Counter()
     for source, sent in outcome.sent_bytes.items():
         for target, size in sent.items():
             pair = (plan.cluster.device_by_name[source].site, plan.cluster.device_by_name[target].site)
             if pair[0] != pair[1]:
-                moved[pair] += size - previous.sent_bytes.get(source, {}).get(target, 0)
+                moved[pair] += size
     rates = [f"{a}→{b} {size * 8e-6 / outcome.duration_s:.1f} Mbit/s" for (a, b), size in sorted(moved.items()) if size]
     return "  ".join(rates) or "no activations"
 

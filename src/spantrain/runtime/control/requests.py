@@ -289,7 +289,7 @@ class DeviceReport(OrderRequest[StepVerdict], name="commit_step"):
     """Under float16: whether a gradient of this device is infinite or no number."""
     evaluation_loss_sum: float | None = None
     sent_bytes: Mapping[str, int] = field(default_factory=dict)
-    """To each peer, since the run began."""
+    """To each peer, in this step."""
     data_digest: str | None = None
     """Of the data that it reads, in its first report under each plan that moves units; None where it reads none."""
     dataset_size: int | None = None

@@ -47,7 +47,7 @@ class StepOutcome:
     """Of each device."""
     peak_held_samples: Mapping[str, int]
     sent_bytes: Mapping[str, Mapping[str, int]]
-    """By device and peer, since the run began."""
+    """By device and peer, in this step."""
     closed_s: float
     skipped: bool = False
     """Whether gradients overflowed under float16, so that nothing was updated."""

@@ -336,7 +336,7 @@ class TrainSession:
         return DeviceReport(
             generation=part.plan.generation, step=step, loss_sum=loss_sum, grad_square=None, busy_s=figures.busy_s,
             peak_held_samples=figures.peak_held_samples, duration_s=time.monotonic() - self._begun_s,
-            evaluation_loss_sum=evaluation, sent_bytes=self._traffic.sent(),
+            evaluation_loss_sum=evaluation, sent_bytes=self._traffic.newly_sent(),
             data_digest=self._training.digest if step == self._since_step and part.reads_data else None,
             dataset_size=self._training.dataset_size if part.reads_data else None, switch=self._switch_report,
             links=part.actions.driver.local.reports() if part.actions.driver else (),
