@@ -40,6 +40,8 @@ less than the second."""
 _PIPELINES, _QUICK = 2, 100_000
 """So many pipelines are interleaved, and more as long as quick simulations of all had no more actions than that; so
 many again are there for other cuts and orders of work, however many pipelines there were."""
+_SPARED = 0.75
+"""Part of a plan's actions that is not counted if it is seen not to be worth it before it is simulated to its end."""
 _SEARCHED, _ORDERS = 6, 10
 """The order of work is searched of the best by a quick rule until so many in a row are no better; what that costs, in
 simulations."""
@@ -164,8 +166,12 @@ class _Quick:
 
     def step_s(self, plan: Plan, most_s: float = math.inf) -> float:
         """Return the seconds of a step; infinite where it cannot run, takes too long, or a size was not measured."""
+        before = self.actions_left
         found = self._run(partial(quick_step_s, most_s=min(most_s, self._most_s)), 2, plan)
-        return math.inf if found is None else found
+        if found is None or found == math.inf:
+            self.actions_left += int((before - self.actions_left) * _SPARED)
+            return math.inf
+        return found
 
     def ordered(self, plan: Plan) -> Plan | None:
         """Return the plan with the best order that is found; None where it cannot run."""
