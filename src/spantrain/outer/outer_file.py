@@ -5,7 +5,7 @@ fields (`outer.policy.settings`, `outer.policy.guard`, `outer.rules`).
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from enum import Enum
 from pathlib import Path
 from types import NoneType
@@ -16,7 +16,7 @@ from spantrain.config.files.text_files import read_text
 from spantrain.config.files.yaml_fields import Field, parse_yaml
 from spantrain.core.outer.stages import INNER_STEPS
 from spantrain.core.quantities import parse_bandwidth, parse_bytes, parse_seconds
-from spantrain.core.records import Bounds, bounds_of
+from spantrain.core.records import Bounds, Record, bounds_of
 from spantrain.errors import ConfigError, UsageError
 from spantrain.outer.master.config import MasterConfig
 from spantrain.outer.policy.guard import GuardSettings
@@ -46,8 +46,7 @@ _BAD = object()
 """In the place of a value that cannot be read; its problem is noted."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class MemberPlace:
+class MemberPlace(Record):
     """Where the master is, or a shard."""
 
     name: str
@@ -61,8 +60,7 @@ class MemberPlace:
     """Of what outlives it: the master's state, or a shard's versions."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class OuterConfig:
+class OuterConfig(Record):
     """One master, its shards, and their numbers."""
 
     source: str

@@ -7,10 +7,10 @@ import os
 import tarfile
 import zipfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 
+from spantrain.core.records import Record
 from spantrain.errors import ConfigError
 from spantrain.reach.programs.keeper import MAX_CODE_BYTES
 
@@ -18,8 +18,7 @@ _LEFT_OUT = ("__pycache__", "node_modules", "*.egg-info", ".*")
 """Folders and files that are no code: what begins with a dot is a repository, an environment, a cache."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class PackedCode:
+class PackedCode(Record):
     """Files of a folder or a wheel, as a compressed archive."""
 
     root: Path

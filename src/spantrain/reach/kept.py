@@ -8,9 +8,9 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from spantrain.core.records import Record
 from spantrain.errors import PeerLostError, ProtocolError, UsageError
 from spantrain.reach.code import PackedCode
 from spantrain.reach.facts import program, read_answer
@@ -26,8 +26,7 @@ _LEAVE_S = 8.0
 """More than the keeper gives its workers to say goodbye."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class KeeperAnswer:
+class KeeperAnswer(Record):
     """What a keeper answers to a request; each has some of it."""
 
     problem: str = ""
@@ -36,8 +35,7 @@ class KeeperAnswer:
     missing: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class KeeperLine:
+class KeeperLine(Record):
     """A line of a keeper's: an answer, or what is to be told of a worker."""
 
     answer: KeeperAnswer | None = None

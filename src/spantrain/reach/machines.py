@@ -14,10 +14,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import IO, Any, Literal, TypeVar
 
 from spantrain.core.names import check_name
+from spantrain.core.records import Record
 from spantrain.errors import Interrupted, PeerLostError, ProtocolError, UsageError
 
 A = TypeVar("A")
@@ -41,8 +41,7 @@ BOOTSTRAP = (
 """Reads a program of a known length and runs it; what comes behind it on standard input is the program's own."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Machine:
+class Machine(Record):
     """One machine, and how to run something there."""
 
     name: str

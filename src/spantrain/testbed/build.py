@@ -12,11 +12,12 @@ import subprocess
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from errno import EPERM
 from pathlib import Path
 
 from spantrain.core.cluster import Cluster, Link, Site
+from spantrain.core.records import Record
 from spantrain.errors import TestbedError
 from spantrain.testbed.namespace_handle import CLONE_NEWNET, CLONE_NEWUSER
 
@@ -25,8 +26,7 @@ _HOSTS_PER_BLOCK = 250
 _MAX_SITES = 250
 
 
-@dataclass(frozen=True, kw_only=True)
-class NetworkLayout:
+class NetworkLayout(Record):
     """Everything that the router builds; the first site's addresses are 10.1.0.0/16, those of the next 10.2.0.0/16."""
 
     testbed_id: str
@@ -104,8 +104,7 @@ _SYSCTLS = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Built:
+class Built(Record):
     """Open files that keep everything alive."""
 
     site_fds: tuple[int, ...]

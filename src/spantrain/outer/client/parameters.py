@@ -11,7 +11,6 @@ import json
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -19,6 +18,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from spantrain.core.outer.layers import PARAMETER_TYPES, ParameterSpec, plain_name
+from spantrain.core.records import Record
 from spantrain.devices.registry import settle
 from spantrain.errors import UsageError
 from spantrain.formats.tensor_bytes import dtype_name
@@ -48,8 +48,7 @@ class LiveParameters(Protocol):
         """Make each parameter `new` plus what it is beyond `since`; the process that leads tells what these are."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _ParameterPlacement:
+class _ParameterPlacement(Record):
     """A parameter, and which processes have it."""
 
     spec: ParameterSpec

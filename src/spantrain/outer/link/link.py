@@ -7,12 +7,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from spantrain.core.outer.commands import OuterCommand, RegisterAgain
 from spantrain.core.outer.events import OuterEvent
 from spantrain.core.outer.layers import Layer, ShardLayout
+from spantrain.core.records import Record
 from spantrain.errors import PeerLostError, ProtocolError, SpanTrainError
 from spantrain.outer.link.codec import decode_command, decode_value, encode_message, encode_value
 from spantrain.outer.link.session import MAX_BATCH, LinkSession
@@ -39,8 +39,7 @@ _CALL_S = 10.0
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, kw_only=True)
-class MemberFacts:
+class MemberFacts(Record):
     """What a member says of itself when it joins."""
 
     kind: str
@@ -60,8 +59,7 @@ class MemberFacts:
             raise ValueError(f"a cluster tells its layers, and only a cluster; got {len(self.layers)} of a {self.kind}")
 
 
-@dataclass(frozen=True, kw_only=True)
-class MasterWelcome:
+class MasterWelcome(Record):
     """What the master answers to a member that joins."""
 
     layout: ShardLayout | None

@@ -9,7 +9,6 @@ in fragments it has a memory, and a writer of snapshots, for each.
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from queue import SimpleQueue
 from urllib.parse import urlsplit
 
@@ -20,6 +19,7 @@ from spantrain.core.outer import events as on
 from spantrain.core.outer.commands import OuterCommand
 from spantrain.core.outer.events import LayerTransfer, OuterEvent, Ticket, TransferWay, of_fragment
 from spantrain.core.outer.layers import ShardLayout, fragment_layouts
+from spantrain.core.records import Record
 from spantrain.errors import ConfigError, ProtocolError
 from spantrain.outer.link.link import LinkLike, LinkListener, MasterLink, MasterWelcome, MemberFacts
 from spantrain.outer.rules.nesterov import Nesterov
@@ -36,8 +36,7 @@ from spantrain.transport.layers.transport import LayerTransport
 _LOG = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Fragment:
+class _Fragment(Record):
     """A shard's memory of one fragment of the layers, and what writes it down."""
 
     number: int

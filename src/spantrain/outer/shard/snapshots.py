@@ -15,7 +15,6 @@ import os
 import re
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -24,6 +23,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from spantrain.config.files.text_files import sha256_of, sync_folder
+from spantrain.core.records import Record
 from spantrain.formats.tensor_bytes import tensor_pieces
 from spantrain.outer.shard.numerics import Tensors
 from spantrain.transport.connection.threads import Died, ReliedOnThread
@@ -35,8 +35,7 @@ _DIGITS = 16
 """Of a file's digest, in its name."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ShardVersion:
+class ShardVersion(Record):
     """One version of a shard's layers; nothing in it is ever changed."""
 
     version: int
