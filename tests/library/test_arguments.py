@@ -240,12 +240,23 @@ def test_functions_are_told_by_file_and_name():
     assert function_source("mine.py:build", "model_factory") == "mine.py:build"
     assert function_source(at_top_level, "model_factory") == f"{__file__}:at_top_level"
     for wrong in (lambda: None, _inside(), str.upper, functools.partial(at_top_level)):
-        with pytest.raises(ConfigError, match=r"model_factory: .* cannot be imported by workers"):
+        with pytest.raises(ConfigError, match=r"^model_factory: .* cannot be imported by workers"):
             function_source(wrong, "model_factory")
     typed = {}
     exec("def typed(): pass", typed)
     with pytest.raises(ConfigError, match="typed is not in a file"):
         function_source(typed["typed"], "loss_fn")
+
+
+def test_of_an_object_is_said_what_to_give_instead():
+    class Model:
+        def save_pretrained(self, folder):
+            """As models of the transformers library have it."""
+
+    with pytest.raises(
+        ConfigError, match=r"an object, a Model, cannot be imported .*save_pretrained\('FOLDER'\), and give 'hf:"
+    ):
+        function_source(Model(), "model_factory")
 
 
 def _inside():

@@ -53,12 +53,10 @@ def outer_relay(text: str | None, config: "OuterConfig") -> RelayAccess | None:
         return None
     if not config.for_master.encrypted:
         raise ConfigError(f"{config.source}: encryption: off, and --relay takes only what is encrypted; leave it out")
-    for place in (config.master, *config.shards):
+    for field, place in (("master", config.master), *((f"shards.{one.name}", one) for one in config.shards)):
         if not place.address.port:
-            field = f"shards.{place.name}.address" if place.name else "master.address"
-            raise ConfigError(
-                f"{config.source}: {field}: {place.address}: with --relay it needs a port, one of the relay's"
-            )
+            told = f"{config.source}: {field}.address: {place.address}"
+            raise ConfigError(f"{told}: with --relay it needs a port, one of the relay's")
     return relay_access(text, encrypted=True)
 
 

@@ -4,6 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from spantrain.core.records import Record
 from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError
 from spantrain.models.adapters import base_name
-from spantrain.models.build import UnsplitParameter, whole_buffers, whole_parameters, whole_statistics
+from spantrain.models.build import UnsplitParameter, library_names, whole_buffers, whole_parameters, whole_statistics
 
 _OTHER = frozenset({".bin", ".ckpt", ".gguf", ".h5", ".msgpack", ".pt", ".pth"})
 """Weights in files that are not read here: most run code when they are."""
@@ -51,11 +52,15 @@ class FoundWeights(Record):
     """Parameters that the folder's model has not, of adapters: they begin as they are made."""
     statistics: Mapping[str, StoredWeight | Tensor]
     """Running statistics: their places, or what the model is made with, where the folder has none of them."""
+    joined: Mapping[str, StoredWeight] = field(default_factory=dict)
+    """Parameters that the library puts together of several tensors, as it has them."""
+    model: Any = None
+    """The library's, which has these."""
 
     @property
     def parameters(self) -> int:
         """Numbers in all."""
-        return sum(math.prod(place.shape) for place in self.places.values())
+        return sum(math.prod(place.shape) for place in (*self.places.values(), *self.joined.values()))
 
     @property
     def converted(self) -> tuple[str, ...]:
@@ -66,13 +71,21 @@ class FoundWeights(Record):
         """Return the parameters by name, in float32.
 
         Raises:
-            ConfigError: a file is damaged.
+            ConfigError: a file is damaged, or the library finds no tensors for a parameter.
         """
         found: dict[str, Tensor] = {}
         for file in dict.fromkeys(place.file for place in self.places.values()):
             with _opened(file) as tensors:
                 own = ((name, place) for name, place in self.places.items() if place.file == file)
                 found |= {name: tensors.get_tensor(place.name).float() for name, place in own}
+        for folder in {place.file for place in self.joined.values()}:
+            loaded, told = type(self.model).from_pretrained(
+                folder, config=self.model.config, dtype=torch.float32, use_safetensors=True, local_files_only=True,
+                output_loading_info=True,
+            )  # fmt: skip
+            if missing := sorted(told["missing_keys"]):
+                raise ConfigError(f"{folder}: holds another model than --model: {missing[0]} is missing")
+            found |= {name: loaded.get_parameter(place.name).detach() for name, place in self.joined.items()}
         return found
 
     def read_statistics(self) -> dict[str, Tensor]:
@@ -97,22 +110,37 @@ def find_weights(folder: Path, spec: ModelSpec) -> FoundWeights:
     tensors = _stored(folder)
     whole = whole_parameters(spec)
     wanted = {name: base for name in whole if (base := base_name(spec, name)) is not None}
+    other = library_names(spec, tensors) if not tensors.keys() >= set(wanted.values()) else None
+    if other is not None:
+        tensors = {other.renamed.get(name, name): place for name, place in tensors.items()}
     # What stands before most names of the model and before none in the folder was left out there.
     ((most, _),) = Counter(base.partition(".")[0] + "." for base in wanted.values()).most_common(1)
     left_out = "" if any(name.startswith(most) for name in tensors) else most
     there = {
-        name: (base.removeprefix(left_out), *(base_name(spec, other) or other for other in whole[name].other_names))
+        name: (
+            base.removeprefix(left_out),
+            *(base_name(spec, alias) or alias for alias in whole[name].other_names),
+            *(alias.removeprefix(left_out) for alias in (other.shared.get(base, ()) if other else ())),
+        )
         for name, base in wanted.items()
     }
-    found, used = _assigned(folder, tensors, {name: whole[name] for name in wanted}, there)
+    joined = {
+        name: StoredWeight(file=folder, name=wanted[name], shape=whole[name].shape, dtype="F32")
+        for name, names in there.items()
+        if other is not None and other.joined and not any(own in tensors for own in names)
+    }
+    found, used = _assigned(folder, tensors, {name: whole[name] for name in wanted if name not in joined}, there)
     statistics, own = _statistics_in(folder, tensors, left_out, spec)
-    ignored = tuple(sorted(set(tensors) - used - {place.name for place in statistics.values()}))
+    used |= {name for name, place in tensors.items() if place in statistics.values()}
+    ignored = tuple(sorted(set(tensors) - used - (other.joined if other and joined else frozenset())))
     _check_buffers(folder, tensors, ignored, spec)
     return FoundWeights(
         places=found,
         ignored=ignored,
         adapters=tuple(name for name in whole if name not in wanted),
         statistics={**own, **statistics},
+        joined=joined,
+        model=None if other is None else other.model,
     )
 
 
@@ -194,7 +222,7 @@ def _check_buffers(folder: Path, tensors: Mapping[str, StoredWeight], names: Ite
     lost = []
     for name in (name for name in names if name in own):
         with _opened(tensors[name].file) as stored:
-            there = stored.get_tensor(name)
+            there = stored.get_tensor(tensors[name].name)
         if not torch.equal(there.to(own[name].dtype), own[name]):
             lost.append(name)
     if lost:

@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import MISSING, fields, replace
 from inspect import Parameter, Signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
@@ -15,6 +15,7 @@ from spantrain.config.prices import read_prices, with_prices
 from spantrain.config.traces.network_traces import NetworkTrace, network_trace
 from spantrain.core.cluster import Cluster
 from spantrain.core.quantities import parse_seconds
+from spantrain.core.records import Record
 from spantrain.core.update.optimizers import OPTIMIZERS, optimizer_problems, optimizer_state
 from spantrain.errors import ConfigError
 from spantrain.formats.precision import DTYPES
@@ -194,8 +195,7 @@ def check_dtype(dtype: str) -> None:
         raise ConfigError(f"--dtype {dtype}: give {', '.join(DTYPES[:-1])} or {DTYPES[-1]}")
 
 
-@dataclass(frozen=True, kw_only=True)
-class ModelOptions:
+class ModelOptions(Record):
     """What is asked of a model beside its name: its data, and what is changed of it."""
 
     data: Data = None

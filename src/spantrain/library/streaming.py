@@ -3,7 +3,6 @@
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from torch.utils.data import IterableDataset
 
 from spantrain.app.training.resume import Resume
 from spantrain.config.files.text_files import write_atomically
+from spantrain.core.records import Record
 from spantrain.core.span import Span
 from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError
@@ -53,8 +53,7 @@ class Shuffled:
         """Leave nothing: the order is that of the seed."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class StreamPosition:
+class StreamPosition(Record):
     """Where a stream was when a checkpoint was written; beside it, as JSON."""
 
     samples: int

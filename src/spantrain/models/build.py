@@ -2,13 +2,14 @@
 
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from spantrain.core.records import Record
 from spantrain.core.units import ModelSpec
 from spantrain.models.catalog.catalog_units import CatalogUnits
 from spantrain.models.execution.compiled import CODE
@@ -22,8 +23,7 @@ if TYPE_CHECKING:
 _LOGGER = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, kw_only=True)
-class UnsplitModel:
+class UnsplitModel(Record):
     """A model in one piece, with an example of what goes in."""
 
     module: nn.Module
@@ -31,8 +31,7 @@ class UnsplitModel:
     """By the keyword of the module's forward; empty where inputs have no keywords."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class UnsplitParameter:
+class UnsplitParameter(Record):
     """One parameter of the unsplit model."""
 
     shape: tuple[int, ...]
@@ -150,6 +149,44 @@ def whole_parameters(spec: ModelSpec) -> dict[str, UnsplitParameter]:
     return {
         name: UnsplitParameter(shape=shape, other_names=tuple(others.get(name, ()))) for name, shape in shapes.items()
     }
+
+
+class LibraryNames(Record):
+    """What the transformers library says of tensors in a file that it wrote."""
+
+    renamed: Mapping[str, str]
+    """Names in its model of those that have another one there."""
+    joined: frozenset[str]
+    """Those of which several become one parameter, such as a layer's experts."""
+    shared: Mapping[str, tuple[str, ...]]
+    """By name of a parameter in the model, all that it has there, of those that modules share."""
+    model: Any
+    """The library's own, without weights."""
+
+
+def library_names(spec: ModelSpec, stored: Iterable[str]) -> LibraryNames | None:
+    """Return what the library says of names in a file; None where the model is not the library's."""
+    try:
+        from transformers import PreTrainedModel
+        from transformers.conversion_mapping import get_model_conversion_mapping
+        from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+    except ImportError:
+        return None  # before its version 5 no names differed
+    modules = unit_source(spec).unsplit(seed=0, weights=False)[0].modules()
+    model = next((one for one in modules if isinstance(one, PreTrainedModel)), None)
+    if model is None:
+        return None
+    ways, names = get_model_conversion_mapping(model), dict[int, list[str]]()
+    kinds = [[one for one in ways if isinstance(one, kind)] for kind in (WeightRenaming, WeightConverter)]
+    found = {name: rename_source_key(name, *kinds) for name in stored}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    return LibraryNames(
+        renamed={name: now for name, (now, pattern) in found.items() if pattern is None and now != name},
+        joined=frozenset(name for name, (_, pattern) in found.items() if pattern is not None),
+        shared={name: tuple(own) for own in names.values() if own[1:] for name in own},
+        model=model,
+    )
 
 
 def whole_statistics(spec: ModelSpec) -> dict[str, tuple[int, ...]]:

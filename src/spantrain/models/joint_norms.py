@@ -5,21 +5,20 @@ Only the normalization exchanges anything, not its scale and shift: so the weigh
 nobody (`models.tensor_parallel.group`).
 """
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from spantrain.core.records import Record
 from spantrain.core.shares import TensorPart
 
 if TYPE_CHECKING:
     from spantrain.models.tensor_parallel.group import TensorGroup
 
 
-@dataclass(frozen=True, kw_only=True)
-class Channels:
+class Channels(Record):
     """The channels that a device has of a normalization."""
 
     count: int
@@ -30,8 +29,7 @@ class Channels:
     """Of the own ones."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class JoinedDevices:
+class JoinedDevices(Record):
     """All devices of a stage, whose replicas run the same micro-batch, and do the same in the same order."""
 
     group: "TensorGroup"

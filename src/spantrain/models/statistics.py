@@ -12,7 +12,6 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.instancenorm import _InstanceNorm
 
+from spantrain.core.records import Record
 from spantrain.core.shares import TensorPart
 from spantrain.core.span import Span
 from spantrain.errors import ConfigError
@@ -112,8 +112,7 @@ def without_exchange(model: nn.Module) -> int:
     return len(found)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Taken:
+class _Taken(Record):
     """What one call of a normalization took of its samples."""
 
     norm: int
@@ -227,8 +226,7 @@ def _noted_calls(module: Any, number: int, taken: list[_Taken], joined: JoinedDe
             module.__dict__["forward"] = own
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Place:
+class _Place(Record):
     """A normalization's running statistics, and where the own channels are among all."""
 
     running: tuple[Tensor, Tensor]

@@ -8,13 +8,14 @@ the rates reached, in TFLOP/s, and does not depend on how large the tasks are.
 import logging
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 from spantrain.core.action import Op
 from spantrain.core.profile import DeviceScore, UnitTiming
+from spantrain.core.records import Record
 from spantrain.core.span import Span
 from spantrain.core.units import ModelSpec, TensorSpec, Unit, UnitGraph
 from spantrain.cost.analytic import AnalyticLaw
@@ -35,8 +36,7 @@ _LONG_POINT_S = 0.15
 _MAX_REPEATS = 9
 
 
-@dataclass(frozen=True, kw_only=True)
-class Bench:
+class Bench(Record):
     """What is measured, and on what."""
 
     device: ComputeDevice
@@ -176,8 +176,7 @@ _TASK_S = 0.3
 Work = Callable[[], object]
 
 
-@dataclass(frozen=True, kw_only=True)
-class CapacityTask:
+class CapacityTask(Record):
     """One small piece of training or arithmetic."""
 
     name: str

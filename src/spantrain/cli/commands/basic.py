@@ -1,7 +1,6 @@
 """The commands: parse, call the use case, show what came out. Nothing here imports torch until it is needed."""
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +11,7 @@ from spantrain.cli.failure import clean_interrupt, told_interrupt
 from spantrain.config.files.json_codec import to_json
 from spantrain.config.files.text_files import check_can_make, write_atomically
 from spantrain.core.quantities import parse_bandwidth
-from spantrain.core.records import LARGEST_NUMBER
+from spantrain.core.records import LARGEST_NUMBER, Record
 from spantrain.errors import ConfigError
 
 
@@ -40,7 +39,6 @@ def demo(
     write_atomically(out / "summary.json", render_json(document) + "\n")
 
 
-@dataclass(frozen=True, kw_only=True)
 class ProfileArguments(shared.ModelOptions):
     """The options of `spantrain profile`."""
 
@@ -128,8 +126,7 @@ def groups(
         typer.echo(line)
 
 
-@dataclass(frozen=True, kw_only=True)
-class WorkerArguments:
+class WorkerArguments(Record):
     """The options of `spantrain worker`."""
 
     join: Annotated[str, typer.Option(envvar="SPANTRAIN_JOIN", help="The coordinator's HOST:PORT.")]

@@ -1,7 +1,6 @@
 """`spantrain launch`: another command of SpanTrain, with its workers started on the machines that it needs."""
 
 import shlex
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,6 +8,7 @@ import typer
 
 from spantrain.cli.options import given_options, with_options, words_of
 from spantrain.core.names import is_name
+from spantrain.core.records import Record
 from spantrain.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -22,8 +22,7 @@ _ANYWHERE = "192.0.2.1:9"
 """An address that no machine has (RFC 5737), behind the way to all others."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class LaunchArguments:
+class LaunchArguments(Record):
     """The options of `spantrain launch`."""
 
     command: Annotated[

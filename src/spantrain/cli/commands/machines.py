@@ -3,7 +3,7 @@
 import os
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,6 +19,7 @@ from spantrain.config.cluster_text import cluster_text
 from spantrain.config.files.json_codec import to_json
 from spantrain.config.files.text_files import check_can_write, write_atomically
 from spantrain.core.names import check_name, is_name
+from spantrain.core.records import Record
 from spantrain.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -32,8 +33,7 @@ _IN_ONE = ("ports", "mtu", "clock")
 """Checks of which many good ways are one line; each rate is worth its own."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class MachineOptions:
+class MachineOptions(Record):
     """Which machines; this one where none of these is given."""
 
     ssh: Annotated[
@@ -99,7 +99,6 @@ class MachineOptions:
                 return (this_machine(allocations.own_name()),)
 
 
-@dataclass(frozen=True, kw_only=True)
 class InitArguments(MachineOptions):
     """The options of `spantrain init`."""
 
@@ -173,7 +172,6 @@ def _placed(machines: "Sequence[Machine]", sites: Sequence[str]) -> "tuple[Machi
     return tuple(found.values())
 
 
-@dataclass(frozen=True, kw_only=True)
 class DoctorArguments(MachineOptions):
     """The options of `spantrain doctor`."""
 

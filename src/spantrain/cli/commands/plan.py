@@ -1,7 +1,7 @@
 """`spantrain plan`: decide what runs where, on a profile or on a cluster that nobody measured."""
 
 import re
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -29,7 +29,6 @@ _ANY = "auto"
 """As a schedule: all are tried."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class PlanArguments(RentOptions, shared.ModelOptions):
     """The options of `spantrain plan`."""
 

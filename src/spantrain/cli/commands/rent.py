@@ -1,6 +1,6 @@
 """`spantrain plan --offers`: what to rent."""
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,6 +11,7 @@ from spantrain.cli.render.text import console_for_people, figures_table, say
 from spantrain.config.files.text_files import check_can_write, write_atomically
 from spantrain.config.prices import PriceFile, read_prices, shipped_prices
 from spantrain.core.quantities import parse_seconds
+from spantrain.core.records import Record
 from spantrain.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -33,8 +34,7 @@ _GO_WITH = frozenset({
 """Other options of `spantrain plan` that mean something here."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class RentOptions:
+class RentOptions(Record):
     """What is asked of offers."""
 
     prices: shared.PricesFile = None

@@ -1,6 +1,6 @@
 """The command that says what a plan would do, under one schedule or all of them."""
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,6 +14,7 @@ from spantrain.config.files.text_files import check_can_write
 from spantrain.config.traces.network_traces import Changes, NetworkTrace, read_changes
 from spantrain.core.job import ADAPTERS
 from spantrain.core.quantities import format_bytes, format_seconds, parse_bytes
+from spantrain.core.records import Record
 from spantrain.cost.held_sizes import HeldBytes
 from spantrain.errors import ConfigError
 from spantrain.schedule.registry import check_schedule, schedule_names
@@ -30,8 +31,7 @@ _WIDTH = 150
 """Where there is no terminal."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class SimulateArguments:
+class SimulateArguments(Record):
     """The options of `spantrain simulate`."""
 
     plan_path: Annotated[Path, typer.Argument(help="What `spantrain plan` wrote.")]

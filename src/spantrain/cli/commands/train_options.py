@@ -1,7 +1,7 @@
 """The options of `spantrain train`, and the job that they make."""
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,7 +27,6 @@ JOB_OPTIONS = (*_AS_THEY_ARE, "optimizer_option", "lr_schedule_option", "warmup_
 _WARMUP_STEPS = 10
 
 
-@dataclass(frozen=True, kw_only=True)
 class TrainArguments(shared.ModelOptions):
     """What stands on the command line, or else the default."""
 

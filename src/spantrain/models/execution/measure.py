@@ -7,7 +7,6 @@ for want of a rule.
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+from spantrain.core.records import Record
 from spantrain.core.shares import shares_of
 from spantrain.errors import ConfigError
 from spantrain.models.execution.held import Allocations, StorageLog
@@ -35,8 +35,7 @@ Batch = Callable[[], tuple[tuple[Tensor, ...], Rows]]
 """Returns new tensors as they cross the cut before a unit, and what it may read."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class HeldBehind:
+class HeldBehind(Record):
     """Bytes of distinct storages, without parameters and buffers."""
 
     outputs: tuple[Tensor, ...]

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from spantrain.core.records import Record
 from spantrain.core.shares import TensorPart, divide_pieces
 from spantrain.core.span import Span
 from spantrain.models.statistics import keep_channels
@@ -182,8 +183,7 @@ class OwnHeadsOfBias:
         return (result[0], whole, *result[2:])
 
 
-@dataclass(frozen=True, kw_only=True)
-class Change:
+class Change(Record):
     """One module that becomes a part of itself."""
 
     path: str
@@ -195,8 +195,7 @@ class Change:
     """Returns what takes its place, from its parameters' own parts; the module itself, if that was altered."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class DivisionTask:
+class DivisionTask(Record):
     """Modules of one unit that are divided together or not at all."""
 
     title: str
@@ -209,8 +208,7 @@ class DivisionTask:
     """What stands around attention that takes its own heads of a bias."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ModuleRule:
+class ModuleRule(Record):
     """How one module is divided by itself: what `find` asks of each kind of structure."""
 
     paths: tuple[str, ...]
@@ -227,8 +225,7 @@ class ModuleRule:
         return self.paths[0]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Divider:
+class Divider(Record):
     """One member's way to divide the modules of one unit."""
 
     unit: UnitModule

@@ -13,12 +13,12 @@ Before or behind the others is one for them: pre-norm, post-norm and parallel bl
 
 import inspect
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from spantrain.core.records import Record
 from spantrain.core.span import apportion
 from spantrain.models.tensor_parallel.divided import DividedTensor
 from spantrain.models.tensor_parallel.group import (
@@ -154,8 +154,7 @@ _CALLED = ("Block", "Layer")
 """How the library's names of block classes end."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class SequenceBlock:
+class SequenceBlock(Record):
     """One block of a unit."""
 
     path: str

@@ -9,7 +9,6 @@ import difflib
 import inspect
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import is_fake
 from torch.overrides import TorchFunctionMode
 
+from spantrain.core.records import Record
 from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError
 from spantrain.models.randomness.draws import CHANCES, RECURRENT, DrawnSamples, chance_of, seeded, torch_seeded
@@ -36,8 +36,7 @@ _COMPARED = 2
 _SHOWN = 2
 
 
-@dataclass(frozen=True, kw_only=True)
-class Call:
+class Call(Record):
     """One call of a function of torch, outside of torch's own."""
 
     name: str

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import is_fake
 
+from spantrain.core.records import Record
 from spantrain.models.randomness.places import CallPoint
 
 SMALL, LARGE = 2, 3
@@ -151,8 +152,7 @@ class Tap:
     """The how-manieth tensor of what it returns."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class TapeStep:
+class TapeStep(Record):
     """One call: of a module of the model, or of a function of torch."""
 
     module: str | None
@@ -205,8 +205,7 @@ class Derivation:
     """Bytes of the weights that it needs."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Tape:
+class Tape(Record):
     """A whole forward."""
 
     steps: tuple[TapeStep, ...]

@@ -8,6 +8,7 @@ from threading import Condition
 
 from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan
+from spantrain.core.records import Record
 from spantrain.core.speed import LinkReport
 from spantrain.core.trace import DeviceStep
 from spantrain.devices.meters import MeterReading
@@ -20,8 +21,7 @@ from spantrain.runtime.coordinator.records import StepRecords
 from spantrain.transport.control.protocol import RemoteRefusal
 
 
-@dataclass(frozen=True, kw_only=True)
-class SwitchFigures:
+class SwitchFigures(Record):
     """What going over to a new plan took."""
 
     duration_s: float
@@ -30,8 +30,7 @@ class SwitchFigures:
     """Of parameters and optimizer state, between devices."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class StepOutcome:
+class StepOutcome(Record):
     """What is known of a step when its barrier has closed."""
 
     step: int
@@ -65,8 +64,7 @@ class StepOutcome:
     """What the own meters of those that have some said last."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class CommitPoint:
+class CommitPoint(Record):
     """What of a run has happened for good: steps before `step`, all of them, and nothing of that one."""
 
     step: int

@@ -8,13 +8,13 @@ its time, save or end between any two steps.
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from threading import Condition
 
 import torch
 from safetensors.torch import load, save
 
+from spantrain.core.records import Record
 from spantrain.core.span import Span
 from spantrain.errors import ProtocolError, WorkerError
 from spantrain.models.data.dataset import open_dataset
@@ -35,8 +35,7 @@ _INPUTS, _LABELS, _COUNTED = "inputs", "labels", "counted"
 Tensors = tuple[torch.Tensor, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class _HeldBatch:
+class _HeldBatch(Record):
     inputs: Tensors
     labels: torch.Tensor
 

@@ -5,10 +5,10 @@ waited for whom can be told from it.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from threading import Lock
 from typing import TYPE_CHECKING
 
+from spantrain.core.records import Record
 from spantrain.core.trace import DeviceStep, Trace
 
 if TYPE_CHECKING:
@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 _EVERY_S = 1.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class RecordedStep:
+class RecordedStep(Record):
     """One step as all devices have told it."""
 
     outcome: "StepOutcome"

@@ -4,10 +4,11 @@ import functools
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from spantrain.config.files.json_codec import to_json
+from spantrain.core.records import Record
 from spantrain.runtime.checkpoint.coordinator_files import CoordinatorFiles
 from spantrain.runtime.checkpoint.saver import is_written_by
 from spantrain.runtime.control import data_requests, requests
@@ -66,8 +67,7 @@ class MeetingPoints:
             return self._places.get(key)
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainingRun:
+class TrainingRun(Record):
     """The coordinator's side of one run."""
 
     barrier: StepBarrier
@@ -121,8 +121,7 @@ class TrainingRun:
             self.meetings.abort(reason)
 
 
-@dataclass(frozen=True, kw_only=True)
-class UnderWay:
+class UnderWay(Record):
     """Orders that belong together, from when they are given until the next ones are."""
 
     orders: dict[str, Order[Any]] = field(default_factory=dict)

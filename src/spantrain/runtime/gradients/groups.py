@@ -11,13 +11,13 @@ first of them holds.
 import datetime
 import socket
 from contextlib import ExitStack
-from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup, Store, TCPStore
 
 from spantrain.core.plan import Plan, Stage
+from spantrain.core.records import Record
 from spantrain.cost.replicas import rings_of
 from spantrain.cost.sums import carrier_between
 from spantrain.errors import PeerLostError
@@ -28,8 +28,7 @@ _REACH = datetime.timedelta(seconds=30)
 """How long to try to reach a store that is open."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class StageGroups:
+class StageGroups(Record):
     """The groups that one device belongs to."""
 
     world: MemberGroup
@@ -58,8 +57,7 @@ class StageGroups:
             _leave()
 
 
-@dataclass(frozen=True, kw_only=True)
-class StageRanks:
+class StageRanks(Record):
     """Ranks in the world of a stage."""
 
     replicas: tuple[tuple[int, ...], ...]

@@ -10,12 +10,12 @@ do not, plans are refused (`app.training.requests.check_divided`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from spantrain.core.plan import GradientSums, Plan
+from spantrain.core.records import Record
 from spantrain.core.shares import TensorPart
 from spantrain.core.span import Span
 from spantrain.runtime.gradients.members import MemberGroup
@@ -24,8 +24,7 @@ from spantrain.runtime.gradients.step_sums import buckets_of
 Parameters = Mapping[str, nn.Parameter]
 
 
-@dataclass(frozen=True, kw_only=True)
-class OwnRows:
+class OwnRows(Record):
     """What of a parameter one device updates."""
 
     rows: nn.Parameter

@@ -12,13 +12,13 @@ Parameters that several stages hold copies of (tied embeddings): their gradients
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from spantrain.core.messages import ControlKey
 from spantrain.core.plan import OWN_SUMS, GradientSums, Plan
+from spantrain.core.records import Record
 from spantrain.core.shares import StateSharding
 from spantrain.core.units import UnitGraph
 from spantrain.models.units import UnitModule, parameter_names, shared_parameters
@@ -175,8 +175,7 @@ def _begin_sum(gradients: Sequence[Tensor], group: MemberGroup) -> Callable[[], 
 _LANE = "tied:"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Tied:
+class Tied(Record):
     """A parameter of this stage of which other stages hold copies."""
 
     group: str
@@ -204,8 +203,7 @@ def tied_across_stages(plan: Plan, stage_index: int, graph: UnitGraph, units: Se
     return tuple(found)
 
 
-@dataclass(frozen=True, kw_only=True)
-class TiedGradientSums:
+class TiedGradientSums(Record):
     """The sums of shared parameters, as one device takes part in them.
 
     The leader of each stage's first replica puts the gradient together, if its group divides it, and sends it to those

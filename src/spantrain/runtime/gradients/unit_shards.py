@@ -14,11 +14,11 @@ A stage of one device may have its rows in its host's memory: then they come fro
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from spantrain.core.records import Record
 from spantrain.devices.registry import class_of
 from spantrain.models.low_weights import full_weight
 from spantrain.runtime.gradients.members import MemberGroup
@@ -29,8 +29,7 @@ Rows = Mapping[int, OwnRows]
 """What this device updates, by the identity of the float32 parameter."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Gathered:
+class _Gathered(Record):
     """Parameters of one type: views of what each replica has of them, and of this one its own."""
 
     pieces: Sequence[Sequence[Tensor]]
@@ -52,8 +51,7 @@ class _Gathered:
             fill(pieces, part)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Pass:
+class _Pass(Record):
     """What a pass in one direction gathers in front of each segment, and gives up behind it, by segment.
 
     What several segments share is whole from the first of them on that the pass comes to, up to the last.

@@ -2,8 +2,9 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from spantrain.core.records import Record
 from spantrain.errors import UsageError
 from spantrain.transport.control.address import Address
 from spantrain.transport.control.credentials import JoinToken
@@ -13,8 +14,7 @@ _CUDA_DEVICE = re.compile(r"\d+|-1|(?:GPU|MIG)-[0-9A-Za-z/-]+")
 _INTERFACE = re.compile(r"[^\s/,]{1,15}")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Launch:
+class Launch(Record):
     """What a launcher of many processes (torchrun, or a script like it) tells each of them."""
 
     rank: int
@@ -25,8 +25,7 @@ class Launch:
     master_port: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class Environment:
+class Environment(Record):
     """What the environment says to a worker; None where it says nothing. An empty variable says nothing, but see below.
 
     A launcher of many processes (torchrun, or a script like it) sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT;

@@ -2,11 +2,11 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from spantrain.adaptation.registry import LocalAdapters
 from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan
+from spantrain.core.records import Record
 from spantrain.core.units import UnitGraph
 from spantrain.devices.base import ComputeDevice
 from spantrain.runtime.control.plane import ControlPlane
@@ -22,8 +22,7 @@ OpenGroups = Callable[[Plan, int, bool], StageGroups]
 have met."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class WorkerLinks:
+class WorkerLinks(Record):
     """A device and how it reaches the others: by the coordinator, by messages, by groups."""
 
     name: str
@@ -35,7 +34,6 @@ class WorkerLinks:
     open_groups: OpenGroups
 
 
-@dataclass(frozen=True, kw_only=True)
 class WorkerContext(WorkerLinks):
     """What one device has throughout a run, whichever plan runs."""
 

@@ -1,11 +1,11 @@
 """A stage as its device's driver knows it: its work, its samples, its lanes, and when its gradients are final."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import partial
 
 from spantrain.core.action import Action, Direction, Op
 from spantrain.core.plan import Plan
+from spantrain.core.records import Record
 from spantrain.formats.registry import WireFormat
 from spantrain.models.execution.stage import NamesFinal
 from spantrain.runtime.step.work import DeviceClock, Lane, ReplicaWork
@@ -14,8 +14,7 @@ EVALUATE = "evaluate"
 """The lane of held-out samples."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class StageWork:
+class StageWork(Record):
     """A stage's computation, and what its actions take on the device."""
 
     work: ReplicaWork
@@ -45,8 +44,7 @@ class OwnStage:
         return tuple(self._cuts.items())
 
 
-@dataclass(frozen=True, kw_only=True)
-class SharedNames:
+class SharedNames(Record):
     """Parameters that several stages of a device share."""
 
     first: Mapping[str, str]

@@ -1,12 +1,12 @@
 """One device's part of a stage, or of its several stages: its groups, its units with what it holds of them."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import nn
 
 from spantrain.core.plan import Plan, Replica, Stage
+from spantrain.core.records import Record
 from spantrain.core.shares import TensorPart
 from spantrain.errors import ConfigError
 from spantrain.models.execution.stage import StageExecutor
@@ -25,8 +25,7 @@ from spantrain.runtime.step.context import WorkerContext
 from spantrain.schedule.joint import check_joint
 
 
-@dataclass(frozen=True, kw_only=True)
-class StageMember:
+class StageMember(Record):
     """What one device is and has within its stage, or within all of its stages."""
 
     numbers: tuple[int, ...]

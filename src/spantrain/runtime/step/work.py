@@ -2,13 +2,13 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Protocol
 
 import torch
 
 from spantrain.core.action import Direction, Op
+from spantrain.core.records import Record
 from spantrain.core.span import Span
 from spantrain.devices.base import ComputeDevice, EmulatedTime, Milestone, Submitted
 from spantrain.models.data.dataset import Dataset
@@ -27,8 +27,7 @@ class Feed(Protocol):
         """Return these of the inputs and labels."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class UnitTimes:
+class UnitTimes(Record):
     """When an emulated device is through each unit of its stage."""
 
     seconds: Callable[[Op, int], Sequence[float]]
@@ -57,8 +56,7 @@ class Exchanges(Protocol):
         """Own seconds in exchanges since they were forgotten, waiting for others included."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class DeviceClock:
+class DeviceClock(Record):
     """The device that computes, and how long an action should take on it (None: as long as it takes).
 
     In a tensor-parallel group with emulated devices, what the members exchange is real and takes its time on top: that
@@ -120,8 +118,7 @@ class DeviceClock:
         return self.device.submit(timed, seconds, besides)
 
 
-@dataclass(frozen=True, kw_only=True)
-class ReplicaWork:
+class ReplicaWork(Record):
     """The computation of a stage on what came from other stages; samples and labels are read here."""
 
     executors: tuple[StageExecutor, ...]

@@ -5,8 +5,8 @@ lacks comes from the nearest that has it. All have the same committed step (`run
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
+from spantrain.core.records import Record
 from spantrain.errors import WorkerError
 from spantrain.recovery.protection import is_whole
 from spantrain.runtime.checkpoint.holding import PARAMETER
@@ -18,8 +18,7 @@ from spantrain.runtime.worker.plan_part import PlanPart
 from spantrain.runtime.worker.switch import Held, LocalTensorSource, describe, fill
 
 
-@dataclass(frozen=True, kw_only=True)
-class LeftState:
+class LeftState(Record):
     """What a device holds at the end of an order."""
 
     part: PlanPart | None

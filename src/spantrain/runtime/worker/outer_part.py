@@ -16,7 +16,6 @@ layers that a cut runs through) comes and goes over the run's own connections.
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -24,6 +23,7 @@ from torch import Tensor
 from spantrain.core.outer.layers import Layer, ParameterSpec, group_layers
 from spantrain.core.outer.stages import OuterCluster, StageMeeting, StageReport
 from spantrain.core.plan import Plan
+from spantrain.core.records import Record
 from spantrain.core.units import UnitGraph
 from spantrain.devices.registry import settle
 from spantrain.models.build import empty_unit
@@ -38,8 +38,7 @@ from spantrain.runtime.step.context import WorkerContext
 from spantrain.runtime.worker.plan_part import PlanPart
 
 
-@dataclass(frozen=True, kw_only=True)
-class Route:
+class Route(Record):
     """Between which stages a parameter goes when copies are taken and versions come."""
 
     number: int
@@ -57,8 +56,7 @@ class Route:
         return frozenset((*self.holders, self.mover))
 
 
-@dataclass(frozen=True, kw_only=True)
-class StageLayers:
+class StageLayers(Record):
     """The layers of a model, the same in all clusters, and who moves them in this one."""
 
     layers: tuple[Layer, ...]

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -10,6 +9,7 @@ from torch.optim import Optimizer
 
 from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan, Stage
+from spantrain.core.records import Record
 from spantrain.core.shares import StateSharding
 from spantrain.devices.base import ComputeDevice
 from spantrain.errors import WorkerError
@@ -126,8 +126,7 @@ def _clock(here: WorkerContext, plan: Plan, member: StageMember, number: int) ->
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class PlanPart:
+class PlanPart(Record):
     """A device's part of one plan."""
 
     plan: Plan

@@ -1,12 +1,10 @@
 """What a worker is told when it starts; free of torch, so that the launcher may read it."""
 
-from dataclasses import dataclass
-
+from spantrain.core.records import Record
 from spantrain.transport.relay.protocol import RelayAccess
 
 
-@dataclass(frozen=True, kw_only=True)
-class WorkerSettings:
+class WorkerSettings(Record):
     """What a worker is told when it starts."""
 
     join: str

@@ -9,12 +9,12 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
+from spantrain.core.records import Record
 from spantrain.transport.connection.bounds import Refusal
 from spantrain.transport.connection.peers import Hello, KeyPair, PeerAddress
 
@@ -32,8 +32,7 @@ HANDSHAKE_FAILED = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class SocketLimits:
+class SocketLimits(Record):
     """Bounds of a plane's sockets."""
 
     max_frame_bytes: int

@@ -17,7 +17,6 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Container
-from dataclasses import dataclass
 from enum import Enum, auto
 from functools import partial
 from typing import TYPE_CHECKING, Generic
@@ -25,6 +24,7 @@ from typing import TYPE_CHECKING, Generic
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
+from spantrain.core.records import Record
 from spantrain.transport.connection import links
 from spantrain.transport.connection.bounds import BYE, HELLO, RESET, WHO, Refusal
 from spantrain.transport.connection.peers import Hello, KeyPair
@@ -40,8 +40,7 @@ _MAX_QUESTIONS = 64
 """That may wait to be known; more are refused at once."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Question:
+class _Question(Record):
     """ZeroMQ asks whether a key may come in."""
 
     route: bytes
@@ -118,8 +117,7 @@ class _Stand(Enum):
     """It has said goodbye."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _EarlyHello:
+class _EarlyHello(Record):
     """A hello under a name that is not known."""
 
     route: bytes

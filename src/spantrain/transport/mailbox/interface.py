@@ -1,10 +1,10 @@
 """What a mailbox takes and gives, whatever carries it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from spantrain.core.messages import AnyKey
+from spantrain.core.records import Record
 from spantrain.core.speed import SentMessage
 
 if TYPE_CHECKING:
@@ -13,8 +13,7 @@ if TYPE_CHECKING:
 _MIB = 2**20
 
 
-@dataclass(frozen=True, kw_only=True)
-class Message:
+class Message(Record):
     """Tensors that arrived whole. No order is promised between messages: the key says what it is."""
 
     source: str
@@ -33,8 +32,7 @@ class Message:
     """Size of that chunk: `size_bytes` less this came between `started_s` and `received_s`."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Limits:
+class Limits(Record):
     """Bounds of a mailbox: bytes of tensors, connections, patience."""
 
     max_message_bytes: int = 256 * _MIB
@@ -69,8 +67,7 @@ class SentInterval(SentMessage):
     key: AnyKey
 
 
-@dataclass(frozen=True, kw_only=True)
-class PeerCounters:
+class PeerCounters(Record):
     """What went to and came from one peer."""
 
     messages_sent: int = 0
@@ -85,8 +82,7 @@ class PeerCounters:
     reconnections: int = 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Counters:
+class Counters(Record):
     """What a mailbox has done so far."""
 
     peers: Mapping[str, PeerCounters]

@@ -9,13 +9,13 @@ run so until that goes over to the plan that it is in.
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from spantrain.core.job import TrainJob
 from spantrain.core.messages import ControlKey
+from spantrain.core.records import Record
 from spantrain.errors import ProtocolError
 from spantrain.models.statistics import named_statistics
 from spantrain.models.units import parameter_names
@@ -43,8 +43,7 @@ def link_of(change: AheadChange, carrier: Carrier, generation: int, giver: str, 
     return CopyLink(carrier=carrier, generation=generation, ward=giver, keeper=taker, what=what)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _StepWords:
+class _StepWords(Record):
     """What comes before the bytes of a step, or ends them all."""
 
     step: int

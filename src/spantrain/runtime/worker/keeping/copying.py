@@ -9,7 +9,6 @@ one tensor after another.
 import math
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -19,6 +18,7 @@ from torch.optim import Optimizer
 from spantrain.config.files.json_codec import to_json
 from spantrain.core.checkpoint import StoredTensor
 from spantrain.core.messages import AT_ANY_STEP, BACKGROUND, ControlKey
+from spantrain.core.records import Record
 from spantrain.devices.base import ComputeDevice
 from spantrain.errors import ConfigError, ProtocolError
 from spantrain.formats.tensor_bytes import dtype_name, raw_bytes
@@ -47,8 +47,7 @@ class Carrier(Protocol):
         """Return a lane's message of a step, or None if it has not come."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class CopyLink:
+class CopyLink(Record):
     """Messages between a device and one that keeps a copy of its state, of no step, as one of the two has them."""
 
     carrier: Carrier
