@@ -155,7 +155,7 @@ def _best(proposals: Sequence[Proposal], evaluator: Evaluator, besides: Besides)
         for proposal in proposals
         if evaluator(proposal.plan).fits
     ]
-    near = _NEAR if besides is NOTHING_BESIDES else 1.0  # else what is moved counts already
+    near = _NEAR if besides is NOTHING_BESIDES else 1.005  # what is moved counts already
     most_s = near * min((step_s for step_s, _ in fitting), default=0.0)
     least = [entry for entry in fitting if entry[0] <= most_s]
     return min(least, key=lambda entry: (_moves(entry[1]), entry[0]))[1] if least else None
