@@ -59,3 +59,17 @@ def test_what_is_in_no_piece_is_missing(tmp_path: Path) -> None:
     save_file({name: tensor for name, tensor in tensors.items() if name != gone}, file, {"format": "pt"})
     with pytest.raises(ConfigError, match=f"holds another model than --model: {gone} is missing"):
         find_weights(tmp_path, model_on_data(f"hf:{tmp_path}")).read()
+
+
+def test_pieces_of_another_shape_or_type_are_refused(tmp_path: Path) -> None:
+    MODELS["experts apart"]().save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    piece = next(name for name in tensors if ".experts.1." in name)
+    for changed, told in (
+        (tensors[piece][:1].clone(), "the transformers library cannot read it"),
+        (tensors[piece].to(torch.float64), "has type F64, wanted float32 or shorter"),
+    ):
+        save_file({**tensors, piece: changed}, file, {"format": "pt"})
+        with pytest.raises(ConfigError, match=told):
+            find_weights(tmp_path, model_on_data(f"hf:{tmp_path}")).read()

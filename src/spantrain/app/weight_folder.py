@@ -79,10 +79,14 @@ class FoundWeights(Record):
                 own = ((name, place) for name, place in self.places.items() if place.file == file)
                 found |= {name: tensors.get_tensor(place.name).float() for name, place in own}
         for folder in {place.file for place in self.joined.values()}:
-            loaded, told = type(self.model).from_pretrained(
-                folder, config=self.model.config, dtype=torch.float32, use_safetensors=True, local_files_only=True,
-                output_loading_info=True,
-            )  # fmt: skip
+            try:
+                loaded, told = type(self.model).from_pretrained(
+                    folder, config=self.model.config, dtype=torch.float32, use_safetensors=True, local_files_only=True,
+                    output_loading_info=True,
+                )  # fmt: skip
+            except (RuntimeError, OSError, ValueError) as error:
+                why = str(error).strip().partition("\n")[0]
+                raise ConfigError(f"{folder}: the transformers library cannot read it: {why}") from None
             if missing := sorted(told["missing_keys"]):
                 raise ConfigError(f"{folder}: holds another model than --model: {missing[0]} is missing")
             found |= {name: loaded.get_parameter(place.name).detach() for name, place in self.joined.items()}
@@ -129,6 +133,9 @@ def find_weights(folder: Path, spec: ModelSpec) -> FoundWeights:
         for name, names in there.items()
         if other is not None and other.joined and not any(own in tensors for own in names)
     }
+    for place in (tensors[name] for name in (other.joined if other and joined else ())):
+        if place.dtype not in _EXACT:  # quantized ones among them
+            raise ConfigError(f"{folder}: {place.name} has type {place.dtype}, wanted float32 or shorter")
     found, used = _assigned(folder, tensors, {name: whole[name] for name in wanted if name not in joined}, there)
     statistics, own = _statistics_in(folder, tensors, left_out, spec)
     used |= {name for name, place in tensors.items() if place in statistics.values()}

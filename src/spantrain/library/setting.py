@@ -47,10 +47,11 @@ def function_source(function: str | Callable[..., Any], what: str) -> str:
     name = getattr(function, "__qualname__", "")
     if not inspect.isfunction(function) or not name.isidentifier():
         saved = "; or save it, with save_pretrained('FOLDER'), and give 'hf:FOLDER', which has its weights"
+        given, wanted = (name, "it") if name else (f"an object, a {type(function).__name__},", "a function for it")
         raise ConfigError(
-            f"{what}: {name or f'an object, a {type(function).__name__},'} cannot be imported by workers; define a "
-            "function that makes it with `def` at the top of a file (no lambda, no method, not inside another "
-            f"function), or give 'FILE.py:FUNCTION'{saved if hasattr(function, 'save_pretrained') else ''}"
+            f"{what}: {given} cannot be imported by workers; define {wanted} with `def` at the top of a file (no "
+            "lambda, no method, not inside another function), or give 'FILE.py:FUNCTION'"
+            f"{saved if hasattr(function, 'save_pretrained') else ''}"
         )
     try:
         file = inspect.getsourcefile(function)
