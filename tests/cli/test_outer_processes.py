@@ -181,7 +181,7 @@ shards:
 """
     path = tmp_path / "outer.yaml"
     path.write_text(text.replace(*edit))
-    ended = spantrain("outer", "master", path, "--relay", "127.0.0.1:1")
+    ended = spantrain("outer", "up", path, "--relay", "127.0.0.1:1")
     assert ended.code == 2
     assert f"{path}: {told}" in ended.err
 

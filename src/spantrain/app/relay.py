@@ -18,7 +18,7 @@ from spantrain.transport.relay.server import RelayLimits, RelayNews, RelayServer
 from spantrain.transport.relay.tunnel import TunnelEnd, tunnel
 
 if TYPE_CHECKING:
-    from spantrain.outer.outer_file import OuterConfig
+    from spantrain.outer.outer_file import MemberPlace, OuterConfig
 
 _MAX_TOKENS = 64
 
@@ -43,19 +43,19 @@ def relay_access(text: str | None, *, encrypted: bool) -> RelayAccess | None:
     return RelayAccess(address=address, token=token)
 
 
-def outer_relay(text: str | None, config: "OuterConfig") -> RelayAccess | None:
-    """Return by which relay master and shards of an outer.yaml are reached, as `--relay` says; None: by none.
+def outer_relay(text: str | None, config: "OuterConfig", *places: "MemberPlace") -> RelayAccess | None:
+    """Return by which relay a master or shards of an outer.yaml are reached, as `--relay` says; None: by none.
 
     Raises:
-        UsageError: as `relay_access`; or the file lets one of them listen at any port.
+        UsageError: as `relay_access`; or the file turns encryption off, or lets one of them listen at any port.
     """
     if text is None:
         return None
     if not config.for_master.encrypted:
         raise ConfigError(f"{config.source}: encryption: off, and --relay takes only what is encrypted; leave it out")
-    for field, place in (("master", config.master), *((f"shards.{one.name}", one) for one in config.shards)):
+    for place in places:
         if not place.address.port:
-            told = f"{config.source}: {field}.address: {place.address}"
+            told = f"{config.source}: {f'shards.{place.name}' if place.name else 'master'}.address: {place.address}"
             raise ConfigError(f"{told}: with --relay it needs a port, one of the relay's")
     return relay_access(text, encrypted=True)
 

@@ -59,7 +59,7 @@ def up(
     from spantrain.app.relay import outer_relay
 
     config = load_outer(config_path)
-    outer_relay(relay, config)  # or say now what is wrong
+    outer_relay(relay, config, config.master, *config.shards)  # or say now what is wrong
     if metrics is not None and metrics_token is None:
         raise ConfigError(
             "--metrics: give what Prometheus is to show in SPANTRAIN_METRICS_TOKEN: logs are read by many"
@@ -93,7 +93,7 @@ def master(
     with clean_interrupt("the master"):
         serve_master(
             config, ready=ready, end_with_input=end_with_input,
-            relay=outer_relay(relay, config),
+            relay=outer_relay(relay, config, config.master),
             metrics=lambda make: metrics_at(metrics, metrics_token, make, typer.echo),
         )  # fmt: skip
 
@@ -121,7 +121,7 @@ def shard(
 
     with clean_interrupt(f"shard {name}"):
         serve_shard(
-            config, place, master=address, token=found, relay=outer_relay(relay, config),
+            config, place, master=address, token=found, relay=outer_relay(relay, config, place),
             ready=lambda endpoint: typer.echo(f"shard {name} listens on {endpoint}"), end_with_input=end_with_input,
             metrics=lambda make: metrics_at(metrics, metrics_token, make, typer.echo),
         )  # fmt: skip
