@@ -5,18 +5,17 @@ Every change is simulated with the present links before it is taken, beside what
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from statistics import median
 from typing import Protocol
 
 from spantrain.adaptation import network_state
 from spantrain.adaptation.search import Forecast, PlanSearch
 from spantrain.core.plan import Plan
+from spantrain.core.records import Record
 from spantrain.formats.registry import WireFormat
 
 
-@dataclass(frozen=True, kw_only=True)
-class PlanReplacement:
+class PlanReplacement(Record):
     """A plan for the steps to come."""
 
     plan: Plan
@@ -42,8 +41,7 @@ class Replanner(Protocol):
         """Return the plan that was asked for, once, when it is there; None: not yet, or there is none."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class AutoSettings:
+class AutoSettings(Record):
     """How eager the adapter is."""
 
     band: float = 1.2

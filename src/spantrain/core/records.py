@@ -1,4 +1,4 @@
-"""What files and messages are read into: dataclasses, and bounds of their numbers, said once, at the fields.
+"""Named values that do not change (`Record`), and bounds of numbers among them, said once, at the fields.
 
 A number is `grace_s: Annotated[float, Bounds(low=0)]`. The dataclass refuses what is out of them with `check_bounds`;
 whoever reads it from a file follows them. One that people make by hand looks for values of another type first
@@ -18,10 +18,7 @@ LARGEST_NUMBER = 2**53
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
 class Record:
-    """What files hold, and people and processes are told: every subclass is a frozen dataclass of named fields.
-
-    A decorator beside it is refused, when the module is imported, as dataclasses refuse to be made twice.
-    """
+    """Named values that do not change: every subclass is made a frozen dataclass; none can be decorated again."""
 
     def __init_subclass__(cls, **rest: Any) -> None:
         super().__init_subclass__(**rest)

@@ -48,6 +48,8 @@ _FEW = 4
 """Devices up to which each gradient sum is reckoned by itself, and other micro-batches are tried with the order."""
 _NEAR = 1.03
 """A plan that moves less is taken if its step is at most so many times the shortest, where moving costs nothing."""
+_ALIKE = 1.005
+"""The same where what is moved counts already: by less than that no plan is better than another (docs/planner.md)."""
 _LOOKED_AT, _PROPOSED, _SHOWN = 12, 3, 3
 """Plans of a sort that are looked at and proposed, and devices that are named in a phrase."""
 Besides = Callable[[Plan], float]
@@ -155,7 +157,7 @@ def _best(proposals: Sequence[Proposal], evaluator: Evaluator, besides: Besides)
         for proposal in proposals
         if evaluator(proposal.plan).fits
     ]
-    near = _NEAR if besides is NOTHING_BESIDES else 1.005  # what is moved counts already
+    near = _NEAR if besides is NOTHING_BESIDES else _ALIKE
     most_s = near * min((step_s for step_s, _ in fitting), default=0.0)
     least = [entry for entry in fitting if entry[0] <= most_s]
     return min(least, key=lambda entry: (_moves(entry[1]), entry[0]))[1] if least else None

@@ -4,12 +4,12 @@ Each loss is detected by the detector of live runs, from heartbeats that stop; t
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import cache
 from typing import Protocol
 
 from spantrain.core.plan import Plan
 from spantrain.core.profile import Profile
+from spantrain.core.records import Record
 from spantrain.cost.moving import moved
 from spantrain.recovery.detection import HEARTBEAT_S, LossDetector
 from spantrain.recovery.policy import holds_all, is_worth
@@ -23,8 +23,7 @@ _RESTS = 2
 _BEATS, _LOOKS = 20, 3
 
 
-@dataclass(frozen=True, kw_only=True)
-class AvailabilityEvent:
+class AvailabilityEvent(Record):
     """A device leaves without a word, or comes."""
 
     at_s: float
@@ -32,8 +31,7 @@ class AvailabilityEvent:
     comes: bool
 
 
-@dataclass(frozen=True, kw_only=True)
-class Goodput:
+class Goodput(Record):
     """What comes of a run."""
 
     samples_per_s: float
@@ -71,8 +69,7 @@ class Plans(Protocol):
         """Return how a change takes place whose state goes ahead; None where that is not worth the while."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class GoesAhead:
+class GoesAhead(Record):
     """State that goes ahead of a change of plan, beside the steps."""
 
     beside_s: float

@@ -13,9 +13,10 @@ not known what happens between its layers.
 
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from torch import Tensor, nn
+
+from spantrain.core.records import Record
 
 _HEAD_LENGTH = ("head_dim", "attention_head_size", "head_size", "key_value_proj_dim")
 _POSITIONED = ("MT5Attention", "T5Attention")
@@ -32,8 +33,7 @@ ELEMENTWISE = (
 """What works on each number of a tensor alone."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Column:
+class Column(Record):
     """A layer divided by its outputs."""
 
     path: str
@@ -43,8 +43,7 @@ class Column:
     """Its input is divided and must be put together first."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Region:
+class Region(Record):
     """Modules of a unit that are divided together."""
 
     anchor: str
@@ -71,8 +70,7 @@ class Region:
         return (*(column.path for column in self.columns), *self.rows, *self.channels, *self.sliced, *self.partial)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Pattern:
+class Pattern(Record):
     """Layers by the names that they have below one module."""
 
     columns: tuple[str, ...]
