@@ -151,6 +151,16 @@ def find_weights(folder: Path, spec: ModelSpec) -> FoundWeights:
     )
 
 
+def unused_weights(spec: ModelSpec, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return what the folder of an `hf:` model has of parameters that the model does not use, by name."""
+    folder = Path(spec.source)
+    if not parameters or spec.family != "hf" or not any(folder.glob("*.safetensors")):
+        return {}
+    there = _stored(folder)
+    places = {name: place for name, place in there.items() if name in parameters}
+    return {name: _read(place) for name, place in places.items() if place.shape == tuple(parameters[name].shape)}
+
+
 def _statistics_in(
     folder: Path, tensors: Mapping[str, StoredWeight], left_out: str, spec: ModelSpec
 ) -> tuple[dict[str, StoredWeight], dict[str, Tensor]]:

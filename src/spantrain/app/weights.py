@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file, save_model
 from torch import Tensor, nn
 
-from spantrain.app.weight_folder import FoundWeights, find_weights
+from spantrain.app.weight_folder import FoundWeights, find_weights, unused_weights
 from spantrain.config.files.problems import shortened
 from spantrain.core.checkpoint import SampleLedger, StoredFile
 from spantrain.core.records import Record
@@ -58,7 +58,7 @@ class ExportOutcome(Record):
     logits_sha256: str
     """Digest of the output for the example input, as float32; empty where none could be made."""
     untrained: tuple[str, ...]
-    """Parameters that the model has and does not use: they are as they were initialised."""
+    """Parameters that the model has and does not use: as they were given, or initialised."""
 
 
 def export_run(
@@ -83,13 +83,12 @@ def export_run(
     check_new(to)
     folder = final_checkpoint(run)
     manifest = replace(saved := read_manifest(folder), model=with_own_functions(saved.model, functions))
-    weights = trained_parameters(folder, manifest)
-    whole = whole_model(manifest.model, seed=manifest.job.seed if manifest.job else 0)
-    untrained = _fill(whole.module, weights, trained_statistics(folder, manifest))
+    whole, untrained = trained_model(folder, manifest)
     partial = to.with_name(f".{to.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     try:
         example, logits_sha256 = _example(whole)
+        parameters = sum(tensor.numel() for name, tensor in whole.module.named_parameters() if name not in untrained)
         loads_with = _save_as_given(whole.module, manifest.model, partial, dtype=dtype, merge=merge)
         if example:
             save_file(example, partial / EXAMPLE_FILE)
@@ -105,7 +104,7 @@ def export_run(
         folder=str(to),
         model=manifest.model.name,
         steps=manifest.step,
-        parameters=sum(tensor.numel() for tensor in weights.values()),
+        parameters=parameters,
         size_bytes=sum(path.stat().st_size for path in to.glob("*model*.safetensors")),
         loads_with=loads_with,
         logits_sha256=logits_sha256,
@@ -121,6 +120,30 @@ def check_new(folder: Path) -> None:
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder}: is there already and not empty; name a new folder, or remove it")
+
+
+def trained_model(folder: Path, manifest: Manifest) -> tuple[UnsplitModel, tuple[str, ...]]:
+    """Return the unsplit model with a checkpoint's weights, and its parameters that it does not use.
+
+    Those are as the folder that the model came from has them, or as they are made.
+
+    Raises:
+        ConfigError: a file is damaged or on another machine, or the checkpoint is not of the model it names.
+    """
+    weights, statistics = trained_parameters(folder, manifest), trained_statistics(folder, manifest)
+    whole = whole_model(manifest.model, seed=manifest.job.seed if manifest.job else 0)
+    filled = set()
+    with torch.no_grad():
+        for name, value in statistics.items():
+            whole.module.get_buffer(name).copy_(value)
+        for name, value in weights.items():
+            parameter = whole.module.get_parameter(name)
+            parameter.copy_(value)
+            filled.add(id(parameter))
+        unused = {name: one for name, one in whole.module.named_parameters() if id(one) not in filled}
+        for name, value in unused_weights(manifest.model, unused).items():
+            unused[name].copy_(value)
+    return whole, tuple(unused)
 
 
 def trained_parameters(folder: Path, manifest: Manifest) -> dict[str, Tensor]:
@@ -161,25 +184,15 @@ def _whole_tensors(folder: Path, manifest: Manifest, wanted: Mapping[str, Tensor
     return TensorExchange(group, manifest.files, TensorFiles(folder, manifest.files), None).run(wanted)
 
 
-def _fill(module: nn.Module, weights: dict[str, Tensor], statistics: Mapping[str, Tensor]) -> tuple[str, ...]:
-    """Give a model what was trained; return the names of parameters that there are no weights for."""
-    filled = set()
-    with torch.no_grad():
-        for name, value in statistics.items():
-            module.get_buffer(name).copy_(value)
-        for name, value in weights.items():
-            parameter = module.get_parameter(name)
-            parameter.copy_(value)
-            filled.add(id(parameter))
-    return tuple(name for name, parameter in module.named_parameters() if id(parameter) not in filled)
-
-
 def _example(whole: UnsplitModel) -> tuple[dict[str, Tensor], str]:
     """Return an input and what the model makes of it, and the digest of the latter; nothing where there is none."""
     if not whole.inputs:
         return {}, ""
-    with torch.no_grad():
-        result = whole.module(**whole.inputs)
+    try:
+        with torch.no_grad():
+            result = whole.module(**whole.inputs)
+    except (ValueError, RuntimeError, TypeError, AttributeError):  # it wants labels, too
+        return {}, ""
     logits = getattr(result, "logits", result)
     if not isinstance(logits, Tensor):
         return {}, ""

@@ -36,43 +36,8 @@ class ChatForm(Record):
             raise ValueError(f"train_on must be one of {', '.join(TRAIN_ON)}, got {self.train_on!r}")
 
 
-class ModelSpec(Record):
-    """Which model, at which size, on which data: enough to build it anywhere, with the same weights."""
-
-    name: str
-    """What the user asked for, e.g. `gpt2-tiny`."""
-    family: str
-    """`gpt2`, `bert`, `resnet` or `efficientnet`; `hf` (transformers configuration), `factory` (a user's function)."""
-    config: Mapping[str, int | float | str | tuple[int, ...]]
-    """Fields of the transformers configuration that differ from its defaults."""
-    dataset: str
-    """`stdlib-text`, `digits`, or `KIND:PATH` (`docs/data.md`)."""
-    sequence_length: Annotated[int | None, Bounds(low=1, high=MAX_SEQUENCE)] = None
-    """Tokens per sample; None for image models."""
-    objective: str = "next-byte"
-    """`next-byte`, `masked-byte` or `classify`; of a factory's model: its own."""
-    source: str = ""
-    """`FILE.py:FUNCTION` or `package.module:function` of a factory; folder of a transformers configuration."""
-    source_sha256: str = ""
-    """Digest of the factory's file or the configuration: workers build from the same or refuse."""
-    tokenizer: str = ""
-    """Folder or file of a tokenizer; empty: bytes."""
-    chat: ChatForm = field(default_factory=ChatForm)
-    """Of data that are conversations."""
-    compiled: bool = False
-    """Whether its layers are compiled (`torch.compile`), which changes what they take and hold, not what they are."""
-
-    @property
-    def is_brought(self) -> bool:
-        """Whether it is none of the catalogue's."""
-        return self.family in ("hf", "factory")
-
-    def __post_init__(self) -> None:
-        check_bounds(self)
-
-
 class TensorSpec(Record):
-    """One tensor that crosses a cut; its first dimension is the samples."""
+    """One tensor that crosses a cut, or of a batch; its first dimension is the samples."""
 
     name: str
     shape_per_sample: tuple[int, ...]
@@ -90,6 +55,43 @@ class TensorSpec(Record):
     def wire_bytes(self, wire_format: WireFormat) -> int:
         """Return what one sample of it takes as it is sent."""
         return wire_format.codec.sample_bytes(self.dtype, self.bytes_per_sample, len(self.shape_per_sample))
+
+
+class ModelSpec(Record):
+    """Which model, at which size, on which data: enough to build it anywhere, with the same weights."""
+
+    name: str
+    """What the user asked for, e.g. `gpt2-tiny`."""
+    family: str
+    """`gpt2`, `bert`, `resnet` or `efficientnet`; `hf` (transformers configuration), `factory` (a user's function)."""
+    config: Mapping[str, int | float | str | tuple[int, ...]]
+    """Fields of the transformers configuration that differ from its defaults."""
+    dataset: str
+    """`stdlib-text`, `digits`, or `KIND:PATH` (`docs/data.md`)."""
+    sequence_length: Annotated[int | None, Bounds(low=1, high=MAX_SEQUENCE)] = None
+    """Tokens per sample; None for image models."""
+    objective: str = "next-byte"
+    """`next-byte`, `masked-byte`, `continue` or `classify`; `own`: what the model, or its factory, makes of labels."""
+    source: str = ""
+    """`FILE.py:FUNCTION` or `package.module:function` of a factory; folder of a transformers configuration."""
+    source_sha256: str = ""
+    """Digest of the factory's file or the configuration: workers build from the same or refuse."""
+    tokenizer: str = ""
+    """Folder or file of a tokenizer; empty: bytes."""
+    chat: ChatForm = field(default_factory=ChatForm)
+    """Of data that are conversations."""
+    compiled: bool = False
+    """Whether its layers are compiled (`torch.compile`), which changes what they take and hold, not what they are."""
+    rows: tuple[TensorSpec, ...] = ()
+    """What a sample of the user's own data has, by the names of the forward of a transformers class; else none."""
+
+    @property
+    def is_brought(self) -> bool:
+        """Whether it is none of the catalogue's."""
+        return self.family in ("hf", "factory")
+
+    def __post_init__(self) -> None:
+        check_bounds(self)
 
 
 class WholeMicroBatch(Record):

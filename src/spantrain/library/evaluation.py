@@ -17,10 +17,12 @@ from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError
 from spantrain.models.build import unit_source, whole_parameters
 from spantrain.models.data.dataset import Dataset
-from spantrain.models.data.user import LABEL_NAMES, UserSamples, batch_of, sample_at, samples_of, wanted_names
-from spantrain.models.tracing.batch import LABELS_NAME, LabelLoss, ModelBatch, WholeMeans, picked
+from spantrain.models.data.user import UserSamples, batch_of, samples_of, wanted_names
+from spantrain.models.sources import hf_length
+from spantrain.models.tracing.batch import LABEL_NAMES, LabelLoss, ModelBatch, WholeMeans, picked
 from spantrain.models.tracing.check import called_on
-from spantrain.models.tracing.factory import what_was_raised
+from spantrain.models.tracing.factory import sample_at, what_was_raised
+from spantrain.models.tracing.library import library_inputs
 from spantrain.models.tracing.source import Loaded, load_model
 from spantrain.models.units import IGNORED_LABEL, counted_labels
 
@@ -112,7 +114,8 @@ class CollatedSamples:
         self._names = wanted_names(spec)
         self._example = unit_source(spec).batch() if trains else None
         self._source = "data_collator" if "data_collator" in parts else "processing_class"
-        self._collator = parts.get("data_collator") or _padding(parts["processing_class"], self._example)
+        processor = parts.get("processing_class")
+        self._collator = parts.get("data_collator") or _padding(processor, _length(processor, self._example))
         self._last: tuple[tuple[int, ...], ModelBatch] | None = None
 
     def __len__(self) -> int:
@@ -137,34 +140,12 @@ class CollatedSamples:
     def _batch(self, indices: Sequence[int]) -> ModelBatch:
         key = tuple(indices)
         if self._last is None or self._last[0] != key:
-            made = self._made([self._known(sample_at(self._samples, index, "data")) for index in key])
-            if self._names is not None and isinstance(made, Mapping):
-                strange = [name for name in made if name not in (*self._names, LABELS_NAME)]
-                if strange:
-                    raise ConfigError(
-                        f"{self._source}: its batches have {strange[0]}, which the model's example batch has not "
-                        f"({', '.join(self._names)}): add it there, or leave it out"
-                    )
+            samples = [self._known(sample_at(self._samples, index, "data")) for index in key]
+            made = _collated(self._collator, samples, self._source)
             batch = batch_of(made, self._spec, source=self._source)
             self._check_shapes(batch)
             self._last = key, batch
         return self._last[1]
-
-    def _made(self, samples: list[Any]) -> Any:
-        try:
-            return self._collator(samples)
-        except Exception as error:
-            fields = [one for one in samples if isinstance(one, Mapping)]
-            names = fields[0] if fields else ()
-            unlike = [name for name in names if len({np.size(one.get(name, ())) for one in fields}) > 1]
-            which = f" ({', '.join(unlike)} are of unlike lengths)" if unlike else ""
-            length = getattr(self._collator, "max_length", None)
-            to = f" to {length}, the length of the example batch" if length else ""
-            raise ConfigError(
-                f"{self._source}: raised {what_was_raised(error)}{which}; pad (labels by {IGNORED_LABEL}) or "
-                f"truncate in the data set{to}, or give a data_collator that can, such as transformers' "
-                "DataCollatorForSeq2Seq(tokenizer)"
-            ) from error
 
     def _check_shapes(self, batch: ModelBatch) -> None:
         for name, got, wanted in zip(
@@ -209,15 +190,55 @@ def _is_padded(samples: Any, processor: Any) -> bool:
     return isinstance(first, Mapping) and processor.model_input_names[0] in first
 
 
-def _padding(processor: Any, example: ModelBatch | None) -> Any:
-    """Return what pads samples: to each other, or to train, to the length of the example batch."""
+def first_sample(name: str, samples: Any, parts: TrainerParts, sequence_length: int | None) -> object:
+    """Return the first sample of a data set or a stream as `hf:FOLDER` is to read all: collated, or padded.
+
+    Raises:
+        ConfigError: it cannot be read, collated or padded.
+    """
+    at_once = not hasattr(samples, "__getitem__")
+    found = next(iter(samples), None) if at_once else sample_at(samples, 0, "data") if len(samples) else None
+    processor, collator = parts.get("processing_class"), parts.get("data_collator")
+    pads = collator is None and _is_padded([found], processor)
+    if not isinstance(found, Mapping) or not (collator or pads):
+        return found
+    names = library_inputs(name)
+    found = {key: value for key, value in found.items() if key in (*names, *LABEL_NAMES)}
+    if pads:
+        collator = _padding(processor, hf_length(name, sequence_length) if "input_ids" in found else None)
+    batch = _collated(collator, [found, found], "processing_class" if pads else "data_collator")
+    return {key: tensor[0] for key, tensor in batch.items()} if isinstance(batch, Mapping) else None
+
+
+def _padding(processor: Any, length: int | None) -> Any:
+    """Return what pads samples: to a length, or to each other."""
     from transformers import DataCollatorWithPadding
 
+    how = {} if length is None else {"padding": "max_length", "max_length": length}
+    return DataCollatorWithPadding(processor, **how)
+
+
+def _length(processor: Any, example: ModelBatch | None) -> int | None:
+    """Return the length of what a processor makes in the example batch."""
     inputs = dict(zip(example.names, example.inputs, strict=False)) if example else {}
     main = inputs.get(processor.model_input_names[0])
-    if main is None:
-        return DataCollatorWithPadding(processor)
-    return DataCollatorWithPadding(processor, padding="max_length", max_length=main.shape[1])
+    return None if main is None else main.shape[1]
+
+
+def _collated(collator: Any, samples: list[Any], source: str) -> Any:
+    try:
+        return collator(samples)
+    except Exception as error:
+        fields = [one for one in samples if isinstance(one, Mapping)]
+        names = fields[0] if fields else ()
+        unlike = [name for name in names if len({np.size(one.get(name, ())) for one in fields}) > 1]
+        which = f" ({', '.join(unlike)} are of unlike lengths)" if unlike else ""
+        length = getattr(collator, "max_length", None)
+        to = f" to {length}, the length of the example batch" if length else ""
+        raise ConfigError(
+            f"{source}: raised {what_was_raised(error)}{which}; pad (labels by {IGNORED_LABEL}) or truncate in the "
+            f"data set{to}, or give a data_collator that can, such as transformers' DataCollatorForSeq2Seq(tokenizer)"
+        ) from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -264,7 +285,8 @@ class WholeModel:
                 less = parts.get("preprocess_logits_for_metrics")
                 kept = outputs if less is None else less(outputs, labels)
                 here = tuple(entry.cpu() for entry in kept) if isinstance(kept, tuple) else kept.cpu()
-                gathered.append((here, None if labels is None else labels.cpu()))
+                told = None if labels is None or getattr(data, "unlabelled", False) else labels.cpu()
+                gathered.append((here, told))
         found = EvalPrediction(*_joined(gathered)) if gathered else EvalPrediction(None, None)
         seconds = max(time.monotonic() - begun_s, 1e-9)
         metrics = {"loss": loss_sum / count} if labelled else {}

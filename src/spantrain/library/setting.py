@@ -231,8 +231,9 @@ def model_of(
     tokenizer: str | Path | None,
     sequence_length: int | None,
     chat: ChatForm | None = None,
+    sample: object = None,
 ) -> ModelSpec:
-    """Return the model that a user gave, on data that is given by name.
+    """Return the model that a user gave, on data that is given by name, or of which a sample is.
 
     Raises:
         ConfigError: a function cannot be imported by workers, or model, data and tokenizer do not fit.
@@ -247,6 +248,7 @@ def model_of(
         tokenizer=None if tokenizer is None else Path(tokenizer),
         sequence_length=sequence_length,
         chat=chat,
+        sample=sample,
     )
     return spec if loss is None else with_loss(spec, function_source(loss, "loss_fn"))
 
@@ -255,7 +257,7 @@ def _identity(spec: ModelSpec) -> tuple[object, ...]:
     """Return what makes a model the same, wherever its file lies and whatever it is trained on."""
     own = {name: value for name, value in spec.config.items() if name != "loss"}
     function = spec.source.rpartition(":")[2] if spec.family == "factory" else ""
-    return spec.family, own, spec.source_sha256, function, spec.sequence_length
+    return spec.family, own, spec.source_sha256, function, spec.sequence_length, spec.rows
 
 
 def given_optimizer(optimizer: object) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import tee
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -14,7 +15,7 @@ from spantrain.app.training.step_loop import StepLoop
 from spantrain.app.training.stop import StopRequest
 from spantrain.app.training.train import train
 from spantrain.app.weight_folder import first_weights
-from spantrain.app.weights import export_run, trained_parameters, trained_statistics
+from spantrain.app.weights import export_run, trained_model
 from spantrain.config.files.text_files import check_can_make
 from spantrain.core.cluster import Cluster
 from spantrain.core.units import ChatForm, ModelSpec
@@ -25,7 +26,7 @@ from spantrain.library.callbacks import TrainerState, UserReporter, checked_call
 from spantrain.library.setting import ModelFactory, Setting, function_source, model_of
 from spantrain.library.streaming import Dealer, Shuffled, Streamed, is_stream
 from spantrain.models.adapters import LoraForm, with_lora
-from spantrain.models.build import unit_names, whole_model, whole_parameters
+from spantrain.models.build import unit_names
 from spantrain.models.data.chat import ChatSamples
 from spantrain.models.data.choice import user_functions, with_own_functions
 from spantrain.models.data.dataset import Dataset, open_dataset
@@ -50,12 +51,8 @@ def state_of(folder: Path, model: ModelSpec) -> "dict[str, torch.Tensor]":
     """
     manifest = read_manifest(folder)
     own = with_own_functions(manifest.model, user_functions(model))
-    manifest, parameters = replace(manifest, model=own), whole_parameters(own)
-    whole = whole_model(own, seed=manifest.job.seed if manifest.job else 0)
-    state: dict[str, torch.Tensor] = whole.module.state_dict()
-    for name, tensor in trained_parameters(folder, manifest).items():
-        state.update(dict.fromkeys((name, *parameters[name].other_names), tensor))
-    return state | trained_statistics(folder, manifest)
+    whole, _ = trained_model(folder, replace(manifest, model=own))
+    return whole.module.state_dict()
 
 
 class Trainer:
@@ -109,10 +106,10 @@ class Trainer:
         """
         self._parts = evaluation.checked_parts(parts)
         self._rows = data if is_stream(data) or (hasattr(data, "__getitem__") and not isinstance(data, str)) else None
-        name = _name_of(data) if self._rows is None else None
         model = model_of(
-            model_factory, loss_fn, data=name, tokenizer=tokenizer, sequence_length=sequence_length, chat=chat
-        )
+            model_factory, loss_fn, data=_name_of(data) if self._rows is None else None, tokenizer=tokenizer,
+            sequence_length=sequence_length, chat=chat, sample=self._sample(model_factory, sequence_length),
+        )  # fmt: skip
         given, model = args or TrainingArguments(), with_lora(model, LoraForm.of(self._parts.get("peft_config")))
         self._setting = Setting(model, given, cluster=cluster, plan=plan, optimizer=optimizer, measure=measure)
         self._check_parts()
@@ -197,6 +194,15 @@ class Trainer:
         if "processing_class" in self._parts:
             self._parts["processing_class"].save_pretrained(to)
         return to
+
+    def _sample(self, model: ModelFactory, sequence_length: int | None) -> object:
+        """Return the first sample of data in this process, which says what of them a library's model reads."""
+        if self._rows is None or not str(model).startswith("hf:"):
+            return None
+        ahead = self._rows
+        if isinstance(ahead, Iterator):
+            self._rows, ahead = tee(ahead)
+        return evaluation.first_sample(str(model), ahead, self._parts, sequence_length)
 
     def _check_parts(self) -> None:
         """Refuse parts that the way in which data come has no use for, and a best metric that nobody measures."""

@@ -10,11 +10,13 @@ from typing import Any
 from spantrain.config.files.parsing import OutOfRange, parse_json
 from spantrain.config.files.problems import shortened
 from spantrain.config.files.text_files import is_file, read_text
-from spantrain.core.units import MAX_SEQUENCE, ModelSpec
+from spantrain.core.units import MAX_SEQUENCE, ModelSpec, TensorSpec
 from spantrain.errors import ConfigError
 
 CONFIGURATION = "json"
 """The field of a spec's config that holds a transformers configuration as JSON: workers need no file."""
+OWN = "own"
+"""The objective of a model that makes its loss itself, or whose factory does."""
 DROPOUT = "dropout"
 """The field that says `off` of a model that is trained in evaluation mode."""
 
@@ -100,7 +102,7 @@ def factory_spec(name: str) -> ModelSpec:
         family="factory",
         config={},
         dataset="example",
-        objective="own",
+        objective=OWN,
         source=source,
         source_sha256=source_digest(source),
     )
@@ -153,27 +155,42 @@ def image_shape(fields: Mapping[str, Any]) -> tuple[int, int, int]:
     return int(fields.get("num_channels", 3)), int(height), int(width)
 
 
-def hf_spec(name: str, *, sequence_length: int | None = None, data_given: bool = False) -> ModelSpec:
+def hf_class(name: str) -> str:
+    """Return the class that `hf:PATH` names; empty if none.
+
+    Raises:
+        ConfigError: as `hf_spec`.
+    """
+    return _architecture(f"model {name}", _fields(name))
+
+
+def hf_spec(
+    name: str, *, sequence_length: int | None = None, data_given: bool = False, rows: tuple[TensorSpec, ...] = ()
+) -> ModelSpec:
     """Return the spec of `hf:PATH`, a transformers configuration (config.json or its folder).
+
+    With `rows`, what samples of the user's own data have, any class will do, and its own loss is learnt.
 
     Raises:
         ConfigError: no such file, not a configuration, or of a kind of model that is not known here.
     """
-    path = Path(name.removeprefix(_HF))
-    file = path / "config.json" if path.is_dir() else path
-    fields = _fields(name, file)
-    if fields.get("quantization_config"):
-        raise ConfigError(
-            f"model {name}: {file} has a quantization_config: quantized weights (bitsandbytes, torchao, GPTQ, AWQ) are "
-            "not trained on here, with adapters neither; give the folder of the model that was quantized"
-        )
+    fields = _fields(name)
     architecture = _architecture(f"model {name}", fields)
     objective = next((value for ending, value in _OBJECTIVES.items() if architecture.endswith(ending)), None)
-    if objective is None:
+    if rows and architecture:
+        objective = OWN
+        tokens = [one.shape_per_sample[0] for one in rows if one.name == "input_ids" and one.shape_per_sample]
+        if tokens and sequence_length not in (None, tokens[0]):
+            raise ConfigError(f"model {name}: sequence length {sequence_length}: its data have {tokens[0]} tokens")
+        length = _sequence_length(name, fields, tokens[0]) if tokens else None
+    elif objective is None:
         raise ConfigError(
             f"model {name}: architectures {architecture or 'not given'} (model_type {fields['model_type']}): name a "
-            f"class ending in {', '.join(_OBJECTIVES)}, or write a function and use FILE.py:FUNCTION"
+            f"class ending in {', '.join(_OBJECTIVES)}; give data of your own, rows by the names that its forward "
+            "takes; or write a function and use FILE.py:FUNCTION"
         )
+    else:
+        length = None if objective == "classify" else _sequence_length(name, fields, sequence_length)
     fields["architectures"] = [architecture]
     text = json.dumps(fields, sort_keys=True)
     spec = ModelSpec(
@@ -182,16 +199,28 @@ def hf_spec(name: str, *, sequence_length: int | None = None, data_given: bool =
         # Data is checked against the sizes.
         config={CONFIGURATION: text, **{key: fields[key] for key in _SIZES if isinstance(fields.get(key), int)}},
         dataset="digits" if objective == "classify" else "stdlib-text",
-        sequence_length=None if objective == "classify" else _sequence_length(name, fields, sequence_length),
+        sequence_length=length,
         objective=objective,
-        source=str(path.resolve()),
+        source=str(Path(name.removeprefix(_HF)).resolve()),
         source_sha256=hashlib.sha256(text.encode()).hexdigest(),
+        rows=rows,
     )
-    _check_data(spec, fields, data_given=data_given)
+    _check_data(spec, fields, data_given=data_given or bool(rows))
     return spec
 
 
-def _fields(name: str, file: Path) -> dict[str, Any]:
+def hf_length(name: str, wanted: int | None) -> int:
+    """Return how many tokens a sample of `hf:PATH` has where its data do not say, or so many as are wanted.
+
+    Raises:
+        ConfigError: as `hf_spec`.
+    """
+    return _sequence_length(name, _fields(name), wanted)
+
+
+def _fields(name: str) -> dict[str, Any]:
+    path = Path(name.removeprefix(_HF))
+    file = path / "config.json" if path.is_dir() else path
     wanted = "give a transformers config.json or its folder"
     if not file.exists():
         folder = file.parent
@@ -201,7 +230,13 @@ def _fields(name: str, file: Path) -> dict[str, Any]:
         raise ConfigError(f"model {name}: {what}; {wanted} (save_pretrained writes one)")
     where = f"model {name}: {file}"
     fields = parse_json(read_text(file, remedy=wanted), where, remedy=wanted, constants=True)
-    return _checked(where, fields, f"has no model_type; {wanted}")
+    fields = _checked(where, fields, f"has no model_type; {wanted}")
+    if fields.get("quantization_config"):
+        raise ConfigError(
+            f"model {name}: {file} has a quantization_config: quantized weights (bitsandbytes, torchao, GPTQ, AWQ) are "
+            "not trained on here, with adapters neither; give the folder of the model that was quantized"
+        )
+    return fields
 
 
 def _checked(where: str, fields: Any, otherwise: str) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from spantrain.schedule.registry import check_schedule
 _AGAIN = "put the plan and the profile that it was made from together, or plan again with `spantrain plan`"
 _MAX_BUCKETS = 4096
 """In which a stage sums gradients."""
-_SAME = ("family", "sequence_length", "objective", "source_sha256")
+_SAME = ("family", "sequence_length", "objective", "source_sha256", "rows")
 """Fields of a model that decide what its units are, beside its configuration."""
 
 

@@ -331,8 +331,8 @@ def what_to_run(run: Path, manifest: Manifest, plan_path: Path | None, functions
 
 def _check_same_model(run: Path, manifest: Manifest, plan: Plan, plan_path: Path) -> None:
     """Check that a plan is for the model of a checkpoint, and once samples were consumed, for the same data."""
-    data = () if manifest.step == 0 else ("dataset", "sequence_length", "tokenizer", "chat")
-    names = ("family", "source_sha256", "objective", *data)
+    data = () if manifest.step == 0 else ("dataset", "sequence_length", "tokenizer", "chat", "objective", "rows")
+    names = ("family", "source_sha256", *data)
     wrong = [
         f"{name}: {shortened(repr(before), _MAX_SHOWN)} there, {shortened(repr(now), _MAX_SHOWN)} in the plan"
         for name, before, now in plan_files.differences(manifest.model, plan.model, names, but=(DROPOUT,))

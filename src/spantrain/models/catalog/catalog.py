@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from spantrain.config.files.problems import shortened
-from spantrain.core.units import MAX_SEQUENCE, ModelSpec
+from spantrain.core.units import MAX_SEQUENCE, ModelSpec, TensorSpec
 from spantrain.errors import ConfigError
 from spantrain.models.sources import factory_spec, hf_spec, is_factory
 
@@ -118,8 +118,10 @@ def is_text(spec: ModelSpec) -> bool:
     return spec.objective != "classify"
 
 
-def resolve_model(name: str, *, sequence_length: int | None = None, data_given: bool = False) -> ModelSpec:
-    """Return the model of that name, at another sequence length if one is given.
+def resolve_model(
+    name: str, *, sequence_length: int | None = None, data_given: bool = False, rows: tuple[TensorSpec, ...] = ()
+) -> ModelSpec:
+    """Return the model of that name, at another sequence length if one is given; of `rows` see `hf_spec`.
 
     Hyphens may be left out; `gpt2` is GPT-2 small. `hf:PATH` is a transformers configuration, and `FILE.py:FUNCTION` or
     `package.module:function` a function of the user's that returns a model; it is not called here.
@@ -132,7 +134,9 @@ def resolve_model(name: str, *, sequence_length: int | None = None, data_given: 
             raise ConfigError(f"model {name}: sequence length {sequence_length}: its factory says so")
         return factory_spec(name)
     if name.startswith("hf:"):
-        spec = hf_spec(name, sequence_length=sequence_length, data_given=data_given)
+        spec = hf_spec(name, sequence_length=sequence_length, data_given=data_given, rows=rows)
+        if rows:
+            return spec
     else:
         spec = _named(name)
     if sequence_length is None:

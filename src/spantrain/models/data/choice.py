@@ -7,7 +7,7 @@ from typing import Any
 
 from spantrain.config.files.parsing import parse_json
 from spantrain.config.files.text_files import is_file, read_text
-from spantrain.core.units import MAX_SEQUENCE, ChatForm, ModelSpec
+from spantrain.core.units import MAX_SEQUENCE, ChatForm, ModelSpec, TensorSpec
 from spantrain.errors import ConfigError
 from spantrain.models.catalog.catalog import is_text, resolve_model
 from spantrain.models.data import records
@@ -31,14 +31,19 @@ def model_on_data(
     tokenizer: Path | None = None,
     sequence_length: int | None = None,
     chat: ChatForm | None = None,
+    sample: object = None,
 ) -> ModelSpec:
     """Return the model of that name (`catalog.resolve_model`) on this data (`with_data`).
+
+    `sample` is one of the user's own data where these are given in this process; of a function the first is taken. A
+    model of the transformers library reads what is in it, if it is a dictionary, as its class does.
 
     Raises:
         ConfigError: there is no such model, data or tokenizer, or they do not fit each other.
     """
     if sequence_length is None or not is_factory(name):
-        spec = resolve_model(name, sequence_length=sequence_length, data_given=data is not None)
+        rows = _own_rows(name, data, sample)
+        spec = resolve_model(name, sequence_length=sequence_length, data_given=data is not None, rows=rows)
         return with_data(spec, data=data, tokenizer=tokenizer, chat=chat)
     spec = with_data(resolve_model(name), data=data, tokenizer=tokenizer, chat=chat)
     if spec.dataset.partition(":")[0] not in TEXT_KINDS | {CHAT}:
@@ -48,6 +53,16 @@ def model_on_data(
     if not 2 <= sequence_length <= MAX_SEQUENCE:
         raise ConfigError(f"model {name}: sequence length must be from 2 to {MAX_SEQUENCE}, got {sequence_length}")
     return replace(spec, sequence_length=sequence_length)
+
+
+def _own_rows(name: str, data: str | None, sample: object) -> tuple[TensorSpec, ...]:
+    called = sample is None and data is not None and is_factory(data) and data.partition(":")[0] not in _KINDS
+    if not name.startswith("hf:") or (sample is None and (not called or Path(str(data)).exists())):
+        return ()
+    from spantrain.models.tracing.factory import first_sample
+    from spantrain.models.tracing.library import own_rows
+
+    return own_rows(name, first_sample(named_function(str(data), "data")) if called else sample)
 
 
 def without_dropout(spec: ModelSpec) -> ModelSpec:

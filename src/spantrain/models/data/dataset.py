@@ -25,6 +25,7 @@ from spantrain.models.data.images import open_images
 from spantrain.models.data.records import apart
 from spantrain.models.data.text import Windows, read_windows
 from spantrain.models.sampler import derive_seed, mix
+from spantrain.models.sources import OWN
 from spantrain.models.units import IGNORED_LABEL
 
 _MASKED_RATIO = 0.15
@@ -67,7 +68,7 @@ def open_dataset(spec: ModelSpec, *, held_out: bool = False) -> Dataset:
             held_out=held_out,
         )
     if kind == CHAT:
-        return open_conversations(spec, held_out=held_out, shifted=not _shifts_labels(spec))
+        return open_conversations(spec, held_out=held_out, shifted=_shifted(spec))
     if kind in TEXT_KINDS or not rest:
         return _open_text(spec, held_out=held_out)
     from spantrain.models.data.user import open_user_samples
@@ -75,18 +76,13 @@ def open_dataset(spec: ModelSpec, *, held_out: bool = False) -> Dataset:
     return open_user_samples(spec, held_out=held_out)
 
 
-def _shifts_labels(spec: ModelSpec) -> bool:
-    """Whether the model compares its outputs with the labels of the tokens behind, as causal ones of transformers do.
-
-    Such a model computes its own loss and is told the tokens themselves; any other is told the next ones.
-    """
-    if spec.family != "factory":
-        return False
-    from spantrain.models.tracing.batch import OwnLoss, shifts_labels
+def _shifted(spec: ModelSpec) -> bool:
+    """Whether labels are the tokens that follow: those of transformers' causal losses are the tokens themselves."""
+    if spec.objective != OWN:
+        return True
     from spantrain.models.tracing.model import cut_model
 
-    whole = cut_model(spec).whole
-    return isinstance(whole.loss, OwnLoss) and shifts_labels(whole.module)
+    return not cut_model(spec).whole.shifts_labels
 
 
 def _example(spec: ModelSpec) -> Dataset:
@@ -110,7 +106,7 @@ def _open_text(spec: ModelSpec, *, held_out: bool) -> Dataset:
     if spec.objective == "continue":
         return Continuation(**vars(windows), start=start_token(spec))
     if spec.objective != "masked-byte":
-        return NextToken(**vars(windows), shifted=not _shifts_labels(spec))
+        return NextToken(**vars(windows), shifted=_shifted(spec))
     if windows.mask is None:
         raise ConfigError(
             f"model {spec.name}: learns masked tokens, but tokenizer {spec.tokenizer} has neither [MASK] nor <mask>; "

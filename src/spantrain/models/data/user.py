@@ -5,7 +5,6 @@ sample: a dict with `labels` among its tensors, or a tuple whose last tensor is 
 `held_out`, it is called with it; otherwise every sixteenth sample is held out.
 """
 
-import inspect
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from typing import Any
@@ -18,33 +17,39 @@ from spantrain.errors import ConfigError
 from spantrain.formats.tensor_bytes import byte_view
 from spantrain.models.data.choice import class_count, known_tokens
 from spantrain.models.data.records import apart
-from spantrain.models.tracing.batch import LABELS_NAME, ModelBatch, split_batch
-from spantrain.models.tracing.factory import load_function, what_was_raised
+from spantrain.models.sources import OWN
+from spantrain.models.tracing.batch import LABEL_NAMES, LABELS_NAME, ModelBatch, split_batch
+from spantrain.models.tracing.factory import called_data, sample_at
 from spantrain.models.tracing.model import cut_model
 from spantrain.models.units import IGNORED_LABEL
 
-LABEL_NAMES = (LABELS_NAME, "label", "label_ids")
-"""What samples may call their labels, as the transformers library has it."""
 _DIGEST_SAMPLES = 64
 
 
 class UserSamples:
     """Some samples of a user's data set."""
 
-    def __init__(self, samples: Any, indices: Sequence[int], *, names: Sequence[str] | None, source: str) -> None:
-        """Read these samples; `names` are the model's inputs in its order, where it takes them by name."""
+    def __init__(self, samples: Any, indices: Sequence[int], spec: ModelSpec, *, source: str) -> None:
+        """Read these samples, as the model takes them; `source` begins messages.
+
+        Raises:
+            ConfigError: the first one cannot be read, or it has labels of another sort than the model is told.
+        """
         self._samples = samples
         self._indices = indices
-        self._names = names
+        self._names = wanted_names(spec)
         self._source = source
+        self.unlabelled = bool(spec.rows) and all(one.name != LABELS_NAME for one in spec.rows)
+        """Whether the model is told what is right under other names, as those that find answers in texts are."""
+        _check_followed(self.first, spec, source)
 
     def __len__(self) -> int:
         return len(self._indices)
 
     @property
     def has_labels(self) -> bool:
-        """Whether samples have labels, by the first one."""
-        return self._sample(0).labels is not None
+        """Whether the model is told what is right of samples, by the first one."""
+        return self.unlabelled or self._sample(0).labels is not None
 
     @property
     def first(self) -> ModelBatch:
@@ -71,7 +76,9 @@ class UserSamples:
         )
 
     def labels(self, indices: Sequence[int]) -> Tensor:
-        """Return the labels of samples, stacked."""
+        """Return the labels of samples, stacked; zeros of a model that is told under other names."""
+        if self.unlabelled:
+            return torch.zeros(len(indices), dtype=torch.int64)
         found = []
         for index in indices:
             labels = self._sample(index).labels
@@ -100,18 +107,6 @@ class UserSamples:
         return torch.stack(list(tensors))
 
 
-def sample_at(samples: Any, index: int, source: str) -> Any:
-    """Return a sample of a user's data set.
-
-    Raises:
-        ConfigError: it cannot be read.
-    """
-    try:
-        return samples[index]
-    except (Exception, SystemExit) as error:
-        raise ConfigError(f"{source}: sample {index} raised {what_was_raised(error)}") from error
-
-
 def open_user_samples(spec: ModelSpec, *, held_out: bool) -> UserSamples:
     """Call the function that `spec.dataset` names, and return its samples: to train on, or held out.
 
@@ -119,26 +114,16 @@ def open_user_samples(spec: ModelSpec, *, held_out: bool) -> UserSamples:
         ConfigError: the function cannot be had, raises, or returns no data set.
     """
     source = f"data {spec.dataset}"
-    function = load_function(spec.dataset, what="data")
-    takes_held_out = "held_out" in inspect.signature(function).parameters
-    try:
-        samples = function(held_out=held_out) if takes_held_out else function()
-        count = len(samples)
-    except (Exception, SystemExit) as error:
-        raise ConfigError(f"{source}: the function raised {what_was_raised(error)}") from error
-    if not hasattr(samples, "__getitem__"):
-        raise ConfigError(f"{source}: returned a {type(samples).__name__}; wanted `__len__` and `__getitem__`")
-    indices: Sequence[int] = range(count)
+    samples, takes_held_out = called_data(spec.dataset, held_out=held_out)
+    indices: Sequence[int] = range(len(samples))
     if not takes_held_out:
         indices = apart(indices)[held_out]
     if not indices:
         raise ConfigError(
-            f"{source}: no {'held-out ' if held_out else ''}samples among {count}; give more, or take an argument "
-            "`held_out` and return the part that is asked for"
+            f"{source}: no {'held-out ' if held_out else ''}samples among {len(samples)}; give more, or take an "
+            "argument `held_out` and return the part that is asked for"
         )
-    found = UserSamples(samples, indices, names=wanted_names(spec), source=source)
-    _check_followed(found.first, spec, source)
-    return found
+    return UserSamples(samples, indices, spec, source=source)
 
 
 def samples_of(samples: Any, spec: ModelSpec) -> UserSamples:
@@ -149,27 +134,32 @@ def samples_of(samples: Any, spec: ModelSpec) -> UserSamples:
     """
     if not hasattr(samples, "__len__") or len(samples) == 0:
         raise ConfigError(f"data: a {type(samples).__name__} without `__len__`, or without samples; give a data set")
-    found = UserSamples(samples, range(len(samples)), names=wanted_names(spec), source="data")
-    _check_followed(found.first, spec, "data")
-    return found
+    return UserSamples(samples, range(len(samples)), spec, source="data")
 
 
 def _check_followed(batch: ModelBatch, spec: ModelSpec, source: str) -> None:
-    """Refuse tokens as their own labels, where the loss is that of the tokens that follow: nothing would be learnt.
+    """Refuse tokens as their own labels, where the loss is that of the tokens that follow, and the other way round.
 
     Raises:
-        ConfigError: they are.
+        ConfigError: they are: something else would be learnt.
     """
     labels, tokens = batch.labels, batch.inputs[0]
-    if spec.objective != "next-byte" or labels is None or labels.shape != tokens.shape or labels.dim() != 2:
+    if spec.objective not in ("next-byte", OWN) or labels is None or labels.shape != tokens.shape or labels.dim() != 2:
         return
     counted = labels != IGNORED_LABEL
-    follow = torch.equal(labels[:, :-1], tokens[:, 1:])
-    if bool(counted.any()) and torch.equal(labels[counted], tokens[counted]) and not follow:
+    before = counted[:, :-1]
+    own = torch.equal(labels[counted], tokens[counted])
+    follow = bool(before.any()) and torch.equal(labels[:, :-1][before], tokens[:, 1:][before])
+    if spec.objective == OWN and follow and not own and cut_model(spec).whole.shifts_labels:
+        raise ConfigError(
+            f"{source}: the labels are the tokens that follow, and the loss of {spec.name} shifts them once more: give "
+            f"the tokens themselves as labels ({IGNORED_LABEL}: not counted)"
+        )
+    if spec.objective != OWN and bool(counted.any()) and own and not follow:
         raise ConfigError(
             f"{source}: the labels are the tokens themselves; of {spec.name}, labels are the tokens that follow: shift "
-            "them by one (the last is -100), or have a function return the model with such an example batch: then the "
-            "model's own loss shifts them"
+            "them by one (the last is -100), or give samples as dictionaries to a model of transformers, whose own "
+            "loss shifts them"
         )
 
 
@@ -179,8 +169,15 @@ def batch_of(batch: Any, spec: ModelSpec, *, source: str) -> ModelBatch:
     Raises:
         ConfigError: it is none, its inputs are not of the sort that the model takes, or numbers are out of range.
     """
+    names = wanted_names(spec)
     if isinstance(batch, Mapping):
-        batch = _ordered(batch, wanted_names(spec), source)
+        strange = [name for name in batch if names is not None and name not in (*names, *LABEL_NAMES)]
+        if strange:
+            raise ConfigError(
+                f"{source}: has {strange[0]}, which the model's example batch has not ({', '.join(names or ())}): add "
+                "it there, or leave it out"
+            )
+        batch = _ordered(batch, names, source)
     found = split_batch(batch, source=source)
     if spec.is_brought:
         example = cut_model(spec).whole.batch

@@ -13,6 +13,8 @@ from spantrain.errors import ConfigError
 from spantrain.models.units import COUNTED, IGNORED_LABEL, LABELS, Rows, counted_labels
 
 LABELS_NAME = "labels"
+LABEL_NAMES = (LABELS_NAME, "label", "label_ids")
+"""What samples may call their labels, as the transformers library has it."""
 
 
 @dataclass(frozen=True, kw_only=True)

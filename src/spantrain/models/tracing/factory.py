@@ -9,6 +9,7 @@ import contextlib
 import hashlib
 import importlib
 import importlib.util
+import inspect
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -125,6 +126,47 @@ def load_function(source: str, *, what: str = "model") -> Callable[..., Any]:
         raise ConfigError(f"{what} {source}: there is no function {name}; functions there: {found}")
     made: Callable[..., Any] = function
     return made
+
+
+def called_data(dataset: str, *, held_out: bool) -> tuple[Any, bool]:
+    """Return what a user's function returns, and whether it returns the part that is asked for.
+
+    Raises:
+        ConfigError: the function cannot be had, raises, or returns no data set.
+    """
+    source = f"data {dataset}"
+    function = load_function(dataset, what="data")
+    takes_held_out = "held_out" in inspect.signature(function).parameters
+    try:
+        samples = function(held_out=held_out) if takes_held_out else function()
+        len(samples)
+    except (Exception, SystemExit) as error:
+        raise ConfigError(f"{source}: the function raised {what_was_raised(error)}") from error
+    if not hasattr(samples, "__getitem__"):
+        raise ConfigError(f"{source}: returned a {type(samples).__name__}; wanted `__len__` and `__getitem__`")
+    return samples, takes_held_out
+
+
+def sample_at(samples: Any, index: int, source: str) -> Any:
+    """Return a sample of a user's data set.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    try:
+        return samples[index]
+    except (Exception, SystemExit) as error:
+        raise ConfigError(f"{source}: sample {index} raised {what_was_raised(error)}") from error
+
+
+def first_sample(dataset: str) -> object:
+    """Return the first sample of what a user's function returns.
+
+    Raises:
+        ConfigError: the function cannot be had, raises, or returns no data set.
+    """
+    samples, _ = called_data(dataset, held_out=False)
+    return sample_at(samples, 0, f"data {dataset}")
 
 
 def _is_own(value: object, module: ModuleType) -> bool:

@@ -15,6 +15,7 @@ from spantrain.config.files.parsing import parse_json
 from spantrain.core.units import ModelSpec, WholeMicroBatch
 from spantrain.errors import ConfigError
 from spantrain.models.randomness.shapes import DrawnShapes
+from spantrain.models.sources import OWN
 from spantrain.models.tracing.batch import LabelLoss, Loss, ModelBatch
 from spantrain.models.tracing.check import check_units, differences, hooked_module
 from spantrain.models.tracing.cut import TapePart
@@ -112,7 +113,7 @@ class TracedUnits:
         units = self.build(range(len(self.names)), seed=0)
         if self._spec.chat.packing:
             check_packing(self._spec, units, self.batch())
-        if self._spec.family == "hf":
+        if self._spec.objective != OWN:
             loss, whole = cut_model(self._spec).whole.loss, deciding(units)
             if isinstance(loss, LabelLoss) and loss.router_weight:
                 why = "the loss that balances its routers is over all tokens at once"

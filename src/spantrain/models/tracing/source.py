@@ -5,7 +5,6 @@ A library's model may have some of its parameters empty; the others have the num
 
 import contextlib
 import copy
-import itertools
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -15,28 +14,23 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode, is_fake
-from torch.nn.modules.module import (
-    register_module_module_registration_hook,
-    register_module_parameter_registration_hook,
-)
+from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError
-from spantrain.models.adapters import adapted
 from spantrain.models.randomness.draws import torch_seeded
 from spantrain.models.sampler import derive_seed
-from spantrain.models.sources import DROPOUT, hf_configuration, image_shape
+from spantrain.models.sources import DROPOUT
 from spantrain.models.statistics import leave_frozen, without_exchange
-from spantrain.models.tracing.batch import LabelLoss, Loss, ModelBatch
+from spantrain.models.tracing.batch import LabelLoss, Loss, ModelBatch, OwnLoss, shifts_labels
 from spantrain.models.tracing.factory import call_factory, plain_module
+from spantrain.models.tracing.library import library_batch, library_model, undrawn
 from spantrain.models.tracing.tape import TraceProblem
 from spantrain.models.units import keeps_statistics, left_behind, set_training
 
 AnyTensor = TypeVar("AnyTensor", bound=Tensor)
 _NO_PARAMETER = -1
-_MAX_PARTS = 400_000
-"""Modules and parameters of one model: five times as many as hundreds of experts in dozens of layers have."""
 
 
 class Registered:
@@ -86,27 +80,6 @@ def registering(replaced: Callable[[int, nn.Parameter], nn.Parameter]) -> Iterat
         hook.remove()
 
 
-@contextlib.contextmanager
-def bounded(what: str) -> Iterator[None]:
-    """Refuse to build a model of more modules than any that is known; `what` begins the message.
-
-    Raises:
-        ConfigError: it has more.
-    """
-    made = itertools.count(1)
-
-    def count(_owner: nn.Module, _name: str, _part: nn.Module | nn.Parameter | None) -> None:
-        if next(made) > _MAX_PARTS:
-            raise ConfigError(f"{what}: has more than {_MAX_PARTS} modules and parameters; its configuration is wrong")
-
-    hooks = [register_module_module_registration_hook(count), register_module_parameter_registration_hook(count)]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
 class OwnDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Gives every draw of random numbers a seed of its own: the run's, the parameter's number, and how often it was.
 
@@ -146,7 +119,6 @@ T = TypeVar("T")
 Given = Callable[[Tensor], Tensor]
 """Makes an input of a tensor of the example batch."""
 
-_EXAMPLES = 2
 _PARAMETER_BYTES = 4
 _QUANTIZED = ("bitsandbytes", "torchao")
 
@@ -166,6 +138,11 @@ class Loaded:
     """Those of them that are so here."""
     left_out: tuple[str, ...] = ()
     """What of the model as it was given is not done, a line each."""
+
+    @property
+    def shifts_labels(self) -> bool:
+        """Whether it compares its outputs with the labels of the tokens behind, and is told the tokens themselves."""
+        return isinstance(self.loss, OwnLoss) and shifts_labels(self.module)
 
     def set_mode(self, *, trains: bool) -> None:
         """Have the model's modules be in training mode as they are trained here, or all in evaluation mode."""
@@ -222,7 +199,7 @@ def load_empty(spec: ModelSpec, mode: FakeTensorMode) -> Loaded:
     """
     with torch_seeded(derive_seed(0, "model")):
         if spec.family == "hf":
-            with _undrawn(), registering(lambda _, parameter: _fake(parameter, mode)) as registered:
+            with undrawn(), registering(lambda _, parameter: _fake(parameter, mode)) as registered:
                 return _numbered(_load(spec), registered)
         loaded = _load(spec)
     return replace(loaded, module=emptied(loaded.module, lambda parameter: _fake(parameter, mode)))
@@ -269,9 +246,9 @@ def emptied(module: nn.Module, replaced: Any, *, buffers: bool = False) -> nn.Mo
 
 def _load(spec: ModelSpec) -> Loaded:
     if spec.family == "hf":
-        module, router_weight, left_out = _library_model(spec)
-        batch: ModelBatch = _library_batch(spec)
-        loss: Loss = LabelLoss(router_weight)
+        module, router_weight, left_out = library_model(spec)
+        batch: ModelBatch = library_batch(spec)
+        loss: Loss = OwnLoss() if spec.rows else LabelLoss(router_weight)
     else:
         module, batch, loss = call_factory(spec)
         module, left_out = plain_module(module, f"model {spec.name}")
@@ -314,74 +291,7 @@ def _check_parameters(spec: ModelSpec, module: nn.Module) -> None:
             )
 
 
-def _library_model(spec: ModelSpec) -> tuple[nn.Module, float, tuple[str, ...]]:
-    """Build the class that a configuration names, of the transformers library only.
-
-    Return also what the loss of its routers counts, and what is left out.
-    """
-    import transformers
-
-    fields = hf_configuration(spec)
-    name, kind = fields["architectures"][0], fields.pop("model_type")
-    model_class: Any = getattr(transformers, name, None)
-    if not (isinstance(model_class, type) and issubclass(model_class, transformers.PreTrainedModel)):
-        raise ConfigError(f"model {spec.name}: the transformers library {transformers.__version__} has no {name}")
-    reads = "pixel_values" if spec.objective == "classify" else "input_ids"
-    own: str = getattr(model_class, "main_input_name", reads)
-    if own != reads:
-        raise ConfigError(
-            f"model {spec.name}: {name} reads {own}, and of configurations only models of text "
-            "and classifiers of images are known here; write a function that returns it with an example batch, and "
-            "give FILE.py:FUNCTION"
-        )
-    try:
-        configuration = transformers.AutoConfig.for_model(kind, **fields)
-        if hasattr(configuration, "use_cache"):
-            configuration.use_cache = False
-        configuration.return_dict = True
-        with bounded(f"model {spec.name}"):
-            made: nn.Module = adapted(spec, model_class(configuration))
-    except (ValueError, TypeError, KeyError, AttributeError, ImportError, RuntimeError) as error:
-        raise ConfigError(f"model {spec.name}: the library cannot build {name} from this: {error}") from error
-    routed = getattr(configuration, "output_router_logits", False)
-    pair = getattr(configuration, "is_encoder_decoder", False)
-    counted = routed and not pair and hasattr(configuration, "router_aux_loss_coef")
-    weight = float(configuration.router_aux_loss_coef) if counted else 0.0
-    return made, weight, ("the library's loss of the router is left out",) if routed and not counted else ()
-
-
-def _library_batch(spec: ModelSpec) -> ModelBatch:
-    if spec.objective == "classify":
-        images = torch.zeros(_EXAMPLES, *image_shape(hf_configuration(spec)))
-        return ModelBatch(inputs=(images,), names=("pixel_values",), labels=torch.zeros(_EXAMPLES, dtype=torch.int64))
-    assert spec.sequence_length is not None
-    length = spec.sequence_length
-    if spec.objective != "continue":
-        tokens = torch.zeros(_EXAMPLES, length, dtype=torch.int64)
-        if spec.chat.packing:
-            halves = torch.arange(length) % (length - length // 2)
-            inputs = (tokens, halves.repeat(_EXAMPLES, 1))
-            return ModelBatch(inputs=inputs, names=("input_ids", "position_ids"), labels=tokens)
-        return ModelBatch(inputs=(tokens,), names=("input_ids",), labels=tokens)
-    read = torch.zeros(_EXAMPLES, length // 2, dtype=torch.int64)
-    written = torch.zeros(_EXAMPLES, length - length // 2, dtype=torch.int64)
-    return ModelBatch(inputs=(read, written), names=("input_ids", "decoder_input_ids"), labels=written)
-
-
 def _fake(parameter: nn.Parameter, mode: FakeTensorMode) -> nn.Parameter:
     if is_fake(parameter):
         return parameter
     return nn.Parameter(mode.from_tensor(parameter.detach()), requires_grad=parameter.requires_grad)
-
-
-@contextlib.contextmanager
-def _undrawn() -> Iterator[None]:
-    """Keep the library from drawing weights."""
-    from transformers import PreTrainedModel
-
-    drawing = PreTrainedModel.initialize_weights
-    PreTrainedModel.initialize_weights = lambda _self, *_, **__: None
-    try:
-        yield
-    finally:
-        PreTrainedModel.initialize_weights = drawing

@@ -17,6 +17,7 @@ from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError
 from spantrain.models.randomness.draws import NOISE, DrawingModules, DrawnSamples, SeededDraws
 from spantrain.models.randomness.shapes import DrawnShapes, seen_shapes
+from spantrain.models.sources import OWN
 from spantrain.models.tracing.batch import call_named, picked, taken_names
 from spantrain.models.tracing.numbers import ForegoneOutcomes
 from spantrain.models.tracing.source import Given, Loaded
@@ -193,9 +194,9 @@ def _shapes_drawn(spec: ModelSpec, small: SeededDraws, large: SeededDraws) -> Dr
     Raises:
         ConfigError: that cannot be told.
     """
-    if spec.family == "hf" and (operations := small.unlike or large.unlike):
+    if spec.objective != OWN and (operations := small.unlike or large.unlike):
         raise ConfigError(f"model {spec.name}: {operations[0]}, not by sample; train with --dropout off")
-    draws, unlike = seen_shapes(small.noted, large.noted, (SMALL, LARGE), in_loops=spec.family != "hf")
+    draws, unlike = seen_shapes(small.noted, large.noted, (SMALL, LARGE), in_loops=spec.objective == OWN)
     if unlike:
         raise ConfigError(
             f"model {spec.name}: {unlike[0]}, so what is drawn cannot be told by sample: have it draw with the samples "

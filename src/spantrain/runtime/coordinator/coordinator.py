@@ -11,12 +11,11 @@ from spantrain.runtime.control.orders import FollowOrder, GiveOrder, TrainOrder,
 from spantrain.runtime.control.plane import A, Order
 from spantrain.runtime.control.requests import HeldState, OrderFailure, OrderOutcome
 from spantrain.runtime.coordinator import roster
+from spantrain.runtime.coordinator import worker_service as service
 from spantrain.runtime.coordinator.barrier import StepBarrier
 from spantrain.runtime.coordinator.batches import BatchQueue
 from spantrain.runtime.coordinator.journal_feed import JournalFeed
 from spantrain.runtime.coordinator.meetings import StageMeetings
-from spantrain.runtime.coordinator.standstills import StandstillWatch
-from spantrain.runtime.coordinator.worker_service import ProgressListener, TrainingRun, UnderWay, WorkerService
 from spantrain.transport.connection.peers import PeerAddress
 from spantrain.transport.control.credentials import Credentials
 from spantrain.transport.control.server import ControlServer
@@ -62,7 +61,7 @@ class Coordinator:
         self._reached_at = reached_at
         self._starter = starter or roster.WorkerStarter()
         self._roster = roster.Roster(devices, heartbeat_timeout_s, sites or {})
-        self._service = WorkerService(self._roster, self.later)
+        self._service = service.WorkerService(self._roster, self.later)
         self._changed = self._service.changed
         self._deferred: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         """What listeners are to be told, by the one thread: if they fail, the run fails, not a worker's call."""
@@ -167,7 +166,7 @@ class Coordinator:
         orders: Mapping[str, Order[A]],
         *,
         until: Sequence[str] = (),
-        on_progress: ProgressListener = lambda _device, _done, _total, _text: None,
+        on_progress: service.ProgressListener = lambda _device, _done, _total, _text: None,
         on_begin: Callable[[float], None] = lambda _begun_s: None,
         files: CoordinatorFiles | None = None,
     ) -> dict[str, A]:
@@ -180,7 +179,7 @@ class Coordinator:
             WorkerError, PeerLostError: a device failed or went away; all others have been told to stop.
             OrderAbandonedError: one that results are wanted of gave up for another's sake.
         """
-        under_way = UnderWay.of(orders, on_progress=on_progress, on_begin=on_begin, files=files)
+        under_way = service.UnderWay.of(orders, on_progress=on_progress, on_begin=on_begin, files=files)
         return roster.results_of(orders, self._perform(under_way, until or tuple(orders), lambda: False))
 
     def train(
@@ -204,9 +203,11 @@ class Coordinator:
         """
         trained = {name: order for name, order in orders.items() if isinstance(order, TrainOrder)}
         meetings = StageMeetings(barrier.members) if any(order.outer for order in trained.values()) else None
-        watch = StandstillWatch(barrier, self._roster.patience_s, on_standstill, own_loop=batches is not None)
-        run = TrainingRun(barrier=barrier, on_saved=files.saved, batches=batches, meetings=meetings, standstill=watch)
-        under_way = UnderWay.of(orders, run=run, on_begin=on_begin, files=files)
+        watch = service.StandstillWatch(barrier, self._roster.patience_s, on_standstill, own_loop=batches is not None)
+        run = service.TrainingRun(
+            barrier=barrier, on_saved=files.saved, batches=batches, meetings=meetings, standstill=watch
+        )
+        under_way = service.UnderWay.of(orders, run=run, on_begin=on_begin, files=files)
         outcomes = self._perform(under_way, tuple(orders), should_abort)
         return roster.results_of(trained, {name: outcomes[name] for name in trained})
 
@@ -290,7 +291,7 @@ class Coordinator:
             self._changed.notify_all()
 
     def _perform(
-        self, under_way: UnderWay, awaited: Sequence[str], should_abort: Callable[[], bool]
+        self, under_way: service.UnderWay, awaited: Sequence[str], should_abort: Callable[[], bool]
     ) -> dict[str, OrderOutcome]:
         """Carry out orders; return what became of those that were awaited."""
         entries = self._give(under_way)
@@ -311,7 +312,7 @@ class Coordinator:
         with self._changed:
             return {name: outcome for name in awaited if (outcome := entries[name].outcome) is not None}
 
-    def _give(self, under_way: UnderWay) -> dict[str, roster.RosterEntry]:
+    def _give(self, under_way: service.UnderWay) -> dict[str, roster.RosterEntry]:
         """Put orders where workers find them.
 
         Raises:

@@ -9,6 +9,7 @@ from typing import Any
 
 from spantrain.config.files.json_codec import to_json
 from spantrain.core.records import Record
+from spantrain.recovery.standstill import Standstill
 from spantrain.runtime.checkpoint.coordinator_files import CoordinatorFiles
 from spantrain.runtime.checkpoint.saver import is_written_by
 from spantrain.runtime.control import data_requests, requests
@@ -19,7 +20,6 @@ from spantrain.runtime.coordinator.batches import BatchQueue
 from spantrain.runtime.coordinator.journal_feed import JournalFeed
 from spantrain.runtime.coordinator.meetings import StageMeetings
 from spantrain.runtime.coordinator.roster import Roster, RosterEntry, printable
-from spantrain.runtime.coordinator.standstills import StandstillWatch
 from spantrain.transport.control.protocol import Handler, RemoteRefusal
 
 ProgressListener = Callable[[str, int, int, str], None]
@@ -65,6 +65,45 @@ class MeetingPoints:
                 self._changed.notify_all()
             self._changed.wait_for(lambda: key in self._places or self._over, self._hold_s)
             return self._places.get(key)
+
+
+class StandstillWatch:
+    """Has the devices of a run that stands still asked whom they cannot reach (`recovery.standstill` decides).
+
+    `look` is one thread's, `answer` any thread's.
+    """
+
+    def __init__(
+        self, barrier: StepBarrier, limit_s: float, tell: Callable[[str], None], *, own_loop: bool = False
+    ) -> None:
+        """`limit_s` as of `Standstill`; `tell`: people; `own_loop`: a user's loop gives batches when it likes."""
+        self._barrier, self._tell, self._own_loop = barrier, tell, own_loop
+        self._lock = threading.Lock()
+        self._step = barrier.committed.step
+        self._decides = Standstill(barrier.plan.devices, time.monotonic(), limit_s)
+
+    @property
+    def round(self) -> int:
+        """The number of the question that devices are to answer; 0: none."""
+        return self._decides.round
+
+    def look(self) -> tuple[bool, dict[str, str]]:
+        """Return whether devices are to be asked now, and who is to be given up, and why."""
+        now_s, step = time.monotonic(), self._barrier.committed.step
+        with self._lock:
+            if step != self._step:
+                self._step = step
+                self._decides.on_step(now_s)
+            said = self._decides.said(now_s, step, () if self._own_loop else self._barrier.awaited)
+            found = self._decides.asks(now_s), self._decides.lost(now_s)
+        if said:
+            self._tell(said)
+        return found
+
+    def answer(self, device: str, said: requests.Reach) -> None:
+        """Take what a device says."""
+        with self._lock:
+            self._decides.on_answer(time.monotonic(), device, said.number, said.unreached)
 
 
 class TrainingRun(Record):

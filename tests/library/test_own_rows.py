@@ -1,0 +1,222 @@
+"""`hf:FOLDER` on rows of the user's own: any class of the library reads what is in them, and its own loss is learnt."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+import spantrain
+from spantrain.app.weights import export_run
+from spantrain.core.span import Span
+from spantrain.errors import ConfigError
+from spantrain.library import evaluation
+from spantrain.models.data.choice import model_on_data
+from spantrain.models.data.user import samples_of
+from spantrain.models.graph import build_graph
+from spantrain.models.sampler import Sampler
+from spantrain.models.tracing.source import load_model
+from testing.models.zoo.trial import EQUAL, largest_error, planned
+
+TOKENS, WORDS, STEPS, BATCH, RATE = 12, 60, 3, 8, 0.01
+SIZES = {
+    "vocab_size": WORDS, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "max_position_embeddings": 32, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2,
+}  # fmt: skip
+SOUND = {
+    "vocab_size": 20, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "conv_dim": (16, 16), "conv_stride": (5, 4), "conv_kernel": (10, 8), "num_feat_extract_layers": 2,
+    "num_conv_pos_embeddings": 8, "num_conv_pos_embedding_groups": 4, "apply_spec_augment": False, "layerdrop": 0.0,
+}  # fmt: skip
+
+
+def tokens(count: int = TOKENS) -> torch.Tensor:
+    return torch.randint(3, WORDS, (count,))
+
+
+def text() -> dict[str, Any]:
+    """A text with padding before it, as decoders have it; and a column that no model takes."""
+    row, padded = tokens(), int(torch.randint(0, 5, ()))
+    mask = (torch.arange(TOKENS) >= padded).long()
+    return {"input_ids": row, "attention_mask": mask, "labels": row.masked_fill(mask == 0, -100), "text": "so"}
+
+
+def classed() -> dict[str, Any]:
+    return {**text(), "labels": int(torch.randint(0, 3, ()))}
+
+
+def answered() -> dict[str, Any]:
+    """Where in a text an answer is: under names of its own, in the place of labels."""
+    ends = {"start_positions": int(torch.randint(0, 6, ())), "end_positions": int(torch.randint(6, 12, ()))}
+    return {"input_ids": tokens(), "token_type_ids": torch.zeros(TOKENS, dtype=torch.int64), **ends}
+
+
+def pair() -> dict[str, Any]:
+    """What is read and what is to be written, of unlike lengths; what a decoder is told is made by the model."""
+    return {"input_ids": tokens(), "attention_mask": torch.ones(TOKENS, dtype=torch.int64), "labels": tokens(5)}
+
+
+def sound() -> dict[str, Any]:
+    return {"input_values": torch.randn(400), "labels": torch.randint(1, 19, (4,))}
+
+
+def picture() -> dict[str, Any]:
+    return {"pixel_values": torch.randn(3, 16, 16), "label": int(torch.randint(0, 5, ()))}
+
+
+KINDS = {
+    "Qwen2ForCausalLM": (transformers.Qwen2Config, {**SIZES, "num_key_value_heads": 2}, text),
+    "BertForSequenceClassification": (transformers.BertConfig, {**SIZES, "num_labels": 3}, classed),
+    "RobertaForTokenClassification": (transformers.RobertaConfig, {**SIZES, "num_labels": WORDS}, text),
+    "BertForQuestionAnswering": (transformers.BertConfig, SIZES, answered),
+    "T5ForConditionalGeneration": (
+        transformers.T5Config,
+        {"vocab_size": WORDS, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4,
+         "decoder_start_token_id": 0},
+        pair,
+    ),
+    "Wav2Vec2ForCTC": (transformers.Wav2Vec2Config, SOUND, sound),
+    "ViTForImageClassification": (
+        transformers.ViTConfig,
+        {**SIZES, "image_size": 16, "patch_size": 4, "num_labels": 5},
+        picture,
+    ),
+}  # fmt: skip
+
+
+def saved(kind: str, folder: Path) -> tuple[str, list[dict[str, Any]]]:
+    """Write a model with weights of its own; return its name, and rows for it."""
+    torch.manual_seed(4)
+    config, sizes, row = KINDS[kind]
+    getattr(transformers, kind)(config(**sizes)).save_pretrained(folder)
+    return f"hf:{folder}", [row() for _ in range(24)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_any_class_is_cut_exactly_into_what_it_makes_of_its_rows(kind, tmp_path):
+    name, rows = saved(kind, tmp_path / "model")
+    spec = model_on_data(name, sample=rows[0])
+    graph = build_graph(spec)
+    whole = load_model(spec, seed=0)
+    assert largest_error(spec, graph, planned(spec, graph, 3), whole) < EQUAL
+    data = samples_of(rows, spec)
+    taken = dict(zip(whole.batch.names, data.inputs([2, 5]), strict=True)) | {"labels": data.labels([2, 5])}
+    assert set(taken) == {"label" if one == "labels" else one for one in rows[0]} - {"text", "label"} | {"labels"}
+    assert all(torch.equal(taken[one][1], torch.as_tensor(rows[5][one])) for one in rows[0] if one in taken)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("kind", ["BertForQuestionAnswering", "T5ForConditionalGeneration"])
+def test_it_trains_as_transformers_does_on_the_same_rows(kind, tmp_path):
+    """From the folder's weights; and all of them come out again, under every name that the library has for them."""
+    name, rows = saved(kind, tmp_path / "model")
+    arguments = spantrain.TrainingArguments(
+        output_dir=tmp_path / "run", max_steps=STEPS, train_batch_size=BATCH, learning_rate=RATE, optim="sgd",
+        lr_scheduler_type="constant", max_grad_norm=0, dropout="off", logging_steps=0,
+    )  # fmt: skip
+    trainer = spantrain.Trainer(name, data=rows, eval_dataset=rows[:5], args=arguments, measure=False)
+    losses = trainer.train().losses
+    model = getattr(transformers, kind).from_pretrained(tmp_path / "model").eval()
+    optimizer, sampler = (
+        torch.optim.SGD(model.parameters(), lr=RATE),
+        Sampler(dataset_size=24, global_batch=BATCH, seed=arguments.seed),
+    )
+
+    def loss_of(some: list[dict[str, Any]]) -> torch.Tensor:
+        return model(**{key: torch.stack([torch.as_tensor(row[key]) for row in some]) for key in some[0]}).loss
+
+    for step, loss in enumerate(losses):
+        optimizer.zero_grad()
+        wanted = loss_of([rows[index] for index in sampler.indices(step, Span(0, BATCH))])
+        assert loss == pytest.approx(float(wanted.detach()), rel=1e-5)
+        wanted.backward()
+        optimizer.step()
+    state = trainer.state_dict()
+    assert all(torch.allclose(state[name], value, atol=1e-6) for name, value in model.state_dict().items())
+    with torch.no_grad():
+        assert trainer.evaluate()["eval_loss"] == pytest.approx(float(loss_of(rows[:5])), rel=1e-5)
+    trainer.save_model(tmp_path / "saved")
+    again = getattr(transformers, kind).from_pretrained(tmp_path / "saved").state_dict()
+    assert all(torch.allclose(again[name], value, atol=1e-6) for name, value in model.state_dict().items())
+
+
+@pytest.mark.slow
+def test_a_parameter_that_is_not_used_stays_as_the_folder_has_it(tmp_path):
+    name, rows = saved("Wav2Vec2ForCTC", tmp_path / "model")
+    arguments = spantrain.TrainingArguments(output_dir=tmp_path / "run", max_steps=1, train_batch_size=4)
+    spantrain.Trainer(name, data=rows, args=arguments, measure=False).train()
+    export_run(tmp_path / "run", tmp_path / "saved")
+    given, there = (
+        transformers.Wav2Vec2ForCTC.from_pretrained(tmp_path / folder).wav2vec2.masked_spec_embed
+        for folder in ("model", "saved")
+    )
+    assert torch.equal(given, there)
+
+
+def test_what_does_not_fit_is_said_before_anything_is_made(tmp_path):
+    name, rows = saved("Qwen2ForCausalLM", tmp_path / "model")
+    spec = model_on_data(name, sample=rows[0])
+    assert (spec.objective, spec.sequence_length) == ("own", TOKENS)
+    follow = [{**row, "labels": torch.roll(row["input_ids"], -1)} for row in rows]
+    with pytest.raises(ConfigError, match=r"data: the labels are the tokens that follow, and the loss .* once more"):
+        samples_of(follow, spec)
+    with pytest.raises(ConfigError, match=r"samples have words, and Qwen2ForCausalLM of .* takes input_ids, attention"):
+        model_on_data(name, sample={"words": "many"})
+    with pytest.raises(ConfigError, match=r"data: labels of a sample is no tensor .*'str'"):
+        model_on_data(name, sample={**rows[0], "labels": "positive"})
+    with pytest.raises(ConfigError, match=f"sequence length 8: its data have {TOKENS} tokens"):
+        model_on_data(name, sample=rows[0], sequence_length=8)
+    with pytest.raises(ConfigError, match="sequence length 64: wanted 2 to 32"):
+        model_on_data(name, sample={"input_ids": tokens(64)})
+
+
+def test_a_class_that_only_rows_suit_is_refused_without_them_and_says_so(tmp_path):
+    name, _ = saved("BertForSequenceClassification", tmp_path / "model")
+    with pytest.raises(ConfigError, match=r"BertForSequenceClassification .* give data of your own, rows"):
+        model_on_data(name)
+
+
+def test_a_functions_rows_are_looked_at_and_tuples_are_read_as_ever(tmp_path):
+    name, _ = saved("BertForSequenceClassification", tmp_path / "model")
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "def rows():\n"
+        "    return [{'input_ids': [n, n + 1, n + 2], 'label': n % 3} for n in range(32)]\n"
+        "def pairs():\n"
+        "    return [([n, n + 1], [n + 1, n + 2]) for n in range(32)]\n"
+    )
+    spec = model_on_data(name, data=f"{file}:rows")
+    assert [(one.name, one.shape_per_sample) for one in spec.rows] == [("input_ids", (3,)), ("labels", ())]
+    decoder, _ = saved("Qwen2ForCausalLM", tmp_path / "decoder")
+    assert not model_on_data(decoder, data=f"{file}:pairs").rows
+
+
+def test_what_pads_or_collates_says_what_rows_are_like(tmp_path):
+    """A tokenizer pads to the length that is asked for; of a stream only the first sample is looked at."""
+    name, _ = saved("BertForSequenceClassification", tmp_path / "model")
+    rows = [{"input_ids": [5] * count, "label": 1, "text": "so"} for count in (4, 7, 5)]
+
+    def collated(samples):
+        assert all("text" not in one for one in samples)
+        padded = [one["input_ids"] + [2] * (9 - len(one["input_ids"])) for one in samples]
+        return {"input_ids": torch.tensor(padded), "labels": torch.tensor([one["label"] for one in samples])}
+
+    sample = evaluation.first_sample(name, rows, {"data_collator": collated}, None)
+    assert model_on_data(name, sample=sample).sequence_length == 9
+    fitting = spantrain.Trainer(name, data=iter(rows), args=spantrain.TrainingArguments(max_steps=1), measure=False)
+    assert [len(one["input_ids"]) for one in fitting._rows] == [4, 7, 5]
+
+
+@pytest.mark.parametrize("changed", [{"dtype": "load"}, {"shape_per_sample": [2**20, 2**20], "bytes_per_sample": 8}])
+def test_a_plans_rows_make_nothing_large_or_strange(changed, tmp_path):
+    from spantrain.config.files.json_codec import from_json, to_json
+    from spantrain.core.units import ModelSpec
+
+    name, rows = saved("Qwen2ForCausalLM", tmp_path / "model")
+    plain = json.loads(json.dumps(to_json(model_on_data(name, sample=rows[0]))))
+    plain["rows"][0] |= changed
+    with pytest.raises(ConfigError, match=r"rows: input_ids has numbers of type"):
+        load_model(from_json(ModelSpec, plain, "plan.json"), seed=0)
