@@ -1,6 +1,7 @@
 """Units of models that nobody edited: any cuts and spans give the unsplit model's loss and gradients."""
 
 import dataclasses
+import json
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -22,7 +23,7 @@ from spantrain.models.tracing.model import cut_model
 from spantrain.models.tracing.source import load_model
 from spantrain.models.units import LABELS, parameter_names
 from testing.models import own_models
-from testing.models.library_models import CONFIGURATIONS, UNITS, library_spec
+from testing.models.library_models import CONFIGURATIONS, PLAIN, TEXT, UNITS, library_spec
 from testing.models.rows import rows_of
 
 pytestmark = pytest.mark.models
@@ -183,6 +184,20 @@ def test_a_librarys_model_can_be_had_with_some_of_its_parameters_only(name, unsp
             assert parameter.is_meta == (numbers[key] != kept), key
             assert parameter.is_meta or torch.equal(parameter, whole[key]), key
         assert not any(buffer.is_meta for buffer in some.buffers())
+
+
+def test_numbers_that_are_drawn_again_out_of_bounds_do_not_depend_on_which_others_are_empty(tmp_path):
+    """ModernBERT's are truncated: torch draws those out of bounds again, elsewhere, of those that are not empty."""
+    sizes = {**TEXT, **PLAIN, "max_position_embeddings": 16, "pad_token_id": 0, "initializer_cutoff_factor": 1.0}
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({"model_type": "modernbert", "architectures": ["ModernBertForMaskedLM"], **sizes}))
+    spec = resolve_model(f"hf:{tmp_path}", sequence_length=8)
+    whole, numbers = load_model(spec, seed=7).module.state_dict(), cut_model(spec).whole.numbers
+    kept = {number for number in numbers.values() if number % 2}
+    some = load_model(spec, seed=7, only=kept).module
+    there = {key: one for key, one in some.named_parameters(remove_duplicate=False) if not one.is_meta}
+    assert len({numbers[key] for key in there}) == len(kept)
+    assert all(torch.equal(one, whole[key]) for key, one in there.items())
 
 
 @of_models("name", [*LIBRARY, *OWN])

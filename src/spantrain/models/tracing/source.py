@@ -5,6 +5,7 @@ A library's model may have some of its parameters empty; the others have the num
 
 import contextlib
 import copy
+import inspect
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -83,8 +84,9 @@ def registering(replaced: Callable[[int, nn.Parameter], nn.Parameter]) -> Iterat
 class OwnDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Gives every draw of random numbers a seed of its own: the run's, the parameter's number, and how often it was.
 
-    So what a parameter begins with does not depend on which others are empty. Draws that are for no parameter are
-    counted together; they are the same everywhere, since the same code runs.
+    So what a parameter begins with does not depend on which others are empty. What a rule of torch's draws in other
+    memory is the parameter's that it makes: truncated numbers are drawn again where they fell out of bounds, which an
+    empty one's cannot. Draws for no parameter are counted together; they are the same everywhere.
     """
 
     def __init__(self, seed: int, registered: Registered) -> None:
@@ -97,10 +99,20 @@ class OwnDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Call a function of torch; seed the processor's generator before one that draws."""
         if torch.Tag.nondeterministic_seeded in func.tags:
             number = self._registered.number_at(args[0]) if args and isinstance(args[0], Tensor) else None
+            number = self._made_by_torch() if number is None else number
             number = _NO_PARAMETER if number is None else number
             torch.default_generator.manual_seed(derive_seed(self._seed, "draw", number, self._counts[number]))
             self._counts[number] += 1
         return func(*args, **(kwargs or {}))
+
+    def _made_by_torch(self) -> int | None:
+        frame = inspect.currentframe()
+        while frame is not None:
+            made = frame.f_locals.get("tensor") if frame.f_globals.get("__name__") == "torch.nn.init" else None
+            if isinstance(made, Tensor):
+                return self._registered.number_at(made)
+            frame = frame.f_back
+        return None
 
 
 def empty_like(tensor: AnyTensor) -> AnyTensor:
