@@ -14,6 +14,7 @@ from spantrain.core.span import Span
 from spantrain.errors import ConfigError
 from spantrain.library import evaluation
 from spantrain.models.data.choice import model_on_data
+from spantrain.models.data.dataset import open_dataset
 from spantrain.models.data.user import samples_of
 from spantrain.models.graph import build_graph
 from spantrain.models.sampler import Sampler
@@ -175,7 +176,7 @@ def test_what_does_not_fit_is_said_before_anything_is_made(tmp_path):
 
 def test_a_class_that_only_rows_suit_is_refused_without_them_and_says_so(tmp_path):
     name, _ = saved("BertForSequenceClassification", tmp_path / "model")
-    with pytest.raises(ConfigError, match=r"BertForSequenceClassification .* give data of your own, rows"):
+    with pytest.raises(ConfigError, match=r"BertForSequenceClassification .* give rows of your own"):
         model_on_data(name)
 
 
@@ -190,8 +191,31 @@ def test_a_functions_rows_are_looked_at_and_tuples_are_read_as_ever(tmp_path):
     )
     spec = model_on_data(name, data=f"{file}:rows")
     assert [(one.name, one.shape_per_sample) for one in spec.rows] == [("input_ids", (3,)), ("labels", ())]
-    decoder, _ = saved("Qwen2ForCausalLM", tmp_path / "decoder")
+    decoder, rows = saved("Qwen2ForCausalLM", tmp_path / "decoder")
     assert not model_on_data(decoder, data=f"{file}:pairs").rows
+    assert len(model_on_data(decoder, data=f"{file}:pairs", sample=rows[0]).rows) == 3
+
+
+@pytest.mark.parametrize("named", [False, True], ids=["by the class", "by name"])
+def test_rows_in_files_are_samples_and_some_are_held_out(named, tmp_path):
+    name, _ = saved("BertForSequenceClassification", tmp_path / "model")
+    folder = tmp_path / "reviews"
+    folder.mkdir()
+    for part, count in (("train", 32), ("test", 3)):
+        lines = [json.dumps({"input_ids": [5, 6, n], "label": n % 3, "text": "so"}) for n in range(3, 3 + count)]
+        (folder / f"{part}.jsonl").write_text("\n".join(lines))
+    spec = model_on_data(name, data=f"rows:{folder}" if named else str(folder))
+    data, held_out = open_dataset(spec), open_dataset(spec, held_out=True)
+    assert (len(data), len(held_out)) == (32, 3)
+    assert data.inputs([0, 2])[0].tolist() == [[5, 6, 3], [5, 6, 5]]
+    assert held_out.labels([1]).tolist() == [1]
+    alone = model_on_data(name, data=f"rows:{folder / 'train.jsonl'}")
+    assert [len(open_dataset(alone, held_out=part)) for part in (False, True)] == [30, 2]
+    with pytest.raises(ConfigError, match="rows are read by classes of hf:FOLDER"):
+        model_on_data("gpt2-tiny", data=f"rows:{folder}")
+    (folder / "none.jsonl").write_text("")
+    with pytest.raises(ConfigError, match="has no rows"):
+        model_on_data(name, data=f"rows:{folder / 'none.jsonl'}")
 
 
 def test_what_pads_or_collates_says_what_rows_are_like(tmp_path):

@@ -176,7 +176,7 @@ def hf_spec(
     """
     fields = _fields(name)
     architecture = _architecture(f"model {name}", fields)
-    objective = next((value for ending, value in _OBJECTIVES.items() if architecture.endswith(ending)), None)
+    objective = _objective(architecture)
     if rows and architecture:
         objective = OWN
         tokens = [one.shape_per_sample[0] for one in rows if one.name == "input_ids" and one.shape_per_sample]
@@ -186,8 +186,8 @@ def hf_spec(
     elif objective is None:
         raise ConfigError(
             f"model {name}: architectures {architecture or 'not given'} (model_type {fields['model_type']}): name a "
-            f"class ending in {', '.join(_OBJECTIVES)}; give data of your own, rows by the names that its forward "
-            "takes; or write a function and use FILE.py:FUNCTION"
+            f"class ending in {', '.join(_OBJECTIVES)}; give rows of your own, by the names that its forward takes "
+            "(rows:PATH, FILE.py:FUNCTION, a data set in Python); or write a function that returns the model"
         )
     else:
         length = None if objective == "classify" else _sequence_length(name, fields, sequence_length)
@@ -207,6 +207,19 @@ def hf_spec(
     )
     _check_data(spec, fields, data_given=data_given or bool(rows))
     return spec
+
+
+def reads_plain_data(name: str) -> bool:
+    """Whether the class of `hf:PATH` is one that learns from text or from classes of pictures as they are.
+
+    Raises:
+        ConfigError: as `hf_spec`.
+    """
+    return _objective(hf_class(name)) is not None
+
+
+def _objective(architecture: str) -> str | None:
+    return next((value for ending, value in _OBJECTIVES.items() if architecture.endswith(ending)), None)
 
 
 def hf_length(name: str, wanted: int | None) -> int:

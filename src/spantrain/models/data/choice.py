@@ -12,13 +12,14 @@ from spantrain.errors import ConfigError
 from spantrain.models.catalog.catalog import is_text, resolve_model
 from spantrain.models.data import records
 from spantrain.models.data.conversations import CHAT_TEMPLATES, conversation_fields
-from spantrain.models.sources import DROPOUT, hf_configuration, is_factory, source_digest
+from spantrain.models.sources import DROPOUT, hf_configuration, is_factory, reads_plain_data, source_digest
 
 IMAGE_SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".webp"})
 CHAT = "chat"
 TEXT_KINDS = frozenset({"text", "jsonl", "hf"})
 _BUILT_IN = ("stdlib-text", "digits", "example")
-_KINDS = ("text", "jsonl", "hf", "images", CHAT)
+ROWS = "rows"
+_KINDS = ("text", "jsonl", "hf", "images", CHAT, ROWS)
 _SAVE = "save one with Tokenizer.save(...), or give the folder that transformers wrote"
 _OBJECTIVES = ("next-byte", "masked-byte", "continue", "classify")
 """Those whose labels follow from text or from classes of images; other models have their own."""
@@ -42,6 +43,8 @@ def model_on_data(
         ConfigError: there is no such model, data or tokenizer, or they do not fit each other.
     """
     if sequence_length is None or not is_factory(name):
+        if data is not None and name.startswith("hf:") and Path(data).exists() and not reads_plain_data(name):
+            data = f"{ROWS}:{data}"
         rows = _own_rows(name, data, sample)
         spec = resolve_model(name, sequence_length=sequence_length, data_given=data is not None, rows=rows)
         return with_data(spec, data=data, tokenizer=tokenizer, chat=chat)
@@ -56,13 +59,20 @@ def model_on_data(
 
 
 def _own_rows(name: str, data: str | None, sample: object) -> tuple[TensorSpec, ...]:
-    called = sample is None and data is not None and is_factory(data) and data.partition(":")[0] not in _KINDS
-    if not name.startswith("hf:") or (sample is None and (not called or Path(str(data)).exists())):
+    kind, _, path = (data or "").partition(":")
+    called = data is not None and is_factory(data) and kind not in _KINDS and not Path(data).exists()
+    if not name.startswith("hf:") or not (sample is not None or called or kind == ROWS):
         return ()
     from spantrain.models.tracing.factory import first_sample
     from spantrain.models.tracing.library import own_rows
 
-    return own_rows(name, first_sample(named_function(str(data), "data")) if called else sample)
+    if sample is None and called:
+        sample = first_sample(named_function(str(data), "data"))
+    elif sample is None:
+        _, sample = next(records.record_parts(Path(path))[0], ("", None))
+        if sample is None:
+            raise ConfigError(f"data {data}: has no rows")
+    return own_rows(name, sample)
 
 
 def without_dropout(spec: ModelSpec) -> ModelSpec:
@@ -75,9 +85,9 @@ def with_data(
 ) -> ModelSpec:
     """Return the model on this data; what is None stays as it is.
 
-    `data` is a path (what lies there tells its kind), `KIND:PATH` with one of `text`, `jsonl`, `hf`, `images`, `chat`,
-    `FILE.py:FUNCTION` or `package.module:function`, `stdlib-text`, `digits` or `example`. Data of a user's for a folder
-    that transformers wrote is read by the tokenizer in it, unless another is given.
+    `data` is a path (what lies there tells its kind), `KIND:PATH` with one of `text`, `jsonl`, `hf`, `images`, `chat`
+    and `rows`, `FILE.py:FUNCTION` or `package.module:function`, `stdlib-text`, `digits` or `example`. Data of a user's
+    for a folder that transformers wrote is read by the tokenizer in it, unless another is given.
 
     Raises:
         ConfigError: it does not exist, or it is none that the model reads; the tokenizer is none, or its vocabulary
@@ -229,6 +239,8 @@ def _dataset(spec: ModelSpec, data: str) -> str:
     reads_images = spec.objective == "classify"
     if reads_images and kind in ("text", "jsonl", CHAT):
         raise ConfigError(f"model {spec.name}: data {data} cannot be used: this model reads images, and this is {kind}")
+    if kind == ROWS and not spec.rows:
+        raise ConfigError(f"model {spec.name}: data {data} cannot be used: rows are read by classes of hf:FOLDER")
     if kind == "images" and not reads_images and spec.objective in _OBJECTIVES:
         raise ConfigError(f"model {spec.name}: data {data} cannot be used: this model reads text, and these are images")
     if kind == "hf" and not records.is_saved_set(path):

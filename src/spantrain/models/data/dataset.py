@@ -20,7 +20,7 @@ from spantrain.formats.tensor_bytes import byte_view
 from spantrain.models.build import example_inputs
 from spantrain.models.catalog.catalog import IMAGE_CHANNELS, IMAGE_SIDE
 from spantrain.models.data.chat import open_conversations
-from spantrain.models.data.choice import CHAT, TEXT_KINDS, class_count, known_tokens, start_token
+from spantrain.models.data.choice import CHAT, ROWS, TEXT_KINDS, class_count, known_tokens, start_token
 from spantrain.models.data.images import open_images
 from spantrain.models.data.records import apart
 from spantrain.models.data.text import Windows, read_windows
@@ -71,9 +71,9 @@ def open_dataset(spec: ModelSpec, *, held_out: bool = False) -> Dataset:
         return open_conversations(spec, held_out=held_out, shifted=_shifted(spec))
     if kind in TEXT_KINDS or not rest:
         return _open_text(spec, held_out=held_out)
-    from spantrain.models.data.user import open_user_samples
+    from spantrain.models.data.user import open_rows, open_user_samples
 
-    return open_user_samples(spec, held_out=held_out)
+    return (open_rows if kind == ROWS else open_user_samples)(spec, held_out=held_out)
 
 
 def _shifted(spec: ModelSpec) -> bool:

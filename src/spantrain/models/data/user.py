@@ -7,6 +7,7 @@ sample: a dict with `labels` among its tensors, or a tuple whose last tensor is 
 
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError
 from spantrain.formats.tensor_bytes import byte_view
 from spantrain.models.data.choice import class_count, known_tokens
-from spantrain.models.data.records import apart
+from spantrain.models.data.records import apart, is_saved_set, load_saved_dataset, record_parts
 from spantrain.models.sources import OWN
 from spantrain.models.tracing.batch import LABEL_NAMES, LABELS_NAME, ModelBatch, split_batch
 from spantrain.models.tracing.factory import called_data, sample_at
@@ -113,16 +114,34 @@ def open_user_samples(spec: ModelSpec, *, held_out: bool) -> UserSamples:
     Raises:
         ConfigError: the function cannot be had, raises, or returns no data set.
     """
-    source = f"data {spec.dataset}"
     samples, takes_held_out = called_data(spec.dataset, held_out=held_out)
+    remedy = "give more, or take an argument `held_out` and return the part that is asked for"
+    return _part(samples, spec, divided=takes_held_out, held_out=held_out, remedy=remedy)
+
+
+def open_rows(spec: ModelSpec, *, held_out: bool) -> UserSamples:
+    """Open `rows:PATH`: rows to train on, or those that are held out, by the names of their files or one in sixteen.
+
+    Raises:
+        ConfigError: there are no rows, or one is none.
+    """
+    place = Path(spec.dataset.partition(":")[2])
+    if is_saved_set(place):
+        parts = load_saved_dataset(place)
+    else:
+        parts = [[row for _, row in part] for part in record_parts(place)]
+    remedy = "give more, or a part that is called test"
+    return _part(parts[held_out and len(parts) > 1], spec, divided=len(parts) > 1, held_out=held_out, remedy=remedy)
+
+
+def _part(samples: Any, spec: ModelSpec, *, divided: bool, held_out: bool, remedy: str) -> UserSamples:
+    """Return samples to train on, or those held out; `divided`: they are that part already."""
+    source = f"data {spec.dataset}"
     indices: Sequence[int] = range(len(samples))
-    if not takes_held_out:
+    if not divided:
         indices = apart(indices)[held_out]
     if not indices:
-        raise ConfigError(
-            f"{source}: no {'held-out ' if held_out else ''}samples among {len(samples)}; give more, or take an "
-            "argument `held_out` and return the part that is asked for"
-        )
+        raise ConfigError(f"{source}: no {'held-out ' if held_out else ''}samples among {len(samples)}; {remedy}")
     return UserSamples(samples, indices, spec, source=source)
 
 
