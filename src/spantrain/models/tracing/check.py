@@ -253,7 +253,7 @@ def _steady_loss(spec: ModelSpec, loaded: Loaded, batch: ModelBatch, shapes: Dra
         f"{draws.unlike[0]}, which cannot be told by sample; use torch.rand, torch.randn or torch.bernoulli"
         if draws.unlike
         else "it keeps something between calls, which a forward must not do, or draws random numbers otherwise than by "
-        "functions of torch"
+        "functions of torch; leave that out (of models of sound: apply_spec_augment false in their configuration)"
     )
     raise ConfigError(
         f"model {spec.name}: its forward does not do the same every time, the loss is {losses[0]:.6g} and then "
