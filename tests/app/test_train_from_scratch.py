@@ -11,7 +11,6 @@ from spantrain.app.training.train_from_scratch import ScratchRequest, kept_profi
 from spantrain.config.artefacts import write_profile
 from spantrain.config.cluster_file import load_preset
 from spantrain.core.job import TrainJob
-from spantrain.core.units import ModelSpec
 from spantrain.models.catalog.catalog import resolve_model
 from spantrain.version import VERSION
 
@@ -29,10 +28,9 @@ NOW = datetime.datetime(2026, 5, 4, 3, 2, 1)
     ],
 )
 def test_folders_are_named_by_model_and_time_and_never_taken_twice(tmp_path, name, folder):
-    spec = ModelSpec(name=name, family="factory", config={}, dataset="example")
-    assert run_folder_for(spec, NOW, tmp_path).name == folder
+    assert run_folder_for(name, NOW, tmp_path).name == folder
     (tmp_path / folder).mkdir()
-    assert run_folder_for(spec, NOW, tmp_path).name == f"{folder}-2"
+    assert run_folder_for(name, NOW, tmp_path).name == f"{folder}-2"
 
 
 def test_a_profile_is_taken_again_only_if_it_answers_the_same_question(tmp_path, law_profile):

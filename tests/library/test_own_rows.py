@@ -110,15 +110,18 @@ def test_any_class_is_cut_exactly_into_what_it_makes_of_its_rows(kind, tmp_path)
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("kind", ["BertForQuestionAnswering", "T5ForConditionalGeneration"])
-def test_it_trains_as_transformers_does_on_the_same_rows(kind, tmp_path):
-    """From the folder's weights; and all of them come out again, under every name that the library has for them."""
+@pytest.mark.parametrize(
+    ("kind", "is_object"), [("BertForQuestionAnswering", True), ("T5ForConditionalGeneration", False)]
+)
+def test_it_trains_as_transformers_does_on_the_same_rows(kind, is_object, tmp_path):
+    """From a folder's weights or an object's; and all of them come out again, under every name that the library has."""
     name, rows = saved(kind, tmp_path / "model")
     arguments = spantrain.TrainingArguments(
         output_dir=tmp_path / "run", max_steps=STEPS, train_batch_size=BATCH, learning_rate=RATE, optim="sgd",
         lr_scheduler_type="constant", max_grad_norm=0, dropout="off", logging_steps=0,
     )  # fmt: skip
-    trainer = spantrain.Trainer(name, data=rows, eval_dataset=rows[:5], args=arguments, measure=False)
+    given = getattr(transformers, kind).from_pretrained(tmp_path / "model") if is_object else name
+    trainer = spantrain.Trainer(given, data=rows, eval_dataset=rows[:5], args=arguments, measure=False)
     losses = trainer.train().losses
     model = getattr(transformers, kind).from_pretrained(tmp_path / "model").eval()
     optimizer, sampler = (
@@ -194,6 +197,20 @@ def test_a_functions_rows_are_looked_at_and_tuples_are_read_as_ever(tmp_path):
     decoder, rows = saved("Qwen2ForCausalLM", tmp_path / "decoder")
     assert not model_on_data(decoder, data=f"{file}:pairs").rows
     assert len(model_on_data(decoder, data=f"{file}:pairs", sample=rows[0]).rows) == 3
+
+
+def test_an_object_is_written_where_no_other_run_is(tmp_path):
+    torch.manual_seed(4)
+    config, sizes, row = KINDS["BertForSequenceClassification"]
+    model, rows = transformers.BertForSequenceClassification(config(**sizes)), [row() for _ in range(8)]
+    arguments = spantrain.TrainingArguments(output_dir=tmp_path / "run", max_steps=1)
+    trainer = spantrain.Trainer(model, data=rows, args=arguments, measure=False)
+    assert trainer.output_dir == tmp_path / "run"
+    there = transformers.BertForSequenceClassification.from_pretrained(tmp_path / "run" / "given").state_dict()
+    assert all(torch.equal(there[name], value) for name, value in model.state_dict().items())
+    (tmp_path / "run" / "trace.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"holds a run already \(trace.json\).*overwrite_output_dir=True"):
+        spantrain.Trainer(model, data=rows, args=arguments, measure=False)
 
 
 @pytest.mark.parametrize("named", [False, True], ids=["by the class", "by name"])

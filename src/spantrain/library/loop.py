@@ -13,7 +13,7 @@ from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError
 from spantrain.library.arguments import TrainingArguments
 from spantrain.library.callbacks import UserReporter, checked_callbacks
-from spantrain.library.setting import ModelFactory, Setting, model_of
+from spantrain.library.setting import ModelFactory, Setting, model_of, saved_model
 from spantrain.library.trainer import opened, state_of
 from spantrain.models.data.user import batch_of
 
@@ -121,6 +121,7 @@ def session(
         raise ConfigError(
             f"lr_scheduler_type {arguments.lr_scheduler_type!r}, or its warm-up, needs max_steps: it is a part of them"
         )
+    model_factory, arguments = saved_model(model_factory, arguments)
     model = model_of(model_factory, loss_fn, data=None, tokenizer=None, sequence_length=sequence_length)
     setting = Setting(model, arguments, cluster=cluster, plan=plan, optimizer=optimizer, measure=measure)
     steps = arguments.max_steps if arguments.max_steps > 0 else _ENDLESS

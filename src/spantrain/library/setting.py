@@ -70,6 +70,10 @@ def function_source(function: str | Callable[..., Any], what: str) -> str:
 ModelFactory = str | Callable[..., Any]
 """A function that returns `(module, example_batch)` or `(module, example_batch, loss)`; or the name of a model."""
 
+_OTHER_FOLDER = (
+    "go on with it (resume_from_checkpoint=True), name another output_dir, or remove the old run "
+    "(overwrite_output_dir=True)"
+)
 _BY_DEVICE = ("foreach", "fused", "maximize", "capturable", "differentiable")
 _THIS_MACHINE = """\
 name: this-machine
@@ -100,7 +104,7 @@ class Setting:
             ConfigError: there is no such cluster, or the optimizer is none that is known here.
         """
         if not arguments.output_dir:
-            arguments = replace(arguments, output_dir=run_folder_for(model, datetime.datetime.now()))
+            arguments = replace(arguments, output_dir=run_folder_for(model.name, datetime.datetime.now()))
         self.optimizer: Mapping[str, Any] = given_optimizer(optimizer)
         """Fields of the job that the optimizer says."""
         self.model = without_dropout(model) if arguments.dropout == "off" else model
@@ -126,11 +130,7 @@ class Setting:
             return
         if self.arguments.overwrite_output_dir:
             remove_old_run(self.out, keep=self.plan)
-        refuse_run(
-            self.out,
-            "go on with it (resume_from_checkpoint=True), name another output_dir, or remove the old run "
-            "(overwrite_output_dir=True)",
-        )
+        refuse_run(self.out, _OTHER_FOLDER)
 
     def ready(self, steps: int, listener: Reporter) -> TrainRequest | None:
         """Return what is to be trained, if no devices must be asked first: a plan, or an earlier run to go on with.
@@ -221,6 +221,32 @@ class Setting:
                 outer=outer_cluster(),
             ),
         )
+
+
+def saved_model(model: object, arguments: TrainingArguments) -> tuple[Any, TrainingArguments]:
+    """Return a model of the transformers library as `hf:FOLDER`, written to the run's folder, which is named then.
+
+    Anything else is returned as it is.
+
+    Raises:
+        ConfigError: it has adapters of peft, or the folder holds another run.
+    """
+    kind = type(model)
+    if kind.__module__.startswith("peft."):
+        raise ConfigError(
+            f"model_factory: a {kind.__name__} has adapters, which each device makes by itself: give the model that is "
+            "adapted, and peft_config=LoraConfig(...)"
+        )
+    save: Callable[[Path], object] | None = getattr(model, "save_pretrained", None)
+    if save is None or not kind.__module__.startswith("transformers."):
+        return model, arguments
+    out = Path(arguments.output_dir or run_folder_for(kind.__name__, datetime.datetime.now()))
+    folder, resumes = out / "given", bool(arguments.resume_from_checkpoint)
+    if not resumes and not arguments.overwrite_output_dir:
+        refuse_run(out, _OTHER_FOLDER)
+    if not (resumes and folder.exists()):
+        save(folder)
+    return f"hf:{folder}", replace(arguments, output_dir=out)
 
 
 def model_of(

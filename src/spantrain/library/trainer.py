@@ -23,7 +23,7 @@ from spantrain.errors import ConfigError, UsageError
 from spantrain.library import evaluation
 from spantrain.library.arguments import TrainingArguments
 from spantrain.library.callbacks import TrainerState, UserReporter, checked_callbacks
-from spantrain.library.setting import ModelFactory, Setting, function_source, model_of
+from spantrain.library.setting import ModelFactory, Setting, function_source, model_of, saved_model
 from spantrain.library.streaming import Dealer, Shuffled, Streamed, is_stream
 from spantrain.models.adapters import LoraForm, with_lora
 from spantrain.models.build import unit_names
@@ -86,7 +86,8 @@ class Trainer:
         """Put together what is to be trained; nothing is started yet.
 
         Args:
-            model_factory: a function that returns what docs/library.md says; `FILE.py:FUNCTION`; `hf:FOLDER`; a name.
+            model_factory: a function that returns what docs/library.md says; `FILE.py:FUNCTION`; `hf:FOLDER`; a model
+                of the transformers library, which is written to the run's folder; a name.
             loss_fn: a function of outputs and labels: each sample's loss, or their mean.
             data: a text that names data, a function that returns a data set, a data set, or a stream.
             optimizer: `adamw`, `sgd`, a class of torch's, or a `functools.partial` of one.
@@ -106,11 +107,12 @@ class Trainer:
         """
         self._parts = evaluation.checked_parts(parts)
         self._rows = data if is_stream(data) or (hasattr(data, "__getitem__") and not isinstance(data, str)) else None
+        model_factory, given = saved_model(model_factory, args or TrainingArguments())
         model = model_of(
             model_factory, loss_fn, data=_name_of(data) if self._rows is None else None, tokenizer=tokenizer,
             sequence_length=sequence_length, chat=chat, sample=self._sample(model_factory, sequence_length),
         )  # fmt: skip
-        given, model = args or TrainingArguments(), with_lora(model, LoraForm.of(self._parts.get("peft_config")))
+        model = with_lora(model, LoraForm.of(self._parts.get("peft_config")))
         self._setting = Setting(model, given, cluster=cluster, plan=plan, optimizer=optimizer, measure=measure)
         self._check_parts()
         self._callbacks, self._workers = checked_callbacks(callbacks), workers or SessionOptions()

@@ -65,15 +65,14 @@ class ScratchRequest:
     """Remove the run that the folder holds."""
 
 
-def run_folder_for(model: ModelSpec, now: datetime.datetime, runs: Path = _RUNS) -> Path:
+def run_folder_for(model: str, now: datetime.datetime, runs: Path = _RUNS) -> Path:
     """Return a folder under `runs` that is not there yet, named by the model and the time.
 
-    >>> spec = ModelSpec(name="examples/my_model.py:build", family="factory", config={}, dataset="example")
-    >>> run_folder_for(spec, datetime.datetime(2026, 5, 4, 3, 2, 1), Path("none")).as_posix()
+    >>> run_folder_for("examples/my_model.py:build", datetime.datetime(2026, 5, 4, 3, 2, 1), Path("none")).as_posix()
     'none/my_model-build-20260504-030201'
     """
-    last = re.sub(r"\.(py|json)\b", "", model.name.rstrip("/").rpartition("/")[2])
-    name = re.sub(r"[^\w.]+", "-", last).strip("-.") or model.family
+    last = re.sub(r"\.(py|json)\b", "", model.rstrip("/").rpartition("/")[2])
+    name = re.sub(r"[^\w.]+", "-", last).strip("-.") or "model"
     folder = runs / f"{name}-{now:%Y%m%d-%H%M%S}"
     taken = (folder, *(folder.with_name(f"{folder.name}-{number}") for number in range(2, 1000)))
     return next(candidate for candidate in taken if not candidate.exists())

@@ -188,7 +188,7 @@ class _Command:
 
         return ScratchRequest(
             cluster=cluster, own_speed=asked.emulated_speed is not None, model=spec, job=job,
-            out=asked.out or run_folder_for(spec, datetime.datetime.now()), global_batch=asked.global_batch,
+            out=asked.out or run_folder_for(spec.name, datetime.datetime.now()), global_batch=asked.global_batch,
             dtype=asked.dtype, schedule=schedule, recompute=asked.gradient_checkpointing, grouping=self._grouping(),
             from_scratch=asked.from_scratch, overwrite=asked.overwrite,
         )  # fmt: skip
