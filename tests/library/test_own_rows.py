@@ -208,6 +208,9 @@ def test_an_object_is_written_where_no_other_run_is(tmp_path):
     assert trainer.output_dir == tmp_path / "run"
     there = transformers.BertForSequenceClassification.from_pretrained(tmp_path / "run" / "given").state_dict()
     assert all(torch.equal(there[name], value) for name, value in model.state_dict().items())
+    peft = pytest.importorskip("peft")
+    with pytest.raises(ConfigError, match=r"a PeftModel has adapters, .* peft_config=LoraConfig"):
+        spantrain.Trainer(peft.get_peft_model(model, peft.LoraConfig(target_modules=["query"])), data=rows)
     (tmp_path / "run" / "trace.json").write_text("{}")
     with pytest.raises(ConfigError, match=r"holds a run already \(trace.json\).*overwrite_output_dir=True"):
         spantrain.Trainer(model, data=rows, args=arguments, measure=False)
