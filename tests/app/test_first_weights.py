@@ -110,6 +110,21 @@ def test_running_statistics_of_a_folder_are_begun_with(tmp_path):
     assert torch.equal(again.get_buffer(name), model.get_buffer(name))
 
 
+def test_statistics_of_what_a_model_does_not_use_come_out_as_they_were(tmp_path):
+    """Of the last convolution before the classes, where a picture's parts are told apart instead."""
+    torch.manual_seed(2)
+    model = transformers.MobileNetV2ForSemanticSegmentation(transformers.MobileNetV2Config(depth_multiplier=0.1))
+    name = "mobilenet_v2.conv_1x1.normalization.running_mean"
+    model.get_buffer(name).add_(1)
+    model.save_pretrained(tmp_path / "trained")
+    sample = {"pixel_values": torch.rand(3, 32, 32), "labels": torch.zeros(32, 32, dtype=torch.int64)}
+    spec = model_on_data(f"hf:{tmp_path / 'trained'}", sample=sample)
+    import_weights(tmp_path / "trained", spec, tmp_path / "run")
+    export_run(tmp_path / "run", tmp_path / "out")
+    again = transformers.MobileNetV2ForSemanticSegmentation.from_pretrained(tmp_path / "out").state_dict()
+    assert all(torch.equal(again[name], tensor) for name, tensor in model.state_dict().items())
+
+
 @pytest.mark.parametrize("weight", [0.02, 0.0])
 def test_a_router_loss_that_a_configuration_asks_for_is_counted(tmp_path, weight):
     fields = {"model_type": "mixtral", **SIZES, "num_local_experts": 2, "output_router_logits": True}

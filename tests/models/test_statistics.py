@@ -19,7 +19,7 @@ from spantrain.models.statistics import BatchStatistics, OneBatchNorm, named_sta
 from spantrain.models.tensor_parallel.group import ThreadGroup
 from spantrain.models.tensor_parallel.shard import shard_units
 from spantrain.models.tracing.model import OWN_FORWARD, WAY
-from spantrain.models.units import LABELS, keeps_statistics
+from spantrain.models.units import LABELS, keeps_statistics, loss_of
 from testing.runtime.parts import put
 
 FILE = """
@@ -64,6 +64,20 @@ def functional_one():
 def shared():
     norm = nn.BatchNorm2d(6)
     return made(norm, norm)
+
+
+class Tokens(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.last = nn.LayerNorm(6), nn.Linear(6, 4)
+
+    def forward(self, hidden):
+        return self.last(self.norm(hidden.view(hidden.shape[0], 6, -1).permute(0, 2, 1)).tanh().mean(dim=1))
+
+
+def tokens():
+    model, batch, loss = made(nn.BatchNorm2d(6), nn.BatchNorm2d(6))
+    return nn.Sequential(*model[:1], model[1][:2], Tokens()).eval(), batch, loss
 
 
 def small():
@@ -162,6 +176,22 @@ def test_all_kinds_of_normalizations_train_as_in_plain_pytorch(way, order, recom
         want = functional.cross_entropy(model(inputs), labels, reduction="sum")
         (got,) = stages[1].evaluate(whole, stages[0].evaluate(whole, (), {0: inputs}), {LABELS: labels})
     assert torch.allclose(got, want, rtol=1e-5)
+
+
+@pytest.mark.parametrize("way", [{}, {WAY: OWN_FORWARD}], ids=["tape", "own forward"])
+def test_a_gradient_of_one_sample_is_read_in_its_order(way, spec_of):
+    """Behind a normalization with its channels last, torch 2.13 itself computes other gradients of one than of two."""
+    spec = spec_of("tokens")
+    units = build_units(replace(spec, config={**spec.config, **way}), seed=0)
+    rows = unit_source(spec).batch().rows
+    found = []
+    for spans in ([Span(0, 8)], [Span(row, row + 1) for row in range(8)]):
+        for unit in units:
+            unit.zero_grad()
+        for span in spans:
+            loss_of(units, {number: tensor[span.lo : span.hi] for number, tensor in rows.items()}).backward()
+        found.append([parameter.grad.clone() for unit in units for parameter in unit.parameters()])
+    assert all(torch.allclose(one, other, rtol=1e-4, atol=1e-5) for one, other in zip(*found, strict=True))
 
 
 def test_lines_say_what_statistics_are_taken(spec_of):

@@ -27,6 +27,8 @@ _SHOWN = 3
 """Names in the line for people."""
 _EXAMPLES = "example"
 """Files of examples beside weights begin with this; they hold none."""
+STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+"""What normalizations call what they keep of batches."""
 _EXACT = ("F32", "BF16", "F16")
 """Types that float32 holds exactly, as safetensors names them."""
 
@@ -151,14 +153,14 @@ def find_weights(folder: Path, spec: ModelSpec) -> FoundWeights:
     )
 
 
-def unused_weights(spec: ModelSpec, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return what the folder of an `hf:` model has of parameters that the model does not use, by name."""
+def unused_weights(spec: ModelSpec, unused: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return what the folder of an `hf:` model has of what the model does not use, by name."""
     folder = Path(spec.source)
-    if not parameters or spec.family != "hf" or not any(folder.glob("*.safetensors")):
+    if not unused or spec.family != "hf" or not any(folder.glob("*.safetensors")):
         return {}
     there = _stored(folder)
-    places = {name: place for name, place in there.items() if name in parameters}
-    return {name: _read(place) for name, place in places.items() if place.shape == tuple(parameters[name].shape)}
+    places = {name: place for name, place in there.items() if name in unused}
+    return {name: _read(place) for name, place in places.items() if place.shape == tuple(unused[name].shape)}
 
 
 def _statistics_in(
@@ -234,7 +236,11 @@ def _assigned(
 
 
 def _check_buffers(folder: Path, tensors: Mapping[str, StoredWeight], names: Iterable[str], spec: ModelSpec) -> None:
-    """Refuse buffers that would be lost: units have those that the model is made with."""
+    """Refuse buffers that would be lost: units have those that the model is made with.
+
+    Running statistics that no unit has are of what the model does not use, as `unused_weights`.
+    """
+    names = [name for name in names if name.rpartition(".")[2] not in STATISTICS]
     own = whole_buffers(spec) if names else {}
     lost = []
     for name in (name for name in names if name in own):

@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file, save_model
 from torch import Tensor, nn
 
-from spantrain.app.weight_folder import FoundWeights, find_weights, unused_weights
+from spantrain.app.weight_folder import STATISTICS, FoundWeights, find_weights, unused_weights
 from spantrain.config.files.problems import shortened
 from spantrain.core.checkpoint import SampleLedger, StoredFile
 from spantrain.core.records import Record
@@ -141,8 +141,10 @@ def trained_model(folder: Path, manifest: Manifest) -> tuple[UnsplitModel, tuple
             parameter.copy_(value)
             filled.add(id(parameter))
         unused = {name: one for name, one in whole.module.named_parameters() if id(one) not in filled}
-        for name, value in unused_weights(manifest.model, unused).items():
-            unused[name].copy_(value)
+        kept = {name: one for name, one in whole.module.named_buffers() if name.rpartition(".")[2] in STATISTICS}
+        besides = unused | {name: one for name, one in kept.items() if name not in statistics}
+        for name, value in unused_weights(manifest.model, besides).items():
+            besides[name].copy_(value)
     return whole, tuple(unused)
 
 

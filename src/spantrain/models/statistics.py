@@ -96,6 +96,22 @@ def leave_frozen(model: nn.Module, trains: Collection[str]) -> None:
         setattr(module, _NAME, path)
 
 
+def read_gradients_in_order(model: nn.Module) -> None:
+    """Have normalizations of a model, in place, take gradients of one sample as they are.
+
+    On a processor, torch 2.13 takes those whose channels lie beside each other, as behind `view(...).permute(0, 2, 1)`,
+    for others where the stride of the one sample is not its size: it computes wrong ones, without a word.
+    """
+    for module in model.modules():
+        if isinstance(module, _NormBase) and _in_order not in module._forward_hooks.values():
+            module.register_forward_hook(_in_order)
+
+
+def _in_order(_module: nn.Module, _given: object, result: Tensor) -> None:
+    if result.requires_grad and result.shape[0] == 1:
+        result.register_hook(Tensor.contiguous)  # type: ignore[no-untyped-call]
+
+
 class OneBatchNorm(_BatchNorm):
     """What a `SyncBatchNorm` is taken as: a normalization by the statistics of the samples here, of any shape."""
 

@@ -16,6 +16,7 @@ from spantrain.core.units import ModelSpec, WholeMicroBatch
 from spantrain.errors import ConfigError
 from spantrain.models.randomness.shapes import DrawnShapes
 from spantrain.models.sources import OWN
+from spantrain.models.statistics import read_gradients_in_order
 from spantrain.models.tracing.batch import LabelLoss, Loss, ModelBatch
 from spantrain.models.tracing.check import check_units, differences, hooked_module
 from spantrain.models.tracing.cut import TapePart
@@ -152,6 +153,7 @@ def _empty_units(cut: CutModel) -> list[UnitModule]:
 def _units(cut: CutModel, indices: Iterable[int], model: nn.Module, loss: Loss) -> list[UnitModule]:
     """Make units of a model, which is not to be used otherwise any more."""
     units: list[UnitModule] = []
+    read_gradients_in_order(model)
     names = {id(module): path for path, module in model.named_modules()}
     called = dict.fromkeys(path for part in cut.parts for path in part.modules)
     shell = None if cut.calls is None else Shell(model, called, cut.opened, cut.calls.direct, cut.whole.trains)
