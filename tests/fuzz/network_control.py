@@ -80,7 +80,7 @@ def _joined(body: bytes, _folder: Path) -> object:
     service = JoinService(
         token=token,
         authority=authority,
-        members=Members(max_peers=2, calls_per_peer=1),
+        members=Members(max_peers=2),
         on_join=lambda _name, _facts: {},
         refusals=RefusalCounter(),
         throttle=JoinThrottle(attempts=10**9, window_s=1.0),

@@ -326,16 +326,13 @@ class Credentials(Record):
         """Read what `_text` made.
 
         Raises:
-            ValueError: it is something else.
+            ValueError, UsageError: it is something else.
         """
         table = parse_json(text, "the file", error=UsageError)
         if not isinstance(table, dict) or not all(isinstance(table.get(name), str) for name in _FIELDS):
             raise ValueError(f"it needs {', '.join(_FIELDS)}")
         identity_key, identity, authority_key, authority = (table[name].encode() for name in _FIELDS[:4])
-        try:
-            token = JoinToken.parse(table["token"])
-        except UsageError as error:
-            raise ValueError(str(error)) from None
+        token = JoinToken.parse(table["token"])
         kept = cls(
             identity=ServerIdentity.of_pem(identity_key, identity),
             authority=Authority.of_pem(authority_key, authority),

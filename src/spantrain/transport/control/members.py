@@ -1,7 +1,7 @@
-"""Who has joined: names by certificate, and how many calls each has running; wrong tokens slowed down."""
+"""Who has joined: names by certificate; wrong tokens slowed down."""
 
 import threading
-from collections import Counter, OrderedDict, deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -11,10 +11,6 @@ from spantrain.core.names import is_member_name
 from spantrain.errors import UsageError
 from spantrain.transport.connection.bounds import RefusalCounter
 from spantrain.transport.control.protocol import RemoteRefusal
-
-
-class TooManyCalls(Exception):
-    """A member has as many calls running as it may."""
 
 
 def check_name(name: str) -> None:
@@ -44,16 +40,12 @@ class Members:
     taken back from a holder that may still be running.
     """
 
-    def __init__(
-        self, *, max_peers: int, calls_per_peer: int, may_replace: Callable[[str, str], bool] = lambda _held, _by: False
-    ) -> None:
+    def __init__(self, *, max_peers: int, may_replace: Callable[[str, str], bool] = lambda _held, _by: False) -> None:
         """`may_replace`: whether a name in use is taken from its holder for who joins; another only if all is full."""
         self._may_replace = may_replace
         self._max_peers = max_peers
-        self._calls_per_peer = calls_per_peer
         self._seats: dict[str, Seat] = {}
         self._name_by_certificate: dict[bytes, str] = {}
-        self._calls: Counter[str] = Counter()
         self._lock = threading.RLock()
 
     @contextmanager
@@ -105,25 +97,6 @@ class Members:
         """Who has joined, sorted."""
         with self._lock:
             return tuple(sorted(self._name_by_certificate.values()))
-
-    @contextmanager
-    def calling(self, name: str) -> Iterator[None]:
-        """Count a call while it runs, so that no member can take all threads.
-
-        Raises:
-            TooManyCalls: this member has all its calls running.
-        """
-        with self._lock:
-            if self._calls[name] >= self._calls_per_peer:
-                raise TooManyCalls
-            self._calls[name] += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._calls[name] -= 1
-                if not self._calls[name]:
-                    del self._calls[name]
 
 
 _SOURCE_LIMIT = 1024

@@ -166,9 +166,11 @@ class ControlServer:
         self._control: Address | None = None
         self._join: Address | None = None
         self._refusals = refusals or RefusalCounter()
-        self._members = Members(max_peers=max_peers, calls_per_peer=_CALLS_PER_PEER, may_replace=may_replace)
+        self._members = Members(max_peers=max_peers, may_replace=may_replace)
         credentials = credentials or Credentials.create()
-        self._calls = CallDispatcher(handlers, on_line=on_line, members=self._members, refusals=self._refusals)
+        self._calls = CallDispatcher(
+            handlers, on_line=on_line, members=self._members, calls_per_peer=_CALLS_PER_PEER, refusals=self._refusals
+        )
         self._joins = JoinService(
             token=credentials.token,
             authority=credentials.authority,

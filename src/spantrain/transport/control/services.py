@@ -2,7 +2,6 @@
 
 import itertools
 import threading
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -15,7 +14,7 @@ from spantrain.transport.connection.bounds import RefusalCounter
 from spantrain.transport.control import protocol
 from spantrain.transport.control.address import Address
 from spantrain.transport.control.credentials import Authority, JoinToken
-from spantrain.transport.control.members import Denied, JoinThrottle, Members, TooManyCalls, check_name, denied
+from spantrain.transport.control.members import Denied, JoinThrottle, Members, check_name, denied
 
 LineListener = Callable[[str, int, bool], None]
 """Hears, in any thread: (authenticated device name, number of a connection, whether it has opened, or closed)."""
@@ -90,6 +89,7 @@ class CallDispatcher:
         handlers: Mapping[str, protocol.Handler],
         *,
         members: Members,
+        calls_per_peer: int,
         refusals: RefusalCounter,
         on_line: LineListener = lambda _name, _line, _is_open: None,
     ) -> None:
@@ -98,6 +98,7 @@ class CallDispatcher:
         self.methods = tuple(self._handlers)
         """What can be called."""
         self._members = members
+        self._calls_per_peer = calls_per_peer
         self._refusals = refusals
         self._on_line = on_line
         self._lines = itertools.count()
@@ -106,7 +107,8 @@ class CallDispatcher:
         any more."""
         self._nudged: dict[str, list[int]] = {}
         """Connections of peers whose calls were answered for news; they are taken for open until the next call."""
-        self._running: Counter[str] = Counter()
+        self._running: dict[str, list[str]] = {}
+        """Methods of the calls that run, by who makes them."""
         self._changed = threading.Condition()
 
     def answer(self, method: str, body: bytes, *, certificate_der: bytes | None) -> bytes:
@@ -167,17 +169,27 @@ class CallDispatcher:
 
     @contextmanager
     def _calling(self, method: str, certificate_der: bytes | None) -> Iterator[str]:
-        """Count a call while it runs, and give who makes it."""
+        """Count a call while it runs, so that no member can take all threads, and give who makes it."""
         name = self._name_of(certificate_der)
         if name is None:
             self._refusals.add("unknown_peer")  # in no log: what one asked before it left may come behind that
             raise Denied(grpc.StatusCode.UNAUTHENTICATED, "not a member of this run any more")
-        try:
-            with self._members.calling(name), self._counted(f"{method} of {name}"):
-                yield name
-        except TooManyCalls:
+        with self._changed:
+            running = self._running.setdefault(name, [])
+            has_room = len(running) < self._calls_per_peer
+            if has_room:
+                running.append(method)
+        if not has_room:
             told = f"{name} has too many calls running at once"
-            raise denied(self._refusals, "too_many_calls", grpc.StatusCode.RESOURCE_EXHAUSTED, told) from None
+            raise denied(self._refusals, "too_many_calls", grpc.StatusCode.RESOURCE_EXHAUSTED, told)
+        try:
+            yield name
+        finally:
+            with self._changed:
+                running.remove(method)
+                if not running:
+                    del self._running[name]
+                self._changed.notify_all()
 
     def _handle(self, handler: protocol.Handler, name: str, payload: dict[str, Any]) -> bytes:
         try:
@@ -195,16 +207,4 @@ class CallDispatcher:
         """Wait until no handler runs; return those that still do."""
         with self._changed:
             self._changed.wait_for(lambda: not self._running, timeout_s)
-            return tuple(sorted(self._running))
-
-    @contextmanager
-    def _counted(self, what: str) -> Iterator[None]:
-        with self._changed:
-            self._running[what] += 1
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._running[what] -= 1
-                self._running += Counter()  # drops the zeros
-                self._changed.notify_all()
+            return tuple(sorted({f"{method} of {name}" for name, calls in self._running.items() for method in calls}))
