@@ -154,7 +154,7 @@ def test_a_listener_with_another_key_is_told_nothing() -> None:
 def test_a_reason_is_counted_each_time_and_logged_ever_more_seldom(caplog: pytest.LogCaptureFixture) -> None:
     exchange = exchange_of("a", "b")
     for reason in ("malformed", "oversized", "malformed", "malformed", "malformed", "malformed"):
-        exchange.refuse(Refusal(reason, "it is so"), "b")
+        exchange.refused.refuse(Refusal(reason, "it is so"), "b")
     assert exchange.counters().refused == {"malformed": 5, "oversized": 1}
     assert [record.args[2] for record in caplog.records] == [1, 1, 2, 4]
 

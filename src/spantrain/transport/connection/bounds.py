@@ -44,6 +44,10 @@ class RefusalCounter:
         if self._name and text and number & (number - 1) == 0:
             _LOG.warning("%s refused (%s, %d by now): %s", self._name, reason, number, text)
 
+    def refuse(self, refusal: Refusal, source: str) -> None:
+        """Count something of somebody that was not accepted."""
+        self.add(refusal.reason, f"something of {source}: {refusal}")
+
     def snapshot(self) -> dict[str, int]:
         """Return the counts so far."""
         with self._lock:

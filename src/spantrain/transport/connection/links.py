@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from typing import Generic, TypeVar
 
 import zmq
-from zmq.utils.monitor import parse_monitor_message
 
 from spantrain.core.records import Record
 from spantrain.transport.connection.bounds import Refusal
@@ -110,8 +109,8 @@ class DialledLink(PeerLink[State]):
         self.sockets: list[Socket] = []
         self.monitors: list[Socket] = []
         """Each tells that a socket's connection has ended: libzmq makes another, but what was on its way is lost."""
-        self.asked: dict[Socket, int] = {}
-        """How often each socket was asked who it is: more than once means that it was connected again."""
+        self.asked: set[Socket] = set()
+        """Those that were asked who this is: once more means that one was connected again."""
         self.blocked: set[Socket] = set()
         self.redial_s = math.inf
         """When to dial, or dial anew, if it is not up by then."""
@@ -138,7 +137,6 @@ class DialledLink(PeerLink[State]):
             if keypair is not None:
                 socket.setsockopt(zmq.CURVE_SERVERKEY, self.peer.public_key.encode())
             self.monitors.append(socket.get_monitor_socket(watched))
-            self.asked[socket] = 0
             socket.connect(self.peer.endpoint)
             socket.send(hello, flags=zmq.NOBLOCK)
 
@@ -146,16 +144,6 @@ class DialledLink(PeerLink[State]):
         """Note that the other side has answered."""
         self.up = True
         self._patience_s = self._welcome_s
-
-    def heard(self, monitor: Socket) -> tuple[bool, list[Refusal]]:
-        """Return whether a connection has ended, and what to count, of what a monitor tells."""
-        ended, refusals = False, []
-        while monitor.poll(0):
-            event = parse_monitor_message(monitor.recv_multipart())["event"]
-            ended |= event == zmq.EVENT_DISCONNECTED
-            if event & HANDSHAKE_FAILED:
-                refusals.append(Refusal("handshake", f"{self.name} did not prove its key, or refused this side's"))
-        return ended, refusals
 
     def send(self, connection: int, frames: Frames, *, copy: bool = True) -> bool:
         """Hand frames to a connection; False if it has no room."""

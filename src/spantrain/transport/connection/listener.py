@@ -172,15 +172,14 @@ class PeerListener(Generic[links.State]):
     def attend(self, ready: Container[object]) -> None:
         """Answer who asks to come in, and read which connections began and ended; frames are for `receive`."""
         if self._admission is not None and (self._admission.due_s < math.inf or self._admission.socket in ready):
-            refusals = self._admission.answer()
-            self._turned_away += len(refusals)
-            self._refuse_all(refusals)
+            for refusal in self._admission.answer():
+                self._turned_away += 1
+                self._plane.refused.refuse(refusal, "the network")
         if self._monitor in ready:
             self._listen()
 
-    def _refuse_all(self, refusals: list[Refusal]) -> None:
-        for refusal in refusals:
-            self._plane.refuse(refusal, "the network")
+    def _refuse(self, reason: str, told: str) -> None:
+        self._plane.refused.refuse(Refusal(reason, told), "the network")
 
     def drop(self, link: links.AcceptedLink[links.State], bye: bytes) -> None:
         """Forget a link's routes, and have the other side close them: to dial again (RESET), or not (a goodbye)."""
@@ -220,7 +219,7 @@ class PeerListener(Generic[links.State]):
         try:
             take()
         except Refusal as refusal:
-            self._plane.refuse(refusal, link.name if link else "the network")
+            self._plane.refused.refuse(refusal, link.name if link else "the network")
 
     def _take(self, route: bytes, frames: "list[zmq.Frame]") -> None:
         link, kind = self._by_route.get(route), bytes(frames[0].buffer[:1]) if frames else b""
@@ -326,20 +325,20 @@ class PeerListener(Generic[links.State]):
         early = [one for one in self._early if one.route == route]
         if early:
             self._early = [one for one in self._early if one not in early]
-            self._refuse_all([Refusal("unknown peer", "it left before it was known")])
+            self._refuse("unknown peer", "it left before it was known")
             return
         link = self._by_route.get(route)
         if link is not None and descriptor in link.descriptors:
             self._down(link, "its connection has ended")
         if stand is _Stand.SPEAKING:
             limit = self._plane.socket_limits.max_frame_bytes
-            told = f"a connection ended without a goodbye: it broke, or announced a frame over {limit} bytes"
-            self._refuse_all([Refusal("cut off", told)])
+            self._refuse(
+                "cut off", f"a connection ended without a goodbye: it broke, or announced a frame over {limit} bytes"
+            )
         elif stand is _Stand.SILENT and self._turned_away:
             self._turned_away -= 1  # its key was refused: that is counted already
         elif stand is _Stand.SILENT:
-            told = "a connection ended before it had spoken ZeroMQ and proved its key"
-            self._refuse_all([Refusal("handshake", told)])
+            self._refuse("handshake", "a connection ended before it had spoken ZeroMQ and proved its key")
 
     def close(self) -> None:
         """Stop listening."""

@@ -7,12 +7,15 @@ plane says what its frames mean, who its peers are, and what it makes of links t
 import math
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, Generic
 
 import zmq
+from zmq.utils.monitor import parse_monitor_message
 
-from spantrain.transport.connection.bounds import BYE, RESET, Refusal
+from spantrain.transport.connection.bounds import BYE, RESET, Refusal, RefusalCounter
 from spantrain.transport.connection.links import (
+    HANDSHAKE_FAILED,
     AcceptedLink,
     DialledLink,
     PeerLink,
@@ -30,6 +33,8 @@ class ConnectionLoop(ReliedOnThread, ABC, Generic[State]):
     """Moves frames between a plane and the network until it is told to stop; all but `wake` is the thread's own."""
 
     welcome_kind: bytes
+    decode_hello: Callable[[bytes], Hello]
+    """Reads a hello or a welcome; a `Refusal` says which bound it breaks."""
     late_kind = b""
     """A kind of frame of a peer that was dropped which is no fault."""
     probes = False
@@ -49,10 +54,13 @@ class ConnectionLoop(ReliedOnThread, ABC, Generic[State]):
     early_s = 0.0
     """How long who dials and is not known waits before it is refused."""
 
-    def __init__(self, name: str, *, title: str, keypair: KeyPair | None, limits: SocketLimits, died: Died) -> None:
-        """`died` is told why the thread ended before it was to."""
+    def __init__(
+        self, name: str, *, title: str, keypair: KeyPair | None, limits: SocketLimits, refused: RefusalCounter,
+        died: Died,
+    ) -> None:  # fmt: skip
+        """`refused` counts what is not accepted; `died` is told why the thread ended before it was to."""
         super().__init__(self._move, name=f"{title} {name}", died=self.end)
-        self.own_name, self.socket_limits = name, limits
+        self.own_name, self.socket_limits, self.refused = name, limits, refused
         self.links: dict[str, PeerLink[State]] = {}
         self.endpoint = ""
         self._tell, self._keypair = died, keypair
@@ -96,16 +104,12 @@ class ConnectionLoop(ReliedOnThread, ABC, Generic[State]):
         """Do what other threads want; first of all, each time."""
 
     @abstractmethod
-    def wait_s(self, now_s: float) -> float:
+    def wait_s(self) -> float:
         """Return how long `finish` can wait."""
 
     @abstractmethod
     def finish(self, now_s: float) -> None:
         """Send what is to be sent; last of all, each time."""
-
-    @abstractmethod
-    def refuse(self, refusal: Refusal, source: str) -> None:
-        """Count something that was not accepted."""
 
     @abstractmethod
     def name_of(self, public_key: str) -> str | None:
@@ -119,14 +123,6 @@ class ConnectionLoop(ReliedOnThread, ABC, Generic[State]):
     @abstractmethod
     def hellos(self, link: DialledLink[State]) -> list[bytes]:
         """Return what to say on each connection of a link that is dialled now; number it anew."""
-
-    @abstractmethod
-    def decode_hello(self, head: bytes) -> Hello:
-        """Read a hello or a welcome.
-
-        Raises:
-            Refusal: it breaks a bound.
-        """
 
     @abstractmethod
     def answers(self, hello: Hello, link: DialledLink[State]) -> bool:
@@ -165,7 +161,7 @@ class ConnectionLoop(ReliedOnThread, ABC, Generic[State]):
     def lost(self, link: PeerLink[State], reason: str) -> None:
         """Take note that a link that was up is not any more; here that is nothing: what it lacks can be sent again."""
 
-    def farewell(self, link: DialledLink[State]) -> bytes:  # noqa: ARG002
+    def farewell(self) -> bytes:
         """Return what to say when connections are closed; nothing if empty."""
         return BYE
 
@@ -190,7 +186,7 @@ class ConnectionLoop(ReliedOnThread, ABC, Generic[State]):
         waits_s = [link.redial_s - now_s for link in self.dialled if not link.up]
         if self._listener is not None:
             waits_s.append(self._listener.due_s - now_s)
-        wait_s = min(self.wait_s(now_s), *waits_s, math.inf)
+        wait_s = min(self.wait_s(), *waits_s, math.inf)
         return None if wait_s == math.inf else 0 if wait_s <= 0 else int(1000 * wait_s) + 1
 
     @property
@@ -232,7 +228,8 @@ class ConnectionLoop(ReliedOnThread, ABC, Generic[State]):
             )  # fmt: skip
         except zmq.ZMQError as error:
             link.close(b"")
-            self.refuse(Refusal("bad address", f"it cannot be dialled at {link.peer.endpoint}: {error}"), link.name)
+            refusal = Refusal("bad address", f"it cannot be dialled at {link.peer.endpoint}: {error}")
+            self.refused.refuse(refusal, link.name)
             return
         for socket in (*link.sockets, *link.monitors):
             self._by_socket[socket] = link
@@ -242,7 +239,7 @@ class ConnectionLoop(ReliedOnThread, ABC, Generic[State]):
         for socket in (*link.sockets, *link.monitors):
             self._poller.unregister(socket)
             del self._by_socket[socket]
-        link.close(self.farewell(link))
+        link.close(self.farewell())
 
     def drop(self, name: str, bye: bytes) -> None:
         """Forget a link; whoever dialled it is told to dial again (RESET), or goodbye."""
@@ -279,7 +276,7 @@ class ConnectionLoop(ReliedOnThread, ABC, Generic[State]):
             try:
                 self.take_dialled(socket, link, frames)
             except Refusal as refusal:
-                self.refuse(refusal, link.name)
+                self.refused.refuse(refusal, link.name)
             if socket not in self._by_socket:
                 return  # hung up meanwhile
 
@@ -290,9 +287,13 @@ class ConnectionLoop(ReliedOnThread, ABC, Generic[State]):
                 self._receive(socket, 0)
         if monitor not in link.monitors:
             return
-        ended, refusals = link.heard(monitor)
-        for refusal in refusals:
-            self.refuse(refusal, link.name)
+        ended = False
+        while monitor.poll(0):
+            event = parse_monitor_message(monitor.recv_multipart())["event"]
+            ended |= event == zmq.EVENT_DISCONNECTED
+            if event & HANDSHAKE_FAILED:
+                told = f"{link.name} did not prove its key, or refused this side's"
+                self.refused.refuse(Refusal("handshake", told), link.name)
         if ended and link.up:
             link.up, link.redial_s = False, 0.0
             self.lost(link, "the connection has ended")

@@ -41,10 +41,12 @@ class LayerLoop(ConnectionLoop[LayerTerms]):
     """Moves frames between the network and what goes and comes, until it is told to stop."""
 
     welcome_kind = wire.WELCOME
+    decode_hello = staticmethod(wire.decode_hello)
     watched = zmq.EVENT_DISCONNECTED | HANDSHAKE_FAILED
     burst = 16
     pause_s = _AGAIN_S
     resets_unknown = True
+    is_over = False
 
     def __init__(self, name: str, bind: str, keypair: KeyPair | None, limits: LayerLimits, died: Died) -> None:
         """`died` is told why it ended before that.
@@ -52,15 +54,16 @@ class LayerLoop(ConnectionLoop[LayerTerms]):
         Raises:
             OSError: the address cannot be had.
         """
-        super().__init__(name, title="layers of", keypair=keypair, limits=socket_limits(limits), died=died)
+        super().__init__(
+            name, title="layers of", keypair=keypair, limits=socket_limits(limits), refused=RefusalCounter(name),
+            died=died,
+        )  # fmt: skip
         self.early_s = limits.early_s
         self._limits = limits
         self._orders: deque[Order] = deque()
         self._told = False
         self._look_s = 0.0
         self._patience_s = min(_LOOK_S, limits.no_progress_s / 4)
-        self.stopped = False
-        self.refused = RefusalCounter(name)
         self._peers: dict[str, PeerAddress] = {}
         self._listens = bool(bind)
         self.listen(bind)
@@ -79,17 +82,12 @@ class LayerLoop(ConnectionLoop[LayerTerms]):
 
     def stop(self) -> None:
         """End soon; called by the thread itself."""
-        self.stopped = True
+        self.is_over = True
 
     def end(self, fault: str) -> None:
         """Say why the thread has ended before it was to."""
-        self.stopped = True
+        self.is_over = True
         super().end(fault)
-
-    @property
-    def is_over(self) -> bool:
-        """Whether it was told to stop."""
-        return self.stopped
 
     def obey(self) -> None:
         """Do what was ordered."""
@@ -97,7 +95,7 @@ class LayerLoop(ConnectionLoop[LayerTerms]):
         while self._orders:
             self._orders.popleft()()
 
-    def wait_s(self, now_s: float) -> float:  # noqa: ARG002
+    def wait_s(self) -> float:
         """Return how long nothing can be overdue."""
         return (
             0.0 if self._orders else self._patience_s if self.arrivals.pending or self.departures.pending else math.inf
@@ -109,10 +107,6 @@ class LayerLoop(ConnectionLoop[LayerTerms]):
             self._look_s = now_s + self._patience_s
             self.arrivals.overdue(now_s, self.links)
             self.departures.overdue(now_s, self.links)
-
-    def refuse(self, refusal: Refusal, source: str) -> None:
-        """Count something that was refused."""
-        self.refused.add(refusal.reason, f"something of {source}: {refusal}")
 
     # Peers and links.
 
@@ -156,10 +150,6 @@ class LayerLoop(ConnectionLoop[LayerTerms]):
             wire.encode_hello(HELLO, self._own_hello(link.session, connection, link.connections))
             for connection in range(link.connections)
         ]
-
-    def decode_hello(self, head: bytes) -> wire.LayerHello:
-        """Read a hello or a welcome."""
-        return wire.decode_hello(head)
 
     def answers(self, hello: Hello, link: DialledLink[LayerTerms]) -> bool:
         """Return whether a welcome is of this session."""

@@ -81,7 +81,7 @@ class LayerTransport:
         try:
             self._arrivals.expect(self._loop.links.get(peer), peer, key, wanted, now_s)
         except Refusal as refusal:  # what came before was not that
-            self._loop.refuse(refusal, peer)
+            self._loop.refused.refuse(refusal, peer)
 
     def send(self, peer: str, key: LayerKey, tensors: Mapping[str, Tensor]) -> None:
         """Queue a layer; layers to one peer go in the order of the calls. It will be told of as sent or lost.
@@ -131,7 +131,7 @@ class LayerTransport:
             )
 
     def _order(self, order: Callable[[], None]) -> None:
-        if self._loop.stopped or self._fault:
+        if self._loop.is_over or self._fault:
             raise ProtocolError(f"{self._name}: the layer wire is closed; {self._fault or 'make a new one'}")
         self._loop.order(order)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from secrets import randbits
 
 from spantrain.errors import PeerLostError, ProtocolError
-from spantrain.transport.connection.bounds import Refusal, RefusalCounter
+from spantrain.transport.connection.bounds import RefusalCounter
 from spantrain.transport.connection.peers import PeerAddress
 from spantrain.transport.mailbox.inbox import Inbox
 from spantrain.transport.mailbox.interface import Counters, Limits, Message, PeerCounters, SentInterval
@@ -75,7 +75,7 @@ class Exchange:
         self._gone: dict[str, PeerCounters] = {}
         self._arrived: list[tuple[MailboxPeer, Message, int]] = []
         self._held: list[tuple[MailboxPeer, Message, int]] = []
-        self._refused = RefusalCounter(name)
+        self.refused = RefusalCounter(name)
         self._own: PeerAddress | None = None
         """As others know this side."""
         self._intervals: deque[SentInterval] = deque(maxlen=_MAX_INTERVALS)
@@ -148,7 +148,7 @@ class Exchange:
     def _drop_older(self) -> None:
         for name, known in self.peers.items():
             if dropped := known.outbox.drop_older(self.generation):
-                self._refused.add("old generation, not sent", count=dropped)
+                self.refused.add("old generation, not sent", count=dropped)
                 self.dirty.add(name)
         entries = self._arrived + self._held
         self._arrived, self._held = [], []
@@ -159,7 +159,7 @@ class Exchange:
         if message.key.generation > self.generation:
             self._held.append((known, message, cost))
         elif message.key.generation < self.generation:
-            self._refused.add("old generation")
+            self.refused.add("old generation")
             known.inbox.consume(cost)
             self.dirty.add(known.peer.name)
         else:
@@ -176,7 +176,7 @@ class Exchange:
                 self.condition.wait(None if deadline_s is None else deadline_s - now_s)
                 known.count(send_stall_s=time.monotonic() - now_s)
             if known is None:
-                self._refused.add("old generation, not sent")
+                self.refused.add("old generation, not sent")
                 return True
             known.outbox.offer(outgoing)
             known.count(messages_sent=1, payload_bytes_sent=outgoing.size_bytes)
@@ -227,10 +227,6 @@ class Exchange:
         with self.condition:
             self.stopped, self._stopped_by = True, fault and f": {fault}"
             self.condition.notify_all()
-
-    def refuse(self, refusal: Refusal, source: str) -> None:
-        """Count something that was not accepted."""
-        self._refused.add(refusal.reason, f"something of {source}: {refusal}")
 
     def begin(self, known: MailboxPeer, greeting: Greeting, *, fresh_link: bool) -> None:
         """Take what the other side says when a link begins.
@@ -297,4 +293,4 @@ class Exchange:
         """Return totals, peers that are gone included."""
         with self.condition:
             current = {name: known.counters for name, known in self.peers.items()}
-            return Counters(peers=self._gone | current, refused=self._refused.snapshot())
+            return Counters(peers=self._gone | current, refused=self.refused.snapshot())

@@ -37,6 +37,7 @@ class MailboxLoop(ConnectionLoop[MailboxPeer]):
     """Moves frames between an `Exchange` and the network until the exchange is stopped."""
 
     welcome_kind = wire.WELCOME
+    decode_hello = staticmethod(wire.decode_greeting)
     late_kind = wire.ACK
     probes = True
     takes_late = True
@@ -48,7 +49,9 @@ class MailboxLoop(ConnectionLoop[MailboxPeer]):
         Raises:
             OSError: the address cannot be had.
         """
-        super().__init__(exchange.name, title="mailbox", keypair=keypair, limits=SOCKET_LIMITS, died=died)
+        super().__init__(
+            exchange.name, title="mailbox", keypair=keypair, limits=SOCKET_LIMITS, refused=exchange.refused, died=died
+        )
         self._exchange = exchange
         self._overhead_bytes = _CURVE_FRAME_BYTES if exchange.encrypted else _PLAIN_FRAME_BYTES
         """What ZeroMQ adds to each frame: its length and flags, and nonce and authenticator if encrypted."""
@@ -65,13 +68,9 @@ class MailboxLoop(ConnectionLoop[MailboxPeer]):
         """Whether the exchange was stopped."""
         return self._exchange.stopped
 
-    def wait_s(self, now_s: float) -> float:  # noqa: ARG002
+    def wait_s(self) -> float:
         """Return how long nothing is to be sent."""
         return 0.0 if self._exchange.dirty else _RETRY_S if self._retry else math.inf
-
-    def refuse(self, refusal: Refusal, source: str) -> None:
-        """Count something that was not accepted."""
-        self._exchange.refuse(refusal, source)
 
     # Links follow the peers that are wanted.
 
@@ -131,10 +130,6 @@ class MailboxLoop(ConnectionLoop[MailboxPeer]):
                 for connection in range(link.connections)
             ]
 
-    def decode_hello(self, head: bytes) -> wire.Greeting:
-        """Read a hello or a welcome."""
-        return wire.decode_greeting(head)
-
     def answers(self, hello: Hello, link: DialledLink[MailboxPeer]) -> bool:
         """Return whether a welcome is of this epoch."""
         if hello.name != link.name:
@@ -157,7 +152,7 @@ class MailboxLoop(ConnectionLoop[MailboxPeer]):
         """Have what waits sent."""
         self._exchange.dirty.add(link.name)
 
-    def farewell(self, link: DialledLink[MailboxPeer]) -> bytes:  # noqa: ARG002
+    def farewell(self) -> bytes:
         """Return a goodbye of this generation."""
         return wire.encode_bye(self._exchange.generation)
 
@@ -172,9 +167,10 @@ class MailboxLoop(ConnectionLoop[MailboxPeer]):
     ) -> bool:
         """Take who asks who this is, and goodbyes."""
         if kind == WHO:
-            link.asked[socket] += 1
-            if link.asked[socket] > 1:
+            if socket in link.asked:
                 self.begin_anew(link)
+            else:
+                link.asked.add(socket)
         elif kind == BYE:
             # Dialled again when the peers are set anew; at once if they were since.
             anew = wire.decode_bye(frames[0].buffer) < self._exchange.generation and not link.state.held_back
@@ -205,9 +201,9 @@ class MailboxLoop(ConnectionLoop[MailboxPeer]):
             for name in names:
                 link = self.links.get(name)
                 if link is not None and link.up:
-                    self._flush(name, link)
+                    self._flush(link)
 
-    def _flush(self, name: str, link: PeerLink[MailboxPeer]) -> None:
+    def _flush(self, link: PeerLink[MailboxPeer]) -> None:
         try:
             if self.flush(link):
                 return
@@ -219,7 +215,7 @@ class MailboxLoop(ConnectionLoop[MailboxPeer]):
         if isinstance(link, DialledLink):
             self.wait_for_room(link)
         else:
-            self._retry.add(name)
+            self._retry.add(link.name)
 
     def flush(self, link: PeerLink[MailboxPeer]) -> bool:
         """Send what may be sent: control frames, then small messages, then large; return False if room was short.
