@@ -1,7 +1,7 @@
 """Layers that come: only what is expected is taken in; what comes a little early waits, within bounds."""
 
 import threading
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -29,7 +29,6 @@ class _EarlyLayer:
     opening: wire.Opening
     came_s: float
     parked: list[memoryview] = field(default_factory=list)
-    parked_bytes: int = 0
 
 
 @dataclass(eq=False)
@@ -60,7 +59,7 @@ class Arrivals:
         self._limits, self._pool, self._copiers = limits, pool, copiers
         self._max_pieces = _PIECES + limits.window_bytes // _PIECE_BYTES
         self._lost = lost
-        self._by_peer: dict[str, _FromPeer] = {}
+        self._by_peer: defaultdict[str, _FromPeer] = defaultdict(_FromPeer)
         self._ended: OrderedDict[Ticket, None] = OrderedDict()
         self._lock = threading.Lock()
         self._open: set[ComingLayer] = set()
@@ -85,7 +84,7 @@ class Arrivals:
         self, link: LayerLink | None, peer: str, key: LayerKey, parameters: Sequence[ParameterSpec], now_s: float
     ) -> None:
         """Want a layer from a peer; it may have been opened already."""
-        theirs = self._by_peer.setdefault(peer, _FromPeer())
+        theirs = self._by_peer[peer]
         self._ended.pop(key.ticket, None)
         theirs.expected[key] = _Expected(tuple(parameters), now_s)
         early = next((one for one in theirs.early.values() if one.opening.key == key), None)
@@ -118,7 +117,7 @@ class Arrivals:
         Raises:
             Refusal: it is not as expected, or too much at once.
         """
-        theirs = self._by_peer.setdefault(link.name, _FromPeer())
+        theirs = self._by_peer[link.name]
         number, key = opening.number, opening.key
         if number in theirs.early or number in theirs.coming:
             raise Refusal("malformed", f"{key}: opened twice")
@@ -169,16 +168,14 @@ class Arrivals:
         Raises:
             Refusal: it is not what must come next, or more than was granted.
         """
-        theirs = self._by_peer.get(link.name)
-        if theirs is None:
-            return
+        theirs = self._by_peer[link.name]
         theirs.came_s = now_s
         layer, early = theirs.coming.get(number), theirs.early.get(number)
         if layer is not None:
             self._check(layer.key, layer.came_bytes, offset_bytes, piece)
             self._take(link, theirs, layer, piece, now_s)
         elif early is not None:
-            self._check(early.opening.key, early.parked_bytes, offset_bytes, piece)
+            self._check(early.opening.key, sum(map(len, early.parked)), offset_bytes, piece)
             self._park(link, theirs, early, piece)
 
     def _check(self, key: LayerKey, wanted_bytes: int, offset_bytes: int, piece: memoryview) -> None:
@@ -196,7 +193,6 @@ class Arrivals:
             detail = f"over {over} came before it was expected"
             self._refuse(link, early.opening.number, early.opening.key, "not expected", detail)
         early.parked.append(piece)
-        early.parked_bytes += len(piece)
 
     def _take(self, link: LayerLink, theirs: _FromPeer, layer: ComingLayer, piece: memoryview, now_s: float) -> None:
         """Have a piece copied, whether it has just come or was parked.
@@ -221,7 +217,7 @@ class Arrivals:
 
     def cancelled(self, link: LayerLink, number: int) -> None:
         """Take note that the sender gave a layer up."""
-        theirs = self._by_peer.setdefault(link.name, _FromPeer())
+        theirs = self._by_peer[link.name]
         theirs.early.pop(number, None)
         layer = theirs.coming.pop(number, None)
         if layer is not None and self.claim(layer):
@@ -247,9 +243,7 @@ class Arrivals:
 
     def link_lost(self, peer: str, reason: str) -> None:
         """Give up all that was wanted of a peer."""
-        theirs = self._by_peer.pop(peer, None)
-        if theirs is None:
-            return
+        theirs = self._by_peer.pop(peer, _FromPeer())
         keys = [*theirs.expected, *(layer.key for layer in theirs.coming.values() if self.claim(layer))]
         for key in keys:
             self._lost(peer, key, reason)

@@ -1,6 +1,6 @@
 """Layers that go: opened in the order of the calls, poured as far as the other side grants, done when it has all."""
 
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -97,7 +97,7 @@ class Departures:
     ) -> None:
         self._limits = limits
         self._sent, self._lost = sent, lost
-        self._by_peer: dict[str, _ToPeer] = {}
+        self._by_peer: defaultdict[str, _ToPeer] = defaultdict(_ToPeer)
         self.whole_layers = 0
         self.bytes_by_peer: Counter[str] = Counter()
 
@@ -111,15 +111,13 @@ class Departures:
     ) -> None:
         """Put a layer in line, and pour what can be."""
         layer = GoingLayer(key, specs_of(tensors), tuple(tensors.values()), now_s)
-        self._by_peer.setdefault(peer, _ToPeer()).waiting.append(layer)
+        self._by_peer[peer].waiting.append(layer)
         if link is not None and link.up:
             self.flush(link, now_s)
 
     def flush(self, link: LayerLink, now_s: float) -> None:
         """Pour all that may go to a peer now."""
-        theirs = self._by_peer.get(link.name)
-        if theirs is None:
-            return
+        theirs = self._by_peer[link.name]
         for layer in list(theirs.going.values()):
             self._pour(link, theirs, layer, now_s)
         while theirs.waiting and theirs.early_bytes < link.state.window_bytes:
@@ -154,9 +152,9 @@ class Departures:
 
     def granted(self, link: LayerLink, number: int, upto_bytes: int, now_s: float) -> None:
         """Let a layer go as far as the other side says."""
-        theirs = self._by_peer.get(link.name)
-        layer = theirs.going.get(number) if theirs else None
-        if theirs is None or layer is None:
+        theirs = self._by_peer[link.name]
+        layer = theirs.going.get(number)
+        if layer is None:
             return
         if layer.granted_bytes is None:
             theirs.early_bytes -= layer.poured_bytes
@@ -180,9 +178,9 @@ class Departures:
             self.flush(link, now_s)
 
     def _take_out(self, peer: str, number: int) -> GoingLayer | None:
-        theirs = self._by_peer.get(peer)
-        layer = theirs.going.pop(number, None) if theirs else None
-        if theirs is not None and layer is not None and layer.granted_bytes is None:
+        theirs = self._by_peer[peer]
+        layer = theirs.going.pop(number, None)
+        if layer is not None and layer.granted_bytes is None:
             theirs.early_bytes -= layer.poured_bytes
         return layer
 
@@ -198,8 +196,8 @@ class Departures:
 
     def link_lost(self, peer: str, reason: str) -> None:
         """Give up all that was for a peer."""
-        theirs = self._by_peer.pop(peer, None)
-        for layer in [*theirs.going.values(), *theirs.waiting] if theirs else []:
+        theirs = self._by_peer.pop(peer, _ToPeer())
+        for layer in [*theirs.going.values(), *theirs.waiting]:
             self._lost(peer, layer.key, reason)
 
     def overdue(self, now_s: float, links: Mapping[str, LayerLink]) -> None:

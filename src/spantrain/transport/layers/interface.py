@@ -9,13 +9,13 @@ opens all anew, with a new session. So a piece of one session never ends up in a
 import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Annotated, Protocol
 
 import zmq
 from torch import Tensor
 
 from spantrain.core.outer.events import Ticket, TransferWay
-from spantrain.core.records import Record
+from spantrain.core.records import Bounds, NotNegative, Positive, Record, check_bounds
 from spantrain.transport.connection.links import PeerLink
 
 _MIB = 2**20
@@ -40,35 +40,28 @@ class LayerKey:
 class LayerLimits(Record):
     """Bounds of a layer wire: bytes, patience, connections, threads."""
 
-    frame_bytes: int = 4 * _MIB
+    frame_bytes: Annotated[int, Bounds(low=65536)] = 4 * _MIB
     """Largest piece of a layer that travels as one; ZeroMQ closes a connection that announces more. Each takes some
     tenths of a millisecond besides its bytes; and on the slowest path one must come within `no_progress_s`."""
-    layer_bytes: int = 8192 * _MIB
+    layer_bytes: Annotated[int, Bounds(low=1)] = 8192 * _MIB
     """Largest layer that can be expected or sent."""
     window_bytes: int = 16 * _MIB
     """What of a layer may be under way and not yet at its place: rate times round trip of the longest path, or more."""
-    no_progress_s: float = 30.0
+    no_progress_s: Positive = 30.0
     """A layer of which nothing has come, or gone, for so long is lost."""
-    copiers: int = 2
+    copiers: Annotated[int, Bounds(low=0, high=64)] = 2
     """Threads that put what comes in its place and hand over whole layers, one for each layer in flight; 0: the thread
     of the sockets does it."""
-    welcome_s: float = 2.0
+    welcome_s: Positive = 2.0
     """How long the first answer of a peer that was dialled may take until it is dialled anew."""
-    early_s: float = 1.0
+    early_s: NotNegative = 1.0
     """How long who dials and is not known waits before it is refused: its name may be on its way to this side."""
 
     def __post_init__(self) -> None:
-        if self.frame_bytes < 65536 or self.window_bytes < self.frame_bytes or self.layer_bytes < 1:
+        check_bounds(self)
+        if self.window_bytes < self.frame_bytes:
             raise ValueError(
-                "frame_bytes must be at least 65536, window_bytes at least frame_bytes, layer_bytes positive; "
-                f"got {self.frame_bytes}, {self.window_bytes} and {self.layer_bytes}"
-            )
-        if not 0 <= self.copiers <= 64:
-            raise ValueError(f"copiers must be 0 to 64, got {self.copiers}")
-        if not (self.no_progress_s > 0 and self.welcome_s > 0 and self.early_s >= 0):
-            raise ValueError(
-                "no_progress_s and welcome_s must be positive, early_s must not be negative; "
-                f"got {self.no_progress_s}, {self.welcome_s} and {self.early_s}"
+                f"window_bytes must be at least frame_bytes, got {self.window_bytes} and {self.frame_bytes}"
             )
 
 

@@ -1,10 +1,10 @@
 """What a mailbox takes and gives, whatever carries it."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from spantrain.core.messages import AnyKey
-from spantrain.core.records import Record
+from spantrain.core.records import Bounds, Positive, Record, check_bounds
 from spantrain.core.speed import SentMessage
 
 if TYPE_CHECKING:
@@ -35,30 +35,25 @@ class Message(Record):
 class Limits(Record):
     """Bounds of a mailbox: bytes of tensors, connections, patience."""
 
-    max_message_bytes: int = 256 * _MIB
-    send_queue_bytes: int = 512 * _MIB
+    max_message_bytes: Annotated[int, Bounds(low=1)] = 256 * _MIB
+    send_queue_bytes: Annotated[int, Bounds(low=1)] = 512 * _MIB
     """Per peer, not acknowledged yet; a message that does not fit makes `send` wait."""
     receive_queue_bytes: int = 512 * _MIB
     """Per peer, credit: what may be under way or waiting for `receive`."""
-    bulk_connections: int = 2
+    bulk_connections: Annotated[int, Bounds(low=1, high=16)] = 2
     """Connections per peer for large messages, besides one for small ones and one for control; one alone does not fill
     a long fat pipe."""
-    welcome_s: float = 2.0
+    welcome_s: Positive = 2.0
     """How long the first answer of a peer that was dialled may take until it is dialled anew: several round trips of
     the longest path, and the work of a handshake on a busy machine."""
 
     def __post_init__(self) -> None:
-        if self.max_message_bytes < 1 or self.send_queue_bytes < 1:
-            raise ValueError(f"max_message_bytes and send_queue_bytes must be positive, got {self}")
+        check_bounds(self)
         if self.receive_queue_bytes < 2 * self.max_message_bytes:
             raise ValueError(
                 f"receive_queue_bytes must be at least twice max_message_bytes, or a large message could wait for "
                 f"ever, got {self.receive_queue_bytes} and {self.max_message_bytes}"
             )
-        if not 1 <= self.bulk_connections <= 16:
-            raise ValueError(f"bulk_connections must be 1 to 16, got {self.bulk_connections}")
-        if not self.welcome_s > 0:
-            raise ValueError(f"welcome_s must be positive, got {self.welcome_s}")
 
 
 class SentInterval(SentMessage):
