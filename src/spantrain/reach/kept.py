@@ -1,20 +1,16 @@
 """Workers on another machine: started there, heard, and ended with the program that has started them."""
 
-import contextlib
 import json
-import os
 import queue
-import subprocess
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from spantrain.core.records import Record
-from spantrain.errors import PeerLostError, ProtocolError, UsageError
+from spantrain.errors import PeerLostError, ProtocolError
 from spantrain.reach.code import PackedCode
 from spantrain.reach.facts import program, read_answer
-from spantrain.reach.machines import BOOTSTRAP, Machine, last_line, wait_or_kill
+from spantrain.reach.machines import Machine, StartedProgram, last_line
 
 _ANSWER_S = 60.0
 _TAKE_CODE_S = 600.0
@@ -45,7 +41,7 @@ class KeeperLine(Record):
     left_out: int = 0
 
 
-class KeptMachine:
+class KeptMachine(StartedProgram):
     """A machine where `reach.programs.keeper` runs, which starts workers and ends with them when this is closed."""
 
     def __init__(
@@ -67,23 +63,12 @@ class KeptMachine:
         Raises:
             UsageError: this machine lacks the program that the way needs.
         """
-        self.machine = machine
         self._heard, self._ended = heard, ended
         self._running: set[str] = set()
         self._asking = threading.Lock()
         self._answers: queue.SimpleQueue[KeeperAnswer | None] = queue.SimpleQueue()
-        self._errors = b""
-        words = machine.command([*within, machine.python, "-c", BOOTSTRAP])
-        pipe = subprocess.PIPE
-        try:  # a session of its own: Ctrl-C is told to this program alone, which then ends the others in order
-            self._process = subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True)
-        except OSError as error:
-            raise UsageError(f"{machine}: {words[0]} cannot be started: {error.strerror}; install it") from error
-        self._threads = [threading.Thread(target=run, daemon=True) for run in (self._read, self._read_errors)]
-        for thread in self._threads:
-            thread.start()
-        source = program("keeper").encode()
-        self._send(b"%d\n%s" % (len(source), source))
+        # Apart: Ctrl-C is told to this program alone, which then ends the others in order.
+        super().__init__(machine, program("keeper"), within=within, apart=True)
 
     @property
     def is_cut_off(self) -> bool:
@@ -127,26 +112,12 @@ class KeptMachine:
     def close(self) -> None:
         """End the workers that are still there, and the keeper."""
         self._ended = lambda _name, _how: None
-        with contextlib.suppress(OSError):
-            assert self._process.stdin is not None
-            self._process.stdin.close()
-        wait_or_kill(self._process, _LEAVE_S)
-        for thread in self._threads:
-            thread.join(_LEAVE_S)
-        for stream in (self._process.stdout, self._process.stderr):
-            if stream is not None:
-                stream.close()
-
-    def _send(self, data: bytes) -> None:
-        assert self._process.stdin is not None
-        with contextlib.suppress(OSError, ValueError):  # it has gone, or is closed; its end says why
-            self._process.stdin.write(data)
-            self._process.stdin.flush()
+        self._end(_LEAVE_S)
 
     def _ask(self, request: Mapping[str, Any], *, behind: bytes = b"", within_s: float = _ANSWER_S) -> KeeperAnswer:
         try:
             with self._asking:
-                self._send(json.dumps(request).encode() + b"\n" + behind)
+                self._write(json.dumps(request).encode() + b"\n" + behind)
                 answer = self._answers.get(timeout=within_s)
         except queue.Empty:
             raise PeerLostError(
@@ -164,14 +135,14 @@ class KeptMachine:
     def _read(self) -> None:
         noise = 0
         assert self._process.stdout is not None
-        while line := self._process.stdout.readline(_MAX_LINE_BYTES):
-            try:
-                self._take(read_answer(KeeperLine, line.decode(errors="replace"), f"a line of {self.machine}"))
-            except ProtocolError:
-                noise += 1
-                if noise > _MAX_NOISE:
-                    self._process.kill()
-                    break
+        with self._process.stdout as said:
+            while noise <= _MAX_NOISE and (line := said.readline(_MAX_LINE_BYTES)):
+                try:
+                    self._take(read_answer(KeeperLine, line.decode(errors="replace"), f"a line of {self.machine}"))
+                except ProtocolError:
+                    noise += 1
+        if noise > _MAX_NOISE:
+            self._process.kill()
         self._answers.put(None)
         for name in sorted(self._running):
             self._ended(name, f"its machine {self.machine} is cut off: {self._why_gone()}")
@@ -191,17 +162,6 @@ class KeptMachine:
             self._running.discard(name)
             self._ended(name, f"its worker {how}")
 
-    def _read_errors(self) -> None:
-        assert self._process.stderr is not None
-        while piece := os.read(self._process.stderr.fileno(), _MAX_LINE_BYTES):
-            self._errors = (self._errors + piece)[-_MAX_LINE_BYTES:]
-
     def _why_gone(self) -> str:
-        deadline_s = time.monotonic() + _LEAVE_S
-        while self._threads[1].is_alive() and time.monotonic() < deadline_s:
-            self._threads[1].join(0.1)
-        try:
-            status = self._process.wait(_LEAVE_S)
-        except subprocess.TimeoutExpired:
-            return "its answers ended"
-        return self.machine.failure(status, last_line(self._errors))
+        status = self._status(_LEAVE_S)
+        return "its answers ended" if status is None else self.machine.failure(status, last_line(self._errors))

@@ -6,15 +6,16 @@ prints comes from outside: it is read within bounds, and nobody executes it.
 
 import contextlib
 import os
-import selectors
+import queue
 import shlex
 import subprocess
 import sys
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import IO, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from spantrain.core.names import check_name
 from spantrain.core.records import Record
@@ -26,9 +27,8 @@ Way = Literal["local", "ssh", "slurm", "kubernetes"]
 
 MAX_ANSWER_BYTES = 2**20
 """What one program may print in all; probes print a few kilobytes."""
-_KEPT_BYTES = 4096
-"""The end of what it says on standard error, for messages."""
 _CHUNK_BYTES = 65536
+"""Of the end of what it says on standard error, which is kept for messages."""
 _LEAVE_S = 2.0
 _LOOK_S = 0.2
 _AT_ONCE = 64
@@ -145,7 +145,79 @@ def run_python(machine: Machine, source: str, *args: str, timeout_s: float, stop
     return "".join(f"{line}\n" for line in lines)
 
 
-class RemoteProgram(contextlib.AbstractContextManager["RemoteProgram"]):
+class StartedProgram(ABC):
+    """A Python program that was started on a machine, and the threads that hear it.
+
+    A subclass has what its thread needs before it calls the constructor here.
+    """
+
+    def __init__(
+        self, machine: Machine, source: str, *args: str, within: Sequence[str] = (), apart: bool = False
+    ) -> None:
+        """Start it.
+
+        Args:
+            machine: where, and by which `python`.
+            source: the program.
+            args: its words.
+            within: words before the interpreter's, of a container say.
+            apart: in a session of its own, which Ctrl-C does not reach.
+
+        Raises:
+            UsageError: this machine lacks the program that the way needs.
+        """
+        self.machine = machine
+        words = machine.command([*within, machine.python, "-c", BOOTSTRAP, *args])
+        pipe = subprocess.PIPE
+        try:
+            self._process = subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=apart)
+        except OSError as error:
+            raise UsageError(f"{machine}: {words[0]} cannot be started: {error.strerror}; install it") from error
+        self._errors = b""
+        self._threads = [threading.Thread(target=run, daemon=True) for run in (self._read, self._read_errors)]
+        for thread in self._threads:
+            thread.start()
+        program = source.encode()
+        self._write(b"%d\n%s" % (len(program), program))
+
+    def end_input(self) -> None:
+        """Close its standard input, by which it notices that no more comes."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+
+    def _write(self, data: bytes) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError, ValueError):  # it has gone, or is closed; its end says why
+            self._process.stdin.write(data)
+            self._process.stdin.flush()
+
+    @abstractmethod
+    def _read(self) -> None:
+        """Read its output to the end; in a thread."""
+
+    def _read_errors(self) -> None:
+        assert self._process.stderr is not None
+        with self._process.stderr as said:
+            while piece := os.read(said.fileno(), _CHUNK_BYTES):
+                self._errors = (self._errors + piece)[-_CHUNK_BYTES:]
+
+    def _status(self, patience_s: float) -> int | None:
+        """Wait for its last words and its end; return its status, or None if it does not end."""
+        self._threads[1].join(patience_s)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self._process.wait(patience_s)
+        return None
+
+    def _end(self, patience_s: float) -> None:
+        """Have it end: its input closes first; it is killed where that does not help."""
+        self.end_input()
+        wait_or_kill(self._process, patience_s)
+        for thread in self._threads:
+            thread.join(patience_s)
+
+
+class RemoteProgram(StartedProgram, contextlib.AbstractContextManager["RemoteProgram"]):
     """A Python program that runs on a machine: lines go there, and lines come back, within bounds.
 
     It ends with the block, whatever it does; its standard input closes first, by which a program notices.
@@ -157,48 +229,17 @@ class RemoteProgram(contextlib.AbstractContextManager["RemoteProgram"]):
         Raises:
             UsageError: this machine lacks the program that the way needs.
         """
-        self.machine = machine
         self._stop = stop or threading.Event()
-        words = machine.command([machine.python, "-c", BOOTSTRAP, *args])
-        pipe = subprocess.PIPE
-        try:
-            self._process = subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0)
-        except OSError as error:
-            raise UsageError(f"{machine}: {words[0]} cannot be started: {error.strerror}; install it") from error
-        assert self._process.stdin
-        assert self._process.stdout
-        assert self._process.stderr
-        self._stdin, self._stdout, self._stderr = self._process.stdin, self._process.stdout, self._process.stderr
-        self._selector = selectors.DefaultSelector()
-        for stream in (self._stdout, self._stderr):
-            os.set_blocking(stream.fileno(), False)
-            self._selector.register(stream, selectors.EVENT_READ)
-        os.set_blocking(self._stdin.fileno(), False)
-        program = source.encode()
-        self._outgoing = b"%d\n%s" % (len(program), program)
-        self._no_more_input = False
-        self._selector.register(self._stdin, selectors.EVENT_WRITE)
-        self._incoming = b""
-        self._errors = b""
-        self._taken_bytes = 0
+        self._came: queue.SimpleQueue[bytes | ProtocolError | None] = queue.SimpleQueue()
+        """Its lines, and at the end why no more is read, or nothing."""
+        super().__init__(machine, source, *args)
 
     def __exit__(self, kind: object, *_: object) -> None:
-        self._selector.close()
-        with contextlib.suppress(OSError):
-            self._stdin.close()
-        wait_or_kill(self._process, _LEAVE_S if kind is None else 0.2)
-        self._stdout.close()
-        self._stderr.close()
+        self._end(_LEAVE_S if kind is None else 0.2)
 
     def send(self, line: str) -> None:
-        """Queue a line for it; it goes while lines are awaited."""
-        self._outgoing += f"{line}\n".encode()
-        self._want_input()
-
-    def end_input(self) -> None:
-        """Close its standard input when all that was sent has gone."""
-        self._no_more_input = True
-        self._want_input()
+        """Send it a line."""
+        self._write(f"{line}\n".encode())
 
     def line(self, deadline_s: float) -> str:
         """Return its next line, without its end.
@@ -219,16 +260,14 @@ class RemoteProgram(contextlib.AbstractContextManager["RemoteProgram"]):
         Raises:
             PeerLostError, ProtocolError: as of `line`.
         """
-        while True:
-            while (at := self._incoming.find(b"\n")) >= 0:
-                whole, self._incoming = self._incoming[:at], self._incoming[at + 1 :]
-                yield self._text(whole)
-            if self._stdout not in self._selector.get_map():
-                break
-            self._move(deadline_s)
-        if self._incoming:
-            whole, self._incoming = self._incoming, b""
-            yield self._text(whole)
+        while isinstance(line := self._next(deadline_s), bytes):
+            try:
+                yield line.removesuffix(b"\n").decode()
+            except UnicodeDecodeError:
+                raise ProtocolError(f"{self.machine}: printed what is no UTF-8: {line[:60]!r}") from None
+        self._came.put(line)  # for whoever asks next
+        if line is not None:
+            raise line
 
     def check_ended(self) -> None:
         """Wait for its end, which its output's end announces.
@@ -236,61 +275,31 @@ class RemoteProgram(contextlib.AbstractContextManager["RemoteProgram"]):
         Raises:
             PeerLostError: it failed; the message says how, with the remedy.
         """
-        with contextlib.suppress(PeerLostError):
-            deadline_s = time.monotonic() + _LEAVE_S
-            while self._stderr in self._selector.get_map():
-                self._move(deadline_s)
-        try:
-            status = self._process.wait(_LEAVE_S)
-        except subprocess.TimeoutExpired:
-            return  # its output is whole; it is ended with the block
-        if status != 0:
+        status = self._status(_LEAVE_S)
+        if status:  # where there is none, its output is whole all the same; it is ended with the block
             raise PeerLostError(f"{self.machine}: {self.machine.failure(status, last_line(self._errors))}")
 
-    def _want_input(self) -> None:
-        if self._stdin.closed or self._stdin in self._selector.get_map():
-            return
-        self._selector.register(self._stdin, selectors.EVENT_WRITE)
+    def _next(self, deadline_s: float) -> bytes | ProtocolError | None:
+        while True:
+            if self._stop.is_set():
+                raise Interrupted(f"{self.machine}: is not waited for any more")
+            left_s = max(0.0, deadline_s - time.monotonic())
+            try:
+                return self._came.get(timeout=min(_LOOK_S, left_s))
+            except queue.Empty:
+                if not left_s:
+                    told = f"no answer in time{last_line(self._errors)}; see whether it is overloaded"
+                    raise PeerLostError(f"{self.machine}: {told}") from None
 
-    def _move(self, deadline_s: float) -> None:
-        """Read and write what can be, once."""
-        ready = self._selector.select(min(_LOOK_S, max(0.0, deadline_s - time.monotonic())))
-        if self._stop.is_set():
-            raise Interrupted(f"{self.machine}: is not waited for any more")
-        if not ready and time.monotonic() >= deadline_s:
-            said = last_line(self._errors)
-            raise PeerLostError(f"{self.machine}: no answer in time{said}; see whether it is overloaded")
-        for key, _ in ready:
-            if key.fileobj is self._stdin:
-                self._write()
-            elif key.fileobj is self._stdout:
-                self._incoming += self._read(self._stdout)
-            else:
-                self._errors = (self._errors + self._read(self._stderr))[-_KEPT_BYTES:]
-
-    def _write(self) -> None:
-        try:
-            sent = os.write(self._stdin.fileno(), self._outgoing[:_CHUNK_BYTES]) if self._outgoing else 0
-        except OSError:  # it has gone; its end says why
-            sent, self._no_more_input = len(self._outgoing), True
-        self._outgoing = self._outgoing[sent:]
-        if not self._outgoing:
-            self._selector.unregister(self._stdin)
-            if self._no_more_input:
-                self._stdin.close()
-
-    def _read(self, stream: IO[bytes]) -> bytes:
-        piece = os.read(stream.fileno(), _CHUNK_BYTES)
-        if not piece:
-            self._selector.unregister(stream)
-        elif stream is self._stdout:
-            self._taken_bytes += len(piece)
-            if self._taken_bytes > MAX_ANSWER_BYTES:
-                raise ProtocolError(f"{self.machine}: printed more than {MAX_ANSWER_BYTES} bytes; it is not read on")
-        return piece
-
-    def _text(self, line: bytes) -> str:
-        try:
-            return line.decode()
-        except UnicodeDecodeError:
-            raise ProtocolError(f"{self.machine}: printed what is no UTF-8: {line[:60]!r}") from None
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        left_bytes = MAX_ANSWER_BYTES
+        with self._process.stdout as said:
+            while line := said.readline(left_bytes + 1):
+                left_bytes -= len(line)
+                if left_bytes < 0:
+                    told = f"{self.machine}: printed more than {MAX_ANSWER_BYTES} bytes; it is not read on"
+                    self._came.put(ProtocolError(told))
+                    return
+                self._came.put(line)
+        self._came.put(None)
