@@ -86,11 +86,11 @@ def host_machines(hosts: Iterable[Host], *, python: str, options: Sequence[str] 
     for host in hosts:
         # Without an address, a host of this machine's name is this machine: `init` writes it so.
         is_here = host.ssh is None and (_is_own(host.address) if host.address else host.name == own_name())
-        if not is_here:
-            (machine,) = named_machines([host.ssh or host.address or host.name], "ssh", python=python, options=options)
-            found.append(replace(machine, name=host.name, site=host.site))
+        if is_here:
+            machine = this_machine(host.name)
         else:
-            found.append(replace(this_machine(host.name), site=host.site))
+            (machine,) = named_machines([host.ssh or host.address or host.name], "ssh", python=python, options=options)
+        found.append(replace(machine, name=host.name, site=host.site))
     return tuple(found)
 
 

@@ -37,8 +37,6 @@ class ShapedNetwork:
         self.links: dict[Pair, ShapedLink] = {}
         self.lines: dict[Line, ShapedLink] = {}
         self._site_of = {number: site.name for number, site in enumerate(sites, start=1)}
-        self._line_of: dict[ShapedLink, Line] = {}
-        self._pair_of: dict[ShapedLink, Pair] = {}
         self._busy: tuple[set[ShapedLink], set[ShapedLink], set[ShapedLink]] = (set(), set(), set())
         """Uplinks, links and downlinks with packets."""
         self.cut: set[Pair] = set()
@@ -46,8 +44,7 @@ class ShapedNetwork:
         self._changes: list[tuple[float, int, ShapedLink, float]] = []
         """Changes of speed to come: when, by number, of what, to what."""
         for rank, link in enumerate(links):
-            shaped = self.links[link.source, link.target] = ShapedLink(link, Random(_SEED + rank))
-            self._pair_of[shaped] = (link.source, link.target)
+            self.links[link.source, link.target] = ShapedLink(link, Random(_SEED + rank))
         for site in sites:
             for way, rate in (("up", site.uplink_bandwidth_bytes_per_s), ("down", site.downlink_bandwidth_bytes_per_s)):
                 if rate is not None:
@@ -95,7 +92,7 @@ class ShapedNetwork:
         link = self._link_to(site, packet)
         if link is None:
             return False
-        if self._pair_of[link] in self.cut:
+        if (site, link.shape.target) in self.cut:
             link.counters.packets_dropped += packet.packets
             return True
         uplink = self.lines.get((site, "up"))
@@ -108,20 +105,20 @@ class ShapedNetwork:
         """Return the packets that have arrived by now, each with the site that it has come to, by time of arrival."""
         self._change_speeds(now_s)
         for at_s, uplink, packet in self._leave(0, now_s):
-            link = self._link_to(self._line_of[uplink][0], packet)
+            link = self._link_to(uplink.shape.source, packet)
             assert link is not None, "it was pushed"
             link.push(at_s, packet)
             self._busy[1].add(link)
         there: list[tuple[float, str, Packet]] = []
         for at_s, link, packet in self._leave(1, now_s):
-            target = self._pair_of[link][1]
+            target = link.shape.target
             downlink = self.lines.get((target, "down"))
             if downlink is None:
                 there.append((at_s, target, packet))
             else:
                 downlink.push(at_s, packet)
                 self._busy[2].add(downlink)
-        there += [(at_s, self._line_of[line][0], packet) for at_s, line, packet in self._leave(2, now_s)]
+        there += [(at_s, line.shape.source, packet) for at_s, line, packet in self._leave(2, now_s)]
         there.sort(key=itemgetter(0))
         return [(target, packet) for _, target, packet in there]
 
@@ -138,8 +135,7 @@ class ShapedNetwork:
             found.reshape(now_s, shape)
             return
         # It loses and delays nothing, so it draws nothing.
-        built = self.lines[line] = ShapedLink(shape, Random(_SEED))
-        self._line_of[built] = line
+        self.lines[line] = ShapedLink(shape, Random(_SEED))
         self._make_room()
 
     def _change_speeds(self, now_s: float) -> None:
