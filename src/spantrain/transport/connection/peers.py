@@ -3,14 +3,15 @@
 import re
 from dataclasses import dataclass, field, replace
 
+from spantrain.core.records import Record
+
 _ENDPOINT = re.compile(
     r"tcp://(\[[0-9A-Fa-f:.]+(%[\w.-]+)?\]|[\w-]{1,63}(\.[\w-]{1,63})*):\d{1,5}|memory://\S+", re.ASCII
 )
 PUBLIC_KEY = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
 
 
-@dataclass(frozen=True, kw_only=True)
-class KeyPair:
+class KeyPair(Record):
     """A public key, which peers must know, and its secret; both in Z85 text of 40 characters."""
 
     public_key: str
@@ -25,8 +26,7 @@ class KeyPair:
         return cls(public_key=public.decode(), secret_key=secret.decode())
 
 
-@dataclass(frozen=True, kw_only=True)
-class PeerAddress:
+class PeerAddress(Record):
     """Who a peer is and where it listens."""
 
     name: str

@@ -4,9 +4,10 @@ import errno
 import re
 import socket
 import stat
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
+from spantrain.core.records import Record
 from spantrain.errors import UsageError
 
 _TCP = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([\w-]{1,63}(?:\.[\w-]{1,63})*\.?)):(\d{1,5})", re.ASCII)
@@ -16,8 +17,7 @@ _LOOPBACKS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 _CONTROL_SUFFIX = ".control"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Address:
+class Address(Record):
     """A place to listen on or to dial; a socket's path, or a host and a port."""
 
     host: str = ""
@@ -35,7 +35,13 @@ class Address:
             UsageError: it is neither `HOST:PORT` nor `unix:/path`.
         """
         if text.startswith("unix:"):
-            return cls(path=_checked_path(text))
+            path = text.removeprefix("unix:")
+            if not path.startswith("/") or len((path + _CONTROL_SUFFIX).encode()) > _UNIX_PATH_LIMIT_BYTES:
+                raise UsageError(
+                    f"{text!r} is not an address: a socket needs an absolute path of at most "
+                    f"{_UNIX_PATH_LIMIT_BYTES - len(_CONTROL_SUFFIX)} bytes, e.g. unix:/tmp/run-1/join"
+                )
+            return cls(path=path)
         match = _TCP.fullmatch(text)
         if match is None or int(match[3]) > 65535:
             raise UsageError(
@@ -148,14 +154,3 @@ class Address:
         except OSError as error:
             raise UsageError(self._bind_message(error)) from None
         raise UsageError(f"cannot listen on {self}: another one does; take another path")
-
-
-def _checked_path(text: str) -> str:
-    path = text.removeprefix("unix:")
-    size = len((path + _CONTROL_SUFFIX).encode())
-    if not path.startswith("/") or size > _UNIX_PATH_LIMIT_BYTES:
-        raise UsageError(
-            f"{text!r} is not an address: a socket needs an absolute path of at most "
-            f"{_UNIX_PATH_LIMIT_BYTES - len(_CONTROL_SUFFIX)} bytes, e.g. unix:/tmp/run-1/join"
-        )
-    return path

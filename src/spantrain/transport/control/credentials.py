@@ -309,21 +309,19 @@ class Credentials(Record):
         Raises:
             UsageError: it cannot be written.
         """
-        write_atomically(path, self._text(), private=True)
-
-    def _text(self) -> str:
-        values = (
-            self.identity.key_pem.decode(),
-            self.identity.certificate_pem.decode(),
-            self.authority.key_pem.decode(),
-            self.authority.certificate_pem.decode(),
-            self.token.text,
+        pems = (
+            self.identity.key_pem,
+            self.identity.certificate_pem,
+            self.authority.key_pem,
+            self.authority.certificate_pem,
         )
-        return json.dumps(dict(zip(_FIELDS, values, strict=True)), indent=2) + "\n"
+        values = (*(pem.decode() for pem in pems), self.token.text)
+        text = json.dumps(dict(zip(_FIELDS, values, strict=True)), indent=2) + "\n"
+        write_atomically(path, text, private=True)
 
     @classmethod
     def _of_text(cls, text: str) -> "Credentials":
-        """Read what `_text` made.
+        """Read what `keep` wrote.
 
         Raises:
             ValueError, UsageError: it is something else.

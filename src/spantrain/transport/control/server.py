@@ -81,22 +81,17 @@ class RpcServer:
         self._server.start()
         self._started = True
 
-    def stop(self, grace_s: float) -> Callable[[], None]:
-        """Take no more calls, and cut those that run after `grace_s`; the answer waits until that is done."""
+    def stop(self, grace_s: float) -> threading.Event:
+        """Take no more calls, and cut those that run after `grace_s`; the answer is set when that is done."""
         if not self._started:
             # gRPC gives a port back only when a server that was started stops.
             self.start()
-        stopped = self._server.stop(grace_s)
-
-        def wait() -> None:
-            stopped.wait()
-            if self._path is not None:
-                self._path.unlink(missing_ok=True)
-
-        return wait
+        return self._server.stop(grace_s)
 
     def close(self, *, wait: bool) -> None:
-        """End the threads; `wait` for handlers that run."""
+        """End the threads and leave no socket file; `wait` for handlers that run."""
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
         self._pool.shutdown(wait=wait, cancel_futures=True)
 
 
@@ -218,9 +213,8 @@ class ControlServer:
         """
         self.stopping.set()
         self._calls.let_go()
-        waits = [server.stop(grace_s) for server in (self._join_server, self._control_server)]
-        for wait in waits:
-            wait()
+        for stopped in [server.stop(grace_s) for server in (self._join_server, self._control_server)]:
+            stopped.wait()
         running = self._calls.wait_idle(grace_s)
         if running:
             _log.warning("the control server stopped while handlers still ran: %s", ", ".join(running))

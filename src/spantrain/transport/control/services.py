@@ -91,7 +91,7 @@ class CallDispatcher:
         members: Members,
         calls_per_peer: int,
         refusals: RefusalCounter,
-        on_line: LineListener = lambda _name, _line, _is_open: None,
+        on_line: LineListener,
     ) -> None:
         assert protocol.HELLO not in handlers, f"{protocol.HELLO} is answered by the server itself"
         self._handlers: Mapping[str, protocol.Handler] = {**handlers, protocol.HELLO: lambda _peer, _payload: {}}
