@@ -3,6 +3,7 @@ and how many connections are taken in a while.
 """
 
 import logging
+import math
 import threading
 from collections import Counter
 from collections.abc import Sequence
@@ -143,12 +144,11 @@ class ConnectionPace:
     burst: int
     per_s: float
     _spent: float = 0.0
-    _seen_s: float | None = None
+    _seen_s: float = -math.inf
 
     def wait_s(self, now_s: float) -> float:
         """Take one if there is one, and return 0; else return after how many seconds there is one."""
-        if self._seen_s is not None:
-            self._spent = max(0.0, self._spent - (now_s - self._seen_s) * self.per_s)
+        self._spent = max(0.0, self._spent - (now_s - self._seen_s) * self.per_s)
         self._seen_s = now_s
         if self._spent + 1.0 > self.burst + 1e-9:
             return (self._spent + 1.0 - self.burst) / self.per_s
@@ -157,4 +157,4 @@ class ConnectionPace:
 
     def is_full(self, now_s: float) -> bool:
         """Whether nothing has been taken for so long that it is as good as new."""
-        return self._seen_s is None or (now_s - self._seen_s) * self.per_s >= self._spent
+        return (now_s - self._seen_s) * self.per_s >= self._spent

@@ -22,6 +22,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Generic
 
 import zmq
+from zmq.utils import z85
 from zmq.utils.monitor import parse_monitor_message
 
 from spantrain.core.records import Record
@@ -31,9 +32,6 @@ from spantrain.transport.connection.peers import Hello, KeyPair
 
 if TYPE_CHECKING:
     from spantrain.transport.connection.loop import ConnectionLoop
-
-
-from zmq.utils import z85
 
 _ENDPOINT = "inproc://zeromq.zap.01"
 _MAX_QUESTIONS = 64
@@ -122,7 +120,6 @@ class _EarlyHello(Record):
 
     route: bytes
     frame: "zmq.Frame"
-    name: str
     until_s: float
     """How long it may wait for the name to be known."""
 
@@ -143,15 +140,15 @@ class PeerListener(Generic[links.State]):
         self._events: list[tuple[int, int]] = []
         self._early: list[_EarlyHello] = []
         self._turned_away = 0
-        self._admission = Admission(context, plane.name_of, early_s=plane.early_s) if self._encrypted else None
+        self._admission = Admission(context, plane.name_of, early_s=plane.early_s)
+        """It is asked where there is encryption."""
         self.router = links.data_socket(context, zmq.ROUTER, keypair, plane.socket_limits)
         self.router.setsockopt(zmq.ROUTER_MANDATORY, 1)
         if self._encrypted:
             self.router.setsockopt(zmq.CURVE_SERVER, 1)
             self.router.setsockopt(zmq.ZAP_DOMAIN, b"spantrain")
         self._monitor: links.Socket = self.router.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
-        asking = [self._admission.socket] if self._admission is not None else []
-        self.sockets: list[links.Socket] = [*asking, self._monitor, self.router]
+        self.sockets: list[links.Socket] = [self._admission.socket, self._monitor, self.router]
         """Those that something may come to."""
 
     def bind(self, address: str) -> str:
@@ -166,12 +163,11 @@ class PeerListener(Generic[links.State]):
     @property
     def due_s(self) -> float:
         """When to attend, though nothing is ready; infinite where nobody waits to be known."""
-        asked_s = self._admission.due_s if self._admission is not None else math.inf
-        return min([asked_s, *(one.until_s for one in self._early)])
+        return min([self._admission.due_s, *(one.until_s for one in self._early)])
 
     def attend(self, ready: Container[object]) -> None:
         """Answer who asks to come in, and read which connections began and ended; frames are for `receive`."""
-        if self._admission is not None and (self._admission.due_s < math.inf or self._admission.socket in ready):
+        if self._admission.due_s < math.inf or self._admission.socket in ready:
             for refusal in self._admission.answer():
                 self._turned_away += 1
                 self._plane.refused.refuse(refusal, "the network")
@@ -200,11 +196,9 @@ class PeerListener(Generic[links.State]):
 
     def receive(self) -> None:
         """Take what has come; once that was all, judge the connections that have ended."""
-        now_s = time.monotonic()
-        ripe = [one for one in self._early if now_s >= one.until_s or self._plane.accepted_link(one.name) is not None]
-        self._early = [one for one in self._early if one not in ripe]
-        for early in ripe:  # its name is known now, or its time is over
-            self._refusing(early.route, partial(self._take_hello, early.route, early.frame, early.until_s))
+        early, self._early = self._early, []
+        for one in early:  # its name may be known now, or its time over
+            self._refusing(one.route, partial(self._take_hello, one.route, one.frame, one.until_s))
         for _ in range(self._plane.burst):
             try:
                 frames = links.receive_frames(self.router)
@@ -250,7 +244,7 @@ class PeerListener(Generic[links.State]):
             raise Refusal("unknown peer", f"{user_of(frame)!r} says that it is {hello.name!r}")
         link = self._plane.accepted_link(hello.name)
         if link is None and time.monotonic() < until_s and len(self._early) < _MAX_WAITING:
-            self._early.append(_EarlyHello(route=route, frame=frame, name=hello.name, until_s=until_s))
+            self._early.append(_EarlyHello(route=route, frame=frame, until_s=until_s))
             return
         if link is None:
             if self._plane.resets_unknown:
@@ -342,8 +336,7 @@ class PeerListener(Generic[links.State]):
 
     def close(self) -> None:
         """Stop listening."""
-        if self._admission is not None:
-            self._admission.close()
+        self._admission.close()
         self.router.disable_monitor()
         self._monitor.close(linger=0)
         self.router.close(linger=links.LINGER_MS)

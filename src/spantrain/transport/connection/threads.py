@@ -1,5 +1,6 @@
 """Threads that others rely on: one that ends before its time says why; one that waits in a poll can be woken."""
 
+import contextlib
 import socket as sockets
 import threading
 from collections.abc import Callable
@@ -58,18 +59,14 @@ class Waker:
 
     def wake(self) -> None:
         """Wake the thread; any thread may call this."""
-        try:
+        with contextlib.suppress(OSError):  # it has been told already, or has stopped
             self._out.send(b"\0")
-        except (BlockingIOError, OSError):
-            return  # it has been told already, or has stopped
 
     def drain(self) -> None:
         """Take note of all that woke it; called by the thread."""
-        try:
+        with contextlib.suppress(BlockingIOError):
             while self._in.recv(4096):
                 pass
-        except BlockingIOError:
-            return
 
     def close(self) -> None:
         """End; who wakes it after that wakes nobody."""

@@ -65,7 +65,6 @@ class LayerLoop(ConnectionLoop[LayerTerms]):
         self._look_s = 0.0
         self._patience_s = min(_LOOK_S, limits.no_progress_s / 4)
         self._peers: dict[str, PeerAddress] = {}
-        self._listens = bool(bind)
         self.listen(bind)
 
     def begin(self, arrivals: Arrivals, departures: Departures) -> None:
@@ -124,7 +123,7 @@ class LayerLoop(ConnectionLoop[LayerTerms]):
                 self.drop(name, RESET)
             self._give_up(name, f"{name} is no peer any more, or listens elsewhere")
         for name, peer in wanted.items():
-            if name not in self.links and (peer.endpoint or self._listens):
+            if name not in self.links and (peer.endpoint or self.endpoint):
                 self.links[name] = self._new_link(peer)
 
     def _new_link(self, peer: PeerAddress) -> LayerLink:
