@@ -51,10 +51,10 @@ class MemoryNetwork:
         for track in (EXPRESS, BULK):
             while (outgoing := self._peek(source, out, track)) is not None:
                 piece = memoryview(outgoing.payload.piece(outgoing.offset, outgoing.length))
-                chunk = Chunk(track, outgoing.number, outgoing.offset, 0, outgoing.header)
+                chunk = Chunk(track, outgoing.number, outgoing.offset, 0, outgoing.header_bytes)
                 with source.condition:
                     out.outbox.advance(outgoing)
-                    out.count(wire_bytes_sent=len(piece) + len(outgoing.header))
+                    out.count(wire_bytes_sent=len(piece) + len(outgoing.header_bytes))
                 target.take_chunk(back, chunk, piece)
                 moved = True
         with target.condition:

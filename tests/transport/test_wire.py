@@ -121,7 +121,7 @@ def outgoing(step, size, lane="forward"):
 
 def chunk_of(out):
     piece = memoryview(out.payload.piece(out.offset, out.length))
-    return Chunk(out.track, out.number, out.offset, 0, out.header), piece
+    return Chunk(out.track, out.number, out.offset, 0, out.header_bytes), piece
 
 
 def test_lanes_take_turns_chunk_by_chunk_and_a_lane_keeps_its_order():
@@ -143,7 +143,7 @@ def pieces(outbox):
 def sent_now(outbox):
     order = []
     while (out := outbox.peek(BULK, 0.0)) is not None:
-        order.append(out.key.step)
+        order.append(out.header.key.step)
         outbox.advance(out)
     return order
 
@@ -153,8 +153,8 @@ def test_small_messages_pass_large_ones():
     outbox.restart(((0, ()), (0, ())), 10**8, 0.0)
     outbox.offer(outgoing(0, 10 * CHUNK_BYTES))
     outbox.offer(outgoing(1, 100))
-    assert outbox.peek(BULK, 0.0).key.step == 0
-    assert outbox.peek(EXPRESS, 0.0).key.step == 1
+    assert outbox.peek(BULK, 0.0).header.key.step == 0
+    assert outbox.peek(EXPRESS, 0.0).header.key.step == 1
 
 
 def inbox_with(size, checked=False):
@@ -251,7 +251,7 @@ def test_background_lanes_start_when_no_others_wait_and_let_them_pass():
     def send_one():
         out = outbox.peek(BULK, 0.0)
         outbox.advance(out)
-        order.append(out.key.step)
+        order.append(out.header.key.step)
 
     for _ in range(4):
         send_one()

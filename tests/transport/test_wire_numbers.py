@@ -97,8 +97,8 @@ def test_whatever_may_be_sent_can_be_received():
     for number, shape in enumerate([(0, 2**31 - 1, 2**31 - 1), (2**31 - 1, 0), (1,) * 16, (), (0,) * 16], start=1):
         sent = [torch.zeros(shape, dtype=dtype) for dtype in (torch.uint8, torch.bool)]
         outgoing = OutgoingMessage.pack(KEY, sent, 10**6, 0.0)
-        chunk = wire.Chunk(wire.EXPRESS, number, 0, 0, outgoing.header)
-        message, _ = inbox.accept(chunk, memoryview(outgoing.payload.piece(0, outgoing.payload_bytes)), 0.0)
+        chunk = wire.Chunk(wire.EXPRESS, number, 0, 0, outgoing.header_bytes)
+        message, _ = inbox.accept(chunk, memoryview(outgoing.payload.piece(0, outgoing.header.payload_bytes)), 0.0)
         assert [(one.shape, one.dtype) for one in message.tensors] == [(one.shape, one.dtype) for one in sent]
         assert [one.clone().reshape(-1).tolist() for one in message.tensors] == [
             one.reshape(-1).tolist() for one in sent
@@ -108,7 +108,7 @@ def test_whatever_may_be_sent_can_be_received():
 def test_a_message_is_charged_for_itself_and_for_each_of_its_tensors():
     made = wire.header_of(KEY, TENSORS, 1.5)
     assert made.charge_bytes == made.payload_bytes + 6144 + 3 * 1024
-    assert OutgoingMessage.pack(KEY, TENSORS, 10**6, 0.0).charge_bytes == made.charge_bytes
+    assert OutgoingMessage.pack(KEY, TENSORS, 10**6, 0.0).header.charge_bytes == made.charge_bytes
 
 
 def test_sizes_of_chunks_small_messages_frames_and_heads():

@@ -142,7 +142,7 @@ def test_a_listener_with_another_key_is_told_nothing() -> None:
         listener.set_peers(1, [with_wrong_key.address])
         other = KeyPair.generate().public_key
         with_wrong_key.set_peers(1, [PeerAddress(name="b", endpoint=listener.endpoint, public_key=other)])
-        with_wrong_key.send("b", outgoing().key, [torch.ones(3)])
+        with_wrong_key.send("b", outgoing().header.key, [torch.ones(3)])
         until(lambda: listener.counters().refused.get("handshake", 0) > 0)
         assert listener.counters().refused.keys() == {"handshake"}
         assert listener.receive(0) == []
@@ -248,10 +248,10 @@ def test_a_peer_that_cannot_be_dialled_is_tried_again() -> None:
 
 def test_a_message_begins_when_credit_covers_all_of_it() -> None:
     outbox, one = Outbox(), outgoing()
-    outbox.restart(NOTHING, one.charge_bytes - 1, 0.0)
+    outbox.restart(NOTHING, one.header.charge_bytes - 1, 0.0)
     outbox.offer(one)
     assert outbox.peek(one.track, 0.0) is None
-    outbox.acknowledge(NOTHING, one.charge_bytes, 0.0)
+    outbox.acknowledge(NOTHING, one.header.charge_bytes, 0.0)
     assert outbox.peek(one.track, 0.0) is one
 
 
@@ -261,19 +261,19 @@ def test_credit_grows_when_messages_are_taken_out_from_a_window_of_512_mib_and_2
     inbox.restart(anew=True)
     before_bytes = inbox.granted_bytes
     assert before_bytes == 512 * 2**20 + 262 * 2**10
-    came = inbox.accept(Chunk(one.track, 1, 0, 0, one.header), memoryview(bytes(100)), 0.0)
+    came = inbox.accept(Chunk(one.track, 1, 0, 0, one.header_bytes), memoryview(bytes(100)), 0.0)
     assert came is not None
     assert inbox.granted_bytes == before_bytes
     inbox.consume(came[1])
-    assert inbox.granted_bytes == before_bytes + one.charge_bytes
+    assert inbox.granted_bytes == before_bytes + one.header.charge_bytes
 
 
 def test_a_number_too_far_ahead_is_refused() -> None:
     inbox, one = Inbox("a", Limits(), checked=False), outgoing()
     inbox.restart(anew=True)
     with pytest.raises(Refusal, match="16385 is too far ahead"):
-        inbox.accept(Chunk(one.track, 16385, 0, 0, one.header), memoryview(bytes(100)), 0.0)
-    assert inbox.accept(Chunk(one.track, 16384, 0, 0, one.header), memoryview(bytes(100)), 0.0)
+        inbox.accept(Chunk(one.track, 16385, 0, 0, one.header_bytes), memoryview(bytes(100)), 0.0)
+    assert inbox.accept(Chunk(one.track, 16384, 0, 0, one.header_bytes), memoryview(bytes(100)), 0.0)
 
 
 def test_what_was_not_started_when_its_generation_ended_is_dropped_and_counted() -> None:

@@ -81,12 +81,6 @@ class Exchange:
         self._intervals: deque[SentInterval] = deque(maxlen=_MAX_INTERVALS)
         self._woken = False
 
-    @property
-    def addresses(self) -> tuple[PeerAddress, ...]:
-        """Of all peers."""
-        with self.condition:
-            return tuple(known.peer for known in self.peers.values())
-
     def set_peers(self, generation: int, peers: Iterable[PeerAddress], *, dial: bool) -> None:
         """Replace the peers; those that are as before keep their queues and connections."""
         wanted = {peer.name: peer for peer in peers}
@@ -179,13 +173,13 @@ class Exchange:
                 self.refused.add("old generation, not sent")
                 return True
             known.outbox.offer(outgoing)
-            known.count(messages_sent=1, payload_bytes_sent=outgoing.size_bytes)
+            known.count(messages_sent=1, payload_bytes_sent=outgoing.header.size_bytes)
             self.dirty.add(peer)
             return True
 
     def _open(self, peer: str, outgoing: OutgoingMessage) -> MailboxPeer | None:
         self._check_running()
-        if outgoing.key.generation < self.generation:
+        if outgoing.header.key.generation < self.generation:
             return None
         if peer not in self.peers:
             raise PeerLostError(f"{self.name}: {peer} is not among the peers of generation {self.generation}")
@@ -194,7 +188,7 @@ class Exchange:
     def _has_room(self, known: MailboxPeer, outgoing: OutgoingMessage) -> bool:
         held = known.outbox.held_bytes(yields=outgoing.yields)
         most_bytes = self.limits.send_queue_bytes // (_BACKGROUND_PART if outgoing.yields else 1)
-        return held == 0 or held + outgoing.charge_bytes <= most_bytes
+        return held == 0 or held + outgoing.header.charge_bytes <= most_bytes
 
     def _check_running(self) -> None:
         if self.stopped:
@@ -209,12 +203,9 @@ class Exchange:
             if not self._arrived:
                 self._check_running()
             entries, self._arrived = self._arrived, []
-            urgent = False
-            for known, _, cost in entries:
-                if known.inbox.consume(cost):
-                    self.dirty.add(known.peer.name)
-                    urgent = True
-            return [message for _, message, _ in entries], urgent
+            urgent = {known.peer.name for known, _, cost in entries if known.inbox.consume(cost)}
+            self.dirty |= urgent
+            return [message for _, message, _ in entries], bool(urgent)
 
     def wake(self) -> None:
         """Make a waiting `collect` return."""
@@ -273,9 +264,9 @@ class Exchange:
             assert outgoing.started_s is not None
             interval = SentInterval(
                 peer=known.peer.name,
-                key=outgoing.key,
-                size_bytes=outgoing.size_bytes,
-                queued_s=outgoing.queued_s,
+                key=outgoing.header.key,
+                size_bytes=outgoing.header.size_bytes,
+                queued_s=outgoing.header.sent_s,
                 started_s=outgoing.started_s,
                 acknowledged_s=now_s,
             )

@@ -23,7 +23,6 @@ class _Partial:
     header_bytes: bytes
     buffer: torch.Tensor
     view: memoryview
-    missing_bytes: int
     started_s: float
     first_chunk_bytes: int
     came: bytearray
@@ -134,8 +133,7 @@ class Inbox:
             self._partials[address] = partial
         partial.view[chunk.offset : chunk.offset + len(data)] = data
         partial.came[chunk.offset // wire.CHUNK_BYTES] = 1
-        partial.missing_bytes -= len(data)
-        if partial.missing_bytes:
+        if 0 in partial.came:
             return None
         return self._complete(address, partial, now_s)
 
@@ -151,7 +149,6 @@ class Inbox:
             header_bytes=chunk.header,
             buffer=buffer,
             view=buffer.numpy().data,
-            missing_bytes=header.payload_bytes,
             started_s=now_s,
             first_chunk_bytes=first_chunk_bytes,
             came=bytearray(max(1, -(-header.payload_bytes // wire.CHUNK_BYTES))),

@@ -262,7 +262,7 @@ class MailboxLoop(ConnectionLoop[MailboxPeer]):
         piece = outgoing.payload.piece(outgoing.offset, outgoing.length)
         checksum = 0 if self._exchange.encrypted else zlib.crc32(piece)
         head = wire.encode_chunk(
-            wire.Chunk(outgoing.track, outgoing.number, outgoing.offset, checksum, outgoing.header)
+            wire.Chunk(outgoing.track, outgoing.number, outgoing.offset, checksum, outgoing.header_bytes)
         )
         # Bulk goes by the first of its connections that has room; the others are for links that one does not fill: on a
         # slow one, messages on several would share it and all come late.

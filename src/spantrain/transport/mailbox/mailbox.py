@@ -53,7 +53,8 @@ class MailboxLike(ABC):
     @property
     def peers(self) -> tuple[PeerAddress, ...]:
         """The peers of the last `set_peers`, without this side."""
-        return self._exchange.addresses
+        with self._exchange.condition:
+            return tuple(known.peer for known in self._exchange.peers.values())
 
     def set_peers(self, generation: int, peers: Iterable[PeerAddress], *, dial: bool = True) -> None:
         """Replace the set of peers; nobody else may connect or send.

@@ -20,6 +20,7 @@ length and ever more would wait; where a link is never idle, next to nothing is 
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 import torch
 
@@ -116,15 +117,10 @@ _FEWEST_AWAY = 2
 class OutgoingMessage:
     """One message on its way out."""
 
-    key: AnyKey
-    header: bytes
+    header: wire.Header
+    """Of when it was queued."""
+    header_bytes: bytes
     payload: wire.Payload
-    payload_bytes: int
-    size_bytes: int
-    """Bytes of the tensors."""
-    charge_bytes: int
-    """The credit that it takes."""
-    queued_s: float
     track: int = field(init=False)
     order: int = 0
     """Its turn in the queue."""
@@ -136,12 +132,12 @@ class OutgoingMessage:
     """Since it started."""
 
     def __post_init__(self) -> None:
-        self.track = wire.EXPRESS if self.payload_bytes <= wire.EXPRESS_BYTES else wire.BULK
+        self.track = wire.EXPRESS if self.header.payload_bytes <= wire.EXPRESS_BYTES else wire.BULK
 
     @property
     def yields(self) -> bool:
         """Whether it lets others go first."""
-        return self.key.lane.startswith(BACKGROUND)
+        return self.header.key.lane.startswith(BACKGROUND)
 
     @classmethod
     def pack(
@@ -155,15 +151,7 @@ class OutgoingMessage:
         header = wire.header_of(key, tensors, now_s)
         if header.payload_bytes > max_message_bytes:
             raise ValueError(f"{key}: {header.payload_bytes} bytes, at most {max_message_bytes} are allowed; split it")
-        return cls(
-            key=key,
-            header=wire.encode_header(header),
-            payload=wire.Payload(header, tensors),
-            payload_bytes=header.payload_bytes,
-            size_bytes=header.size_bytes,
-            charge_bytes=header.charge_bytes,
-            queued_s=now_s,
-        )
+        return cls(header=header, header_bytes=wire.encode_header(header), payload=wire.Payload(header, tensors))
 
     @property
     def offset(self) -> int:
@@ -173,12 +161,12 @@ class OutgoingMessage:
     @property
     def length(self) -> int:
         """How long its next chunk is."""
-        return min(wire.CHUNK_BYTES, self.payload_bytes - self.offset)
+        return min(wire.CHUNK_BYTES, self.header.payload_bytes - self.offset)
 
     @property
     def finished(self) -> bool:
         """Whether every chunk was handed to a connection."""
-        return self.next_chunk > 0 and self.offset >= self.payload_bytes
+        return self.next_chunk > 0 and self.offset >= self.header.payload_bytes
 
 
 class _Track:
@@ -210,32 +198,32 @@ class _Track:
         return found
 
     def enqueue(self, outgoing: OutgoingMessage) -> None:
-        self.waiting.setdefault(outgoing.key.lane, deque()).append(outgoing)
+        self.waiting.setdefault(outgoing.header.key.lane, deque()).append(outgoing)
 
     def unqueue(self, outgoing: OutgoingMessage) -> None:
-        queue = self.waiting[outgoing.key.lane]
+        queue = self.waiting[outgoing.header.key.lane]
         queue.remove(outgoing)
         if not queue:
-            del self.waiting[outgoing.key.lane]
+            del self.waiting[outgoing.header.key.lane]
 
     def start(self, outgoing: OutgoingMessage, now_s: float) -> None:
         self.unqueue(outgoing)
-        self.under_way[outgoing.key.lane] = outgoing
+        self.under_way[outgoing.header.key.lane] = outgoing
         if outgoing.started_s is None:
             outgoing.started_s = now_s
             outgoing.mark = self._pace.left(now_s, others=len(self.unacknowledged))
             outgoing.number = self.next_number
             self.next_number += 1
             self.unacknowledged[outgoing.number] = outgoing
-            self._away_bytes += outgoing.payload_bytes
+            self._away_bytes += outgoing.header.payload_bytes
 
     def settle(self, outgoing: OutgoingMessage, now_s: float) -> None:
         """Forget a message that the peer has."""
         assert outgoing.started_s is not None
         assert outgoing.mark is not None
         del self.unacknowledged[outgoing.number]
-        self._away_bytes -= outgoing.payload_bytes
-        self._pace.came(now_s, outgoing.payload_bytes, left_s=outgoing.started_s, mark=outgoing.mark)
+        self._away_bytes -= outgoing.header.payload_bytes
+        self._pace.came(now_s, outgoing.header.payload_bytes, left_s=outgoing.started_s, mark=outgoing.mark)
 
     def restart(self) -> None:
         fresh = [outgoing for queue in self.waiting.values() for outgoing in queue if not outgoing.number]
@@ -266,18 +254,18 @@ class Outbox:
         outgoing.order = track.next_order
         track.next_order += 1
         track.enqueue(outgoing)
-        self._held_bytes[outgoing.yields] += outgoing.charge_bytes
+        self._held_bytes[outgoing.yields] += outgoing.header.charge_bytes
 
     def peek(self, track_index: int, now_s: float) -> OutgoingMessage | None:
         """Return the message whose chunk is to be sent next on a track, if credit allows one."""
         track = self._tracks[track_index]
         while (outgoing := track.startable()) is not None:
-            if self._started_bytes + outgoing.charge_bytes > self._granted_bytes:
+            if self._started_bytes + outgoing.header.charge_bytes > self._granted_bytes:
                 break
             # What begins again on a new link has its number, and does not wait for itself.
             if not outgoing.number and track.is_full:
                 break
-            self._started_bytes += outgoing.charge_bytes
+            self._started_bytes += outgoing.header.charge_bytes
             track.start(outgoing, now_s)
         return min(track.under_way.values(), key=lambda one: one.yields, default=None)
 
@@ -286,9 +274,9 @@ class Outbox:
         track = self._tracks[outgoing.track]
         outgoing.next_chunk += 1
         if outgoing.finished:
-            del track.under_way[outgoing.key.lane]
+            del track.under_way[outgoing.header.key.lane]
         else:
-            track.under_way.move_to_end(outgoing.key.lane)
+            track.under_way.move_to_end(outgoing.header.key.lane)
 
     def acknowledge(self, done: wire.DoneNumbers, granted_bytes: int, now_s: float) -> list[OutgoingMessage]:
         """Forget the messages that the peer has, take its credit, and return those messages."""
@@ -299,16 +287,12 @@ class Outbox:
 
     def _settle(self, index: int, upto: int, later: tuple[int, ...], now_s: float) -> Iterator[OutgoingMessage]:
         track = self._tracks[index]
-        numbers = [number for number in later if number in track.unacknowledged]
-        for number in track.unacknowledged:
-            if number > upto:
-                break
-            numbers.append(number)
-        for number in sorted(set(numbers)):
+        first = takewhile(lambda number: number <= upto, track.unacknowledged)
+        for number in sorted({*first, *(track.unacknowledged.keys() & later)}):
             outgoing = track.unacknowledged[number]
             if outgoing.finished:
                 track.settle(outgoing, now_s)
-                self._held_bytes[outgoing.yields] -= outgoing.charge_bytes
+                self._held_bytes[outgoing.yields] -= outgoing.header.charge_bytes
                 yield outgoing
 
     def restart(self, done: wire.DoneNumbers, granted_bytes: int, now_s: float) -> list[OutgoingMessage]:
@@ -329,9 +313,9 @@ class Outbox:
         dropped = 0
         for track in self._tracks:
             fresh = [outgoing for queue in track.waiting.values() for outgoing in queue if not outgoing.number]
-            for outgoing in [outgoing for outgoing in fresh if outgoing.key.generation < generation]:
+            for outgoing in [outgoing for outgoing in fresh if outgoing.header.key.generation < generation]:
                 track.unqueue(outgoing)
-                self._held_bytes[outgoing.yields] -= outgoing.charge_bytes
+                self._held_bytes[outgoing.yields] -= outgoing.header.charge_bytes
                 dropped += 1
         return dropped
 

@@ -7,6 +7,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite, prod
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -42,6 +43,10 @@ MAX_EXTRA_BYTES = _MESSAGE_COST_BYTES + _MAX_TENSORS * _TENSOR_COST_BYTES
 """What a message may be charged besides its tensors' bytes."""
 _INT31, _INT63 = 2**31, 2**63
 _BOUNDS = {"max_text": _MAX_NAME, "max_entries": MAX_AHEAD}
+_GREETING = attrgetter(
+    "name", "session", "peer_session", "epoch", "connection", "connections", "done", "first", "granted_bytes"
+)
+"""What of a greeting goes, in this order."""
 _CHUNK_PREFIX = struct.Struct("<BQQI")
 _DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPE_BYTES}
 _DTYPE_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
@@ -237,20 +242,7 @@ def decode_chunk(head: bytes | memoryview) -> Chunk:
 
 def encode_greeting(kind: bytes, greeting: Greeting) -> bytes:
     """Return a HELLO or WELCOME."""
-    return kind + bounds.packed(
-        [
-            VERSION,
-            greeting.name,
-            greeting.session,
-            greeting.peer_session,
-            greeting.epoch,
-            greeting.connection,
-            greeting.connections,
-            greeting.done,
-            greeting.first,
-            greeting.granted_bytes,
-        ]
-    )
+    return kind + bounds.packed([VERSION, *_GREETING(greeting)])
 
 
 def decode_greeting(head: bytes | memoryview) -> Greeting:
