@@ -167,9 +167,9 @@ def ask_all(machines: Sequence[Machine], ask: Callable[[Machine, threading.Event
     def asked(machine: Machine) -> T | SpanTrainError:
         try:
             return ask(machine, stop)
+        except (UsageError, Interrupted):
+            raise
         except SpanTrainError as error:
-            if isinstance(error, UsageError | Interrupted):
-                raise
             return error
 
     stop = threading.Event()

@@ -92,12 +92,9 @@ class RequestServer:
         client, _ = self._clients[client_fd]
         line = json.dumps(answer).encode() + b"\n"
         client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * len(line))
-        try:
+        with contextlib.suppress(OSError):  # the client has left; nobody to tell
             client.send(line)
-        except OSError:
-            pass  # the client has left; nobody to tell
-        finally:
-            self._close(client_fd)
+        self._close(client_fd)
 
     def _close(self, client_fd: int) -> None:
         self._clients.pop(client_fd)[0].close()
@@ -237,8 +234,7 @@ class State(Record):
     def remove(self) -> None:
         """Remove every file of this testbed."""
         for suffix in ("sock", "log", "json"):
-            with contextlib.suppress(FileNotFoundError):
-                self.file(suffix).unlink()
+            self.file(suffix).unlink(missing_ok=True)
 
     def file(self, suffix: str) -> Path:
         """Return the path of one of its files."""

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from spantrain.config.files.json_codec import to_json
+from spantrain.config.files.json_codec import from_json, to_json
 from spantrain.config.files.problems import did_you_mean
 from spantrain.core.cluster import Cluster, Host, Site
 from spantrain.core.speed import SpeedTrace
@@ -212,17 +212,14 @@ class Testbed(AbstractContextManager["Testbed"]):
         Raises:
             TestbedError: The testbed is gone.
         """
-        answer = control.ask(self._state.file("sock"), "status")
         state = self._state
-        hosts = tuple(
-            control.HostStatus(host=host, site=site, address=state.address_of[host], interface=HOST_INTERFACE)
+        hosts = [
+            {"host": host, "site": site, "address": state.address_of[host], "interface": HOST_INTERFACE}
             for host, site in state.site_of.items()
-        )
-        links = tuple(control.ShapedLinkStatus(**link) for link in answer.pop("links"))
-        lines = tuple(control.LineStatus(**line) for line in answer.pop("lines"))
-        return control.TestbedStatus(
-            id=state.testbed_id, cluster=state.cluster, hosts=hosts, links=links, lines=lines, **answer
-        )
+        ]
+        own = {"id": state.testbed_id, "cluster": state.cluster, "hosts": hosts}
+        answer = control.ask(state.file("sock"), "status")
+        return from_json(control.TestbedStatus, own | answer, "status", error=TestbedError, wire=True)
 
     def down(self) -> None:
         """End every process inside, then the network; return when nothing is left. Harmless when it is gone."""
