@@ -86,8 +86,7 @@ class Trainer:
         """Put together what is to be trained; nothing is started yet.
 
         Args:
-            model_factory: a function that returns what docs/library.md says; `FILE.py:FUNCTION`; `hf:FOLDER`; a model
-                of the transformers library, which is written to the run's folder; a name.
+            model_factory: a function (docs/library.md); `FILE.py:FUNCTION`; `hf:FOLDER`; a model of transformers; a name.
             loss_fn: a function of outputs and labels: each sample's loss, or their mean.
             data: a text that names data, a function that returns a data set, a data set, or a stream.
             optimizer: `adamw`, `sgd`, a class of torch's, or a `functools.partial` of one.

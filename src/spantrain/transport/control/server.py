@@ -138,6 +138,9 @@ class ControlServer:
     the caller gets a ProtocolError.
     """
 
+    _control: Address | None = None
+    _join: Address | None = None
+
     def __init__(
         self,
         *,
@@ -158,8 +161,6 @@ class ControlServer:
             UsageError: `bind` is not an address.
         """
         self._bind = Address.parse(bind)
-        self._control: Address | None = None
-        self._join: Address | None = None
         self._refusals = refusals or RefusalCounter()
         self._members = Members(max_peers=max_peers, may_replace=may_replace)
         credentials = credentials or Credentials.create()
