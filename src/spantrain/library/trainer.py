@@ -86,7 +86,7 @@ class Trainer:
         """Put together what is to be trained; nothing is started yet.
 
         Args:
-            model_factory: a function (docs/library.md); `FILE.py:FUNCTION`; `hf:FOLDER`; a model of transformers; a name.
+            model_factory: a function (docs/library.md); `FILE.py:FUNCTION`; `hf:FOLDER`; one of transformers'; a name.
             loss_fn: a function of outputs and labels: each sample's loss, or their mean.
             data: a text that names data, a function that returns a data set, a data set, or a stream.
             optimizer: `adamw`, `sgd`, a class of torch's, or a `functools.partial` of one.
@@ -104,7 +104,7 @@ class Trainer:
         Raises:
             ConfigError: a function cannot be imported by workers, or what is given does not fit together.
         """
-        self._parts = evaluation.checked_parts(parts)
+        self._parts, self._stop, self.state = evaluation.checked_parts(parts), StopRequest(), TrainerState()
         self._rows = data if is_stream(data) or (hasattr(data, "__getitem__") and not isinstance(data, str)) else None
         model_factory, given = saved_model(model_factory, args or TrainingArguments())
         model = model_of(
@@ -115,7 +115,6 @@ class Trainer:
         self._setting = Setting(model, given, cluster=cluster, plan=plan, optimizer=optimizer, measure=measure)
         self._check_parts()
         self._callbacks, self._workers = checked_callbacks(callbacks), workers or SessionOptions()
-        self._stop, self.state = StopRequest(), TrainerState()
 
     @property
     def output_dir(self) -> Path:
