@@ -14,7 +14,7 @@ To add an order to stages: `core.outer.stages`, carried out in `outer.client.rep
 
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from typing import TypeVar
 
 from torch import Tensor
 
@@ -45,10 +45,10 @@ class StageLeader(ClientSession):
 
     def __init__(
         self, cluster: str, layers: tuple[Layer, ...], copy: ClusterCopy, *, own: tuple[int, ...],
-        others: Mapping[str, tuple[str, tuple[int, ...]]], inner_steps: int, start: Callable[[], None],
+        others: Mapping[str, tuple[str, tuple[int, ...]]], inner_steps: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
-        """Begin a round, without a connection.
+        """Begin a round, without a connection: it joins when all workers are connected, and gives them work at once.
 
         Args:
             cluster: its name, and that of this process
@@ -57,14 +57,13 @@ class StageLeader(ClientSession):
             own: the layers that it moves
             others: worker's name and layers of the other stages, by device
             inner_steps: between two pushes
-            start: joins the master; called when all workers are connected, since it gives them work at once
             clock: in seconds
         """
         super().__init__(cluster, layers, workers={cluster: own, **dict(others.values())}, clock=clock)
         self._copy, self._others = copy, dict(others)
         self._rounds = StageRounds(others, inner_steps=inner_steps)
         self._watch = VersionWatch(self, inner_steps=inner_steps)
-        self._start, self._started = start, False
+        self._started = False
         self._ordered = SessionUpdate()
         self._copied: TakenPush | None = None
         self._took_s = 0.0
@@ -153,7 +152,7 @@ class StageLeader(ClientSession):
         others = {device: meeting.reports[device] for device in self._others}
         if not self._started and all(report.connected for report in others.values()):
             self._started = True
-            self._start()
+            self.start()
         for device, report in others.items():
             self._hear_of(*self._others[device], report)
         tokens = self._rounds.to_ask(others)
@@ -325,6 +324,20 @@ def worker_name(cluster: str, stage: int) -> str:
     return f"{cluster}/w{stage}"
 
 
+_End = TypeVar("_End", StageLeader, StageWorker)
+
+
+def _connected(end: _End, cluster: OuterCluster, layers: tuple[Layer, ...] = ()) -> _End:
+    """Return a stage's end with its ways to master and shards; it is closed where it cannot have them."""
+    connector = NetworkConnector(master=cluster.master, token=cluster.token, encrypted=cluster.encrypted)
+    try:
+        end.connect(*connector.connect(end, end.name, layers))
+    except BaseException:
+        end.close()
+        raise
+    return end
+
+
 def lead_stages(
     cluster: OuterCluster, layers: tuple[Layer, ...], copy: ClusterCopy, *, own: tuple[int, ...],
     others: Mapping[str, tuple[str, tuple[int, ...]]],
@@ -341,27 +354,14 @@ def lead_stages(
     Raises:
         UsageError: address, token or name are none.
     """
-    connector = NetworkConnector(master=cluster.master, token=cluster.token, encrypted=cluster.encrypted)
-    with ExitStack() as undo:
-        leader = StageLeader(
-            cluster.cluster, layers, copy, own=own, others=others, inner_steps=cluster.inner_steps,
-            start=connector.start,
-        )  # fmt: skip
-        undo.callback(leader.close)
-        leader.connect(*connector.connect(leader, cluster.cluster, layers))
-        undo.pop_all()
-    return leader
+    leader = StageLeader(cluster.cluster, layers, copy, own=own, others=others, inner_steps=cluster.inner_steps)
+    return _connected(leader, cluster, layers)
 
 
 def work_as_stage(
     cluster: OuterCluster, layers: tuple[Layer, ...], copy: ClusterCopy, *, name: str, own: tuple[int, ...]
 ) -> StageWorker:
     """Return a stage that does not lead; it joins at once, for ever."""
-    connector = NetworkConnector(master=cluster.master, token=cluster.token, encrypted=cluster.encrypted)
-    with ExitStack() as undo:
-        worker = StageWorker(name, layers, own, copy)
-        undo.callback(worker.close)
-        worker.connect(*connector.connect(worker, name))
-        undo.pop_all()
-    connector.start()
+    worker = _connected(StageWorker(name, layers, own, copy), cluster)
+    worker.start()
     return worker

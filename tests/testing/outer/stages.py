@@ -67,7 +67,7 @@ class Fleet:
         self.leader = StageLeader(
             cluster, layers, ClusterCopy(self.held[0]), own=own[0],
             others={f"d{k}": (names[k], own[k]) for k in range(1, stages)}, inner_steps=inner_steps,
-            start=connector.start, clock=lambda: 1000 * time.monotonic(),
+            clock=lambda: 1000 * time.monotonic(),
         )  # fmt: skip
         self.leader.connect(*connector.connect(self.leader, cluster, layers))
         self.workers = {

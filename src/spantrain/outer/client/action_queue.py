@@ -97,7 +97,8 @@ class ActionQueue:
 class LayerMover:
     """A process of a cluster that moves layers as the master says; it hears its link and its wire, under one lock.
 
-    What both kinds of them share: the session of a cluster's leader, and a further stage of a pipeline.
+    What all kinds of them share: the session of a cluster's leader, its sessions of all fragments together, and a
+    further stage of a pipeline.
     """
 
     def __init__(self, name: str, layers: tuple[Layer, ...], *, beside: "LayerMover | None" = None) -> None:
@@ -106,17 +107,27 @@ class LayerMover:
         self.changed: threading.Condition = beside.changed if beside else threading.Condition()
         """Held for all below; notified whenever something was heard."""
         self._actions: ActionQueue = beside._actions if beside else ActionQueue(name)
-        self.heard = 0
-        """How often that was."""
+        self._first: LayerMover = beside._first if beside else self
+        self._heard = 0
+        """How often that was, of the first of those that share a lock."""
         self._moves: dict[LayerKey, LayerTransfer] = {}
 
     def connect(self, link: LinkLike, wire: WireLike) -> None:
         """Talk by these from now on."""
         self._actions.use(link, wire)
 
+    def start(self) -> None:
+        """Join: from now on something is heard."""
+        self._actions.link.start()
+
     def close(self) -> None:
         """End; link and wire are closed here."""
         self._actions.close()
+
+    @property
+    def heard(self) -> int:
+        """How often something was heard."""
+        return self._first._heard
 
     def wait(self, heard: int, limit_s: float) -> None:
         """Wait until something was heard since `heard` was read, or the time is over."""
@@ -196,5 +207,5 @@ class LayerMover:
         self._actions.do(lambda: self._actions.link.tell(event))
 
     def _notify(self) -> None:
-        self.heard += 1
+        self._first._heard += 1
         self.changed.notify_all()

@@ -93,11 +93,8 @@ class LeasedBatches:
             UsageError: the master leases no data, or of another length.
         """
         while True:
-            entered_s = self._meter.enter()
-            try:
+            with self._meter.blocked():
                 batch = self._next()
-            finally:
-                self._meter.leave(entered_s)
             if batch is None:
                 return
             yield batch

@@ -2,7 +2,8 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 _REASONS = 50
@@ -50,16 +51,16 @@ class ClientMeter:
         self.train_s = self.blocked_s = self.data_wait_s = 0.0
         self.skipped: Counter[str] = Counter()
 
-    def enter(self) -> float:
-        """Note that the loop calls; return when."""
-        now_s = self._clock()
-        self.train_s += now_s - self._left_s
-        return now_s
-
-    def leave(self, entered_s: float) -> None:
-        """Note that the call ends."""
-        self._left_s = self._clock()
-        self.blocked_s += self._left_s - entered_s
+    @contextmanager
+    def blocked(self) -> Iterator[None]:
+        """Note that the loop calls, until the call ends."""
+        entered_s = self._clock()
+        self.train_s += entered_s - self._left_s
+        try:
+            yield
+        finally:
+            self._left_s = self._clock()
+            self.blocked_s += self._left_s - entered_s
 
     def begin(self, what: str, fragment: int) -> None:
         """Note that a push or a pull is under way."""

@@ -107,12 +107,11 @@ class OuterOptimizer:
                 live, layers, self._ranks, self._session, self._meter, inner_steps=inner_steps
             )  # fmt: skip
             if self._session:
-                connector.start()
-            entered_s = self._meter.enter()
-            if self._options.wait_for_start_s:
-                self._rounds.until(ClientRounds.has_begun, self._options.wait_for_start_s)
-                self._rounds.stand_still(self._options.wait_for_round_s)
-            self._meter.leave(entered_s)
+                self._session.start()
+            with self._meter.blocked():
+                if self._options.wait_for_start_s:
+                    self._rounds.until(ClientRounds.has_begun, self._options.wait_for_start_s)
+                    self._rounds.stand_still(self._options.wait_for_round_s)
             self._open: ExitStack = stack.pop_all()
         self._closed = False
 
@@ -159,15 +158,14 @@ class OuterOptimizer:
                 if self._closed
                 else f"tokens and samples must not be negative, got {tokens} and {samples}"
             )
-        entered_s = self._meter.enter()
-        self._rounds.count(tokens)
-        if self._session:
-            with self._session.changed:
-                self._session.chunks.train(None if samples is None else samples * self._ranks.size)
-        if self._rounds.is_time:
-            self._rounds.look()
-            self._rounds.stand_still(self._options.wait_for_round_s)
-        self._meter.leave(entered_s)
+        with self._meter.blocked():
+            self._rounds.count(tokens)
+            if self._session:
+                with self._session.changed:
+                    self._session.chunks.train(None if samples is None else samples * self._ranks.size)
+            if self._rounds.is_time:
+                self._rounds.look()
+                self._rounds.stand_still(self._options.wait_for_round_s)
 
     def data(self, samples: int, *, batch_samples: int, seed: int | None = 0) -> LeasedBatches:
         """Return batches, as lists of indices, of a data set that the master leases in chunks to all clusters.
@@ -193,10 +191,8 @@ class OuterOptimizer:
         If it did, the parameters are that version's: what all clusters have made together so far, no longer this
         cluster's own. Others that train on make newer ones; whoever joins later gets the newest.
         """
-        entered_s = self._meter.enter()
-        given = self._rounds.until(ClientRounds.has_given_all, timeout_s, everything=True)
-        self._meter.leave(entered_s)
-        return given
+        with self._meter.blocked():
+            return self._rounds.until(ClientRounds.has_given_all, timeout_s, everything=True)
 
     @property
     def metrics(self) -> OuterMetrics:

@@ -8,13 +8,14 @@ The sessions are connected to a master over the network, or by whatever a test g
 """
 
 import logging
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Protocol
 
 from spantrain.core.outer.commands import OuterCommand
 from spantrain.core.outer.events import OuterEvent
 from spantrain.core.outer.layers import Layer, ShardLayout, fragment_layers, fragment_layouts
-from spantrain.outer.client.action_queue import WireLike
+from spantrain.core.records import Record
+from spantrain.outer.client.action_queue import LayerMover, WireLike
 from spantrain.outer.client.session import ClientSession
 from spantrain.outer.link.link import LinkLike, LinkListener, MasterLink, MasterWelcome, MemberFacts
 from spantrain.outer.shard.numerics import Tensors
@@ -28,17 +29,17 @@ from spantrain.transport.layers.transport import LayerTransport
 _LOG = logging.getLogger(__name__)
 
 
-class FragmentSessions:
+class FragmentSessions(LayerMover):
     """Hears link and wire (`LinkListener`, `WireListener`), and the loop; the sessions do the rest."""
 
     def __init__(self, cluster: str, layers: tuple[Layer, ...]) -> None:
         """Begin without a connection, and with one fragment."""
-        self._cluster, self._layers = cluster, layers
+        first = ClientSession(cluster, layers)
+        super().__init__(cluster, layers, beside=first)
         self.settled = False
         """Whether the number of fragments is known."""
-        first = ClientSession(cluster, layers)
         self.sessions: tuple[ClientSession, ...] = (first,)
-        self.changed, self.chunks, self.meter = first.changed, first.chunks, first.meter
+        self.chunks, self.meter = first.chunks, first.meter
         """Shared by all sessions."""
 
     @property
@@ -46,25 +47,9 @@ class FragmentSessions:
         """The session of the first fragment."""
         return self.sessions[0]
 
-    def connect(self, link: LinkLike, wire: WireLike) -> None:
-        """Talk by these from now on."""
-        self.leading.connect(link, wire)
-
     def close(self) -> None:
         """Say goodbye, and end; link and wire are closed here."""
         self.leading.close()
-
-    # From the loop.
-
-    @property
-    def heard(self) -> int:
-        """How often something was heard."""
-        return sum(session.heard for session in self.sessions)
-
-    def wait(self, heard: int, limit_s: float) -> None:
-        """Wait until something was heard since `heard` was read, or the time is over."""
-        with self.changed:
-            self.changed.wait_for(lambda: self.heard != heard, timeout=limit_s)
 
     # From the link.
 
@@ -77,7 +62,7 @@ class FragmentSessions:
             if count != len(self.sessions):
                 _LOG.warning(
                     "cluster %s: the master has the model in %d fragments now, this cluster in %d; start it again",
-                    self._cluster, count, len(self.sessions),
+                    self.name, count, len(self.sessions),
                 )  # fmt: skip
                 return ()
             layouts: tuple[ShardLayout | None, ...] = (None,) * count
@@ -91,7 +76,7 @@ class FragmentSessions:
         if count > 1:
             self.sessions = tuple(
                 ClientSession(
-                    self._cluster, fragment_layers(self._layers, number, count), fragment=number, beside=self.leading
+                    self.name, fragment_layers(self._layers, number, count), fragment=number, beside=self.leading
                 )
                 for number in range(count)
             )
@@ -106,10 +91,6 @@ class FragmentSessions:
         """Pass on where shards listen."""
         for session in self.sessions if self.settled else ():
             session.peers_changed(peers)
-
-    def layout_known(self, layout: ShardLayout) -> tuple[OuterEvent, ...]:
-        """Register with nothing: a cluster told its layers when it joined."""
-        return self.leading.layout_known(layout)
 
     def disconnected(self, reason: str) -> None:
         """Train on: nothing is pushed until there is a connection again."""
@@ -148,17 +129,13 @@ class Hearing(LinkListener, WireListener, Protocol):
 
 
 class Connector(Protocol):
-    """Makes a connection that keeps itself up."""
+    """Makes a connection that keeps itself up, once it is started."""
 
     def connect(self, session: Hearing, cluster: str, layers: tuple[Layer, ...]) -> tuple[LinkLike, WireLike]:
         """Return the way to the master, and that to the shards; what they hear they tell the session."""
 
-    def start(self) -> None:
-        """Begin: from now on the session hears."""
 
-
-@dataclass(kw_only=True)
-class NetworkConnector:
+class NetworkConnector(Record):
     """Dials the master, for ever, and the shards that it names."""
 
     master: str
@@ -179,9 +156,5 @@ class NetworkConnector:
         keypair = KeyPair.generate() if self.encrypted else None
         wire = LayerTransport(name=cluster, bind="", keypair=keypair, listener=session)
         facts = MemberFacts(kind="cluster" if layers else "worker", public_key=wire.public_key, layers=layers)
-        self._link = MasterLink(address=self.master, token=self.token, member=cluster, facts=facts, listener=session)
-        return self._link, wire
-
-    def start(self) -> None:
-        """Join."""
-        self._link.start()
+        link = MasterLink(address=self.master, token=self.token, member=cluster, facts=facts, listener=session)
+        return link, wire
