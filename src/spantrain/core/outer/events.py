@@ -319,12 +319,7 @@ class Restored(ShardEvent):
 
 
 class Ticked(OuterMessage):
-    """Nothing but time has passed."""
-
-    @property
-    def speakers(self) -> frozenset[Speaker]:
-        """Nobody says it: it is the master's own."""
-        return frozenset()
+    """Nothing but time has passed: nobody says it, it is the master's own."""
 
 
 OuterEvent = (

@@ -152,12 +152,10 @@ class OuterOptimizer:
         Raises:
             UsageError: it was closed, or a number is negative.
         """
-        if self._closed or tokens < 0 or (samples or 0) < 0:
-            raise UsageError(
-                "the outer optimizer was closed: no step after that"
-                if self._closed
-                else f"tokens and samples must not be negative, got {tokens} and {samples}"
-            )
+        if self._closed:
+            raise UsageError("the outer optimizer was closed: no step after that")
+        if tokens < 0 or (samples or 0) < 0:
+            raise UsageError(f"tokens and samples must not be negative, got {tokens} and {samples}")
         with self._meter.blocked():
             self._rounds.count(tokens)
             if self._session:

@@ -11,6 +11,7 @@ import json
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from copy import copy
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -65,13 +66,6 @@ class _ParameterPlacement(Record):
         """Whether two processes have the same of it."""
         return len(set(self.pieces)) < len(self.holders)
 
-    def beside(self, other: "_ParameterPlacement") -> "_ParameterPlacement":
-        """Return the same, held by others too."""
-        return _ParameterPlacement(
-            spec=self.spec, divided=self.divided, holders=self.holders + other.holders,
-            firsts=self.firsts + other.firsts, pieces=self.pieces + other.pieces,
-        )  # fmt: skip
-
 
 class ModelParameters:
     """Copies of parameters out and changes in; where processes share a model, all of them call the same at once.
@@ -107,13 +101,12 @@ class ModelParameters:
         for rank, text in enumerate(self._ranks.gather(json.dumps(own))):
             for name, dtype, shape, piece, first in json.loads(text):
                 spec = ParameterSpec(name=name, shape=tuple(shape), dtype=dtype)
-                one = _ParameterPlacement(
-                    spec=spec, divided=bool(piece), holders=(rank,), firsts=(rank,) * first, pieces=(piece,)
-                )  # fmt: skip
-                before = places.get(name, one)
-                if (before.spec, before.divided) != (spec, one.divided):
+                nowhere = _ParameterPlacement(spec=spec, divided=bool(piece), holders=(), firsts=(), pieces=())
+                before = places.get(name, nowhere)
+                if (before.spec, before.divided) != (spec, bool(piece)):
                     raise UsageError(f"{name}: process {rank} has {spec}, process {before.holders[0]} {before.spec}")
-                places[name] = one if name not in places else before.beside(one)
+                firsts, pieces = (*before.firsts, *[rank] * first), (*before.pieces, piece)
+                places[name] = replace(before, holders=(*before.holders, rank), firsts=firsts, pieces=pieces)
         return places
 
     def _check_copies(self, *, trained: bool) -> None:

@@ -7,6 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 from spantrain.core.outer.commands import OuterCommand, RegisterAgain
@@ -126,8 +127,6 @@ class MasterLink:
         self, *, address: str, token: str, member: str, facts: MemberFacts, listener: LinkListener, beat_s: float = 1.0
     ) -> None:
         """`address` and `token` are what the master prints; `beat_s`: between signs of life."""
-        self._address = address
-        self._token = token
         self._member = member
         self._facts = facts
         self._listener = listener
@@ -139,6 +138,9 @@ class MasterLink:
         self._woken = False
         self._closing = False
         self._cancelled = threading.Event()
+        self._join = partial(
+            ControlClient.join, address, token, name=member, facts={}, timeout_s=_JOIN_S, cancelled=self._cancelled
+        )
         self._changed = threading.Condition()
         self.dropped = 0
         """Events told while not registered, or not taken in when a connection ended."""
@@ -194,32 +196,17 @@ class MasterLink:
         pause_s = _MIN_PAUSE_S
         while not self._closing:
             begun_s = time.monotonic()
-            away = False
+            joined = away = False
             try:
-                client = self._join()
-                away = client is None
-                if client is not None:
-                    with contextlib.closing(client):
-                        self._connected(client)
+                with contextlib.closing(self._join()) as client:
+                    joined = True
+                    self._connected(client)
             except SpanTrainError as error:
+                away = not joined and isinstance(error, PeerLostError)
                 self._note(str(error))
             lasted = time.monotonic() - begun_s > 2 * _JOIN_S
             pause_s = _MIN_PAUSE_S if lasted or away else min(2 * pause_s, _MAX_PAUSE_S)
             self._wait(time.monotonic() + pause_s, lambda: self._closing)
-
-    def _join(self) -> ControlClient | None:
-        """Join; None if nobody answers.
-
-        Raises:
-            SpanTrainError: the master refused.
-        """
-        try:
-            return ControlClient.join(
-                self._address, self._token, name=self._member, facts={}, timeout_s=_JOIN_S, cancelled=self._cancelled
-            )
-        except PeerLostError as error:
-            self._note(str(error))
-            return None
 
     def _note(self, problem: str) -> None:
         if problem != self.problem and not self._closing:

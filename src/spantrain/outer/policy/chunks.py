@@ -164,15 +164,12 @@ class ChunkLedger:
         counted = list(self.state.counted)
         before = counted[lease.chunk]
         counted[lease.chunk] = max(before, lease.data_pass * lease.end + upto)
-        leases = self.state.leases
+        self.state = replace(self.state, counted=tuple(counted))
+        self._ends_s[number] = now_s + self._lease_s
+        if counted[lease.chunk] > before:
+            self._came_s[number] = now_s
         if upto == lease.end:
-            leases = tuple(other for other in leases if other is not lease)
-            del self._ends_s[number], self._came_s[number]
-        else:
-            self._ends_s[number] = now_s + self._lease_s
-            if counted[lease.chunk] > before:
-                self._came_s[number] = now_s
-        self.state = replace(self.state, counted=tuple(counted), leases=leases)
+            self.end([number])
         return counted[lease.chunk] - before
 
     def of(self, cluster: str) -> frozenset[int]:
@@ -305,10 +302,11 @@ class LeasedChunks:
 
     def train(self, samples: int | None) -> None:
         """Note that the next samples of those handed out were trained on; None for all of them."""
+        left = self.untrained if samples is None else samples
         for one in self._held.values():
-            taken = one.handed - one.trained if samples is None else min(samples, one.handed - one.trained)
+            taken = min(left, one.handed - one.trained)
             one.trained += taken
-            samples = samples if samples is None else samples - taken
+            left -= taken
 
     def count(self, progress: Iterable[ChunkProgress]) -> None:
         """Note that a push with this progress was counted: what is done is no longer on lease."""

@@ -15,7 +15,7 @@ Di-PS, 4.2, takes whoever gives signs of life for one that works. Decided here:
 
 import math
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 
 from spantrain.core.outer.events import LayerTransfer
 
@@ -253,5 +253,5 @@ class Trainers:
 
     def of(self, now_s: float, registered: Iterable[str]) -> tuple[str, ...]:
         """Return those that train."""
-        since_s: Mapping[str, float] = self._since_s
+        since_s = self._since_s
         return tuple(name for name in registered if name in since_s and now_s - since_s[name] <= self.patience_s(name))

@@ -14,14 +14,17 @@ whose last layer was slow or did not arrive comes after the others, for as long 
 """
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 from spantrain.core.outer.events import LayerTransfer, Ticket
 
 _Worker = tuple[str, str]
 """Cluster, and worker in it."""
 _Slot = tuple[str, int]
+_One = TypeVar("_One")
+_Other = TypeVar("_Other")
 _SLOW = 8
 _LAST = 2**62
 _ARRIVALS = 32
@@ -195,53 +198,39 @@ def matched(
     ...     left_weights={("a", "w"): 2.0, ("b", "w"): 1.0}, right_weights={("s", 0): 1.0, ("t", 0): 1.0})
     {('a', 'w'): ('t', 0), ('b', 'w'): ('s', 0)}
     """
-    matching = _Matching(pairs)
+    slot_of: dict[_Worker, _Slot] = {}
+    worker_of: dict[_Slot, _Worker] = {}
+    workers: dict[_Slot, list[_Worker]] = defaultdict(list)
+    for worker, slots in pairs.items():
+        for slot in slots:
+            workers[slot].append(worker)
     for worker in sorted(pairs, key=lambda worker: (-left_weights[worker], worker)):
-        matching.cover_worker(worker, set())
+        _cover(worker, pairs, slot_of, worker_of, settled=pairs.keys(), seen=set())
     settled: set[_Slot] = set()
     for slot in sorted(right_weights, key=lambda slot: (-right_weights[slot], slot)):
-        if slot not in matching.worker_of:
-            matching.cover_slot(slot, settled, set())
+        if slot not in worker_of:
+            _cover(slot, workers, worker_of, slot_of, settled=settled, seen=set())
         settled.add(slot)
-    return dict(sorted(matching.slot_of.items()))
+    return dict(sorted(slot_of.items()))
 
 
-class _Matching:
-    """Grows by alternating paths: whoever is matched stays so, if perhaps with another."""
+def _cover(
+    one: _One, others: Mapping[_One, list[_Other]], matches: dict[_One, _Other], back: dict[_Other, _One], *,
+    settled: Collection[_One], seen: set[_Other],
+) -> bool:  # fmt: skip
+    """Match one by an alternating path, if need be in the place of one that is not settled.
 
-    def __init__(self, pairs: Mapping[_Worker, list[_Slot]]) -> None:
-        self._slots = pairs
-        self._workers: dict[_Slot, list[_Worker]] = defaultdict(list)
-        for worker, slots in pairs.items():
-            for slot in slots:
-                self._workers[slot].append(worker)
-        self.slot_of: dict[_Worker, _Slot] = {}
-        self.worker_of: dict[_Slot, _Worker] = {}
-
-    def cover_worker(self, worker: _Worker, seen: set[_Slot]) -> bool:
-        """Match a worker, if all that are matched can stay so; return whether they can. `seen`: slots tried so far."""
-        for slot in self._slots[worker]:
-            if slot in seen:
-                continue
-            seen.add(slot)
-            if slot not in self.worker_of or self.cover_worker(self.worker_of[slot], seen):
-                self.slot_of[worker], self.worker_of[slot] = slot, worker
-                return True
-        return False
-
-    def cover_slot(self, slot: _Slot, settled: set[_Slot], seen: set[_Worker]) -> bool:
-        """Match a slot, if need be in the place of one that is not settled; the same workers stay matched.
-
-        Return whether it is matched; `seen`: workers tried so far.
-        """
-        for worker in self._workers[slot]:
-            if worker in seen:
-                continue
-            seen.add(worker)
-            before = self.slot_of.get(worker)
-            if before is None or before not in settled or self.cover_slot(before, settled, seen):
-                if before is not None and self.worker_of.get(before) == worker:
-                    del self.worker_of[before]
-                self.slot_of[worker], self.worker_of[slot] = slot, worker
-                return True
-        return False
+    The same of the other side stay matched, if perhaps with another. Return whether it is matched; `others`: that each
+    can be matched with, `seen`: those of them tried so far.
+    """
+    for other in others[one]:
+        if other in seen:
+            continue
+        seen.add(other)
+        before = back.get(other)
+        if before is None or before not in settled or _cover(before, others, matches, back, settled=settled, seen=seen):
+            if before is not None and matches.get(before) == other:
+                del matches[before]
+            matches[one], back[other] = other, one
+            return True
+    return False

@@ -41,7 +41,6 @@ class _Fragment(Record):
 
     number: int
     memory: OuterShard
-    snapshots: SnapshotStore
     writer: SnapshotWriter
 
 
@@ -184,7 +183,6 @@ class ShardServer:
         return _Fragment(
             number=number,
             memory=OuterShard(self._name, layout, snapshots=snapshots, rule=self._rule, pool=self._pool),
-            snapshots=snapshots,
             writer=SnapshotWriter(
                 snapshots, name=f"{self._name} {number}" if number else self._name, saved=self._saved, died=self.died
             ),
@@ -236,20 +234,17 @@ class ShardServer:
 
     def _expect(self, command: do.Move) -> None:
         shard, transfer = self._memory(command.fragment), command.transfer
-        key = _key(TransferWay.PUSH, transfer)
-        with self._lock:
-            self._moving[transfer.worker, key] = command.fragment, transfer
-        try:
+
+        def expect(key: LayerKey) -> None:
             if transfer.layer not in shard.layers:
                 raise ProtocolError(f"layer {transfer.layer} is not held here")
             self._wire.expect(transfer.worker, key, shard.layers[transfer.layer].sent_as(transfer.wire_format))
-        except (ProtocolError, ValueError) as error:
-            self.lost(transfer.worker, key, str(error))
+
+        self._move(command, expect)
 
     def _give(self, command: do.Move, *, late: bool) -> bool:
         """Send a layer of a version; False if that is not served yet, which is an error if it is `late`."""
         shard, transfer = self._memory(command.fragment), command.transfer
-        key = _key(TransferWay.PULL, transfer)
         try:
             tensors = shard.give(command.version, transfer.layer)
         except ProtocolError as error:
@@ -257,13 +252,19 @@ class ShardServer:
                 lost = on.TransferLost(way=TransferWay.PULL, transfer=transfer, reason=str(error))
                 self._link.tell(of_fragment(command.fragment, lost))
             return False
+        self._move(command, lambda key: self._wire.send(transfer.worker, key, tensors))
+        return True
+
+    def _move(self, command: do.Move, begin: Callable[[LayerKey], None]) -> None:
+        """Have a layer begin to move; one that cannot is lost."""
+        transfer = command.transfer
+        key = LayerKey(ticket=transfer.ticket, way=command.way, layer=transfer.layer)
         with self._lock:
             self._moving[transfer.worker, key] = command.fragment, transfer
         try:
-            self._wire.send(transfer.worker, key, tensors)
+            begin(key)
         except (ProtocolError, ValueError) as error:
             self.lost(transfer.worker, key, str(error))
-        return True
 
     def _forget(self, ticket: Ticket) -> None:
         with self._lock:
@@ -331,9 +332,7 @@ class ShardServer:
             self._link.tell(of_fragment(fragment, answer))
         if isinstance(answer, on.Committed | on.Restored):
             one = self._fragments[fragment]
-            serving = one.memory.serving
-            if serving is not None and serving.version not in one.snapshots.versions:
-                one.writer.offer(serving)
+            one.writer.offer(one.memory.serving)
 
     def _saved(self, version: int) -> None:
         _LOG.debug("%s has written version %d down", self._name, version)
@@ -348,7 +347,3 @@ class ShardServer:
         _LOG.error("%s cannot go on: %s", self._name, reason)
         self.failure = reason
         self._failed.set()
-
-
-def _key(way: TransferWay, transfer: LayerTransfer) -> LayerKey:
-    return LayerKey(ticket=transfer.ticket, way=way, layer=transfer.layer)

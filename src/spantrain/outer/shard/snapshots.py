@@ -173,8 +173,10 @@ class SnapshotWriter:
         self._thread = ReliedOnThread(self._run, name=f"snapshots of {name}", died=died)
         self._thread.start()
 
-    def offer(self, version: ShardVersion) -> bool:
-        """Write a version now, or not at all; return whether it will be."""
+    def offer(self, version: ShardVersion | None) -> bool:
+        """Write a version that is not there now, or not at all; return whether it will be."""
+        if version is None or version.version in self._store.versions:
+            return False
         with self._changed:
             if self._closed:
                 return False
