@@ -8,56 +8,35 @@ that might wait for a lock of theirs, or that makes something large.
 import logging
 import queue
 import threading
-from collections.abc import Callable, Mapping
-from typing import Protocol
-
-from torch import Tensor
+from collections.abc import Callable
 
 from spantrain.core.outer import events as on
 from spantrain.core.outer.events import LayerTransfer, OuterEvent, Ticket, TransferWay
 from spantrain.core.outer.layers import Layer, ParameterSpec, ShardLayout
 from spantrain.errors import ProtocolError, SpanTrainError
 from spantrain.outer.client.replica import TakenPush
-from spantrain.outer.link.link import LinkLike
+from spantrain.outer.link.link import MasterLink
 from spantrain.transport.connection.peers import PeerAddress
 from spantrain.transport.layers.interface import LayerKey
+from spantrain.transport.layers.transport import LayerTransport
 
 _LOG = logging.getLogger(__name__)
-
-
-class WireLike(Protocol):
-    """What a client needs of the data plane; tests may give it another."""
-
-    def set_peers(self, peers: tuple[PeerAddress, ...]) -> None:
-        """Talk to these."""
-
-    def expect(self, peer: str, key: LayerKey, parameters: tuple[ParameterSpec, ...]) -> None:
-        """Take in a layer."""
-
-    def send(self, peer: str, key: LayerKey, tensors: Mapping[str, Tensor]) -> None:
-        """Send a layer."""
-
-    def forget(self, ticket: Ticket) -> None:
-        """Drop what is left of a push or a pull."""
-
-    def close(self) -> None:
-        """End it."""
 
 
 class ActionQueue:
     """Does pieces of work one after the other; those of a connection that has ended are left out."""
 
     def __init__(self, name: str) -> None:
-        self.link: LinkLike
-        self.wire: WireLike
-        self._ways: tuple[WireLike | LinkLike, ...] = ()
+        self.link: MasterLink
+        self.wire: LayerTransport
+        self._ways: tuple[LayerTransport | MasterLink, ...] = ()
         """Both, once it is said by what to talk."""
         self._pieces: queue.SimpleQueue[tuple[int, Callable[[], None]] | None] = queue.SimpleQueue()
         self._connection = 0
         self._thread = threading.Thread(target=self._run, name=f"outer-{name}", daemon=True)
         self._thread.start()
 
-    def use(self, link: LinkLike, wire: WireLike) -> None:
+    def use(self, link: MasterLink, wire: LayerTransport) -> None:
         """Talk by these from now on."""
         self.link, self.wire, self._ways = link, wire, (wire, link)
 
@@ -112,7 +91,7 @@ class LayerMover:
         """How often that was, of the first of those that share a lock."""
         self._moves: dict[LayerKey, LayerTransfer] = {}
 
-    def connect(self, link: LinkLike, wire: WireLike) -> None:
+    def connect(self, link: MasterLink, wire: LayerTransport) -> None:
         """Talk by these from now on."""
         self._actions.use(link, wire)
 

@@ -331,6 +331,6 @@ class ClientSession(LayerMover):
         super()._tell(of_fragment(self._fragment, event))
 
     def _warn(self, text: str) -> None:
-        if text not in self._warned and len(self._warned) < 20:
+        if text not in self._warned:
             self._warned.add(text)
             _LOG.warning("cluster %s: %s", self.name, text)

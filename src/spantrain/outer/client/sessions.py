@@ -15,9 +15,9 @@ from spantrain.core.outer.commands import OuterCommand
 from spantrain.core.outer.events import OuterEvent
 from spantrain.core.outer.layers import Layer, ShardLayout, fragment_layers, fragment_layouts
 from spantrain.core.records import Record
-from spantrain.outer.client.action_queue import LayerMover, WireLike
+from spantrain.outer.client.action_queue import LayerMover
 from spantrain.outer.client.session import ClientSession
-from spantrain.outer.link.link import LinkLike, LinkListener, MasterLink, MasterWelcome, MemberFacts
+from spantrain.outer.link.link import LinkListener, MasterLink, MasterWelcome, MemberFacts
 from spantrain.outer.shard.numerics import Tensors
 from spantrain.transport.connection.peers import KeyPair, PeerAddress
 from spantrain.transport.control.address import Address
@@ -131,7 +131,7 @@ class Hearing(LinkListener, WireListener, Protocol):
 class Connector(Protocol):
     """Makes a connection that keeps itself up, once it is started."""
 
-    def connect(self, session: Hearing, cluster: str, layers: tuple[Layer, ...]) -> tuple[LinkLike, WireLike]:
+    def connect(self, session: Hearing, cluster: str, layers: tuple[Layer, ...]) -> tuple[MasterLink, LayerTransport]:
         """Return the way to the master, and that to the shards; what they hear they tell the session."""
 
 
@@ -144,7 +144,9 @@ class NetworkConnector(Record):
     encrypted: bool = True
     """Whether layers are; what is said to the master always is."""
 
-    def connect(self, session: Hearing, cluster: str, layers: tuple[Layer, ...] = ()) -> tuple[LinkLike, WireLike]:
+    def connect(
+        self, session: Hearing, cluster: str, layers: tuple[Layer, ...] = ()
+    ) -> tuple[MasterLink, LayerTransport]:
         """Make both ends, of a cluster or, without layers, of a worker of one; nothing is dialled yet.
 
         Raises:

@@ -100,22 +100,6 @@ class LinkListener(Protocol):
         """Take note that a fault has ended the link's thread: there will be no connection any more."""
 
 
-class LinkLike(Protocol):
-    """What a shard or a client needs of a link; tests may give it another."""
-
-    def start(self) -> None:
-        """Begin; returns at once, also where no master is there."""
-
-    def tell(self, *events: OuterEvent) -> None:
-        """Tell the master, in order; never blocks. Dropped and counted while not registered."""
-
-    def register_again(self, reason: str) -> None:
-        """Begin a new connection: this side lost what it needs to go on with the present one."""
-
-    def close(self) -> None:
-        """End it; nothing is told or heard from then on."""
-
-
 class MasterLink:
     """A member's connection to the master, made again for ever: over lost networks and restarts of the master.
 

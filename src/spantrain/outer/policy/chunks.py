@@ -85,8 +85,6 @@ class ChunkLedger:
 
     def __init__(self, state: ChunkState, *, lease_s: float, now_s: float) -> None:
         """Go on from a state; leases in it are renewed, since its clock was another's."""
-        if not lease_s > 0:
-            raise ValueError(f"lease_s must be positive, got {lease_s}")
         self.state = state
         """What to keep."""
         self._lease_s = lease_s

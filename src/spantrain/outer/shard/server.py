@@ -21,7 +21,7 @@ from spantrain.core.outer.events import LayerTransfer, OuterEvent, Ticket, Trans
 from spantrain.core.outer.layers import ShardLayout, fragment_layouts
 from spantrain.core.records import Record
 from spantrain.errors import ConfigError, ProtocolError
-from spantrain.outer.link.link import LinkLike, LinkListener, MasterLink, MasterWelcome, MemberFacts
+from spantrain.outer.link.link import LinkListener, MasterLink, MasterWelcome, MemberFacts
 from spantrain.outer.rules.nesterov import Nesterov
 from spantrain.outer.rules.registry import OuterRule
 from spantrain.outer.shard.shard import OuterShard, ShardCommand
@@ -44,7 +44,7 @@ class _Fragment(Record):
     writer: SnapshotWriter
 
 
-LinkMaker = Callable[[MemberFacts, LinkListener], LinkLike]
+LinkMaker = Callable[[MemberFacts, LinkListener], MasterLink]
 """Makes a shard's link to the master, of what it says of itself and who listens."""
 
 
