@@ -34,18 +34,16 @@ class LocalParameterServer:
                 MasterServer(bind="127.0.0.1:0", state_dir=folder / "master", config=self._config)
             )
             for name in self._config.shards:
-                stack.enter_context(self._shard(name, folder))
+                shard = ShardServer(
+                    name=name,
+                    bind="tcp://127.0.0.1:0",
+                    snapshots=FolderSnapshots(folder / name),
+                    link_of=master_link(address=self.address, token=self.token, name=name),
+                    encrypted=self._config.encrypted,
+                )
+                stack.enter_context(shard)
             self._open = stack.pop_all()
         return self
-
-    def _shard(self, name: str, folder: Path) -> ShardServer:
-        return ShardServer(
-            name=name,
-            bind="tcp://127.0.0.1:0",
-            snapshots=FolderSnapshots(folder / name),
-            link_of=master_link(address=self.address, token=self.token, name=name),
-            encrypted=self._config.encrypted,
-        )
 
     def __exit__(self, *_: object) -> None:
         self._open.close()

@@ -40,7 +40,6 @@ _MAX_ITEMS = 256
 """Clusters, and places."""
 _EXAMPLE = "192.0.2.7:29500 or [2001:db8::7]:29500"
 T = TypeVar("T")
-_Key = TypeVar("_Key")
 _SWITCH = {"on": True, "off": False}
 _BAD = object()
 """In the place of a value that cannot be read; its problem is noted."""
@@ -276,17 +275,14 @@ def _address(at: Field) -> Address:
 
 def _check_apart(at: Field | None, master: MemberPlace, shards: Sequence[MemberPlace]) -> None:
     """Refuse places that two would share: ports and folders."""
-    ports = {master.address.at_port(master.address.port + more): "the master" for more in (0, 1)}
-    folders = {master.folder: "the master"}
+    ports = [master.address.at_port(master.address.port + more) for more in (0, 1)]
+    taken: dict[Address | Path, str] = dict.fromkeys([*ports, master.folder], "the master")
     for shard in shards:
-        _claim(at, ports, shard.address, shard.name, str(shard.address), unless=shard.address.port == 0)
-        _claim(at, folders, shard.folder, shard.name, str(shard.folder), unless=shard.folder == Path())
-
-
-def _claim(at: Field | None, taken: dict[_Key, str], key: _Key, name: str, told: str, *, unless: bool) -> None:
-    if at and key in taken and not unless:
-        at.problem(f"{name or 'a shard'} and {taken[key] or 'another'} would share {told}; give each its own")
-    taken.setdefault(key, name)
+        for place, is_any in ((shard.address, shard.address.port == 0), (shard.folder, shard.folder == Path())):
+            if at and place in taken and not is_any:
+                told = f"{shard.name or 'a shard'} and {taken[place] or 'another'} would share {place}"
+                at.problem(f"{told}; give each its own")
+            taken.setdefault(place, shard.name)
 
 
 def _name(row: Mapping[str, Field], item: Field, what: str, taken: Collection[str]) -> str:
@@ -317,11 +313,22 @@ def _read_places(at: Field) -> tuple[int, OuterPlaces]:
     throughput: dict[str, float] = {}
     lines: dict[str, float] = {}
     for item in _items(row.get("clusters"), "cluster"):
-        _read_cluster(item, throughput, lines)
+        own = item.table(required=("name", "tokens_per_s"), optional=("line",))
+        name = _name(own, item, "cluster", throughput)
+        value = own["tokens_per_s"].number() if "tokens_per_s" in own else None
+        if value is not None and value <= 0:
+            own["tokens_per_s"].problem(f"{value:g} must be more than 0")
+        throughput[name] = value or 1.0
+        if "line" in own:
+            lines[name] = own["line"].quantity(parse_bandwidth)
     bandwidth: dict[str, Mapping[str, float]] = {}
     memory: dict[str, int] = {}
     for item in _items(row.get("places"), "place"):
-        _read_place(item, tuple(throughput), bandwidth, memory)
+        own = item.table(required=("name", "bandwidth"), optional=("memory",))
+        name = _name(own, item, "place", bandwidth)
+        bandwidth[name] = _read_rates(own["bandwidth"], tuple(throughput)) if "bandwidth" in own else {}
+        if "memory" in own:
+            memory[name] = round(own["memory"].quantity(parse_bytes))
     return round(row["model"].quantity(parse_bytes)) if "model" in row else 1, OuterPlaces(
         throughput=throughput, line_bytes_per_s=lines, bandwidth_bytes_per_s=bandwidth, memory_bytes=memory
     )
@@ -336,29 +343,13 @@ def _items(at: Field | None, what: str) -> list[Field]:
     return items[:_MAX_ITEMS]
 
 
-def _read_cluster(item: Field, throughput: dict[str, float], lines: dict[str, float]) -> None:
-    row = item.table(required=("name", "tokens_per_s"), optional=("line",))
-    name = _name(row, item, "cluster", throughput)
-    value = row["tokens_per_s"].number() if "tokens_per_s" in row else None
-    if value is not None and value <= 0:
-        row["tokens_per_s"].problem(f"{value:g} must be more than 0")
-    throughput[name] = value or 1.0
-    if "line" in row:
-        lines[name] = row["line"].quantity(parse_bandwidth)
-
-
-def _read_place(
-    item: Field, clusters: tuple[str, ...], bandwidth: dict[str, Mapping[str, float]], memory: dict[str, int]
-) -> None:
-    row = item.table(required=("name", "bandwidth"), optional=("memory",))
-    name = _name(row, item, "place", bandwidth)
-    rates = row["bandwidth"].entries() if "bandwidth" in row else {}
-    for cluster, at in rates.items():
+def _read_rates(at: Field, clusters: tuple[str, ...]) -> dict[str, float]:
+    """Return a place's bandwidth to each cluster."""
+    rates = at.entries()
+    for cluster, one in rates.items():
         if cluster not in clusters:
-            at.problem(at.problems.unknown("cluster", cluster, clusters))
+            one.problem(at.problems.unknown("cluster", cluster, clusters))
     missing = [cluster for cluster in clusters if cluster not in rates]
-    if missing and "bandwidth" in row and row["bandwidth"].is_table:
-        row["bandwidth"].problem(f"needs a bandwidth to each cluster; {', '.join(missing)} is missing")
-    bandwidth[name] = {cluster: at.quantity(parse_bandwidth) for cluster, at in rates.items()}
-    if "memory" in row:
-        memory[name] = round(row["memory"].quantity(parse_bytes))
+    if missing and at.is_table:
+        at.problem(f"needs a bandwidth to each cluster; {', '.join(missing)} is missing")
+    return {cluster: one.quantity(parse_bandwidth) for cluster, one in rates.items()}

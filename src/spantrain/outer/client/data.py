@@ -146,7 +146,6 @@ class LeasedBatches:
             batch = torch.randint(self._samples, (count,), generator=self._chance)
         self._ranks.share(batch)
         indices = batch.tolist()
-        indices += indices[: -len(indices) % self._ranks.size]
         indices = (indices * self._ranks.size)[: -(-len(indices) // self._ranks.size) * self._ranks.size]
         return indices[self._ranks.rank :: self._ranks.size]
 

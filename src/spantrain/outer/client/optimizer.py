@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import torch.distributed as dist
 from torch import Tensor
 
-from spantrain.core.outer.layers import Layer, group_layers, named_layers
+from spantrain.core.outer.layers import group_layers, named_layers
 from spantrain.core.outer.stages import INNER_STEPS, OuterCluster
 from spantrain.errors import UsageError
 from spantrain.outer.client.data import LeasedBatches
@@ -101,7 +101,10 @@ class OuterOptimizer:
             )
             specs, names = live.specs(), self._options.layers
             layers = group_layers(specs) if names is None else named_layers(specs, names)
-            self._session = self._connected(layers, cluster, connector, stack) if self._ranks.rank == 0 else None
+            self._session = FragmentSessions(cluster, layers) if self._ranks.rank == 0 else None
+            if self._session:
+                stack.callback(self._session.close)
+                self._session.connect(*connector.connect(self._session, cluster, layers))
             self._meter = self._session.meter if self._session else ClientMeter()
             self._rounds = FragmentRounds(
                 live, layers, self._ranks, self._session, self._meter, inner_steps=inner_steps
@@ -135,13 +138,6 @@ class OuterOptimizer:
             options=replace(options or OuterOptions(), encrypted=found.encrypted),
             group=group,
         )
-
-    @staticmethod
-    def _connected(layers: tuple[Layer, ...], cluster: str, connector: Connector, stack: ExitStack) -> FragmentSessions:
-        session = FragmentSessions(cluster, layers)
-        stack.callback(session.close)
-        session.connect(*connector.connect(session, cluster, layers))
-        return session
 
     def step(self, *, tokens: int = 1, samples: int | None = None) -> None:
         """Count an inner step that was done; take a new version if one is there, and push when the round has ended.

@@ -5,7 +5,7 @@ Calls are numbered and begun again when their answer was lost, so a connection o
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from spantrain.errors import PeerLostError, ProtocolError
@@ -51,7 +51,7 @@ class LinkSession:
         self._batch += 1
         self._telling.begin({"connection": self._number, "batch": self._batch, "events": events})
 
-    def poll(self, now_s: float) -> Iterator[dict[str, Any]]:
+    def poll(self, now_s: float) -> list[dict[str, Any]]:
         """Go on with what is under way; return the notices that came.
 
         Raises:
@@ -63,11 +63,11 @@ class LinkSession:
             for reason in refused[:5]:
                 _log.warning("the master refused what was told: %s", str(reason)[:500])
         heard = self._listening.poll(now_s)
-        if not self._listening.busy:
-            notices = self._new(heard) if heard is not None else []
-            self._listening.begin({"connection": self._number, "after": self._heard})
-            return iter(notices)
-        return iter(())
+        if self._listening.busy:
+            return []
+        notices = self._new(heard) if heard is not None else []
+        self._listening.begin({"connection": self._number, "after": self._heard})
+        return notices
 
     def _new(self, answer: dict[str, Any]) -> list[dict[str, Any]]:
         match answer:

@@ -1,6 +1,8 @@
 """A master's status, put together from what its service knows."""
 
+from dataclasses import fields
 from operator import attrgetter, itemgetter
+from typing import Any, TypeVar
 
 from spantrain.outer.link import status
 from spantrain.outer.master.service import MasterService
@@ -8,6 +10,8 @@ from spantrain.outer.policy.fragments import FragmentedMaster
 from spantrain.outer.policy.guard import NormLevel
 from spantrain.outer.policy.master import OuterMaster
 from spantrain.outer.policy.settings import ClusterRecord, MasterState
+
+T = TypeVar("T")
 
 
 def status_of(service: MasterService, *, address: str, now_s: float) -> status.MasterStatus:
@@ -107,15 +111,7 @@ def _transfers(master: FragmentedMaster, now_s: float) -> tuple[status.TransferS
         for one, begun_s in schedule.running.items()
     ]  # fmt: skip
     return tuple(
-        status.TransferStatus(
-            way=way.value,
-            cluster=one.cluster,
-            worker=one.worker,
-            layer=master.layer_of(one),
-            shard=one.shard,
-            size_bytes=one.size_bytes,
-            since_s=now_s - begun_s,
-        )
+        _as_in(one, status.TransferStatus, way=way.value, layer=master.layer_of(one), since_s=now_s - begun_s)
         for begun_s, way, one in sorted(moving, key=itemgetter(0))
     )
 
@@ -123,14 +119,7 @@ def _transfers(master: FragmentedMaster, now_s: float) -> tuple[status.TransferS
 def _links(master: FragmentedMaster) -> tuple[status.LayerLinkStatus, ...]:
     """Return what went over each link, by cluster, shard and way."""
     links = (
-        status.LayerLinkStatus(
-            cluster=cluster,
-            shard=shard,
-            way=way.value,
-            layers=link.layers,
-            size_bytes=link.size_bytes,
-            bytes_per_s=link.bytes_per_s,
-        )
+        _as_in(link, status.LayerLinkStatus, cluster=cluster, shard=shard, way=way.value)
         for way, schedule in master.lines.schedules.items()
         for (cluster, shard), link in schedule.links.items()
     )
@@ -138,14 +127,9 @@ def _links(master: FragmentedMaster) -> tuple[status.LayerLinkStatus, ...]:
 
 
 def _fragment(part: OuterMaster) -> status.FragmentStatus:
-    state = part.state
-    return status.FragmentStatus(
-        version=state.version,
-        updates=state.updates,
-        left_out=state.left_out,
-        layers=len(part.layout.layers),
-        size_bytes=part.layout.size_bytes,
-        last_update=_last_update(part),
+    layers, size_bytes = len(part.layout.layers), part.layout.size_bytes
+    return _as_in(
+        part.state, status.FragmentStatus, layers=layers, size_bytes=size_bytes, last_update=_last_update(part)
     )
 
 
@@ -154,9 +138,13 @@ def _last_update(master: OuterMaster | None) -> status.UpdateStatus | None:
     if last is None:
         return None
     verdicts = {one.cluster: f"{'in' if one.accepted else 'left out'}: {one.reason}" for one in last.verdicts}
-    return status.UpdateStatus(
-        version=last.version, norm=last.norm, scale=last.scale, part=last.part, verdicts=verdicts
-    )
+    return _as_in(last, status.UpdateStatus, verdicts=verdicts)
+
+
+def _as_in(source: object, kind: type[T], **more: Any) -> T:
+    """Return a record of what a source has under the names of its fields, and of what is given besides."""
+    names = {one.name for one in fields(kind)} - more.keys()  # type: ignore[arg-type]
+    return kind(**{name: getattr(source, name) for name in names}, **more)
 
 
 def _chunks(state: MasterState) -> status.ChunksStatus | None:

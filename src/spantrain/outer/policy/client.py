@@ -49,7 +49,6 @@ class OuterClient:
         self._workers = dict(workers)
         self._layers = frozenset(layer for layers in workers.values() for layer in layers)
         self._push: Ticket | None = None
-        self._parameters = False
         self._unsent: set[int] = set()
         self.pull: do.StartPull | None = None
         """What is coming now."""
@@ -147,7 +146,7 @@ class OuterClient:
                 self.is_registered, self._again_s = True, 0.0
                 return self._skip(now_s, "it was in no version") if command.fate is PushOutcome.SKIPPED else []
             case do.StartPush() if self.phase is ClientPhase.ASKING:
-                self.phase, self._push, self._parameters = ClientPhase.SENDING, command.push, command.parameters
+                self.phase, self._push = ClientPhase.SENDING, command.push
                 self._unsent, self._refused, self._pause_s = set(self._layers), "", _PAUSE_S
             case do.RefusePush() if self.phase is not ClientPhase.FREE and command.push == self._push:
                 return self._skip(now_s, command.reason)
@@ -159,7 +158,7 @@ class OuterClient:
                 self.pull = None
                 return [on.PullAsked(cluster=self._cluster)]
             case do.Move(way=TransferWay.PUSH) if command.transfer.ticket == self._push:
-                return [SendLayer(transfer=command.transfer, parameters=self._parameters, reason=command.reason)]
+                return [SendLayer(transfer=command.transfer, parameters=command.parameters, reason=command.reason)]
         return []
 
     def _skip(self, now_s: float, reason: str) -> list[Said]:

@@ -115,8 +115,7 @@ class FragmentedMaster:
     @property
     def clusters(self) -> tuple[str, ...]:
         """Those that are registered, with all fragments."""
-        others = [set(part.clusters) for part in self.parts]
-        return tuple(name for name in self.parts[0].clusters if all(name in one for one in others))
+        return tuple(name for name in self.parts[0].clusters if all(name in part.members for part in self.parts))
 
     @property
     def waiting(self) -> frozenset[str]:
