@@ -198,14 +198,13 @@ class StageWorker(LayerMover):
         self._fault = ""
         self._number = 0
         self._taken: TakenPush | None = None
-        self._push: Ticket | None = None
-        self._unsent: set[int] = set()
-        self._sent: Ticket | None = None
-        self._pull: Ticket | None = None
-        self._missing: set[int] = set()
+        self._newest: dict[TransferWay, Ticket] = {}
+        self._left: dict[TransferWay, set[int]] = {}
+        """Layers of the newest push, and of the newest pull, that have not moved."""
+        self._moved: dict[TransferWay, Ticket] = {}
+        """The last push, and the last pull, of which all layers have."""
         self._coming: dict[str, Tensor] = {}
         self._whole: dict[Ticket, Tensors] = {}
-        self._last_whole: Ticket | None = None
 
     # At the boundaries of steps.
 
@@ -218,7 +217,8 @@ class StageWorker(LayerMover):
         with self.changed:
             if self._fault:
                 raise ProtocolError(f"{self.name} is cut off from master and shards: {self._fault}")
-            return StageReport(connected=self._connected, taken=self._number, sent=self._sent, whole=self._last_whole)
+            sent, whole = self._moved.get(TransferWay.PUSH), self._moved.get(TransferWay.PULL)
+            return StageReport(connected=self._connected, taken=self._number, sent=sent, whole=whole)
 
     def follow(self, meeting: StageMeeting) -> None:
         """Do what the leader orders.
@@ -264,29 +264,23 @@ class StageWorker(LayerMover):
 
     def commanded(self, command: OuterCommand) -> None:
         """Move a layer; a worker is told nothing else."""
-        if isinstance(command, do.Move) and command.transfer.layer in self._own:
-            with self.changed:
-                if command.way is TransferWay.PUSH:
-                    self._push_layer(command)
-                else:
-                    self._pull_layer(command.transfer)
-
-    def _push_layer(self, command: do.Move) -> None:
-        transfer, taken = command.transfer, self._taken
-        if taken is None or (self._push is not None and transfer.ticket < self._push):
+        if not isinstance(command, do.Move) or command.transfer.layer not in self._own:
             return
-        if transfer.ticket != self._push:
-            self._forget(self._push)
-            self._push, self._unsent = transfer.ticket, set(self._own)
-        self._send(transfer, taken, parameters=command.parameters)
+        way, transfer = command.way, command.transfer
+        with self.changed:
+            if way is TransferWay.PULL and self._is_newest(way, transfer.ticket):
+                self._expect(transfer)
+            elif way is TransferWay.PUSH and self._taken is not None and self._is_newest(way, transfer.ticket):
+                self._send(transfer, self._taken, parameters=command.parameters)
 
-    def _pull_layer(self, transfer: LayerTransfer) -> None:
-        if self._pull is not None and transfer.ticket < self._pull:
-            return
-        if transfer.ticket != self._pull:
-            self._forget(self._pull)
-            self._pull, self._missing, self._coming = transfer.ticket, set(self._own), {}
-        self._expect(transfer)
+    def _is_newest(self, way: TransferWay, ticket: Ticket) -> bool:
+        """Whether no later push or pull has begun; what is of earlier ones is forgotten."""
+        before = self._newest.get(way)
+        if before is None or before < ticket:
+            self._forget(before)
+            self._newest[way], self._left[way] = ticket, set(self._own)
+            self._coming = {} if way is TransferWay.PULL else self._coming
+        return before is None or before <= ticket
 
     # From the wire.
 
@@ -294,25 +288,27 @@ class StageWorker(LayerMover):
         """Take a layer of a version."""
         with self.changed:
             transfer = self._moves.pop(key, None)
-            if transfer is None or key.ticket != self._pull:
+            if transfer is None or key.ticket != self._newest[key.way]:
                 return
             self._coming.update(tensors)
-            self._missing.discard(key.layer)
-            if not self._missing:
+            if self._was_last(key):
                 self._whole[key.ticket], self._coming = self._coming, {}
-                self._last_whole = key.ticket
             self._tell(on.Moved(way=TransferWay.PULL, transfer=transfer))
             self._notify()
 
     def sent(self, peer: str, key: LayerKey) -> None:  # noqa: ARG002
         """Note that a layer of a push has left."""
         with self.changed:
-            if self._moves.pop(key, None) is None or key.ticket != self._push:
-                return
-            self._unsent.discard(key.layer)
-            if not self._unsent:
-                self._sent = key.ticket
-            self._notify()
+            if self._moves.pop(key, None) is not None and key.ticket == self._newest[key.way]:
+                self._was_last(key)
+                self._notify()
+
+    def _was_last(self, key: LayerKey) -> bool:
+        """Note that a layer has moved; return whether it was the last one."""
+        self._left[key.way].discard(key.layer)
+        if not self._left[key.way]:
+            self._moved[key.way] = key.ticket
+        return not self._left[key.way]
 
 
 def worker_name(cluster: str, stage: int) -> str:

@@ -205,7 +205,11 @@ class Trainers:
         if cluster not in self._said:
             self._said.add(cluster)
             self._since_s[cluster] = now_s
-            self._forget_oldest()
+            if len(self._since_s) > _NAMES:
+                oldest = min(self._since_s, key=self._since_s.__getitem__)
+                for known in (self._since_s, self._pushes, self._asked_s):
+                    known.pop(oldest, None)
+                self._said.discard(oldest)
 
     def pushed(self, now_s: float, cluster: str) -> None:
         """Note a push that the shards have, whole."""
@@ -232,13 +236,6 @@ class Trainers:
     def resume(self, now_s: float) -> None:
         """Note that pushes are taken again, after a time in which none were: nobody is to blame for that."""
         self._since_s |= dict.fromkeys(self._pushes, now_s)
-
-    def _forget_oldest(self) -> None:
-        if len(self._since_s) > _NAMES:
-            oldest = min(self._since_s, key=self._since_s.__getitem__)
-            for known in (self._since_s, self._pushes, self._asked_s):
-                known.pop(oldest, None)
-            self._said.discard(oldest)
 
     def since_s(self, cluster: str) -> float | None:
         """Return when its last push came, or since when it trains; None for one that does not."""

@@ -173,16 +173,10 @@ class TransferSchedule:
         weights = {slot: left_of_shards[slot[0]] for slots in pairs.values() for slot in slots}
         ranks = {worker: left_of_workers[worker] - _LAST * (worker[0] in self._unsure) for worker in pairs}
         chosen = matched(pairs, left_weights=ranks, right_weights=weights)
-        begun = tuple(self._take(worker, shard) for worker, (shard, _) in sorted(chosen.items()))
+        begun = tuple(self._waiting[worker, shard].popleft() for worker, (shard, _) in sorted(chosen.items()))
+        self._waiting = {pair: line for pair, line in self._waiting.items() if line}
         self.running.update(dict.fromkeys(begun, now_s))
         return begun
-
-    def _take(self, worker: _Worker, shard: str) -> LayerTransfer:
-        line = self._waiting[worker, shard]
-        transfer = line.popleft()
-        if not line:
-            del self._waiting[worker, shard]
-        return transfer
 
 
 def _worker(transfer: LayerTransfer) -> _Worker:
