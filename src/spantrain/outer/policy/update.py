@@ -23,9 +23,8 @@ multiplies the outer rate by the windows of a round, and training may then diver
 import math
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from enum import Enum
 
-from spantrain.core.outer.commands import Combine, Measure, OuterCommand, PushWeight, StageVersion
+from spantrain.core.outer.commands import Combine, Commit, Measure, OuterCommand, PushWeight, StageVersion
 from spantrain.core.outer.events import Committed, MeanCombined, NormsMeasured, Staged, Ticket
 from spantrain.core.outer.layers import ShardLayout
 from spantrain.core.records import Record
@@ -124,31 +123,8 @@ def weigh(
 Answer = NormsMeasured | MeanCombined | Staged | Committed
 
 
-class UpdatePhase(Enum):
-    """How far an update is."""
-
-    MEASURING = "measuring"
-    JUDGED = "judged"
-    COMBINING = "combining"
-    STAGING = "staging"
-    STAGED = "staged"
-    COMMITTING = "committing"
-    COMMITTED = "committed"
-    EMPTY = "empty"
-    """All its pushes were left out: there is no new version."""
-
-
-_ANSWERS = {
-    UpdatePhase.MEASURING: NormsMeasured,
-    UpdatePhase.COMBINING: MeanCombined,
-    UpdatePhase.STAGING: Staged,
-    UpdatePhase.COMMITTING: Committed,
-}
-"""What is waited for."""
-
-
 class Update:
-    """One update; hears the shards' answers of its present phase, and tells what it came to."""
+    """One update; asks all shards for one thing after the other, hears their answers, and tells what it came to."""
 
     def __init__(
         self, ticket: Ticket, pushes: Sequence[Push], weighing: Weighing, layout: ShardLayout, settings: OuterSettings,
@@ -160,8 +136,10 @@ class Update:
         self.pushes = tuple(sorted(pushes, key=lambda push: push.cluster))
         self.tickets = (ticket, *(push.ticket for push in self.pushes))
         """Its own, and those of its pushes."""
-        self._seeds = self.pushes[0].parameters
-        self.phase = UpdatePhase.MEASURING
+        self.seeds = self.pushes[0].parameters
+        """Whether it brings the first parameters."""
+        self.awaits: type[Answer] = NormsMeasured
+        """What shards are to answer now."""
         self.guard = guard
         """What is known of norms, after the verdicts."""
         self.verdicts: tuple[PushVerdict, ...] = ()
@@ -197,18 +175,16 @@ class Update:
         ]
 
     def heard(self, answer: Answer) -> bool:
-        """Take in a shard's answer; return whether it belongs to the present phase, and was the first of its shard.
+        """Take in a shard's answer; return whether it is to what was asked now, and was the first of its shard.
 
         Raises:
             ProtocolError: it does not tell what was asked.
         """
         ours = answer.version == self.version if isinstance(answer, Committed) else answer.update == self.ticket
-        if type(answer) is not _ANSWERS.get(self.phase) or not ours or answer.shard in self._answers:
+        if type(answer) is not self.awaits or not ours or answer.shard in self._answers:
             return False
         self._check(answer)
         self._answers[answer.shard] = answer
-        if not self.missing:
-            self._next()
         return True
 
     def _check(self, answer: Answer) -> None:
@@ -227,25 +203,11 @@ class Update:
         if any(square < 0 for squares in lists for square in squares):
             raise ProtocolError(f"{answer.shard}: a sum of squares is negative; its memory or its code is broken")
 
-    def _next(self) -> None:
-        match self.phase:
-            case UpdatePhase.MEASURING:
-                self._judge()
-            case UpdatePhase.COMBINING:
-                self.norm = _norm(s for a in self._answers.values() if isinstance(a, MeanCombined) for s in a.squares)
-                limit = self._settings.clip_norm
-                self.scale = 1.0 if limit is None or self.norm <= limit else limit / self.norm
-                self.phase = UpdatePhase.JUDGED if math.isfinite(self.norm) else UpdatePhase.EMPTY
-            case UpdatePhase.STAGING:
-                self.phase = UpdatePhase.STAGED
-            case _:
-                self.phase = UpdatePhase.COMMITTED
-        self._answers = {}
-
-    def _judge(self) -> None:
+    def judge(self) -> None:
+        """Find by the norms who takes part."""
         answers = [answer for answer in self._answers.values() if isinstance(answer, NormsMeasured)]
         norms = {push.cluster: _norm(s for a in answers for s in a.squares[push.ticket]) for push in self.pushes}
-        if self._seeds:
+        if self.seeds:
             for name, norm in norms.items():
                 finite = math.isfinite(norm)
                 reason = "first parameters" if finite else "first parameters are not finite"
@@ -253,15 +215,18 @@ class Update:
         else:
             tokens, settings = {push.cluster: push.tokens for push in self.pushes}, self._settings.guard
             self.guard, self.verdicts = judge(self.guard, norms, settings, trains=self._trains, tokens=tokens)
-        if not self.accepted:
-            self.phase = UpdatePhase.EMPTY
-        else:
+        if self.accepted:
             self.part = self._weighing.part([push.cluster for push in self.accepted])
-            self.phase = UpdatePhase.JUDGED if self._seeds else UpdatePhase.COMBINING
+
+    def clip(self) -> None:
+        """Find the mean's norm, and what to multiply it by."""
+        self.norm = _norm(s for a in self._answers.values() if isinstance(a, MeanCombined) for s in a.squares)
+        limit = self._settings.clip_norm
+        self.scale = 1.0 if limit is None or self.norm <= limit else limit / self.norm
 
     def combine(self) -> list[OuterCommand]:
         """Ask for the mean over those that were accepted."""
-        assert self.phase is UpdatePhase.COMBINING
+        self._await(MeanCombined)
         heavy = self._weighing.weights
         whole = sum(heavy[push.cluster] for push in self.accepted)
         weights = tuple(
@@ -277,9 +242,9 @@ class Update:
 
     def stage(self, version: int) -> list[OuterCommand]:
         """Ask for the new version."""
-        assert self.phase is UpdatePhase.JUDGED
-        self.phase, self.version = UpdatePhase.STAGING, version
-        parameters = self.pushes[0].ticket if self._seeds else None
+        self._await(Staged)
+        self.version = version
+        parameters = self.pushes[0].ticket if self.seeds else None
         told = f"norm of the mean {self.norm:.4g}, times {self.scale:.3g}, {self.part:.3g} of a step"
         return [
             StageVersion(
@@ -293,6 +258,19 @@ class Update:
             )
             for shard in self._layout.shards
         ]
+
+    def commit(self, keep: Collection[int], bases: Collection[int]) -> list[OuterCommand]:
+        """Ask for it to be served; see `Commit`."""
+        self._await(Committed)
+        assert self.version is not None
+        version, kept, held, reason = self.version, tuple(sorted(keep)), tuple(sorted(bases)), "staged on all shards"
+        return [
+            Commit(shard=shard, version=version, update=self.ticket, keep=kept, bases=held, reason=reason)
+            for shard in self._layout.shards
+        ]
+
+    def _await(self, kind: type[Answer]) -> None:
+        self.awaits, self._answers = kind, {}
 
 
 def _norm(squares: Iterable[float]) -> float:

@@ -1,15 +1,16 @@
 """The window that gathers pushes, the update under way, and what is decided by it: versions, tokens, the guard."""
 
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 
-from spantrain.core.outer.commands import Commit, EndRound, Forget, OuterCommand, Save, SkipRound
-from spantrain.core.outer.events import PushOutcome, Ticket
+from spantrain.core.outer.commands import EndRound, Forget, OuterCommand, Save, SkipRound
+from spantrain.core.outer.events import Committed, MeanCombined, NormsMeasured, PushOutcome, Staged, Ticket
 from spantrain.core.outer.layers import ShardLayout
 from spantrain.outer.policy.liveness import Trainers
 from spantrain.outer.policy.pushes import Push
 from spantrain.outer.policy.settings import ClusterRecord, MasterState, OuterSettings
-from spantrain.outer.policy.update import Answer, TokenRates, Update, UpdatePhase, weigh
+from spantrain.outer.policy.update import Answer, TokenRates, Update, weigh
 
 _MAX_COUNTED = 2**62
 """Tokens; more than that is not told to anybody."""
@@ -49,7 +50,7 @@ class Updates:
     @property
     def committing(self) -> bool:
         """Whether a version is decided that not all shards serve yet."""
-        return self._update is not None and self._update.phase is UpdatePhase.COMMITTING
+        return self._update is not None and self._update.awaits is Committed
 
     @property
     def wake_s(self) -> float | None:
@@ -166,21 +167,24 @@ class Updates:
         update = self._update
         if update is None or not update.heard(answer):
             return None
-        if update.missing != self._layout.shards:
+        if update.missing:
             return []
-        match update.phase:
-            case UpdatePhase.COMBINING:
-                return update.combine()
-            case UpdatePhase.JUDGED:
-                version = self.reserve()
-                return [Save(reason=f"version {version} may be made"), *update.stage(version)]
-            case UpdatePhase.STAGED:
+        match answer:
+            case NormsMeasured():
+                update.judge()
+                if update.accepted and not update.seeds:
+                    return update.combine()
+            case MeanCombined():
+                update.clip()
+            case Staged():
                 return self._decide(update, keep, bases)
-            case UpdatePhase.EMPTY:
-                return self._nothing(update)
-            case _:
+            case Committed():
                 self._update = None
                 return []
+        if not update.accepted or not math.isfinite(update.norm):
+            return self._nothing(update)
+        version = self.reserve()
+        return [Save(reason=f"version {version} may be made"), *update.stage(version)]
 
     def reserve(self) -> int:
         """Return a number that no version had."""
@@ -222,13 +226,7 @@ class Updates:
         assert version is not None
         self._count(update, version)
         self.state = replace(self.state, version=version, seeded=True, updates=self.state.updates + 1)
-        update.phase = UpdatePhase.COMMITTING
-        kept, held, reason = tuple(sorted(keep)), tuple(sorted(bases)), "staged on all shards"
-        commits = [
-            Commit(shard=shard, version=version, update=update.ticket, keep=kept, bases=held, reason=reason)
-            for shard in self._layout.shards
-        ]
-        return [Save(reason=f"version {version} is decided"), *commits]
+        return [Save(reason=f"version {version} is decided"), *update.commit(keep, bases)]
 
     def _nothing(self, update: Update) -> list[OuterCommand]:
         """End an update that makes no version."""
