@@ -295,7 +295,10 @@ class ClientSession(LayerMover):
                     if one.transfer.worker == self.name and self._taken is not None:
                         self._send(one.transfer, self._taken, parameters=one.parameters)
                 case SkipPush():
-                    self._skip(one.reason)
+                    self.meter.end("push", self._fragment)
+                    self.meter.skip(one.reason)
+                    self._update = replace(self._update, skipped=True, counted=False, left_out=False)
+                    self._taken, self.brings_first = None, False
                 case UseVersion():
                     self._use(one)
                 case _:
@@ -304,12 +307,6 @@ class ClientSession(LayerMover):
                         self.meter.end("push", self._fragment)
                     if isinstance(one, on.PushAsked):
                         self._base_version = one.base_version
-
-    def _skip(self, reason: str) -> None:
-        self.meter.end("push", self._fragment)
-        self.meter.skip(reason)
-        self._update = replace(self._update, skipped=True, counted=False, left_out=False)
-        self._taken, self.brings_first = None, False
 
     def _use(self, command: UseVersion) -> None:
         self.meter.end("pull", self._fragment)

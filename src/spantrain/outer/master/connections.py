@@ -157,14 +157,6 @@ class Connections:
     def __iter__(self) -> Iterator[Connection]:
         return iter(tuple(self._by_name.values()))
 
-    def silent(self, now_s: float, limit_s: float) -> tuple[Connection, ...]:
-        """Return those that were not heard of for so long."""
-        return tuple(one for one in self._by_name.values() if now_s - one.heard_s >= limit_s)
-
-    def next_silent_s(self, limit_s: float) -> float | None:
-        """Return when the next will have been silent for so long."""
-        return min((one.heard_s + limit_s for one in self._by_name.values()), default=None)
-
     def peers_of(self, kind: str) -> tuple[PeerAddress, ...]:
         """Return whom a member of this kind talks to: shards to all workers, the others to shards."""
         return tuple(

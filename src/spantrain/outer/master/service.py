@@ -63,11 +63,9 @@ class MasterService:
     @property
     def wake_s(self) -> float | None:
         """When time itself will change something: call `tick` then."""
-        times = (
-            self.master.wake_s if self.master else None,
-            self.connections.next_silent_s(self.config.settings.lost_after_s),
-        )
-        return min((time_s for time_s in times if time_s is not None), default=None)
+        silent_s = [one.heard_s + self.config.settings.lost_after_s for one in self.connections]
+        wake_s = self.master.wake_s if self.master else None
+        return min(silent_s if wake_s is None else [*silent_s, wake_s], default=None)
 
     # Members.
 
@@ -191,8 +189,10 @@ class MasterService:
         Raises:
             StateNotKept: the state could not be written.
         """
-        for connection in self.connections.silent(now_s, self.config.settings.lost_after_s):
-            self._lose(connection, f"not heard of for {now_s - connection.heard_s:.3g} s")
+        for connection in self.connections:
+            silent_s = now_s - connection.heard_s
+            if silent_s >= self.config.settings.lost_after_s:
+                self._lose(connection, f"not heard of for {silent_s:.3g} s")
         self._events.append(on.Ticked())
         self._drain(now_s)
 

@@ -19,7 +19,6 @@ from spantrain.core.outer import events as on
 from spantrain.core.outer.commands import OuterCommand
 from spantrain.core.outer.events import LayerTransfer, OuterEvent, Ticket, TransferWay, of_fragment
 from spantrain.core.outer.layers import ShardLayout, fragment_layouts
-from spantrain.core.records import Record
 from spantrain.errors import ConfigError, ProtocolError
 from spantrain.outer.link.link import LinkListener, MasterLink, MasterWelcome, MemberFacts
 from spantrain.outer.rules.nesterov import Nesterov
@@ -34,14 +33,6 @@ from spantrain.transport.layers.interface import LayerCounters, LayerKey, LayerL
 from spantrain.transport.layers.transport import LayerTransport
 
 _LOG = logging.getLogger(__name__)
-
-
-class _Fragment(Record):
-    """A shard's memory of one fragment of the layers, and what writes it down."""
-
-    number: int
-    memory: OuterShard
-    writer: SnapshotWriter
 
 
 LinkMaker = Callable[[MemberFacts, LinkListener], MasterLink]
@@ -75,8 +66,10 @@ class ShardServer:
         """With the fragment."""
         self._busy = threading.Lock()
         """Held while a command is carried out, and while the shard registers."""
-        self._fragments: tuple[_Fragment, ...] = ()
-        """None before the layout is known."""
+        self._memories: tuple[OuterShard, ...] = ()
+        """Of each fragment of the layers; none before the layout is known."""
+        self._writers: tuple[SnapshotWriter, ...] = ()
+        """They write them down."""
         self._layout: ShardLayout | None = None
         self._rule: OuterRule = Nesterov()
         self._count = 1
@@ -113,12 +106,12 @@ class ShardServer:
     @property
     def version(self) -> int | None:
         """What it serves, of the first fragment; None before there is something."""
-        return self.versions[0] if self._fragments else None
+        return self.versions[0] if self._memories else None
 
     @property
     def versions(self) -> tuple[int | None, ...]:
         """What it serves of each fragment."""
-        serving = [one.memory.serving for one in self._fragments]
+        serving = [one.serving for one in self._memories]
         return tuple(one.version if one is not None else None for one in serving)
 
     def counters(self) -> LayerCounters:
@@ -142,8 +135,8 @@ class ShardServer:
         self._close_writers()
 
     def _close_writers(self) -> None:
-        for one in self._fragments:
-            one.writer.close(one.memory.serving)
+        for memory, writer in zip(self._memories, self._writers, strict=True):
+            writer.close(memory.serving)
 
     # What the link tells.
 
@@ -172,27 +165,29 @@ class ShardServer:
             raise ProtocolError(
                 f"{self._name}: the master's shards are {', '.join(layout.shards)}; start this one with one's name"
             )
-        if layout != self._layout or len(self._fragments) != self._count:
+        if layout != self._layout or len(self._memories) != self._count:
             self._close_writers()
             parts = fragment_layouts(layout, self._count)
-            self._layout, self._fragments = layout, tuple(self._fragment(k, part) for k, part in enumerate(parts))
-        return tuple(of_fragment(one.number, one.memory.registered()) for one in self._fragments)
-
-    def _fragment(self, number: int, layout: ShardLayout) -> _Fragment:
-        snapshots = self._snapshots.of_fragment(number)
-        return _Fragment(
-            number=number,
-            memory=OuterShard(self._name, layout, snapshots=snapshots, rule=self._rule, pool=self._pool),
-            writer=SnapshotWriter(
-                snapshots, name=f"{self._name} {number}" if number else self._name, saved=self._saved, died=self.died
-            ),
-        )
+            stores = [self._snapshots.of_fragment(number) for number in range(self._count)]
+            self._layout, self._memories = (
+                layout,
+                tuple(
+                    OuterShard(self._name, part, snapshots=store, rule=self._rule, pool=self._pool)
+                    for part, store in zip(parts, stores, strict=True)
+                ),
+            )
+            names = [f"{self._name} {number}" if number else self._name for number in range(self._count)]
+            self._writers = tuple(
+                SnapshotWriter(store, name=name, saved=self._saved, died=self.died)
+                for store, name in zip(stores, names, strict=True)
+            )
+        return tuple(of_fragment(number, one.registered()) for number, one in enumerate(self._memories))
 
     def beat(self) -> tuple[OuterEvent, ...]:
         """Return a sign of life, with the versions that it can restore."""
         return tuple(
-            of_fragment(one.number, on.ShardBeat(shard=self._name, versions=one.memory.restorable))
-            for one in self._fragments
+            of_fragment(number, on.ShardBeat(shard=self._name, versions=one.restorable))
+            for number, one in enumerate(self._memories)
         )
 
     def peers_changed(self, peers: tuple[PeerAddress, ...]) -> None:
@@ -228,9 +223,9 @@ class ShardServer:
     # Layers.
 
     def _memory(self, fragment: int) -> OuterShard:
-        if fragment >= len(self._fragments):
-            raise ProtocolError(f"{self._name} holds {len(self._fragments)} fragments, the master means {fragment}")
-        return self._fragments[fragment].memory
+        if fragment >= len(self._memories):
+            raise ProtocolError(f"{self._name} holds {len(self._memories)} fragments, the master means {fragment}")
+        return self._memories[fragment]
 
     def _expect(self, command: do.Move) -> None:
         shard, transfer = self._memory(command.fragment), command.transfer
@@ -331,8 +326,7 @@ class ShardServer:
         elif answer is not None:
             self._link.tell(of_fragment(fragment, answer))
         if isinstance(answer, on.Committed | on.Restored):
-            one = self._fragments[fragment]
-            one.writer.offer(one.memory.serving)
+            self._writers[fragment].offer(self._memories[fragment].serving)
 
     def _saved(self, version: int) -> None:
         _LOG.debug("%s has written version %d down", self._name, version)
