@@ -193,19 +193,14 @@ def _read(at: Field, hint: Any, *, in_seconds: bool, bounds: Bounds) -> Any:
             return kind(text)
         at.problem(f"{'' if text is None else f'{text!r} '}must be one of {', '.join(one.value for one in kind)}")
         return _BAD
-    if kind is int:
-        count = at.count(most=int(bounds.high))
-        return count if bounds.holds(count) else _refuse(at, count, f"at least {bounds.low}")
     if in_seconds:
         return at.quantity(parse_seconds, zero_allowed=bounds.holds(0))
-    value = at.number()
-    if value is None or bounds.holds(value):
-        return _BAD if value is None else value
-    return _refuse(at, value, f"{bounds}, or none" if may_be_none else str(bounds))
-
-
-def _refuse(at: Field, value: float, wanted: str) -> object:
-    at.problem(f"{value:g} must be {wanted}")
+    value = at.count(most=int(bounds.high)) if kind is int else at.number()
+    if value is not None and bounds.holds(value):
+        return value
+    if value is not None:
+        wanted = f"at least {bounds.low}" if kind is int else f"{bounds}, or none" if may_be_none else str(bounds)
+        at.problem(f"{value:g} must be {wanted}")
     return _BAD
 
 

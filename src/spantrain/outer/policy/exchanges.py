@@ -34,10 +34,8 @@ class OngoingExchange:
     """Layers that have not arrived."""
     sent: bool = False
     """Whether the cluster says that it sent all."""
-    asked: bool = False
-    """Whether the shards were asked if they have all."""
-    checked: set[str] = field(default_factory=set)
-    """Shards that have."""
+    checked: set[str] | None = None
+    """Shards that have all; None before they were asked."""
 
     @property
     def way(self) -> TransferWay:
@@ -195,7 +193,7 @@ class ExchangeControl:
     def checked(self, now_s: float, event: on.PushChecked) -> list[OuterCommand] | None:
         """Note what a shard has of a push; it is accepted when all have all."""
         exchange = self.under_way.get(event.push)
-        if exchange is None or not exchange.asked or exchange.push is None or event.shard not in self._shards:
+        if exchange is None or exchange.checked is None or exchange.push is None or event.shard not in self._shards:
             return None
         if not event.complete:
             return self._end(exchange, f"{event.shard} does not have all of it")
@@ -208,9 +206,9 @@ class ExchangeControl:
 
     def _check(self, exchange: OngoingExchange) -> list[OuterCommand]:
         """Ask the shards, once, when both ends say that all was moved."""
-        if not exchange.sent or exchange.waiting or exchange.asked:
+        if not exchange.sent or exchange.waiting or exchange.checked is not None:
             return []
-        exchange.asked = True
+        exchange.checked = set()
         reason = f"{exchange.cluster} has sent all"
         return [do.CheckPush(shard=shard, push=exchange.ticket, reason=reason) for shard in self._layout.shards]
 

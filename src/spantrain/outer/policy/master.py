@@ -55,7 +55,7 @@ class OuterMaster:
         self._trainers = Trainers(least_s=lost_after_s)
         # To look at, as what follows.
         self.members = ClusterTable(lost_after_s=lost_after_s, ledger=self._ledger)
-        self.shards = ShardTable(layout.shards, lost_after_s=lost_after_s)
+        self.shards = ShardTable(layout.shards, lost_after_s=lost_after_s, answer_s=settings.transfer_limit_s)
         self.updates = Updates(layout, settings, replace(before, epoch=before.epoch + 1), self._trainers)
         self.traffic = ExchangeControl(
             layout, settings, clusters=self.members, shards=self.shards, updates=self.updates,
@@ -95,11 +95,7 @@ class OuterMaster:
     @property
     def wake_s(self) -> float | None:
         """When time itself will change something: send `Ticked` then."""
-        told_s = self.shards.waits_since_s
-        times = (
-            self.members.wake_s, self.shards.alive.next_limit_s, self.traffic.next_limit_s, self.updates.wake_s,
-            None if told_s is None else told_s + self._settings.transfer_limit_s,
-        )  # fmt: skip
+        times = (self.members.wake_s, self.shards.wake_s, self.traffic.next_limit_s, self.updates.wake_s)
         return min((time_s for time_s in times if time_s is not None), default=None)
 
     def on_event(self, now_s: float, event: OuterEvent) -> tuple[OuterCommand, ...]:
@@ -248,7 +244,7 @@ class OuterMaster:
             self._lose_shard(now_s, shard, f"not heard of for {silent_s:.3g} s")
         self._out += self.traffic.time_passes(now_s)
         limit_s = self._settings.transfer_limit_s
-        for shard in sorted({*self.updates.late_shards(now_s), *self.shards.late(now_s, limit_s)}):
+        for shard in sorted({*self.updates.late_shards(now_s), *self.shards.late(now_s)}):
             self._lose_shard(now_s, shard, f"no answer for {limit_s:.3g} s")
             self._out.append(do.RegisterAgain(member=shard, reason="it kept the others waiting for too long"))
         for shard, reason in self._stuck.at(now_s, self.clusters, len(self.trains(now_s))):

@@ -127,10 +127,11 @@ class ShardTable:
     is told to commit or to restore until it answers; nothing is restored meanwhile.
     """
 
-    def __init__(self, names: Iterable[str], *, lost_after_s: float) -> None:
+    def __init__(self, names: Iterable[str], *, lost_after_s: float, answer_s: float) -> None:
+        """`answer_s`: how long an answer may take."""
         self.alive = Liveness(lost_after_s=lost_after_s)
         """Those that have joined."""
-        self._names = tuple(names)
+        self._names, self._answer_s = tuple(names), answer_s
         self.versions: dict[str, frozenset[int]] = {}
         """What those that have joined can restore, as far as is known."""
         self.ready: set[str] = set()
@@ -155,9 +156,11 @@ class ShardTable:
         return tuple(name for name in self._names if name in self.alive)
 
     @property
-    def waits_since_s(self) -> float | None:
-        """When the first of those was told that have not answered."""
-        return min(self._unsure.values(), default=None)
+    def wake_s(self) -> float | None:
+        """When time itself will change something here."""
+        due_s = [told_s + self._answer_s for told_s in self._unsure.values()]
+        lost_s = self.alive.next_limit_s
+        return min(due_s if lost_s is None else [*due_s, lost_s], default=None)
 
     def __contains__(self, name: str) -> bool:
         return name in self._names
@@ -213,9 +216,9 @@ class ShardTable:
         reason = f"all shards have version {source}" + ("" if source == version else f", which is now {version}")
         return [Restore(shard=name, source=source, version=version, reason=reason) for name in told]
 
-    def late(self, now_s: float, limit_s: float) -> tuple[str, ...]:
-        """Return those that were told something so long ago, and have not answered."""
-        return tuple(name for name, told_s in sorted(self._unsure.items()) if now_s - told_s >= limit_s)
+    def late(self, now_s: float) -> tuple[str, ...]:
+        """Return those that were told something too long ago, and have not answered."""
+        return tuple(name for name, told_s in sorted(self._unsure.items()) if now_s - told_s >= self._answer_s)
 
     def restored(self, name: str, version: int) -> bool:
         """Note that a shard has restored; return whether it was told to."""

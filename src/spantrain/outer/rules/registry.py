@@ -27,7 +27,8 @@ class OuterRule(NamedKinds, ABC):
     @classmethod
     def kinds(cls) -> "Mapping[str, type[OuterRule]]":
         """Return all rules by name."""
-        return rules()
+        modules_of(__name__.rpartition(".")[0])
+        return {one.name: one for one in OuterRule.__subclasses__()}
 
     @abstractmethod
     def step(self, ahead: "Tensor", old: Sequence["Tensor"], new: Sequence["Tensor"], part: float) -> float:
@@ -41,7 +42,5 @@ class OuterRule(NamedKinds, ABC):
         """
 
 
-def rules() -> Mapping[str, type[OuterRule]]:
-    """Return all rules by name."""
-    modules_of(__name__.rpartition(".")[0])
-    return {one.name: one for one in OuterRule.__subclasses__()}
+rules = OuterRule.kinds
+"""All rules by name."""
