@@ -19,11 +19,13 @@ class Ranks:
 
     def agree(self, numbers: Sequence[int]) -> list[int]:
         """Return the first process's numbers; each process gives as many."""
-        return list(numbers)
+        told = torch.tensor(numbers, dtype=torch.int64)
+        self.share(told)
+        return [int(number) for number in told.tolist()]
 
     def total(self, number: int) -> int:
         """Return the sum of all processes' numbers."""
-        return number
+        return sum(int(text) for text in self.gather(str(number)))
 
     def share(self, tensor: Tensor) -> None:
         """Make a tensor what it is in the first process; on an accelerator by the cluster's own group."""
@@ -48,18 +50,6 @@ class TorchRanks(Ranks):
         self._ranks = dist.get_process_group_ranks(self._group)
         self.rank, self.size = self._ranks.index(dist.get_rank()), len(self._ranks)
         self._small = dist.new_group(self._ranks, backend="gloo", use_local_synchronization=True)
-
-    def agree(self, numbers: Sequence[int]) -> list[int]:
-        """Return the first process's numbers, which travel by the small group."""
-        told = torch.tensor(numbers, dtype=torch.int64)
-        dist.broadcast(told, self._ranks[0], group=self._small)
-        return [int(number) for number in told.tolist()]
-
-    def total(self, number: int) -> int:
-        """Return the sum of all processes' numbers."""
-        summed = torch.tensor([number], dtype=torch.int64)
-        dist.all_reduce(summed, group=self._small)
-        return int(summed)
 
     def share(self, tensor: Tensor) -> None:
         """Make a tensor what it is in the first process; on an accelerator by the cluster's own group."""
