@@ -206,8 +206,7 @@ class MasterService:
             if any(isinstance(command, do.Save) for command in commands):
                 self._files.save(self.state)
             for command in commands:
-                if not isinstance(command, do.Save):
-                    self._give(command)
+                self._give(command)
         self._announce(now_s)
 
     def _give(self, command: OuterCommand) -> None:

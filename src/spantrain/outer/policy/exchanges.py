@@ -289,15 +289,12 @@ class ExchangeControl:
     def _end(self, exchange: OngoingExchange, reason: str) -> list[OuterCommand]:
         """End a push or a pull before its time, and tell both sides."""
         self._drop(exchange)
-        commands: list[OuterCommand] = []
-        if exchange.push:
-            commands += [do.Forget(shard=name, ticket=exchange.ticket, reason=reason) for name in self._shards.present]
-        if exchange.cluster in self._clusters:
-            if exchange.push:
-                commands.append(do.RefusePush(cluster=exchange.cluster, push=exchange.ticket, reason=reason))
-            else:
-                commands.append(do.EndPull(cluster=exchange.cluster, pull=exchange.ticket, reason=reason))
-        return commands
+        cluster, ticket = exchange.cluster, exchange.ticket
+        here = cluster in self._clusters
+        if not exchange.push:
+            return [do.EndPull(cluster=cluster, pull=ticket, reason=reason)] if here else []
+        refusal = [do.RefusePush(cluster=cluster, push=ticket, reason=reason)] if here else []
+        return [*(do.Forget(shard=name, ticket=ticket, reason=reason) for name in self._shards.present), *refusal]
 
     # What shards must keep.
 

@@ -178,12 +178,9 @@ class SnapshotWriter:
         if version is None or version.version in self._store.versions:
             return False
         with self._changed:
-            if self._closed:
-                return False
             if self._writing is not None:
                 self._offers += 1
-                return False
-            if version.version % self._period:
+            if self._closed or self._writing is not None or version.version % self._period:
                 return False
             self._writing, self._offers = version, 0
             self._changed.notify_all()
