@@ -6,7 +6,6 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
@@ -119,13 +118,12 @@ class MasterLink:
         self._open = False
         """Whether what is told is for the present connection."""
         self._again: str | None = None
-        self._woken = False
-        self._closing = False
-        self._cancelled = threading.Event()
+        self._woken, self._closing = threading.Event(), threading.Event()
         self._join = partial(
-            ControlClient.join, address, token, name=member, facts={}, timeout_s=_JOIN_S, cancelled=self._cancelled
+            ControlClient.join, address, token, name=member, facts={}, timeout_s=_JOIN_S, cancelled=self._closing
         )
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        """Of what is told, and of whether it is for the present connection."""
         self.dropped = 0
         """Events told while not registered, or not taken in when a connection ended."""
         self.problem: str | None = "not connected yet"
@@ -138,37 +136,29 @@ class MasterLink:
 
     def tell(self, *events: OuterEvent) -> None:
         """Tell the master, in order; never blocks. Dropped and counted while not registered."""
-        with self._changed:
-            if not self._open or self._closing:
+        with self._lock:
+            if not self._open or self._closing.is_set():
                 self.dropped += len(events)
                 return
             self._queue.extend(events)
             if len(self._queue) > _QUEUE_LIMIT:
                 self._again = f"{len(self._queue)} events wait to be told"
-            self._wake()
+        self._woken.set()
 
     def register_again(self, reason: str) -> None:
         """Begin a new connection: this side lost what it needs to go on with the present one."""
-        with self._changed:
-            self._again = reason
-            self._wake()
+        self._again = reason
+        self._woken.set()
 
     def close(self) -> None:
         """Tell what was told before, if the master answers at once, and end; nothing is left.
 
         Where an attempt to connect is under way, that is waited for: a few seconds at most.
         """
-        with self._changed:
-            self._closing = True
-            self._wake()
-        self._cancelled.set()
+        self._closing.set()
+        self._woken.set()
         if self._thread.ident is not None and self._thread is not threading.current_thread():
             self._thread.join()
-
-    def _wake(self) -> None:
-        with self._changed:
-            self._woken = True
-            self._changed.notify_all()
 
     # The thread.
 
@@ -178,7 +168,7 @@ class MasterLink:
 
     def _run(self) -> None:
         pause_s = _MIN_PAUSE_S
-        while not self._closing:
+        while not self._closing.is_set():
             begun_s = time.monotonic()
             joined = away = False
             try:
@@ -190,10 +180,10 @@ class MasterLink:
                 self._note(str(error))
             lasted = time.monotonic() - begun_s > 2 * _JOIN_S
             pause_s = _MIN_PAUSE_S if lasted or away else min(2 * pause_s, _MAX_PAUSE_S)
-            self._wait(time.monotonic() + pause_s, lambda: self._closing)
+            self._closing.wait(pause_s)
 
     def _note(self, problem: str) -> None:
-        if problem != self.problem and not self._closing:
+        if problem != self.problem and not self._closing.is_set():
             _log.warning("%s has no connection to the master: %s", self._member, problem)
         self.problem = problem
 
@@ -207,9 +197,8 @@ class MasterLink:
         number, welcome = answer.get("connection"), decode_value(MasterWelcome, answer.get("welcome"), "welcome")
         if type(number) is not int:
             raise ProtocolError("the master's welcome lacks the connection's number")
-        with self._changed:
-            self._again, self.problem = None, None
-        session = LinkSession(client, number, patience_s=welcome.settings.lost_after_s, wake=self._wake)
+        self._again, self.problem = None, None
+        session = LinkSession(client, number, patience_s=welcome.settings.lost_after_s, wake=self._woken.set)
         reason = "this side closes it"
         try:
             self._register(self._listener.joined(welcome))
@@ -218,14 +207,14 @@ class MasterLink:
             reason = str(error)
             raise
         finally:
-            with self._changed:
+            with self._lock:
                 self._open = False
                 self.dropped += len(self._queue)
                 self._queue.clear()
             self._listener.disconnected(reason)
 
     def _register(self, events: tuple[OuterEvent, ...]) -> None:
-        with self._changed:
+        with self._lock:
             self._queue.extend(events)
             self._open = self._open or bool(events) or self._facts.kind == "worker"
 
@@ -236,7 +225,7 @@ class MasterLink:
             SpanTrainError: the connection has ended, or must begin anew.
         """
         beat_due_s = time.monotonic() + self._beat_s
-        while not self._closing:
+        while not self._closing.is_set():
             for notice in session.poll(time.monotonic()):
                 self._take(notice)
             if self._again is not None:
@@ -246,22 +235,21 @@ class MasterLink:
                 session.send([encode_message(event) for event in events])
                 beat_due_s = time.monotonic() + self._beat_s
             until_s = session.again_s if session.sending else min(beat_due_s, session.again_s)
-            self._wait(until_s, lambda: self._woken)
+            self._wait(until_s)
         self._farewell(session)
 
     def _batch(self, beat: bool) -> list[OuterEvent] | None:
         """Take the events to tell now; None if there is nothing to tell, not even a sign of life."""
         signs = self._listener.beat() if beat and self._open else ()
-        with self._changed:
+        with self._lock:
             self._queue.extend(signs)
             if not self._queue and not beat:
                 return None
             return [self._queue.popleft() for _ in range(min(len(self._queue), MAX_BATCH))]
 
-    def _wait(self, until_s: float, holds: Callable[[], bool]) -> None:
-        with self._changed:
-            self._changed.wait_for(holds, min(max(0.0, until_s - time.monotonic()), _MAX_WAIT_S))
-            self._woken = False
+    def _wait(self, until_s: float) -> None:
+        self._woken.wait(min(max(0.0, until_s - time.monotonic()), _MAX_WAIT_S))
+        self._woken.clear()
 
     def _take(self, notice: dict[str, Any]) -> None:
         match notice:
@@ -290,7 +278,7 @@ class MasterLink:
                         session.leave(end_s - time.monotonic())
                         return
                     session.send([encode_message(event) for event in events])
-                self._wait(min(end_s, session.again_s), lambda: self._woken)
+                self._wait(min(end_s, session.again_s))
 
 
 def ask_status(address: str, token: str, *, timeout_s: float = 5.0) -> MasterStatus:
