@@ -18,7 +18,7 @@ from spantrain.core.outer.layers import group_layers, named_layers
 from spantrain.core.outer.stages import INNER_STEPS, OuterCluster
 from spantrain.errors import UsageError
 from spantrain.outer.client.data import LeasedBatches
-from spantrain.outer.client.metrics import ClientMeter, OuterMetrics
+from spantrain.outer.client.metrics import OuterMetrics
 from spantrain.outer.client.parameters import ModelParameters
 from spantrain.outer.client.ranks import Ranks, ranks_of
 from spantrain.outer.client.rounds import ClientRounds, FragmentRounds
@@ -105,10 +105,8 @@ class OuterOptimizer:
             if self._session:
                 stack.callback(self._session.close)
                 self._session.connect(*connector.connect(self._session, cluster, layers))
-            self._meter = self._session.meter if self._session else ClientMeter()
-            self._rounds = FragmentRounds(
-                live, layers, self._ranks, self._session, self._meter, inner_steps=inner_steps
-            )  # fmt: skip
+            self._rounds = FragmentRounds(live, layers, self._ranks, self._session, inner_steps=inner_steps)
+            self._meter = self._rounds.meter
             if self._session:
                 self._session.start()
             with self._meter.blocked():

@@ -168,16 +168,17 @@ class FragmentRounds:
     """Counts steps, asks for pushes, takes versions: of all fragments."""
 
     def __init__(
-        self, live: ModelParameters, layers: Sequence[Layer], ranks: Ranks, session: FragmentSessions | None,
-        meter: ClientMeter, *, inner_steps: int,
+        self, live: ModelParameters, layers: Sequence[Layer], ranks: Ranks, session: FragmentSessions | None, *,
+        inner_steps: int,
     ) -> None:  # fmt: skip
         """Begin; `session`: of the first process, `layers`: of the whole model."""
-        self._live, self._layers, self.ranks, self.session, self.meter = live, tuple(layers), ranks, session, meter
+        self._live, self._layers, self.ranks, self.session = live, tuple(layers), ranks, session
+        self.meter = session.meter if session else ClientMeter()
         self._copy = ClusterCopy(live)
         self._settled = False
         self._look_every = 1 if ranks.size == 1 else max(1, inner_steps // _LOOKS_IN_A_ROUND)
         first = session.sessions[0] if session else None
-        self._rounds = [ClientRounds(self._copy, ranks, first, meter, pushes=PushRounds(inner_steps))]
+        self._rounds = [ClientRounds(self._copy, ranks, first, self.meter, pushes=PushRounds(inner_steps))]
 
     def count(self, tokens: int) -> None:
         """Count a step."""
