@@ -22,7 +22,8 @@ multiplies the outer rate by the windows of a round, and training may then diver
 
 import math
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 
 from spantrain.core.outer.commands import Combine, Commit, Measure, OuterCommand, PushWeight, StageVersion
 from spantrain.core.outer.events import Committed, MeanCombined, NormsMeasured, Staged, Ticket
@@ -169,10 +170,11 @@ class Update:
         """Ask for norms."""
         tickets = tuple(push.ticket for push in self.pushes)
         names = ", ".join(push.cluster for push in self.pushes)
-        return [
-            Measure(shard=shard, update=self.ticket, pushes=tickets, reason=f"the window with {names} has ended")
-            for shard in self._layout.shards
-        ]
+        return self._ask(NormsMeasured, partial(Measure, pushes=tickets, reason=f"the window with {names} has ended"))
+
+    def _ask(self, awaits: type[Answer], order: Callable[..., OuterCommand]) -> list[OuterCommand]:
+        self.awaits, self._answers = awaits, {}
+        return [order(shard=shard, update=self.ticket) for shard in self._layout.shards]
 
     def heard(self, answer: Answer) -> bool:
         """Take in a shard's answer; return whether it is to what was asked now, and was the first of its shard.
@@ -226,7 +228,6 @@ class Update:
 
     def combine(self) -> list[OuterCommand]:
         """Ask for the mean over those that were accepted."""
-        self._await(MeanCombined)
         heavy = self._weighing.weights
         whole = sum(heavy[push.cluster] for push in self.accepted)
         weights = tuple(
@@ -235,42 +236,22 @@ class Update:
         )
         compensation = self._settings.compensation
         reason = "; ".join(f"{verdict.cluster}: {verdict.reason}" for verdict in self.verdicts)
-        return [
-            Combine(shard=shard, update=self.ticket, weights=weights, compensation=compensation, reason=reason)
-            for shard in self._layout.shards
-        ]
+        return self._ask(MeanCombined, partial(Combine, weights=weights, compensation=compensation, reason=reason))
 
     def stage(self, version: int) -> list[OuterCommand]:
         """Ask for the new version."""
-        self._await(Staged)
         self.version = version
         parameters = self.pushes[0].ticket if self.seeds else None
         told = f"norm of the mean {self.norm:.4g}, times {self.scale:.3g}, {self.part:.3g} of a step"
-        return [
-            StageVersion(
-                shard=shard,
-                update=self.ticket,
-                version=version,
-                scale=self.scale,
-                parameters=parameters,
-                part=self.part,
-                reason="the first parameters" if parameters else told,
-            )
-            for shard in self._layout.shards
-        ]
+        reason = "the first parameters" if parameters else told
+        order = partial(StageVersion, version=version, scale=self.scale, parameters=parameters, part=self.part)
+        return self._ask(Staged, partial(order, reason=reason))
 
     def commit(self, keep: Collection[int], bases: Collection[int]) -> list[OuterCommand]:
         """Ask for it to be served; see `Commit`."""
-        self._await(Committed)
         assert self.version is not None
-        version, kept, held, reason = self.version, tuple(sorted(keep)), tuple(sorted(bases)), "staged on all shards"
-        return [
-            Commit(shard=shard, version=version, update=self.ticket, keep=kept, bases=held, reason=reason)
-            for shard in self._layout.shards
-        ]
-
-    def _await(self, kind: type[Answer]) -> None:
-        self.awaits, self._answers = kind, {}
+        order = partial(Commit, version=self.version, keep=tuple(sorted(keep)), bases=tuple(sorted(bases)))
+        return self._ask(Committed, partial(order, reason="staged on all shards"))
 
 
 def _norm(squares: Iterable[float]) -> float:
