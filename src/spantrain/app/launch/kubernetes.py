@@ -7,7 +7,6 @@ in that node's own network, so that workers of other clusters reach it.
 import json
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -28,7 +27,6 @@ _JOBSET = "jobset.sigs.k8s.io"
 _SHARED_MEMORY = "8Gi"
 
 
-@dataclass(frozen=True, kw_only=True)
 class KubernetesWay(LaunchWay):
     """`kubectl apply -k` for each site; the names of hosts are those of nodes, and `--option` names the context."""
 

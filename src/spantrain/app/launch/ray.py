@@ -10,10 +10,9 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from spantrain.app.launch.way import LaunchWay, StartedWorkers, WantedWorkers, joining
+from spantrain.app.launch.way import LaunchWay, StartedWorkers, WantedWorkers
 from spantrain.app.reporter import Reporter
 from spantrain.core.cluster import Host
 from spantrain.errors import ConfigError, PeerLostError
@@ -26,12 +25,10 @@ _PINCH = 0.001
 """Of a resource that stands for a node."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class RayWay(LaunchWay):
     """The cluster that RAY_ADDRESS names, or else this machine's; hosts are nodes with a resource of their name."""
 
     patience_s: ClassVar[float] = 86_400.0
-    restarts: int = 0
 
     def prepare(self, wanted: WantedWorkers, reporter: Reporter) -> "RayWorkers":
         """Find each host among Ray's nodes."""
@@ -86,10 +83,8 @@ class RayWorkers(StartedWorkers):
         self.reporter.note(f"Waiting for Ray to place {len(bundles)} workers")
         if not self._group.wait(_PLACE_S):
             raise PeerLostError(f"Ray has no room for {bundles}; see `ray status`")
-        code = self._way.options.code
-        actor = self._ray.remote(WorkerActor)
+        options, actor = self._way.options, self._ray.remote(WorkerActor)
         for number, device in enumerate(devices):
-            place, options = (device.host, device.site), self._way.options
             gpus = int("GPU" in bundles[number])
             strategy = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=number)
             placed = actor.options(
@@ -99,10 +94,11 @@ class RayWorkers(StartedWorkers):
                 max_restarts=self._way.restarts,
                 max_task_retries=self._way.restarts,
             )
-            told = options.environment_at(place) | joining(join, token, options.relay_at(place))
-            told["PYTHONUNBUFFERED"] = "1"
-            python = options.python_at(place, "")
-            self._actors[device.name] = placed.remote(python, self._words[device.name], told, self.wanted.data, code)
+            place = (device.host, device.site)
+            python, told = options.python_at(place, ""), options.told_at(place, join, token)
+            self._actors[device.name] = placed.remote(
+                python, self._words[device.name], told, self.wanted.data, options.code
+            )
         self._thread.start()
 
     def where_is_log(self, device: str) -> str:

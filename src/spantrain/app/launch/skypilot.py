@@ -5,7 +5,6 @@ As of https://docs.skypilot.co/en/latest/reference/yaml-spec.html; a task's node
 
 import shlex
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import yaml
@@ -17,7 +16,6 @@ from spantrain.config.files.text_files import write_atomically
 from spantrain.errors import ConfigError
 
 
-@dataclass(frozen=True, kw_only=True)
 class SkypilotWay(LaunchWay):
     """Tasks are written; whoever has a cloud's credentials starts them."""
 

@@ -2,7 +2,6 @@
 
 import shlex
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import ClassVar
 
 from spantrain.app.launch.batch import TOKEN_FILE, BatchWorkers, run_tool
@@ -20,7 +19,6 @@ worker() {  # PART GPUS NODE LOG WORD...
 """
 
 
-@dataclass(frozen=True, kw_only=True)
 class SlurmWay(LaunchWay):
     """`sbatch` for each site; the names of hosts are those of nodes."""
 

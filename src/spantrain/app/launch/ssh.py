@@ -7,11 +7,11 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from spantrain.app.launch.way import LaunchWay, StartedWorkers, WantedWorkers, joining
+from spantrain.app.launch.way import LaunchWay, StartedWorkers, WantedWorkers
 from spantrain.app.reporter import Reporter
 from spantrain.core.cluster import Device
 from spantrain.core.names import few
@@ -27,12 +27,8 @@ _RESTART_S, _LONGEST_S = 1.0, 60.0
 """Behind a worker's end: the coordinator has taken note of it then; each further time twice as long, up to that."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class SshWay(LaunchWay):
     """Each host by ssh, as the cluster file calls it; those that are this machine without."""
-
-    restarts: int = 0
-    """How often a device's worker that has failed is started again."""
 
     def prepare(self, wanted: WantedWorkers, reporter: Reporter) -> "SshWorkers":
         """Reach all machines, copy code to those that have not got it, and look whether they have what is needed."""
@@ -150,10 +146,9 @@ class SshWorkers(StartedWorkers):
         return dict(zip(self._machines, done, strict=True))
 
     def _start(self, device: Device, machine: KeptMachine) -> None:
-        words, place, options = self._words[device.name], (device.host, device.site), self._way.options
-        told = joining(self._join, self._token, options.relay_at(place)) | {"PYTHONUNBUFFERED": "1"}
+        words, place = self._words[device.name], (device.host, device.site)
         self._logs.write(device.name, f"{_now()} on {machine.machine}: {machine.machine.python} {shlex.join(words)}")
-        machine.start(device.name, words, options.environment_at(place) | told)
+        machine.start(device.name, words, self._way.options.told_at(place, self._join, self._token))
 
     def _heard_end(self, device: str, how: str) -> None:
         last, left = self._logs.last_line(device), how.endswith("status 0")

@@ -3,7 +3,7 @@
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import ClassVar, Self
 
@@ -86,6 +86,11 @@ class LaunchOptions(Record):
         for name in ("", *reversed(place)):
             found |= self.environment.get(name, {})
         return found
+
+    def told_at(self, place: Sequence[str], join: str, token: str) -> dict[str, str]:
+        """Return all variables of workers at some hosts and sites, who join a coordinator."""
+        told = joining(join, token, self.relay_at(place)) | {"PYTHONUNBUFFERED": "1"}
+        return self.environment_at(place) | told
 
     def relay_at(self, place: Sequence[str]) -> RelayAccess | None:
         """Return the relay of the first of some hosts and sites of which one is said; None: others can dial them."""
@@ -209,8 +214,7 @@ class StartedByHand(StartedWorkers):
     where_is_log = WorkerStarter.where_is_log
 
 
-@dataclass(frozen=True, kw_only=True)
-class LaunchWay(ABC):
+class LaunchWay(Record, ABC):
     """How a run's workers are started."""
 
     patience_s: ClassVar[float] = 600.0
@@ -220,6 +224,8 @@ class LaunchWay(ABC):
     """The words of `spantrain launch`, for messages about how to go on."""
     only_writes: bool = False
     """Write what would start them, and no more."""
+    restarts: int = 0
+    """How often a device's worker that has failed is started again, by those that can."""
 
     def words_of(self, wanted: WantedWorkers, *, sees_one_gpu: bool = False) -> dict[str, list[str]]:
         """Return the words of all workers, by device.

@@ -123,14 +123,15 @@ def _way(asked: LaunchArguments, command: tuple[str, ...], *, encrypted: bool) -
         raise ConfigError(f"--restarts: goes with --ssh, --docker and --ray, not with --{name}")
     if asked.dry_run and name in ("ssh", "docker", "ray"):
         raise ConfigError(f"--dry-run: --{name} writes no files; leave it out")
-    written: dict[str, type[LaunchWay]] = {"slurm": SlurmWay, "kubernetes": KubernetesWay, "skypilot": SkypilotWay}
-    options = _options(asked, encrypted=encrypted)
-    if name in written:
-        only_writes = asked.dry_run or name == "skypilot"
-        return written[name](options=options, command=command, only_writes=only_writes)
-    if name == "ray":
-        return RayWay(options=options, command=command, restarts=asked.restarts)
-    return SshWay(options=options, command=command, restarts=asked.restarts)
+    kinds: dict[str, type[LaunchWay]] = {
+        "slurm": SlurmWay, "kubernetes": KubernetesWay, "ray": RayWay, "skypilot": SkypilotWay,
+    }  # fmt: skip
+    return kinds.get(name, SshWay)(
+        options=_options(asked, encrypted=encrypted),
+        command=command,
+        only_writes=asked.dry_run or name == "skypilot",
+        restarts=asked.restarts,
+    )
 
 
 def _options(asked: LaunchArguments, *, encrypted: bool) -> "LaunchOptions":
