@@ -27,6 +27,7 @@ _USUAL_MTU, _LEAST_MTU = 1400, 1280
 _CLOCK_S = 1.0
 _SLOW_BYTES_PER_S = 10e6 / 8
 
+_FITTING = "install a torch that fits the driver (https://pytorch.org/get-started)"
 _INSTALL = "install it there, or name the interpreter of its environment with --python (`python` in an inventory)"
 
 
@@ -40,6 +41,12 @@ class CheckLine(Record):
     text: str
     remedy: str = ""
     """What to do; empty where nothing is to be done."""
+
+
+def line_of(check: str, where: str, text: str, remedy: str = "", *, fails: bool = False) -> CheckLine:
+    """Return what a check found: a warning if there is something to do, or a failure."""
+    verdict: Verdict = "fail" if fails else "warn" if remedy else "ok"
+    return CheckLine(check=check, where=where, verdict=verdict, text=text, remedy=remedy)
 
 
 def machine_lines(one: FoundMachine, *, cluster: Cluster | None, deep: bool, testbed: bool) -> Iterator[CheckLine]:
@@ -69,33 +76,29 @@ def _python(facts: MachineFacts, where: str) -> CheckLine:
     oldest = ".".join(map(str, OLDEST_PYTHON))
     if version < OLDEST_PYTHON:
         remedy = f"install Python {oldest} or newer there, and name it with --python"
-        return CheckLine(check="python", where=where, verdict="fail", text=f"Python {facts.python}", remedy=remedy)
-    return CheckLine(check="python", where=where, verdict="ok", text=f"Python {facts.python}, {facts.system}")
+        return line_of("python", where, f"Python {facts.python}", remedy, fails=True)
+    return line_of("python", where, f"Python {facts.python}, {facts.system}")
 
 
 def _packages(facts: MachineFacts, where: str) -> Iterator[CheckLine]:
+    missing = f"is not installed for {facts.executable}"
     version = facts.packages.get("spantrain")
     if version is None and "spantrain" not in facts.digests:
-        text = f"is not installed for {facts.executable}"
-        yield CheckLine(check="spantrain", where=where, verdict="fail", text=text, remedy=_INSTALL)
+        yield line_of("spantrain", where, missing, _INSTALL, fails=True)
     elif version not in (None, VERSION):
         remedy = f"install {VERSION} there, or {version} here: all machines need the same"
-        yield CheckLine(check="spantrain", where=where, verdict="fail", text=f"version {version}", remedy=remedy)
+        yield line_of("spantrain", where, f"version {version}", remedy, fails=True)
     else:
-        yield CheckLine(
-            check="spantrain", where=where, verdict="ok", text=f"version {version}" if version else "a checkout"
-        )
+        yield line_of("spantrain", where, f"version {version}" if version else "a checkout")
     torch = facts.packages.get("torch")
     if torch is None:
-        text = f"is not installed for {facts.executable}"
-        yield CheckLine(check="torch", where=where, verdict="fail", text=text, remedy=_INSTALL)
+        yield line_of("torch", where, missing, _INSTALL, fails=True)
     elif facts.torch is not None and facts.torch.error:
-        remedy = "install a torch that fits the driver (https://pytorch.org/get-started), or a newer driver"
-        yield CheckLine(check="torch", where=where, verdict="fail", text=f"{torch}: {facts.torch.error}", remedy=remedy)
+        remedy = f"{_FITTING}, or a newer driver"
+        yield line_of("torch", where, f"{torch}: {facts.torch.error}", remedy, fails=True)
     else:
         made_for = facts.torch.made_for if facts.torch else None
-        text = f"version {torch}" + (f", made for {made_for}" if made_for else "")
-        yield CheckLine(check="torch", where=where, verdict="ok", text=text)
+        yield line_of("torch", where, f"version {torch}" + (f", made for {made_for}" if made_for else ""))
 
 
 def _gpus(facts: MachineFacts, where: str, deep: bool) -> Iterator[CheckLine]:
@@ -105,12 +108,11 @@ def _gpus(facts: MachineFacts, where: str, deep: bool) -> Iterator[CheckLine]:
         driver, made_for = cuda[0].driver or "not known", facts.torch.made_for
         why = f"it is made for {made_for}" if made_for else "it is made for processors alone"
         text = f"torch can use {len(seen)} of {len(cuda)} GPUs; {why}, the driver is {driver}"
-        remedy = "install a torch that fits the driver (https://pytorch.org/get-started), and see CUDA_VISIBLE_DEVICES"
-        yield CheckLine(check="driver", where=where, verdict="fail", text=text, remedy=remedy)
+        yield line_of("driver", where, text, f"{_FITTING}, and see CUDA_VISIBLE_DEVICES", fails=True)
     elif sorted(seen) == sorted(one.name for one in cuda) and list(seen) != [one.name for one in cuda]:
         text = f"torch numbers the GPUs otherwise than the driver does: {', '.join(seen)}"
         remedy = "set CUDA_DEVICE_ORDER=PCI_BUS_ID for its workers, or change the numbers in the cluster file"
-        yield CheckLine(check="driver", where=where, verdict="warn", text=text, remedy=remedy)
+        yield line_of("driver", where, text, remedy)
     for number, one in enumerate(facts.accelerators):
         yield _gpu(one, f"{where}/{number}")
 
@@ -120,17 +122,15 @@ def _gpu(one: FoundAccelerator, where: str) -> CheckLine:
         one.free_bytes is not None and one.memory_bytes
     ) else ""  # fmt: skip
     text = f"{one.name}, driver {one.driver or 'not known'}{memory}"
-    shared = one.vendor in ("jetson", "apple")
+    shared, remedy = one.vendor in ("jetson", "apple"), ""
     if one.slowed:
         remedy = "see to its cooling and power supply: nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER"
         text = f"{one.name} is slowed: {', '.join(one.slowed)}"
-        return CheckLine(check="gpu", where=where, verdict="warn", text=text, remedy=remedy)
-    if memory and not shared and (one.free_bytes or 0) < _FREE_PART * (one.memory_bytes or 0):
+    elif memory and not shared and (one.free_bytes or 0) < _FREE_PART * (one.memory_bytes or 0):
         remedy = (
             "end what else uses it (nvidia-smi, rocm-smi --showpids), or plan with less: `memory` in the cluster file"
         )
-        return CheckLine(check="gpu", where=where, verdict="warn", text=text, remedy=remedy)
-    return CheckLine(check="gpu", where=where, verdict="ok", text=text)
+    return line_of("gpu", where, text, remedy)
 
 
 def _as_described(one: FoundMachine, cluster: Cluster) -> Iterator[CheckLine]:
@@ -145,13 +145,13 @@ def _as_described(one: FoundMachine, cluster: Cluster) -> Iterator[CheckLine]:
         if int(number) >= len(there):
             text = f"{device.name} is {device.backend}, and {len(there)} are there"
             remedy = "see the driver and CUDA_VISIBLE_DEVICES, or correct the cluster file (spantrain init)"
-            yield CheckLine(check="cluster", where=where, verdict="fail", text=text, remedy=remedy)
+            yield line_of("cluster", where, text, remedy, fails=True)
             continue
         found = kind_named(there[int(number)].name)
         if found is not None and found != device.kind:
             text = f"{device.name} is said to be a {device.kind}, and {name}:{number} is a {found}"
             remedy = "correct its kind in the cluster file: plans by data sheets are made for another device"
-            yield CheckLine(check="cluster", where=where, verdict="warn", text=text, remedy=remedy)
+            yield line_of("cluster", where, text, remedy)
 
 
 def _room(facts: MachineFacts, where: str) -> Iterator[CheckLine]:
@@ -159,11 +159,11 @@ def _room(facts: MachineFacts, where: str) -> Iterator[CheckLine]:
         text = f"{format_bytes(facts.free_bytes)} of {format_bytes(facts.memory_bytes)} free"
         low = facts.free_bytes < _LEAST_MEMORY_BYTES
         remedy = "end other programs; torch alone takes over a GiB a worker" if low else ""
-        yield CheckLine(check="memory", where=where, verdict="warn" if low else "ok", text=text, remedy=remedy)
+        yield line_of("memory", where, text, remedy)
     free = facts.disk_free_bytes
-    verdict: Verdict = "fail" if free < _NO_DISK_BYTES else "warn" if free < _LEAST_DISK_BYTES else "ok"
-    remedy = "make room in the home folder's file system: checkpoints and caches go there" if verdict != "ok" else ""
-    yield CheckLine(check="disk", where=where, verdict=verdict, text=f"{format_bytes(free)} free", remedy=remedy)
+    room = "make room in the home folder's file system: checkpoints and caches go there"
+    remedy = room if free < _LEAST_DISK_BYTES else ""
+    yield line_of("disk", where, f"{format_bytes(free)} free", remedy, fails=free < _NO_DISK_BYTES)
 
 
 def _curve(facts: MachineFacts, where: str) -> Iterator[CheckLine]:
@@ -171,15 +171,15 @@ def _curve(facts: MachineFacts, where: str) -> Iterator[CheckLine]:
     if rate is None:
         return  # without pyzmq; that is told of SpanTrain's own installation
     if rate == 0:
-        text, remedy = "libzmq has no CURVE", "install pyzmq's own wheel: pip install --force-reinstall pyzmq"
-        yield CheckLine(check="encryption", where=where, verdict="fail", text=text, remedy=remedy)
+        remedy = "install pyzmq's own wheel: pip install --force-reinstall pyzmq"
+        yield line_of("encryption", where, "libzmq has no CURVE", remedy, fails=True)
         return
     slow = rate < _SLOW_CURVE_BYTES_PER_S
     remedy = "install pyzmq's own wheel, which has libsodium: pip install --force-reinstall pyzmq" if slow else ""
     text = f"CURVE carries {format_bandwidth(rate)} on one core" + (
         ", as libzmq does without libsodium" if slow else ""
     )
-    yield CheckLine(check="encryption", where=where, verdict="warn" if slow else "ok", text=text, remedy=remedy)
+    yield line_of("encryption", where, text, remedy)
 
 
 def _testbed(facts: MachineFacts, where: str) -> Iterator[CheckLine]:
@@ -190,10 +190,9 @@ def _testbed(facts: MachineFacts, where: str) -> Iterator[CheckLine]:
     }
     lacks = {what: text for what, text in facts.testbed.items() if text}
     for what, text in lacks.items():
-        remedy = f"{remedies.get(what, '')}; without it: --no-network"
-        yield CheckLine(check="testbed", where=where, verdict="warn", text=text, remedy=remedy)
+        yield line_of("testbed", where, text, f"{remedies.get(what, '')}; without it: --no-network")
     if facts.testbed and not lacks:
-        yield CheckLine(check="testbed", where=where, verdict="ok", text="networks can be emulated here")
+        yield line_of("testbed", where, "networks can be emulated here")
 
 
 def common_lines(machines: Sequence[FoundMachine], paths: Sequence[str]) -> Iterator[CheckLine]:
@@ -205,22 +204,22 @@ def common_lines(machines: Sequence[FoundMachine], paths: Sequence[str]) -> Iter
         versions = {one.machine.name: one.facts.packages.get(package, "") for one in machines}
         versions = {name: version.partition("+")[0] for name, version in versions.items() if version}
         if len(set(versions.values())) > 1:
-            text, remedy = f"{package}: {_told(versions)}", "install the same version everywhere: results may differ"
-            yield CheckLine(check="versions", where="all", verdict="warn", text=text, remedy=remedy)
+            remedy = "install the same version everywhere: results may differ"
+            yield line_of("versions", "all", f"{package}: {_told(versions)}", remedy)
 
 
 def _alike(check: str, what: str, digests: Mapping[str, str]) -> Iterator[CheckLine]:
     bad = {name: text for name, text in digests.items() if text == "missing" or text.startswith("unreadable")}
     for name, text in bad.items():
         remedy = "copy it there, e.g. with rsync; relative paths begin at the home folder"
-        yield CheckLine(check=check, where=name, verdict="fail", text=f"{what}: {text}", remedy=remedy)
+        yield line_of(check, name, f"{what}: {text}", remedy, fails=True)
     good = {name: text for name, text in digests.items() if name not in bad}
     if len(set(good.values())) > 1:
         remedy = "copy one machine's to the others, e.g. with rsync -a --delete"
-        yield CheckLine(check=check, where="all", verdict="fail", text=f"{what} differs: {_told(good)}", remedy=remedy)
+        yield line_of(check, "all", f"{what} differs: {_told(good)}", remedy, fails=True)
     elif good and not bad:
         whose = f"{len(good)} machines" if len(good) > 1 else next(iter(good))
-        yield CheckLine(check=check, where="all", verdict="ok", text=f"{what}: {next(iter(good.values()))} on {whose}")
+        yield line_of(check, "all", f"{what}: {next(iter(good.values()))} on {whose}")
 
 
 def _told(values: Mapping[str, str]) -> str:
@@ -251,13 +250,13 @@ def way_lines(names: Sequence[str], ways: Mapping[Pair, PairReport]) -> Iterator
 def _port(source: str, target: str, way: PairReport, *, other_way: PairReport) -> CheckLine:
     where = f"{source}->{target}"
     if way.is_open:
-        return CheckLine(check="ports", where=where, verdict="ok", text=f"reaches {way.address}")
+        return line_of("ports", where, f"reaches {way.address}")
     tried = "; ".join(f"{address}: {why}" if address else why for address, why in way.errors.items())
     text = f"{source} cannot connect to {target} ({tried})" + ("; the other way it can" if other_way.is_open else "")
     silent = any("no answer" in why for why in way.errors.values())
     first = f"let {target}'s firewall pass TCP from {source} to all ports" if silent else f"give {target} an address"
     remedy = f"{first}, or join both by a tunnel (WireGuard, Tailscale); workers dial one another both ways"
-    return CheckLine(check="ports", where=where, verdict="fail", text=text, remedy=remedy)
+    return line_of("ports", where, text, remedy, fails=True)
 
 
 def _translation(one: str, other: str, there: PairReport, back: PairReport) -> Iterator[CheckLine]:
@@ -265,7 +264,7 @@ def _translation(one: str, other: str, there: PairReport, back: PairReport) -> I
         if way.is_open and way.seen_address != way.local_address:
             text = f"{target} sees {source} as {way.seen_address}, which is {way.local_address} at home"
             remedy = f"give {source}'s workers --data-address ADDRESS, by which {target} reaches it"
-            yield CheckLine(check="nat", where=f"{source}->{target}", verdict="warn", text=text, remedy=remedy)
+            yield line_of("nat", f"{source}->{target}", text, remedy)
 
 
 def _packets(one: str, other: str, there: PairReport, back: PairReport) -> Iterator[CheckLine]:
@@ -275,38 +274,36 @@ def _packets(one: str, other: str, there: PairReport, back: PairReport) -> Itera
         if not way.is_open or own is None:
             continue
         if most is None:
-            text = "no datagram came back, so the largest packet is not known"
-            yield CheckLine(check="mtu", where=where, verdict="ok", text=text)
+            yield line_of("mtu", where, "no datagram came back, so the largest packet is not known")
         elif most < own:
             text = f"packets of {most} bytes pass, and the interface sends {own}: larger ones are lost or divided"
             remedy = f"on {source}: ip link set dev INTERFACE mtu {most}; or clamp TCP's segments where the way narrows"
-            yield CheckLine(check="mtu", where=where, verdict="fail", text=text, remedy=remedy)
+            yield line_of("mtu", where, text, remedy, fails=True)
         elif most < _USUAL_MTU:
             text = f"packets of {most} bytes at most, as tunnels have them"
             remedy = "raise the tunnel's MTU if the network below has room (1420 for WireGuard over 1500)"
-            yield CheckLine(check="mtu", where=where, verdict="warn", text=text, remedy=remedy)
+            yield line_of("mtu", where, text, remedy)
         else:
-            yield CheckLine(check="mtu", where=where, verdict="ok", text=f"packets of {most} bytes")
+            yield line_of("mtu", where, f"packets of {most} bytes")
 
 
 def _clock(one: str, other: str, offset_s: float) -> CheckLine:
     where, size = f"{one}->{other}", format_seconds(abs(offset_s))
     if abs(offset_s) < _CLOCK_S:
-        return CheckLine(check="clock", where=where, verdict="ok", text=f"clocks differ by {size}")
+        return line_of("clock", where, f"clocks differ by {size}")
     ahead, behind = (other, one) if offset_s > 0 else (one, other)
     text = f"{ahead}'s clock is {size} ahead of {behind}'s: logs and traces cannot be laid beside each other"
-    remedy = "set both by NTP: timedatectl set-ntp true, or chronyc makestep"
-    return CheckLine(check="clock", where=where, verdict="warn", text=text, remedy=remedy)
+    return line_of("clock", where, text, "set both by NTP: timedatectl set-ntp true, or chronyc makestep")
 
 
 def _rate(one: str, other: str, way: PairReport, *, swapped: bool) -> CheckLine:
     up, down = way.up_bytes_per_s, way.down_bytes_per_s
     there, back = (down, up) if swapped else (up, down)
-    where, text = f"{one}->{other}", f"{format_seconds(way.round_trip_s)} there and back"
-    if there is None or back is None or min(there, back) < 0:
-        return CheckLine(check="rate", where=where, verdict="ok", text=text)
-    text += f", {format_bandwidth(there)} there, {format_bandwidth(back)} back, over one connection"
-    if min(there, back) >= _SLOW_BYTES_PER_S:
-        return CheckLine(check="rate", where=where, verdict="ok", text=text)
-    remedy = "a plan over it seldom pays: see `spantrain plan` and `spantrain outer`, or what else uses the line"
-    return CheckLine(check="rate", where=where, verdict="warn", text=text, remedy=remedy)
+    text, remedy = f"{format_seconds(way.round_trip_s)} there and back", ""
+    if there is not None and back is not None and min(there, back) >= 0:
+        text += f", {format_bandwidth(there)} there, {format_bandwidth(back)} back, over one connection"
+        if min(there, back) < _SLOW_BYTES_PER_S:
+            remedy = (
+                "a plan over it seldom pays: see `spantrain plan` and `spantrain outer`, or what else uses the line"
+            )
+    return line_of("rate", f"{one}->{other}", text, remedy)

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from spantrain.app.machines.checks import CheckLine, Verdict, common_lines, machine_lines, way_lines
+from spantrain.app.machines.checks import CheckLine, common_lines, line_of, machine_lines, way_lines
 from spantrain.app.machines.describe import FoundMachine
 from spantrain.app.reporter import Reporter
 from spantrain.core.cluster import Cluster
@@ -58,11 +58,10 @@ def _lines(machines: Sequence[Machine], options: DoctorOptions, reporter: Report
         if isinstance(facts, MachineFacts):
             found.append(FoundMachine(machine=machine, facts=facts))
             text = f"{facts.hostname}, {facts.processors} processors, {', '.join(facts.addresses) or 'no address'}"
-            yield CheckLine(check="reach", where=machine.name, verdict="ok", text=text)
+            yield line_of("reach", machine.name, text)
         else:
             text, _, remedy = str(facts).removeprefix(f"{machine}: ").partition("; ")
-            remedy = remedy or "see what it prints there"
-            yield CheckLine(check="reach", where=machine.name, verdict="fail", text=text, remedy=remedy)
+            yield line_of("reach", machine.name, text, remedy or "see what it prints there", fails=True)
     alone = all(machine.way == "local" for machine in machines)
     for one in found:
         yield from machine_lines(one, cluster=options.cluster, deep=deep, testbed=alone)
@@ -80,8 +79,7 @@ def _lines(machines: Sequence[Machine], options: DoctorOptions, reporter: Report
 
 
 def _between(found: Sequence[FoundMachine], options: DoctorOptions, reporter: Reporter) -> Iterator[CheckLine]:
-    hosts = options.cluster.host_by_name if options.cluster else {}
-    given = {name: host.address for name, host in hosts.items()}
+    given = {host.name: host.address for host in (options.cluster.hosts if options.cluster else ())}
     addresses = {
         one.machine.name: addresses_of(one.machine, one.facts, given=given.get(one.machine.name)) for one in found
     }
@@ -94,13 +92,11 @@ def _between(found: Sequence[FoundMachine], options: DoctorOptions, reporter: Re
                 reporter.phase(f"Measuring rates, about {3 * min(len(pairs), _MOST_PAIRS)} s")
                 ways = load_ways(programs, ways, pairs[:_MOST_PAIRS])
     except (PeerLostError, ProtocolError) as error:
-        remedy = "see why a Python program ends there"
-        yield CheckLine(check="ports", where="all", verdict="fail", text=str(error), remedy=remedy)
+        yield line_of("ports", "all", str(error), "see why a Python program ends there", fails=True)
         return
     yield from way_lines(list(addresses), ways)
     if len(pairs) > _MOST_PAIRS and not options.quick:
-        text = f"rates were measured of the first {_MOST_PAIRS} of {len(pairs)} pairs"
-        yield CheckLine(check="rate", where="all", verdict="ok", text=text)
+        yield line_of("rate", "all", f"rates were measured of the first {_MOST_PAIRS} of {len(pairs)} pairs")
 
 
 def _coordinator(found: Sequence[FoundMachine], listen: Address) -> Iterator[CheckLine]:
@@ -117,13 +113,11 @@ def _coordinator(found: Sequence[FoundMachine], listen: Address) -> Iterator[Che
             }  # fmt: skip
     except (PeerLostError, ProtocolError) as error:
         remedy = "end what listens there (ss -ltnp), or take other ports with --listen"
-        yield CheckLine(check="coordinator", where=_HERE, verdict="fail", text=str(error), remedy=remedy)
+        yield line_of("coordinator", _HERE, str(error), remedy, fails=True)
         return
-    text = f"ports {ports[0]} and {ports[1]} are free"
-    yield CheckLine(check="coordinator", where=_HERE, verdict="ok", text=text)
+    yield line_of("coordinator", _HERE, f"ports {ports[0]} and {ports[1]} are free")
     for (name, port), way in ways.items():
         tried = "; ".join(f"{address}: {why}" for address, why in way.errors.items())
         text = f"reaches {listen.host}:{port}" if way.is_open else f"cannot connect to {listen.host}:{port} ({tried})"
         remedy = "" if way.is_open else f"let this machine's firewall pass TCP to ports {ports[0]} and {ports[1]}"
-        verdict: Verdict = "ok" if way.is_open else "fail"
-        yield CheckLine(check="coordinator", where=f"{name}->here", verdict=verdict, text=text, remedy=remedy)
+        yield line_of("coordinator", f"{name}->here", text, remedy, fails=not way.is_open)

@@ -254,8 +254,8 @@ def _simulate(plan: Plan, profile: Profile, speed: Mapping[str, SpeedTrace] | No
 
 def _what_ifs(plan: Plan, profile: Profile) -> Iterator[tuple[str, str, float]]:
     """Yield the kind, the change, and the seconds of a step with it."""
-    for kind, change, make in (*_network_changes(plan, profile), *_device_changes(plan, profile)):
-        other_plan, other_profile = make()
+    changed = itertools.chain(_network_changes(plan, profile), _device_changes(plan, profile))
+    for kind, change, other_plan, other_profile in changed:
         ordered = with_best_order(other_plan, other_profile, effort=_EFFORT)
         yield kind, change, _simulate(ordered, other_profile).step_s
     for crew in plan.crews:
@@ -265,7 +265,7 @@ def _what_ifs(plan: Plan, profile: Profile) -> Iterator[tuple[str, str, float]]:
         yield "faster devices", change, _simulate(plan, profile, speed).step_s
 
 
-Change = tuple[str, str, Callable[[], tuple[Plan, Profile]]]
+Change = tuple[str, str, Plan, Profile]
 
 
 def _network_changes(plan: Plan, profile: Profile) -> Iterator[Change]:
@@ -277,15 +277,12 @@ def _network_changes(plan: Plan, profile: Profile) -> Iterator[Change]:
     used = [site.name for site in plan.cluster.sites if site.name in places]
     for a, b in combinations_with_replacement(used, 2):
         way = f"inside {a}" if a == b else f"{a} <-> {b}"
-        wider = partial(with_faster_link, profile, (a, b), _TWICE)
-        yield "link", f"twice the bandwidth {way}", partial(_on, plan, wider)
+        yield "link", f"twice the bandwidth {way}", plan, with_faster_link(profile, (a, b), _TWICE)
         if a != b:
-            nearer = partial(with_faster_link, profile, (a, b), 1.0, 1 / _TWICE)
-            yield "latency", f"half the latency {way}", partial(_on, plan, nearer)
+            yield "latency", f"half the latency {way}", plan, with_faster_link(profile, (a, b), 1.0, 1 / _TWICE)
     for name, line in product(used if len(used) > 1 else (), _LINES):
         if _rate(plan.cluster.site_by_name[name], line) is not None:
-            wider = partial(with_faster_line, profile, name, line, _TWICE)
-            yield "line", f"twice the {line} of {name}", partial(_on, plan, wider)
+            yield "line", f"twice the {line} of {name}", plan, with_faster_line(profile, name, line, _TWICE)
 
 
 def _device_changes(plan: Plan, profile: Profile) -> Iterator[Change]:
@@ -297,13 +294,9 @@ def _device_changes(plan: Plan, profile: Profile) -> Iterator[Change]:
         templates = {plan.cluster.device_by_name[r.devices[0]].kind: r for r in stage.replicas if len(r.devices) == 1}
         for kind, template in templates.items():
             change = f"one more {kind} beside {template.devices[0]} in stage {index}"
-            yield "more devices", change, partial(with_more_of, plan, profile, index, template)
+            yield "more devices", change, *with_more_of(plan, profile, index, template)
         limits = [one.in_flight_limit for one in stage.replicas]
         freed = stage.with_limits(max(limit, stage.samples_of(number)) for number, limit in enumerate(limits))
         if freed != stage:
             other = replace(plan, stages=(*plan.stages[:index], freed, *plan.stages[index + 1 :]), hints=None)
-            yield "memory", f"memory for all samples of stage {index}", partial(_on, other, lambda: profile)
-
-
-def _on(plan: Plan, profile: Callable[[], Profile]) -> tuple[Plan, Profile]:
-    return plan, profile()
+            yield "memory", f"memory for all samples of stage {index}", other, profile

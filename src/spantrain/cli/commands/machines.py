@@ -220,7 +220,7 @@ def doctor(asked: DoctorArguments, _: typer.Context) -> None:
 
 def _show_checks(report: "DoctorReport") -> None:
     """Print a line for each check, what to do under it, and a count."""
-    from spantrain.app.machines.checks import CheckLine
+    from spantrain.app.machines.checks import line_of
 
     console = console_for_people()
     good = Counter(line.check for line in report.lines if line.verdict == "ok" and "->" in line.where)
@@ -233,7 +233,7 @@ def _show_checks(report: "DoctorReport") -> None:
         elif line.check not in told:
             told.add(line.check)
             text = f"{good[line.check]} ways, e.g. {line.where}: {line.text}"
-            _show(console, CheckLine(check=line.check, where="all", verdict="ok", text=text), width)
+            _show(console, line_of(line.check, "all", text), width)
     console.print(f"{report.ok} ok, {report.warn} warnings, {report.fail} failures", highlight=False)
 
 
