@@ -2,7 +2,9 @@
 
 import datetime
 import re
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import field, replace
 from pathlib import Path
 
 import torch
@@ -24,6 +26,7 @@ from spantrain.config.artefacts import read_profile, write_profile
 from spantrain.core.cluster import Cluster
 from spantrain.core.job import TrainJob
 from spantrain.core.profile import Profile
+from spantrain.core.records import Record
 from spantrain.core.units import ModelSpec
 from spantrain.errors import UsageError
 from spantrain.models.build import unit_names
@@ -40,8 +43,7 @@ _PROFILE_FILE = "profile.json"
 _PLAN_FILE = "plan.json"
 
 
-@dataclass(frozen=True, kw_only=True)
-class ScratchRequest:
+class ScratchRequest(Record):
     """What is to be trained, on what, and how."""
 
     cluster: Cluster
@@ -99,15 +101,31 @@ def train_from_scratch(
         remove_old_run(request.out)
     listener.note(f"The run's folder: {request.out}")
     request.out.mkdir(parents=True, exist_ok=True)
-    options = replace(
-        options,
-        functions=user_functions(request.model),
-        data=data_paths(request.model),
-        credentials=credentials_in(request.out),
-    )
-    with open_session(request.cluster, names, options, request.out / "logs", listener) as session:
+    with _workers(request.cluster, names, request.model, request.out, options, listener) as session:
         run = prepare(session, request, listener)
         return train(session, run, stop, listener), run
+
+
+def train_request(
+    request: TrainRequest, options: SessionOptions, stop: StopRequest, listener: Reporter
+) -> tuple[TrainOutcome, TrainRequest]:
+    """Train what a plan, or an earlier run, says; return what training gave, and what was trained.
+
+    Raises:
+        WorkerError, PeerLostError: a device failed or was lost; the run has been ended everywhere.
+    """
+    plan = request.plan
+    with _workers(plan.cluster, plan.devices, plan.model, request.out, options, listener) as session:
+        return train(session, request, stop, listener), request
+
+
+def _workers(
+    cluster: Cluster, names: Sequence[str], model: ModelSpec, out: Path, options: SessionOptions, listener: Reporter
+) -> AbstractContextManager[Session]:
+    """Bring up workers that may call and read what a model names."""
+    functions, data = user_functions(model), data_paths(model)
+    options = replace(options, functions=functions, data=data, credentials=credentials_in(out))
+    return open_session(cluster, names, options, out / "logs", listener)
 
 
 def describe(request: ScratchRequest, listener: Reporter) -> TrainRequest:

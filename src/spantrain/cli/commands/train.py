@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,13 +20,12 @@ from spantrain.config.files.text_files import check_can_make, is_file
 from spantrain.core.job import TrainJob
 from spantrain.core.names import few
 from spantrain.errors import ConfigError, Interrupted, PeerLostError, PlanError, WorkerError
-from spantrain.models.data.choice import data_paths, user_functions
+from spantrain.models.data.choice import user_functions
 from spantrain.schedule.registry import check_schedule
 
 if TYPE_CHECKING:
     from spantrain.app.launch.way import LaunchWay
     from spantrain.app.reporter import Reporter
-    from spantrain.app.session import SessionOptions
     from spantrain.app.training.outcome import TrainOutcome
     from spantrain.app.training.requests import Grouping, RunOptions, TrainRequest
     from spantrain.app.training.stop import StopRequest
@@ -72,10 +72,35 @@ class _Command:
             lost_after=asked.lost_after,
         )
         options = self._run_options()
+        work: partial[tuple[TrainOutcome, TrainRequest]]
         if asked.model is not None:
-            self._train_from_scratch(replace(self._scratch_request(asked.model), options=options), where)
+            scratch = replace(self._scratch_request(asked.model), options=options)
+            from spantrain.app.training.train_from_scratch import train_from_scratch
+
+            out, work = scratch.out, partial(train_from_scratch, scratch, where)
         else:
-            self._train(replace(self._request(), options=options), where)
+            request = replace(self._request(), options=options)
+            from spantrain.app.training.run_folder import remove_old_run
+            from spantrain.app.training.train_from_scratch import train_request
+
+            out, work = request.out, partial(train_request, request, where)
+            if asked.overwrite:
+                remove_old_run(out, keep=asked.plan_path)
+        self._carry_out(out, work)
+
+    def _carry_out(self, out: Path, work: "partial[tuple[TrainOutcome, TrainRequest]]") -> None:
+        """Train, and show how it goes, what came of it, and how to go on."""
+        from spantrain.cli.render.render import TerminalReporter
+
+        with self._going_on(out) as stop, TerminalReporter(tables=not self._asked.json_) as reporter:
+            with self._page(out, reporter):
+                outcome, trained = work(stop, reporter)
+            reporter.show_training(outcome, trained.plan, trained.report)
+        if self._asked.json_:
+            shared.print_json(to_json(outcome))
+        if outcome.interrupted:
+            command = self._command_to_resume(Path(outcome.checkpoint))
+            raise Interrupted(f"{outcome.steps} steps done; checkpoint: {outcome.checkpoint}; go on with: {command}")
 
     def _run_options(self) -> "RunOptions":
         from spantrain.app.faults import read_faults
@@ -192,46 +217,6 @@ class _Command:
             dtype=asked.dtype, schedule=schedule, recompute=asked.gradient_checkpointing, grouping=self._grouping(),
             from_scratch=asked.from_scratch, overwrite=asked.overwrite,
         )  # fmt: skip
-
-    def _train(self, request: "TrainRequest", where: "SessionOptions") -> None:
-        from spantrain.app.session import open_session
-        from spantrain.app.training.recovery.journal import credentials_in
-        from spantrain.app.training.run_folder import remove_old_run
-        from spantrain.app.training.train import train as train_plan
-        from spantrain.cli.render.render import TerminalReporter
-
-        plan = request.plan
-        if self._asked.overwrite:
-            remove_old_run(request.out, keep=self._asked.plan_path)
-        where = replace(
-            where,
-            functions=user_functions(plan.model),
-            data=data_paths(plan.model),
-            credentials=credentials_in(request.out),
-        )
-        with self._going_on(request.out) as stop, TerminalReporter(tables=not self._asked.json_) as reporter:
-            logs, served = request.out / "logs", self._page(request.out, reporter)
-            with served, open_session(plan.cluster, plan.devices, where, logs, reporter) as session:
-                outcome = train_plan(session, request, stop, reporter)
-            reporter.show_training(outcome, plan, request.report)
-        self._end(outcome)
-
-    def _train_from_scratch(self, request: "ScratchRequest", where: "SessionOptions") -> None:
-        from spantrain.app.training.train_from_scratch import train_from_scratch
-        from spantrain.cli.render.render import TerminalReporter
-
-        with self._going_on(request.out) as stop, TerminalReporter(tables=not self._asked.json_) as reporter:
-            with self._page(request.out, reporter):
-                outcome, trained = train_from_scratch(request, where, stop, reporter)
-            reporter.show_training(outcome, trained.plan, trained.report)
-        self._end(outcome)
-
-    def _end(self, outcome: "TrainOutcome") -> None:
-        if self._asked.json_:
-            shared.print_json(to_json(outcome))
-        if outcome.interrupted:
-            command = self._command_to_resume(Path(outcome.checkpoint))
-            raise Interrupted(f"{outcome.steps} steps done; checkpoint: {outcome.checkpoint}; go on with: {command}")
 
     @contextmanager
     def _going_on(self, out: Path) -> Iterator["StopRequest"]:
