@@ -6,7 +6,7 @@ Graphs of the catalog's models ship with the program, so that planning needs nei
 
 import hashlib
 import os
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from importlib import resources
 from pathlib import Path
 from typing import TypeVar
@@ -19,6 +19,7 @@ from spantrain.config.files.text_files import is_file, read_bytes, sha256_of, te
 from spantrain.core.plan import Plan
 from spantrain.core.planned.report import PlanReport, ProfileReference
 from spantrain.core.profile import Profile
+from spantrain.core.records import Record
 from spantrain.core.units import ModelSpec, UnitGraph
 from spantrain.errors import ConfigError, PlanError, ProfileError, UsageError
 
@@ -207,8 +208,7 @@ def _remedy(form: str) -> str:
     return _MAKE.get(form, "make it anew, or name the right file")
 
 
-@dataclass(frozen=True, kw_only=True)
-class ShippedGraph:
+class ShippedGraph(Record):
     """A model's units as a certain version of the libraries builds them."""
 
     model: ModelSpec

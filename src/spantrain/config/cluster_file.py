@@ -38,7 +38,14 @@ def read_links(section: Field | None, root: Field, sites: Sequence[str]) -> tupl
     sound = True
     for item in section.items() if section else []:
         row = item.table(required=("bandwidth", "latency"), optional=("between", "from", "to", "jitter", "loss"))
-        link = _read_link(row)
+        link = Link(  # for no sites yet
+            source="",
+            target="",
+            bandwidth_bytes_per_s=row["bandwidth"].quantity(parse_bandwidth) if "bandwidth" in row else 1.0,
+            latency_s=row["latency"].quantity(parse_seconds, zero_allowed=True) if "latency" in row else 0.0,
+            jitter_s=row["jitter"].quantity(parse_seconds, zero_allowed=True) if "jitter" in row else 0.0,
+            loss_ratio=row["loss"].ratio() if "loss" in row else 0.0,
+        )
         if "between" in row and not row["between"].is_list and row["between"].text() == "all":
             if default is not None:
                 item.problem(f"a second default (the first on line {default.line}); keep one `between: all`")
@@ -98,18 +105,6 @@ def _refuse(row: Mapping[str, Field], keys: Sequence[str]) -> None:
     for key in keys:
         if key in row:
             row[key].problem("cannot stand beside `between`; write one or the other")
-
-
-def _read_link(row: Mapping[str, Field]) -> Link:
-    """Return what an entry says of its links, for no sites yet."""
-    return Link(
-        source="",
-        target="",
-        bandwidth_bytes_per_s=row["bandwidth"].quantity(parse_bandwidth) if "bandwidth" in row else 1.0,
-        latency_s=row["latency"].quantity(parse_seconds, zero_allowed=True) if "latency" in row else 0.0,
-        jitter_s=row["jitter"].quantity(parse_seconds, zero_allowed=True) if "jitter" in row else 0.0,
-        loss_ratio=row["loss"].ratio() if "loss" in row else 0.0,
-    )
 
 
 def _between(link: Link, pair: _Pair) -> Link:

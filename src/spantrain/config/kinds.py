@@ -13,6 +13,7 @@ from spantrain.core.quantities import parse_bandwidth, parse_bytes, parse_flop_r
 from spantrain.core.records import Record
 from spantrain.devices.registry import backend_names, find_backend
 
+_CPU = "cpu"
 _KEYS = ("peak_fp16", "peak_fp32", "memory", "memory_bandwidth", "power", "source")
 
 
@@ -71,9 +72,6 @@ def kind_named(text: str) -> str | None:
     return max(fitting, key=lambda name: len(meant[name]), default=None)
 
 
-_CPU = "cpu"
-
-
 class DeviceRow(Record):
     """One device as its host's entry describes it."""
 
@@ -105,7 +103,13 @@ def read_devices(host: Mapping[str, Field], kinds: Mapping[str, DeviceKind]) -> 
                 backend = _backend(kind, default, len(rows), amount)
                 memory_bytes = kinds[kind].memory_bytes if kind in kinds else 1
                 rows.append(DeviceRow(kind=kind, backend=backend, memory_bytes=memory_bytes, at=amount))
-    _check_rows(rows, section)
+    if not rows and (section.is_list or section.is_table):
+        section.problem("a host needs at least one device, e.g. {rtx-4090: 2}")
+    seen: set[str] = set()
+    for row in rows:
+        if _is_numbered(row.backend) and row.backend in seen:
+            row.at.problem(f"{row.backend} is used twice on this host; give each device its own number")
+        seen.add(row.backend)
     return rows
 
 
@@ -156,13 +160,3 @@ def _backend(kind: str, asked: str | None, index: int, at: Field) -> str:
 def _is_numbered(backend: str) -> bool:
     row = find_backend(backend)
     return row is not None and row.numbered
-
-
-def _check_rows(rows: list[DeviceRow], section: Field) -> None:
-    if not rows and (section.is_list or section.is_table):
-        section.problem("a host needs at least one device, e.g. {rtx-4090: 2}")
-    seen: set[str] = set()
-    for row in rows:
-        if _is_numbered(row.backend) and row.backend in seen:
-            row.at.problem(f"{row.backend} is used twice on this host; give each device its own number")
-        seen.add(row.backend)

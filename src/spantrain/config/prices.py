@@ -5,7 +5,7 @@ by name. Egress and lines between places are the shipped ones where a file has n
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cache, partial
 from importlib import resources
 from pathlib import Path
@@ -19,6 +19,7 @@ from spantrain.config.kinds import load_kinds, read_kind
 from spantrain.core.cluster import MAX_DEVICES, Cluster, DeviceKind
 from spantrain.core.money.prices import Distance, Egress, EgressTier, KindPrice, Line, Market, Offer, Price, PriceTable
 from spantrain.core.quantities import parse_bandwidth, parse_bytes, parse_seconds
+from spantrain.core.records import Record
 from spantrain.errors import ConfigError
 
 T = TypeVar("T")
@@ -29,8 +30,7 @@ _SOURCES = ("date", "source", "found")
 _PLACE_LATENCY_S = 1e-4
 
 
-@dataclass(frozen=True, kw_only=True)
-class PriceFile:
+class PriceFile(Record):
     """What a file of prices holds."""
 
     table: PriceTable
@@ -176,13 +176,10 @@ def read_egress(at: Field) -> Egress:
     if not at.is_table:
         return Egress.flat(_usd(at))
     row = at.table(required=tuple(far.value for far in Distance), optional=_SOURCES)
-    tiers = {far: _tiers(row[far.value]) for far in Distance if far.value in row}
+    tiers = {far.value: _tiers(row[far.value]) for far in Distance if far.value in row}
     if len(tiers) < len(Distance):
         return nothing
-    found = _checked(
-        at, lambda: Egress(zone=tiers[Distance.ZONE], region=tiers[Distance.REGION], internet=tiers[Distance.INTERNET])
-    )
-    return found or nothing
+    return _checked(at, lambda: Egress(**tiers)) or nothing
 
 
 def _tiers(at: Field) -> tuple[EgressTier, ...]:

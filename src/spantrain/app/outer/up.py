@@ -19,6 +19,7 @@ from queue import SimpleQueue
 from spantrain.app.outer.join import address_file, naming
 from spantrain.config.files.text_files import make_private_folder
 from spantrain.core.names import file_stem
+from spantrain.core.records import Record
 from spantrain.errors import PeerLostError, SpanTrainError, UsageError
 from spantrain.outer.master.files import MasterFiles, token_file
 from spantrain.outer.outer_file import OuterConfig
@@ -272,8 +273,7 @@ _PATIENCE = 6
 _MIN_PATIENCE_S = 60.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class OuterUp:
+class OuterUp(Record):
     """A master that can be joined."""
 
     address: str
@@ -304,12 +304,9 @@ def keep_up(
     """
     logs, written, token = config.master.folder / "logs", address_file(config), token_file(config.master.folder)
     _prepare(config, logs, written)
-    commands: dict[str, tuple[str, ...]] = {MASTER: ("outer", "master", str(config_path), "--end-with-input")}
-    commands |= {
-        shard.name: ("outer", "shard", str(config_path), shard.name, "--end-with-input") for shard in config.shards
-    }
-    if relay is not None:
-        commands = {name: (*words, "--relay", relay) for name, words in commands.items()}
+    file, more = str(config_path), ("--end-with-input", *(("--relay", relay) if relay is not None else ()))
+    commands = {MASTER: ("outer", "master", file, *more)}
+    commands |= {shard.name: ("outer", "shard", file, shard.name, *more) for shard in config.shards}
     if metrics is not None:
         first = Address.parse(metrics)
         commands = {

@@ -3,9 +3,10 @@
 import math
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from spantrain.core.profile import Profile
+from spantrain.core.records import Record
 from spantrain.errors import ConfigError, InfeasiblePlanError
 from spantrain.planner.engine.engine import make_plan
 from spantrain.planner.engine.outcome import PlanOptions, PlanOutcome
@@ -16,8 +17,7 @@ _NEARLY = 1.01
 """A smaller batch is taken where it costs at most so many times the best one's time, money or energy a sample."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class BatchRow:
+class BatchRow(Record):
     """What the best plan for one global batch comes to."""
 
     global_batch: int

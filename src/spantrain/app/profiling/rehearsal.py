@@ -80,7 +80,10 @@ def costs_from(
     """
     work = {name: [i for i in trace.of(name) if i.step >= _WARM_UP_STEPS] for name in plan.devices}
     seconds = _emulated_seconds(plan, graph)
-    next_s = _middle_mean(value for name in plan.devices for value in _between(work[name], partial(seconds, name)))
+    # The mean of the middle half: the rest is what other programs of the machine do now and then.
+    between_s = sorted(value for name in plan.devices for value in _between(work[name], partial(seconds, name)))
+    cut = len(between_s) // 4
+    next_s = statistics.fmean(between_s[cut : len(between_s) - cut]) if between_s else 0.0
     hops_s = [
         (_hop_s(work[a], work[b], Op.FORWARD) + _hop_s(work[b], work[a], Op.BACKWARD_INPUT)) / 2
         - _link_s(graph, plan.stages[number], link_by_pair[a, b], link_by_pair[b, a])
@@ -162,10 +165,3 @@ def _step_end_s(work: Mapping[str, Sequence[Interval]]) -> float:
         begins[interval.step] = min(interval.start_s, begins.get(interval.step, interval.start_s))
         ends[interval.step] = max(interval.end_s, ends.get(interval.step, interval.end_s))
     return max(0.0, statistics.median(begins[step + 1] - ends[step] for step in ends if step + 1 in begins))
-
-
-def _middle_mean(values: Iterable[float]) -> float:
-    """Return the mean of the middle half: the rest is what other programs of the machine do now and then."""
-    found = sorted(values)
-    cut = len(found) // 4
-    return statistics.fmean(found[cut : len(found) - cut]) if found else 0.0

@@ -23,9 +23,6 @@ SOUND_REAL_COMPUTE = 0.1
 MAX_REAL_COMPUTE = 0.3
 """Above this, times are this machine's rather than the emulated kind's."""
 
-_COMPARED_AT = 1
-"""Samples of the micro-batch that real and emulated time are compared at: one alone takes the most real time."""
-
 
 def sound_speed(
     cluster: Cluster, graph: UnitGraph, real_s: float, *, dtype: str = "float32", at_once: float = 1.0
@@ -46,11 +43,10 @@ def sound_speed(
 
 
 def _sample_seconds(cluster: Cluster, device: Device, graph: UnitGraph, dtype: str) -> tuple[float, float]:
-    """Return what a sample takes a device at its kind's speed: what grows with slowness, and what stays."""
+    """Return what a sample alone takes a device at its kind's speed: what grows with slowness, and what stays."""
     kind = cluster.kind_by_name[device.kind]
     whole_s, half_s = (
-        AnalyticLaw(kind=kind, speed=speed, dtype=dtype).training_seconds(graph.units, _COMPARED_AT) / _COMPARED_AT
-        for speed in (1.0, 0.5)
+        AnalyticLaw(kind=kind, speed=speed, dtype=dtype).training_seconds(graph.units, 1) for speed in (1.0, 0.5)
     )
     work_s = half_s - whole_s
     return work_s, max(0.0, whole_s - work_s)
@@ -81,7 +77,6 @@ def what_is_emulated(plan: Plan, network: str) -> str:
     return text
 
 
-_SAMPLES = 1
 _REPEATS = 6
 _LONGEST_STEP_S = 4.0
 """Devices are not slowed so far that a step takes longer: a first look should not take an hour."""
@@ -92,17 +87,20 @@ def slowed(cluster: Cluster, model: ModelSpec, *, dtype: str, global_batch: int)
     """Return the cluster with emulated devices slow enough for this model, and what to say about it.
 
     Real computation should take a tenth of the emulated time at most (DESIGN section 7); else times and predictions
-    are partly those of the machine below. The whole model is run here on a few samples, and compared with the time of
-    the fastest emulated kind. Where a step would become too long, the cluster stays as it is, and that is said.
+    are partly those of the machine below. The whole model is run here a few times, on one sample alone, which takes the
+    most real time, and compared with the time of the fastest emulated kind. Where a step would become too long, the
+    cluster stays as it is, and that is said.
 
     Raises:
         ConfigError: an unedited model cannot be built or followed.
     """
-    emulated_s = _emulated_seconds(cluster, model, dtype)
+    units = described_profile(cluster, model, dtype=dtype).graph.units if cluster.emulated else ()
+    laws = (emulated_seconds(cluster, device.name, dtype, units) for device in cluster.devices if device.emulated)
+    emulated_s = [sum(seconds(op, 1) or 0.0 for op in (Op.FORWARD, Op.BACKWARD)) for seconds in laws]
     if not emulated_s or _step_s(emulated_s, global_batch) > _LONGEST_STEP_S:
         return cluster, ""
     real_s = real_seconds_per_sample(model, dtype)
-    ratio = real_s * _SAMPLES / min(emulated_s)
+    ratio = real_s / min(emulated_s)
     if ratio <= SOUND_REAL_COMPUTE:
         return cluster, ""
     graph = described_profile(cluster, model, dtype=dtype).graph
@@ -122,13 +120,6 @@ def slowed(cluster: Cluster, model: ModelSpec, *, dtype: str, global_batch: int)
     )
 
 
-def _emulated_seconds(cluster: Cluster, model: ModelSpec, dtype: str) -> list[float]:
-    """Return what forward and backward of the whole model take on each emulated device."""
-    units = described_profile(cluster, model, dtype=dtype).graph.units if cluster.emulated else ()
-    laws = (emulated_seconds(cluster, device.name, dtype, units) for device in cluster.devices if device.emulated)
-    return [sum(seconds(op, _SAMPLES) or 0.0 for op in (Op.FORWARD, Op.BACKWARD)) for seconds in laws]
-
-
 def real_seconds_per_sample(model: ModelSpec, dtype: str = "float32") -> float:
     """Return what forward and backward of a sample take a processor of this machine on one thread, as workers do.
 
@@ -140,20 +131,20 @@ def real_seconds_per_sample(model: ModelSpec, dtype: str = "float32") -> float:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        executor = StageExecutor(build_units(model, seed=0), is_last=True, global_batch=_SAMPLES, dtype=dtype)
-        rows = example_rows(model, _SAMPLES)
+        executor = StageExecutor(build_units(model, seed=0), is_last=True, global_batch=1, dtype=dtype)
+        rows = example_rows(model, 1)
         taken_s = []
         for number in range(_REPEATS):
-            span = Span(number * _SAMPLES, (number + 1) * _SAMPLES)
+            span = Span(number, number + 1)
             start_s = time.process_time()
             executor.forward(span, (), rows)
             executor.backward(span, ())
             taken_s.append(time.process_time() - start_s)
     finally:
         torch.set_num_threads(threads)
-    return min(taken_s) / _SAMPLES
+    return min(taken_s)
 
 
 def _step_s(emulated_s: list[float], global_batch: int) -> float:
     """Return what a step takes at least, if all devices share it with nothing lost."""
-    return global_batch / sum(_SAMPLES / seconds for seconds in emulated_s if seconds > 0)
+    return global_batch / sum(1 / seconds for seconds in emulated_s if seconds > 0)

@@ -1,8 +1,9 @@
 """Machines that could be rented together: as a cluster, and what they take and cost at least."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
-from itertools import groupby, permutations
+from itertools import combinations, groupby, permutations
 
 import yaml
 
@@ -102,16 +103,15 @@ def _counts(most: int) -> Iterator[int]:
 
 def paired(candidates: Sequence[Candidate], quotas: Mapping[str, int]) -> Iterator[Candidate]:
     """Yield every two of these that stand in different places."""
-    for index, one in enumerate(candidates):
-        for other in candidates[index + 1 :]:
-            both = Candidate(parts=(*one.parts, *other.parts))
-            used: dict[str, int] = {}
-            for part in both.parts:
-                used[part.offer.kind] = used.get(part.offer.kind, 0) + part.devices
-            apart = len({part.offer.place for part in both.parts}) == len(both.parts)
-            within = all(count <= quotas.get(kind, MOST_DEVICES) for kind, count in used.items())
-            if apart and within and both.devices <= MOST_DEVICES:
-                yield both
+    for one, other in combinations(candidates, 2):
+        both = Candidate(parts=(*one.parts, *other.parts))
+        used = Counter[str]()
+        for part in both.parts:
+            used[part.offer.kind] += part.devices
+        apart = len({part.offer.place for part in both.parts}) == len(both.parts)
+        within = all(count <= quotas.get(kind, MOST_DEVICES) for kind, count in used.items())
+        if apart and within and both.devices <= MOST_DEVICES:
+            yield both
 
 
 def cluster_text(candidate: Candidate, prices: PriceFile) -> str:
@@ -193,17 +193,14 @@ class LeastCosts:
 
     def __init__(self, graph: UnitGraph, dtype: str, prices: PriceFile) -> None:
         self.kinds: dict[str, DeviceKind] = {**load_kinds(), **prices.kinds}
-        self._graph = graph
-        self._dtype = dtype
-        self._device_s = cache(self._one_more_s)
+        self._device_s = cache(
+            lambda kind: AnalyticLaw(kind=self.kinds[kind], speed=1.0, dtype=dtype).marginal_seconds(graph.units)
+        )
+        """What one more sample takes a device of a kind."""
 
     def sample_s(self, candidate: Candidate) -> float:
         """Return the least seconds of a sample: all devices compute all the time, on as many samples as they like."""
         return 1 / sum(part.devices / self._device_s(part.offer.kind) for part in candidate.parts)
-
-    def _one_more_s(self, kind: str) -> float:
-        """Return what one more sample takes a device of a kind."""
-        return AnalyticLaw(kind=self.kinds[kind], speed=1.0, dtype=self._dtype).marginal_seconds(self._graph.units)
 
     def sample_usd(self, candidate: Candidate) -> float:
         """Return the least US dollars of a sample: nothing is sent to another place."""

@@ -287,10 +287,14 @@ class _RunOnSession:
     def _outcome(self, results: Mapping[str, TrainResult]) -> TrainOutcome:
         self._plans.ended(len(self._losses))
         request, plan, outcomes = self._request, self._plans.plan, self._last_steps()
-        measured_s = measured_step_s(outcomes, overlap=request.job.staleness > 0)
         job = request.job
+        measured_s = measured_step_s(outcomes, overlap=job.staleness > 0)
         predicted = predict(plan, request.profile, optimizer=job.optimizer_state, staleness=job.staleness)
-        self._say_what_was_odd(results)
+        ratio = max(result.real_compute_ratio for result in results.values())
+        if request.plan.cluster.emulated and ratio > MAX_REAL_COMPUTE:
+            self._reporter.note(too_fast(request.plan.cluster, ratio))
+        for notice in dict.fromkeys(text for result in results.values() for text in result.notices):
+            self._reporter.note(notice)
         self._write(results)
         before = self._ledger.samples_before
         return TrainOutcome(
@@ -329,14 +333,6 @@ class _RunOnSession:
     def _last_steps(self) -> list[StepOutcome]:
         """Return the steps under the last plan."""
         return [outcome for outcome in self._outcomes if outcome.step >= self._plans.first_step]
-
-    def _say_what_was_odd(self, results: Mapping[str, TrainResult]) -> None:
-        cluster = self._request.plan.cluster
-        ratio = max(result.real_compute_ratio for result in results.values())
-        if cluster.emulated and ratio > MAX_REAL_COMPUTE:
-            self._reporter.note(too_fast(cluster, ratio))
-        for notice in dict.fromkeys(text for result in results.values() for text in result.notices):
-            self._reporter.note(notice)
 
     def _write(self, results: Mapping[str, TrainResult]) -> None:
         """Leave in the run's folder what `spantrain validate` compares."""

@@ -117,10 +117,8 @@ def simulate(asked: SimulateArguments, _: typer.Context) -> None:
     from spantrain.app.planning.plan_files import open_plan
 
     asked.check()
-    limit_bytes, state = (
-        shared.positive("--memory-limit", asked.memory_limit, parse_bytes),
-        shared.planned_state(asked.optimizer),
-    )
+    limit_bytes = shared.positive("--memory-limit", asked.memory_limit, parse_bytes)
+    state = shared.planned_state(asked.optimizer)
     plan, profile = open_plan(asked.plan_path)
     profile = shared.priced(profile, asked.prices)
     traced = shared.chosen_trace(asked.network_trace, emulated=True)

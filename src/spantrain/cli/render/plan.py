@@ -40,8 +40,12 @@ def show_plan(outcome: "PlanOutcome", profile: "Profile") -> None:
 
 
 def print_plan(outcome: "PlanOutcome", console: Console) -> None:
-    """Print the strategies, the chosen plan, and why."""
-    rows = _rows(outcome)
+    """Print the strategies (the fastest first, the outer optimizer last), the chosen plan, and why."""
+    ranked = sorted(outcome.strategies.items(), key=lambda entry: entry[1].step_s or float("inf"))
+    cells = {name: _cells(figures) for name, figures in ranked}
+    if outcome.outer is not None:
+        cells["outer"] = _outer_cells(outcome.outer)
+    rows = [{_NAME: f"{'✓' if name == outcome.chosen else ' '} {name}", **row} for name, row in cells.items()]
     columns = _columns(rows, console.width)
     heads = [
         Column(_HEADS.get(name, name), justify="left" if name == _NAME else "right", no_wrap=True) for name in columns
@@ -76,15 +80,6 @@ def _columns(rows: Sequence[Mapping[str, str]], width: int) -> list[str]:
             break
         del wide[name]
     return list(wide)
-
-
-def _rows(outcome: "PlanOutcome") -> list[Mapping[str, str]]:
-    """Return the cells of each strategy by column, the fastest first; the outer optimizer last."""
-    ranked = sorted(outcome.strategies.items(), key=lambda entry: entry[1].step_s or float("inf"))
-    cells = {name: _cells(figures) for name, figures in ranked}
-    if outcome.outer is not None:
-        cells["outer"] = _outer_cells(outcome.outer)
-    return [{_NAME: f"{'✓' if name == outcome.chosen else ' '} {name}", **row} for name, row in cells.items()]
 
 
 def _cells(figures: "StrategyFigures") -> Mapping[str, str]:

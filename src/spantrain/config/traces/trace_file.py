@@ -6,7 +6,7 @@ behind it are its decisions in order (docs/artefacts.md).
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from spantrain.config.files.parsing import parse_json
 from spantrain.config.files.problems import Problems, shortened
 from spantrain.config.files.text_files import read_text, write_atomically
 from spantrain.core.messages import Decision, DeviceDecisions
+from spantrain.core.records import Record
 from spantrain.core.trace import TRACE_FORMAT, TRACE_VERSION, Flow, Interval, Trace
 from spantrain.errors import ConfigError
 
@@ -42,8 +43,7 @@ def read_trace(path: Path) -> Trace:
     return _Events(path, root["traceEvents"]).trace(head.get("clock"))
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Process:
+class _Process(Record):
     pid: int
     name: str
 

@@ -106,21 +106,17 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
             raise ConfigError(f"{path}: another program writes it; end that, or choose another folder") from None
         except OSError as error:
             raise ConfigError(f"{path}: cannot be written: {error.strerror}; choose another folder") from None
-        if request.options.standby_coordinator:
-            self._feed = self._begun_feed(request.options.standby_coordinator)
+        if device := request.options.standby_coordinator:
+            later, note = self._session.coordinator.later, self._reporter.note
+            credentials = read_text(credentials_in(request.out), remedy="begin anew")
+            self._feed = JournalFeed(device, credentials, lambda text: later(lambda: note(text)))
+            self._session.coordinator.give_journal(self._feed)
         self.write(manifest)
         if (self._feed is not None or request.known_as) and manifest.profile:
             text = read_text(Path(manifest.profile), remedy="make it anew")
             self.write(RunOrigin(folder=request.folder_to_workers(request.out), profile=text))
         if request.resume and request.resume.held is not None:
             self.write(request.resume.held)
-
-    def _begun_feed(self, device: str) -> JournalFeed:
-        coordinator = self._session.coordinator
-        credentials = read_text(credentials_in(self._request.out), remedy="begin anew")
-        feed = JournalFeed(device, credentials, lambda text: coordinator.later(lambda: self._reporter.note(text)))
-        coordinator.give_journal(feed)
-        return feed
 
     def __exit__(self, *_: object) -> None:
         if self._feed is not None:
