@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from spantrain.app.launch.way import LaunchWay
     from spantrain.app.session import SessionOptions
     from spantrain.core.profile import Profile
-    from spantrain.core.units import ChatForm, ModelSpec
+    from spantrain.core.units import ModelSpec
 
 Preset = Annotated[str | None, typer.Option("--preset", help=f"A ready cluster: {', '.join(PRESET_NAMES)}.")]
 ClusterFile = Annotated[Path | None, typer.Option("--cluster", help="A cluster file (docs/cluster.md).")]
@@ -226,10 +226,17 @@ class ModelOptions(Record):
         Raises:
             ConfigError: there is no such model, data or tokenizer, or they do not fit each other.
         """
+        from spantrain.core.units import ChatForm
         from spantrain.models.data.choice import model_on_data, without_dropout
 
+        asked = {"template": self.chat_template, "train_on": self.train_on, "packing": self.packing or None}
+        asked = {name: value for name, value in asked.items() if value is not None}
+        try:
+            chat = ChatForm(**asked) if asked else None  # type: ignore[arg-type]
+        except ValueError as error:
+            raise ConfigError(f"--train-on: {error}") from None
         spec = model_on_data(
-            name, data=self.data, tokenizer=self.tokenizer, sequence_length=self.sequence_length, chat=self._chat_form()
+            name, data=self.data, tokenizer=self.tokenizer, sequence_length=self.sequence_length, chat=chat
         )
         if self.lora is not None:
             from spantrain.models.adapters import LoraForm, with_lora
@@ -246,17 +253,6 @@ class ModelOptions(Record):
 
             open_dataset(spec)
         return spec
-
-    def _chat_form(self) -> "ChatForm | None":
-        """Return how conversations become samples; None if no option says so."""
-        from spantrain.core.units import ChatForm
-
-        given = {"template": self.chat_template, "train_on": self.train_on, "packing": self.packing or None}
-        given = {name: value for name, value in given.items() if value is not None}
-        try:
-            return ChatForm(**given) if given else None  # type: ignore[arg-type]
-        except ValueError as error:
-            raise ConfigError(f"--train-on: {error}") from None
 
 
 def chosen_functions(functions: Sequence[str] | None) -> tuple[str, ...]:

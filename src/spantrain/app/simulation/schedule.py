@@ -65,6 +65,11 @@ class EvenPipeline(Record):
             raise ConfigError(f"back is for two stages on each device, got {self.chunks}: give --chunks 2")
 
     @property
+    def limit(self) -> int:
+        """Micro-batches that a stage may hold."""
+        return self.micro_batches if self.in_flight is None else self.in_flight
+
+    @property
     def places(self) -> list[int]:
         """The device of each stage."""
         there = list(range(self.stages))
@@ -115,21 +120,17 @@ def show_even(schedule: str, pipeline: EvenPipeline) -> ShownSchedule:
     )
     plan = even_plan(check_schedule(schedule), pipeline)
     if plan.interleaved and schedule == "critical-path":
-        plan = _with_order(plan, costs, pipeline)
+        room = {
+            name: Room(
+                size_bytes=pipeline.limit * pipeline.chunks, sample_bytes=dict.fromkeys(plan.crew_of(name).numbers, 1.0)
+            )
+            for name in plan.devices
+        }
+        found = with_interleaved_order(plan, costs, room)
+        if found is None:
+            raise PlanError(f"no order holds {pipeline.limit} micro-batches or fewer: give --in-flight with more")
+        plan = found
     return _shown(plan, costs, steps=1)
-
-
-def _with_order(plan: Plan, costs: StepCosts, pipeline: EvenPipeline) -> Plan:
-    """Return an interleaved plan in the order that is found for as many micro-batches as a device may hold."""
-    most = pipeline.micro_batches if pipeline.in_flight is None else pipeline.in_flight
-    room = {
-        name: Room(size_bytes=most * pipeline.chunks, sample_bytes=dict.fromkeys(plan.crew_of(name).numbers, 1.0))
-        for name in plan.devices
-    }
-    found = with_interleaved_order(plan, costs, room)
-    if found is None:
-        raise PlanError(f"no order holds {most} micro-batches or fewer: give --in-flight with more")
-    return found
 
 
 def show_plan(schedule: str, plan_path: Path) -> ShownSchedule:
@@ -203,7 +204,6 @@ def _shown(plan: Plan, costs: StepCosts, *, steps: int) -> ShownSchedule:
 def even_plan(schedule: str, pipeline: EvenPipeline) -> Plan:
     """Return the plan of equal stages."""
     names = tuple(f"d{stage}" for stage in range(pipeline.stages))
-    limit = pipeline.micro_batches if pipeline.in_flight is None else pipeline.in_flight
     return Plan(
         cluster=Cluster(
             name="even",
@@ -223,7 +223,7 @@ def even_plan(schedule: str, pipeline: EvenPipeline) -> Plan:
             Stage(
                 first_unit=index,
                 end_unit=index + 1,
-                replicas=(Replica(devices=(names[place],), sample_share=1.0, in_flight_limit=limit),),
+                replicas=(Replica(devices=(names[place],), sample_share=1.0, in_flight_limit=pipeline.limit),),
                 micro_batches=equal_spans(pipeline.micro_batches, 1),
             )
             for index, place in enumerate(pipeline.places)

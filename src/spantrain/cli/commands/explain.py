@@ -20,9 +20,7 @@ from spantrain.errors import ConfigError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from spantrain.app.planning.explain import Explanation
     from spantrain.app.validate_run import RunValidation
-    from spantrain.app.watching.view import RunView
 
 
 _SHOWN = 10
@@ -42,11 +40,7 @@ def explain(
     explanation = explain_plan(plan, profile)
     if json_:
         print_json(to_json(explanation))
-    else:
-        _show_explanation(explanation)
-
-
-def _show_explanation(explanation: "Explanation") -> None:
+        return
     console = console_for_people(_EXPLAIN_WIDTH)
     console.print(f"A step takes {format_seconds(explanation.step_s)}, simulated.", highlight=False)
     console.print(f"Limited by {explanation.limited_by}.", highlight=False, markup=False)
@@ -188,25 +182,19 @@ def why(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a run.")], json_: Json = False
 ) -> None:
     """Say who waited for whom in the last recorded step of a run, and which device or link made it late, since when."""
+    from spantrain.app.watching.chain import chain_lines, lateness_text, unfinished_lines
     from spantrain.app.watching.view import read_view
 
     view = read_view(folder)
-    if view.reason is None:
+    reason = view.reason
+    if reason is None:
         raise ConfigError(
             f"{folder}: no step was recorded by which to tell who waited for whom; one is, about once a second, "
             "unless steps overlap (--staleness 1)"
         )
     if json_:
-        print_json({"reason": to_json(view.reason), "unfinished": to_json(view.unfinished)})
-    else:
-        _show_why(view)
-
-
-def _show_why(view: "RunView") -> None:
-    from spantrain.app.watching.chain import chain_lines, lateness_text, unfinished_lines
-
-    reason = view.reason
-    assert reason is not None, "it was asked for"
+        print_json({"reason": to_json(reason), "unfinished": to_json(view.unfinished)})
+        return
     console = console_for_people()
     times = f"{format_seconds(reason.duration_s)}; forecast {format_seconds(reason.forecast_s)}"
     console.print(f"Step {reason.step + 1} of {view.run} took {times}.", highlight=False)

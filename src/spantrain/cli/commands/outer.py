@@ -25,7 +25,6 @@ from spantrain.outer.outer_file import load_outer
 if TYPE_CHECKING:
     from spantrain.app.outer.up import OuterUp
     from spantrain.outer.link.status import MasterStatus
-    from spantrain.outer.policy.placement import ShardPlacement
 
 _WATCH_EVERY_S = 1.0
 _FEW_TRANSFERS = 8
@@ -158,8 +157,26 @@ def place(config_path: Config, json_: shared.Json = False) -> None:
     found = place_outer(load_outer(config_path))
     if json_:
         shared.print_json(to_json(found))
-    else:
-        _show_placement(found)
+        return
+    console = console_for_people()
+    shards = Table("shard", "place")
+    for shard, place in found.places.items():
+        shards.add_row(shard, place)
+    console.print(shards)
+    say(console, found.reason)
+    clusters = list(found.exchange_s)
+    table = Table("all at", "an exchange", *clusters, "bandwidth × throughput", "memory", title="Each place by itself")
+    for score in found.single:
+        table.add_row(
+            score.place,
+            format_seconds(score.weighted_s),
+            *(format_seconds(score.exchange_s[cluster]) for cluster in clusters),
+            f"{score.paper_score:.3g}",
+            "fits" if score.fits else "too little",
+        )
+    console.print(table)
+    say(console, "an exchange: a push and a pull, mean over clusters by throughput; then each cluster's own. Bandwidth "
+                 "× throughput is the Di-PS paper's figure: one fast link can win by it")  # fmt: skip
 
 
 @app.command()
@@ -286,29 +303,6 @@ def _shards(status: "MasterStatus") -> Table:
             _ago(one.heard_ago_s),
         )
     return table
-
-
-def _show_placement(found: "ShardPlacement") -> None:
-    """Print where shards belong, and each place by itself."""
-    console = console_for_people()
-    shards = Table("shard", "place")
-    for shard, place in found.places.items():
-        shards.add_row(shard, place)
-    console.print(shards)
-    say(console, found.reason)
-    clusters = list(found.exchange_s)
-    table = Table("all at", "an exchange", *clusters, "bandwidth × throughput", "memory", title="Each place by itself")
-    for score in found.single:
-        table.add_row(
-            score.place,
-            format_seconds(score.weighted_s),
-            *(format_seconds(score.exchange_s[cluster]) for cluster in clusters),
-            f"{score.paper_score:.3g}",
-            "fits" if score.fits else "too little",
-        )
-    console.print(table)
-    say(console, "an exchange: a push and a pull, mean over clusters by throughput; then each cluster's own. Bandwidth "
-                 "× throughput is the Di-PS paper's figure: one fast link can win by it")  # fmt: skip
 
 
 def _ago(seconds: float | None) -> str:

@@ -177,7 +177,17 @@ class PlanArguments(RentOptions, shared.ModelOptions):
             UsageError: options contradict each other, or something is missing or wrong.
         """
         if self.profile_path is None:
-            return self._described()
+            if self.preset is None and self.cluster is None:
+                raise ConfigError(_EITHER)
+            if self.model is None:
+                raise ConfigError("--preset and --cluster need --model NAME, e.g. --model gpt2-small")
+            if self.dtype is not None:
+                shared.check_dtype(self.dtype)
+            from spantrain.app.profiling.describe import described_profile
+
+            spec = self.chosen_model(self.model)
+            cluster = shared.chosen_cluster(self.preset, self.cluster)
+            return shared.priced(described_profile(cluster, spec, dtype=self.dtype or "float32"), self.prices)
         if self.preset is not None or self.cluster is not None:
             raise ConfigError(_EITHER)
         for name in ("model", *(one.name for one in fields(shared.ModelOptions))):
@@ -188,19 +198,6 @@ class PlanArguments(RentOptions, shared.ModelOptions):
         from spantrain.config.artefacts import read_profile
 
         return shared.priced(read_profile(self.profile_path), self.prices)
-
-    def _described(self) -> "Profile":
-        if self.preset is None and self.cluster is None:
-            raise ConfigError(_EITHER)
-        if self.model is None:
-            raise ConfigError("--preset and --cluster need --model NAME, e.g. --model gpt2-small")
-        if self.dtype is not None:
-            shared.check_dtype(self.dtype)
-        from spantrain.app.profiling.describe import described_profile
-
-        spec = self.chosen_model(self.model)
-        cluster = shared.chosen_cluster(self.preset, self.cluster)
-        return shared.priced(described_profile(cluster, spec, dtype=self.dtype or "float32"), self.prices)
 
 
 @shared.with_options(PlanArguments)

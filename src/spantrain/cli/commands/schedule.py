@@ -57,7 +57,17 @@ def show(
 
         write_atomically(order, f"# {shown.schedule}: {_headline(shown)}\n{format_orders(shown.orders)}\n")
     if json_:
-        print_json(_document(shown))
+        figures = (
+            "schedule",
+            "step_s",
+            "pipeline_s",
+            "lower_bound_s",
+            "ratio_to_bound",
+            "bubble_ratio",
+            "peak_samples",
+        )
+        orders = [[[str(action) for action in order] for order in row] for row in shown.orders]
+        print_json({name: getattr(shown, name) for name in figures} | {"orders": orders})
     else:
         _print(shown, None if plan is not None else _cell_s(transfer or 0.0, latency or 0.0))
 
@@ -127,16 +137,3 @@ def _print(shown: "ShownSchedule", cell_s: float | None) -> None:
     for stages, row, bubble in zip(shown.stages, shown.devices, shown.bubble_ratio, strict=True):
         held = ", ".join(f"{device} {shown.peak_samples[device]}" for device in row)
         typer.echo(f"{', '.join(map(str, stages)):<5}  {bubble:6.1%}  {held}")
-
-
-def _document(shown: "ShownSchedule") -> dict[str, Any]:
-    return {
-        "schedule": shown.schedule,
-        "step_s": shown.step_s,
-        "pipeline_s": shown.pipeline_s,
-        "lower_bound_s": shown.lower_bound_s,
-        "ratio_to_bound": shown.ratio_to_bound,
-        "bubble_ratio": list(shown.bubble_ratio),
-        "peak_samples": dict(shown.peak_samples),
-        "orders": [[[str(action) for action in order] for order in row] for row in shown.orders],
-    }

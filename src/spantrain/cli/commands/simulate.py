@@ -22,7 +22,7 @@ from spantrain.schedule.registry import check_schedule, schedule_names
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from spantrain.app.simulation.simulate import ScheduleOutcome, SimulationReport
+    from spantrain.app.simulation.simulate import ScheduleOutcome
     from spantrain.core.plan import Plan
     from spantrain.core.profile import Profile
 
@@ -156,7 +156,15 @@ def _run_schedules(
         head = {"plan": str(asked.plan_path), "memory_limit_bytes": limit_bytes, "steps": asked.steps}
         shared.print_json(head | {"schedules": {name: to_json(outcome) for name, outcome in report.schedules.items()}})
         return
-    _show(report)
+    console = console_for_people(_WIDTH)
+    ran = [outcome for outcome in report.schedules.values() if not outcome.reason]
+    console.print(_step_table(ran))
+    console.print(_memory_table(ran))
+    for outcome in report.schedules.values():
+        if outcome.reason:
+            console.print(f"  {outcome.schedule}: cannot run: {outcome.reason}", highlight=False, markup=False)
+    for line in _remarks(ran):
+        console.print(f"  {line}", style="dim", highlight=False, markup=False)
     if asked.network_trace is not None:  # under which steps differ: the tables are of the last one
         for outcome in report.schedules.values():
             if ends_s := outcome.step_ends_s:
@@ -215,19 +223,6 @@ def _run_availability(asked: SimulateArguments, plan: "Plan", profile: "Profile"
         f"  {found.steps} steps, {found.steps_lost} lost, {format_bytes(found.moved_bytes)} moved; pauses: {parts}; "
         + ("no price" if found.rent_usd is None else f"rent ${found.rent_usd:.4g}")
     )
-
-
-def _show(report: "SimulationReport") -> None:
-    """Print the tables."""
-    console = console_for_people(_WIDTH)
-    ran = [outcome for outcome in report.schedules.values() if not outcome.reason]
-    console.print(_step_table(ran))
-    console.print(_memory_table(ran))
-    for outcome in report.schedules.values():
-        if outcome.reason:
-            console.print(f"  {outcome.schedule}: cannot run: {outcome.reason}", highlight=False, markup=False)
-    for line in _remarks(ran):
-        console.print(f"  {line}", style="dim", highlight=False, markup=False)
 
 
 def _step_table(outcomes: "list[ScheduleOutcome]") -> "Table":

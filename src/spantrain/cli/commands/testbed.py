@@ -206,7 +206,23 @@ def load(
             stopped = True
         elapsed_s = traffic.elapsed_s
         received = traffic.stop()
-    _show_load(sender, receiver, received, elapsed_s, bytes_per_s, as_json)
+    mean_bytes_per_s = received / elapsed_s
+    if as_json:
+        fields = {
+            "source": sender,
+            "target": receiver,
+            "asked_bytes_per_s": bytes_per_s,
+            "received_bytes": received,
+            "elapsed_s": elapsed_s,
+            "mean_bytes_per_s": mean_bytes_per_s,
+        }
+        typer.echo(json.dumps(fields))
+    else:
+        asked = "" if bytes_per_s is None else f" of {format_bandwidth(bytes_per_s)} asked for"
+        carried = (
+            f"{format_bytes(received)} in {format_seconds(elapsed_s)}, {format_bandwidth(mean_bytes_per_s)}{asked}"
+        )
+        typer.echo(f"{sender} -> {receiver}: {carried}")
     if stopped and seconds is not None:
         raise Interrupted(f"the load was stopped after {format_seconds(elapsed_s)} of {seconds}; nothing is left")
 
@@ -310,25 +326,3 @@ def _watch(traffic: "Load", duration_s: float, way: str) -> None:
         rate = format_bandwidth((total - shown_bytes) / (now_s - shown_s))
         sys.stderr.write(f"{way}  {now_s:6.1f} s  {rate}, {format_bytes(total)} in all\n")
         shown_s, shown_bytes = now_s, total
-
-
-def _show_load(
-    sender: str, receiver: str, received: int, elapsed_s: float, asked_bytes_per_s: float | None, as_json: bool
-) -> None:
-    mean_bytes_per_s = received / elapsed_s
-    if as_json:
-        fields = {
-            "source": sender,
-            "target": receiver,
-            "asked_bytes_per_s": asked_bytes_per_s,
-            "received_bytes": received,
-            "elapsed_s": elapsed_s,
-            "mean_bytes_per_s": mean_bytes_per_s,
-        }
-        typer.echo(json.dumps(fields))
-        return
-    asked = "" if asked_bytes_per_s is None else f" of {format_bandwidth(asked_bytes_per_s)} asked for"
-    typer.echo(
-        f"{sender} -> {receiver}: {format_bytes(received)} in {format_seconds(elapsed_s)}, "
-        f"{format_bandwidth(mean_bytes_per_s)}{asked}"
-    )

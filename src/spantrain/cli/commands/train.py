@@ -125,7 +125,7 @@ class _Command:
         )
 
     def _check_words(self) -> None:
-        """Refuse options that do not go together, and folders that cannot be written to."""
+        """Refuse options that do not go together, and folders that cannot be written to or hold another run."""
         asked = self._asked
         if sum(one is not None for one in (asked.plan_path, asked.model, asked.resume)) != 1:
             raise ConfigError("give a plan file, or --model NAME with --preset or --cluster, or --resume RUN")
@@ -142,7 +142,15 @@ class _Command:
             self._refuse(("other_plan",), "belongs to --resume; a new run takes the plan's file alone")
         else:
             self._refuse(("from_scratch",), "a resumed run has the weights of its checkpoint; leave it out")
-        _check_run_folder(asked.out, asked.resume, overwrite=asked.overwrite)
+        from spantrain.app.training.run_folder import refuse_run
+
+        out, resume = asked.out, asked.resume
+        goes_on = out is None or (resume is not None and out.resolve() == resume.resolve())
+        if asked.overwrite and goes_on:
+            raise ConfigError("--overwrite: belongs to --out with a folder that holds another run; leave it out")
+        if out is not None and not goes_on and not asked.overwrite:
+            ways = f"go on with it by --resume {out}, name another --out, or remove the old run by --overwrite"
+            refuse_run(out, ways)
         if asked.model is not None:
             self._refuse(("function",), "--model, --data and the model's own loss are called without it; leave it out")
         else:
@@ -265,14 +273,3 @@ class _Command:
         for name in user_functions(read_manifest(checkpoint, check_files=False).model):
             words += ["--function", name]
         return shlex.join([*words, *shared.words_of(self._asked, self._given, _WHERE_OPTIONS)])
-
-
-def _check_run_folder(out: Path | None, resume: Path | None, *, overwrite: bool) -> None:
-    """Refuse a folder that holds another run than the one that goes on."""
-    from spantrain.app.training.run_folder import refuse_run
-
-    goes_on = out is None or (resume is not None and out.resolve() == resume.resolve())
-    if overwrite and goes_on:
-        raise ConfigError("--overwrite: belongs to --out with a folder that holds another run; leave it out")
-    if out is not None and not goes_on and not overwrite:
-        refuse_run(out, f"go on with it by --resume {out}, name another --out, or remove the old run by --overwrite")

@@ -91,26 +91,22 @@ class TerminalReporter(DrawingReporter):
         self._plan = plan
 
     def more_lines(self, outcome: "StepOutcome") -> list[str]:
-        """Return where devices waited, and what crossed sites."""
+        """Return where devices waited, and what crossed each directed pair of sites, over the whole step."""
         plan = self._plan
         if plan is None:
             return []
         busy = [statistics.fmean(outcome.busy_s[name] for name in stage.devices) for stage in plan.stages]
         waits = (max(0.0, 1.0 - busy_s / outcome.duration_s) for busy_s in busy)
         bubbles = "  ".join(f"stage {index}: {part:.0%}" for index, part in enumerate(waits))
-        return [f"  bubble  {bubbles}", f"  between sites  {_site_rates(plan, outcome)}"]
-
-
-def _site_rates(plan: Plan, outcome: "StepOutcome") -> str:
-    """Return what crossed each directed pair of sites in this step, in Mbit/s over the whole step."""
-    moved: Counter[tuple[str, str]] = Counter()
-    for source, sent in outcome.sent_bytes.items():
-        for target, size in sent.items():
-            pair = (plan.cluster.device_by_name[source].site, plan.cluster.device_by_name[target].site)
-            if pair[0] != pair[1]:
-                moved[pair] += size
-    rates = [f"{a}→{b} {size * 8e-6 / outcome.duration_s:.1f} Mbit/s" for (a, b), size in sorted(moved.items()) if size]
-    return "  ".join(rates) or "no activations"
+        moved: Counter[tuple[str, str]] = Counter()
+        own = plan.cluster.device_by_name
+        for source, sent in outcome.sent_bytes.items():
+            for target, size in sent.items():
+                if own[source].site != own[target].site:
+                    moved[own[source].site, own[target].site] += size
+        mbit = {pair: size * 8e-6 / outcome.duration_s for pair, size in sorted(moved.items()) if size}
+        rates = "  ".join(f"{a}→{b} {rate:.1f} Mbit/s" for (a, b), rate in mbit.items())
+        return [f"  bubble  {bubbles}", f"  between sites  {rates or 'no activations'}"]
 
 
 def show_demo_summary(summary: "DemoSummary", *, stderr: bool) -> None:
