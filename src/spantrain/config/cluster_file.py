@@ -52,7 +52,8 @@ def read_links(section: Field | None, root: Field, sites: Sequence[str]) -> tupl
             elif len(sites) > LISTED_SITES:
                 common = link
             else:
-                given.update({pair: _between(link, pair) for pair in permutations(sites, 2) if pair not in lines})
+                pairs = [pair for pair in permutations(sites, 2) if pair not in lines]
+                given.update({(a, b): replace(link, source=a, target=b) for a, b in pairs})
             default = item
             _refuse(row, ("from", "to"))
             continue
@@ -64,7 +65,7 @@ def read_links(section: Field | None, root: Field, sites: Sequence[str]) -> tupl
             continue
         for pair in pairs:
             lines.setdefault(pair, item.line)
-            given[pair] = _between(link, pair)
+            given[pair] = replace(link, source=pair[0], target=pair[1])
     missing = "" if common else missing_links(sites, given)
     if missing and sound:
         (section or root).problem(missing)
@@ -105,10 +106,6 @@ def _refuse(row: Mapping[str, Field], keys: Sequence[str]) -> None:
     for key in keys:
         if key in row:
             row[key].problem("cannot stand beside `between`; write one or the other")
-
-
-def _between(link: Link, pair: _Pair) -> Link:
-    return replace(link, source=pair[0], target=pair[1])
 
 
 _REMEDY = "name a cluster file (docs/cluster.md shows how to write one) or use a preset"

@@ -26,23 +26,16 @@ def described_profile(cluster: Cluster, model: ModelSpec, *, dtype: str = "float
     Raises:
         ValueError: there is no such dtype.
     """
-    return analytic_profile(cluster, model, _graph(model, dtype), dtype=dtype)
+    graph = shipped_graph(model, dtype)
+    if graph is None:
+        path = graph_file(model, dtype, BUILDERS)
+        graph = cached(path, UnitGraph, _GRAPH, _LOGGER.warning)
+        if graph is None:  # it takes seconds, with torch
+            from spantrain.models.graph import build_graph
 
-
-def _graph(model: ModelSpec, dtype: str) -> UnitGraph:
-    """Return the shipped graph, else the cached one, else build it (seconds, with torch) and keep it."""
-    shipped = shipped_graph(model, dtype)
-    if shipped is not None:
-        return shipped
-    path = graph_file(model, dtype, BUILDERS)
-    kept = cached(path, UnitGraph, _GRAPH, _LOGGER.warning)
-    if kept is not None:
-        return kept
-    from spantrain.models.graph import build_graph
-
-    graph = build_graph(model, dtype=dtype)
-    keep_cached(graph, _GRAPH, path, _LOGGER.warning)
-    return graph
+            graph = build_graph(model, dtype=dtype)
+            keep_cached(graph, _GRAPH, path, _LOGGER.warning)
+    return analytic_profile(cluster, model, graph, dtype=dtype)
 
 
 def graph_file(model: ModelSpec, dtype: str, builders: tuple[Path, ...]) -> Path:

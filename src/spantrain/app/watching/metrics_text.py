@@ -52,19 +52,14 @@ def metrics_of_view(content: bytes | None) -> str:
     view: dict[str, Any] = json.loads(content)
     run = {"run": view["run"]}
     devices = [({**run, "device": one["name"], "site": one["site"]}, one) for one in view["devices"]]
+    meters = [(labels, one["meters"]) for labels, one in devices if one.get("meters")]
     links = [({**run, "source": one["source"], "target": one["target"]}, one) for one in view["links"]]
 
     def single(value: float | None) -> list[Sample]:
         return [(run, value)]
 
-    def of_devices(field: str) -> list[Sample]:
-        return [(labels, one[field]) for labels, one in devices]
-
-    def of_meters(field: str) -> list[Sample]:
-        return [(labels, one["meters"][field]) for labels, one in devices if one.get("meters")]
-
-    def of_links(field: str) -> list[Sample]:
-        return [(labels, one[field]) for labels, one in links]
+    def of(rows: Iterable[tuple[Mapping[str, Any], Mapping[str, Any]]], field: str) -> list[Sample]:
+        return [(labels, one[field]) for labels, one in rows]
 
     step_s = view["step_s"]
     samples = view["global_batch"] / step_s if step_s else None
@@ -83,16 +78,16 @@ def metrics_of_view(content: bytes | None) -> str:
             ("step_forecast_seconds", "gauge", "The same as simulated.", single(view["step_s_forecast"])),
             ("samples_per_second", "gauge", "In the last step.", single(samples)),
             ("tokens_per_second", "gauge", "In the last step.", single(view["tokens_per_s"])),
-            ("device_busy_ratio", "gauge", "Computing, over the last step.", of_devices("busy_ratio")),
-            ("device_busy_forecast_ratio", "gauge", "The same as simulated.", of_devices("busy_ratio_forecast")),
-            ("device_memory_bytes", "gauge", "What the device has.", of_devices("memory_bytes")),
-            ("device_peak_bytes", "gauge", "The most that its tensors held at once.", of_devices("peak_bytes")),
-            ("device_peak_forecast_bytes", "gauge", "The same as simulated.", of_devices("peak_bytes_forecast")),
-            ("device_held_samples", "gauge", "Most samples held at once.", of_devices("held_samples")),
-            *((name, kind, f"{what}, by its own meters.", of_meters(field)) for name, kind, what, field in _METERS),
-            ("link_bytes_per_second", "gauge", "What messages got, as measured.", of_links("bytes_per_s")),
-            ("link_planned_bytes_per_second", "gauge", "What the plan was made for.", of_links("planned_bytes_per_s")),
-            ("link_used_bytes_per_second", "gauge", "Carried in the last step.", of_links("used_bytes_per_s")),
+            ("device_busy_ratio", "gauge", "Computing, over the last step.", of(devices, "busy_ratio")),
+            ("device_busy_forecast_ratio", "gauge", "The same as simulated.", of(devices, "busy_ratio_forecast")),
+            ("device_memory_bytes", "gauge", "What the device has.", of(devices, "memory_bytes")),
+            ("device_peak_bytes", "gauge", "The most that its tensors held at once.", of(devices, "peak_bytes")),
+            ("device_peak_forecast_bytes", "gauge", "The same as simulated.", of(devices, "peak_bytes_forecast")),
+            ("device_held_samples", "gauge", "Most samples held at once.", of(devices, "held_samples")),
+            *((name, kind, f"{what}, by its own meters.", of(meters, field)) for name, kind, what, field in _METERS),
+            ("link_bytes_per_second", "gauge", "What messages got, as measured.", of(links, "bytes_per_s")),
+            ("link_planned_bytes_per_second", "gauge", "What the plan was made for.", of(links, "planned_bytes_per_s")),
+            ("link_used_bytes_per_second", "gauge", "Carried in the last step.", of(links, "used_bytes_per_s")),
         ]
     )  # fmt: skip
 

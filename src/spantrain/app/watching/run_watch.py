@@ -169,7 +169,7 @@ class RunWatch(Reporter, AbstractContextManager["RunWatch"]):
             self._history[link].append((outcome.step, seconds))
         self._peaks, self._unfinished = dict(step.peak_bytes), None
         self._reason = reason_of(outcome.step, outcome.duration_s, step.trace, forecast, stages, self._history)
-        self._timeline = self._seen(step.trace, outcome.step, outcome.duration_s, plan)
+        self._timeline = self._seen(trace, outcome.step, outcome.duration_s, plan)
         warm = outcome.step >= self._first_step + _WARM_UP_STEPS and outcome.evaluation_loss is None
         due = outcome.closed_s - self._told_s > _TELL_EVERY_S
         if warm and due and outcome.duration_s > _LATE_STEP * forecast.step_s:
@@ -183,9 +183,9 @@ class RunWatch(Reporter, AbstractContextManager["RunWatch"]):
         step = max((one.step for one in told.values()), default=0)
         trace = Trace.joined([one.trace(device) for device, one in sorted(told.items()) if one.step == step], "wall")
         if self._plan is not None and trace.intervals:
-            start_s = StepTrace(trace, step, _stages(self._plan)).start_s
+            found = StepTrace(trace, step, _stages(self._plan))
             end_s = max(one.end_s for one in trace.intervals)
-            self._unfinished = self._seen(trace, step, max(0.0, end_s - start_s), self._plan)
+            self._unfinished = self._seen(found, step, max(0.0, end_s - found.start_s), self._plan)
 
     def _forecast_of(self, plan: Plan) -> StepForecast:
         if self._forecast is None:
@@ -195,8 +195,7 @@ class RunWatch(Reporter, AbstractContextManager["RunWatch"]):
             self._forecast = StepForecast(self._predicted.trace, self._predicted.step_s, _stages(plan))
         return self._forecast
 
-    def _seen(self, trace: Trace, step: int, duration_s: float, plan: Plan) -> view.Timeline:
-        found = StepTrace(trace, step, _stages(plan))
+    def _seen(self, found: StepTrace, step: int, duration_s: float, plan: Plan) -> view.Timeline:
         start_s = found.start_s
         return view.Timeline(
             step=step,

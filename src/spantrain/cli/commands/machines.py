@@ -24,7 +24,6 @@ from spantrain.errors import ConfigError
 
 if TYPE_CHECKING:
     from spantrain.app.machines.checks import CheckLine
-    from spantrain.app.machines.doctor import DoctorReport
     from spantrain.reach.machines import Machine
 
 _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
@@ -193,6 +192,7 @@ class DoctorArguments(MachineOptions):
 @shared.with_options(DoctorArguments)
 def doctor(asked: DoctorArguments, _: typer.Context) -> None:
     """Check machines and what goes between them, each line with a remedy; exit 1 where something would fail."""
+    from spantrain.app.machines.checks import line_of
     from spantrain.app.machines.doctor import DoctorOptions, examine
     from spantrain.cli.render.render import TerminalReporter
     from spantrain.reach.allocations import host_machines
@@ -213,31 +213,25 @@ def doctor(asked: DoctorArguments, _: typer.Context) -> None:
     if asked.json_:
         shared.print_json(to_json(report))
     else:
-        _show_checks(report)
+        console = console_for_people()
+        good = Counter(line.check for line in report.lines if line.verdict == "ok" and "->" in line.where)
+        told: set[str] = set()
+        width = max((len(line.where) for line in report.lines), default=0)
+        for line in report.lines:
+            many = good[line.check] > _FEW_WAYS and line.check in _IN_ONE
+            if line.verdict != "ok" or "->" not in line.where or not many:
+                _show(console, line, width)
+            elif line.check not in told:
+                told.add(line.check)
+                text = f"{good[line.check]} ways, e.g. {line.where}: {line.text}"
+                _show(console, line_of(line.check, "all", text), width)
+        console.print(f"{report.ok} ok, {report.warn} warnings, {report.fail} failures", highlight=False)
     if report.fail:
         raise typer.Exit(1)
 
 
-def _show_checks(report: "DoctorReport") -> None:
-    """Print a line for each check, what to do under it, and a count."""
-    from spantrain.app.machines.checks import line_of
-
-    console = console_for_people()
-    good = Counter(line.check for line in report.lines if line.verdict == "ok" and "->" in line.where)
-    told: set[str] = set()
-    width = max((len(line.where) for line in report.lines), default=0)
-    for line in report.lines:
-        many = good[line.check] > _FEW_WAYS and line.check in _IN_ONE
-        if line.verdict != "ok" or "->" not in line.where or not many:
-            _show(console, line, width)
-        elif line.check not in told:
-            told.add(line.check)
-            text = f"{good[line.check]} ways, e.g. {line.where}: {line.text}"
-            _show(console, line_of(line.check, "all", text), width)
-    console.print(f"{report.ok} ok, {report.warn} warnings, {report.fail} failures", highlight=False)
-
-
 def _show(console: Console, line: "CheckLine", width: int) -> None:
+    """Print a line for a check, and what to do under it."""
     mark = Text(f"{line.verdict:4}", style=_STYLES[line.verdict])
     console.print(mark, Text(f" {line.check:11} {line.where:{width}}  {line.text}"), sep="", soft_wrap=True)
     if line.remedy:

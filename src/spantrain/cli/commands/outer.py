@@ -235,7 +235,14 @@ def _watch_status(ask: Callable[[], "MasterStatus"], *, as_json: bool) -> None:
 
 
 def _status(status: "MasterStatus") -> RenderableType:
-    parts: list[RenderableType] = [Text(_summary(status))]
+    versions = ", ".join(str(one.version) for one in status.fragments) or str(status.version)
+    summary = (
+        f"{status.address}: version{'s' if status.fragments else ''} {versions}, {status.updates} updates, "
+        f"{status.left_out} pushes left out, {status.layers} layers of {format_bytes(status.size_bytes)}"
+    )
+    if status.chunks is not None:
+        summary += f"; data: {status.chunks.counted_samples:,} of {status.chunks.samples:,} samples counted"
+    parts: list[RenderableType] = [Text(summary)]
     if status.late_s is not None:
         parts.append(Text(f"no new version for {format_seconds(status.late_s)}: waits for {status.waits_for}"))
     parts += [_clusters(status), _shards(status)]
@@ -259,17 +266,6 @@ def _status(status: "MasterStatus") -> RenderableType:
             lines += [f"  {cluster}: {verdict}" for cluster, verdict in update.verdicts.items()]
     lines += [f"refused {count} times: {reason}" for reason, count in status.refusals.items()]
     return Group(*parts, *(Text(line) for line in lines))
-
-
-def _summary(status: "MasterStatus") -> str:
-    versions = ", ".join(str(one.version) for one in status.fragments) or str(status.version)
-    text = (
-        f"{status.address}: version{'s' if status.fragments else ''} {versions}, {status.updates} updates, "
-        f"{status.left_out} pushes left out, {status.layers} layers of {format_bytes(status.size_bytes)}"
-    )
-    if status.chunks is not None:
-        text += f"; data: {status.chunks.counted_samples:,} of {status.chunks.samples:,} samples counted"
-    return text
 
 
 def _clusters(status: "MasterStatus") -> Table:

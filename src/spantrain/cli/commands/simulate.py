@@ -91,24 +91,22 @@ class SimulateArguments(Record):
                 "--availability: not with --schedule, --memory-limit, --changes, --network-trace, --adapter, --trace, "
                 "--steps or --staleness; leave them out"
             )
-        if self.adapter is not None:
-            self._check_adapter(self.adapter)
-
-    def _check_adapter(self, adapter: str) -> None:
-        if adapter not in ADAPTERS:
-            raise ConfigError(f"--adapter {adapter}: give one of {', '.join(ADAPTERS)}")
+        if self.adapter is None:
+            return
+        if self.adapter not in ADAPTERS:
+            raise ConfigError(f"--adapter {self.adapter}: give one of {', '.join(ADAPTERS)}")
         if self.network_trace is None:
             raise ConfigError(
                 "--adapter: an adapter has something to do only where links change; name how with --network-trace, "
                 "e.g. --network-trace drop-50"
             )
-        others = {
+        beside = {
             "--schedule all": self.schedule == "all", "--memory-limit": self.memory_limit, "--trace": self.trace,
             "--staleness": self.staleness,
         }  # fmt: skip
-        given = [name for name, value in others.items() if value]
-        if given:
-            raise ConfigError(f"--adapter: does not go with {', '.join(given)}; leave that out")
+        wrong = [name for name, value in beside.items() if value]
+        if wrong:
+            raise ConfigError(f"--adapter: does not go with {', '.join(wrong)}; leave that out")
 
 
 @shared.with_options(SimulateArguments)

@@ -3,7 +3,7 @@
 import math
 from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -130,26 +130,6 @@ class TrainArguments(shared.ModelOptions):
     ] = None
     insecure: shared.Insecure = False
 
-    def _rates(self) -> dict[str, Any]:
-        """Return the fields of the learning rates' course.
-
-        Raises:
-            ConfigError: a value is wrong, or two contradict each other.
-        """
-        given = self.warmup_steps is not None or self.warmup_ratio is not None
-        if self.warmup_steps is not None and self.warmup_ratio is not None:
-            raise ConfigError("--warmup-steps and --warmup-ratio say the same; give one")
-        if given and self.lr_schedule == "constant":
-            raise ConfigError("--lr-schedule constant has no warm-up; constant_with_warmup has")
-        warmup_steps = _WARMUP_STEPS if self.warmup_steps is None else self.warmup_steps
-        if self.warmup_ratio is not None:
-            warmup_steps = math.ceil(self.steps * self.warmup_ratio)
-        return {
-            "warmup_steps": warmup_steps,
-            "decay_steps": max(self.steps, warmup_steps + 1) if self.decay_steps is None else self.decay_steps,
-            "lr_schedule_options": named_values("--lr-schedule-option", self.lr_schedule_option or ()),
-        }
-
     def job(self, *, adapter_given: bool) -> TrainJob:
         """Return how to train; where steps overlap, no adapter follows the network unless one was asked for.
 
@@ -161,8 +141,18 @@ class TrainArguments(shared.ModelOptions):
         values["allow_wire"] = tuple(dict.fromkeys(self.allow_wire or ()))
         if self.staleness and not adapter_given:
             values["adapter"] = "off"
+        given = self.warmup_steps is not None or self.warmup_ratio is not None
+        if self.warmup_steps is not None and self.warmup_ratio is not None:
+            raise ConfigError("--warmup-steps and --warmup-ratio say the same; give one")
+        if given and self.lr_schedule == "constant":
+            raise ConfigError("--lr-schedule constant has no warm-up; constant_with_warmup has")
+        warmup_steps = _WARMUP_STEPS if self.warmup_steps is None else self.warmup_steps
+        if self.warmup_ratio is not None:
+            warmup_steps = math.ceil(self.steps * self.warmup_ratio)
+        values["warmup_steps"] = warmup_steps
+        values["decay_steps"] = max(self.steps, warmup_steps + 1) if self.decay_steps is None else self.decay_steps
         try:
-            values |= self._rates()
+            values["lr_schedule_options"] = named_values("--lr-schedule-option", self.lr_schedule_option or ())
             values |= optimizer_fields(self.optimizer, named_values("--optimizer-option", self.optimizer_option or ()))
             return TrainJob(steps=self.steps, **values)
         except ValueError as error:

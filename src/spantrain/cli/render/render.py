@@ -54,7 +54,15 @@ class TerminalReporter(DrawingReporter):
             shown = "-" if score is None else f"{score:.4g}"
             scores.add_row(device.name, device.site, device.kind, format_bytes(device.memory_bytes), shown)
         self._output.print(scores)
-        self._output.print(_network_table(profile))
+        network = Table("from", "to", "bandwidth", "latency", title="Network (median over pairs of devices)")
+        site_of = {device.name: device.site for device in profile.cluster.devices}
+        by_sites: defaultdict[tuple[str, str], list[LinkMeasurement]] = defaultdict(list)
+        for link in profile.links:
+            by_sites[site_of[link.source], site_of[link.target]].append(link)
+        for sites, links in sorted(by_sites.items()):
+            bandwidth = format_bandwidth(statistics.median(link.bandwidth_bytes_per_s for link in links))
+            network.add_row(*sites, bandwidth, format_seconds(statistics.median(link.latency_s for link in links)))
+        self._output.print(network)
         provenance = profile.provenance
         self._output.print(
             f"  compute in {provenance.compute_s:.1f} s, one round of the network in {provenance.network_s:.1f} s; "
@@ -70,7 +78,16 @@ class TerminalReporter(DrawingReporter):
     def show_training(self, outcome: "TrainOutcome", plan: Plan, report: PlanReport) -> None:
         """Print the figures of a run."""
         self.close()
-        self._output.print(_run_table(outcome, plan, report))
+        title = f"{outcome.steps} steps, {outcome.schedule}: loss {outcome.losses[0]:.4f} → {outcome.losses[-1]:.4f}"
+        run = Table("", "predicted", "measured", "difference", title=title)
+        step_s = format_seconds(outcome.step_s_predicted), format_seconds(outcome.step_s_measured)
+        run.add_row("step", *step_s, f"{outcome.prediction_error_ratio:+.1%}")
+        predicted = plan.global_batch / outcome.step_s_predicted
+        run.add_row("throughput", f"{predicted:.1f} samples/s", f"{outcome.samples_per_s:.1f} samples/s", "")
+        for other in report.alternatives:
+            if other.samples_per_s is not None:
+                run.add_row(f"{other.name} would", f"{other.samples_per_s:.1f} samples/s", "", "")
+        self._output.print(run)
         self._output.print(_device_table(outcome))
         if outcome.links:
             links = Table("link", "sent", "received", "mean", title="Links")
@@ -120,32 +137,6 @@ def show_demo_summary(summary: "DemoSummary", *, stderr: bool) -> None:
     times = f"{summary.step_s_measured:.3f} s measured, {summary.step_s_predicted:.3f} s predicted"
     table.add_row("step time", f"{times} ({summary.prediction_error_ratio:+.1%})")
     console_for_people(stderr=stderr).print(table)
-
-
-def _network_table(profile: Profile) -> Table:
-    """Return the links between sites: the median over the pairs of devices."""
-    table = Table("from", "to", "bandwidth", "latency", title="Network (median over pairs of devices)")
-    site_of = {device.name: device.site for device in profile.cluster.devices}
-    by_sites: defaultdict[tuple[str, str], list[LinkMeasurement]] = defaultdict(list)
-    for link in profile.links:
-        by_sites[site_of[link.source], site_of[link.target]].append(link)
-    for sites, links in sorted(by_sites.items()):
-        bandwidth = format_bandwidth(statistics.median(link.bandwidth_bytes_per_s for link in links))
-        table.add_row(*sites, bandwidth, format_seconds(statistics.median(link.latency_s for link in links)))
-    return table
-
-
-def _run_table(outcome: "TrainOutcome", plan: Plan, report: PlanReport) -> Table:
-    title = f"{outcome.steps} steps, {outcome.schedule}: loss {outcome.losses[0]:.4f} → {outcome.losses[-1]:.4f}"
-    table = Table("", "predicted", "measured", "difference", title=title)
-    step_s = format_seconds(outcome.step_s_predicted), format_seconds(outcome.step_s_measured)
-    table.add_row("step", *step_s, f"{outcome.prediction_error_ratio:+.1%}")
-    predicted = plan.global_batch / outcome.step_s_predicted
-    table.add_row("throughput", f"{predicted:.1f} samples/s", f"{outcome.samples_per_s:.1f} samples/s", "")
-    for other in report.alternatives:
-        if other.samples_per_s is not None:
-            table.add_row(f"{other.name} would", f"{other.samples_per_s:.1f} samples/s", "", "")
-    return table
 
 
 def _device_table(outcome: "TrainOutcome") -> Table:
