@@ -8,7 +8,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -94,15 +94,12 @@ def _folders(words: Sequence[str]) -> Iterator[Path]:
     yield Path()
 
 
-@contextmanager
-def clean_interrupt(what: str) -> Iterator[None]:
+def clean_interrupt(what: str) -> AbstractContextManager[None]:
     """End at once on the first signal; everything that was started is taken down on the way out."""
-    with _stopping_at_once(lambda: True, lambda: f"{what} was interrupted; nothing was left running"):
-        yield
+    return _stopping_at_once(lambda: True, lambda: f"{what} was interrupted; nothing was left running")
 
 
-@contextmanager
-def told_interrupt(stop: Callable[[], bool], leave: Callable[[], bool]) -> Iterator[None]:
+def told_interrupt(stop: Callable[[], bool], leave: Callable[[], bool]) -> AbstractContextManager[None]:
     """Tell of the first signal, which ends what `stop` says will end; a second, or one before that, ends at once.
 
     SIGTERM tells `leave` first, which takes longer; a second signal is then like the first.
@@ -121,12 +118,10 @@ def told_interrupt(stop: Callable[[], bool], leave: Callable[[], bool]) -> Itera
         if not told:
             raise KeyboardInterrupt
 
-    with _handling(strike):
-        yield
+    return _handling(strike)
 
 
-@contextmanager
-def graceful_interrupt(ask: Callable[[], bool], says: Callable[[], str]) -> Iterator[None]:
+def graceful_interrupt(ask: Callable[[], bool], says: Callable[[], str]) -> AbstractContextManager[None]:
     """Count signals by `ask`, which tells whether to end at once; `says`: from where to go on then."""
 
     def count() -> bool:
@@ -135,8 +130,7 @@ def graceful_interrupt(ask: Callable[[], bool], says: Callable[[], str]) -> Iter
         sys.stderr.write("\nStopping after this step, with a checkpoint. Once more: stop now.\n")
         return False
 
-    with _stopping_at_once(count, lambda: f"stopped at once; {says()}"):
-        yield
+    return _stopping_at_once(count, lambda: f"stopped at once; {says()}")
 
 
 @contextmanager

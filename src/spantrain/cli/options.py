@@ -170,12 +170,11 @@ def check_speed(option: str, speed: float) -> None:
 
 def chosen_cluster(preset: str | None, cluster_file: Path | None) -> Cluster:
     """Return the cluster that exactly one of the two options names."""
-    if (preset is None) == (cluster_file is None):
-        raise ConfigError("give either --preset NAME or --cluster FILE")
-    if preset is not None:
+    if preset is not None and cluster_file is None:
         return load_preset(preset)
-    assert cluster_file is not None
-    return load_cluster(cluster_file)
+    if cluster_file is not None and preset is None:
+        return load_cluster(cluster_file)
+    raise ConfigError("give either --preset NAME or --cluster FILE")
 
 
 def priced(profile: "Profile", prices: Path | None) -> "Profile":

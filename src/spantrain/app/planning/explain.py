@@ -214,7 +214,12 @@ def explain_plan(plan: Plan, profile: Profile) -> Explanation:
     helps.sort(key=lambda entry: entry.step_s)
     costs = costs_of(plan, profile)
     bound_s = step_bound_s(plan, costs)
-    text = _limited_by(plan, profile, now)
+    if plan.interleaved:  # of devices with several stages, the busiest one's work
+        busiest = max(now.utilisation, key=now.utilisation.__getitem__)
+        text = f"the work of {busiest}, {format_seconds(now.utilisation[busiest] * now.step_s)}"
+    else:
+        own = StepCost(profile, plan.dtype).estimate(plan)
+        text = f"{own.bound_by}: its work and the way there and back take at least {format_seconds(own.bound_s)}"
     if bound_s < now.step_s * (1 - _MATTERS):
         over = 100 * (now.step_s / bound_s - 1)
         text += f"; the order of work takes {over:.1f} % more than the bound of all orders, {format_seconds(bound_s)}"
@@ -236,15 +241,6 @@ def explain_plan(plan: Plan, profile: Profile) -> Explanation:
         helps=tuple(helps),
         tried=len(tried),
     )
-
-
-def _limited_by(plan: Plan, profile: Profile, now: SimulationResult) -> str:
-    """Return what takes the most of a step; of devices with several stages, the busiest one's work."""
-    if plan.interleaved:
-        busiest = max(now.utilisation, key=now.utilisation.__getitem__)
-        return f"the work of {busiest}, {format_seconds(now.utilisation[busiest] * now.step_s)}"
-    estimate = StepCost(profile, plan.dtype).estimate(plan)
-    return f"{estimate.bound_by}: its work and the way there and back take at least {format_seconds(estimate.bound_s)}"
 
 
 def _simulate(plan: Plan, profile: Profile, speed: Mapping[str, SpeedTrace] | None = None) -> SimulationResult:

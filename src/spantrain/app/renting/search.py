@@ -14,12 +14,13 @@ from spantrain.app.renting.candidates import Candidate, LeastCosts, cluster_text
 from spantrain.app.renting.choice import RentGoal, RentOutcome, RentRow, frontier
 from spantrain.config.cluster_file import parse_cluster
 from spantrain.config.prices import PriceFile
+from spantrain.core.cluster import Cluster
 from spantrain.core.money.prices import Market, Offer
 from spantrain.core.plan import Plan
 from spantrain.core.profile import Profile
 from spantrain.core.quantities import format_bytes
 from spantrain.core.records import Record
-from spantrain.core.units import ModelSpec, UnitGraph
+from spantrain.core.units import ModelSpec
 from spantrain.cost.analytic import analytic_profile
 from spantrain.cost.memory import MemoryCost
 from spantrain.cost.money import Prices
@@ -100,8 +101,7 @@ class _Search:
                 "nothing is on offer: the file has no offers, or --leave-out and --quota leave none of them"
             )
         self._constraints = replace(request.constraints, leave_out=(), quotas=())
-        self._graph: UnitGraph | None = None
-        first = self._described(self._all[0])
+        first = described_profile(self._cluster(self._all[0]), request.model, dtype=request.dtype)
         self._graph = first.graph
         self._bounds = LeastCosts(first.graph, request.dtype, request.prices)
         memory = MemoryCost(first, request.job.optimizer, request.dtype)
@@ -181,18 +181,14 @@ class _Search:
             rows = [row for row in rows if row.candidate.is_one_node]
         return any(row.hours <= hours and row.usd <= usd for row in rows)
 
-    def _described(self, candidate: Candidate) -> Profile:
-        """Return what data sheets and the described network let one expect of the machines."""
-        cluster = parse_cluster(cluster_text(candidate, self._request.prices), source="what is on offer")
-        model, dtype = self._request.model, self._request.dtype
-        if self._graph is None:
-            return described_profile(cluster, model, dtype=dtype)
-        return analytic_profile(cluster, model, self._graph, dtype=dtype)
+    def _cluster(self, candidate: Candidate) -> Cluster:
+        return parse_cluster(cluster_text(candidate, self._request.prices), source="what is on offer")
 
     def _plan(self, candidate: Candidate) -> _PlannedShape | None:
         """Return the best plan for the machines; None where the model does not fit on them, or some stand idle."""
         self._spent += _effort(candidate)
-        profile = self._described(candidate)
+        model, dtype = self._request.model, self._request.dtype
+        profile = analytic_profile(self._cluster(candidate), model, self._graph, dtype=dtype)
         evaluator = Evaluator(profile, self._request.job)
         asked = PlanRequest(profile=profile, job=self._request.job, constraints=self._constraints, evaluate=evaluator)
         try:

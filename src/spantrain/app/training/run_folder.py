@@ -135,9 +135,12 @@ def write_run(folder: Path, content: RunContent) -> None:
     ran = (*before.earlier_plans, before.plan) if before else ()
     earlier = ran[: ran.index(plan_name)] if plan_name in ran else ()  # where the run goes on under this plan
     names = (*earlier, plan_name, *content.later_plans)
-    start_s = min((interval.start_s for interval in content.trace.intervals), default=0.0)
-    write_atomically(folder / TRACE_FILE, json.dumps(perfetto_json(_shifted(content.trace, -start_s))))
-    shifted = (replace(log, trace_shift_s=log.trace_shift_s - start_s) for log in content.decisions)
+    by_s = -min((interval.start_s for interval in content.trace.intervals), default=0.0)
+    intervals = (replace(one, start_s=one.start_s + by_s, end_s=one.end_s + by_s) for one in content.trace.intervals)
+    flows = (replace(one, sent_s=one.sent_s + by_s, received_s=one.received_s + by_s) for one in content.trace.flows)
+    trace = replace(content.trace, intervals=tuple(intervals), flows=tuple(flows))
+    write_atomically(folder / TRACE_FILE, json.dumps(perfetto_json(trace)))
+    shifted = (replace(log, trace_shift_s=log.trace_shift_s + by_s) for log in content.decisions)
     write_decisions(shifted, folder / DECISIONS_FILE)
     record = replace(content.record, plan=names[-1], earlier_plans=names[:-1], profile=profile_name)
     artefacts.write_artefact(record, artefacts.RUN_FORMAT, folder / RUN_FILE)
@@ -228,12 +231,6 @@ def _profile_beside(path: Path, plan: Plan) -> str:
 def _free(folder: Path, stem: str, ours: Sequence[str]) -> Path:
     path = folder / f"{stem}.json"
     return path if path.name in ours or not path.exists() else folder / f"{stem}.trained.json"
-
-
-def _shifted(trace: Trace, by_s: float) -> Trace:
-    intervals = (replace(one, start_s=one.start_s + by_s, end_s=one.end_s + by_s) for one in trace.intervals)
-    flows = (replace(one, sent_s=one.sent_s + by_s, received_s=one.received_s + by_s) for one in trace.flows)
-    return replace(trace, intervals=tuple(intervals), flows=tuple(flows))
 
 
 _INPUTS = ("plan.json", "profile.json")

@@ -5,7 +5,6 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -138,15 +137,28 @@ def status(
     from spantrain.app.outer.join import reach
 
     address, found = reach(where, token=token, file=token_file)
+    from rich.live import Live
+
     from spantrain.outer.link.link import ask_status
 
     with clean_interrupt("watching"):
-        if watch:
-            _watch_status(lambda: ask_status(address, found), as_json=json_)
-        elif json_:
+        while watch and json_:
+            typer.echo(json.dumps(to_json(ask_status(address, found), wire=True)))
+            time.sleep(_WATCH_EVERY_S)
+        if json_:
             shared.print_json(to_json(ask_status(address, found), wire=True))
-        else:
-            console_for_people().print(_status(ask_status(address, found)))
+            return
+        console, first = console_for_people(), _status(ask_status(address, found))
+        if not watch:
+            console.print(first)
+            return
+        with Live(first, console=console, auto_refresh=False) as live:
+            while True:
+                time.sleep(_WATCH_EVERY_S)
+                try:
+                    live.update(_status(ask_status(address, found)), refresh=True)
+                except PeerLostError as error:  # a master that is away is waited for
+                    live.update(Text(str(error)), refresh=True)
 
 
 @app.command()
@@ -216,22 +228,6 @@ def _say_up(found: "OuterUp", config_path: Path, *, as_json: bool) -> None:
             f"  spantrain outer status {config_path}"
         )
     sys.stdout.flush()
-
-
-def _watch_status(ask: Callable[[], "MasterStatus"], *, as_json: bool) -> None:
-    """Show it once a second until interrupted, in place or as lines of JSON; a master that is away is waited for."""
-    while as_json:
-        typer.echo(json.dumps(to_json(ask(), wire=True)))
-        time.sleep(_WATCH_EVERY_S)
-    from rich.live import Live
-
-    with Live(_status(ask()), console=console_for_people(), auto_refresh=False) as live:
-        while True:
-            time.sleep(_WATCH_EVERY_S)
-            try:
-                live.update(_status(ask()), refresh=True)
-            except PeerLostError as error:
-                live.update(Text(str(error)), refresh=True)
 
 
 def _status(status: "MasterStatus") -> RenderableType:

@@ -10,7 +10,6 @@ import math
 import random
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import field
 from itertools import groupby
 from operator import itemgetter
 
@@ -59,8 +58,9 @@ class NamedTrace(Record):
     shape: TraceShape
     text: str
     """As it was asked for."""
-    times: Mapping[str, str] = field(default_factory=dict)
-    numbers: Mapping[str, float] = field(default_factory=dict)
+    times: Mapping[str, str]
+    numbers: Mapping[str, float]
+    """All parameters: those that were given, and the shape's own values of the others."""
 
     def speed(self, run_s: float, link: str) -> SpeedTrace:
         """Return how fast a link is over a run that should take so many seconds.
@@ -68,14 +68,13 @@ class NamedTrace(Record):
         Raises:
             ConfigError: its times do not follow each other.
         """
-        seconds = {name: _seconds(text, run_s) for name, text in {**self.shape.times, **self.times}.items()}
-        numbers = {**self.shape.numbers, **self.numbers}
+        seconds = {name: _seconds(text, run_s) for name, text in self.times.items()}
         if seconds.get("from", -1.0) >= seconds.get("until", math.inf):
             raise ConfigError(
                 f"network trace {self.text}: from is {seconds['from']:g} s, until {seconds['until']:g} s in a run of "
                 f"{run_s:.3g} s; give times that follow each other, e.g. from=10s,until=40s"
             )
-        wanted = Wanted(seconds=seconds, numbers=numbers, run_s=run_s, link=link)
+        wanted = Wanted(seconds=seconds, numbers=self.numbers, run_s=run_s, link=link)
         return SpeedTrace(changes=_tidy(self.shape.curve(wanted)))
 
 
@@ -90,8 +89,8 @@ def named_trace(text: str) -> NamedTrace:
     """
     name, _, rest = text.partition(":")
     shape, number = _shape_of(name, text)
-    numbers = {shape.number_is: float(number)} if number is not None else {}
-    times: dict[str, str] = {}
+    numbers = {**shape.numbers, **({shape.number_is: float(number)} if number is not None else {})}
+    times = dict(shape.times)
     for part in (part for part in rest.split(",") if part):
         parameter, _, value = part.partition("=")
         known = (*shape.times, *(name for name in shape.numbers if name != shape.number_is))
@@ -139,7 +138,7 @@ def _number(value: str, parameter: str, text: str) -> float:
 
 
 def _check_numbers(trace: NamedTrace) -> None:
-    numbers = {**trace.shape.numbers, **trace.numbers}
+    numbers = trace.numbers
     for name in ("low", "takes", "stride"):
         if not 0 < numbers.get(name, 0.5) < 1:
             raise ConfigError(
