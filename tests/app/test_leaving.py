@@ -22,6 +22,9 @@ class Metadata(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         status, body = self.said
+        if not status:  # not as HTTP has it
+            self.wfile.write(body)
+            return
         self.send_response(status)
         self.end_headers()
         self.wfile.write(body)
@@ -74,6 +77,9 @@ def test_a_url_is_one_when_it_answers_and_not_with_false(noticed):
     thread.start()
     try:
         url = f"http://127.0.0.1:{server.server_port}/preempted"
+        assert not worker._given(url)
+        assert not worker._given("http://127.0.0.1:port/preempted")
+        Metadata.said = (0, b"what?\r\n\r\n")
         assert not worker._given(url)
         Metadata.said = (200, b"FALSE\n")
         assert noticed(url, lambda: setattr(Metadata, "said", (200, b"TRUE"))) == [f"notice by {url}"]

@@ -11,6 +11,7 @@ from spantrain.core.outer import events as on
 from spantrain.core.outer.layers import divide
 from spantrain.outer.client.replica import TakenPush
 from spantrain.outer.client.session import ClientSession
+from spantrain.outer.client.sessions import FragmentSessions
 from spantrain.outer.link.link import MasterWelcome
 from spantrain.outer.policy.settings import OuterSettings
 from spantrain.outer.rules.nesterov import Nesterov
@@ -142,3 +143,20 @@ def test_a_new_connection_to_the_master_dials_shards_anew():
     loop.ends.until(lambda: len(loop.ends.peers) == 4)
     assert loop.ends.peers == 2 * [(), (S0, S1)]
     loop.session.close()
+
+
+def test_a_cluster_that_is_cut_off_takes_part_in_no_fragment(caplog):
+    """Where its wire has died, none can be pushed; the first one speaks for all, once."""
+    layers = layers_of(2, 3, 1, 4)
+    sessions, ends = FragmentSessions("a", layers), Ends()
+    sessions.connect(ends, ends)
+    welcome = replace(WELCOME, layout=divide(layers, ("s0", "s1"), fragments=2), settings=OuterSettings(fragments=2))
+    assert len(sessions.joined(welcome)) == 2
+    for number in range(2):
+        told = do.Welcome(cluster="a", version=1, fate=None, reason="it is new", fragment=number)
+        sessions.commanded(told)
+    assert [one.registered for one in sessions.sessions] == [True, True]
+    sessions.died("its thread ended")
+    assert [one.registered for one in sessions.sessions] == [False, False]
+    assert sessions.joined(welcome) == ()
+    assert sum("is cut off from all others" in one.message for one in caplog.records) == 1

@@ -11,6 +11,7 @@ import threading
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from http import HTTPStatus
+from http.client import HTTPException
 from pathlib import Path
 
 import psutil
@@ -212,7 +213,7 @@ def _given(notice: str) -> bool:
         try:
             with urllib.request.urlopen(request, timeout=_NOTICE_S) as answer:
                 return bool(answer.status == HTTPStatus.OK and answer.read(64).strip().upper() != b"FALSE")
-        except OSError:
+        except (OSError, HTTPException, ValueError):  # nobody answers, or not as HTTP does
             return False
     if Path(notice).exists():
         return True

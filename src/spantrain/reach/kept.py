@@ -157,7 +157,7 @@ class KeptMachine(StartedProgram):
             self._heard(name, said.line)
         else:
             if said.left_out:
-                self._heard(name, f"({said.left_out} lines of this machine's workers were left out: too many)")
+                self._heard(name, f"({said.left_out} of its lines were left out: too many)")
             how = f"was killed by signal {-said.ended}" if said.ended < 0 else f"ended with status {said.ended}"
             self._running.discard(name)
             self._ended(name, f"its worker {how}")

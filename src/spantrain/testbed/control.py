@@ -10,6 +10,7 @@ import os
 import socket
 import stat
 import tempfile
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,11 @@ def ask(path: Path, operation: str, **arguments: Any) -> Answer:
     return answer
 
 
+def _tell(client: socket.socket, line: bytes) -> None:
+    with client, contextlib.suppress(OSError):  # the client has left, or does not read: nobody to tell
+        client.sendall(line)
+
+
 class RequestServer:
     """The router's end: never waits for a client, so that a slow one cannot hold up packets."""
 
@@ -88,13 +94,11 @@ class RequestServer:
         return None
 
     def answer(self, client_fd: int, answer: Answer) -> None:
-        """Answer a request and end its connection."""
-        client, _ = self._clients[client_fd]
+        """Answer a request and end its connection; in a thread, as the client has to read in between."""
+        client, _ = self._clients.pop(client_fd)
+        client.settimeout(_TIMEOUT_S)
         line = json.dumps(answer).encode() + b"\n"
-        client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * len(line))
-        with contextlib.suppress(OSError):  # the client has left; nobody to tell
-            client.send(line)
-        self._close(client_fd)
+        threading.Thread(target=_tell, args=(client, line), name="answer", daemon=True).start()
 
     def _close(self, client_fd: int) -> None:
         self._clients.pop(client_fd)[0].close()

@@ -91,7 +91,8 @@ class ModelParameters:
         self.leads = self._ranks.rank == 0
         """Whether copies come to this process."""
         self._places = self._agreed()
-        self._drift_told = False
+        self._told_of_drift: set[str] = set()
+        """Where copies differ, once it was told; the same set in all parts (`part`)."""
         self._check_copies(trained=False)
 
     def _agreed(self) -> dict[str, _ParameterPlacement]:
@@ -131,8 +132,8 @@ class ModelParameters:
                 "own, or divide it by fully_shard or as a DTensor; if they are copies, make them equal and average "
                 "their gradients, as DistributedDataParallel does"
             )
-        for name, rank, other in () if self._drift_told else unlike[:1]:
-            self._drift_told = True
+        for name, rank, other in () if self._told_of_drift else unlike[:1]:
+            self._told_of_drift.add(name)
             _LOG.warning(
                 "%s: process %d has not the bits of process %d, as rounding on unlike devices brings about; those of "
                 "process %d are sent, and with each new version all have the same again", name, rank, other, other,

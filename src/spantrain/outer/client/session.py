@@ -222,12 +222,14 @@ class ClientSession(LayerMover):
     def died(self, fault: str) -> None:
         """Say that this cluster takes no part any more: the user's own loop trains on."""
         with self.changed:
-            if self.registered:
+            first = not self._fragment  # which speaks for all
+            if self.registered and first:
                 self._tell(on.ClusterLeft(cluster=self.name))
             self._client.disconnected()
             self.cut_off = fault
-            told = "cluster %s is cut off from all others until it is started again, and trains on alone: %s"
-            _LOG.error(told, self.name, fault)
+            if first:
+                told = "cluster %s is cut off from all others until it is started again, and trains on alone: %s"
+                _LOG.error(told, self.name, fault)
             self._notify()
 
     def commanded(self, command: OuterCommand) -> None:

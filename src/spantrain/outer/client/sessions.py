@@ -99,7 +99,8 @@ class FragmentSessions(LayerMover):
 
     def died(self, fault: str) -> None:
         """Say that this cluster takes no part any more."""
-        self.leading.died(fault)
+        for session in self.sessions:
+            session.died(fault)
 
     def commanded(self, command: OuterCommand) -> None:
         """Take a command."""

@@ -86,7 +86,6 @@ class Keeper:
         self._code: Path | None = None
         self._workers: list[subprocess.Popen[bytes]] = []
         self._outgoing: queue.Queue[dict[str, object]] = queue.Queue(_MOST_WAITING)
-        self._left_out = 0
         threading.Thread(target=self._send, daemon=True).start()
 
     def serve(self) -> None:
@@ -152,12 +151,13 @@ class Keeper:
     def _follow(self, name: str, worker: subprocess.Popen[bytes]) -> None:
         output = worker.stdout
         assert output is not None
+        left_out = 0
         for line in iter(lambda: output.readline(_MAX_LINE), b""):
             try:
                 self._outgoing.put_nowait({"worker": name, "line": line.decode(errors="replace").rstrip("\n")})
             except queue.Full:
-                self._left_out += 1
-        self._outgoing.put({"worker": name, "ended": worker.wait(), "left_out": self._left_out})
+                left_out += 1
+        self._outgoing.put({"worker": name, "ended": worker.wait(), "left_out": left_out})
 
     def _send(self) -> None:
         while True:

@@ -101,8 +101,11 @@ class _Beat:
                 return line, call.result()
             except PeerLostError as error:
                 self.trouble = str(error)
-                line.close()
                 self.due_s = min(self.due_s, time.monotonic() + _AGAIN_S)
+                line.close()
+            except SpanTrainError:
+                line.close()
+                raise
         return None
 
     def close(self) -> None:
