@@ -179,8 +179,9 @@ class ChunkLedger:
         ended = tuple(lease for lease in self.state.leases if lease.number in numbers)
         for lease in ended:
             del self._ends_s[lease.number], self._came_s[lease.number]
-        kept = tuple(lease for lease in self.state.leases if lease.number not in numbers)
-        self.state = replace(self.state, leases=kept)
+        if ended:  # making a state looks at all chunks
+            kept = tuple(lease for lease in self.state.leases if lease.number not in numbers)
+            self.state = replace(self.state, leases=kept)
         return ended
 
     def expire(self, now_s: float, *, but: Collection[int] = ()) -> tuple[Lease, ...]:
