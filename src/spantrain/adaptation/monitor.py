@@ -11,10 +11,10 @@ threshold; kept is what is watched.)
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from statistics import median
 
+from spantrain.core.records import Record
 from spantrain.core.speed import LinkReport, LinkVerdict, SentMessage
 
 _WINDOW = 64
@@ -34,16 +34,14 @@ _MIN_PART = 0.1
 """The part of a message's time since it, or the one before, was under way, that it has taken of the link at least."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class LinkExpectation:
+class LinkExpectation(Record):
     """What a link should do."""
 
     bytes_per_s: float
     round_trip_s: float = 0.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class RateSample:
+class RateSample(Record):
     """What one message tells of its link."""
 
     size_bytes: int

@@ -7,13 +7,14 @@ both sides: like is compared with like.
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import pairwise, permutations, product
 from statistics import median
 from typing import Protocol
 
 from spantrain.adaptation.monitor import LinkExpectation
 from spantrain.core.plan import Plan
+from spantrain.core.records import Record
 from spantrain.core.speed import LinkReport
 
 Pair = tuple[str, str]
@@ -30,8 +31,7 @@ _NORMAL = 0.9
 """Part of the plan's speed from which on a link counts as normal."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class LinkState:
+class LinkState(Record):
     """The present speeds."""
 
     speeds: Mapping[Pair, float] = field(default_factory=dict)

@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from typing import Protocol
 
 from spantrain.adaptation.network_state import Expects, LinkState
 from spantrain.core.plan import Plan, Stage
+from spantrain.core.records import Record
 from spantrain.formats.registry import WireFormat
 
 _MOVES = (1, -1, 2, -2, 4, -4)
@@ -79,8 +80,7 @@ class Forecast(Expects, Protocol):
         """Return the seconds that it takes to go over to a plan; infinite where that cannot be done."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Find:
+class Find(Record):
     """A plan that might run."""
 
     plan: Plan

@@ -6,7 +6,7 @@ A checkpoint is complete when all devices have written; then old ones go.
 import re
 import threading
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 from spantrain.config.artefacts import CHECKPOINT_FORMAT, artefact_text, read_artefact
@@ -15,6 +15,7 @@ from spantrain.core.checkpoint import CheckpointContent, SampleLedger, StoredFil
 from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan
 from spantrain.core.planned.report import PlanReport
+from spantrain.core.records import Record
 from spantrain.core.shares import TensorPart
 from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError, WorkerError
@@ -31,8 +32,7 @@ _EXAMPLE = "step-10"
 _FOLDER = re.compile(r"step-(\d{1,18})")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Manifest:
+class Manifest(Record):
     """What a checkpoint holds, and the run that it is of."""
 
     step: int

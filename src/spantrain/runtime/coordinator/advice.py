@@ -8,10 +8,11 @@ Whatever it does wrong is told once, and training goes on with the present plan.
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol
 
 from spantrain.core.plan import Plan
+from spantrain.core.records import Record
 from spantrain.errors import PlanError
 from spantrain.runtime.control.requests import DeviceReport
 from spantrain.schedule.joint import joint_refusal
@@ -22,8 +23,7 @@ _AT_ONCE_S = 3e-3
 """Devices wait for an adviser at most so long, at the end of a step."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Advice:
+class Advice(Record):
     """A plan for the steps to come, on the same devices."""
 
     plan: Plan

@@ -13,13 +13,14 @@ same updates.
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
 import torch
 
 from spantrain.core.job import TrainJob
+from spantrain.core.records import Record
 from spantrain.core.update.optimizers import OPTIMIZERS
 from spantrain.devices.registry import class_of
 from spantrain.errors import WorkerError
@@ -31,8 +32,7 @@ _MIN_SCALE = 2.0**-24
 """Under this, float16 would hold nothing that float32 does not overflow with: training has diverged."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class LossScale:
+class LossScale(Record):
     """The present scale, and how long it has served.
 
     >>> scale = LossScale(scale=1024.0, growth_interval=2)

@@ -9,11 +9,12 @@ import sys
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from pathlib import Path
 from typing import Any
 
 from spantrain.core.names import file_stem
+from spantrain.core.records import Record
 from spantrain.errors import WorkerError
 from spantrain.reach.machines import wait_or_kill
 from spantrain.runtime.coordinator.roster import WorkerStarter
@@ -33,8 +34,7 @@ _ENVIRONMENT = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class WorkerPlacement:
+class WorkerPlacement(Record):
     """Where a worker of this machine lives."""
 
     settings: WorkerSettings

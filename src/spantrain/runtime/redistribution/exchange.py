@@ -14,6 +14,7 @@ from typing import Protocol
 
 from spantrain.core.checkpoint import StoredTensor
 from spantrain.core.cluster import Cluster
+from spantrain.core.records import Record
 from spantrain.core.shares import TensorPart
 from spantrain.core.span import Span
 
@@ -170,8 +171,7 @@ class Described(Protocol):
         """What is in it, by stored name."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ExchangeGroup:
+class ExchangeGroup(Record):
     """The devices that exchange, as one of them sees them."""
 
     own: str

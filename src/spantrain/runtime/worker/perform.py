@@ -2,13 +2,14 @@
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from torch.distributed import Store
 
 from spantrain.core.plan import Plan
+from spantrain.core.records import Record
 from spantrain.core.trace import DeviceStep
 from spantrain.devices.base import ComputeDevice
 from spantrain.devices.registry import open_device
@@ -43,8 +44,7 @@ Meet = Callable[[int, int, bool], Store]
 """(generation, stage, leads) -> a store where all devices of the order meet."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class RegisteredOrder:
+class RegisteredOrder(Record):
     """An order of an installed package, and how a worker carries it out."""
 
     name: str
