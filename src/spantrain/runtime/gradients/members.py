@@ -3,36 +3,54 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from spantrain.models.tensor_parallel.group import TensorGroup, summed
+from spantrain.models.tensor_parallel.group import summed
 from spantrain.runtime.gradients.rings import SiteRing, blaming_peers
 
 
-class MemberGroup(TensorGroup, Protocol):
-    """Devices that exchange tensors, all of them in the same order; what tensor-parallel modules need, and more."""
+class MemberGroup:
+    """Devices that exchange tensors, all of them in the same order; what tensor-parallel modules need (`TensorGroup`),
+    and more. As it stands, of one device, whose tensors are their own sums and all there is.
+    """
 
-    def begin_all_reduce(self, tensor: Tensor) -> Callable[[], None]:
+    rank = 0
+    size = 1
+
+    def all_reduce(self, tensor: Tensor) -> None:
+        """Add the members' tensors, of equal shapes, in place; every member gets the same bits."""
+
+    def begin_all_reduce(self, tensor: Tensor) -> Callable[[], None]:  # noqa: ARG002
         """Begin to add the members' tensors, of equal shapes, in place; return what waits until that is done."""
+        return lambda: None
 
-    def begin_reduce_scatter(self, tensor: Tensor, sizes: Sequence[int]) -> Callable[[], Tensor]:
+    def begin_reduce_scatter(self, tensor: Tensor, sizes: Sequence[int]) -> Callable[[], Tensor]:  # noqa: ARG002
         """Begin to sum flat tensors that are alike, of which each member gets so many elements behind each other.
 
         Returns:
             What waits, and returns the own elements; the tensor may be anything then.
         """
+        return lambda: tensor
 
-    def begin_all_gather(self, tensor: Tensor, sizes: Sequence[int]) -> Callable[[], Tensor]:
+    def all_gather(self, tensor: Tensor, sizes: Sequence[int], dim: int) -> Tensor:  # noqa: ARG002
+        """Return the members' tensors behind each other along `dim`; `sizes` are their lengths there, by rank."""
+        return tensor
+
+    def begin_all_gather(self, tensor: Tensor, sizes: Sequence[int]) -> Callable[[], Tensor]:  # noqa: ARG002
         """Begin to lay the members' flat tensors, of so many elements each, behind each other.
 
         Returns:
             What waits, and returns all of them; not counted as an exchange, as others go on beside.
         """
+        return lambda: tensor
+
+    def reduce_scatter(self, tensor: Tensor, sizes: Sequence[int], dim: int) -> Tensor:  # noqa: ARG002
+        """Return the own piece along `dim` of the sum of the members' tensors; `sizes` are those of all, by rank."""
+        return tensor
 
     def broadcast(self, tensor: Tensor, source: int = 0) -> None:
         """Replace a tensor by that of one member."""
@@ -40,11 +58,13 @@ class MemberGroup(TensorGroup, Protocol):
     def announce(self, numbers: Tensor) -> None:
         """Replace a tensor on the processor by the leader's; not counted as an exchange, since others wait for it."""
 
-    def send(self, tensor: Tensor, target: int) -> None:
-        """Send a contiguous tensor to one member, which receives it."""
+    def send(self, tensor: Tensor, target: int) -> None:  # noqa: ARG002
+        """Send a contiguous tensor to one member, which receives it; where there is one."""
+        raise AssertionError("a group of one sends nothing")
 
-    def receive(self, tensor: Tensor, source: int) -> None:
-        """Fill a contiguous tensor with what one member sends."""
+    def receive(self, tensor: Tensor, source: int) -> None:  # noqa: ARG002
+        """Fill a contiguous tensor with what one member sends; where there is one."""
+        raise AssertionError("a group of one receives nothing")
 
     def forget_exchanges(self) -> None:
         """Begin to count exchanges anew."""
@@ -52,6 +72,7 @@ class MemberGroup(TensorGroup, Protocol):
     @property
     def exchanging_s(self) -> float:
         """Own seconds in exchanges since they were forgotten, waiting for others included."""
+        return 0.0
 
     def exchanged_s(self) -> float:
         """Return the seconds of all exchanges since they were forgotten; all members ask together.
@@ -60,61 +81,14 @@ class MemberGroup(TensorGroup, Protocol):
         processor all the while. Each exchange therefore counts as the shortest that any member saw of any exchange of
         its kind and size among them.
         """
-
-
-class SingleMember:
-    """A group of one."""
-
-    rank = 0
-    size = 1
-    exchanging_s = 0.0
-
-    def all_reduce(self, tensor: Tensor) -> None:
-        """Leave the tensor: it is its own sum."""
-
-    def begin_all_reduce(self, tensor: Tensor) -> Callable[[], None]:  # noqa: ARG002
-        """Leave the tensor; there is nothing to wait for."""
-        return lambda: None
-
-    def begin_reduce_scatter(self, tensor: Tensor, sizes: Sequence[int]) -> Callable[[], Tensor]:  # noqa: ARG002
-        """Return what returns the tensor: it is its own sum, and all of it the own part."""
-        return lambda: tensor
-
-    def all_gather(self, tensor: Tensor, sizes: Sequence[int], dim: int) -> Tensor:  # noqa: ARG002
-        """Return the tensor: it is all there is."""
-        return tensor
-
-    def begin_all_gather(self, tensor: Tensor, sizes: Sequence[int]) -> Callable[[], Tensor]:  # noqa: ARG002
-        """Return what returns the tensor: it is all there is."""
-        return lambda: tensor
-
-    def reduce_scatter(self, tensor: Tensor, sizes: Sequence[int], dim: int) -> Tensor:  # noqa: ARG002
-        """Return the tensor: it is its own sum, and all of it is the own piece."""
-        return tensor
-
-    def broadcast(self, tensor: Tensor, source: int = 0) -> None:
-        """Leave the tensor."""
-
-    def announce(self, numbers: Tensor) -> None:
-        """Leave the numbers."""
-
-    def send(self, tensor: Tensor, target: int) -> None:  # noqa: ARG002
-        """Never asked for: there is nobody to send to."""
-        raise AssertionError("a group of one sends nothing")
-
-    def receive(self, tensor: Tensor, source: int) -> None:  # noqa: ARG002
-        """Never asked for: there is nobody who sends."""
-        raise AssertionError("a group of one receives nothing")
-
-    def forget_exchanges(self) -> None:
-        """Do nothing: none take time."""
-
-    def exchanged_s(self) -> float:
-        """Return nothing: none take time."""
         return 0.0
 
 
-class TorchMembers:
+class SingleMember(MemberGroup):
+    """A group of one."""
+
+
+class TorchMembers(MemberGroup):
     """A process group of torch: Gloo, or NCCL for what lies on CUDA devices.
 
     Operations raise `PeerLostError` where another member went away.
