@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from threading import Condition
 
 from spantrain.core.job import TrainJob
@@ -74,32 +74,6 @@ class CommitPoint(Record):
     """Under which that step ran, with those keepers alone whose copies were whole."""
 
 
-@dataclass(kw_only=True)
-class _ToldAhead:
-    """What goes ahead of another plan, and whether a verdict has told of it."""
-
-    change: AheadChange | None = None
-    _told: int = 0
-    """The number of the last one that was told."""
-
-    @property
-    def is_wanted(self) -> bool:
-        """Whether anything is to go ahead."""
-        return self.change is not None and bool(self.change.copies)
-
-    @property
-    def is_told(self) -> bool:
-        """Whether all that is known here has been told."""
-        return self.change is None or self.change.number == self._told
-
-    def to_tell(self) -> AheadChange | None:
-        """Return what the next verdict is to tell, once."""
-        if self.change is None or self.is_told:
-            return None
-        self._told = self.change.number
-        return self.change
-
-
 class StepBarrier:
     """Collects the reports of all devices of a run, step by step; of the step that is under way, and of no other."""
 
@@ -146,7 +120,10 @@ class StepBarrier:
         """Of that step."""
         self._verdict: StepVerdict | None = None
         """On the step before."""
-        self._ahead = _ToldAhead()
+        self._ahead = AheadChange(number=0, generation=plan.generation)
+        """What goes ahead of another plan: nothing, until it is told."""
+        self._ahead_told = 0
+        """The number of the last one that a verdict has told of."""
         self._stops = 0
         """How often all were told to stop: where steps overlap, one that has begun still ends."""
         self._to_save = {first_step} if is_over else set[int]()
@@ -164,7 +141,7 @@ class StepBarrier:
             ends = self._verdict is not None and (self._verdict.stop or self._verdict.pause)
             if ends or self._aborted is not None or change.generation != self.plan.generation:
                 return False
-            self._ahead.change = change
+            self._ahead = change
             return True
 
     def begin(self, now_s: float) -> None:
@@ -183,7 +160,7 @@ class StepBarrier:
     @property
     def goes_ahead(self) -> bool:
         """Whether devices have been told to copy state ahead of another plan."""
-        return self._ahead.is_told and self._ahead.is_wanted
+        return bool(self._ahead.copies) and self._ahead.number == self._ahead_told
 
     @property
     def committed(self) -> CommitPoint:
@@ -270,9 +247,9 @@ class StepBarrier:
         )
         advice = None
         ends = verdict.stop or verdict.pause
-        if not ends:
-            verdict = replace(verdict, ahead=self._ahead.to_tell())
-        if self._advising is not None and outcome.loss is not None and not (self._ahead.is_wanted or ends):
+        if not ends and self._ahead.number != self._ahead_told:
+            verdict, self._ahead_told = replace(verdict, ahead=self._ahead), self._ahead.number
+        if self._advising is not None and outcome.loss is not None and not (self._ahead.copies or ends):
             # If there was advice on earlier steps, these reports are of a plan that runs no longer.
             advice = self._advising.take() or self._advising.ask(step, reports)
         self._ran = self.plan.with_keepers(outcome.keepers)

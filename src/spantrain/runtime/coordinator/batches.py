@@ -6,7 +6,6 @@ is sent are safetensors files, in pieces. Before each step every device asks wha
 its time, save or end between any two steps.
 """
 
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from threading import Condition
@@ -96,23 +95,17 @@ class BatchQueue:
             ProtocolError: there are no such rows.
         """
         if isinstance(question, AskNextStep):
-            return NextStepAnswer(next=self._next(question.step, saved=question.saved))
+            with self._changed:
+                found = self._changed.wait_for(lambda: self._next(question.step, saved=question.saved), _LONG_POLL_S)
+            return NextStepAnswer(next=found or NextStep.WAIT)
         return self._piece(question)
 
-    def _next(self, step: int, *, saved: bool) -> NextStep:
-        deadline_s = time.monotonic() + _LONG_POLL_S
-        with self._changed:
-            while True:
-                if step in self._saves and not saved:
-                    return NextStep.SAVE
-                if step in self._batches:
-                    return NextStep.GO
-                if self._stopped:
-                    return NextStep.STOP
-                left_s = deadline_s - time.monotonic()
-                if left_s <= 0:
-                    return NextStep.WAIT
-                self._changed.wait(left_s)
+    def _next(self, step: int, *, saved: bool) -> NextStep | None:
+        if step in self._saves and not saved:
+            return NextStep.SAVE
+        if step in self._batches:
+            return NextStep.GO
+        return NextStep.STOP if self._stopped else None
 
     def _piece(self, wanted: FetchRows) -> BatchPiece:
         part, lo, hi, offset = wanted.part, wanted.lo, wanted.hi, wanted.offset

@@ -104,9 +104,7 @@ class Coordinator:
         with self._changed:
             self._service.closing = True
             self._changed.notify_all()
-            deadline_s = time.monotonic() + self._leave_s
-            while any(member.address and not member.left for member in self._roster) and time.monotonic() < deadline_s:
-                self._changed.wait(_TICK_S)
+            self._changed.wait_for(lambda: all(one.left or not one.address for one in self._roster), self._leave_s)
         self._server.stop(_STOP_S)
 
     def missing(self, names: Sequence[str], *, unlike: Sequence[str] = ()) -> list[str]:
@@ -156,8 +154,7 @@ class Coordinator:
             DeviceLostError: one is not here any more.
         """
         with self._changed:
-            for name in self._roster.missing(names):
-                raise self._loss(name, "its worker has gone")
+            self._check_here(names, {})
             found = [self._roster[name].address for name in names]
         return tuple(address for address in found if address is not None)
 
@@ -221,8 +218,7 @@ class Coordinator:
         """
         self._end_orders(self._followers, "no longer needed")
         with self._changed:
-            for name in self._roster.missing(list(orders)):
-                raise self._loss(name, "its worker has gone")
+            self._check_here(orders, {})
             self._followers, self._follower_gone = self._service.add(orders), on_gone
 
     def here(self) -> tuple[str, ...]:
@@ -322,9 +318,13 @@ class Coordinator:
         self._deferred, self._followers = queue.SimpleQueue(), {}
         gone = self._gone()
         with self._changed:
-            for name in self._roster.missing(under_way.orders):
-                raise self._loss(name, gone.get(name, "its worker has gone"))
+            self._check_here(under_way.orders, gone)
             return self._service.give(under_way)
+
+    def _check_here(self, names: Collection[str], gone: Mapping[str, str]) -> None:
+        """Raise a `DeviceLostError` if nobody stands for a device, by why it has gone."""
+        for name in self._roster.missing(names):
+            raise self._loss(name, gone.get(name, "its worker has gone"))
 
     def _loss(self, device: str, reason: str) -> roster.DeviceLostError:
         text = f"device {device} was lost: {reason}; its log: {self._starter.where_is_log(device)}"

@@ -1,7 +1,6 @@
 """Gives a run's journal to the worker of the device whose machine is the standby coordinator, as it is written."""
 
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -77,7 +76,6 @@ class JournalFeed:
         Raises:
             RemoteRefusal: another device keeps the copy, or the journal has not so much.
         """
-        deadline_s = time.monotonic() + HOLD_S
         with self._changed:
             if device != self.device or not 0 <= request.offset <= self._size_bytes:
                 raise RemoteRefusal(f"device {device} keeps no copy of the journal up to {request.offset}")
@@ -91,10 +89,8 @@ class JournalFeed:
                     f"train --resume {printable(request.folder)} --steps N --listen HOST:PORT, where workers look by "
                     "--or-join HOST:PORT"
                 )
-            while request.offset == self._size_bytes and request.manifests >= self._manifests and not self._ended:
-                if time.monotonic() >= deadline_s:
-                    return None
-                self._changed.wait(deadline_s - time.monotonic())
+            if not self._changed.wait_for(lambda: self._has_more(request), HOLD_S):
+                return None
             self._knows_end |= self._ended
             self._changed.notify_all()
             if self._manifests > request.manifests and not self._ended:
@@ -102,6 +98,9 @@ class JournalFeed:
                     piece=b"", manifest=self._manifest, manifest_step=self._manifest_step, manifests=self._manifests
                 )
         return self._next(request.offset)
+
+    def _has_more(self, known: FollowJournal) -> bool:
+        return self._ended or known.offset != self._size_bytes or known.manifests < self._manifests
 
     def _is_copied(self) -> bool:
         return 0 < self._size_bytes == self._copied_bytes

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
+from spantrain.core.records import Record
 from spantrain.errors import InternalError, PeerLostError, SpanTrainError, UsageError, WorkerError
 from spantrain.recovery.detection import LONGEST_SILENCE_S, LossDetector
 from spantrain.runtime.control.plane import A, Order, read_answer
@@ -103,8 +104,7 @@ class RosterEntry:
         self.outcome = replace(outcome, failure=failure)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Departure:
+class Departure(Record):
     """A worker that is here no longer."""
 
     device: str
@@ -149,7 +149,7 @@ class Roster:
 
     def may_replace(self, now_s: float, peer: str) -> bool:
         """Whether a worker that joins under a certificate's name in use may take its holder's place."""
-        held = next((member for member in self._members.values() if member.peer == peer), None)
+        held = self._found(peer)
         return held is None or self._may_replace(now_s, held)
 
     def _may_replace(self, now_s: float, held: RosterEntry) -> bool:
@@ -202,11 +202,14 @@ class Roster:
             raise RemoteRefusal(f"device {member.name} has not introduced itself")
         return member
 
+    def _found(self, peer: str) -> RosterEntry | None:
+        return next((member for member in self._members.values() if member.peer == peer), None)
+
     def _joined(self, peer: str) -> RosterEntry:
-        for member in self._members.values():
-            if member.peer == peer:
-                return member
-        raise RemoteRefusal(f"{peer} is not a member of this run any more")
+        member = self._found(peer)
+        if member is None:
+            raise RemoteRefusal(f"{peer} is not a member of this run any more")
+        return member
 
     def heard(self, now_s: float, peer: str, round_trip_s: float = 0.0, leaving: str = "") -> RosterEntry:
         """Note a sign of life, how long the one before took to be answered, and why it wants to leave, if it does.
@@ -221,17 +224,16 @@ class Roster:
 
     def note_line(self, now_s: float, peer: str, line: int, is_open: bool) -> None:
         """Note that a worker's connection of this number has opened, or closed; nothing happens if it was released."""
-        for member in self._members.values():
-            if member.peer == peer and is_open:
-                self._detector.on_open(member.name, line)
-            elif member.peer == peer:
-                self._detector.on_close(now_s, member.name, line)
+        member = self._found(peer)
+        if member is not None and is_open:
+            self._detector.on_open(member.name, line)
+        elif member is not None:
+            self._detector.on_close(now_s, member.name, line)
 
     def depart(self, peer: str, reason: str) -> None:
         """Note that a worker goes by itself; nothing happens if it was released."""
-        for member in list(self._members.values()):
-            if member.peer == peer:
-                self._remove(member.name, printable(reason))
+        if (member := self._found(peer)) is not None:
+            self._remove(member.name, printable(reason))
 
     def lose(self, device: str, reason: str) -> None:
         """Note that a device's worker is known to be lost; nothing happens if it is gone already."""
