@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
 
 from torch import Tensor
 
@@ -26,7 +25,7 @@ from spantrain.runtime.recorder import StepRecorder
 from spantrain.runtime.step.ahead import Ahead
 from spantrain.runtime.step.context import WorkerContext
 from spantrain.runtime.step.following import Followers
-from spantrain.runtime.step.own_stage import EVALUATE, FinalOfSeveral, OwnStage, SharedNames, StageWork
+from spantrain.runtime.step.own_stage import EVALUATE, OwnStage, SharedNames, StageWork
 from spantrain.runtime.step.rounding import ErrorFeedback, for_wire, from_wire
 from spantrain.runtime.step.work import Feed, SampleInbox, Tensors
 from spantrain.schedule.dispatch.machine import DispatchMachine
@@ -42,18 +41,8 @@ _BESIDE_S = 0.02
 _PIPELINE = tuple(direction.value for direction in Direction)
 
 
-class _StepMachine(Protocol):
-    """Decides over the steps that are open."""
-
-    def on_event(self, now_s: float, step: int, event: Event) -> tuple[int, Command] | None:
-        """Take in what happened in a step; return what to do, and in which step."""
-
-    def close(self) -> int | None:
-        """Take leave of the oldest open step if all its work is done; return it."""
-
-
 class _OneStep:
-    """The policy of one step, with what it decides on record."""
+    """The policy of one step, with what it decides on record; asked as `TwoSteps` is."""
 
     def __init__(self, policy: AnyMachine, recorder: StepRecorder) -> None:
         self.policy = policy
@@ -69,6 +58,10 @@ class _OneStep:
 
     def close(self) -> int | None:
         return self._step if self.policy.step_complete else None
+
+
+_StepMachine = _OneStep | TwoSteps
+"""Decides over the steps that are open."""
 
 
 @dataclass(kw_only=True)
@@ -110,7 +103,7 @@ class StepDriver:
         self._control: dict[tuple[int, str], Tensors] = {}
         """What came that is no samples, by step and lane."""
         executors = [one for own in self._stages.values() for one in own.work.executors]
-        self._shared = SharedNames.of(self._stages.values())
+        self._shared = SharedNames(self._stages.values())
         self._keeps_spans = any(one.keeps_spans for one in executors)
         self._device, ahead = next((own.clock.device, own.clock.ahead) for own in self._stages.values())
         self._machine: _StepMachine | None = two_steps
@@ -138,9 +131,9 @@ class StepDriver:
         `final` is told which gradients are final, while the step's last backward runs here.
         """
         self._machine = _OneStep(policy, self._here.recorder)
-        several = FinalOfSeveral(final, self._shared) if final is not None and self._shared.stages else None
+        told = self._shared.told(final)
         for number, own in self._stages.items():
-            own.last_backward.begin(step, final if several is None else several.of(number))
+            own.last_backward.begin(step, told(number))
         self.forget(step - 1)
         self._followers.begin()
         self._ready_since = time.monotonic()

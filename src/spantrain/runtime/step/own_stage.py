@@ -1,6 +1,6 @@
 """A stage as its device's driver knows it: its work, its samples, its lanes, and when its gradients are final."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import partial
 
 from spantrain.core.action import Action, Direction, Op
@@ -44,49 +44,38 @@ class OwnStage:
         return tuple(self._cuts.items())
 
 
-class SharedNames(Record):
-    """Parameters that several stages of a device share."""
+class SharedNames:
+    """Parameters that several stages of a device share, which are final when all of those have told of them in a step.
 
-    first: Mapping[str, str]
-    """By the name in any of them: that in the first."""
-    stages: Mapping[str, int]
-    """By the latter: how many they are."""
+    Of each the name in the first stage is told.
+    """
 
-    @classmethod
-    def of(cls, stages: Iterable[OwnStage]) -> "SharedNames":
+    def __init__(self, stages: Iterable[OwnStage]) -> None:
         """Find them, by rising stage."""
         names: dict[int, list[str]] = {}
         for own in stages:
             for name, parameter in own.work.executor.named_parameters().items():
                 names.setdefault(id(parameter), []).append(name)
         shared = [found for found in names.values() if len(found) > 1]
-        return cls(
-            first={name: found[0] for found in shared for name in found},
-            stages={found[0]: len(found) for found in shared},
-        )
+        self._first = {name: found[0] for found in shared for name in found}
+        self._stages = {found[0]: len(found) for found in shared}
 
+    def told(self, final: NamesFinal | None) -> Callable[[int], NamesFinal | None]:
+        """Return, by stage, whom it tells in a step that tells `final`; it may do so more than once."""
+        if final is None or not self._stages:
+            return lambda _stage: final
+        heard = {name: set[int]() for name in self._stages}
 
-class FinalOfSeveral:
-    """Tells of parameters that several stages of a device share when all of those have told of them in a step."""
+        def hear(stage: int, names: Iterable[str]) -> None:
+            done = []
+            for name in (self._first.get(own, own) for own in names):
+                if name in heard:
+                    heard[name].add(stage)
+                if name not in heard or len(heard[name]) >= self._stages[name]:
+                    done.append(name)
+            final(done)
 
-    def __init__(self, final: NamesFinal, names: SharedNames) -> None:
-        self._final, self._names = final, names
-        self._told: dict[str, set[int]] = {}
-
-    def of(self, stage: int) -> NamesFinal:
-        """Return whom a stage tells; it may do so more than once."""
-        return partial(self._hear, stage)
-
-    def _hear(self, stage: int, names: Iterable[str]) -> None:
-        done = []
-        for name in (self._names.first.get(own, own) for own in names):
-            if name in self._names.stages:
-                told = self._told.setdefault(name, set())
-                told.add(stage)
-                if len(told) < self._names.stages[name]:
-                    continue
-            done.append(name)
-        self._final(done)
+        return lambda stage: partial(hear, stage)
 
 
 class LastBackward:

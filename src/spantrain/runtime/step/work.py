@@ -16,6 +16,7 @@ from spantrain.models.execution.stage import NamesFinal, StageExecutor
 from spantrain.models.sampler import Sampler
 from spantrain.models.units import Rows, chosen_rows, counted_labels
 from spantrain.runtime.gradients.members import MemberGroup
+from spantrain.runtime.gradients.unit_shards import UnitShards
 
 Tensors = tuple[torch.Tensor, ...]
 
@@ -45,17 +46,6 @@ class UnitTimes(Record):
         return found
 
 
-class Exchanges(Protocol):
-    """What is exchanged with other devices inside of actions."""
-
-    def forget_exchanges(self) -> None:
-        """Begin to count anew."""
-
-    @property
-    def exchanging_s(self) -> float:
-        """Own seconds in exchanges since they were forgotten, waiting for others included."""
-
-
 class DeviceClock(Record):
     """The device that computes, and how long an action should take on it (None: as long as it takes).
 
@@ -68,7 +58,7 @@ class DeviceClock(Record):
     seconds: Callable[[Op, int], float | None]
     group: MemberGroup | None = None
     """The tensor-parallel group, where any of its devices is emulated: then all of them tell each other their times."""
-    joined: tuple[Exchanges, ...] = ()
+    joined: tuple[MemberGroup | UnitShards, ...] = ()
     """What the stage's replicas exchange inside of actions, statistics of batches or parts of state: waiting for others
     is no work."""
     unit_times: UnitTimes | None = None
