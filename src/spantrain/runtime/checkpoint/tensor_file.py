@@ -167,16 +167,22 @@ def write_named(
         OSError: it cannot be written.
     """
     partial = folder / f".{label}{PARTIAL}"
+    digest, size_bytes = hashlib.sha256(), 0
     try:
-        sha256, size_bytes = _write_whole(storage, partial, pieces)
-        name = named(sha256)
+        with storage.create(partial) as stream:
+            for piece in pieces:
+                storage.append(stream, piece)
+                digest.update(piece)
+                size_bytes += len(piece)
+            storage.sync(stream)
+        name = named(digest.hexdigest())
         storage.rename(partial, folder / name)
         storage.sync_folder(folder)
     except OSError:
         with suppress(OSError):
             storage.remove(partial)  # or it would keep a full disk full
         raise
-    return name, sha256, size_bytes
+    return name, digest.hexdigest(), size_bytes
 
 
 def remove_partials(storage: Disk, checkpoints: Path) -> None:
@@ -187,19 +193,3 @@ def remove_partials(storage: Disk, checkpoints: Path) -> None:
     """
     for path in sorted((*checkpoints.glob(f".*{PARTIAL}"), *checkpoints.glob(f"step-*/.*{PARTIAL}"))):
         storage.remove(path)
-
-
-def _write_whole(storage: Disk, path: Path, pieces: Iterable[bytes | memoryview]) -> tuple[str, int]:
-    """Write a file, all of it on the disk when this returns; return its SHA-256 and its size in bytes."""
-    digest = hashlib.sha256()
-    size = 0
-    stream = storage.create(path)
-    try:
-        for piece in pieces:
-            storage.append(stream, piece)
-            digest.update(piece)
-            size += len(piece)
-        storage.sync(stream)
-    finally:
-        stream.close()
-    return digest.hexdigest(), size
