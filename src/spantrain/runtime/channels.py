@@ -10,6 +10,7 @@ import torch
 
 from spantrain.core.messages import ControlKey
 from spantrain.errors import ProtocolError
+from spantrain.transport.mailbox.interface import Message
 from spantrain.transport.mailbox.mailbox import MailboxLike
 
 _POLL_S = 0.25
@@ -48,38 +49,62 @@ class DriverChannel:
         return self.driver.wait_for_message(self.step, lane)[0]
 
 
-class MailboxChannel:
+class MailboxMessenger:
+    """Messages of a device whose mailbox no driver has."""
+
+    def __init__(self, mailbox: MailboxLike, check_abort: Callable[[], None], step: int | None = None) -> None:
+        """`step`: of whose exchange all messages must be, with one tensor each; None: they are of any."""
+        self._mailbox, self._check_abort, self._step = mailbox, check_abort, step
+        self._come: dict[tuple[int, str], Tensors] = {}
+
+    def send_message(self, target: str, key: ControlKey, tensors: Tensors) -> None:
+        """Send to another device; takes in what comes while there is no room."""
+        while self.try_send(target, key, tensors) is None:
+            self.wait()
+
+    def wait_for_message(self, step: int, lane: str) -> Tensors:
+        """Wait for a lane's message of a step."""
+        while (come := self.try_take(step, lane)) is None:
+            self.wait()
+        return come
+
+    def try_send(self, target: str, key: ControlKey, tensors: Tensors) -> Tensors | None:
+        """Send if there is room; return nothing, or None if there is none."""
+        return () if self._mailbox.send(target, key, tensors, timeout_s=0.0) else None
+
+    def try_take(self, step: int, lane: str) -> Tensors | None:
+        """Return a lane's message of a step, or None if it has not come."""
+        return self._come.pop((step, lane), None)
+
+    def wait(self) -> None:
+        """Take in what comes, or return after a moment.
+
+        Raises:
+            Interrupted: the order is over.
+            ProtocolError: something else has come than should.
+        """
+        self._check_abort()
+        for message in self._mailbox.receive(_POLL_S):
+            self._check(message)
+            self._come[message.key.step, message.key.lane] = message.tensors
+
+    def _check(self, message: Message) -> None:
+        key, step = message.key, self._step
+        if step is None:
+            if not isinstance(key, ControlKey):
+                raise ProtocolError(f"{message.source} sent {key} to a device that has no part in the plan")
+        elif key.step != step or len(message.tensors) != 1:
+            what = f"{key} with {len(message.tensors)} tensors"
+            raise ProtocolError(f"{message.source} sent {what} in the middle of an exchange of step {step}")
+
+
+class MailboxChannel(DriverChannel):
     """An exchange of a device that nobody sends anything else to."""
 
     def __init__(
         self, mailbox: MailboxLike, *, generation: int, step: int, check_abort: Callable[[], None] = lambda: None
     ) -> None:
-        self._mailbox = mailbox
-        self._generation = generation
-        self._step = step
-        self._check_abort = check_abort
-        self._arrived: dict[str, torch.Tensor] = {}
-
-    def send(self, target: str, lane: str, tensor: torch.Tensor) -> None:
-        """Send a tensor; takes in what comes while there is no room."""
-        key = ControlKey(self._generation, self._step, lane)
-        while not self._mailbox.send(target, key, (tensor,), timeout_s=0.0):
-            self._take_in()
-
-    def receive(self, lane: str) -> torch.Tensor:
-        """Wait for the tensor of a lane."""
-        while lane not in self._arrived:
-            self._take_in()
-        return self._arrived.pop(lane)
-
-    def _take_in(self) -> None:
-        self._check_abort()
-        for message in self._mailbox.receive(_POLL_S):
-            key = message.key
-            if key.step != self._step or len(message.tensors) != 1:
-                what = f"{key} with {len(message.tensors)} tensors"
-                raise ProtocolError(f"{message.source} sent {what} in the middle of an exchange of step {self._step}")
-            self._arrived[key.lane] = message.tensors[0]
+        super().__init__(MailboxMessenger(mailbox, check_abort, step), generation, step)
 
 
 class DeferredMessages:

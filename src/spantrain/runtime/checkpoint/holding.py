@@ -1,7 +1,7 @@
 """What one device holds of a model, by the names of the unsplit model, and what of it goes into a checkpoint."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import chain
 from typing import Any
 
@@ -9,6 +9,7 @@ import torch
 
 from spantrain.core.checkpoint import StoredTensor
 from spantrain.core.plan import Plan
+from spantrain.core.records import Record
 from spantrain.core.shares import TensorPart
 from spantrain.core.units import ModelSpec, UnitGraph
 from spantrain.errors import ConfigError
@@ -23,10 +24,11 @@ from spantrain.runtime.redistribution.exchange import Described
 PARAMETER, STATE, BUFFER = "parameter/", "optimizer/", "buffer/"
 """What names of stored tensors begin with."""
 RANDOM_TORCH = "random/torch"
+PartTensors = dict[str, tuple[torch.Tensor, TensorPart]]
+"""Tensors by stored name, each with the part of the unsplit model's that it is."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Holding:
+class Holding(Record):
     """A device's parameters and running statistics, and their places in the unsplit model."""
 
     parameters: Mapping[str, torch.nn.Parameter]
@@ -166,25 +168,18 @@ def shared_names(spec: ModelSpec, index: int) -> dict[str, str]:
     return {group: full[local] for group, local in unit.shared.items()}
 
 
-def tensors_of(
-    holding: Holding, optimizer: torch.optim.Optimizer
-) -> tuple[dict[str, torch.Tensor], dict[str, TensorPart]]:
+def tensors_of(holding: Holding, optimizer: torch.optim.Optimizer) -> PartTensors:
     """Return what a device saves, by stored name, with the part that each is: parameters, their optimizer state,
     running statistics, and the state of its random numbers.
     """
-    tensors, parts = held_tensors(holding, optimizer, holding.writes)
+    found = held_tensors(holding, optimizer, holding.writes)
     if holding.own_rows is not None:
-        names = holding.own_rows.keys() & holding.writes_state
-        for stored, (value, part) in _states(holding, optimizer, names).items():
-            tensors[stored], parts[stored] = value, part
+        found |= _states(holding, optimizer, holding.own_rows.keys() & holding.writes_state)
     state = torch_state()
-    tensors[RANDOM_TORCH], parts[RANDOM_TORCH] = state, TensorPart(full_shape=tuple(state.shape))
-    return tensors, parts
+    return found | {RANDOM_TORCH: (state, TensorPart(full_shape=tuple(state.shape)))}
 
 
-def _states(
-    holding: Holding, optimizer: torch.optim.Optimizer, names: Collection[str]
-) -> dict[str, tuple[torch.Tensor, TensorPart]]:
+def _states(holding: Holding, optimizer: torch.optim.Optimizer, names: Collection[str]) -> PartTensors:
     """Return the optimizer's state of parameters by stored name, with the part that each is.
 
     Where replicas divide it, what it keeps of a parameter as a whole is of the device that updates the first row.
@@ -202,19 +197,16 @@ def _states(
     return found
 
 
-def held_tensors(
-    holding: Holding, optimizer: torch.optim.Optimizer, names: Collection[str]
-) -> tuple[dict[str, torch.Tensor], dict[str, TensorPart]]:
+def held_tensors(holding: Holding, optimizer: torch.optim.Optimizer, names: Collection[str]) -> PartTensors:
     """Return these tensors and their optimizer state by stored name, not copied, with the part that each is."""
-    tensors: dict[str, torch.Tensor] = {}
-    parts: dict[str, TensorPart] = {}
     held = holding.tensors
-    for name in sorted(names):
-        parameter, part, own = held[name], holding.parts[name], holding.stored_name(name)
-        tensors[own], parts[own] = parameter.detach(), part
-    for stored, (value, part) in _states(holding, optimizer, names).items():
-        tensors[stored], parts[stored] = value, part
-    return tensors, parts
+    found = {holding.stored_name(name): (held[name].detach(), holding.parts[name]) for name in sorted(names)}
+    return found | _states(holding, optimizer, names)
+
+
+def described(tensors: PartTensors) -> dict[str, StoredTensor]:
+    """Return what others are told of tensors, by stored name."""
+    return {name: StoredTensor(part=part, dtype=dtype_name(value.dtype)) for name, (value, part) in tensors.items()}
 
 
 def wanted_of(holding: Holding, files: Mapping[str, Described]) -> dict[str, TensorPart]:

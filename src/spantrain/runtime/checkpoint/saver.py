@@ -187,9 +187,12 @@ class DeviceCheckpoints:
         """
         assert self._checkpoints is not None, "a device without a folder saves nothing"
         self.wait()
-        tensors, parts = tensors_of(self._holding, self._optimizer)
-        copies, folder = self._buffers.take(tensors), tensor_file.step_folder(self._checkpoints, steps_done)
-        scalars = dict(scalars)
+        held, folder = (
+            tensors_of(self._holding, self._optimizer),
+            tensor_file.step_folder(self._checkpoints, steps_done),
+        )
+        copies = self._buffers.take({name: tensor for name, (tensor, _) in held.items()})
+        parts = {name: part for name, (_, part) in held.items()}
 
         def write() -> None:
             try:

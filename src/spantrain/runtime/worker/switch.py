@@ -14,7 +14,7 @@ it lacks comes from devices that held it under the plan before: of each stage th
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Protocol
 
 import torch
@@ -22,12 +22,19 @@ import torch
 from spantrain.config.files.json_codec import from_json, to_json
 from spantrain.core.checkpoint import StoredTensor
 from spantrain.core.plan import Crew, Plan, Stage
-from spantrain.core.shares import TensorPart
+from spantrain.core.records import Record
 from spantrain.errors import ProtocolError
-from spantrain.formats.tensor_bytes import dtype_name
 from spantrain.models.build import blank_units
 from spantrain.models.units import UnitModule, tie_parameters
-from spantrain.runtime.checkpoint.holding import Holding, held_tensors, holding_of, put_back, wanted_of
+from spantrain.runtime.checkpoint.holding import (
+    Holding,
+    PartTensors,
+    described,
+    held_tensors,
+    holding_of,
+    put_back,
+    wanted_of,
+)
 from spantrain.runtime.redistribution.exchange import ExchangeGroup, TensorBlock, group_of, place_of, takers_of
 from spantrain.runtime.redistribution.transfer import ExchangeChannel, TensorExchange, packed_words, unpacked_words
 from spantrain.runtime.step.context import WorkerContext
@@ -108,8 +115,7 @@ def _layout(crew: Crew) -> tuple[tuple[tuple[str, ...], tuple[float, ...]], ...]
 _LANE, _SHARED = "switch-held:", "shared-"
 
 
-@dataclass(frozen=True, kw_only=True)
-class HeldTensors:
+class HeldTensors(Record):
     """What one device holds, as others are told of it."""
 
     device: str
@@ -133,30 +139,17 @@ class Held(Protocol):
 class LocalTensorSource:
     """What this device holds, as a source of an exchange."""
 
-    def __init__(
-        self, device: str, tensors: Mapping[str, torch.Tensor], parts: Mapping[str, TensorPart],
-        scalars: Mapping[str, float] | None = None,
-    ) -> None:  # fmt: skip
-        """`parts`: of the unsplit model's tensors, at least of those that are here."""
-        self._tensors, self._parts = tensors, parts
-        self.held = HeldTensors(
-            device=device,
-            scalars=scalars or {},
-            tensors={
-                name: StoredTensor(part=self._parts[name], dtype=dtype_name(tensor.dtype))
-                for name, tensor in self._tensors.items()
-            },
-        )
+    def __init__(self, device: str, tensors: PartTensors, scalars: Mapping[str, float] | None = None) -> None:
+        self._tensors = tensors
+        self.held = HeldTensors(device=device, scalars=scalars or {}, tensors=described(tensors))
 
     @classmethod
     def of(cls, device: str, held: Iterable[Held], scalars: Mapping[str, float] | None = None) -> "LocalTensorSource":
         """`held`: its own part of a plan, and what it keeps for others; the first one that has a tensor gives it."""
-        tensors: dict[str, torch.Tensor] = {}
-        parts: dict[str, TensorPart] = {}
+        tensors: PartTensors = {}
         for one in held:
-            own, own_parts = held_tensors(one.holding, one.optimizer, one.holding.parts)
-            tensors, parts = own | tensors, own_parts | parts
-        return cls(device, tensors, parts, scalars)
+            tensors = held_tensors(one.holding, one.optimizer, one.holding.parts) | tensors
+        return cls(device, tensors, scalars)
 
     def present(self) -> tuple[str, ...]:
         """Return its own name: all that it holds is one file."""
@@ -165,8 +158,8 @@ class LocalTensorSource:
     def read(self, name: str, blocks: Sequence[TensorBlock]) -> list[torch.Tensor]:
         """Return blocks of the unsplit model's tensors."""
         assert name == self.held.device, f"{name} is not here"
-        found = (self._tensors[block.tensor][place_of(block.box, self._parts[block.tensor])] for block in blocks)
-        return [tensor.cpu() for tensor in found]
+        found = [(block.box, *self._tensors[block.tensor]) for block in blocks]
+        return [tensor[place_of(box, part)].cpu() for box, tensor, part in found]
 
 
 def take_over(here: WorkerContext, before: PlanPart, plan: Plan, *, step: int) -> tuple[PlanPart, int]:
@@ -296,7 +289,7 @@ def fill(
         stored = {name: StoredTensor(part=whole[name], dtype=dtypes[name]) for name in takers}
         shares = {one: {name: stored[name] for name in takers if takers[name] == one} for one in several}
         there = {one: HeldTensors(device=one, tensors=tensors) for one, tensors in shares.items()}
-        here = LocalTensorSource(own, taken, wanted)
+        here = LocalTensorSource(own, {name: (tensor, wanted[name]) for name, tensor in taken.items()})
         exchange = TensorExchange(near, there, here, post, in_memory=True, lanes=_SHARED)
         taken |= exchange.run({name: part for name, part in wanted.items() if takers.get(name, own) != own})
         received_bytes += exchange.taken_bytes

@@ -8,17 +8,17 @@ run so until that goes over to the plan that it is in.
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from spantrain.core.job import TrainJob
-from spantrain.core.messages import ControlKey
 from spantrain.core.records import Record
 from spantrain.errors import ProtocolError
 from spantrain.models.statistics import named_statistics
 from spantrain.models.units import parameter_names
+from spantrain.runtime.channels import MailboxMessenger
 from spantrain.runtime.checkpoint.holding import Holding, first_names, held_tensors
 from spantrain.runtime.control.orders import FollowOrder, KeptState
 from spantrain.runtime.control.requests import AheadChange, AheadState, Done
@@ -30,7 +30,6 @@ from spantrain.runtime.worker.keeping.copying import Carrier, CopyLink, CopyRece
 from spantrain.runtime.worker.keeping.stage_copy import copy_of
 from spantrain.runtime.worker.plan_part import PlanPart
 from spantrain.runtime.worker.switch import Held
-from spantrain.transport.mailbox.mailbox import MailboxLike
 
 _LEAST_BYTES, _MOST_WAITING = 2**20, 2
 """What may wait of steps that are summed: so many bytes, or so many times what is copied."""
@@ -77,10 +76,10 @@ class AheadGiver:
         self._copy = CopySender(link, holding, optimizer, fetch)
         self._waiting: deque[Tensor] = deque()
         """Pieces of steps that have not gone: of each its words, then its bytes."""
-        self._number: int | None = None
-        """Of the next piece behind the copy."""
-        tensors, _ = held_tensors(holding, optimizer, holding.parts)
-        self._most_bytes = max(_LEAST_BYTES, _MOST_WAITING * sum(tensor.nbytes for tensor in tensors.values()))
+        self._given = 0
+        """Pieces that have gone behind the copy."""
+        held_bytes = sum(tensor.nbytes for tensor, _ in held_tensors(holding, optimizer, holding.parts).values())
+        self._most_bytes = max(_LEAST_BYTES, _MOST_WAITING * held_bytes)
 
     @property
     def state(self) -> AheadState:
@@ -97,13 +96,11 @@ class AheadGiver:
             ProtocolError: the taker sends something else than it should.
         """
         self._copy.go_on()
-        if not self._copy.is_done:
-            return
-        if self._number is None:
-            self._number = self._copy.given
-        while self._waiting and self._link.give(self._number, self._waiting[0]):
+        while self._copy.is_done and self._waiting:
+            if not self._link.give(self._copy.given + self._given, self._waiting[0]):
+                return
             self._waiting.popleft()
-            self._number += 1
+            self._given += 1
 
     def before_update(self, step: int, grad_norm: float | None) -> None:
         """Take what is summed in a step, whose update is about to be done; without a norm there is none."""
@@ -137,7 +134,8 @@ class AheadTaker:
         """Whether it is the step with which it goes on."""
         self._arriving = CopyReceiver(link, copy.holding, copy.optimizer, held)
         self._most_bytes = stage_copy.most_bytes_of_step(copy.holding)
-        self._number: int | None = None
+        self._taken = 0
+        """Pieces that have come behind the copy."""
         self._words: _StepWords | None = None
         """Of the step that comes now."""
         self._come: list[Tensor] = []
@@ -150,10 +148,8 @@ class AheadTaker:
         """
         if not self._arriving.go_on():
             return
-        if self._number is None:
-            self._number = self._arriving.taken
-        while not self.is_ended and (piece := self._link.take(self._number)) is not None:
-            self._number += 1
+        while not self.is_ended and (piece := self._link.take(self._arriving.taken + self._taken)) is not None:
+            self._taken += 1
             if self._words is None:
                 self._words = self._begun(_StepWords.read(piece, self._link.ward))
             else:
@@ -261,50 +257,13 @@ class StateAhead:
         return {first.get(name, name) for name in names} | named_statistics(chosen).keys()
 
 
-_POLL_S = 0.25
-
-
-class MailboxCarrier:
-    """Messages of a device that has no part in the plan."""
-
-    def __init__(self, mailbox: MailboxLike, check_abort: Callable[[], None]) -> None:
-        self._mailbox, self._check_abort = mailbox, check_abort
-        self._come: dict[tuple[int, str], tuple[Tensor, ...]] = {}
-
-    def send_message(self, target: str, key: ControlKey, tensors: tuple[Tensor, ...]) -> None:
-        """Send to another device."""
-        while self.try_send(target, key, tensors) is None:
-            self.wait()
-
-    def try_send(self, target: str, key: ControlKey, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
-        """Send if there is room; return nothing, or None if there is none."""
-        return () if self._mailbox.send(target, key, tensors, timeout_s=0.0) else None
-
-    def try_take(self, step: int, lane: str) -> tuple[Tensor, ...] | None:
-        """Return a lane's message of a step, or None if it has not come."""
-        return self._come.pop((step, lane), None)
-
-    def wait(self) -> None:
-        """Take in what comes, or return after a moment.
-
-        Raises:
-            Interrupted: the order is over.
-            ProtocolError: samples have come.
-        """
-        self._check_abort()
-        for message in self._mailbox.receive(_POLL_S):
-            if not isinstance(message.key, ControlKey):
-                raise ProtocolError(f"{message.source} sent {message.key} to a device that has no part in the plan")
-            self._come[message.key.step, message.key.lane] = message.tensors
-
-
 class FollowSession:
     """One follow order on one device."""
 
     def __init__(self, order: FollowOrder, links: WorkerLinks) -> None:
         """Have room for what is to be taken."""
         self._order = order
-        self._carrier = MailboxCarrier(links.mailbox, links.check_abort)
+        self._carrier = MailboxMessenger(links.mailbox, links.check_abort)
         mine = [copy for copy in order.change.copies if copy.taker == links.name]
         rooms = [(copy.giver, copy_of(order.plan, order.graph, order.job, copy.giver, copy.units)) for copy in mine]
         self._takers = tuple(

@@ -16,13 +16,13 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from spantrain.config.files.json_codec import to_json
-from spantrain.core.checkpoint import StoredTensor
 from spantrain.core.messages import AT_ANY_STEP, BACKGROUND, ControlKey
 from spantrain.core.records import Record
 from spantrain.devices.base import ComputeDevice
 from spantrain.errors import ConfigError, ProtocolError
-from spantrain.formats.tensor_bytes import dtype_name, raw_bytes
-from spantrain.runtime.checkpoint.holding import STATE, Holding, held_tensors, put_back, wanted_of
+from spantrain.formats.tensor_bytes import raw_bytes
+from spantrain.runtime.channels import Messenger
+from spantrain.runtime.checkpoint.holding import STATE, Holding, described, held_tensors, put_back, wanted_of
 from spantrain.runtime.redistribution.transfer import dtype_of, packed_words, unpacked_words
 from spantrain.runtime.worker.switch import Held, HeldTensors, read_held
 
@@ -34,11 +34,8 @@ KEPT = "kept"
 """What copies for the loss of a device have in the names of their messages."""
 
 
-class Carrier(Protocol):
+class Carrier(Messenger, Protocol):
     """Carries messages outside the pipeline's routes, now or not."""
-
-    def send_message(self, target: str, key: ControlKey, tensors: tuple[Tensor, ...]) -> None:
-        """Send to another device."""
 
     def try_send(self, target: str, key: ControlKey, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
         """Send if there is room; return nothing, or None if there is none."""
@@ -102,10 +99,10 @@ class CopySender:
         """`holding`: what is followed, whose tensors stay as they are until `before_update`; `fetch` has them read."""
         self._link, self._fetch = link, fetch
         self._holding = holding
-        self._tensors, self._parts = held_tensors(holding, optimizer, holding.parts)
+        self._tensors = held_tensors(holding, optimizer, holding.parts)
         # Running statistics change before the others do.
         for name, value in holding.statistics.items():
-            self._tensors[holding.stored_name(name)] = value.detach().clone()
+            self._tensors[holding.stored_name(name)] = value.detach().clone(), holding.parts[name]
         self._left: deque[Tensor] | None = None
         """Bytes that have not gone; None: the keeper has not said what it lacks."""
         self._frozen = False
@@ -143,7 +140,7 @@ class CopySender:
             return
         self._frozen = True
         if self._left is None:
-            self._tensors = {name: self._copied(tensor) for name, tensor in self._tensors.items()}
+            self._tensors = {name: (self._copied(tensor), part) for name, (tensor, part) in self._tensors.items()}
         else:
             self._left = deque(self._copied(left) for left in self._left)
 
@@ -155,11 +152,8 @@ class CopySender:
         stored |= {name for name in self._tensors if name.startswith(STATE) and name.split("/", 2)[2] in names}
         given = {name: self._tensors[name] for name in sorted(stored)}
         if given:
-            tensors = {
-                name: StoredTensor(part=self._parts[name], dtype=dtype_name(own.dtype)) for name, own in given.items()
-            }
-            self._piece = packed_words(to_json(HeldTensors(device=self._link.ward, tensors=tensors)))
-        self._left = deque(raw_bytes(tensor) for tensor in given.values() if tensor.numel())
+            self._piece = packed_words(to_json(HeldTensors(device=self._link.ward, tensors=described(given))))
+        self._left = deque(raw_bytes(tensor) for tensor, _ in given.values() if tensor.numel())
         self._tensors = {}
 
     def _next_piece(self) -> Tensor:
@@ -187,8 +181,8 @@ class CopyReceiver:
         found = {name: _owner(name, held) for name in holding.tensors}
         for name, own in found.items():
             if own is not None:
-                tensors, _ = held_tensors(own.holding, own.optimizer, [name])
-                self._tensors |= {stored: tensor.cpu().clone() for stored, tensor in tensors.items()}
+                tensors = held_tensors(own.holding, own.optimizer, [name])
+                self._tensors |= {stored: tensor.cpu().clone() for stored, (tensor, _) in tensors.items()}
         self._lacking = [name for name, own in found.items() if own is None]
         self._left: deque[Tensor] | None = None
         """Room for the bytes that come; None: it is not known how they look."""
@@ -219,22 +213,22 @@ class CopyReceiver:
 
     def _make_room(self, message: Tensor) -> None:
         ward = self._link.ward
-        described = read_held(message, ward)
+        given = read_held(message, ward)
         part = self._holding.of(self._lacking)
         try:
-            wanted = wanted_of(part, {ward: described})
+            wanted = wanted_of(part, {ward: given})
         except ConfigError as error:
             raise ProtocolError(f"{ward}: what it gives to be kept is not what was asked for: {error}") from None
-        if wanted.keys() != described.tensors.keys() or len(wanted) > (1 + _MOST_STATE) * len(self._lacking):
+        if wanted.keys() != given.tensors.keys() or len(wanted) > (1 + _MOST_STATE) * len(self._lacking):
             raise ProtocolError(f"{ward}: gives other tensors to be kept than were asked for")
         most = {name: max(1, tensor.numel()) for name, tensor in part.tensors.items()}
-        for name, own in described.tensors.items():
+        for name, own in given.tensors.items():
             plain = name.split("/", 2 if name.startswith(STATE) else 1)[-1]  # of what it belongs to, in the model
             if not own.part.is_whole or math.prod(own.part.full_shape) > most[plain]:
                 raise ProtocolError(f"{ward}: gives {name} in shape {list(own.part.full_shape)} to be kept")
         arriving = {
             name: torch.empty(own.part.full_shape, dtype=dtype_of(own, name))
-            for name, own in sorted(described.tensors.items())
+            for name, own in sorted(given.tensors.items())
         }
         self._tensors |= arriving
         self._left = deque(raw_bytes(tensor) for tensor in arriving.values() if tensor.numel())

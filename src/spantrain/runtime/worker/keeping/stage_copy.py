@@ -8,6 +8,7 @@ from torch import Tensor
 
 from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan
+from spantrain.core.records import Record
 from spantrain.core.units import UnitGraph
 from spantrain.errors import ProtocolError
 from spantrain.formats.tensor_bytes import raw_bytes
@@ -17,8 +18,7 @@ from spantrain.runtime.checkpoint.holding import Holding, holding_of
 from spantrain.runtime.gradients.optimizer import build_optimizer, update
 
 
-@dataclass(frozen=True, kw_only=True)
-class Summed:
+class Summed(Record):
     """What a stage has summed in a step."""
 
     gradients: list[Tensor | None]
@@ -80,14 +80,16 @@ def bytes_of_step(holding: Holding) -> Tensor:
     return torch.cat([marks, *(raw_bytes(tensor.cpu()) for tensor in tensors)])
 
 
-def size_behind(marks: Tensor, holding: Holding) -> int:
-    """Return the bytes that come behind a step's marks, of which there is one for each parameter that is trained."""
-    return sum(one.nbytes for one in _like(marks, holding))
+def size_of_step(pieces: Sequence[Tensor], holding: Holding) -> int:
+    """Return the bytes of a step by those that have come: of its marks as long as not all are there, else of all."""
+    count = len(trained(holding))
+    marks = torch.cat([piece[:count] for piece in pieces])[:count]
+    return count if marks.numel() < count else count + sum(one.nbytes for one in _like(marks, holding))
 
 
 def _like(marks: Tensor, holding: Holding) -> list[Tensor]:
     """Return tensors as those that come behind a step's marks."""
-    given = (own for own, mark in zip(trained(holding), marks.tolist(), strict=False) if mark)
+    given = (own for own, mark in zip(trained(holding), marks.tolist(), strict=True) if mark)
     return [*given, *(value for _, value in sorted(holding.statistics.items()))]
 
 
@@ -97,12 +99,11 @@ def summed_of(flat: Tensor, holding: Holding, ward: str) -> Summed:
     Raises:
         ProtocolError: they are not of what the copy holds.
     """
-    count = len(trained(holding))
-    marks = flat[:count]
-    like = _like(marks, holding)
-    if flat.numel() != count + size_behind(marks, holding):
+    if flat.numel() != size_of_step([flat], holding):
         raise ProtocolError(f"{ward}: sent {flat.numel()} bytes of a step, its units have other gradients")
-    pieces = torch.split(flat[count:], [one.nbytes for one in like])
+    marks, behind = flat.tensor_split([len(trained(holding))])
+    like = _like(marks, holding)
+    pieces = torch.split(behind, [one.nbytes for one in like])
     values = iter([piece.clone().view(one.dtype).reshape(one.shape) for piece, one in zip(pieces, like, strict=True)])
     return Summed(
         gradients=[next(values) if mark else None for mark in marks.tolist()],

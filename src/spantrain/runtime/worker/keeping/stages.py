@@ -11,10 +11,8 @@ those keepers have all.
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import count
 
 import torch
-from torch import Tensor
 
 from spantrain.core.job import TrainJob
 from spantrain.errors import ProtocolError
@@ -55,11 +53,15 @@ class KeptStage(stage_copy.StageCopy):
 
     def take(self, post: ExchangeChannel) -> None:
         """Wait for what the ward has summed in a step."""
-        pieces = _Pieces(self.ward, post)
-        marks = pieces.take(len(stage_copy.trained(self.holding)))
-        flat = torch.cat([marks, pieces.take(stage_copy.size_behind(marks, self.holding))])
-        pieces.end()
-        self._summed = stage_copy.summed_of(flat, self.holding, self.ward)
+        pieces = [torch.empty(0, dtype=torch.uint8)]
+        while (left := stage_copy.size_of_step(pieces, self.holding) - sum(piece.numel() for piece in pieces)) > 0:
+            piece = post.receive(f"kept-gradients:{self.ward}:{len(pieces) - 1}")
+            if piece.dtype != torch.uint8 or not 0 < piece.numel() <= _CHUNK_BYTES:
+                raise ProtocolError(f"{self.ward}: sent {piece.numel()} of {piece.dtype} as gradients")
+            pieces.append(piece)
+        if left < 0:
+            raise ProtocolError(f"{self.ward}: sent {-left} bytes more than its gradients have")
+        self._summed = stage_copy.summed_of(torch.cat(pieces), self.holding, self.ward)
 
     def commit(self, job: TrainJob, step: int, grad_norm: float | None) -> None:
         """Do the update of the step that is under way, now or when the copy is whole; without a norm there is none."""
@@ -93,7 +95,7 @@ class Keeping:
         old = {(kept.ward, kept.units): kept for kept in before.whole} if before else {}
         own = sorted((ward, units) for ward, units, keeper in pairs if keeper == here.name)
         self._stays = {pair for pair in own if pair in old}
-        self.kept: tuple[KeptStage, ...] = tuple(old.get(pair) or self._room_for(*pair, begins=begins) for pair in own)
+        self.kept: tuple[KeptStage, ...] = tuple(old.get(pair) or self._room_for(*pair) for pair in own)
         self._senders: tuple[CopySender, ...] = ()
         self._waits_at = 0
         """The step at whose end copies are waited for."""
@@ -168,9 +170,9 @@ class Keeping:
         for kept in self.kept:
             kept.drop()
 
-    def _room_for(self, ward: str, units: tuple[int, ...], *, begins: bool) -> KeptStage:
-        here = self._here
-        return KeptStage(**vars(stage_copy.copy_of(self._part.plan, here.graph, here.job, ward, units, begins=begins)))
+    def _room_for(self, ward: str, units: tuple[int, ...]) -> KeptStage:
+        plan, graph, job = self._part.plan, self._here.graph, self._here.job
+        return KeptStage(**vars(stage_copy.copy_of(plan, graph, job, ward, units, begins=self._begins)))
 
     def _go_on(self) -> None:
         for sender in self._senders:
@@ -182,29 +184,3 @@ class Keeping:
         driver = self._part.actions.driver
         if step == self._waits_at and driver is not None:
             driver.wait_until(done)
-
-
-class _Pieces:
-    """The bytes that come from a ward in a step."""
-
-    def __init__(self, ward: str, post: ExchangeChannel) -> None:
-        self._ward, self._post, self._numbers = ward, post, count()
-        self._left = torch.empty(0, dtype=torch.uint8)
-
-    def take(self, size: int) -> Tensor:
-        """Return the next bytes."""
-        found: list[Tensor] = []
-        while size:
-            if not self._left.numel():
-                self._left = self._post.receive(f"kept-gradients:{self._ward}:{next(self._numbers)}")
-                if self._left.dtype != torch.uint8 or not 0 < self._left.numel() <= _CHUNK_BYTES:
-                    raise ProtocolError(f"{self._ward}: sent {self._left.numel()} of {self._left.dtype} as gradients")
-            found.append(self._left[:size])
-            self._left = self._left[size:]
-            size -= found[-1].numel()
-        return torch.cat(found) if found else torch.empty(0, dtype=torch.uint8)
-
-    def end(self) -> None:
-        """Raise a `ProtocolError` if there is more than belongs to the stage."""
-        if self._left.numel():
-            raise ProtocolError(f"{self._ward}: sent {self._left.numel()} bytes more than its gradients have")
