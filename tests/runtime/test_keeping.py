@@ -98,7 +98,7 @@ def test_a_change_that_moves_nothing_leaves_copies_where_they_are(four):
     second = kept_by_others(four([0, 2, 3, 5], groups, HALVES, "critical-path"))
     ran = train_in_threads(first, JOB, {2: second})
     assert copies(ran, second) == 2
-    assert [outcome.switch.moved_bytes for outcome in ran.outcomes if outcome.switch] == [0]
+    assert [outcome.switch.received_bytes for outcome in ran.outcomes if outcome.switch] == [0]
 
 
 def test_gradients_that_overflow_change_no_copy(four):

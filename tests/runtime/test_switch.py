@@ -28,7 +28,7 @@ def test_other_micro_batches_move_nothing(four):
     ran = train_in_threads(first, JOB, changes)
     assert ran.losses == pytest.approx(wanted(first), rel=1e-5)
     assert [outcome.step for outcome in ran.outcomes if outcome.switch] == [2, 4]
-    assert [outcome.switch.moved_bytes for outcome in ran.outcomes if outcome.switch] == [0, 0]
+    assert [outcome.switch.received_bytes for outcome in ran.outcomes if outcome.switch] == [0, 0]
     print([outcome.switch for outcome in ran.outcomes if outcome.switch])
     assert ran.held_out == pytest.approx(train_in_threads(first, JOB).held_out, rel=1e-5)
     assert_clean(ran)
@@ -50,8 +50,10 @@ def test_units_move_and_come_back(name, four):
     assert ran.losses == pytest.approx(wanted(first), rel=1e-5)
     switches = [outcome.switch for outcome in ran.outcomes if outcome.switch]
     print(name, switches)
-    assert switches[0].moved_bytes > 0
-    assert (switches[1].moved_bytes == 0) == (name == "two tied units on one device")  # each has kept all that it needs
+    assert switches[0].received_bytes > 0
+    assert (switches[1].received_bytes == 0) == (
+        name == "two tied units on one device"
+    )  # each has kept all that it needs
     assert_clean(ran)
 
 

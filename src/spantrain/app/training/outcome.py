@@ -24,8 +24,9 @@ from spantrain.cost.analytic import peak_flop_per_s
 from spantrain.cost.compute import normalised
 from spantrain.devices.meters import MeterReading
 from spantrain.runtime.control.orders import TrainResult
+from spantrain.runtime.control.requests import SwitchReport
 from spantrain.runtime.coordinator.advice import Advice
-from spantrain.runtime.coordinator.barrier import StepOutcome, SwitchFigures
+from spantrain.runtime.coordinator.barrier import StepOutcome
 from spantrain.sim.engine import SimulationResult
 
 
@@ -101,7 +102,7 @@ class PlanChanges:
             self._plans.pop()
             del self.files[self._under_way[0]]
 
-    def done(self, figures: SwitchFigures) -> None:
+    def done(self, figures: SwitchReport) -> None:
         """Note what the change took, behind the first step under the plan.
 
         Raises:
@@ -115,7 +116,7 @@ class PlanChanges:
             reason=reason,
             plan=name,
             duration_s=figures.duration_s,
-            moved_bytes=figures.moved_bytes,
+            moved_bytes=figures.received_bytes,
         )
         self._under_way = None
         self.changes.append(change)

@@ -44,8 +44,9 @@ from spantrain.runtime.checkpoint.manifest import Manifest
 from spantrain.runtime.checkpoint.saver import CHECKPOINTS
 from spantrain.runtime.checkpoint.tensor_file import Disk, remove_partials
 from spantrain.runtime.control.orders import TrainResult
+from spantrain.runtime.control.requests import SwitchReport
 from spantrain.runtime.coordinator.advice import Advice, Adviser, Advising
-from spantrain.runtime.coordinator.barrier import StepBarrier, StepOutcome, SwitchFigures
+from spantrain.runtime.coordinator.barrier import StepBarrier, StepOutcome
 from spantrain.runtime.coordinator.batches import EXTERNAL
 from spantrain.runtime.coordinator.records import StepRecords
 from spantrain.runtime.coordinator.roster import DeviceLostError, DeviceMemoryError
@@ -258,8 +259,8 @@ class _RunOnSession:
             self._prepared.prepare(self._running.plan, frozenset(self._session.coordinator.here()))
         self._faults.after(outcome.step + 1)
         if self._leg.reason and outcome.step == self._leg.first_step and not self._leg.is_over:
-            moved_bytes = outcome.switch.moved_bytes if outcome.switch else 0
-            self._plans.done(SwitchFigures(duration_s=self._stood_still_s, moved_bytes=moved_bytes))
+            moved_bytes = outcome.switch.received_bytes if outcome.switch else 0
+            self._plans.done(SwitchReport(duration_s=self._stood_still_s, received_bytes=moved_bytes))
         elif outcome.switch is not None and outcome.step != self._leg.first_step:
             self._plans.done(outcome.switch)
         if outcome.advice is not None:

@@ -264,7 +264,7 @@ class StepVerdict(Record):
 
 
 class SwitchReport(Record):
-    """What it took a device to go over to a new plan."""
+    """What it took a device, or all of them, to go over to a new plan."""
 
     duration_s: float
     """From the verdict to the first action that it may run."""

@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import field, replace
+from dataclasses import InitVar, dataclass, field, replace
 from threading import Condition
 
 from spantrain.core.job import TrainJob
@@ -14,20 +14,11 @@ from spantrain.core.trace import DeviceStep
 from spantrain.devices.meters import MeterReading
 from spantrain.errors import Interrupted
 from spantrain.runtime.control.plane import HOLD_S
-from spantrain.runtime.control.requests import AheadChange, AheadState, DeviceReport, StepVerdict
+from spantrain.runtime.control.requests import AheadChange, AheadState, DeviceReport, StepVerdict, SwitchReport
 from spantrain.runtime.coordinator.advice import Advice, Advising
 from spantrain.runtime.coordinator.meetings import meeting_of
 from spantrain.runtime.coordinator.records import StepRecords
 from spantrain.transport.control.protocol import RemoteRefusal
-
-
-class SwitchFigures(Record):
-    """What going over to a new plan took."""
-
-    duration_s: float
-    """Of the slowest device, from the verdict on."""
-    moved_bytes: int
-    """Of parameters and optimizer state, between devices."""
 
 
 class StepOutcome(Record):
@@ -54,8 +45,8 @@ class StepOutcome(Record):
     """The plan that takes over behind this step, and why."""
     dataset_size: int | None = None
     """Samples of the data set, if a device said it."""
-    switch: SwitchFigures | None = None
-    """What it took to go over to this step's plan, where it was its first."""
+    switch: SwitchReport | None = None
+    """What it took to go over to this step's plan, where it was its first: the slowest device, and all bytes."""
     keepers: tuple[tuple[str, ...], ...] = ()
     """Of each stage, those whose copies are whole."""
     links: Mapping[str, tuple[LinkReport, ...]] = field(default_factory=dict)
@@ -74,45 +65,33 @@ class CommitPoint(Record):
     """Under which that step ran, with those keepers alone whose copies were whole."""
 
 
+@dataclass(kw_only=True, eq=False)
 class StepBarrier:
     """Collects the reports of all devices of a run, step by step; of the step that is under way, and of no other."""
 
-    def __init__(
-        self,
-        *,
-        plan: Plan,
-        job: TrainJob,
-        stop_requested: Callable[[], bool],
-        on_step: Callable[[StepOutcome], None],
-        can_checkpoint: bool,
-        first_step: int = 0,
-        save_requested: Callable[[], bool] = lambda: False,
-        advising: Advising | None = None,
-        pause_requested: Callable[[], bool] = lambda: False,
-        on_commit: Callable[[StepOutcome, StepVerdict], None] = lambda _outcome, _verdict: None,
-        records: StepRecords | None = None,
-        hold_s: float = HOLD_S,
-        is_over: bool = False,
-    ) -> None:
-        """`on_step` hears of each step behind its verdict, `on_commit` before any device hears of that; `records` of
-        what devices did in single steps. `is_over`: all steps are done, and devices save what they have.
-        """
-        self.plan = plan
-        """That runs: the last one that a verdict had."""
-        self.members = frozenset(plan.devices)
+    plan: Plan
+    """That runs: the last one that a verdict had."""
+    job: TrainJob
+    stop_requested: Callable[[], bool]
+    on_step: Callable[[StepOutcome], None]
+    """Hears of each step behind its verdict."""
+    can_checkpoint: bool
+    first_step: InitVar[int] = 0
+    save_requested: Callable[[], bool] = lambda: False
+    advising: Advising | None = None
+    pause_requested: Callable[[], bool] = lambda: False
+    on_commit: Callable[[StepOutcome, StepVerdict], None] = lambda _outcome, _verdict: None
+    """Hears of each step before any device hears of its verdict."""
+    records: StepRecords | None = None
+    """Of what devices did in single steps."""
+    hold_s: float = HOLD_S
+    is_over: InitVar[bool] = False
+    """Whether all steps are done, and devices save what they have."""
+
+    def __post_init__(self, first_step: int, is_over: bool) -> None:
+        self.members = frozenset(self.plan.devices)
         """Who reports."""
-        self._job = job
-        self._global_batch = plan.global_batch
-        self._stop_requested = stop_requested
-        self._on_step = on_step
-        self._save_requested = save_requested
-        self._can_checkpoint = can_checkpoint
-        self._advising = advising
-        self._pause_requested = pause_requested
-        self._on_commit = on_commit
-        self._records = records
-        self._ran = plan
-        self._hold_s = hold_s
+        self._ran = self.plan
         self._step = first_step
         """That all report next."""
         self._steps_done = first_step
@@ -120,7 +99,7 @@ class StepBarrier:
         """Of that step."""
         self._verdict: StepVerdict | None = None
         """On the step before."""
-        self._ahead = AheadChange(number=0, generation=plan.generation)
+        self._ahead = AheadChange(number=0, generation=self.plan.generation)
         """What goes ahead of another plan: nothing, until it is told."""
         self._ahead_told = 0
         """The number of the last one that a verdict has told of."""
@@ -196,7 +175,7 @@ class StepBarrier:
             self._reports.setdefault(device, replace(report, links=links))
             if self._reports.keys() == self.members:
                 self._close()
-            self._closed.wait_for(lambda: self._step > report.step or self._aborted is not None, self._hold_s)
+            self._closed.wait_for(lambda: self._step > report.step or self._aborted is not None, self.hold_s)
             if self._step > report.step:
                 return self._verdict
             if self._aborted is not None:
@@ -211,8 +190,8 @@ class StepBarrier:
         """
         if device not in self.members:
             raise RemoteRefusal(f"device {device} has no part in this run")
-        if self._records is not None:
-            self._records.take(device, told)
+        if self.records is not None:
+            self.records.take(device, told)
 
     def _why_not(self, device: str, report: DeviceReport) -> str:
         """Return why a report is not taken, or nothing."""
@@ -223,7 +202,7 @@ class StepBarrier:
                 f"device {device} reports step {report.step} under generation {report.generation}; under way is step "
                 f"{self._step} under generation {self.plan.generation}"
             )
-        if self._stops > self._job.staleness and report.loss_sum is not None:
+        if self._stops > self.job.staleness and report.loss_sum is not None:
             return f"device {device} reports step {report.step}; the run ended with step {self._step - 1}"
         leaders = [name for name, other in self._reports.items() if other.outer and other.outer.order]
         if report.outer and report.outer.order and leaders not in ([], [device]):
@@ -249,21 +228,21 @@ class StepBarrier:
         ends = verdict.stop or verdict.pause
         if not ends and self._ahead.number != self._ahead_told:
             verdict, self._ahead_told = replace(verdict, ahead=self._ahead), self._ahead.number
-        if self._advising is not None and outcome.loss is not None and not (self._ahead.copies or ends):
+        if self.advising is not None and outcome.loss is not None and not (self._ahead.copies or ends):
             # If there was advice on earlier steps, these reports are of a plan that runs no longer.
-            advice = self._advising.take() or self._advising.ask(step, reports)
+            advice = self.advising.take() or self.advising.ask(step, reports)
         self._ran = self.plan.with_keepers(outcome.keepers)
         if advice is not None:
             verdict, outcome = replace(verdict, plan=advice.plan), replace(outcome, advice=advice)
             self.plan = advice.plan
         if verdict.checkpoint:
             self._to_save.add(step + 1)
-        self._on_commit(outcome, verdict)
+        self.on_commit(outcome, verdict)
         self._verdict, self._step = verdict, step + 1
         self._steps_done += outcome.loss is not None  # else it was the evaluation behind the last one
         self._stops += verdict.stop
         self._closed.notify_all()
-        self._on_step(outcome)
+        self.on_step(outcome)
 
     def _outcome(self, step: int, reports: Mapping[str, DeviceReport], now_s: float) -> StepOutcome:
         # Sums run over devices in name order, so that a repeated run gives the same bits.
@@ -272,10 +251,8 @@ class StepBarrier:
         switches = [report.switch for report in ordered if report.switch is not None]
         switch = None
         if switches:
-            switch = SwitchFigures(
-                duration_s=max(one.duration_s for one in switches),
-                moved_bytes=sum(one.received_bytes for one in switches),
-            )
+            received_bytes = sum(one.received_bytes for one in switches)
+            switch = SwitchReport(duration_s=max(one.duration_s for one in switches), received_bytes=received_bytes)
         return StepOutcome(
             step=step,
             loss=self._mean([report.loss_sum for report in ordered]),
@@ -299,24 +276,24 @@ class StepBarrier:
 
     def _mean(self, sums: list[float | None]) -> float | None:
         known = [value for value in sums if value is not None]
-        return sum(known) / self._global_batch if known else None
+        return sum(known) / self.plan.global_batch if known else None
 
     def _judge(self, step: int, outcome: StepOutcome, data_differs: str, is_ahead: bool) -> StepVerdict:
         done = step + 1
-        stop = done >= self._job.steps or self._stop_requested()
-        regular = self._job.checkpoint_every > 0 and done % self._job.checkpoint_every == 0
+        stop = done >= self.job.steps or self.stop_requested()
+        regular = self.job.checkpoint_every > 0 and done % self.job.checkpoint_every == 0
         # Steps that overlap come to rest where the job says, and nowhere else.
-        regular |= not self._job.staleness and self._save_requested()
-        evaluate = self._job.evaluate_every > 0 and done % self._job.evaluate_every == 0
+        regular |= not self.job.staleness and self.save_requested()
+        evaluate = self.job.evaluate_every > 0 and done % self.job.evaluate_every == 0
         # Where steps overlap, none can be told from the next.
-        records = None if stop or self._job.staleness or outcome.loss is None else self._records
+        records = None if stop or self.job.staleness or outcome.loss is None else self.records
         return StepVerdict(
             grad_norm=outcome.grad_norm,
-            checkpoint=self._can_checkpoint and outcome.loss is not None and (stop or regular),
+            checkpoint=self.can_checkpoint and outcome.loss is not None and (stop or regular),
             stop=stop,
             evaluate=evaluate,
             skip_update=outcome.skipped,
-            pause=not stop and (self._pause_requested() or is_ahead),
+            pause=not stop and (self.pause_requested() or is_ahead),
             data_differs=data_differs,
             record=records is not None and records.asks_for(outcome),
         )
