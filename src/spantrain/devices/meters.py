@@ -7,7 +7,6 @@ import math
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Self
 
 _EVERY_S = 1.0
@@ -99,9 +98,7 @@ class MeterThread:
             threading.Thread(target=self._work, args=(self._read,), name="meters", daemon=True).start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._end.set()
 
     def _work(self, read: ReadMeters) -> None:

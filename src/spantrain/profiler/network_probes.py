@@ -189,16 +189,18 @@ class Prober:
 
     def ask_software_round_trip(self) -> float:
         """Return the other side's seconds for a round trip through its own software alone."""
-        number = self._next_number()
-        self.mailbox.send(self.peer, _key(self.mailbox, _Kind.ASK_SOFTWARE, number), [])
-        (answer,) = self._replies(_Kind.SOFTWARE, number, 1)
+        (answer,) = self._asked(_Kind.ASK_SOFTWARE, _Kind.SOFTWARE)
         return _number(answer)
 
     def dismiss(self) -> None:
         """Tell the other side that no more questions come, and wait until it knows: then none can be left over."""
+        self._asked(_Kind.LAST, _Kind.NOTED)
+
+    def _asked(self, question: _Kind, answer: _Kind, *tensors: torch.Tensor, count: int = 1) -> list[Message]:
+        """Ask, and return so many answers of a kind."""
         number = self._next_number()
-        self.mailbox.send(self.peer, _key(self.mailbox, _Kind.LAST, number), [])
-        self._replies(_Kind.NOTED, number, 1)
+        self.mailbox.send(self.peer, _key(self.mailbox, question, number), list(tensors))
+        return self._replies(answer, number, count)
 
     def _receive(self, until_s: float) -> list[Message]:
         """Return what comes until then, less the questions of others: those are answered."""
@@ -243,7 +245,5 @@ class Prober:
 
     def pull(self, pieces: int, piece_bytes: int) -> list[float]:
         """Have a load sent; return its arrival times."""
-        number = self._next_number()
-        request = torch.tensor([pieces, piece_bytes])
-        self.mailbox.send(self.peer, _key(self.mailbox, _Kind.REQUEST, number), [request])
-        return sorted(message.received_s for message in self._replies(_Kind.LOAD, number, pieces))
+        load = self._asked(_Kind.REQUEST, _Kind.LOAD, torch.tensor([pieces, piece_bytes]), count=pieces)
+        return sorted(message.received_s for message in load)

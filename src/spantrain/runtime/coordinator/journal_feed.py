@@ -36,7 +36,8 @@ class JournalFeed:
         """So many are on the device's disk."""
         self._is_followed = False
         """Whether its copy has been whole, and steps wait for it."""
-        self._manifest, self._manifest_step, self._manifests = "", 0, 0
+        self._newest = JournalPiece(piece=b"")
+        """Of all manifests, as it is told."""
         self._ended = False
         self._knows_end = False
 
@@ -58,8 +59,8 @@ class JournalFeed:
             if len(manifest) > _MOST_MANIFEST:
                 self._tell(f"{self.device} is not told of the checkpoint after {step} steps: its manifest is too large")
                 return
-            self._manifest, self._manifest_step = manifest, step
-            self._manifests += 1
+            count = self._newest.manifests + 1
+            self._newest = JournalPiece(piece=b"", manifest=manifest, manifest_step=step, manifests=count)
             self._changed.notify_all()
 
     def end(self) -> None:
@@ -93,14 +94,12 @@ class JournalFeed:
                 return None
             self._knows_end |= self._ended
             self._changed.notify_all()
-            if self._manifests > request.manifests and not self._ended:
-                return JournalPiece(
-                    piece=b"", manifest=self._manifest, manifest_step=self._manifest_step, manifests=self._manifests
-                )
+            if self._newest.manifests > request.manifests and not self._ended:
+                return self._newest
         return self._next(request.offset)
 
     def _has_more(self, known: FollowJournal) -> bool:
-        return self._ended or known.offset != self._size_bytes or known.manifests < self._manifests
+        return self._ended or known.offset != self._size_bytes or known.manifests < self._newest.manifests
 
     def _is_copied(self) -> bool:
         return 0 < self._size_bytes == self._copied_bytes

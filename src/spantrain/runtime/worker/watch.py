@@ -173,12 +173,12 @@ def unreached(peers: Iterable[PeerAddress], wait_s: float = _WAIT_S) -> tuple[st
     Those that cannot be dialled are left out: they dial themselves.
     """
     with ExitStack() as stack, selectors.DefaultSelector() as selector:
-        for peer, address in _dialled(peers):
-            line = stack.enter_context(socket.socket(*address[:2]))
+        for name, family, address in _dialled(peers):
+            line = stack.enter_context(socket.socket(family, socket.SOCK_STREAM))
             line.setblocking(False)
             with suppress(OSError):
-                line.connect_ex(address[4])
-            selector.register(line, selectors.EVENT_WRITE, peer.name)
+                line.connect_ex(address)
+            selector.register(line, selectors.EVENT_WRITE, name)
         until_s = time.monotonic() + wait_s
         while selector.get_map() and (left_s := until_s - time.monotonic()) > 0:
             for key, _ in selector.select(left_s):
@@ -186,12 +186,11 @@ def unreached(peers: Iterable[PeerAddress], wait_s: float = _WAIT_S) -> tuple[st
         return tuple(sorted(key.data for key in selector.get_map().values()))
 
 
-def _dialled(
-    peers: Iterable[PeerAddress],
-) -> Iterator[tuple[PeerAddress, tuple[int, int, int, str, tuple[object, ...]]]]:
+def _dialled(peers: Iterable[PeerAddress]) -> Iterator[tuple[str, int, tuple[Any, ...]]]:
+    """Yield the name, the family of addresses and the address of each peer that can be dialled."""
     for peer in peers:
         host, _, port = peer.endpoint.removeprefix("tcp://").rpartition(":")
         if peer.endpoint.startswith("tcp://"):
             with suppress(OSError):
-                found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
-                yield peer, (int(found[0][0]), int(found[0][1]), found[0][2], found[0][3], found[0][4])
+                family, *_, address = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
+                yield peer.name, family, address
