@@ -15,6 +15,7 @@ from safetensors.torch import load, save
 
 from spantrain.core.records import Record
 from spantrain.core.span import Span
+from spantrain.devices.base import Tensors
 from spantrain.errors import ProtocolError, WorkerError
 from spantrain.models.data.dataset import open_dataset
 from spantrain.models.units import Rows, chosen_rows, counted_labels
@@ -30,8 +31,6 @@ EXTERNAL = "given"
 _PIECE_BYTES = 4 * 2**20
 _LONG_POLL_S = 5.0
 _INPUTS, _LABELS, _COUNTED = "inputs", "labels", "counted"
-
-Tensors = tuple[torch.Tensor, ...]
 
 
 class _HeldBatch(Record):

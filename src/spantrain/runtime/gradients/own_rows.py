@@ -9,7 +9,7 @@ An update of rows is that of the whole parameter for every optimizer that looks 
 do not, plans are refused (`app.training.requests.check_divided`).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -19,9 +19,7 @@ from spantrain.core.records import Record
 from spantrain.core.shares import TensorPart
 from spantrain.core.span import Span
 from spantrain.runtime.gradients.members import MemberGroup
-from spantrain.runtime.gradients.step_sums import buckets_of
-
-Parameters = Mapping[str, nn.Parameter]
+from spantrain.runtime.gradients.step_sums import Parameters, buckets_of
 
 
 class OwnRows(Record):

@@ -15,6 +15,7 @@ from spantrain.core.span import Span
 from spantrain.errors import ConfigError
 from spantrain.models.tensor_parallel.division import put, take
 from spantrain.runtime.gradients.members import MemberGroup, broadcast_bytes
+from spantrain.runtime.gradients.own_rows import fill
 
 Parts = Mapping[str, TensorPart]
 
@@ -74,8 +75,7 @@ class GroupParts:
         if gradients and self.group.size > 1:
             flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
             self.group.broadcast(flat)
-            for gradient, piece in zip(gradients, flat.split_with_sizes([g.numel() for g in gradients]), strict=True):
-                gradient.copy_(piece.view_as(gradient))
+            fill(gradients, flat)
 
     def _received(self, parts: Parts, like: Mapping[str, Tensor], source: int) -> dict[str, Tensor]:
         """Receive one member's tensors of these names, which have its parts' shapes."""

@@ -25,12 +25,10 @@ from spantrain.models.units import UnitModule, parameter_names, shared_parameter
 from spantrain.runtime.channels import Messenger
 from spantrain.runtime.gradients.groups import StageGroups
 from spantrain.runtime.gradients.members import MemberGroup
-from spantrain.runtime.gradients.own_rows import begin_rows_sum
+from spantrain.runtime.gradients.own_rows import begin_rows_sum, fill
 from spantrain.runtime.gradients.part_sums import GroupParts, hand_out
-from spantrain.runtime.gradients.step_sums import Background, StepSums, buckets_of, gradient_of
+from spantrain.runtime.gradients.step_sums import Background, Parameters, StepSums, buckets_of, gradient_of
 from spantrain.runtime.recorder import StepRecorder
-
-Parameters = Mapping[str, nn.Parameter]
 
 
 class StageSum:
@@ -166,8 +164,7 @@ def _begin_sum(gradients: Sequence[Tensor], group: MemberGroup) -> Callable[[], 
 
     def finish() -> None:
         wait()
-        for gradient, piece in zip(gradients, flat.split_with_sizes([g.numel() for g in gradients]), strict=True):
-            gradient.copy_(piece.view_as(gradient))
+        fill(gradients, flat)
 
     return finish
 

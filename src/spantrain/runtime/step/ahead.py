@@ -12,12 +12,8 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import torch
-
 from spantrain.core.action import Action, Op
-from spantrain.devices.base import Submitted
-
-Tensors = tuple[torch.Tensor, ...]
+from spantrain.devices.base import Submitted, Tensors
 
 _SPARE_S = 0.5e-3
 """Beyond the time of a launch: what deciding takes, and what one action differs from another."""

@@ -17,6 +17,7 @@ from spantrain.core.action import Action, Direction, Op
 from spantrain.core.messages import BACKGROUND, Arrived, Command, ControlKey, Event, Finished, MessageKey, StepStarted
 from spantrain.core.plan import Plan
 from spantrain.core.span import Span, equal_spans
+from spantrain.devices.base import Tensors
 from spantrain.errors import ProtocolError
 from spantrain.models.execution.held import HeldMeter
 from spantrain.models.execution.stage import NamesFinal
@@ -27,7 +28,7 @@ from spantrain.runtime.step.context import WorkerContext
 from spantrain.runtime.step.following import Followers
 from spantrain.runtime.step.own_stage import EVALUATE, OwnStage, SharedNames, StageWork
 from spantrain.runtime.step.rounding import ErrorFeedback, for_wire, from_wire
-from spantrain.runtime.step.work import Feed, SampleInbox, Tensors
+from spantrain.runtime.step.work import Feed, SampleInbox
 from spantrain.schedule.dispatch.machine import DispatchMachine
 from spantrain.schedule.dispatch.policies import TwoSteps
 from spantrain.schedule.dispatch.several import AnyMachine

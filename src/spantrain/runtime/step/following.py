@@ -14,11 +14,11 @@ from enum import IntEnum
 from functools import partial
 
 import torch
-from torch import Tensor
 
 from spantrain.core.action import Action, Op
 from spantrain.core.plan import Plan
 from spantrain.core.span import Span
+from spantrain.devices.base import Tensors
 from spantrain.errors import WorkerError
 from spantrain.formats.codec import DTYPE_BYTES
 from spantrain.models.execution.stage import NamesFinal
@@ -32,7 +32,6 @@ _KEEP_ALIVE_S = 1.0
 """How often an idle leader says so: collectives give up on one who says nothing."""
 _DTYPES: tuple[torch.dtype, ...] = tuple(getattr(torch, name) for name in DTYPE_BYTES)
 
-Tensors = tuple[Tensor, ...]
 Layout = tuple[torch.dtype, tuple[int, ...]]
 
 

@@ -10,15 +10,13 @@ import torch
 from spantrain.core.action import Direction, Op
 from spantrain.core.records import Record
 from spantrain.core.span import Span
-from spantrain.devices.base import ComputeDevice, EmulatedTime, Milestone, Submitted
+from spantrain.devices.base import ComputeDevice, EmulatedTime, Milestone, Submitted, Tensors
 from spantrain.models.data.dataset import Dataset
 from spantrain.models.execution.stage import NamesFinal, StageExecutor
 from spantrain.models.sampler import Sampler
 from spantrain.models.units import Rows, chosen_rows, counted_labels
 from spantrain.runtime.gradients.members import MemberGroup
 from spantrain.runtime.gradients.unit_shards import UnitShards
-
-Tensors = tuple[torch.Tensor, ...]
 
 
 class Feed(Protocol):

@@ -16,7 +16,7 @@ the rule). Where everything is quiet, both sets are made the newest: training go
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, replace
 
@@ -31,15 +31,13 @@ from spantrain.runtime.checkpoint.holding import holding_of
 from spantrain.runtime.control.orders import TrainOrder, TrainResult
 from spantrain.runtime.control.requests import DeviceReport, StepVerdict
 from spantrain.runtime.gradients.optimizer import build_optimizer
-from spantrain.runtime.gradients.step_sums import Background
+from spantrain.runtime.gradients.step_sums import Background, Parameters
 from spantrain.runtime.step.context import WorkerContext, WorkerLinks
 from spantrain.runtime.step.driver import StepDriver
 from spantrain.runtime.step.stage_member import StageMember, stage_executor
 from spantrain.runtime.worker.carry_on import LeftState
 from spantrain.runtime.worker.plan_part import PlanPart, make_plan_part, trained_of
 from spantrain.runtime.worker.trainer import TrainSession
-
-Parameters = Mapping[str, nn.Parameter]
 
 
 class TwoSets:

@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +22,7 @@ from spantrain.runtime.control.orders import KeptState, TrainOrder, TrainResult
 from spantrain.runtime.control.requests import AheadChange, Begin, DeviceReport, HeldState, StepVerdict, SwitchReport
 from spantrain.runtime.coordinator.batches import QueuedFeed, feed_of
 from spantrain.runtime.gradients.optimizer import GradientScaling
-from spantrain.runtime.gradients.step_sums import StepSums
+from spantrain.runtime.gradients.step_sums import Parameters, StepSums
 from spantrain.runtime.recorder import PeerTraffic, StepRecorder, StepTeller
 from spantrain.runtime.redistribution.exchange import group_of
 from spantrain.runtime.step.context import WorkerContext, WorkerLinks, admit, clock_offset_s, seen_here
@@ -36,8 +36,6 @@ from spantrain.runtime.worker.switch import kept_units, take_over
 from spantrain.transport.connection.peers import PeerAddress
 
 _OVERHEADS_KEPT = 10_000
-
-Parameters = Mapping[str, torch.nn.Parameter]
 
 
 class TrainSession:
