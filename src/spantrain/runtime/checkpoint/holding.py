@@ -1,6 +1,6 @@
 """What one device holds of a model, by the names of the unsplit model, and what of it goes into a checkpoint."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from itertools import chain
 from typing import Any
@@ -143,29 +143,23 @@ def _tied(plan: Plan, graph: UnitGraph) -> tuple[dict[str, str], dict[str, int]]
     names = first_names(plan.model, graph)
     stages: dict[str, int] = {}
     by_unit = {unit: crew.numbers[0] for crew in plan.crews for unit in crew.units}
-    for index, unit in enumerate(graph.units):
-        if unit.shared:
-            for name in shared_names(plan.model, index).values():
-                stages.setdefault(names[name], by_unit[index])
+    for index, _, name in _shared(plan.model, graph):
+        stages.setdefault(names[name], by_unit[index])
     return names, stages
 
 
 def first_names(spec: ModelSpec, graph: UnitGraph) -> dict[str, str]:
     """Return, by every name of a parameter that units share, the name that it has in the first of them."""
     first: dict[str, str] = {}
-    found: dict[str, str] = {}
-    for index, unit in enumerate(graph.units):
-        if unit.shared:
-            for group, name in shared_names(spec, index).items():
-                found[name] = first.setdefault(group, name)
-    return found
+    return {name: first.setdefault(group, name) for _, group, name in _shared(spec, graph)}
 
 
-def shared_names(spec: ModelSpec, index: int) -> dict[str, str]:
-    """Return the full names of the parameters that a unit shares with others, by group."""
-    unit = empty_unit(spec, index)
-    full = parameter_names(unit)
-    return {group: full[local] for group, local in unit.shared.items()}
+def _shared(spec: ModelSpec, graph: UnitGraph) -> Iterator[tuple[int, str, str]]:
+    """Yield the parameters that units share with others: the unit, the group, and the full name there."""
+    for index in (index for index, unit in enumerate(graph.units) if unit.shared):
+        unit = empty_unit(spec, index)
+        full = parameter_names(unit)
+        yield from ((index, group, full[local]) for group, local in unit.shared.items())
 
 
 def tensors_of(holding: Holding, optimizer: torch.optim.Optimizer) -> PartTensors:

@@ -30,7 +30,6 @@ from spantrain.runtime.step.stage_member import StageMember
 from spantrain.runtime.step.work import DeviceClock, Feed, ReplicaWork, UnitTimes
 from spantrain.schedule.dispatch.machine import ReplicaTask
 from spantrain.schedule.dispatch.policies import TwoSteps
-from spantrain.schedule.dispatch.several import AnyMachine
 from spantrain.schedule.joint import statistics_spans
 from spantrain.schedule.registry import make_machine, make_policy, replica_tasks
 
@@ -43,18 +42,19 @@ class StageActions:
         self._low_weights = [one.low_weights for one in member.chunks]
         stages = {number: _stage_work(here, plan, member, number) for number in member.numbers}
         group = member.groups.replica
-        self._leading: tuple[StepDriver, AnyMachine] | None = None
+        self.driver: StepDriver | None = None
+        """Who talks to other stages; None on a follower."""
         if not member.leads:
             (only,) = stages.values()
             self._follower = Follower(here, plan, group=group, work=only.work, clock=only.clock)
             return
         crew = plan.crew_of(here.name)
         task = replica_tasks(plan)[plan.crews.index(crew)][crew.replica_index(here.name)]
-        policy, two_steps = make_machine(plan.schedule, task), None
+        self._policy, two_steps = make_machine(plan.schedule, task), None
         if member.second is not None:
             assert isinstance(task, ReplicaTask), "steps overlap on devices with one stage"
             two_steps = TwoSteps((make_policy(plan.schedule, task), make_policy(plan.schedule, task)))
-        driver = StepDriver(
+        self.driver = StepDriver(
             here,
             plan,
             stages=stages,
@@ -62,12 +62,6 @@ class StageActions:
             local=here.adapters.under(plan),
             two_steps=two_steps,
         )
-        self._leading = driver, policy
-
-    @property
-    def driver(self) -> StepDriver | None:
-        """Who talks to other stages; None on a follower."""
-        return self._leading[0] if self._leading else None
 
     @property
     def messenger(self) -> Messenger | None:
@@ -81,9 +75,8 @@ class StageActions:
         """
         for low_weights in self._low_weights:
             low_weights.refresh()
-        if self._leading:
-            driver, policy = self._leading
-            return driver.run_step(step, policy, final)
+        if self.driver:
+            return self.driver.run_step(step, self._policy, final)
         self._follower.run_step(step, final)
         return None
 
@@ -91,8 +84,8 @@ class StageActions:
         """Pass a held-out batch forward; return the loss sum of the last stage's leaders."""
         for low_weights in self._low_weights:
             low_weights.refresh()
-        if self._leading:
-            return self._leading[0].evaluate(step, feed)
+        if self.driver:
+            return self.driver.evaluate(step, feed)
         self._follower.evaluate(feed)
         return None
 
