@@ -6,7 +6,7 @@ A checkpoint is complete when all devices have written; then old ones go.
 import re
 import threading
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import field
+from dataclasses import KW_ONLY, InitVar, dataclass, field
 from pathlib import Path
 
 from spantrain.config.artefacts import CHECKPOINT_FORMAT, artefact_text, read_artefact
@@ -141,6 +141,7 @@ def read_manifest(folder: Path, *, check_files: bool = True) -> Manifest:
     return manifest
 
 
+@dataclass(eq=False)
 class CheckpointSet:
     """The checkpoints of a run, as those that devices have written become complete.
 
@@ -151,34 +152,24 @@ class CheckpointSet:
     here what lies here once more, and the manifest. Of a file on another machine there is the word of its device.
     """
 
-    def __init__(
-        self,
-        run_folder: Path,
-        devices: Collection[str],
-        *,
-        keep: int,
-        describe: Callable[[SavedFile, Mapping[str, StoredFile]], Manifest],
-        storage: tensor_file.Disk | None = None,
-        best_step: Callable[[], int | None] = lambda: None,
-        needed: Callable[[Path, Collection[str]], Collection[int]] = lambda _newest, _files: (),
-    ) -> None:
-        """Watch over a run; `describe` makes the manifest of all files at a step.
+    run_folder: InitVar[Path]
+    devices: Collection[str]
+    """That save."""
+    _: KW_ONLY
+    keep: int
+    """How many complete ones; the best one is among them, and the newest in any case."""
+    describe: Callable[[SavedFile, Mapping[str, StoredFile]], Manifest]
+    """Makes the manifest of all files at a step."""
+    storage: InitVar[tensor_file.Disk | None] = None
+    """Where they lie."""
+    best_step: Callable[[], int | None] = lambda: None
+    """Says which one is the best so far."""
+    needed: Callable[[Path, Collection[str]], Collection[int]] = lambda _newest, _files: ()
+    """Says which others are to stay, by the folder of the newest and the names of its files."""
 
-        Args:
-            run_folder: of the run.
-            devices: that save.
-            keep: how many complete ones; the best one is among them, and the newest in any case.
-            describe: makes the manifest of all files at a step.
-            storage: where they lie.
-            best_step: says which one is the best so far.
-            needed: says which others are to stay, by the folder of the newest and the names of its files.
-        """
-        assert keep >= 1, "one checkpoint is kept at least"
+    def __post_init__(self, run_folder: Path, storage: tensor_file.Disk | None) -> None:
+        assert self.keep >= 1, "one checkpoint is kept at least"
         self._folder = run_folder / CHECKPOINTS
-        self._devices = frozenset(devices)
-        self._keep = keep
-        self._describe = describe
-        self._best_step, self._needed = best_step, needed
         self._storage = storage or tensor_file.Disk()
         self._lock = threading.Lock()
         self._told: dict[int, dict[str, SavedFile]] = {}
@@ -213,7 +204,7 @@ class CheckpointSet:
             if any(other.scalars != saved.scalars for other in told.values()):
                 raise WorkerError(f"device {device} has other scalars after {saved.step} steps than the others")
             told[device] = saved
-            return told.keys() >= self._devices
+            return told.keys() >= {*self.devices}
 
     def complete(self, saved: SavedFile) -> Path:
         """Complete the checkpoint that a device's file was the last one of; return its folder.
@@ -229,7 +220,7 @@ class CheckpointSet:
         self._shapes = _checked_shapes(folder, files, self._shapes)
         try:
             self._storage.make_folder(folder)
-            write_manifest(self._storage, folder, self._describe(saved, files))
+            write_manifest(self._storage, folder, self.describe(saved, files))
             read_manifest(folder, check_files=False)
             write_marker(self._storage, folder)
             if (self._folder / BEST).exists():  # of the run that this one goes on from
@@ -265,11 +256,11 @@ class CheckpointSet:
     def _tidy(self, newest: Path, files: Collection[str]) -> None:
         """Remove what is not kept: older complete ones, remains of saves that did not end."""
         self._complete = [folder for folder in self._complete if folder != newest] + [newest]
-        old, kept = self._complete[: -self._keep], self._complete[-self._keep :]
-        best = [folder for folder in old if _step(folder) == self._best_step()]
+        old, kept = self._complete[: -self.keep], self._complete[-self.keep :]
+        best = [folder for folder in old if _step(folder) == self.best_step()]
         if best:
             kept = [*best, *(kept[1:] or kept)]
-        needed = set(self._needed(newest, files))
+        needed = set(self.needed(newest, files))
         kept = [folder for folder in self._complete if folder in kept or _step(folder) in needed]
         old = [folder for folder in self._complete if folder not in kept]
         self._complete = kept

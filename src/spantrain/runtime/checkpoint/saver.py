@@ -7,6 +7,7 @@ own disk and from those of the others.
 import glob
 import threading
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import InitVar, dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -139,31 +140,26 @@ def write_device_file(
     return name, file
 
 
+@dataclass(eq=False)
 class DeviceCheckpoints:
     """A device's saves to checkpoints; at most one save is under way, and the next one waits for it.
 
     Used as a context: at its end what is being written is finished.
     """
 
-    def __init__(
-        self,
-        output_dir: str,
-        device: str,
-        holding: Holding,
-        optimizer: torch.optim.Optimizer,
-        report: Callable[[SavedFile], Collection[int]],
-        storage: tensor_file.Disk | None = None,
-        sender: FileSender | None = None,
-    ) -> None:
-        """Save below `output_dir` (empty: nothing will be saved).
+    output_dir: InitVar[str]
+    """Below which they are saved; empty: nothing will be."""
+    device: str
+    holding: Holding
+    optimizer: torch.optim.Optimizer
+    report: Callable[[SavedFile], Collection[int]]
+    """Tells the coordinator of a file and returns steps that are not kept any longer."""
+    storage: InitVar[tensor_file.Disk | None] = None
+    sender: FileSender | None = None
+    """Brings files there."""
 
-        `report` tells the coordinator of a file and returns steps that are not kept any longer; `sender` brings it
-        there.
-        """
+    def __post_init__(self, output_dir: str, storage: tensor_file.Disk | None) -> None:
         self._checkpoints = Path(output_dir) / CHECKPOINTS if output_dir else None
-        self._device = device
-        self._holding, self._optimizer = holding, optimizer
-        self._report, self._sender = report, sender
         self._storage = storage or tensor_file.Disk()
         self._buffers = SnapshotBuffers()
         self._thread: threading.Thread | None = None
@@ -173,7 +169,7 @@ class DeviceCheckpoints:
 
     def hold(self, holding: Holding, optimizer: torch.optim.Optimizer) -> None:
         """From now on this is what the device holds."""
-        self._holding, self._optimizer = holding, optimizer
+        self.holding, self.optimizer = holding, optimizer
 
     def save(self, steps_done: int, scalars: Mapping[str, float]) -> None:
         """Copy what this device saves, and have it written while training goes on; returns when it is copied.
@@ -188,7 +184,7 @@ class DeviceCheckpoints:
         assert self._checkpoints is not None, "a device without a folder saves nothing"
         self.wait()
         held, folder = (
-            tensors_of(self._holding, self._optimizer),
+            tensors_of(self.holding, self.optimizer),
             tensor_file.step_folder(self._checkpoints, steps_done),
         )
         copies = self._buffers.take({name: tensor for name, (tensor, _) in held.items()})
@@ -197,11 +193,11 @@ class DeviceCheckpoints:
         def write() -> None:
             try:
                 self._buffers.wait()
-                name, stored = write_device_file(self._storage, folder, self._device, copies, parts)
+                name, stored = write_device_file(self._storage, folder, self.device, copies, parts)
                 saved = SavedFile(step=steps_done, name=name, file=stored, scalars=scalars)
-                self._forget(folder.parent, self._report(saved))
-                if self._sender is not None:
-                    self._sender.offer(folder / name, steps_done)
+                self._forget(folder.parent, self.report(saved))
+                if self.sender is not None:
+                    self.sender.offer(folder / name, steps_done)
             except Exception as error:  # noqa: BLE001 - the outermost loop of this thread: `wait` tells whatever it was
                 self._failure = error
 
@@ -231,8 +227,8 @@ class DeviceCheckpoints:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._sender is not None:
-            self._sender.end()
+        if self.sender is not None:
+            self.sender.end()
         if error is None:
             self.wait()
         elif self._thread is not None:
@@ -243,7 +239,7 @@ class DeviceCheckpoints:
         for step in sorted(set(dropped) - self._forgotten):
             self._forgotten.add(step)
             folder = tensor_file.step_folder(checkpoints, step)
-            for pattern in (f"{glob.escape(file_stem(self._device))}-*.safetensors", f".*{FETCHED}"):
+            for pattern in (f"{glob.escape(file_stem(self.device))}-*.safetensors", f".*{FETCHED}"):
                 for path in tensor_file.files_in(folder, pattern):
                     self._storage.remove(path)
             if not tensor_file.files_in(folder):

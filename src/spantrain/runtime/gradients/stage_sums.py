@@ -12,6 +12,7 @@ Parameters that several stages hold copies of (tied embeddings): their gradients
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 
 import torch
 from torch import Tensor, nn
@@ -31,43 +32,34 @@ from spantrain.runtime.gradients.step_sums import Background, Parameters, StepSu
 from spantrain.runtime.recorder import StepRecorder
 
 
+@dataclass(eq=False)
 class StageSum:
     """The gradient sums of one device's stage."""
 
-    def __init__(
-        self,
-        groups: StageGroups,
-        parts: GroupParts,
-        *,
-        levels: bool = False,
-        partial: Sequence[str] = (),
-        division: StateSharding = StateSharding.NONE,
-        by_unit: bool = False,
-        sums: GradientSums = OWN_SUMS,
-    ) -> None:
-        """Sum over these groups.
+    groups: StageGroups
+    """Of this device."""
+    parts: GroupParts
+    """What the members of its replica hold."""
+    _: KW_ONLY
+    levels: bool = False
+    """Whether members round unlike, so that gradients of what all hold whole are made the leader's."""
+    partial: Sequence[str] = ()
+    """Names of parameters that all hold whole, each with a part of the sum only; all get the whole sum."""
+    division: StateSharding = StateSharding.NONE
+    """Each replica gets the sum of the rows that it updates (`own_rows`), where state is divided."""
+    by_unit: bool = False
+    """Whether what is not `partial` is taken behind each unit (`unit_shards`)."""
+    sums: GradientSums = OWN_SUMS
+    """The plan's settings: buckets, when they leave, how many at once."""
 
-        Args:
-            groups: of this device.
-            parts: what the members of its replica hold.
-            levels: members round unlike, so gradients of what all hold whole are made the leader's.
-            partial: names of parameters that all hold whole, each with a part of the sum only; all get the whole sum.
-            division: each replica gets the sum of the rows that it updates (`own_rows`), where state is divided.
-            by_unit: what is not `partial` is taken behind each unit (`unit_shards`).
-            sums: the plan's settings: buckets, when they leave, how many at once.
-        """
-        self._groups = groups
-        self._parts = parts
-        self._levels = levels and groups.replica.size > 1
-        self._partial = tuple(partial)
-        self._division, self._by_unit = division, by_unit
-        self._settings = sums
+    def __post_init__(self) -> None:
+        self.levels = self.levels and self.groups.replica.size > 1
         self._background = Background("gradient sums")
 
     @property
-    def sums(self) -> bool:
+    def exchanges(self) -> bool:
         """Whether this device exchanges anything at the end of a step."""
-        return self._groups.world.size > self._groups.replica.size
+        return self.groups.world.size > self.groups.replica.size
 
     def begin(self, parameters: Parameters) -> StepSums:
         """Return the sums of one step, to which gradients are told as they become final.
@@ -77,27 +69,27 @@ class StageSum:
         together, gradients that are made the leader's. Several steps may be begun; their sums follow each other.
         """
         beside: list[list[str]] = []
-        if self._by_unit:
-            parameters = {name: parameters[name] for name in self._partial}
-        elif self._groups.parts_meet and self._groups.ring.size > 1:
+        if self.by_unit:
+            parameters = {name: parameters[name] for name in self.partial}
+        elif self.groups.parts_meet and self.groups.ring.size > 1:
             # The last unit's gradients are final first.
-            names = [name for name in reversed(list(parameters)) if name not in self._partial]
+            names = [name for name in reversed(list(parameters)) if name not in self.partial]
             sizes = {name: parameters[name].numel() for name in names}
-            beside = buckets_of(((name, parameters[name]) for name in names), sizes, self._settings)
-        leaders_sum = self.sums and not self._groups.parts_meet
+            beside = buckets_of(((name, parameters[name]) for name in names), sizes, self.sums)
+        leaders_sum = self.exchanges and not self.groups.parts_meet
         return StepSums(
             parameters,
             beside=beside,
             begin_sum=self._begin_sum,
             background=self._background,
-            behind=self._sum_behind if self._partial or leaders_sum or self._levels else None,
-            sums=self._settings,
+            behind=self._sum_behind if self.partial or leaders_sum or self.levels else None,
+            sums=self.sums,
         )
 
     def _begin_sum(self, gradients: Sequence[Tensor]) -> Callable[[], None]:
-        if self._division is StateSharding.ZERO1:
-            return begin_rows_sum(gradients, self._groups.ring, self._settings.bucket_bytes)
-        return _begin_sum(gradients, self._groups.ring)
+        if self.division is StateSharding.ZERO1:
+            return begin_rows_sum(gradients, self.groups.ring, self.sums.bucket_bytes)
+        return _begin_sum(gradients, self.groups.ring)
 
     def close(self) -> None:
         """End the thread that sums."""
@@ -105,43 +97,43 @@ class StageSum:
 
     def _sum_behind(self, gradients: Mapping[str, Tensor]) -> None:
         """Do what comes behind the sums in the background."""
-        if self._partial:
-            _reduce([gradients[name] for name in self._partial], self._groups.replica)
-        if not self._groups.parts_meet:
+        if self.partial:
+            _reduce([gradients[name] for name in self.partial], self.groups.replica)
+        if not self.groups.parts_meet:
             # Replicas of other degrees have their parameters in another order, and other sizes of parts.
-            full_sizes = {name: torch.Size(part.full_shape).numel() for name, part in self._parts.own.items()}
-            for bucket in buckets_of(sorted(gradients.items()), full_sizes, self._settings):
+            full_sizes = {name: torch.Size(part.full_shape).numel() for name, part in self.parts.own.items()}
+            for bucket in buckets_of(sorted(gradients.items()), full_sizes, self.sums):
                 own = {name: gradients[name] for name in bucket}
-                whole = self._parts.gather(own)
+                whole = self.parts.gather(own)
                 if whole:
-                    _reduce(list(whole.values()), self._groups.ring)
-                self._parts.scatter(whole, own)
-        elif self._partial:
-            _reduce([gradients[name] for name in self._partial], self._groups.ring)
-        if self._levels:
-            self._parts.level([gradient for name, gradient in gradients.items() if self._parts.whole_here(name)])
+                    _reduce(list(whole.values()), self.groups.ring)
+                self.parts.scatter(whole, own)
+        elif self.partial:
+            _reduce([gradients[name] for name in self.partial], self.groups.ring)
+        if self.levels:
+            self.parts.level([gradient for name, gradient in gradients.items() if self.parts.whole_here(name)])
 
     def whole(self, name: str, parameters: Parameters) -> Tensor | None:
         """Return a parameter's whole gradient on the leader of the first replica; None on all others."""
-        if not self._groups.in_first_replica:
+        if not self.groups.in_first_replica:
             return None
-        return self._parts.gather({name: gradient_of(parameters[name])}).get(name)
+        return self.parts.gather({name: gradient_of(parameters[name])}).get(name)
 
     def replace(self, name: str, whole: Tensor | None, parameters: Parameters) -> None:
         """Give all devices of the stage their parts of a whole gradient that the first replica's leader has."""
-        hand_out(whole, gradient_of(parameters[name]), self._parts.own[name], self._groups.world)
+        hand_out(whole, gradient_of(parameters[name]), self.parts.own[name], self.groups.world)
 
     def square(self, updated: Parameters, *, leave_out: frozenset[str]) -> float | None:
         """Return this device's part of the stage's squared gradient norm; None where others have all of it.
 
         `updated` is what it updates of the parameters, by name.
         """
-        if self._division is not StateSharding.NONE:
+        if self.division is not StateSharding.NONE:
             return _square(updated, leave_out)
-        if not self._groups.in_first_replica:
+        if not self.groups.in_first_replica:
             return None
-        if self._groups.replica.rank:
-            leave_out |= {name for name in updated if self._parts.whole_here(name)}
+        if self.groups.replica.rank:
+            leave_out |= {name for name in updated if self.parts.whole_here(name)}
         return _square(updated, leave_out)
 
 

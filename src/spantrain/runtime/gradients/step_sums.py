@@ -18,6 +18,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 
 import torch
 from torch import Tensor, nn
@@ -96,39 +97,29 @@ BeginSum = Callable[[Sequence[Tensor]], Callable[[], None]]
 """Begins to sum a bucket, in place, and returns what waits until that is done."""
 
 
+@dataclass(eq=False)
 class StepSums:
-    """The sums of one step on one device; `StageSum.begin` makes it.
+    """The sums of one step on one device; `StageSum.begin` makes it, with nothing final.
 
     A gradient is taken (`.grad`) when its bucket leaves, and summed in place: after that, `.grad` may be anything.
     """
 
-    def __init__(
-        self,
-        parameters: Parameters,
-        *,
-        beside: Sequence[Sequence[str]],
-        begin_sum: BeginSum,
-        background: Background,
-        behind: Callable[[Mapping[str, Tensor]], None] | None,
-        sums: GradientSums = OWN_SUMS,
-    ) -> None:
-        """Begin with nothing final.
+    parameters: Parameters
+    """Of the stage, by name."""
+    _: KW_ONLY
+    beside: Sequence[Sequence[str]]
+    """Names of the gradients of each bucket that is summed in the background, in the order of the sums."""
+    begin_sum: BeginSum
+    background: Background
+    """Begins to sum buckets."""
+    behind: Callable[[Mapping[str, Tensor]], None] | None
+    """Takes all gradients and does what must wait for the end of the pass, in the calling thread."""
+    sums: GradientSums = OWN_SUMS
+    """Whether buckets leave beside the pass, and how many are under way at once."""
 
-        Args:
-            parameters: of the stage, by name.
-            beside: names of the gradients of each bucket that is summed in the background, in the order of the sums.
-            begin_sum: begins to sum a bucket.
-            background: does so.
-            behind: takes all gradients and does what must wait for the end of the pass, in the calling thread.
-            sums: whether buckets leave beside the pass, and how many are under way at once.
-        """
-        self._parameters = parameters
-        self._beside = beside
-        self._begin_sum, self._sums = begin_sum, sums
-        self._background = background
-        self._behind = behind
-        self._missing = [set(names) for names in beside]
-        self._bucket_of = {name: number for number, names in enumerate(beside) for name in names}
+    def __post_init__(self) -> None:
+        self._missing = [set(names) for names in self.beside]
+        self._bucket_of = {name: number for number, names in enumerate(self.beside) for name in names}
         self._left = 0
         """How many buckets have left."""
         self._last: threading.Event | None = None
@@ -140,7 +131,7 @@ class StepSums:
 
     def final(self, names: Iterable[str]) -> None:
         """Take in that nothing more is added to these gradients; whole buckets leave, in their order."""
-        if self._sums.beside_backward:
+        if self.sums.beside_backward:
             self._leave_whole(names)
 
     def _leave_whole(self, names: Iterable[str]) -> None:
@@ -148,14 +139,14 @@ class StepSums:
             number = self._bucket_of.get(name)
             if number is not None:
                 self._missing[number].discard(name)
-        while self._left < len(self._beside) and not self._missing[self._left]:
+        while self._left < len(self.beside) and not self._missing[self._left]:
             self._left += 1
-            self._leave(self._beside[self._left - 1])
+            self._leave(self.beside[self._left - 1])
 
     def all_final(self) -> None:
         """Take in that nothing more is added to any gradient: all that goes into the background leaves."""
-        self._leave_whole(self._parameters)
-        for name, parameter in self._parameters.items():
+        self._leave_whole(self.parameters)
+        for name, parameter in self.parameters.items():
             if name not in self._gradients:
                 self._gradients[name] = gradient_of(parameter)
 
@@ -167,28 +158,28 @@ class StepSums:
         """
         self.all_final()
         if self._last is not None:
-            self._background.wait(self._last, check_abort)
-        if self._behind is not None:
+            self.background.wait(self._last, check_abort)
+        if self.behind is not None:
             start_s = time.monotonic()
-            self._behind(self._gradients)
+            self.behind(self._gradients)
             self.intervals.append((start_s, time.monotonic()))
 
     def _leave(self, names: Collection[str]) -> None:
-        gradients = [gradient_of(self._parameters[name]) for name in names]
+        gradients = [gradient_of(self.parameters[name]) for name in names]
         self._gradients |= dict(zip(names, gradients, strict=True))
-        device, is_last = gradients[0].device, self._left == len(self._beside)
+        device, is_last = gradients[0].device, self._left == len(self.beside)
         ready = class_of(device).mark(device)
-        at_once = self._sums.at_once if ready is None else 1
+        at_once = self.sums.at_once if ready is None else 1
 
         def work() -> None:
             with class_of(device).beside(device, ready):
-                self._under_way.append((time.monotonic(), self._begin_sum(gradients)))
-                while self._under_way and (is_last or len(self._under_way) >= at_once or not self._background.has_more):
+                self._under_way.append((time.monotonic(), self.begin_sum(gradients)))
+                while self._under_way and (is_last or len(self._under_way) >= at_once or not self.background.has_more):
                     start_s, wait = self._under_way.popleft()
                     wait()
                     self.intervals.append((start_s, time.monotonic()))
 
-        self._last = self._background.begin(work)
+        self._last = self.background.begin(work)
 
 
 def gradient_of(parameter: nn.Parameter) -> Tensor:

@@ -287,7 +287,7 @@ class TrainSession:
         sums.finish(self._links.check_abort)
         self._statistics = {name: value.clone() for name, value in part.holding.statistics.items()}
         part.commit_statistics(part.member.chunks)
-        if part.stage_sum.sums:
+        if part.stage_sum.exchanges:
             self._recorder.communicated("gradient sum", step, start_s, time.monotonic())
             self._recorder.summed(step, sums.intervals)
         part.tied_sums.run(step, part.parameters)
