@@ -50,7 +50,7 @@ def restore(
     """
     stored_files = files.files
     wanted = wanted_of(holding, stored_files)
-    exchange = TensorExchange(group, stored_files, files, post, beyond=files)
+    exchange = TensorExchange(group, stored_files, files, post, at_coordinator=files.at_coordinator, fetch=files.fetch)
     try:
         put_back(holding, optimizer, exchange.run(wanted))
         for name in files.present():  # random numbers go on where this device's file lies here

@@ -15,7 +15,7 @@ JSON, tensors raw bytes; both are checked against what the files are known to ho
 
 import json
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -58,26 +58,17 @@ class TensorSource(Protocol):
         """Return blocks of the unsplit model's tensors from one file, checked."""
 
 
-class FetchedFiles(Protocol):
-    """Files that the coordinator's machine has."""
-
-    at_coordinator: Sequence[str]
-    """Their names."""
-
-    def fetch(self, name: str) -> None:
-        """Have one be readable here."""
-
-
 class TensorExchange:
     """One device's part in an exchange."""
 
     def __init__(
         self, group: exchange.ExchangeGroup, files: Mapping[str, exchange.Described], source: TensorSource,
-        post: ExchangeChannel | None, *, in_memory: bool = False, lanes: str = "", beyond: FetchedFiles | None = None,
+        post: ExchangeChannel | None, *, in_memory: bool = False, lanes: str = "", at_coordinator: Collection[str] = (),
+        fetch: Callable[[str], None] = lambda _name: None,
     ) -> None:  # fmt: skip
         """Take part; `post` may be None where there are no peers. `in_memory`: files have the names of who has them;
-        `lanes`: what distinguishes its messages from those of another exchange of the same step. `beyond`: files that
-        any device can fetch, where nobody has them.
+        `lanes`: what distinguishes its messages from those of another exchange of the same step. `at_coordinator`:
+        files that any device can `fetch` from the coordinator's machine, where nobody has them.
         """
         assert post is not None or not group.peers, "peers need a way to be reached"
         self._group = group
@@ -85,7 +76,7 @@ class TensorExchange:
         self._source = source
         self._post = post
         self._in_memory, self._lanes = in_memory, lanes
-        self._beyond = beyond
+        self._at_coordinator, self._fetch = at_coordinator, fetch
         self._stored: dict[str, StoredTensor] = {
             name: stored for file in files.values() for name, stored in file.tensors.items()
         }
@@ -126,21 +117,21 @@ class TensorExchange:
             self._send(peer, f"{_HAVE}:{self._group.own}", _encode(list(own)))
         have = {self._group.own: own}
         for peer in self._group.by_nearness():
-            names = _decode(self._receive(f"{_HAVE}:{peer}"), peer)
+            names = unpacked_words(self._receive(f"{_HAVE}:{peer}"), peer, packed=False)
             if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
                 raise ProtocolError(f"{peer}: says what it has in a way that cannot be read: {str(names)[:100]}")
             have[peer] = tuple(name for name in names if name in self._files)
-        return have if self._beyond is None else have | self._fetched(self._beyond, have)
+        return have | self._fetched(have)
 
-    def _fetched(self, beyond: FetchedFiles, have: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+    def _fetched(self, have: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
         """Return what those have that fetch, by turns, files which nobody has; fetch this device's."""
-        lacking = sorted({*beyond.at_coordinator}.difference(*have.values()))
+        lacking = sorted({*self._at_coordinator}.difference(*have.values()))
         devices, found = sorted(have), dict[str, tuple[str, ...]]()
         for number, name in enumerate(lacking):
             device = devices[number % len(devices)]
             found[device] = (*found.get(device, have[device]), name)
             if device == self._group.own:
-                beyond.fetch(name)
+                self._fetch(name)
         return found
 
     def _divide(
@@ -249,52 +240,29 @@ def _encode(value: object) -> torch.Tensor:
     return torch.frombuffer(bytearray(json.dumps(value, separators=(",", ":")).encode()), dtype=torch.uint8)
 
 
-def bytes_of(tensor: torch.Tensor, peer: str) -> bytes:
-    """Return the words that a peer sent as a tensor.
-
-    Raises:
-        ProtocolError: it is no tensor of bytes, or too large.
-    """
-    if tensor.dtype != torch.uint8 or tensor.nbytes > _WORDS_BYTES:
-        raise ProtocolError(f"{peer}: sent {tensor.nbytes} bytes of {tensor.dtype}, words have {_WORDS_BYTES} at most")
-    return bytes(tensor.numpy().tobytes())
-
-
 def packed_words(value: object) -> torch.Tensor:
     """Return words that may be long as a tensor of bytes."""
     text = zlib.compress(json.dumps(value, separators=(",", ":")).encode())
     return torch.frombuffer(bytearray(text), dtype=torch.uint8)
 
 
-def unpacked_words(message: torch.Tensor, peer: str) -> object:
-    """Return what a peer has packed.
+def unpacked_words(message: torch.Tensor, peer: str, *, packed: bool = True) -> object:
+    """Return the words that a peer has packed, or sent as they are.
 
     Raises:
-        ProtocolError: it is nothing of the sort.
+        ProtocolError: it is no tensor of bytes, or too large, or holds nothing of the sort.
     """
-    unpacker = zlib.decompressobj()
+    if message.dtype != torch.uint8 or message.nbytes > _WORDS_BYTES:
+        what = f"{message.nbytes} bytes of {message.dtype}"
+        raise ProtocolError(f"{peer}: sent {what}, words have {_WORDS_BYTES} at most")
+    text = message.numpy().tobytes()
     try:
-        text = unpacker.decompress(bytes_of(message, peer), _UNPACKED_BYTES)
+        value: object = json.loads(zlib.decompressobj().decompress(text, _UNPACKED_BYTES) if packed else text)
     except zlib.error as error:
         raise ProtocolError(f"{peer}: sent words that cannot be unpacked: {error}") from None
-    return read_words(text, peer)
-
-
-def read_words(text: bytes, peer: str) -> object:
-    """Return the JSON that a peer sent.
-
-    Raises:
-        ProtocolError: it is none.
-    """
-    try:
-        value: object = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ProtocolError(f"{peer}: sent no JSON: {error}") from None
     return value
-
-
-def _decode(tensor: torch.Tensor, peer: str) -> object:
-    return read_words(bytes_of(tensor, peer), peer)
 
 
 def _encode_request(request: Request) -> torch.Tensor:
@@ -306,7 +274,7 @@ def _encode_request(request: Request) -> torch.Tensor:
 
 
 def _decode_request(tensor: torch.Tensor, peer: str) -> Request:
-    words = _decode(tensor, peer)
+    words = unpacked_words(tensor, peer, packed=False)
     try:
         assert isinstance(words, dict)
         return {
