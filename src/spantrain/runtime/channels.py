@@ -1,5 +1,6 @@
 """Ways for messages outside the pipeline's routes: through a driver, from another thread than its own, or a mailbox."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
@@ -8,7 +9,7 @@ from typing import Protocol
 
 import torch
 
-from spantrain.core.messages import ControlKey
+from spantrain.core.messages import AnyKey, ControlKey
 from spantrain.errors import ProtocolError
 from spantrain.transport.mailbox.interface import Message
 from spantrain.transport.mailbox.mailbox import MailboxLike
@@ -49,15 +50,19 @@ class DriverChannel:
         return self.driver.wait_for_message(self.step, lane)[0]
 
 
-class MailboxMessenger:
-    """Messages of a device whose mailbox no driver has."""
+class MailboxMessages(ABC):
+    """Messages outside the pipeline's routes, now or not, by whoever takes in what comes to a mailbox."""
 
-    def __init__(self, mailbox: MailboxLike, check_abort: Callable[[], None], step: int | None = None) -> None:
-        """`step`: of whose exchange all messages must be, with one tensor each; None: they are of any."""
-        self._mailbox, self._check_abort, self._step = mailbox, check_abort, step
+    def __init__(self, mailbox: MailboxLike) -> None:
+        self._mailbox = mailbox
         self._come: dict[tuple[int, str], Tensors] = {}
+        """What came that is no samples, by step and lane."""
 
-    def send_message(self, target: str, key: ControlKey, tensors: Tensors) -> None:
+    @abstractmethod
+    def wait(self) -> None:
+        """Take in what comes, or return after a moment."""
+
+    def send_message(self, target: str, key: AnyKey, tensors: Tensors) -> None:
         """Send to another device; takes in what comes while there is no room."""
         while self.try_send(target, key, tensors) is None:
             self.wait()
@@ -68,13 +73,22 @@ class MailboxMessenger:
             self.wait()
         return come
 
-    def try_send(self, target: str, key: ControlKey, tensors: Tensors) -> Tensors | None:
+    def try_send(self, target: str, key: AnyKey, tensors: Tensors) -> Tensors | None:
         """Send if there is room; return nothing, or None if there is none."""
         return () if self._mailbox.send(target, key, tensors, timeout_s=0.0) else None
 
     def try_take(self, step: int, lane: str) -> Tensors | None:
         """Return a lane's message of a step, or None if it has not come."""
         return self._come.pop((step, lane), None)
+
+
+class MailboxMessenger(MailboxMessages):
+    """Those of a device whose mailbox no driver has."""
+
+    def __init__(self, mailbox: MailboxLike, check_abort: Callable[[], None], step: int | None = None) -> None:
+        """`step`: of whose exchange all messages must be, with one tensor each; None: they are of any."""
+        super().__init__(mailbox)
+        self._check_abort, self._step = check_abort, step
 
     def wait(self) -> None:
         """Take in what comes, or return after a moment.

@@ -21,7 +21,7 @@ from spantrain.devices.base import Tensors
 from spantrain.errors import ProtocolError
 from spantrain.models.execution.held import HeldMeter
 from spantrain.models.execution.stage import NamesFinal
-from spantrain.runtime.channels import DeferredMessages
+from spantrain.runtime.channels import DeferredMessages, MailboxMessages
 from spantrain.runtime.recorder import StepRecorder
 from spantrain.runtime.step.ahead import Ahead
 from spantrain.runtime.step.context import WorkerContext
@@ -73,7 +73,7 @@ class _OpenStep:
     """Summed where losses are computed; it is read when the step is over."""
 
 
-class StepDriver:
+class StepDriver(MailboxMessages):
     """Runs steps of one replica: asks the policy, computes, sends, receives; of a group, its leader does."""
 
     def __init__(
@@ -90,6 +90,7 @@ class StepDriver:
 
         Without an adapter, links are watched and nothing else; `two_steps` runs two at once.
         """
+        super().__init__(here.mailbox)
         self._here = here
         self._plan = plan
         replica = plan.crew_of(here.name).replica_index(here.name)
@@ -101,8 +102,6 @@ class StepDriver:
         """What follows the links to the peers."""
         self._router = Router(plan)
         self._inbox = SampleInbox()
-        self._control: dict[tuple[int, str], Tensors] = {}
-        """What came that is no samples, by step and lane."""
         executors = [one for own in self._stages.values() for one in own.work.executors]
         self._shared = SharedNames(self._stages.values())
         self._keeps_spans = any(one.keeps_spans for one in executors)
@@ -123,8 +122,8 @@ class StepDriver:
             meter.waiting_bytes = partial(self._held_bytes, [other for other in meters if other is not meter])
 
     def _held_bytes(self, others: Sequence[HeldMeter]) -> int:
-        control = sum(tensor.nbytes for tensors in self._control.values() for tensor in tensors)
-        return self._inbox.held_bytes() + control + sum(one.now_bytes for one in others)
+        come = sum(tensor.nbytes for tensors in self._come.values() for tensor in tensors)
+        return self._inbox.held_bytes() + come + sum(one.now_bytes for one in others)
 
     def run_step(self, step: int, policy: AnyMachine, final: NamesFinal | None = None) -> float | None:
         """Run all actions of a step; return the last stage's loss sum (None on other stages).
@@ -187,7 +186,7 @@ class StepDriver:
     def forget(self, step: int) -> None:
         """Keep nothing any more of a step, and of those before."""
         self._inbox.forget_before(step + 1)
-        self._control = {key: tensors for key, tensors in self._control.items() if key[0] > step}
+        self._come = {key: tensors for key, tensors in self._come.items() if key[0] > step}
 
     def evaluate(self, step: int, feed: Feed) -> float | None:
         """Pass a held-out batch forward, without gradients; return the last stage's loss sum."""
@@ -205,18 +204,9 @@ class StepDriver:
         self._followers.end()
         return loss_sum if self._is_last else None
 
-    # Messages outside the pipeline's routes, e.g. a sum of shared gradients.
-
-    def send_message(self, target: str, key: MessageKey | ControlKey, tensors: Tensors) -> None:
-        """Send; waits while the peer's queue is full, receiving meanwhile."""
-        while not self._here.mailbox.send(target, key, tensors, timeout_s=0.0):
-            self._receive(_POLL_S)
-
-    def wait_for_message(self, step: int, lane: str) -> Tensors:
-        """Wait for a lane's message of a step."""
-        while (step, lane) not in self._control:
-            self._receive(_POLL_S)
-        return self._control.pop((step, lane))
+    def wait(self) -> None:
+        """Take in what comes, or return after a moment."""
+        self._receive(_POLL_S)
 
     def wait_until(self, done: Callable[[], bool]) -> None:
         """Have what goes on beside actions go on, until then."""
@@ -227,14 +217,6 @@ class StepDriver:
     def _go_on_beside(self) -> None:
         for go_on in self.beside:
             go_on()
-
-    def try_send(self, target: str, key: ControlKey, tensors: Tensors) -> Tensors | None:
-        """Send if there is room; return nothing, or None if there is none."""
-        return () if self._here.mailbox.send(target, key, tensors, timeout_s=0.0) else None
-
-    def try_take(self, step: int, lane: str) -> Tensors | None:
-        """Return a lane's message of a step, or None if it has not come."""
-        return self._control.pop((step, lane), None)
 
     # What to do next, and doing it.
 
@@ -347,7 +329,7 @@ class StepDriver:
         key = message.key
         self._here.recorder.received(message)
         if isinstance(key, ControlKey):
-            self._control[key.step, key.lane] = message.tensors
+            self._come[key.step, key.lane] = message.tensors
             return
         if (key.lane, key.cut) not in self._stage_at:
             raise ProtocolError(f"{message.source} sends {key}, which is for no stage of {self._here.name}")

@@ -18,7 +18,7 @@ from spantrain.core.records import Record
 from spantrain.errors import ProtocolError
 from spantrain.models.statistics import named_statistics
 from spantrain.models.units import parameter_names
-from spantrain.runtime.channels import MailboxMessenger
+from spantrain.runtime.channels import MailboxMessages, MailboxMessenger
 from spantrain.runtime.checkpoint.holding import Holding, first_names, held_tensors
 from spantrain.runtime.control.orders import FollowOrder, KeptState
 from spantrain.runtime.control.requests import AheadChange, AheadState, Done
@@ -26,7 +26,7 @@ from spantrain.runtime.redistribution.transfer import packed_words, unpacked_wor
 from spantrain.runtime.step.context import WorkerContext, WorkerLinks
 from spantrain.runtime.worker.carry_on import LeftState
 from spantrain.runtime.worker.keeping import copying, stage_copy
-from spantrain.runtime.worker.keeping.copying import Carrier, CopyLink, CopyReceiver, CopySender, Fetch, fetch_from
+from spantrain.runtime.worker.keeping.copying import CopyLink, CopyReceiver, CopySender, Fetch, fetch_from
 from spantrain.runtime.worker.keeping.stage_copy import copy_of
 from spantrain.runtime.worker.plan_part import PlanPart
 from spantrain.runtime.worker.switch import Held
@@ -36,7 +36,7 @@ _LEAST_BYTES, _MOST_WAITING = 2**20, 2
 _URGENCY = (AheadState.FULL, AheadState.COPYING, AheadState.LEVEL)
 
 
-def link_of(change: AheadChange, carrier: Carrier, generation: int, giver: str, taker: str) -> CopyLink:
+def link_of(change: AheadChange, carrier: MailboxMessages, generation: int, giver: str, taker: str) -> CopyLink:
     """Return how two devices exchange what goes ahead of a change."""
     what = f"ahead-{change.number}"
     return CopyLink(carrier=carrier, generation=generation, ward=giver, keeper=taker, what=what)

@@ -9,7 +9,6 @@ one tensor after another.
 import math
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -21,7 +20,7 @@ from spantrain.core.records import Record
 from spantrain.devices.base import ComputeDevice
 from spantrain.errors import ConfigError, ProtocolError
 from spantrain.formats.tensor_bytes import raw_bytes
-from spantrain.runtime.channels import Messenger
+from spantrain.runtime.channels import MailboxMessages
 from spantrain.runtime.checkpoint.holding import STATE, Holding, described, held_tensors, put_back, wanted_of
 from spantrain.runtime.redistribution.transfer import dtype_of, packed_words, unpacked_words
 from spantrain.runtime.worker.switch import Held, HeldTensors, read_held
@@ -34,20 +33,10 @@ KEPT = "kept"
 """What copies for the loss of a device have in the names of their messages."""
 
 
-class Carrier(Messenger, Protocol):
-    """Carries messages outside the pipeline's routes, now or not."""
-
-    def try_send(self, target: str, key: ControlKey, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
-        """Send if there is room; return nothing, or None if there is none."""
-
-    def try_take(self, step: int, lane: str) -> tuple[Tensor, ...] | None:
-        """Return a lane's message of a step, or None if it has not come."""
-
-
 class CopyLink(Record):
     """Messages between a device and one that keeps a copy of its state, of no step, as one of the two has them."""
 
-    carrier: Carrier
+    carrier: MailboxMessages
     generation: int
     ward: str
     keeper: str
