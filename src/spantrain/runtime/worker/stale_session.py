@@ -16,9 +16,8 @@ the rule). Where everything is quiet, both sets are made the newest: training go
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -102,15 +101,6 @@ def quiet_behind(job: TrainJob, step: int) -> bool:
     return done >= job.steps or regular
 
 
-@dataclass(kw_only=True)
-class _End:
-    """The end of a step, in its own thread."""
-
-    step: int
-    over: threading.Event
-    verdict: Callable[[], StepVerdict]
-
-
 class StaleSession(TrainSession):
     """One train order on one device, with two steps at once."""
 
@@ -118,6 +108,8 @@ class StaleSession(TrainSession):
         order, here = self._order, self._here
         member, self._sets = with_second_set(here, order.plan, member)
         self._ends = Background("ends of steps")
+        self._verdicts: dict[int, StepVerdict] = {}
+        """Of steps whose ends are over."""
         optimizer = build_optimizer(order.job, self._sets.newest.values(), self._sets.newest)
         held = {**member.named_parameters, **self._sets.newest}
         holding = holding_of(order.plan, here.name, here.graph, held, member.parts.own, member.units)
@@ -152,7 +144,8 @@ class StaleSession(TrainSession):
     def _run_until_quiet(self, first: int, evaluation: float | None) -> tuple[int, StepVerdict]:
         """Run steps until one behind which everything gets quiet; return the step to come, and that one's verdict."""
         driver = self._driver
-        ends: deque[_End] = deque()
+        ends: deque[tuple[int, threading.Event]] = deque()
+        """Steps that end, in their own thread, and what is set when they have."""
         last: int | None = None
         begun, ready = first, first + 1
         """The next step to begin, and the newest one that has its weights."""
@@ -164,19 +157,20 @@ class StaleSession(TrainSession):
                 begun += 1
             done = driver.advance()
             if done is not None:
-                ends.append(self._begin_end(*done, evaluation if done[0] == first else None))
+                over = self._begin_end(*done, evaluation if done[0] == first else None)
+                ends.append((done[0], over))
                 if done[0] != last:
                     self._next_figures()
-            while ends and ends[0].over.is_set():
-                end = ends.popleft()
-                self._ends.wait(end.over, self._links.check_abort)  # raises what stopped it, if anything did
-                driver.forget(end.step)
-                verdict = end.verdict()
-                ready = end.step + 2
-                if end.step == last:
-                    return end.step + 1, verdict
+            while ends and ends[0][1].is_set():
+                step, over = ends.popleft()
+                self._ends.wait(over, self._links.check_abort)  # raises what stopped it, if anything did
+                driver.forget(step)
+                verdict = self._verdicts.pop(step)
+                ready = step + 2
+                if step == last:
+                    return step + 1, verdict
                 if verdict.stop and last is None:
-                    last = end.step + 1
+                    last = step + 1
 
     @property
     def _driver(self) -> StepDriver:
@@ -189,16 +183,15 @@ class StaleSession(TrainSession):
         self._recorder.begin_step()
         self._begun_s = time.monotonic()
 
-    def _begin_end(self, step: int, loss_sum: float | None, evaluation: float | None) -> _End:
+    def _begin_end(self, step: int, loss_sum: float | None, evaluation: float | None) -> threading.Event:
         """Have a step's gradients summed and its update made, behind the ends of the steps before."""
         report = self._figures(step, loss_sum, evaluation)
-        verdicts: list[StepVerdict] = []
 
         def work() -> None:
-            verdicts.append(self._settle(step, report))
+            self._verdicts[step] = self._settle(step, report)
             self._links.mailbox.wake()
 
-        return _End(step=step, over=self._ends.begin(work), verdict=lambda: verdicts[0])
+        return self._ends.begin(work)
 
     def _settle(self, step: int, report: DeviceReport) -> StepVerdict:
         """Sum, agree, update; in the thread of the ends."""
