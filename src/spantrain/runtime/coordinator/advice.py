@@ -8,7 +8,7 @@ Whatever it does wrong is told once, and training goes on with the present plan.
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Protocol
 
 from spantrain.core.plan import Plan
@@ -38,25 +38,20 @@ class Adviser(Protocol):
         """Return what should run instead of `plan`, which has run this step, or None to leave it."""
 
 
+@dataclass(eq=False)
 class Advising(AbstractContextManager["Advising"]):
     """An adviser at work beside training; a context, at whose end it is asked no more."""
 
-    def __init__(
-        self,
-        adviser: Adviser,
-        plan: Plan,
-        *,
-        on_trouble: Callable[[str], None],
-        finish: Callable[[Plan], Plan] = lambda plan: plan,
-    ) -> None:
-        """Begin with the plan that runs; `on_trouble` is told of the first advice that fails, in a caller's thread.
+    adviser: Adviser
+    plan: Plan
+    """That runs."""
+    _: KW_ONLY
+    on_trouble: Callable[[str], None]
+    """Is told of the first advice that fails, in a caller's thread."""
+    finish: Callable[[Plan], Plan] = lambda plan: plan
+    """Returns a plan as the run can go on under it, or raises a `PlanError`."""
 
-        `finish` returns a plan as the run can go on under it, or raises a `PlanError`.
-        """
-        self._finish = finish
-        self._adviser = adviser
-        self._plan = plan
-        self._on_trouble = on_trouble
+    def __post_init__(self) -> None:
         self._told = self._closed = False
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="adviser")
         self._asked: Future[Advice | None] | None = None
@@ -70,11 +65,11 @@ class Advising(AbstractContextManager["Advising"]):
         if error is not None:
             if not self._told:
                 self._told, what = True, f"{type(error).__name__}: {error}"
-                self._on_trouble(f"no advice on another plan ({what}); training goes on as it is")
+                self.on_trouble(f"no advice on another plan ({what}); training goes on as it is")
             return None
         advice = asked.result()
         if advice is not None:
-            self._plan = advice.plan
+            self.plan = advice.plan
         return advice
 
     def ask(self, step: int, reports: Reports) -> Advice | None:
@@ -84,7 +79,7 @@ class Advising(AbstractContextManager["Advising"]):
         step earlier.
         """
         if self._asked is None and not self._closed:
-            self._asked = self._pool.submit(self._advise, step, self._plan, dict(reports))
+            self._asked = self._pool.submit(self._advise, step, self.plan, dict(reports))
             wait([self._asked], timeout=_AT_ONCE_S)
         return self.take()
 
@@ -93,14 +88,14 @@ class Advising(AbstractContextManager["Advising"]):
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _advise(self, step: int, plan: Plan, reports: Reports) -> Advice | None:
-        advice = self._adviser.advise(step, plan.unprotected, reports)
+        advice = self.adviser.advise(step, plan.unprotected, reports)
         if advice is None:
             return None
         check_change(plan, advice.plan)
         same = replace(plan, generation=plan.generation + 1)
         # What people read of a plan is none of the devices' business; their kinds and links are not to be advised on.
         lean = replace(
-            self._finish(advice.plan),
+            self.finish(advice.plan),
             cluster=plan.cluster,
             model=plan.model,
             generation=same.generation,

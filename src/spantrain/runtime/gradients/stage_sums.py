@@ -98,7 +98,7 @@ class StageSum:
     def _sum_behind(self, gradients: Mapping[str, Tensor]) -> None:
         """Do what comes behind the sums in the background."""
         if self.partial:
-            _reduce([gradients[name] for name in self.partial], self.groups.replica)
+            _begin_sum([gradients[name] for name in self.partial], self.groups.replica)()
         if not self.groups.parts_meet:
             # Replicas of other degrees have their parameters in another order, and other sizes of parts.
             full_sizes = {name: torch.Size(part.full_shape).numel() for name, part in self.parts.own.items()}
@@ -106,10 +106,10 @@ class StageSum:
                 own = {name: gradients[name] for name in bucket}
                 whole = self.parts.gather(own)
                 if whole:
-                    _reduce(list(whole.values()), self.groups.ring)
+                    _begin_sum(list(whole.values()), self.groups.ring)()
                 self.parts.scatter(whole, own)
         elif self.partial:
-            _reduce([gradients[name] for name in self.partial], self.groups.ring)
+            _begin_sum([gradients[name] for name in self.partial], self.groups.ring)()
         if self.levels:
             self.parts.level([gradient for name, gradient in gradients.items() if self.parts.whole_here(name)])
 
@@ -141,10 +141,6 @@ def _square(parameters: Parameters, leave_out: Collection[str]) -> float:
     counted = [own.grad for name, own in parameters.items() if name not in leave_out and own.grad is not None]
     norms = [torch.linalg.vector_norm(gradient.detach(), dtype=torch.float64) for gradient in counted]
     return float(torch.stack(norms).square().sum()) if norms else 0.0  # an accelerator is waited for once
-
-
-def _reduce(gradients: Sequence[Tensor], group: MemberGroup) -> None:
-    _begin_sum(gradients, group)()
 
 
 def _begin_sum(gradients: Sequence[Tensor], group: MemberGroup) -> Callable[[], None]:

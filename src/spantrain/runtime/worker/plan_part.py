@@ -92,31 +92,27 @@ class StageActions:
 
 def _stage_work(here: WorkerContext, plan: Plan, member: StageMember, number: int) -> StageWork:
     chunk = member.chunks[member.numbers.index(number)]
-    work = ReplicaWork(
-        executors=(chunk,) if member.second is None else (chunk, member.second),
-        feed=here.feed,
-        is_first=number == 0,
-        is_last=number == len(plan.stages) - 1,
-    )
-    return StageWork(work=work, clock=_clock(here, plan, member, number))
-
-
-def _clock(here: WorkerContext, plan: Plan, member: StageMember, number: int) -> DeviceClock:
     cluster, stage, own = plan.cluster, plan.stages[number], plan.crew_of(here.name).units
     units = [here.graph.units[index] for index in stage.units]
     recompute = [unit - stage.first_unit for unit in stage.recompute]
     emulated = any(cluster.device_by_name[other].emulated for other in member.replica.devices)
     at = slice(own.index(stage.first_unit), own.index(stage.first_unit) + len(units))
     shares = {name: held[at] for name, held in member.shares.items()}
-    names = member.chunks[member.numbers.index(number)].names_by_unit
     by_unit = emulated_unit_seconds(cluster, here.name, shares, plan.dtype, units, recompute=recompute)
-    return DeviceClock(
+    clock = DeviceClock(
         device=here.device,
         seconds=lambda op, samples: None if by_unit is None else sum(by_unit(op, samples)),
-        unit_times=None if by_unit is None else UnitTimes(seconds=by_unit, names=names),
+        unit_times=None if by_unit is None else UnitTimes(seconds=by_unit, names=chunk.names_by_unit),
         group=member.groups.replica if emulated and len(member.replica.devices) > 1 else None,
         joined=tuple(one for one in (member.groups.statistics, member.shards) if one is not None),
     )
+    work = ReplicaWork(
+        executors=(chunk,) if member.second is None else (chunk, member.second),
+        feed=here.feed,
+        is_first=number == 0,
+        is_last=number == len(plan.stages) - 1,
+    )
+    return StageWork(work=work, clock=clock)
 
 
 class PlanPart(Record):
