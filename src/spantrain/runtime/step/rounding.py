@@ -89,7 +89,7 @@ class ErrorFeedback:
 def _in_rows(tensor: Tensor, codec: BlockCodec) -> Tensor:
     samples = tensor.shape[0]
     if tensor.dtype is torch.uint8:
-        return torch.cat((tensor.reshape(samples, -1), _frames(tensor, samples)), dim=1)
+        return torch.cat((tensor.reshape(samples, -1), _frames(tensor)), dim=1)
     if not _is_rounded(tensor, codec):
         return tensor
     rows = _empty_rows(tensor, codec)
@@ -109,7 +109,7 @@ def _empty_rows(tensor: Tensor, codec: BlockCodec) -> Tensor:
     """Return rows for a tensor with nothing but what they end with."""
     length = codec.row_bytes(math.prod(tensor.shape[1:]), tensor.dim() - 1)
     rows = torch.empty(tensor.shape[0], length, dtype=torch.uint8, device=tensor.device)
-    rows[:, length - frame_bytes(tensor.dim() - 1) :] = _frames(tensor, tensor.shape[0])
+    rows[:, length - frame_bytes(tensor.dim() - 1) :] = _frames(tensor)
     return rows
 
 
@@ -119,11 +119,11 @@ def _parts(rows: Tensor, tensor: Tensor, codec: BlockCodec) -> tuple[Tensor, Ten
     return rows[:, :scales_at], rows[:, scales_at : rows.shape[1] - frame_bytes(tensor.dim() - 1)]
 
 
-def _frames(tensor: Tensor, samples: int) -> Tensor:
+def _frames(tensor: Tensor) -> Tensor:
     """Return what ends the rows of a tensor: its sizes, their count, its type."""
     sizes = torch.tensor(tensor.shape[1:], dtype=torch.int32).view(torch.uint8)
     what = torch.tensor([tensor.dim() - 1, _DTYPES.index(tensor.dtype)], dtype=torch.uint8)
-    return torch.cat((sizes, what)).to(tensor.device).expand(samples, -1)
+    return torch.cat((sizes, what)).to(tensor.device).expand(tensor.shape[0], -1)
 
 
 def _from_rows(rows: Tensor, codec: BlockCodec, device: torch.device) -> Tensor:

@@ -13,7 +13,6 @@ from spantrain.models.execution.stage import StageExecutor
 from spantrain.models.joint_norms import JoinedDevices
 from spantrain.models.low_weights import LowWeights, with_low_weights
 from spantrain.models.statistics import BatchStatistics, statistics_parts
-from spantrain.models.tensor_parallel.division import whole_of
 from spantrain.models.tensor_parallel.shard import notices, partial_parameters, shard_units
 from spantrain.models.units import UnitModule, parameter_names
 from spantrain.runtime.gradients.groups import StageGroups
@@ -96,7 +95,9 @@ def build_member(here: WorkerContext, plan: Plan, units: Sequence[UnitModule], g
             f"stage {stage_index}: sequence_parallel, but no unit of {plan.model.name} is a transformer block of which "
             "all layers are known; leave it out of the plan (docs/tensor-parallel.md)"
         )
-    own = _divided(units, stage, replica, groups)
+    group = groups.replica
+    own = shard_units(units, replica.tp_shares, group.rank, group, sequence_parallel=stage.sequence_parallel)
+    own |= statistics_parts(units)  # of all of them, what this member holds
     check_joint(plan, here.graph, statistics=here.job.joins_statistics)
     # Moved and rounded as one module, so that a parameter of two stages stays one.
     with_low_weights(nn.ModuleList(units).to(here.device.torch_device), plan.dtype)
@@ -107,7 +108,7 @@ def build_member(here: WorkerContext, plan: Plan, units: Sequence[UnitModule], g
     )
     rows = own_rows(plan, here.name, named_once(chunks))
     chunks[0].shards = shards = _shards(here, plan, units, chunks[0], rows, groups)
-    parts = share_parts(groups.replica, own, here.device.torch_device)
+    parts = share_parts(group, own, here.device.torch_device)
     return StageMember(
         numbers=crew.numbers,
         replica=replica,
@@ -116,8 +117,7 @@ def build_member(here: WorkerContext, plan: Plan, units: Sequence[UnitModule], g
         chunks=chunks,
         parts=parts,
         shares={
-            member: tuple(unit_shares(held, names))
-            for member, held in zip(replica.devices, parts.by_member, strict=True)
+            member: unit_shares(held, names) for member, held in zip(replica.devices, parts.by_member, strict=True)
         },
         partial=partial_parameters(units),
         notices=tuple(f"{'+'.join(replica.devices)}: {text}" for text in notices(units)),
@@ -173,18 +173,6 @@ def stage_executor(
         statistics=BatchStatistics(units if job.takes_batch_statistics(plan.model) else (), joined),
         fewest_samples=graph.fewest_samples(stage.units), sums_samples=graph.sums_samples, by_unit=_by_unit(stage),
     )  # fmt: skip
-
-
-def _divided(units: Sequence[UnitModule], stage: Stage, replica: Replica, groups: StageGroups) -> dict[str, TensorPart]:
-    """Keep this member's part of the units, in place; return what it holds of each parameter and running statistic."""
-    if len(replica.devices) > 1:
-        own = shard_units(
-            units, replica.tp_shares, groups.replica.rank, groups.replica, sequence_parallel=stage.sequence_parallel
-        )
-    else:
-        named = ((unit.get_parameter(local), full) for unit in units for local, full in parameter_names(unit).items())
-        own = {full: whole_of(parameter) for parameter, full in named}
-    return own | statistics_parts(units)
 
 
 def unit_shares(parts: Mapping[str, TensorPart], names: Sequence[Sequence[str]]) -> tuple[float, ...]:

@@ -32,7 +32,6 @@ from spantrain.runtime.control.requests import DeviceReport, StepVerdict
 from spantrain.runtime.gradients.optimizer import build_optimizer
 from spantrain.runtime.gradients.step_sums import Background, Parameters
 from spantrain.runtime.step.context import WorkerContext, WorkerLinks
-from spantrain.runtime.step.driver import StepDriver
 from spantrain.runtime.step.stage_member import StageMember, stage_executor
 from spantrain.runtime.worker.carry_on import LeftState
 from spantrain.runtime.worker.plan_part import PlanPart, make_plan_part, trained_of
@@ -143,7 +142,8 @@ class StaleSession(TrainSession):
 
     def _run_until_quiet(self, first: int, evaluation: float | None) -> tuple[int, StepVerdict]:
         """Run steps until one behind which everything gets quiet; return the step to come, and that one's verdict."""
-        driver = self._driver
+        driver = self._part.actions.driver
+        assert driver is not None, "steps overlap on leaders only"
         ends: deque[tuple[int, threading.Event]] = deque()
         """Steps that end, in their own thread, and what is set when they have."""
         last: int | None = None
@@ -171,12 +171,6 @@ class StaleSession(TrainSession):
                     return step + 1, verdict
                 if verdict.stop and last is None:
                     last = step + 1
-
-    @property
-    def _driver(self) -> StepDriver:
-        driver = self._part.actions.driver
-        assert driver is not None, "steps overlap on leaders only"
-        return driver
 
     def _next_figures(self) -> None:
         """Count what comes for the next report."""
