@@ -21,7 +21,7 @@ def main() -> None:
     mailbox = Mailbox(name=setup["name"], bind=setup["bind"], keypair=KeyPair(**setup["keys"]))
     mailbox.set_peers(0, [PeerAddress(**setup["peer"])])
     if setup["bind"]:
-        echo_probes(mailbox, Software(mailbox), should_stop=lambda: False)
+        echo_probes(mailbox, Software(mailbox).round_trip_s, should_stop=lambda: False)
     for line in sys.stdin:
         order = json.loads(line)
         prober = Prober(mailbox, setup["peer"]["name"], Software(mailbox).round_trip_s)

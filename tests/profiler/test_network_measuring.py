@@ -217,7 +217,7 @@ def pair(request):
     for mailbox in (a, b):
         mailbox.set_peers(4, [a.address, b.address])
     stop = threading.Event()
-    echo = threading.Thread(target=echo_probes, args=(b, Software(b)), kwargs={"should_stop": stop.is_set})
+    echo = threading.Thread(target=echo_probes, args=(b, Software(b).round_trip_s), kwargs={"should_stop": stop.is_set})
     echo.start()
     yield a, b
     stop.set()

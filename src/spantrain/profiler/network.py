@@ -32,7 +32,6 @@ from spantrain.transport.mailbox.mailbox import Mailbox, MailboxLike
 
 _MIN_PINGS, _WARM_UP_PINGS = 15, 2
 """Pings of a sample; several samples, some time apart, find a moment in which every processor on the way is free."""
-_ECHO_POLL_S = 1.0
 _FRESH_S = 10.0
 
 
@@ -61,14 +60,9 @@ def software_round_trip(like: MailboxLike) -> float:
         for name in ("near", "far")
     )
     stop = threading.Event()
-    echo = Echo(far, lambda: 0.0)
-
-    def answer() -> None:
-        while not stop.is_set():
-            for message in far.receive(_ECHO_POLL_S):
-                echo.take(message)
-
-    answering = threading.Thread(target=answer, name="echo of software_round_trip")
+    answering = threading.Thread(
+        target=lambda: echo_probes(far, lambda: 0.0, should_stop=stop.is_set), name="echo of software_round_trip"
+    )
     try:
         for mailbox, other in ((near, far), (far, near)):
             mailbox.set_peers(0, [other.address], dial=False)
@@ -211,9 +205,11 @@ def payload_cap_bytes(cluster: Cluster, source: str, target: str) -> int:
 # Measuring: the answering side, then the asking one.
 
 
-def echo_probes(mailbox: MailboxLike, software: Software, *, should_stop: Callable[[], bool]) -> None:
+def echo_probes(
+    mailbox: MailboxLike, software_round_trip_s: Callable[[], float], *, should_stop: Callable[[], bool]
+) -> None:
     """Answer probes until the other side dismisses it, or until told to; `mailbox.wake()` makes it ask at once."""
-    echo = Echo(mailbox, software.round_trip_s)
+    echo = Echo(mailbox, software_round_trip_s)
     while not echo.dismissed and not should_stop():
         for message in mailbox.receive(_POLL_S):
             echo.take(message)

@@ -169,7 +169,7 @@ class OrderRunner:
                 return Done()
             case orders.EchoOrder():
                 self._admit(order.generation, order.peers)
-                echo_probes(self._mailbox, self._software, should_stop=lambda: watch.cause() is not None)
+                echo_probes(self._mailbox, self._software.round_trip_s, should_stop=lambda: watch.cause() is not None)
                 return Done()
             case orders.LinkOrder():
                 self._admit(order.generation, order.peers)
