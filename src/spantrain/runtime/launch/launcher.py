@@ -66,6 +66,9 @@ class LocalWorkers(WorkerStarter, contextlib.AbstractContextManager["LocalWorker
                 env={**os.environ, **_ENVIRONMENT},
                 start_new_session=True,
             )
+        assert self._server.stdin is not None
+        assert self._server.stdout is not None
+        self._requests, self._answers = self._server.stdin, self._server.stdout
         self._reader = threading.Thread(target=self._read, name="fork-server-reader", daemon=True)
         self._reader.start()
 
@@ -91,7 +94,6 @@ class LocalWorkers(WorkerStarter, contextlib.AbstractContextManager["LocalWorker
         if not self._ready.wait(_START_TIMEOUT_S):
             raise WorkerError(f"workers could not be started; see {self._log_folder / 'fork-server.log'}")
         self.check()
-        assert self._server.stdin is not None
         for placement in placements:
             self._take_place(placement.settings.name)
             space = placement.namespace
@@ -102,8 +104,8 @@ class LocalWorkers(WorkerStarter, contextlib.AbstractContextManager["LocalWorker
                 "environment": dict(placement.environment),
                 "log": str(self.log_of(placement.settings.name)),
             }
-            self._server.stdin.write(json.dumps(request).encode() + b"\n")
-        self._server.stdin.flush()
+            self._requests.write(json.dumps(request).encode() + b"\n")
+        self._requests.flush()
 
     @property
     def running(self) -> frozenset[str]:
@@ -113,10 +115,9 @@ class LocalWorkers(WorkerStarter, contextlib.AbstractContextManager["LocalWorker
 
     def signal(self, device: str, number: int) -> None:
         """Send a signal to a device's worker, if it has one."""
-        assert self._server.stdin is not None
         with contextlib.suppress(BrokenPipeError, ValueError):
-            self._server.stdin.write(json.dumps({"name": device, "signal": number}).encode() + b"\n")
-            self._server.stdin.flush()
+            self._requests.write(json.dumps({"name": device, "signal": number}).encode() + b"\n")
+            self._requests.flush()
 
     def ended(self) -> dict[str, str]:
         """Return which devices' workers have ended since this was asked last, and how; none once ends are expected."""
@@ -136,16 +137,14 @@ class LocalWorkers(WorkerStarter, contextlib.AbstractContextManager["LocalWorker
     def close(self) -> None:
         """End all workers that are still there."""
         self._closing = True
-        if self._server.stdin is not None:
-            with contextlib.suppress(BrokenPipeError):
-                self._server.stdin.close()
+        with contextlib.suppress(BrokenPipeError):
+            self._requests.close()
         if not self._ready.is_set():
             self._server.kill()  # it is still loading torch, and has no workers yet
         wait_or_kill(self._server, _END_TIMEOUT_S)
         shutil.rmtree(self.socket_folder, ignore_errors=True)  # if the fork server did not come to it
         self._reader.join(_END_TIMEOUT_S)
-        if self._server.stdout is not None:
-            self._server.stdout.close()
+        self._answers.close()
 
     def expect_ends(self) -> None:
         """From now on workers may end: the run is over."""
@@ -160,8 +159,7 @@ class LocalWorkers(WorkerStarter, contextlib.AbstractContextManager["LocalWorker
             self._running.add(name)
 
     def _read(self) -> None:
-        assert self._server.stdout is not None
-        for line in self._server.stdout:
+        for line in self._answers:
             message: dict[str, Any] = json.loads(line)
             if "ready" in message:
                 self._ready.set()
