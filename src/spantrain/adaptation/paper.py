@@ -10,13 +10,13 @@ with a calm network too; the paper's own cost on a calm network (3 to 9 %) comes
 """
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 from spantrain.adaptation import network_state
 from spantrain.adaptation.boundary import PlanReplacement
 from spantrain.adaptation.local import CuttingLocal
-from spantrain.adaptation.monitor import LinkExpectation
 from spantrain.core.action import Direction
 from spantrain.core.plan import Plan, Stage
 from spantrain.core.span import Span
@@ -40,10 +40,8 @@ class PaperLocal(CuttingLocal):
 
     _messages = 20
 
-    def __init__(self, expected: Mapping[str, LinkExpectation] | None = None, *, after: Collection[str] = ()) -> None:
-        super().__init__(expected, after=after)
-        self._delayed: dict[Direction, float] = {}
-        """How many times the calm pace."""
+    _delayed: Mapping[Direction, float] = MappingProxyType({})
+    """How many times the calm pace."""
 
     def piece_samples(self, peer: str, samples: int) -> int:
         """Return half of them where sends are delayed."""

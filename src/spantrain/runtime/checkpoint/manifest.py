@@ -274,9 +274,7 @@ class CheckpointSet:
             if folder not in past:  # of another run in this folder: this one may be writing into it already
                 self._storage.remove(folder / MANIFEST_FILE)
         for path in sorted(newest.iterdir()):
-            if (
-                path.name != MANIFEST_FILE and path.name not in files and path.suffix != tensor_file.PARTIAL
-            ):  # that comes
+            if path.name not in (MANIFEST_FILE, *files) and path.suffix != tensor_file.PARTIAL:  # that comes
                 self._storage.remove(path)
 
 

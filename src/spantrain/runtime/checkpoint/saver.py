@@ -218,10 +218,8 @@ class DeviceCheckpoints:
             raise WorkerError(f"the checkpoint could not be written: {failure}; earlier ones are whole") from failure
 
     def __enter__(self) -> Self:
-        if self._checkpoints:
-            tensor_file.remove_partials(
-                self._storage, self._checkpoints
-            )  # nobody writes yet: all devices of a run begin together
+        if self._checkpoints:  # nobody writes yet: all devices of a run begin together
+            tensor_file.remove_partials(self._storage, self._checkpoints)
         return self
 
     def __exit__(

@@ -158,15 +158,13 @@ class Roster:
         return not held.is_busy and (held.dismissed or silent)
 
     def _device_of(self, peer: str) -> str:
-        rank = peer.removeprefix(RANK_PREFIX)
+        rank, count = peer.removeprefix(RANK_PREFIX), len(self._devices)
         if rank == peer:
             device = peer
-        elif rank.isdecimal() and int(rank) < len(self._devices):
+        elif rank.isdecimal() and int(rank) < count:
             device = self._devices[int(rank)]
         else:
-            raise RemoteRefusal(
-                f"{peer}: this run has {len(self._devices)} devices, ranks 0 to {len(self._devices) - 1}"
-            )
+            raise RemoteRefusal(f"{peer}: this run has {count} devices, ranks 0 to {count - 1}")
         if device not in self._devices and device not in self._spare:
             others = f", and lets {', '.join(sorted(self._spare))} join" if self._spare else ""
             raise RemoteRefusal(f"there is no device {device} here; this run has {', '.join(self._devices)}{others}")

@@ -61,9 +61,8 @@ class GroupParts:
         """Give every member its parts of the leader's whole gradients (`whole` is empty elsewhere), in place."""
         if self.group.rank == 0:
             for member, parts in enumerate(self.by_member[1:], start=1):
-                self.group.send(
-                    torch.cat([take(full, parts[name]).reshape(-1) for name, full in whole.items()]), member
-                )
+                flat = torch.cat([take(full, parts[name]).reshape(-1) for name, full in whole.items()])
+                self.group.send(flat, member)
             found: Mapping[str, Tensor] = {name: take(full, self.own[name]) for name, full in whole.items()}
         else:
             found = self._received(self.own, gradients, 0)

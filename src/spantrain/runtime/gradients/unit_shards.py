@@ -13,7 +13,7 @@ A stage of one device may have its rows in its host's memory: then they come fro
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -127,15 +127,13 @@ class UnitShards:
         gradients = max((sum(one.nbytes for of_one in own for one in of_one) for own in self._summed), default=0)
         return most_bytes + 2 * gradients
 
-    @contextmanager
-    def ahead(self, number: int) -> Iterator[None]:
+    def ahead(self, number: int) -> AbstractContextManager[None]:
         """Have a segment's parameters be whole inside, in a pass forward.
 
         Raises:
             PeerLostError: another replica went away.
         """
-        with self._at(self._ahead, number, number + 1 if number + 1 < len(self._summed) else None):
-            yield
+        return self._at(self._ahead, number, number + 1 if number + 1 < len(self._summed) else None)
 
     @contextmanager
     def back(self, number: int, last: int, *, sums: bool) -> Iterator[None]:

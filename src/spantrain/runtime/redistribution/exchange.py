@@ -50,16 +50,16 @@ def boxes_of(part: TensorPart) -> tuple[Box, ...]:
 def place_of(box: Box, part: TensorPart) -> tuple[slice, ...]:
     """Return where a box lies in the tensor of a part; it must be inside one of the part's ranges."""
     found = [slice(span.lo, span.hi) for span in box]
-    if not part.is_whole:
-        start = 0
-        for span in part.ranges:
-            if span.contains(box[part.dim]):
-                shift = start - span.lo
-                found[part.dim] = slice(box[part.dim].lo + shift, box[part.dim].hi + shift)
-                return tuple(found)
-            start += span.size
-        raise AssertionError(f"{box} is not inside one range of {part}")
-    return tuple(found)
+    if part.is_whole:
+        return tuple(found)
+    start = 0
+    for span in part.ranges:
+        if span.contains(box[part.dim]):
+            shift = start - span.lo
+            found[part.dim] = slice(box[part.dim].lo + shift, box[part.dim].hi + shift)
+            return tuple(found)
+        start += span.size
+    raise AssertionError(f"{box} is not inside one range of {part}")
 
 
 def plan_fetch(

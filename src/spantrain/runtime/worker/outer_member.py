@@ -1,7 +1,6 @@
 """One device's place in a run that takes part in an outer optimizer; in most runs there is none."""
 
 import itertools
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from spantrain.core.outer.stages import OuterCluster, StageMeeting, StageReport
@@ -21,13 +20,9 @@ class OuterMember:
         """`cluster`: as whom the run takes part; None: it takes part in none, and nothing here does anything."""
         self._cluster, self._here = cluster, here
         self._part: OuterPart | None = None
-        self._notices: list[str] = []
-        self._meetings = itertools.count()
-
-    @property
-    def notices(self) -> Sequence[str]:
+        self.notices: list[str] = []
         """What people are to be told at the end."""
-        return self._notices
+        self._meetings = itertools.count()
 
     def join(self, part: PlanPart, step: int) -> None:
         """Take part from a step on."""
@@ -56,7 +51,7 @@ class OuterMember:
     def leave(self) -> None:
         """Have no part any more."""
         if self._part:
-            self._notices += self._part.notices
+            self.notices += self._part.notices
             self._part.close()
             self._part = None
 

@@ -48,7 +48,7 @@ class TrainSession:
 
     def __init__(self, order: TrainOrder, links: WorkerLinks, left: LeftState | None = None) -> None:
         """Prepare to carry out an order; `left`: what this device still holds, where the order begins with that."""
-        begun_s = time.monotonic()
+        self._prepared_s = time.monotonic()
         self._order = order
         self._earlier = left
         """What to give out as held as long as no step of this order, or of its present plan, is committed."""
@@ -95,7 +95,6 @@ class TrainSession:
         scalars = order.checkpoint.scalars if order.checkpoint else {}
         self._scaling = GradientScaling(order.job, order.plan.dtype, scalars)
         self._outer = OuterMember(order.outer, self._here)
-        self._prepared_s = begun_s
 
     def _context(self) -> WorkerContext:
         order, links = self._order, self._links

@@ -10,7 +10,6 @@ be given up either. Both end at once when the connections that they wait on do. 
 none are found.
 """
 
-import contextlib
 import os
 import selectors
 import socket
@@ -137,9 +136,9 @@ _OWN_FILES = Path("/proc/self/fd")
 def connections() -> frozenset[tuple[int, str]]:
     """Return the sockets that are open here, as (number, the system's name for it): numbers are used again."""
     found = set()
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         for entry in os.listdir(_OWN_FILES):
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 name = os.readlink(_OWN_FILES / entry)
                 if name.startswith("socket:"):
                     found.add((int(entry), name))
@@ -154,7 +153,7 @@ def cut(before: frozenset[tuple[int, str]], spare: Collection[str] = ()) -> None
     """
     for number, _ in connections() - before:
         # One that fails was closed meanwhile, or is not connected.
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(number)) as copy:
+        with suppress(OSError), socket.socket(fileno=os.dup(number)) as copy:
             is_tcp = copy.family in (socket.AF_INET, socket.AF_INET6) and copy.type == socket.SOCK_STREAM
             # A listener stays: Gloo's thread ends the process if it cannot accept.
             if not is_tcp or copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):

@@ -174,9 +174,8 @@ class AheadTaker:
         if come > words.size_bytes:
             raise ProtocolError(f"{self._link.ward}: sent {come} bytes of a step of {words.size_bytes}")
         flat = torch.cat(self._come) if self._come else torch.empty(0, dtype=torch.uint8)
-        self.copy.update(
-            job, words.step, words.grad_norm, stage_copy.summed_of(flat, self.copy.holding, self._link.ward)
-        )
+        summed = stage_copy.summed_of(flat, self.copy.holding, self._link.ward)
+        self.copy.update(job, words.step, words.grad_norm, summed)
         self._words, self._come, self.step = None, [], words.step + 1
 
 
@@ -186,12 +185,12 @@ class StateAhead:
     def __init__(self, here: WorkerContext, part: PlanPart) -> None:
         """Nothing, until there is a change to come."""
         self._here, self._part = here, part
-        self._givers: tuple[AheadGiver, ...] = ()
-        self._takers: tuple[AheadTaker, ...] = ()
+        self._givers: list[AheadGiver] = []
+        self._takers: list[AheadTaker] = []
 
     def begin(self, change: AheadChange, held: Sequence[Held], step: int) -> None:
         """Begin with a change in the place of what there was, before a step; `held`: what this device has then."""
-        self._givers = self._takers = ()
+        self._givers, self._takers = [], []
         driver, own = self._part.actions.driver, self._here.name
         mine = [copy for copy in change.copies if own in (copy.giver, copy.taker)]
         if not mine:
@@ -201,16 +200,14 @@ class StateAhead:
             driver.beside.append(self.go_on)
         plan, device = self._part.plan, self._here.device
         device.settle(device.torch_device)
-        givers, takers = list[AheadGiver](), list[AheadTaker]()
         for copy in mine:
             link = link_of(change, driver, plan.generation, copy.giver, copy.taker)
             if own == copy.giver:
                 holding = self._part.holding.of(self._names(copy.units))
-                givers.append(AheadGiver(link, holding, self._part.optimizer, fetch_from(device)))
+                self._givers.append(AheadGiver(link, holding, self._part.optimizer, fetch_from(device)))
             else:
                 room = stage_copy.copy_of(plan, self._here.graph, self._here.job, copy.giver, copy.units)
-                takers.append(AheadTaker(link, room, held, step))
-        self._givers, self._takers = tuple(givers), tuple(takers)
+                self._takers.append(AheadTaker(link, room, held, step))
 
     @property
     def state(self) -> AheadState | None:
