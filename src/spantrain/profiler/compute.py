@@ -101,7 +101,6 @@ class _UnitBench:
     def __init__(self, module: UnitModule, *, bench: Bench, index: int) -> None:
         self._unit = bench.graph.units[index]
         self._bench = bench
-        self._device = bench.device
         self._before = bench.graph.units[index - 1].outputs if index > 0 else ()
         self._is_last = index == len(bench.graph.units) - 1
         self._executor = StageExecutor(
@@ -115,7 +114,7 @@ class _UnitBench:
 
     def measure(self, samples: int, repeats: int) -> UnitTiming:
         """Return the median seconds of each operation; on an emulated device the least."""
-        device, executor, emulate = self._device, self._executor, self._bench.emulate
+        device, executor, emulate = self._bench.device, self._executor, self._bench.emulate
         span, place = Span(0, samples), device.torch_device
         received = tuple(_random_tensor(tensor, samples, place) for tensor in self._before)
         rows = example_rows(self._bench.spec, samples, device=place)

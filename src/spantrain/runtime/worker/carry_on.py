@@ -49,14 +49,12 @@ def carry_on(
     before = left.part if left else None
     source = LocalTensorSource.of(here.name, left.held if left else (), left.scalars if left else {})
     post = after.post(here, order.first_step)
-    devices = (*after.plan.devices, *order.givers)
-    others = [name for name in devices if name != here.name]
-    files = describe(source.held, takers=others, givers=others, post=post)
+    group = group_of(after.plan.cluster, here.name, (*after.plan.devices, *order.givers))
+    files = describe(source.held, takers=group.peers, givers=group.peers, post=post)
     held = {name for file in files.values() for name in file.tensors}
     lacking = sorted(name for name in after.holding.parameters if PARAMETER + name not in held)
     if lacking:
         raise WorkerError(f"{here.name}: {lacking[0]} (and {len(lacking) - 1} more) is held by no device any more")
-    group = group_of(after.plan.cluster, here.name, devices)
     stage = after.plan.stages[after.member.stage_index]
     alike = [replica.devices[0] for replica in stage.replicas] if is_whole(stage) else []
     received_bytes = fill(before, after, group, files, source, post, alike)
