@@ -1,7 +1,7 @@
 """Classes of transformers on rows, against plain PyTorch: `benchmarks/library_classes.py [--part K/N] [--only NAME]`.
 
 Of every class in the library's tables for text, answers, pairs, pictures and sounds, a small model is made by sizes
-that suit most (`library_sizes.py`), saved, and named `hf:FOLDER` with rows: what `Trainer("hf:FOLDER", data=rows)` does.
+that suit most (`library_sizes.py`), saved, and named `hf:FOLDER` with rows, as `Trainer("hf:FOLDER", data=rows)` does.
 It is cut, checked, planned over two to four devices, and one step of it trained in a stage for each, the second
 micro-batch's backward in halves; losses and gradients of all parameters are compared with those of one process in plain
 PyTorch, in training mode with the same draws, and the folder's weights are found again. Each has a process of its own.

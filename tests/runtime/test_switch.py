@@ -5,12 +5,17 @@ from random import Random
 
 import pytest
 
+from spantrain.core.checkpoint import CheckpointContent
 from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan
+from spantrain.errors import Interrupted
 from spantrain.runtime.checkpoint.tensor_file import step_folder
+from spantrain.runtime.control.orders import KeptState
+from spantrain.runtime.worker import trainer
+from spantrain.runtime.worker.stale_session import session_of
 from testing.runtime.places import BATCH, HALVES, UNEVEN, random_places
 from testing.runtime.runs import OneProcess
-from testing.runtime.sessions import Ran, train_in_threads
+from testing.runtime.sessions import Cast, Ran, train_in_threads
 
 pytestmark = pytest.mark.checkpoint
 
@@ -90,3 +95,22 @@ def assert_clean(ran: Ran) -> None:
     last = max((outcome.step for outcome in ran.outcomes if outcome.advice), default=-1)
     for result in ran.results.values():
         assert all(decision.step > last for decision in result.decisions.decisions)
+
+
+@pytest.mark.parametrize("begun", [KeptState(verdict=None), None], ids=["what others hold", "a checkpoint"])
+def test_who_was_given_nothing_yet_holds_nothing(begun, four, monkeypatch, tmp_path):
+    """Interrupted before anything came, by another's loss: its parameters are as memory had them."""
+    cast = Cast(four([0, 2, 3, 5], [[["a"]], [["b"], ["c"]], [["d"]]]), JOB, {}, tmp_path, 2)
+    content = CheckpointContent(step=2)
+    order = replace(cast.order(None, None), first_step=2, kept=begun, checkpoint=None if begun else content)
+    cast.serve(order)
+    session = session_of(order, cast.links("a"))
+    for lost in ("carry_on", "restore"):
+        monkeypatch.setattr(trainer, lost, _interrupted)
+    with pytest.raises(Interrupted):
+        session.run()
+    assert session.leave(KeptState(verdict=None), 2) is None
+
+
+def _interrupted(*_: object) -> None:
+    raise Interrupted("another device was lost")

@@ -91,7 +91,7 @@ class _Groups:
             return self._made[key][device]
 
 
-class _Cast:
+class Cast:
     """All that the devices of one run share."""
 
     def __init__(
@@ -214,7 +214,7 @@ class _Cast:
         return result
 
 
-def _play_all(cast: _Cast, sessions: Mapping[str, TrainSession | FollowSession]) -> dict[str, Any]:
+def _play_all(cast: Cast, sessions: Mapping[str, TrainSession | FollowSession]) -> dict[str, Any]:
     with ThreadPoolExecutor(len(sessions)) as pool:
         futures = {name: pool.submit(cast.play, name, session) for name, session in sessions.items()}
         wait(futures.values(), PATIENCE_S)
@@ -235,7 +235,7 @@ def train_in_threads(
     outer: OuterCluster | None = None,
 ) -> Ran:
     """Train a plan of replicas of one device, and any others that take its place behind the steps that are named."""
-    cast = _Cast(plan, job, changes or {}, out, content.step if content else 0)
+    cast = Cast(plan, job, changes or {}, out, content.step if content else 0)
     order = cast.order(content, folder, outer)
     cast.serve(order)
     # One after another: torch's random numbers belong to all threads.
@@ -271,7 +271,7 @@ class RanAhead:
 def train_ahead(plan: Plan, job: TrainJob, copies: Sequence[AheadCopy], *, begin: int) -> RanAhead:
     """Train a plan, and have state copied ahead of another behind a step, which devices follow that have no part."""
     new = sorted({copy.taker for copy in copies} - {*plan.devices})
-    cast = _Cast(plan, job, {}, None, others=new)
+    cast = Cast(plan, job, {}, None, others=new)
     order = cast.order(None, None)
     cast.serve(order)
     change = AheadChange(number=1, generation=plan.generation, copies=tuple(copies), newcomers=cast.peers(new))

@@ -43,6 +43,8 @@ class TrainSession:
 
     is_whole = True
     """Whether what it holds is of one step: not while an update is made, nor where one has failed."""
+    _begins = True
+    """Whether what it goes on with, if anything, has not all come yet: parameters may hold anything until then."""
     _lacks_rows = False
     """Whether the rows of parameters that other replicas update are those of before the last update."""
 
@@ -146,6 +148,7 @@ class TrainSession:
             received_bytes, scalars = carry_on(self._here, self._earlier, self._part, order)
             self._scaling = GradientScaling(self._job, order.plan.dtype, scalars)
             self._keeping.begin(order.first_step, self._earlier.held if self._earlier else ())
+            self._begins = False
             duration_s = time.monotonic() - self._prepared_s
             self._switch_report = SwitchReport(duration_s=duration_s, received_bytes=received_bytes)
             return
@@ -157,6 +160,7 @@ class TrainSession:
             )
             restore(files, self._part.holding, self._part.optimizer, group, post)
         self._keeping.begin(order.first_step)
+        self._begins = False
 
     def _train(self) -> None:
         order, step = self._order, self._order.first_step
@@ -235,6 +239,8 @@ class TrainSession:
         self._keeping.drop()
         part.forget_gradients()
         self._summed, self._statistics = False, {}
+        if self._begins and (self._order.kept is not None or self._order.checkpoint is not None):
+            return self._earlier
         return self._earlier or self._left()
 
     def _left(self) -> LeftState:
