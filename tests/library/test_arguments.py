@@ -237,11 +237,11 @@ def at_top_level():
 
 
 def test_functions_are_told_by_file_and_name():
-    assert function_source("mine.py:build", "model_factory") == "mine.py:build"
-    assert function_source(at_top_level, "model_factory") == f"{__file__}:at_top_level"
+    assert function_source("mine.py:build", "model") == "mine.py:build"
+    assert function_source(at_top_level, "model") == f"{__file__}:at_top_level"
     for wrong in (lambda: None, _inside(), str.upper, functools.partial(at_top_level)):
-        with pytest.raises(ConfigError, match=r"^model_factory: .* cannot be imported by workers"):
-            function_source(wrong, "model_factory")
+        with pytest.raises(ConfigError, match=r"^model: .* cannot be imported by workers"):
+            function_source(wrong, "model")
     typed = {}
     exec("def typed(): pass", typed)
     with pytest.raises(ConfigError, match="typed is not in a file"):
@@ -256,7 +256,7 @@ def test_of_an_object_is_said_what_to_give_instead():
     with pytest.raises(
         ConfigError, match=r"an object, a Model, cannot be imported .*save_pretrained\('FOLDER'\), and give 'hf:"
     ):
-        function_source(Model(), "model_factory")
+        function_source(Model(), "model")
 
 
 def _inside():

@@ -67,11 +67,7 @@ class TrainerParts(TypedDict, total=False):
     """Makes less of a batch's outputs before they are gathered."""
 
 
-_ELSEWHERE = {
-    "model": "model_factory: a function that returns the model, since each worker builds its part by itself",
-    "train_dataset": "data",
-    "optimizers": "optimizer",
-}
+_ELSEWHERE = {"train_dataset": "data", "optimizers": "optimizer"}
 """What the transformers library's trainer takes, and what it is here."""
 
 

@@ -96,7 +96,7 @@ class StepSession:
 
 @contextmanager
 def session(
-    model_factory: ModelFactory,
+    model: ModelFactory,
     loss_fn: ModelFactory | None = None,
     optimizer: object = None,
     plan: str | Path | None = None,
@@ -121,9 +121,9 @@ def session(
         raise ConfigError(
             f"lr_scheduler_type {arguments.lr_scheduler_type!r}, or its warm-up, needs max_steps: it is a part of them"
         )
-    model_factory, arguments = saved_model(model_factory, arguments)
-    model = model_of(model_factory, loss_fn, data=None, tokenizer=None, sequence_length=sequence_length)
-    setting = Setting(model, arguments, cluster=cluster, plan=plan, optimizer=optimizer, measure=measure)
+    named, arguments = saved_model(model, arguments)
+    spec = model_of(named, loss_fn, data=None, tokenizer=None, sequence_length=sequence_length)
+    setting = Setting(spec, arguments, cluster=cluster, plan=plan, optimizer=optimizer, measure=measure)
     steps = arguments.max_steps if arguments.max_steps > 0 else _ENDLESS
     stop = StopRequest()
     reporter = UserReporter(checked_callbacks(callbacks), arguments, stop=stop.ask, save=stop.ask_save)
@@ -133,6 +133,6 @@ def session(
         opened(setting, steps, workers or SessionOptions(), progress) as (devices, request),
         StepLoop(devices, request, progress) as loop,
     ):
-        yield StepSession(loop, model, stop)
+        yield StepSession(loop, spec, stop)
         outcome = loop.close()
     progress.ended(outcome)

@@ -234,7 +234,7 @@ def saved_model(model: object, arguments: TrainingArguments) -> tuple[Any, Train
     kind = type(model)
     if kind.__module__.startswith("peft."):
         raise ConfigError(
-            f"model_factory: a {kind.__name__} has adapters, which each device makes by itself: give the model that is "
+            f"model: a {kind.__name__} has adapters, which each device makes by itself: give the model that is "
             "adapted, and peft_config=LoraConfig(...)"
         )
     save: Callable[[Path], object] | None = getattr(model, "save_pretrained", None)
@@ -269,7 +269,7 @@ def model_of(
     if not isinstance(tokenizer, str | Path | None):
         raise ConfigError(f"tokenizer: a {type(tokenizer).__name__} is no file or folder; give it as processing_class")
     spec = model_on_data(
-        function_source(factory, "model_factory"),
+        function_source(factory, "model"),
         data=data,
         tokenizer=None if tokenizer is None else Path(tokenizer),
         sequence_length=sequence_length,

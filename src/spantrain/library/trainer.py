@@ -67,7 +67,7 @@ class Trainer:
 
     def __init__(
         self,
-        model_factory: ModelFactory,
+        model: ModelFactory,
         loss_fn: ModelFactory | None = None,
         data: object = None,
         optimizer: object = None,
@@ -86,7 +86,7 @@ class Trainer:
         """Put together what is to be trained; nothing is started yet.
 
         Args:
-            model_factory: a function (docs/library.md); `FILE.py:FUNCTION`; `hf:FOLDER`; one of transformers'; a name.
+            model: a function (docs/library.md); `FILE.py:FUNCTION`; `hf:FOLDER`; one of transformers'; a name.
             loss_fn: a function of outputs and labels: each sample's loss, or their mean.
             data: a text that names data, a function that returns a data set, a data set, or a stream.
             optimizer: `adamw`, `sgd`, a class of torch's, or a `functools.partial` of one.
@@ -106,13 +106,13 @@ class Trainer:
         """
         self._parts, self._stop, self.state = evaluation.checked_parts(parts), StopRequest(), TrainerState()
         self._rows = data if is_stream(data) or (hasattr(data, "__getitem__") and not isinstance(data, str)) else None
-        model_factory, given = saved_model(model_factory, args or TrainingArguments())
-        model = model_of(
-            model_factory, loss_fn, data=_name_of(data) if self._rows is None else None, tokenizer=tokenizer,
-            sequence_length=sequence_length, chat=chat, sample=self._sample(model_factory, sequence_length),
+        named, given = saved_model(model, args or TrainingArguments())
+        spec = model_of(
+            named, loss_fn, data=_name_of(data) if self._rows is None else None, tokenizer=tokenizer,
+            sequence_length=sequence_length, chat=chat, sample=self._sample(named, sequence_length),
         )  # fmt: skip
-        model = with_lora(model, LoraForm.of(self._parts.get("peft_config")))
-        self._setting = Setting(model, given, cluster=cluster, plan=plan, optimizer=optimizer, measure=measure)
+        spec = with_lora(spec, LoraForm.of(self._parts.get("peft_config")))
+        self._setting = Setting(spec, given, cluster=cluster, plan=plan, optimizer=optimizer, measure=measure)
         self._check_parts()
         self._callbacks, self._workers = checked_callbacks(callbacks), workers or SessionOptions()
 
