@@ -204,7 +204,10 @@ def test_an_object_is_written_where_no_other_run_is(tmp_path):
     config, sizes, row = KINDS["BertForSequenceClassification"]
     model, rows = transformers.BertForSequenceClassification(config(**sizes)), [row() for _ in range(8)]
     arguments = spantrain.TrainingArguments(output_dir=tmp_path / "run", max_steps=1)
+    (tmp_path / "run" / "given").mkdir(parents=True)
+    (tmp_path / "run" / "given" / "model-00001-of-00002.safetensors").write_bytes(b"of another")
     trainer = spantrain.Trainer(model, data=rows, args=arguments, measure=False)
+    assert [path.name for path in (tmp_path / "run" / "given").glob("*.safetensors")] == ["model.safetensors"]
     assert trainer.output_dir == tmp_path / "run"
     there = transformers.BertForSequenceClassification.from_pretrained(tmp_path / "run" / "given").state_dict()
     assert all(torch.equal(there[name], value) for name, value in model.state_dict().items())

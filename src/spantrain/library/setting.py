@@ -245,6 +245,8 @@ def saved_model(model: object, arguments: TrainingArguments) -> tuple[Any, Train
     if not resumes and not arguments.overwrite_output_dir:
         refuse_run(out, _OTHER_FOLDER)
     if not (resumes and folder.exists()):
+        for before in folder.glob("*.safetensors"):  # of a model in more files
+            before.unlink()
         save(folder)
     return f"hf:{folder}", replace(arguments, output_dir=out)
 
