@@ -18,6 +18,7 @@ from spantrain.models.data.dataset import open_dataset
 from spantrain.models.data.user import samples_of
 from spantrain.models.graph import build_graph
 from spantrain.models.sampler import Sampler
+from spantrain.models.tracing.library import own_rows
 from spantrain.models.tracing.source import load_model
 from testing.models.zoo.trial import EQUAL, largest_error, planned
 
@@ -181,6 +182,15 @@ def test_a_class_that_only_rows_suit_is_refused_without_them_and_says_so(tmp_pat
     name, _ = saved("BertForSequenceClassification", tmp_path / "model")
     with pytest.raises(ConfigError, match=r"BertForSequenceClassification .* give rows of your own"):
         model_on_data(name)
+
+
+def test_labels_are_taken_by_what_hands_on_all_else(tmp_path):
+    """Where the library writes a class's forward without them, for whoever it derives from."""
+    fields = {"model_type": "qwen3_5", "architectures": ["Qwen3_5ForSequenceClassification"]}
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    assert [one.name for one in own_rows(f"hf:{tmp_path}", {"label": 2, "input_ids": [3, 4], "text": "so"})] == [
+        "input_ids", "labels",
+    ]  # fmt: skip
 
 
 def test_a_functions_rows_are_looked_at_and_tuples_are_read_as_ever(tmp_path):

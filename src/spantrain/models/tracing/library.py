@@ -46,7 +46,7 @@ def library_class(where: str, name: str) -> Any:
 
 
 def library_inputs(name: str) -> tuple[str, ...]:
-    """Return what the forward of the class that `hf:PATH` names takes, by name.
+    """Return what the forward of the class that `hf:PATH` names takes, by name; labels, where it hands on all else.
 
     Raises:
         ConfigError: as `hf_spec`; or it names no class of the library.
@@ -55,7 +55,8 @@ def library_inputs(name: str) -> tuple[str, ...]:
     if not kind:
         raise ConfigError(f"model {name}: its configuration names no class: give `architectures` there")
     given = inspect.signature(library_class(f"model {name}", kind).forward).parameters.values()
-    return tuple(one.name for one in given if one.kind is not one.VAR_KEYWORD)[1:]
+    named = tuple(one.name for one in given if one.kind is not one.VAR_KEYWORD)[1:]
+    return named if LABELS_NAME in named or len(named) + 1 == len(given) else (*named, LABELS_NAME)
 
 
 def own_rows(name: str, sample: object) -> tuple[TensorSpec, ...]:
