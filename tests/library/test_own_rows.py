@@ -18,8 +18,8 @@ from spantrain.models.data.dataset import open_dataset
 from spantrain.models.data.user import samples_of
 from spantrain.models.graph import build_graph
 from spantrain.models.sampler import Sampler
-from spantrain.models.tracing.library import own_rows
 from spantrain.models.tracing.source import load_model
+from spantrain.models.tracing.transformers_classes import own_rows
 from testing.models.zoo.trial import EQUAL, largest_error, planned
 
 TOKENS, WORDS, STEPS, BATCH, RATE = 12, 60, 3, 8, 0.01
@@ -261,7 +261,7 @@ def test_what_pads_or_collates_says_what_rows_are_like(tmp_path):
         padded = [one["input_ids"] + [2] * (9 - len(one["input_ids"])) for one in samples]
         return {"input_ids": torch.tensor(padded), "labels": torch.tensor([one["label"] for one in samples])}
 
-    sample = evaluation.first_sample(name, rows, {"data_collator": collated}, None)
+    sample = evaluation.example_row(name, rows, {"data_collator": collated}, None)
     assert model_on_data(name, sample=sample).sequence_length == 9
     fitting = spantrain.Trainer(name, data=iter(rows), args=spantrain.TrainingArguments(max_steps=1), measure=False)
     assert [len(one["input_ids"]) for one in fitting._rows] == [4, 7, 5]

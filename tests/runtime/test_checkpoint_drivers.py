@@ -18,7 +18,7 @@ from spantrain.runtime.checkpoint.device_files import FilesToBeginWith
 from spantrain.runtime.checkpoint.holding import holding_of
 from spantrain.runtime.checkpoint.manifest import Manifest, latest_checkpoint
 from spantrain.runtime.checkpoint.saver import restore
-from spantrain.runtime.gradients.members import SingleMember
+from spantrain.runtime.gradients.members import MemberGroup
 from spantrain.runtime.gradients.optimizer import build_optimizer
 from spantrain.runtime.recorder import StepRecorder
 from spantrain.runtime.redistribution.exchange import group_of
@@ -114,5 +114,5 @@ def driver_of(plan: Plan, name: str, executor: StageExecutor, mailbox: MemoryMai
                 clock=DeviceClock(device=device, seconds=lambda _op, _samples: None),
             )
         },
-        followers=Followers(SingleMember(), device.torch_device),
+        followers=Followers(MemberGroup(), device.torch_device),
     )

@@ -19,7 +19,7 @@ from spantrain.models.build import build_units
 from spantrain.models.data.dataset import open_dataset
 from spantrain.models.execution.stage import StageExecutor
 from spantrain.models.units import UnitModule, loss_of, rows_read
-from spantrain.runtime.gradients.members import SingleMember
+from spantrain.runtime.gradients.members import MemberGroup
 from spantrain.runtime.recorder import StepRecorder
 from spantrain.runtime.step.driver import StepDriver
 from spantrain.runtime.step.following import Followers
@@ -100,7 +100,7 @@ class Cast:
             context_of(name, self.mailboxes[name], feed, recorder),
             self.plan,
             stages=stages,
-            followers=Followers(SingleMember(), device.torch_device),
+            followers=Followers(MemberGroup(), device.torch_device),
             local=None if restless is None else RestlessLocal(restless),
         )
 

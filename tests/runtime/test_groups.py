@@ -14,7 +14,7 @@ from spantrain.errors import ConfigError
 from spantrain.models.tensor_parallel.division import take
 from spantrain.models.tensor_parallel.group import run_members
 from spantrain.runtime.gradients.groups import group_ranks
-from spantrain.runtime.gradients.members import SingleMember
+from spantrain.runtime.gradients.members import MemberGroup
 from spantrain.runtime.gradients.part_sums import share_parts
 from spantrain.runtime.step.emulation import emulated_seconds, emulated_unit_seconds
 from spantrain.runtime.step.stage_member import unit_shares
@@ -117,7 +117,7 @@ def test_a_group_takes_the_time_of_its_slowest_member_in_each_unit(make_plan, sp
         assert sum(together(Op.FORWARD, 2)) == pytest.approx(0.75 * sum(alone[:4]) + alone[4])
 
 
-class _Exchanging(SingleMember):
+class _Exchanging(MemberGroup):
     """A group whose exchanges took two seconds."""
 
     size = 2

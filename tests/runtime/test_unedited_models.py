@@ -25,7 +25,7 @@ from spantrain.models.randomness.draws import seeded
 from spantrain.models.tracing.batch import OwnLoss, picked
 from spantrain.models.tracing.source import load_model
 from spantrain.models.units import LABELS
-from spantrain.runtime.gradients.members import SingleMember
+from spantrain.runtime.gradients.members import MemberGroup
 from spantrain.runtime.recorder import StepRecorder
 from spantrain.runtime.step.driver import StepDriver
 from spantrain.runtime.step.following import Followers
@@ -90,7 +90,7 @@ def place_of(plan: Plan, name: str, network: dict, feed: SampledFeed) -> Place:
                 clock=DeviceClock(device=device, seconds=lambda _op, _samples: None),
             )
         },
-        followers=Followers(SingleMember(), device.torch_device),
+        followers=Followers(MemberGroup(), device.torch_device),
     )
     return Place(name=name, driver=driver, executor=executor, stage=stage, replica=replica)
 

@@ -22,8 +22,8 @@ from spantrain.models.sources import hf_length
 from spantrain.models.tracing.batch import LABEL_NAMES, LabelLoss, ModelBatch, WholeMeans, picked
 from spantrain.models.tracing.check import called_on
 from spantrain.models.tracing.factory import sample_at, what_was_raised
-from spantrain.models.tracing.library import library_inputs
 from spantrain.models.tracing.source import Loaded, load_model
+from spantrain.models.tracing.transformers_classes import library_inputs
 from spantrain.models.units import IGNORED_LABEL, counted_labels
 
 __all__ = ["EvalPrediction", "PredictionOutput"]
@@ -111,7 +111,9 @@ class CollatedSamples:
         self._example = unit_source(spec).batch() if trains else None
         self._source = "data_collator" if "data_collator" in parts else "processing_class"
         processor = parts.get("processing_class")
-        self._collator = parts.get("data_collator") or _padding(processor, _length(processor, self._example))
+        example = dict(zip(self._example.names, self._example.inputs, strict=False)) if self._example else {}
+        main = None if processor is None else example.get(processor.model_input_names[0])
+        self._collator = parts.get("data_collator") or _padding(processor, None if main is None else main.shape[1])
         self._last: tuple[tuple[int, ...], ModelBatch] | None = None
 
     def __len__(self) -> int:
@@ -186,7 +188,7 @@ def _is_padded(samples: Any, processor: Any) -> bool:
     return isinstance(first, Mapping) and processor.model_input_names[0] in first
 
 
-def first_sample(name: str, samples: Any, parts: TrainerParts, sequence_length: int | None) -> object:
+def example_row(name: str, samples: Any, parts: TrainerParts, sequence_length: int | None) -> object:
     """Return the first sample of a data set or a stream as `hf:FOLDER` is to read all: collated, or padded.
 
     Raises:
@@ -212,13 +214,6 @@ def _padding(processor: Any, length: int | None) -> Any:
 
     how = {} if length is None else {"padding": "max_length", "max_length": length}
     return DataCollatorWithPadding(processor, **how)
-
-
-def _length(processor: Any, example: ModelBatch | None) -> int | None:
-    """Return the length of what a processor makes in the example batch."""
-    inputs = dict(zip(example.names, example.inputs, strict=False)) if example else {}
-    main = inputs.get(processor.model_input_names[0])
-    return None if main is None else main.shape[1]
 
 
 def _collated(collator: Any, samples: list[Any], source: str) -> Any:

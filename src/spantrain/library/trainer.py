@@ -202,7 +202,7 @@ class Trainer:
         ahead = self._rows
         if isinstance(ahead, Iterator):
             self._rows, ahead = tee(ahead)
-        return evaluation.first_sample(str(model), ahead, self._parts, sequence_length)
+        return evaluation.example_row(str(model), ahead, self._parts, sequence_length)
 
     def _check_parts(self) -> None:
         """Refuse parts that the way in which data come has no use for, and a best metric that nobody measures."""

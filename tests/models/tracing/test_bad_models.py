@@ -147,7 +147,7 @@ def test_a_plan_cannot_have_code_loaded_that_a_configuration_names(tmp_path):
 
 
 def test_a_model_of_more_modules_than_any_is_refused_while_it_is_built(monkeypatch, tmp_path):
-    monkeypatch.setattr("spantrain.models.tracing.library._MAX_PARTS", 50)
+    monkeypatch.setattr("spantrain.models.tracing.transformers_classes._MAX_PARTS", 50)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2", "n_embd": 8, "n_head": 2, "n_layer": 9}))
     with pytest.raises(ConfigError, match="has more than 50 modules and parameters"):
         unit_names(resolve_model(f"hf:{tmp_path}"))

@@ -8,7 +8,7 @@ from torch import Tensor
 from spantrain.core.plan import Stage
 from spantrain.models.tensor_parallel.group import ThreadGroup
 from spantrain.runtime.gradients.groups import StageGroups, group_ranks
-from spantrain.runtime.gradients.members import MemberGroup, SingleMember
+from spantrain.runtime.gradients.members import MemberGroup
 
 Mail = Mapping[tuple[int, int], queue.SimpleQueue[Tensor]]
 
@@ -25,7 +25,7 @@ class ThreadMembers(ThreadGroup):
     def meet(cls, size: int) -> "list[MemberGroup]":
         """Return the members of one group; one alone needs no others."""
         if size == 1:
-            return [SingleMember()]
+            return [MemberGroup()]
         members = [member for member in cls.together(size, timeout_s=cls.patience_s) if isinstance(member, cls)]
         mail: Mail = {(a, b): queue.SimpleQueue() for a in range(size) for b in range(size) if a != b}
         for member in members:
@@ -83,7 +83,7 @@ def thread_groups(stage: Stage, *, joined: bool = False) -> dict[str, StageGroup
     for ranks in (tuple(range(len(stage.devices))), *layout.replicas, *layout.rings):
         if ranks not in found:
             found[ranks] = dict(zip(ranks, ThreadMembers.meet(len(ranks)), strict=True))
-    alone = SingleMember()
+    alone = MemberGroup()
     statistics = ThreadMembers.meet(len(stage.devices)) if joined and len(stage.replicas) > 1 else None
     groups = {}
     for rank, device in enumerate(stage.devices):

@@ -64,7 +64,7 @@ def _own_rows(name: str, data: str | None, sample: object) -> tuple[TensorSpec, 
     if not name.startswith("hf:") or not (sample is not None or called or kind == ROWS):
         return ()
     from spantrain.models.tracing.factory import first_sample
-    from spantrain.models.tracing.library import own_rows
+    from spantrain.models.tracing.transformers_classes import own_rows
 
     if sample is None and called:
         sample = first_sample(named_function(str(data), "data"))

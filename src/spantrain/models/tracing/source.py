@@ -26,8 +26,8 @@ from spantrain.models.sources import DROPOUT
 from spantrain.models.statistics import leave_frozen, without_exchange
 from spantrain.models.tracing.batch import LabelLoss, Loss, ModelBatch, OwnLoss, shifts_labels
 from spantrain.models.tracing.factory import call_factory, plain_module
-from spantrain.models.tracing.library import library_batch, library_model, undrawn
 from spantrain.models.tracing.tape import TraceProblem
+from spantrain.models.tracing.transformers_classes import library_batch, library_model, undrawn
 from spantrain.models.units import keeps_statistics, left_behind, set_training
 
 AnyTensor = TypeVar("AnyTensor", bound=Tensor)

@@ -26,7 +26,7 @@ from spantrain.runtime.checkpoint.device_files import FETCHED, FileSender, Files
 from spantrain.runtime.checkpoint.holding import RANDOM_TORCH, Holding, put_back, tensors_of, wanted_of
 from spantrain.runtime.control.requests import SavedFile
 from spantrain.runtime.redistribution.exchange import ExchangeGroup, TensorBlock, boxes_of
-from spantrain.runtime.redistribution.transfer import ExchangeChannel, TensorExchange
+from spantrain.runtime.redistribution.transfer import ExchangeChannel, FilesBeyond, TensorExchange
 
 
 def restore(
@@ -50,7 +50,8 @@ def restore(
     """
     stored_files = files.files
     wanted = wanted_of(holding, stored_files)
-    exchange = TensorExchange(group, stored_files, files, post, at_coordinator=files.at_coordinator, fetch=files.fetch)
+    beyond = FilesBeyond(names=files.at_coordinator, fetch=files.fetch)
+    exchange = TensorExchange(group, stored_files, files, post, beyond=beyond)
     try:
         put_back(holding, optimizer, exchange.run(wanted))
         for name in files.present():  # random numbers go on where this device's file lies here

@@ -21,7 +21,7 @@ from spantrain.core.records import Record
 from spantrain.cost.replicas import rings_of
 from spantrain.cost.sums import carrier_between
 from spantrain.errors import PeerLostError
-from spantrain.runtime.gradients.members import MemberGroup, SingleMember, TorchMembers
+from spantrain.runtime.gradients.members import MemberGroup, TorchMembers
 from spantrain.runtime.gradients.rings import blaming_peers
 
 _REACH = datetime.timedelta(seconds=30)
@@ -34,7 +34,7 @@ class StageGroups(Record):
     world: MemberGroup
     replica: MemberGroup
     ring: MemberGroup
-    """`SingleMember` where the device's parts are summed by its leader."""
+    """A group of one where the device's parts are summed by its leader."""
     parts_meet: bool
     """Whether replicas hold the same parts, member by member: then every member sums its own."""
     in_first_replica: bool = True
@@ -95,7 +95,7 @@ def open_groups(
     rank, size = stage.devices.index(device), len(stage.devices)
     layout = group_ranks(stage)
     if size == 1:
-        return StageGroups(world=SingleMember(), replica=SingleMember(), ring=SingleMember(), parts_meet=True)
+        return StageGroups(world=MemberGroup(), replica=MemberGroup(), ring=MemberGroup(), parts_meet=True)
     assert store is not None, "the devices of a stage need a store to meet at"
     timeout = datetime.timedelta(seconds=timeout_s)
     with blaming_peers("another device of this stage cannot be reached"), ExitStack() as undo:
@@ -147,7 +147,7 @@ def _formed(ranks: tuple[int, ...], size: int, timeout: datetime.timedelta) -> P
 
 
 def _member(group: ProcessGroup | None, *, spread: bool = False) -> MemberGroup:
-    return SingleMember() if group is None else TorchMembers(group, spread=spread)
+    return MemberGroup() if group is None else TorchMembers(group, spread=spread)
 
 
 def hold_store(address: str) -> TCPStore:

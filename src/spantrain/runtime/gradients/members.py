@@ -84,10 +84,6 @@ class MemberGroup:
         return 0.0
 
 
-class SingleMember(MemberGroup):
-    """A group of one."""
-
-
 class TorchMembers(MemberGroup):
     """A process group of torch: Gloo, or NCCL for what lies on CUDA devices.
 

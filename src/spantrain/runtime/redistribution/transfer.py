@@ -21,6 +21,7 @@ from typing import Protocol
 import torch
 
 from spantrain.core.checkpoint import StoredTensor
+from spantrain.core.records import Record
 from spantrain.core.shares import TensorPart
 from spantrain.core.span import Span
 from spantrain.errors import ConfigError, ProtocolError
@@ -58,17 +59,24 @@ class TensorSource(Protocol):
         """Return blocks of the unsplit model's tensors from one file, checked."""
 
 
+class FilesBeyond(Record):
+    """Files that no device of an exchange has."""
+
+    names: Collection[str]
+    fetch: Callable[[str], None]
+    """Has one be readable here."""
+
+
 class TensorExchange:
     """One device's part in an exchange."""
 
     def __init__(
         self, group: exchange.ExchangeGroup, files: Mapping[str, exchange.Described], source: TensorSource,
-        post: ExchangeChannel | None, *, in_memory: bool = False, lanes: str = "", at_coordinator: Collection[str] = (),
-        fetch: Callable[[str], None] = lambda _name: None,
+        post: ExchangeChannel | None, *, in_memory: bool = False, lanes: str = "", beyond: FilesBeyond | None = None,
     ) -> None:  # fmt: skip
         """Take part; `post` may be None where there are no peers. `in_memory`: files have the names of who has them;
-        `lanes`: what distinguishes its messages from those of another exchange of the same step. `at_coordinator`:
-        files that any device can `fetch` from the coordinator's machine, where nobody has them.
+        `lanes`: what distinguishes its messages from those of another exchange of the same step; `beyond`: files that
+        any device can fetch, where nobody has them.
         """
         assert post is not None or not group.peers, "peers need a way to be reached"
         self._group = group
@@ -76,7 +84,7 @@ class TensorExchange:
         self._source = source
         self._post = post
         self._in_memory, self._lanes = in_memory, lanes
-        self._at_coordinator, self._fetch = at_coordinator, fetch
+        self._beyond = beyond
         self._stored: dict[str, StoredTensor] = {
             name: stored for file in files.values() for name, stored in file.tensors.items()
         }
@@ -121,17 +129,17 @@ class TensorExchange:
             if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
                 raise ProtocolError(f"{peer}: says what it has in a way that cannot be read: {str(names)[:100]}")
             have[peer] = tuple(name for name in names if name in self._files)
-        return have | self._fetched(have)
+        return have if self._beyond is None else have | self._fetched(self._beyond, have)
 
-    def _fetched(self, have: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+    def _fetched(self, beyond: FilesBeyond, have: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
         """Return what those have that fetch, by turns, files which nobody has; fetch this device's."""
-        lacking = sorted({*self._at_coordinator}.difference(*have.values()))
+        lacking = sorted({*beyond.names}.difference(*have.values()))
         devices, found = sorted(have), dict[str, tuple[str, ...]]()
         for number, name in enumerate(lacking):
             device = devices[number % len(devices)]
             found[device] = (*found.get(device, have[device]), name)
             if device == self._group.own:
-                self._fetch(name)
+                beyond.fetch(name)
         return found
 
     def _divide(
