@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tarfile
+import threading
 import zipfile
 from collections.abc import Callable, Iterator
 
@@ -124,6 +125,23 @@ def test_what_a_login_prints_is_not_taken_for_an_answer(kept, heard):
     machine = kept(None, "sh", "-c", 'echo welcome; echo "{}"; exec "$@"', "sh")
     machine.start("a", ["-c", "print('here')"], {})
     assert heard.line() == ("a", "here")
+
+
+def test_lines_are_left_out_of_the_worker_that_printed_them(monkeypatch):
+    """Whose output is not sent on as fast as it comes; another one is told nothing of it."""
+    monkeypatch.setattr(keeper.Keeper, "_send", lambda _self: None)
+    monkeypatch.setattr(keeper, "_MOST_WAITING", 4)
+    keeps = keeper.Keeper()
+    for name, lines in (("loud", 9), ("quiet", 0)):
+        worker = subprocess.Popen([sys.executable, "-c", f"print('x\\n' * {lines}, end='')"], stdout=subprocess.PIPE)
+        worker.wait()
+        follows = threading.Thread(target=keeps._follow, args=(name, worker), daemon=True)
+        follows.start()
+        follows.join(0.5)  # it waits for room to tell of the end
+        told = {}
+        while "ended" not in told:
+            told = keeps._outgoing.get(timeout=PATIENCE_S)
+        assert (told["worker"], told["left_out"] > 0) == (name, lines > 0)
 
 
 def test_a_worker_that_prints_faster_than_is_sent_does_not_wait(kept, heard):

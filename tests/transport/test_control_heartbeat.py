@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from spantrain.errors import UsageError
 from spantrain.transport.control.client import ControlClient
 from spantrain.transport.control.heartbeat import HeartbeatThread, Silence
 from spantrain.transport.control.server import ControlServer
@@ -141,6 +142,21 @@ def test_one_that_never_answers_is_lost_and_every_connection_closed() -> None:
     thread.stop()
     assert "the coordinator at there was lost: no heartbeat for" in str(thread.coordinator_lost)
     assert len(client.lines) > 2
+    assert all(line.closed for line in client.lines)
+
+
+def test_a_beat_that_is_refused_leaves_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(_line: Line) -> dict[str, Any]:
+        raise UsageError("the coordinator knows no such worker")
+
+    monkeypatch.setattr(Line, "result", refused)
+    client = Dialled()
+    thread = HeartbeatThread(client, interval_s=60.0, timeout_s=2.0)  # type: ignore[arg-type]
+    thread.start()
+    assert thread.await_loss(PATIENCE_S)
+    thread.stop()
+    assert "knows no such worker" in str(thread.coordinator_lost)
+    assert client.lines
     assert all(line.closed for line in client.lines)
 
 
