@@ -246,6 +246,10 @@ def test_rows_in_files_are_samples_and_some_are_held_out(named, tmp_path):
     assert [len(open_dataset(alone, held_out=part)) for part in (False, True)] == [30, 2]
     with pytest.raises(ConfigError, match="rows are read by classes of hf:FOLDER"):
         model_on_data("gpt2-tiny", data=f"rows:{folder}")
+    for more, says in (('{"input_ids": [5, 6], "label": 1}', "has shape"), ('{"input_ids": [5, 6, 7]}', "is missing")):
+        (folder / "test.jsonl").write_text(lines[0] + "\n" + more)
+        with pytest.raises(ConfigError, match=rf"test\.jsonl, line 2: .* {says}.*pad or cut all to one"):
+            open_dataset(spec)
     (folder / "none.jsonl").write_text("")
     with pytest.raises(ConfigError, match="has no rows"):
         model_on_data(name, data=f"rows:{folder / 'none.jsonl'}")

@@ -176,7 +176,7 @@ def hf_spec(
     """
     fields = _fields(name)
     architecture = _architecture(f"model {name}", fields)
-    objective = _objective(architecture)
+    objective = objective_of(architecture)
     if rows and architecture:
         objective = OWN
         tokens = [one.shape_per_sample[0] for one in rows if one.name == "input_ids" and one.shape_per_sample]
@@ -209,16 +209,8 @@ def hf_spec(
     return spec
 
 
-def reads_plain_data(name: str) -> bool:
-    """Whether the class of `hf:PATH` is one that learns from text or from classes of pictures as they are.
-
-    Raises:
-        ConfigError: as `hf_spec`.
-    """
-    return _objective(hf_class(name)) is not None
-
-
-def _objective(architecture: str) -> str | None:
+def objective_of(architecture: str) -> str | None:
+    """Return what a class learns from text, or from classes of pictures, as they are; None: it does not."""
     return next((value for ending, value in _OBJECTIVES.items() if architecture.endswith(ending)), None)
 
 

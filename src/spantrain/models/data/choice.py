@@ -12,7 +12,7 @@ from spantrain.errors import ConfigError
 from spantrain.models.catalog.catalog import is_text, resolve_model
 from spantrain.models.data import records
 from spantrain.models.data.conversations import CHAT_TEMPLATES, conversation_fields
-from spantrain.models.sources import DROPOUT, hf_configuration, is_factory, reads_plain_data, source_digest
+from spantrain.models.sources import DROPOUT, hf_class, hf_configuration, is_factory, objective_of, source_digest
 
 IMAGE_SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".webp"})
 CHAT = "chat"
@@ -43,7 +43,7 @@ def model_on_data(
         ConfigError: there is no such model, data or tokenizer, or they do not fit each other.
     """
     if sequence_length is None or not is_factory(name):
-        if data is not None and name.startswith("hf:") and Path(data).exists() and not reads_plain_data(name):
+        if data is not None and name.startswith("hf:") and Path(data).exists() and not objective_of(hf_class(name)):
             data = f"{ROWS}:{data}"
         rows = _own_rows(name, data, sample)
         spec = resolve_model(name, sequence_length=sequence_length, data_given=data is not None, rows=rows)

@@ -10,10 +10,11 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from spantrain.core.units import ModelSpec
+from spantrain.core.units import ModelSpec, TensorSpec
 from spantrain.errors import ConfigError
 from spantrain.formats.tensor_bytes import byte_view
 from spantrain.models.data.choice import class_count, known_tokens
@@ -123,15 +124,26 @@ def open_rows(spec: ModelSpec, *, held_out: bool) -> UserSamples:
     """Open `rows:PATH`: rows to train on, or those that are held out, by the names of their files or one in sixteen.
 
     Raises:
-        ConfigError: there are no rows, or one is none.
+        ConfigError: there are no rows, or one is none, or unlike the first.
     """
     place = Path(spec.dataset.partition(":")[2])
     if is_saved_set(place):
         parts = load_saved_dataset(place)
     else:
-        parts = [[row for _, row in part] for part in record_parts(place)]
+        parts = [[_checked(row, where, spec.rows) for where, row in part] for part in record_parts(place)]
     remedy = "give more, or a part that is called test"
     return _part(parts[held_out and len(parts) > 1], spec, divided=len(parts) > 1, held_out=held_out, remedy=remedy)
+
+
+def _checked(row: Mapping[str, Any], where: str, wanted: Sequence[TensorSpec]) -> Mapping[str, Any]:
+    for one in wanted:
+        names = LABEL_NAMES if one.name == LABELS_NAME else (one.name,)
+        shape = next((np.shape(row[name]) for name in names if name in row), None)
+        if shape != one.shape_per_sample:
+            found = "is missing" if shape is None else f"has shape {list(shape)}"
+            like = f"that of the first row {list(one.shape_per_sample)}"
+            raise ConfigError(f"{where}: {one.name} {found}, {like}; pad or cut all to one, labels by {IGNORED_LABEL}")
+    return row
 
 
 def _part(samples: Any, spec: ModelSpec, *, divided: bool, held_out: bool, remedy: str) -> UserSamples:

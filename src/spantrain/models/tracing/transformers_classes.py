@@ -132,7 +132,9 @@ def library_batch(spec: ModelSpec) -> ModelBatch:
         ConfigError: no tensor is of such a type, or so large.
     """
     if spec.rows:
-        known = max(1, _vocabulary(hf_configuration(spec)))
+        fields = hf_configuration(spec)
+        sizes = [part.get("vocab_size") for part in (fields, fields.get("text_config")) if isinstance(part, Mapping)]
+        known = max((size for size in sizes if isinstance(size, int)), default=1)
         example = {tensor.name: _example(tensor, known) for tensor in spec.rows}
         return split_batch(example, source=f"model {spec.name}")
     if spec.objective == "classify":
@@ -150,12 +152,6 @@ def library_batch(spec: ModelSpec) -> ModelBatch:
     read = torch.zeros(_EXAMPLES, length // 2, dtype=torch.int64)
     written = torch.zeros(_EXAMPLES, length - length // 2, dtype=torch.int64)
     return ModelBatch(inputs=(read, written), names=("input_ids", "decoder_input_ids"), labels=written)
-
-
-def _vocabulary(fields: Mapping[str, Any]) -> int:
-    """Return how many tokens a configuration knows, or that of its text; 0: it does not say."""
-    sizes = [part.get("vocab_size") for part in (fields, fields.get("text_config")) if isinstance(part, Mapping)]
-    return max((size for size in sizes if isinstance(size, int)), default=0)
 
 
 def _example(tensor: TensorSpec, known: int) -> Tensor:
