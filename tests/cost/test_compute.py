@@ -24,8 +24,8 @@ def test_one_point_scales_in_proportion(cost_profile):
 
 def test_a_stage_is_the_sum_of_its_units(cost_profile):
     cost = ComputeCost(cost_profile)
-    assert cost.stage_seconds(range(1, 3), "a0", Op.FORWARD, 4) == pytest.approx(0.01)
-    assert cost.stage_seconds(range(3), "b0", Op.FORWARD, 2) == pytest.approx(0.03)
+    assert cost.kind_seconds(range(1, 3), "fast", Op.FORWARD, 4) == pytest.approx(0.01)
+    assert cost.kind_seconds(range(3), "slow", Op.FORWARD, 2) == pytest.approx(0.03)
 
 
 def test_a_missing_kind_is_named(cost_profile):

@@ -57,7 +57,7 @@ def test_one_replica_sums_nothing(cost_profile):
         assert rings_of(alone) == ()
         assert cost.end_of_step_s(alone) == ()
         assert not cost.sent_bytes(alone)
-        plain = cost.groups.compute.stage_seconds(range(3), "a0", Op.FORWARD, 2)
+        plain = cost.groups.compute.kind_seconds(range(3), "fast", Op.FORWARD, 2)
         assert cost.action_s(alone, alone.replicas[0], Op.FORWARD, 2) == pytest.approx(plain)
 
 

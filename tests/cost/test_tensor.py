@@ -50,7 +50,7 @@ def measured_together(profile, ratio=0.6):
 def test_an_even_group_takes_what_was_measured_at_its_degree(cost_profile):
     cost = GroupCost(measured_together(divisible(cost_profile, 1, 2, 1)))
     one = cost.replica_seconds(range(3), group("a0"), Op.BACKWARD, 6)
-    assert one == pytest.approx(cost.compute.stage_seconds(range(3), "a0", Op.BACKWARD, 6))
+    assert one == pytest.approx(cost.compute.kind_seconds(range(3), "fast", Op.BACKWARD, 6))
     assert cost.replica_seconds(range(3), group("a0", "a1"), Op.BACKWARD, 6) == pytest.approx(0.6 * one)
     assert cost.replica_seconds(range(3), group("a0", "a1", shares=(1, 1)), Op.BACKWARD, 6) == pytest.approx(0.6 * one)
 
@@ -124,7 +124,7 @@ def test_uneven_shares_are_reckoned_though_even_ones_were_measured(cost_profile)
     even, uneven = (
         seconds_of(cost, range(3), ("a0", "a1"), shares, Op.BACKWARD_WEIGHT, 4) for shares in ((1.0, 1.0), (2.0, 1.0))
     )
-    alone = cost.compute.stage_seconds(range(3), "a0", Op.BACKWARD_WEIGHT, 4)
+    alone = cost.compute.kind_seconds(range(3), "fast", Op.BACKWARD_WEIGHT, 4)
     assert (even, uneven) == (pytest.approx(0.1 * alone), pytest.approx(alone * 2 / 3))
 
 
@@ -150,7 +150,7 @@ def test_shares_count_by_their_ratio_and_a_group_never_beats_its_parts(cost_prof
     scaled = tuple(scale * share for share in shares)
     assert seconds_of(cost, range(3), devices, scaled, op, samples) == pytest.approx(seconds)
     alone = seconds_of(cost, range(3), ("a0",), (1.0,), op, samples)
-    assert alone == pytest.approx(cost.compute.stage_seconds(range(3), "a0", op, samples))
+    assert alone == pytest.approx(cost.compute.kind_seconds(range(3), "fast", op, samples))
     assert seconds >= alone * max(shares) / sum(shares) * (1 - 1e-9)
     if not any(sums):
         assert seconds == pytest.approx(alone)

@@ -132,7 +132,7 @@ def test_goal_counts_what_is_broken_first():
 
 
 def test_a_pool_needs_devices():
-    with pytest.raises(ValueError, match="counts must be positive"):
+    with pytest.raises(ValueError, match="count must be at least 1, got 0"):
         DevicePool(kind="fast", site="here", count=0, host_size=4)
 
 

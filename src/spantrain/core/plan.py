@@ -10,7 +10,7 @@ from spantrain.core.cluster import Cluster
 from spantrain.core.outer.groups import OuterPlan
 from spantrain.core.planned.hints import DispatchHints
 from spantrain.core.planned.report import ProfileReference
-from spantrain.core.records import Bounds, Record, check_bounds
+from spantrain.core.records import Bounds, Record, WithinBounds
 from spantrain.core.shares import StateSharding
 from spantrain.core.span import Span, divided, divided_sizes
 from spantrain.core.units import ModelSpec
@@ -31,7 +31,7 @@ class SumModel(StrEnum):
     ALPA = "alpa"
 
 
-class GradientSums(Record):
+class GradientSums(WithinBounds):
     """How a stage's gradients are summed over its replicas, which runtime and simulator both follow."""
 
     model: SumModel = SumModel.SPANTRAIN
@@ -44,9 +44,6 @@ class GradientSums(Record):
     """Whether a bucket is summed as soon as it is whole, beside the last backward; else all come behind it."""
     at_once: Annotated[int, Bounds(low=1, high=64)] = 2
     """Most buckets under way at once where Gloo carries them: two, as torch's has threads for. NCCL sums one by one."""
-
-    def __post_init__(self) -> None:
-        check_bounds(self)
 
     @property
     def copied_bytes(self) -> int:

@@ -8,7 +8,7 @@ from itertools import pairwise, permutations
 from typing import Annotated
 
 from spantrain.core.cluster import Cluster
-from spantrain.core.records import Bounds, NotNegative, Positive, Record, check_bounds
+from spantrain.core.records import Bounds, NotNegative, Positive, Record, WithinBounds, check_bounds
 from spantrain.core.units import ModelSpec, UnitGraph
 from spantrain.formats.precision import check_dtype
 
@@ -164,7 +164,7 @@ class DeviceScore(Record):
     """Seconds of each task."""
 
 
-class RuntimeCosts(Record):
+class RuntimeCosts(WithinBounds):
     """What the runtime itself takes, measured in a rehearsal on the devices that train: `app.profiling.rehearsal`."""
 
     action_s: NotNegative
@@ -173,9 +173,6 @@ class RuntimeCosts(Record):
     """What a message takes besides its link: the software of both ends, until the action that needs it starts."""
     step_end_s: NotNegative
     """From the end of all work and sums of a step to the start of the next one's work: the barrier and the update."""
-
-    def __post_init__(self) -> None:
-        check_bounds(self)
 
 
 class Provenance(Record):

@@ -88,6 +88,13 @@ def check_bounds(one: object, where: str = "") -> None:
         raise ValueError((f"{where}: " if where else "") + "; ".join(wrong))
 
 
+class WithinBounds(Record):
+    """One whose numbers are within their fields' bounds."""
+
+    def __post_init__(self) -> None:
+        check_bounds(self)
+
+
 def type_problems(one: Any) -> list[str]:
     """Say which fields of a dataclass that are for numbers hold none; None is one where it is allowed."""
     hints: Mapping[str, Any] = get_type_hints(type(one))

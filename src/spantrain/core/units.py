@@ -7,7 +7,7 @@ from dataclasses import field
 from functools import cached_property
 from typing import Annotated
 
-from spantrain.core.records import Bounds, NotNegative, Record, check_bounds
+from spantrain.core.records import Bounds, NotNegative, Record, WithinBounds, check_bounds
 from spantrain.core.shares import ALONE, MemberBytes, MemberShare, TensorPieces, divided_share
 from spantrain.formats.registry import WireFormat
 
@@ -57,7 +57,7 @@ class TensorSpec(Record):
         return wire_format.codec.sample_bytes(self.dtype, self.bytes_per_sample, len(self.shape_per_sample))
 
 
-class ModelSpec(Record):
+class ModelSpec(WithinBounds):
     """Which model, at which size, on which data: enough to build it anywhere, with the same weights."""
 
     name: str
@@ -89,9 +89,6 @@ class ModelSpec(Record):
     def is_brought(self) -> bool:
         """Whether it is none of the catalogue's."""
         return self.family in ("hf", "factory")
-
-    def __post_init__(self) -> None:
-        check_bounds(self)
 
 
 class WholeMicroBatch(Record):

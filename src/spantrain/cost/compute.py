@@ -100,10 +100,6 @@ class ComputeCost:
         sums = self.prefix_seconds(kind, op, samples)
         return sums[units.stop] - sums[units.start]
 
-    def stage_seconds(self, units: range, device: str, op: Op, samples: int) -> float:
-        """Return the seconds of one action of a stage on a device alone, by the device's name."""
-        return self.kind_seconds(units, self._profile.cluster.device_by_name[device].kind, op, samples)
-
 
 def _seconds(timing: UnitTiming, op: Op) -> float:
     match op:

@@ -30,21 +30,21 @@ class OuterTrainerCallback(TrainerCallback):  # type: ignore[misc]
         self._join = join
         self._finish_s = finish_s
         self._outer: OuterOptimizer | None = None
-        self._tokens_seen = 0
+        self._tokens_seen = 0  # over all processes; 0 where the Trainer does not count them
         self.metrics = OuterMetrics()
         """What the outer optimizer did, as of the last step."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, *, model: nn.Module, **_more: Any) -> None:  # noqa: ARG002
         """Join."""
         self.close()
-        self._tokens_seen = _tokens_of(state)
+        self._tokens_seen = int(state.num_input_tokens_seen)
         self._outer = self._join((name, one) for name, one in model.named_parameters() if one.requires_grad)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_more: Any) -> None:  # noqa: ARG002
         """Count a step, and take a version if one has come."""
         if self._outer is None:
             return
-        before, self._tokens_seen = self._tokens_seen, _tokens_of(state)
+        before, self._tokens_seen = self._tokens_seen, int(state.num_input_tokens_seen)
         tokens = (self._tokens_seen - before) // max(1, args.world_size)
         samples = args.per_device_train_batch_size * args.gradient_accumulation_steps
         self._outer.step(tokens=tokens or samples)
@@ -62,8 +62,3 @@ class OuterTrainerCallback(TrainerCallback):  # type: ignore[misc]
         if self._outer is not None:
             self._outer.close()
             self._outer = None
-
-
-def _tokens_of(state: Any) -> int:
-    """Return the tokens that a Trainer has counted, over all processes; 0 where it does not."""
-    return int(state.num_input_tokens_seen)

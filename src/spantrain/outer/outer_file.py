@@ -221,13 +221,8 @@ def _read_master(at: Field | None, folder: Path) -> MemberPlace:
 
 def _read_shards(at: Field | None, folder: Path) -> tuple[MemberPlace, ...]:
     """Read the shards, in the order in which they hold layers; what is wrong becomes problems."""
-    items = at.items() if at else []
-    if at and not items and at.is_list_or_empty:
-        at.problem("the outer optimizer needs at least one shard")
-    if at and len(items) > _MAX_SHARDS:
-        at.problem(f"{len(items)} shards are more than {_MAX_SHARDS}; give fewer, each with more layers")
     shards: list[MemberPlace] = []
-    for item in items:
+    for item in _items(at, "shard", _MAX_SHARDS, "give fewer, each with more layers"):
         row = item.table(required=("name", "address", "snapshots"), optional=("listen",))
         name = _name(row, item, "shard", [shard.name for shard in shards])
         if len(name) > _MAX_LETTERS:
@@ -329,13 +324,13 @@ def _read_places(at: Field) -> tuple[int, OuterPlaces]:
     )
 
 
-def _items(at: Field | None, what: str) -> list[Field]:
+def _items(at: Field | None, what: str, most: int = _MAX_ITEMS, remedy: str = "leave some out") -> list[Field]:
     items = at.items() if at else []
     if at and not items and at.is_list_or_empty:
-        at.problem(f"placement needs at least one {what}")
-    if at and len(items) > _MAX_ITEMS:
-        at.problem(f"{len(items)} entries are more than {_MAX_ITEMS}; leave some out")
-    return items[:_MAX_ITEMS]
+        at.problem(f"at least one {what} is needed")
+    if at and len(items) > most:
+        at.problem(f"{len(items)} {what}s are more than {most}; {remedy}")
+    return items[:most]
 
 
 def _read_rates(at: Field, clusters: tuple[str, ...]) -> dict[str, float]:

@@ -1,11 +1,11 @@
 """Schedules by name: ours, and those that installed packages add (`docs/contributing.md` has the recipe)."""
 
-import difflib
 from collections.abc import Mapping, Sequence
 from functools import cache
 from types import MappingProxyType
 
 from spantrain.core.action import Action
+from spantrain.core.names import unknown_name
 from spantrain.core.plan import Plan
 from spantrain.errors import PlanError, UsageError
 from spantrain.plugins import modules_of, with_plugins
@@ -52,9 +52,7 @@ def schedule_named(name: str) -> RegisteredSchedule:
     known = schedules()
     if name in known:
         return known[name]
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    raise UsageError(f"unknown schedule {name!r}; {hint}choose one of {', '.join(known)}")
+    raise UsageError(unknown_name("schedule", name, known))
 
 
 def check_schedule(name: str) -> str:

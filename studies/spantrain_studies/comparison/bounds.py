@@ -45,7 +45,7 @@ def bounds_of(profile: Profile, global_batch: int, plan: Plan | None, *, shaped:
 
 def _most_samples_per_s(compute: ComputeCost, graph: UnitGraph, device: Device, global_batch: int) -> float:
     units = range(len(graph.units))
-    return global_batch / sum(compute.stage_seconds(units, device.name, op, global_batch) for op in SPLIT_OPS)
+    return global_batch / sum(compute.kind_seconds(units, device.kind, op, global_batch) for op in SPLIT_OPS)
 
 
 def _through_links(cluster: Cluster, global_batch: int, size_bytes: int) -> float:

@@ -222,13 +222,13 @@ def test_backward_and_forward_are_those_of_the_slowest_member(make_cluster, make
     profile = make_profile(make_cluster({"lan": {"a": 0.004, "b": 0.001}}), make_graph(4))
     job = JobSpec(global_batch=64)
     tables, compute = tables_of(profile, job, ["a", "b"], 32), ComputeCost(profile)
-    units = range(6)
+    units, kinds = range(6), [profile.cluster.device_by_name[name].kind for name in "ab"]
     samples = tables.samples(0, 2, units, held=1)
     assert sum(samples) == 32
     assert samples[0] > samples[1]
     step = tables.step(0, 2, 1)
     slowest = {
-        op: max(compute.stage_seconds(units, name, op, count) for name, count in zip("ab", samples, strict=True))
+        op: max(compute.kind_seconds(units, kind, op, count) for kind, count in zip(kinds, samples, strict=True))
         for op in (Op.FORWARD, Op.BACKWARD)
     }
     assert step.both[0, 6] == pytest.approx(sum(slowest.values()))

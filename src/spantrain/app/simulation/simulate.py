@@ -10,7 +10,6 @@ from pathlib import Path
 
 from spantrain.app.planning.plan_files import check_fits_profile, under_schedule, with_room_for_two
 from spantrain.config.files.text_files import write_atomically
-from spantrain.config.prices import load_prices
 from spantrain.config.traces.network_traces import Changes, NetworkTrace
 from spantrain.core.plan import Plan, Stage
 from spantrain.core.profile import Profile
@@ -19,9 +18,10 @@ from spantrain.core.records import Record
 from spantrain.core.speed import SpeedTrace
 from spantrain.cost.held_sizes import HeldBytes, divisions_of
 from spantrain.cost.memory import MemoryCost
-from spantrain.cost.money import Energy, Money, energy_of_step, money_of_step
+from spantrain.cost.money import Energy, Money
 from spantrain.cost.network import NetworkCost
 from spantrain.errors import InfeasiblePlanError, PlanError, ScheduleError
+from spantrain.planner.engine.evaluate import spent_in_step
 from spantrain.planner.engine.predict import costs_of, predict, with_best_order
 from spantrain.schedule.layout import CutLayout, check_limits, minimum_in_flight
 from spantrain.schedule.render.perfetto import perfetto_json
@@ -186,14 +186,7 @@ class _Case:
         """Return the figures of a simulated schedule."""
         costs = ProfileCosts(self._request.profile, plan)
         bound_s = None if self._request.staleness else step_bound_s(plan, costs)
-        sent = Counter(result.link_bytes)
-        sent.update(costs.end_of_step_bytes())
-        busy_s = {device: ratio * result.step_s for device, ratio in result.utilisation.items()}
-        cluster = self._request.profile.cluster
-        energy = energy_of_step(cluster, result.step_s, busy_s=busy_s, sent_bytes=sent)
-        money = money_of_step(
-            cluster, result.step_s, joules_by_device=energy.by_device, sent_bytes=sent, prices=load_prices()
-        )
+        _, energy, money = spent_in_step(self._request.profile.cluster, result, costs)
         return ScheduleOutcome(
             schedule=schedule,
             step_s=result.step_s,

@@ -6,12 +6,12 @@ from dataclasses import field
 from enum import StrEnum
 from typing import Annotated
 
-from spantrain.core.records import Bounds, NotNegative, Record, check_bounds
+from spantrain.core.records import Bounds, NotNegative, Record, WithinBounds, check_bounds
 
 _BYTES_PER_GB = 1e9
 
 
-class KindPrice(Record):
+class KindPrice(WithinBounds):
     """What a device of a kind costs at a site."""
 
     usd_per_hour: NotNegative = 0.0
@@ -20,9 +20,6 @@ class KindPrice(Record):
     """Of an owned one, which costs its electricity; rents hold that."""
     preemptions_per_hour: NotNegative = 0.0
     """At a spot price: how often a machine is taken away."""
-
-    def __post_init__(self) -> None:
-        check_bounds(self)
 
     @property
     def is_rented(self) -> bool:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from spantrain.core.outer.layers import group_layers, named_layers
 from spantrain.core.outer.stages import INNER_STEPS, OuterCluster
+from spantrain.core.records import NotNegative, Positive, bound_problems
 from spantrain.errors import UsageError
 from spantrain.outer.client.data import LeasedBatches
 from spantrain.outer.client.metrics import OuterMetrics
@@ -31,12 +32,12 @@ Parameters = Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]
 class OuterOptions:
     """What few need to change."""
 
-    wait_for_start_s: float = 30.0
+    wait_for_start_s: NotNegative = 30.0
     """How long to wait, before the first step, for the newest version or until this cluster brings the first."""
-    wait_for_round_s: float = 600.0
+    wait_for_round_s: Positive = 600.0
     """Where the master bounds how far to train on behind a push (`ahead` of its settings): how long to stand still
     before training on in any case."""
-    wait_for_data_s: float = 2.0
+    wait_for_data_s: NotNegative = 2.0
     """With no chunk of data left: how long the master must have been away, before training on samples that do not
     count."""
     encrypted: bool = True
@@ -47,11 +48,8 @@ class OuterOptions:
     """Another way to a master than by the network."""
 
     def __post_init__(self) -> None:
-        if min(self.wait_for_start_s, self.wait_for_data_s) < 0 or self.wait_for_round_s <= 0:
-            raise UsageError(
-                "wait_for_start_s and wait_for_data_s must not be negative, wait_for_round_s must be positive; "
-                f"got {self.wait_for_start_s}, {self.wait_for_data_s} and {self.wait_for_round_s}"
-            )
+        if problems := bound_problems(self):
+            raise UsageError("; ".join(problems))
 
 
 class OuterOptimizer:

@@ -35,7 +35,7 @@ from dataclasses import field, replace
 from statistics import fmean, median, median_low, pstdev
 from typing import Annotated
 
-from spantrain.core.records import Bounds, Record, check_bounds
+from spantrain.core.records import Bounds, NotNegative, Record, WithinBounds, check_bounds
 
 _REACH = 1.0
 """How far from the mean a norm counts at most, as a logarithm: a factor of 2.7."""
@@ -44,7 +44,7 @@ _DEVIATIONS = (0.25, 0.6)
 _MIN_IN_A_ROW = 2
 
 
-class GuardSettings(Record):
+class GuardSettings(WithinBounds):
     """How strict to be."""
 
     smoothing: Annotated[float, Bounds(over=0, under=1)] = 0.02
@@ -59,9 +59,6 @@ class GuardSettings(Record):
     restart_after: Annotated[int, Bounds(low=1, high=10**6)] = 8
     """Pushes left out in a row, of all clusters, after which those that sent them are judged as new ones."""
 
-    def __post_init__(self) -> None:
-        check_bounds(self)
-
 
 class NormLevel(Record):
     """What is known of one cluster's norms."""
@@ -70,24 +67,21 @@ class NormLevel(Record):
     """Let in since it was new; empty when there are enough."""
     mean: float | None = None
     """Of the norms' logarithms; None while it is new."""
-    deviation: float = 0.0
+    deviation: NotNegative = 0.0
     """Of the logarithms."""
-    count: int = 0
+    count: Annotated[int, Bounds(low=0)] = 0
     """Norms that were let in since it was new, up to those that alpha remembers."""
     last: float | None = None
     """The last norm that was finite and not 0, let in or not."""
-    tokens: float = 0.0
+    tokens: NotNegative = 0.0
     """Of a usual push among those that were let in, by the mean of the logarithms; 0: not known."""
-    refused_in_row: int = 0
+    refused_in_row: Annotated[int, Bounds(low=0)] = 0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.tokens < math.inf:
-            raise ValueError(f"a cluster's tokens must be finite and not negative; got {self}")
+        check_bounds(self)
         norms = (*self.norms, 1.0 if self.last is None else self.last)
-        if not all(math.isfinite(norm) and norm > 0 for norm in norms) or min(self.refused_in_row, self.count) < 0:
-            raise ValueError(f"a cluster's norms must be finite and positive, and its counts not negative; got {self}")
-        if not math.isfinite(self.mean or 0.0) or not 0 <= self.deviation < math.inf:
-            raise ValueError(f"a mean must be finite, a deviation finite and not negative; got {self}")
+        if not all(math.isfinite(norm) and norm > 0 for norm in norms) or not math.isfinite(self.mean or 0.0):
+            raise ValueError(f"a cluster's norms must be finite and positive, and a mean finite; got {self}")
 
     @property
     def usual(self) -> float | None:

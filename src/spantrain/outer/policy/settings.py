@@ -5,13 +5,13 @@ from dataclasses import field
 from typing import Annotated
 
 from spantrain.core.outer.events import Ticket
-from spantrain.core.records import Bounds, Record, check_bounds
+from spantrain.core.records import Bounds, Record, WithinBounds
 from spantrain.formats.registry import WireFormat
 from spantrain.outer.policy.chunks import ChunkState
 from spantrain.outer.policy.guard import GuardSettings, GuardState
 
 
-class OuterSettings(Record):
+class OuterSettings(WithinBounds):
     """How the master decides."""
 
     grace_s: Annotated[float, Bounds(low=0)] = 1.0
@@ -51,9 +51,6 @@ class OuterSettings(Record):
     fragments: Annotated[int, Bounds(low=1, high=1000)] = 1
     """Of the layers, each with pushes, windows and versions of its own, at other steps; 1 for all layers at once."""
     guard: GuardSettings = field(default_factory=GuardSettings)
-
-    def __post_init__(self) -> None:
-        check_bounds(self)
 
 
 class ClusterRecord(Record):

@@ -1,6 +1,7 @@
 """What a plan would do, on the scale that all strategies share: event simulator, memory, money, energy."""
 
 import statistics
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -11,7 +12,7 @@ from spantrain.core.plan import Plan, Stage
 from spantrain.core.planned.hints import DispatchHints
 from spantrain.core.profile import Profile
 from spantrain.cost.memory import MemoryCost
-from spantrain.cost.money import Prices, energy_of_step, money_of_step
+from spantrain.cost.money import Energy, Money, Prices, energy_of_step, money_of_step
 from spantrain.cost.network import NetworkCost
 from spantrain.cost.replicas import ReplicaCost
 from spantrain.errors import InfeasiblePlanError, ProfileError
@@ -89,13 +90,7 @@ class Evaluator:
     def _evaluate(self, plan: Plan, peaks: Mapping[str, int]) -> tuple[Evaluation, dict[tuple[str, str], int]]:
         costs = costs_of(plan, self._profile, self._replicas(plan.dtype))
         result = simulate_whole(plan, costs)
-        sent = _sent_bytes(result, costs)
-        cluster = self._profile.cluster
-        busy_s = {device: ratio * result.step_s for device, ratio in result.utilisation.items()}
-        energy = energy_of_step(cluster, result.step_s, busy_s=busy_s, sent_bytes=sent)
-        money = money_of_step(
-            cluster, result.step_s, joules_by_device=energy.by_device, sent_bytes=sent, prices=load_prices()
-        )
+        sent, energy, money = spent_in_step(self._profile.cluster, result, costs)
         evaluation = Evaluation(
             step_s=result.step_s,
             samples_per_s=result.samples_per_s,
@@ -128,7 +123,7 @@ def link_loads(plan: Plan, profile: Profile) -> dict[str, LinkLoad]:
     """Return the load of a plan's links between places (`lab->office`) and lines of sites (`lab up`), by first use."""
     costs = costs_of(plan, profile)
     result = simulate_whole(plan, costs)
-    return _loads(NetworkCost(profile), _sent_bytes(result, costs), result.step_s)
+    return _loads(NetworkCost(profile), spent_in_step(profile.cluster, result, costs)[0], result.step_s)
 
 
 def _loads(network: NetworkCost, sent: Mapping[tuple[str, str], int], step_s: float) -> dict[str, LinkLoad]:
@@ -145,12 +140,16 @@ def _loads(network: NetworkCost, sent: Mapping[tuple[str, str], int], step_s: fl
     }
 
 
-def _sent_bytes(result: SimulationResult, costs: ProfileCosts) -> dict[tuple[str, str], int]:
-    """Return what devices send each other in a step, sums at its end included."""
-    sent = dict(result.link_bytes)
-    for pair, size_bytes in costs.end_of_step_bytes().items():
-        sent[pair] = sent.get(pair, 0) + size_bytes
-    return sent
+def spent_in_step(
+    cluster: Cluster, result: SimulationResult, costs: ProfileCosts
+) -> tuple[Counter[tuple[str, str]], Energy, Money]:
+    """Return the bytes that devices send each other in a step, sums at its end included, and what it costs."""
+    sent = Counter(result.link_bytes)
+    sent.update(costs.end_of_step_bytes())
+    busy_s = {device: ratio * result.step_s for device, ratio in result.utilisation.items()}
+    energy = energy_of_step(cluster, result.step_s, busy_s=busy_s, sent_bytes=sent)
+    prices, joules = load_prices(), energy.by_device
+    return sent, energy, money_of_step(cluster, result.step_s, joules_by_device=joules, sent_bytes=sent, prices=prices)
 
 
 def check_kinds(profile: Profile, devices: Sequence[str], job: JobSpec) -> None:

@@ -1,10 +1,10 @@
 """Strategies by name: ours, and those that installed packages add (`docs/contributing.md` has the recipe)."""
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
+from spantrain.core.names import unknown_name
 from spantrain.errors import UsageError
 from spantrain.planner.request import Strategy
 from spantrain.planner.strategies import baselines
@@ -78,7 +78,5 @@ def strategies_named(names: Sequence[str]) -> tuple[str, ...]:
         elif name in known:
             found[name] = None
         else:
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-            hint = f"did you mean {near[0]!r}? " if near else ""
-            raise UsageError(f"unknown strategy {name!r}; {hint}choose all, or some of {', '.join(known)}")
+            raise UsageError(unknown_name("strategy", name, ("all", *known)))
     return tuple(found)

@@ -198,7 +198,8 @@ def _proposals(request: PlanRequest, devices: Sequence[str]) -> Iterator[Proposa
 
 def _network(spans: SpanTables, devices: Sequence[str]) -> DeviceNetwork:
     whole, ops = range(spans.units), (Op.FORWARD, Op.BACKWARD)
-    seconds = [sum(spans.compute.stage_seconds(whole, name, op, 1) for op in ops) for name in devices]
+    kinds = [spans.profile.cluster.device_by_name[name].kind for name in devices]
+    seconds = [sum(spans.compute.kind_seconds(whole, kind, op, 1) for op in ops) for kind in kinds]
     return DeviceNetwork(spans.network, devices, [1 / max(second, 1e-12) for second in seconds])
 
 

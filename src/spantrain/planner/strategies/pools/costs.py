@@ -5,28 +5,24 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Annotated, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
+from spantrain.core.records import Bounds, WithinBounds
 from spantrain.cost.span_tables import Array
 from spantrain.cost.sums import around
 from spantrain.planner.request import Constraints, Objective
 
 
-@dataclass(frozen=True, kw_only=True)
-class DevicePool:
+class DevicePool(WithinBounds):
     """Devices of one kind, in hosts of one size, in one site."""
 
     kind: str
     site: str
-    count: int
-    host_size: int
+    count: Annotated[int, Bounds(low=1)]
+    host_size: Annotated[int, Bounds(low=1)]
     """Devices in one host, which is as many as a tensor-parallel group may have."""
-
-    def __post_init__(self) -> None:
-        if self.count < 1 or self.host_size < 1:
-            raise ValueError(f"pool {self.kind} in {self.site}: counts must be positive, got {self}")
 
 
 class PoolReplica(NamedTuple):
