@@ -8,6 +8,7 @@ import pytest
 from spantrain.core.plan import Plan
 from spantrain.core.profile import Profile
 from spantrain.core.span import equal_spans
+from spantrain.core.units import UnitGraph
 from spantrain.errors import InfeasiblePlanError
 from spantrain.planner.assembly.recompute import proposals_of
 from spantrain.planner.engine import engine, predict
@@ -47,6 +48,13 @@ def case(make_cluster: Callable, make_graph: Callable, make_profile: Callable) -
         return make_profile(cluster, make_graph(blocks=blocks, hidden=512), noise=0.05, seed=seed)
 
     return build
+
+
+def test_a_model_of_one_unit_is_planned(case: Callable[..., Profile]) -> None:
+    """It has no cuts, and so no bytes that cross any."""
+    profile = case()
+    graph = UnitGraph(units=(replace(profile.graph.units[1], outputs=()),), shared_bytes={})
+    assert best_of(request_of(replace(profile, graph=graph))).fits
 
 
 @pytest.mark.parametrize("seed", [0, 3])

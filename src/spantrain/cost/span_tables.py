@@ -154,8 +154,9 @@ class SpanTables:
 
     def _cut_bytes(self, wire_format: WireFormat = WireFormat.NATIVE) -> tuple[Array, Array]:
         before = self.profile.graph.units[:-1]
-        rows = zip(
-            *((unit.forward_bytes(wire_format), unit.backward_bytes(wire_format)) for unit in before), strict=True
+        rows = (
+            [unit.forward_bytes(wire_format) for unit in before],
+            [unit.backward_bytes(wire_format) for unit in before],
         )
         up, down = (np.array([0.0, *row, 0.0])[self.points] for row in rows)
         return up, down
