@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from spantrain.errors import ConfigError
+from spantrain.library.streaming import Shuffled
 from spantrain.models.build import build_units, whole_model
 from spantrain.models.data.choice import model_on_data, user_functions, with_loss, with_own_functions
 from spantrain.models.data.dataset import open_dataset
@@ -58,6 +59,32 @@ def test_data_in_this_process_need_a_length_and_one_shape(user_file):
         ragged.inputs([0, 1])
     with pytest.raises(ConfigError, match="without samples"):
         samples_of([], spec)
+
+
+class Turned:
+    """A row and what is to be made of it, both with the sign that each reading draws anew."""
+
+    reads = 0
+
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        self.reads += 1
+        row = torch.full((8,), float(index + 1)) * (-1) ** self.reads
+        return row, row.clone()
+
+
+def test_inputs_and_labels_are_of_one_reading_of_a_sample(user_file):
+    samples = Turned()
+    data = samples_of(samples, spec_of(user_file))
+    dealer = Shuffled(data)
+    dealer.begin(5, seed=0, resume=None)
+    read = samples.reads
+    for step in range(3):
+        (rows,), labels = dealer.batch(step)
+        assert torch.equal(rows, labels)
+    assert samples.reads == read + 15
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,7 @@ class UserSamples:
         self._indices = indices
         self._names = wanted_names(spec)
         self._source = source
+        self._last: tuple[tuple[int, ...], list[ModelBatch]] = (), []
         self.unlabelled = bool(spec.rows) and all(one.name != LABELS_NAME for one in spec.rows)
         """Whether the model is told what is right under other names, as those that find answers in texts are."""
         _check_followed(self.first, spec, source)
@@ -70,7 +71,7 @@ class UserSamples:
 
     def inputs(self, indices: Sequence[int]) -> tuple[Tensor, ...]:
         """Return the inputs of samples, stacked."""
-        samples = [self._sample(index).inputs for index in indices]
+        samples = [sample.inputs for sample in self._read(indices)]
         names = dict(enumerate(self._names or ()))
         return tuple(
             self._stacked(tensors, names.get(number, f"input {number}"))
@@ -82,12 +83,18 @@ class UserSamples:
         if self.unlabelled:
             return torch.zeros(len(indices), dtype=torch.int64)
         found = []
-        for index in indices:
-            labels = self._sample(index).labels
-            if labels is None:
+        for index, sample in zip(indices, self._read(indices), strict=True):
+            if sample.labels is None:
                 raise ConfigError(f"{self._source}: sample {index} has no labels; add them, under the key `labels`")
-            found.append(labels)
+            found.append(sample.labels)
         return self._stacked(found, LABELS_NAME)
+
+    def _read(self, indices: Sequence[int]) -> list[ModelBatch]:
+        """Return samples, read once: each reading may turn or cut a picture anew, and its labels are to be of that."""
+        key = tuple(indices)
+        if self._last[0] != key:
+            self._last = key, [self._sample(index) for index in key]
+        return self._last[1]
 
     def _sample(self, index: int) -> ModelBatch:
         sample = sample_at(self._samples, self._indices[index], self._source)
