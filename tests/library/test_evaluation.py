@@ -147,6 +147,16 @@ def test_evaluation_is_that_of_the_unsplit_model(built, trained, tokenizer):
     assert other.metrics["test_loss"] == pytest.approx(loss, rel=1e-5)
 
 
+@pytest.mark.parametrize("made", [{"f1": [0.5, 0.25]}, {"f1": "good"}, {"f1": None}, None, 0.5])
+def test_metrics_that_are_no_numbers_are_refused(trained, made):
+    data, whole = trained[0]._held_out(Texts(3, seed=2)), trained[0]._whole_model()
+    with pytest.raises(ConfigError, match=r"compute_metrics: returned .*; wanted a dict of numbers"):
+        whole.run(data, {"compute_metrics": lambda _: made}, prefix="eval", gather=False)
+    for one in (0.5, np.float32(0.5), torch.tensor(0.5), np.array([0.5])):
+        found = whole.run(data, {"compute_metrics": lambda _, one=one: {"eval_f1": one}}, prefix="eval", gather=False)
+        assert found.metrics["eval_f1"] == 0.5
+
+
 def test_what_is_evaluated_while_training_is_told_and_written(trained):
     trainer, heard, outcome = trained
     assert [entry["eval_loss"] for entry in heard.evaluations] == [entry.loss for entry in outcome.heldout_losses]

@@ -281,9 +281,14 @@ class WholeModel:
         found = EvalPrediction(*_joined(gathered)) if gathered else EvalPrediction(None, None)
         seconds = max(time.monotonic() - begun_s, 1e-9)
         metrics = {"loss": loss_sum / count} if labelled else {}
-        metrics |= {
-            name.removeprefix(f"{prefix}_"): float(value) for name, value in (compute(found) if compute else {}).items()
-        }
+        own: object = compute(found) if compute else {}
+        if not isinstance(own, Mapping) or not all(
+            hasattr(one, "__float__") and np.asarray(one).size == 1 for one in own.values()
+        ):
+            raise ConfigError(
+                f"compute_metrics: returned {own!r}; wanted a dict of numbers: one name for each of several"
+            )
+        metrics |= {name.removeprefix(f"{prefix}_"): float(value) for name, value in own.items()}
         metrics |= {"runtime": seconds, "samples_per_second": count / seconds}
         named = {f"{prefix}_{name}": value for name, value in metrics.items()}
         return PredictionOutput(found.predictions, found.label_ids, named)

@@ -29,6 +29,24 @@ def refusal(name: str) -> str:
     return str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("sparse_words", r"words.weight has sparse gradients, which are not added up; say sparse=False"),
+        (
+            "written_over",
+            r"its backward pass fails: RuntimeError: one of the variables needed for gradient .*modified by",
+        ),
+        (
+            "wants_gradients",
+            r"fails where no gradients are wanted: RuntimeError: element 0 .*own_models\.py:\d+ in forw",
+        ),
+    ],
+)
+def test_a_backward_pass_that_cannot_be_done_is_told_as_the_models(name, says):
+    assert re.search(says, refusal(name))
+
+
 def test_control_flow_by_data_names_the_line():
     said = refusal("decides")
     assert "control flow depends on data" in said

@@ -275,3 +275,44 @@ def labels_used_early():
 class EarlyLabels(OwnLoss):
     def forward(self, words: Tensor, labels: Tensor) -> dict[str, Tensor]:
         return super().forward(words + labels - labels, labels)
+
+
+class Words(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(WORDS, WIDTH, sparse=True)
+        self.blocks = nn.ModuleList(Feed() for _ in range(2))
+        self.head = nn.Linear(WIDTH, WORDS)
+
+    def forward(self, words: Tensor) -> Tensor:
+        hidden = self.words(words)
+        for block in self.blocks:
+            hidden = block(hidden)
+        return self.head(hidden)
+
+
+def sparse_words():
+    words = tokens()
+    return Words(), (words, words), token_losses
+
+
+class WritesOver(Feed):
+    def forward(self, hidden: Tensor) -> Tensor:
+        found = self.up(hidden).relu_()
+        found += 1
+        return hidden + self.down(found)
+
+
+def written_over():
+    return nn.Sequential(WritesOver(), Feed()), hidden_batch(), square
+
+
+class AsksForGradients(Feed):
+    def forward(self, hidden: Tensor) -> Tensor:
+        hidden = hidden.detach().requires_grad_()
+        found = super().forward(hidden)
+        return torch.autograd.grad(found.sum(), hidden, create_graph=True)[0]
+
+
+def wants_gradients():
+    return nn.Sequential(AsksForGradients(), Feed()), hidden_batch(), square

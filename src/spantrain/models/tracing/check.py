@@ -261,7 +261,7 @@ def _steady_loss(spec: ModelSpec, loaded: Loaded, batch: ModelBatch, shapes: Dra
     )
 
 
-_KNOWN_HOOKS = ("torch.", "transformers.utils.output_capturing")
+_KNOWN_HOOKS = ("torch.", "transformers.utils.output_capturing", "transformers.modeling_utils")
 
 
 def hooked_module(model: nn.Module, paths: Iterable[str]) -> str | None:
@@ -278,7 +278,7 @@ def hooked_module(model: nn.Module, paths: Iterable[str]) -> str | None:
 
 
 def _loss_of_model(spec: ModelSpec, loaded: Loaded, batch: ModelBatch) -> float:
-    with uncompiled():
+    with uncompiled(), told_as_the_models(f"model {spec.name}: fails where no gradients are wanted"):
         result = picked(loaded.loss, called_on(loaded, batch), f"model {spec.name}")
     try:
         return float(loaded.loss(result, batch.labels, batch.samples))

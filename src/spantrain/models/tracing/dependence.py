@@ -18,7 +18,7 @@ from spantrain.models.randomness.draws import DrawingModules, DrawnSamples, Seed
 from spantrain.models.randomness.operations import DrawnOperations
 from spantrain.models.tracing.batch import ModelBatch, picked
 from spantrain.models.tracing.check import as_it_trains, called_on, calls_of, is_close
-from spantrain.models.tracing.factory import uncompiled, what_was_raised
+from spantrain.models.tracing.factory import told_as_the_models, uncompiled, what_was_raised
 from spantrain.models.tracing.source import Loaded
 from spantrain.models.units import (
     COUNTED,
@@ -58,7 +58,8 @@ def check_samples(spec: ModelSpec, units: Sequence[UnitModule], loaded: Loaded) 
     """
     with as_it_trains(loaded, units):
         found = _apart(spec, units, loaded)
-        return _check_gradients(spec, units, loaded, found)
+        with told_as_the_models(f"model {spec.name}: its backward pass fails"):
+            return _check_gradients(spec, units, loaded, found)
 
 
 def _apart(spec: ModelSpec, units: Sequence[UnitModule], loaded: Loaded) -> CheckedUnits:
@@ -166,6 +167,11 @@ def _whole_gradients(
                 loaded.loss(result, batch.labels, batch.samples).backward()  # type: ignore[no-untyped-call]
         except CheckpointError:
             again.noted[""] = "", ()
+    sparse = [name for name, p in loaded.module.named_parameters() if p.grad is not None and p.grad.is_sparse]
+    if sparse:
+        raise ConfigError(
+            f"model {spec.name}: {sparse[0]} has sparse gradients, which are not added up; say sparse=False"
+        )
     if again.noted or again.unlike:
         raise ConfigError(
             f"model {spec.name}: its own torch.utils.checkpoint does not run again what ran before, as where dropout "
