@@ -143,13 +143,13 @@ def test_adapters_begin_on_the_folders_weights_and_come_out(folder, merge, tmp_p
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("r=0", "r must be a whole number from 1 to 65536, got 0"),
+        ("r=0", "r must be from 1 to 65536, got 0"),
         ("rank=4", "'rank=4' is not understood; wanted e.g. r=8"),
         ("r=4,r=5", "'r=5' is not understood"),
-        ("alpha=nan", "alpha is 'nan'|alpha must be a positive number"),
-        ("dropout=1", "dropout must be from 0 to below 1, got 1"),
-        ("targets=q_proj+", "targets must be names of modules"),
-        ("rslora=2", "rslora must be true or false, got 2"),
+        ("alpha=nan", "alpha is 'nan'|lora_alpha must be a finite number"),
+        ("dropout=1", "lora_dropout must be at least 0 and less than 1, got 1"),
+        ("targets=q_proj+", "target_modules must be names of modules"),
+        ("rslora=2", "use_rslora must be true or false, got 2"),
     ],
 )
 def test_adapters_that_are_none_are_refused(text, says):

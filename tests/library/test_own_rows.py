@@ -10,9 +10,11 @@ import transformers
 
 import spantrain
 from spantrain.app.weights import export_run
+from spantrain.config.artefacts import read_plan
 from spantrain.core.span import Span
 from spantrain.errors import ConfigError
 from spantrain.library import evaluation
+from spantrain.models.build import unit_names
 from spantrain.models.data.choice import model_on_data
 from spantrain.models.data.dataset import open_dataset
 from spantrain.models.data.user import samples_of
@@ -227,6 +229,85 @@ def test_an_object_is_written_where_no_other_run_is(tmp_path):
     (tmp_path / "run" / "trace.json").write_text("{}")
     with pytest.raises(ConfigError, match=r"holds a run already \(trace.json\).*overwrite_output_dir=True"):
         spantrain.Trainer(model, data=rows, args=arguments, measure=False)
+
+
+def own_model(kind: str) -> tuple[transformers.PreTrainedModel, list[dict[str, Any]]]:
+    """Return a model that is an object, and rows for it."""
+    torch.manual_seed(4)
+    config, sizes, row = KINDS[kind]
+    return getattr(transformers, kind)(config(**sizes)), [row() for _ in range(24)]
+
+
+@pytest.mark.slow
+def test_what_is_frozen_in_an_object_stays_as_it_is(tmp_path):
+    """The head alone is trained, and of the embeddings positions; as plain PyTorch would."""
+    model, rows = own_model("BertForSequenceClassification")
+    model.bert.requires_grad_(False)
+    model.bert.embeddings.position_embeddings.requires_grad_(True)
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    arguments = spantrain.TrainingArguments(
+        output_dir=tmp_path / "run", max_steps=2, train_batch_size=8, weight_decay=0.1, logging_steps=0
+    )
+    trainer = spantrain.Trainer(model, data=rows, args=arguments, measure=False)
+    trainer.train()
+    there = trainer.state_dict()
+    assert {name for name, value in model.state_dict().items() if not torch.equal(there[name], value)} == trained
+    loaded = load_model(read_plan(tmp_path / "run" / "plan.json").model, seed=0).module
+    assert {name for name, parameter in loaded.named_parameters() if parameter.requires_grad} == trained
+
+
+def _no_dropout(model):
+    for part in model.modules():
+        if isinstance(part, torch.nn.Dropout):
+            part.p = 0.0
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (
+            lambda model: setattr(model, "classifier", torch.nn.Identity()),
+            r"classifier is Identity\(\) in the object, and L",
+        ),
+        (_no_dropout, r"bert.embeddings.dropout is Dropout\(p=0.0, .*change the configuration instead"),
+        (
+            lambda model: model.bert.register_forward_hook(lambda *_: None),
+            r"bert is BertModel\(\), hooks in the object",
+        ),
+        (lambda model: model.classifier.weight.register_hook(lambda one: one), r"classifier is .*, hooks of weight in"),
+        (
+            lambda model: setattr(model, "loss_function", lambda **_: None),
+            "it is BertForS.*, _loss_function in the obj",
+        ),
+        (lambda model: model.requires_grad_(False), "has no parameter that requires gradients"),
+    ],
+    ids=["another head", "dropout", "a hook", "a hook of a parameter", "a loss", "nothing to train"],
+)
+def test_what_the_folder_of_an_object_would_not_keep_is_refused(change, says, tmp_path):
+    model, rows = own_model("BertForSequenceClassification")
+    change(model)
+    arguments = spantrain.TrainingArguments(output_dir=tmp_path / "run", max_steps=1)
+    with pytest.raises(ConfigError, match=says):
+        spantrain.Trainer(model, data=rows, args=arguments, measure=False).train()
+
+
+def test_what_changes_no_number_of_an_object_is_no_matter(tmp_path):
+    model, rows = own_model("BertForSequenceClassification")
+    model.gradient_checkpointing_enable()
+    model.enable_input_require_grads()
+    model.resize_token_embeddings(WORDS + 7)
+    model(**{name: torch.as_tensor(value)[None] for name, value in rows[0].items() if name != "text"})
+    arguments = spantrain.TrainingArguments(output_dir=tmp_path / "run", max_steps=1)
+    spantrain.Trainer(model, data=rows, args=arguments, measure=False)
+
+
+def test_a_configuration_with_numbers_that_json_has_not_is_read(tmp_path):
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "vocab_size": WORDS, "head_dim": 16, "num_heads": 4}
+    config = transformers.Mamba2Config(**sizes, state_size=8, n_groups=1)
+    transformers.Mamba2ForCausalLM(config).save_pretrained(tmp_path)
+    assert "__float__" in (tmp_path / "config.json").read_text()
+    row = text()
+    assert unit_names(model_on_data(f"hf:{tmp_path}", sample={"input_ids": row["input_ids"], "labels": row["labels"]}))
 
 
 @pytest.mark.parametrize("named", [False, True], ids=["by the class", "by name"])

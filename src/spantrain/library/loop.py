@@ -16,6 +16,7 @@ from spantrain.library.callbacks import UserReporter, checked_callbacks
 from spantrain.library.setting import ModelFactory, Setting, model_of, saved_model
 from spantrain.library.trainer import opened, state_of
 from spantrain.models.data.user import batch_of
+from spantrain.models.tracing.model import as_given
 
 __all__ = ["StepSession", "session"]
 
@@ -122,7 +123,7 @@ def session(
             f"lr_scheduler_type {arguments.lr_scheduler_type!r}, or its warm-up, needs max_steps: it is a part of them"
         )
     named, arguments = saved_model(model, arguments)
-    spec = model_of(named, loss_fn, data=None, tokenizer=None, sequence_length=sequence_length)
+    spec = as_given(model_of(named, loss_fn, data=None, tokenizer=None, sequence_length=sequence_length), model)
     setting = Setting(spec, arguments, cluster=cluster, plan=plan, optimizer=optimizer, measure=measure)
     steps = arguments.max_steps if arguments.max_steps > 0 else _ENDLESS
     stop = StopRequest()

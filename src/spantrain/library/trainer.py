@@ -31,6 +31,7 @@ from spantrain.models.data.chat import ChatSamples
 from spantrain.models.data.choice import user_functions, with_own_functions
 from spantrain.models.data.dataset import Dataset, open_dataset
 from spantrain.models.tracing.factory import check_not_importing
+from spantrain.models.tracing.model import as_given
 from spantrain.runtime.checkpoint.manifest import final_checkpoint, read_manifest
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ class Trainer:
             named, loss_fn, data=_name_of(data) if self._rows is None else None, tokenizer=tokenizer,
             sequence_length=sequence_length, chat=chat, sample=self._sample(named, sequence_length),
         )  # fmt: skip
-        spec = with_lora(spec, LoraForm.of(self._parts.get("peft_config")))
+        spec = with_lora(as_given(spec, model), LoraForm.of(self._parts.get("peft_config")))
         self._setting = Setting(spec, given, cluster=cluster, plan=plan, optimizer=optimizer, measure=measure)
         self._check_parts()
         self._callbacks, self._workers = checked_callbacks(callbacks), workers or SessionOptions()
@@ -334,10 +335,8 @@ def opened(
 
 
 def _name_of(data: object) -> str | None:
-    if data is None or isinstance(data, str):
-        return data
-    if isinstance(data, Path):
-        return str(data)
+    if data is None or isinstance(data, str | Path):
+        return None if data is None else str(data)
     if not callable(data):
         raise UsageError(
             f"data: a {type(data).__name__} is neither a text, nor a function that returns a data set, nor a data set "

@@ -5,14 +5,15 @@ return a model with any adapters of `peft`; here are those of models from a fold
 """
 
 import json
-import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
+from spantrain.config.files.json_codec import from_json
 from spantrain.config.files.parsing import parse_json
 from spantrain.config.files.problems import shortened
+from spantrain.core.records import Bounds, Positive, bound_problems, type_problems
 from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError
 
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 
 LORA = "lora"
 """The field of a spec's config that holds the form of adapters as JSON."""
-_MAX_RANK = 65536
+FROZEN = "frozen"
+"""The field that names, a line each, the parameters of a library's model that are not trained."""
 _KEYS = {
     "r": "r",
     "alpha": "lora_alpha",
@@ -42,24 +44,21 @@ _TASKS: Mapping[str, str] = {
 class LoraForm:
     """What adapters are like, in the words of `peft.LoraConfig`."""
 
-    r: int = 8
-    lora_alpha: float = 8
+    r: Annotated[int, Bounds(low=1, high=65536)] = 8
+    lora_alpha: Positive = 8
     target_modules: tuple[str, ...] = ()
     """Ends of modules' names, or `all-linear` alone; none: what `peft` knows of the model's type."""
-    lora_dropout: float = 0.0
+    lora_dropout: Annotated[float, Bounds(low=0, under=1)] = 0.0
     use_rslora: bool = False
 
     def __post_init__(self) -> None:
-        if type(self.r) is not int or not 1 <= self.r <= _MAX_RANK:
-            raise ConfigError(f"lora: r must be a whole number from 1 to {_MAX_RANK}, got {shortened(repr(self.r))}")
-        if type(self.lora_alpha) not in (int, float) or not 0 < self.lora_alpha < math.inf:
-            raise ConfigError(f"lora: alpha must be a positive number, got {shortened(repr(self.lora_alpha))}")
-        if type(self.lora_dropout) not in (int, float) or not 0 <= self.lora_dropout < 1:
-            raise ConfigError(f"lora: dropout must be from 0 to below 1, got {shortened(repr(self.lora_dropout))}")
+        problems = type_problems(self) or bound_problems(self)
         if not all(isinstance(name, str) and name for name in self.target_modules):
-            raise ConfigError(f"lora: targets must be names of modules, got {shortened(repr(self.target_modules))}")
-        if type(self.use_rslora) is not bool:
-            raise ConfigError(f"lora: rslora must be true or false, got {shortened(repr(self.use_rslora))}")
+            problems.append(f"target_modules must be names of modules, got {self.target_modules!r}")
+        if self.use_rslora not in (True, False):
+            problems.append(f"use_rslora must be true or false, got {self.use_rslora!r}")
+        if problems:
+            raise ConfigError(f"lora: {shortened('; '.join(problems))}")
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -131,12 +130,14 @@ def with_lora(spec: ModelSpec, form: LoraForm | None) -> ModelSpec:
 
 
 def adapted(spec: ModelSpec, module: "nn.Module") -> "nn.Module":
-    """Put adapters into a model, if its spec names some; the rest is not trained any more.
+    """Freeze what a model's spec names, and put adapters into it, if it names some; then nothing else is trained.
 
     Raises:
         ConfigError: `peft` is not installed, or the spec's adapters are none.
         ValueError: of `peft`: the model has no such modules.
     """
+    for name in str(spec.config.get(FROZEN, "")).split():
+        module.get_parameter(name).requires_grad_(False)
     form = _form(spec)
     if form is None:
         return module
@@ -199,16 +200,8 @@ def base_name(spec: ModelSpec, name: str) -> str | None:
 
 
 def _form(spec: ModelSpec) -> LoraForm | None:
-    text = spec.config.get(LORA)
-    if text is None:
-        return None
-    fields = parse_json(text, f"model {spec.name}: its adapters") if isinstance(text, str) else None
-    if not isinstance(fields, dict) or not set(fields) <= set(_KEYS.values()):
-        raise ConfigError(f"model {spec.name}: its adapters are none that are known; plan again")
-    targets = fields.get("target_modules", [])
-    if not isinstance(targets, list):
-        raise ConfigError(f"model {spec.name}: the targets of its adapters must be a list; plan again")
-    return LoraForm(**{**fields, "target_modules": tuple(targets)})
+    text, where = spec.config.get(LORA), f"model {spec.name}: its adapters"
+    return None if text is None else from_json(LoraForm, parse_json(str(text), where, remedy="plan again"), where)
 
 
 def _check_installed() -> None:

@@ -3,6 +3,7 @@
 import hashlib
 import importlib.util
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -234,7 +235,9 @@ def _fields(name: str) -> dict[str, Any]:
             what = f"there is no {file}"
         raise ConfigError(f"model {name}: {what}; {wanted} (save_pretrained writes one)")
     where = f"model {name}: {file}"
-    fields = parse_json(read_text(file, remedy=wanted), where, remedy=wanted, constants=True)
+    # As the library writes numbers that JSON has not.
+    text = re.sub(r'\{\s*"__float__":\s*"(-?Infinity|NaN)"\s*\}', r"\1", read_text(file, remedy=wanted))
+    fields = parse_json(text, where, remedy=wanted, constants=True)
     fields = _checked(where, fields, f"has no model_type; {wanted}")
     if fields.get("quantization_config"):
         raise ConfigError(

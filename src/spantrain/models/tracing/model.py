@@ -14,6 +14,7 @@ from spantrain.config.files.json_codec import from_json, render_json, to_json
 from spantrain.config.files.parsing import parse_json
 from spantrain.core.units import ModelSpec, WholeMicroBatch
 from spantrain.errors import ConfigError
+from spantrain.models.adapters import FROZEN
 from spantrain.models.randomness.shapes import DrawnShapes
 from spantrain.models.sources import OWN
 from spantrain.models.statistics import read_gradients_in_order
@@ -66,6 +67,37 @@ def cut_model(spec: ModelSpec) -> CutModel:
         ConfigError: the model cannot be built or run, or its forward decides by numbers of the data.
     """
     return _cut(render_json(to_json(spec)))
+
+
+def as_given(spec: ModelSpec, given: object) -> ModelSpec:
+    """Return the model of a folder that an object was saved to, with what of the object is frozen; others as they are.
+
+    Raises:
+        ConfigError: the object has what its configuration does not say, or nothing of it is trained.
+    """
+    if not isinstance(given, nn.Module):
+        return spec
+    made = with_or_without_numbers(spec, lambda loaded, _: _described(loaded.module))
+    own = _described(given)
+    for path in {**own, **made}:
+        if own.get(path) != made.get(path):
+            raise ConfigError(
+                f"model: {path or 'it'} is {own.get(path)} in the object, and {made.get(path)} by its configuration, "
+                "by which each device makes a model of the library: change the configuration instead; or return the "
+                "model from a function in a file, with an example batch, and give that"
+            )
+    frozen = "\n".join(name for name, parameter in given.named_parameters() if not parameter.requires_grad)
+    return replace(spec, config={**spec.config, FROZEN: frozen}) if frozen else spec
+
+
+def _described(model: nn.Module) -> dict[str, str]:
+    """Return what modules say of themselves, and what they do besides by hooks or functions of their own, by path."""
+    found, strange = {}, ("forward", "_loss_function", "_backward_hooks", "_backward_pre_hooks")
+    for path, part in model.named_modules():
+        more = [name for name in strange if vars(part).get(name)] + ["hooks"] * bool(hooked_module(part, [""]))
+        more += [f"hooks of {name}" for name, one in part.named_parameters(recurse=False) if one._backward_hooks]
+        found[path] = ", ".join([f"{type(part).__name__}({part.extra_repr()})", *more])
+    return found
 
 
 class TracedUnits:

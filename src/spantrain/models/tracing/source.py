@@ -272,6 +272,10 @@ def _load(spec: ModelSpec) -> Loaded:
             told = f"SyncBatchNorm is BatchNorm in {exchanging} modules, which exchange with --batch-norm replicas"
             left_out = (*left_out, told)
         _check_parameters(spec, module.cpu())
+    if not any(parameter.requires_grad for parameter in module.parameters()):
+        raise ConfigError(
+            f"model {spec.name}: has no parameter that requires gradients, so there is nothing to train; have some"
+        )
     given = frozenset(path for path, part in module.named_modules() if part.training or not module.training)
     leave_frozen(module, given)
     frozen = spec.config.get(DROPOUT) == "off"
@@ -288,12 +292,7 @@ def _load(spec: ModelSpec) -> Loaded:
 
 
 def _check_parameters(spec: ModelSpec, module: nn.Module) -> None:
-    """Refuse what cannot be trained: no parameters, or some that are too short to add small updates to."""
-    if not any(parameter.requires_grad for parameter in module.parameters()):
-        raise ConfigError(
-            f"model {spec.name}: has no parameter that requires gradients, so there is nothing to train; have the "
-            "factory return a module with some"
-        )
+    """Refuse parameters that cannot be trained: too short to add small updates to."""
     for name, parameter in module.named_parameters():
         if parameter.dtype in (torch.int8, torch.uint8) or type(parameter).__module__.startswith(_QUANTIZED):
             raise ConfigError(
