@@ -8,15 +8,16 @@ import pytest
 
 from spantrain.app.profiling.describe import described_profile
 from spantrain.app.renting.candidates import Candidate, LeastCosts, Rented, cluster_text, paired, single_offers
-from spantrain.app.renting.choice import RentGoal
+from spantrain.app.renting.choice import RentGoal, _against
 from spantrain.app.renting.picture import draw_frontier, write_plot
 from spantrain.app.renting.search import CHECKPOINT_S, REPLACED_S, RentRequest, loss_of_host_s, rent
 from spantrain.config.cluster_file import parse_cluster
 from spantrain.config.prices import load_prices, parse_prices, shipped_prices
 from spantrain.core.money.prices import Market
-from spantrain.errors import InfeasiblePlanError, PlanError
+from spantrain.errors import ConfigError, InfeasiblePlanError, PlanError
 from spantrain.models.catalog.catalog import resolve_model
-from spantrain.planner.engine.evaluate import Evaluator
+from spantrain.planner.engine.evaluate import Evaluator, link_loads
+from spantrain.planner.engine.outcome import PlanOptions
 from spantrain.planner.request import Constraints, JobSpec, Quota
 from spantrain.planner.strategies.registry import strategies
 
@@ -43,7 +44,7 @@ def goal_of(**goal):
 def asked(text=OFFERS, constraints=None, **goal):
     return RentRequest(
         model=MODEL, job=JOB, prices=prices(text), goal=goal_of(**goal), dtype="float32",
-        constraints=constraints or Constraints(),
+        options=PlanOptions(constraints=constraints or Constraints()),
     )  # fmt: skip
 
 
@@ -73,9 +74,110 @@ def test_each_limit_is_kept_and_what_it_leaves_is_the_best(cheapest):
     assert by_time.usd == min(row.usd for row in cheapest.frontier if row.hours <= hours)
     speed = goal_of(amount=None, min_samples_per_s=by_time.samples_per_s).best(cheapest.frontier)
     assert speed == by_time
-    price = goal_of(amount=None, usd_per_million=by_money.usd_per_million).best(cheapest.frontier)
-    assert price.usd_per_million <= by_money.usd_per_million
-    assert price.samples_per_s == pytest.approx(by_money.samples_per_s, rel=0.03)
+    same = next(row for row in cheapest.frontier if row.candidate == by_money.candidate)
+    price = goal_of(amount=None, usd_per_million=same.usd_per_million).best(cheapest.frontier)
+    assert price.usd_per_million <= same.usd_per_million
+    assert price.samples_per_s == pytest.approx(same.samples_per_s, rel=0.03)
+
+
+def test_the_choice_has_the_figures_of_the_plan_that_comes_with_it(cheapest):
+    row = cheapest.chosen
+    assert row.plan == cheapest.in_full.plan
+    assert row.step_s == pytest.approx(cheapest.in_full.step_s_predicted)
+    assert row in cheapest.frontier
+    assert row.hours * 3600 * (1 - row.lost_ratio) == pytest.approx(
+        cheapest.goal.samples / JOB.global_batch * cheapest.in_full.step_s_predicted
+    )
+
+
+FREE = """
+offers:
+  - {provider: uni, region: lab, kind: t4, per_host: 1, most: 4, on_demand: 0, network: 10 Gbit/s}
+"""
+
+
+def test_machines_that_cost_nothing_are_compared_and_drawn():
+    found = rent(asked(FREE, deadline_h=1000.0))
+    fastest = rent(asked(FREE, budget_usd=1.0))
+    assert fastest.chosen.usd == found.chosen.usd == 0
+    assert fastest.chosen.candidate.devices > 1
+    assert "as much money" in fastest.reasons()[0]
+    ElementTree.fromstring(draw_frontier(fastest))
+    paid = FREE + OFFERS.partition("offers:")[2]
+    mixed = rent(asked(paid, deadline_h=0.9 * fastest.chosen.hours))
+    assert mixed.chosen.usd > 0
+    ElementTree.fromstring(draw_frontier(mixed))
+
+
+def test_what_money_compares_to_where_one_side_is_free():
+    assert _against(0.0, 2.0, "money") == "no money"
+    assert _against(2.0, 0.0, "money") == "money where that takes none"
+    assert _against(0.0, 0.0, "money") == "as much money"
+
+
+@pytest.mark.parametrize(
+    ("asked_for", "says"),
+    [
+        ({"leave_out": ("fst",)}, "--leave-out fst: nothing of that name is on offer; did you mean 'fast'?"),
+        (
+            {"quotas": (Quota(kind="t44", count=1),)},
+            "--quota t44: nothing of that name is on offer; did you mean 't4'?",
+        ),
+        (
+            {"quotas": (Quota(kind="t4", site="cheap", count=1),)},
+            "--quota cheap: nothing of that name is on offer; did",
+        ),
+    ],
+)
+def test_names_that_are_not_on_offer_are_refused(asked_for, says):
+    with pytest.raises(PlanError, match=re.escape(says)):
+        rent(asked(constraints=Constraints(**asked_for)))
+
+
+def test_of_several_quotas_the_least_holds():
+    quotas = tuple(Quota(kind="t4", count=count, site=site) for site in (None, "cheap-east") for count in (1, 4))
+    found = rent(asked(constraints=Constraints(leave_out=("fast", "spare"), quotas=quotas)))
+    assert {row.candidate.devices for row in found.frontier} == {1}
+
+
+def test_machines_that_are_taken_too_often_are_no_question_of_memory():
+    text = """
+offers:
+  - {provider: p, region: r, kind: t4, per_host: 1, most: 1, spot: 0.1, preemptions_per_hour: 500, network: 1 Gbit/s}
+"""
+    with pytest.raises(InfeasiblePlanError, match=r"1 t4 spot at p-r would lose 9\d\.\d% of its time to preemptions"):
+        rent(asked(text))
+
+
+def test_owned_places_pay_no_egress():
+    text = BOARDS.replace(
+        "region: b, kind: jetson-nano, per_host: 1, most: 1, on_demand: 0.1",
+        "region: b, kind: jetson-nano, per_host: 1, most: 1, owned: 0.2",
+    )
+    found = rent(replace(asked(text), model=resolve_model("gpt2-medium"), job=JobSpec(global_batch=8)))
+    assert {part.offer.place for part in found.chosen.candidate.parts} == {"lab-a", "home-b"}
+    sizes = {name: load.size_bytes for name, load in link_loads(found.chosen.plan, found.profile).items()}
+    assert found.chosen.egress_usd == pytest.approx(0.1 * sizes["lab-a->home-b"] / 1e9 * found.goal.samples / 8)
+
+
+def test_a_kind_of_the_file_is_in_the_cluster_as_it_is():
+    text = """
+kinds:
+  board: {peak_fp16: 1.3 TFLOP/s, peak_fp32: 0.7 TFLOP/s, memory: 8 GiB, memory_bandwidth: 59.7 GB/s, power: 15 W,
+    source: me, unified_memory: true}
+offers:
+  - {provider: p, region: r, kind: board, per_host: 1, most: 1, owned: 0.1, network: 1 Gbit/s}
+"""
+    found = prices(text)
+    (candidate,) = single_offers(found.table.offers, {})
+    cluster = parse_cluster(cluster_text(candidate, found), source="rented")
+    assert cluster.kind_by_name["board"] == found.kinds["board"]
+
+
+def test_places_whose_devices_would_have_too_long_names_are_refused_with_their_line():
+    text = OFFERS.replace("provider: spare", f"provider: {'spare' * 10}")
+    with pytest.raises(ConfigError, match=r"o.yaml: line 7, offers\[2\]: its devices would be named .* too long"):
+        prices(text)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import pytest
 
 from spantrain.config.artefacts import read_plan
 from spantrain.config.cluster_file import load_cluster
+from spantrain.core.quantities import format_speed
 
 OFFERS = """
 offers:
@@ -34,6 +35,8 @@ def test_what_to_rent_is_shown_and_written_so_that_plan_understands_it(spantrain
     assert "stage 0: units 0-" in ended.out
     assert "✓" in ended.out
     assert picture.read_text().startswith("<svg")
+    predicted = json.loads(out.read_text())["prediction"]
+    assert f"the choice does {format_speed(predicted['samples_per_s'])} samples/s" in ended.out
     cluster = tmp_path / "plan.cluster.yaml"
     assert {device.name for device in load_cluster(cluster).devices} >= set(read_plan(out).devices)
     again = spantrain("plan", "--cluster", cluster, *MODEL, "--objective", "cost", "--json")
@@ -71,6 +74,8 @@ def test_json_has_the_choice_one_node_and_the_frontier(spantrain, offers):
         (("--tokens", "1e9", "--objective", "cost"), "does not go with --objective"),
         (("--tokens", "1e9", "--out-plot", "p.pdf"), "--out-plot p.pdf: name a file that ends in .svg or .png"),
         (("--tokens", "1e9", "--leave-out", "mine"), "nothing is on offer"),
+        (("--tokens", "1e9", "--leave-out", "mne"), "--leave-out mne: nothing of that name is on offer"),
+        (("--tokens", "1e9", "--prices", "p.yaml"), "does not go with --prices"),
     ],
 )
 def test_what_is_wrong_is_told_in_one_message(spantrain, offers, words, says):

@@ -28,7 +28,10 @@ def _lines(cluster: Cluster, notes: Sequence[str]) -> Iterator[str]:
     if own:
         yield "kinds:"
     for kind in own:
-        yield from _kind(kind)
+        yield f"  {_text(kind.name)}:"
+        yield from (
+            f"    {key}: {_text(value) if key == 'source' else value}" for key, value in kind_text(kind).items()
+        )
     yield "sites:"
     for site in cluster.sites:
         yield from _site(site, cluster)
@@ -37,26 +40,27 @@ def _lines(cluster: Cluster, notes: Sequence[str]) -> Iterator[str]:
     yield from _links(cluster.links)
 
 
-def _kind(kind: DeviceKind) -> Iterator[str]:
-    yield f"  {_text(kind.name)}:"
-    yield f"    peak_fp16: {_flop_rate(kind.peak_fp16_flop_per_s)}"
-    yield f"    peak_fp32: {_flop_rate(kind.peak_fp32_flop_per_s)}"
-    yield f"    memory: {_memory(kind.memory_bytes)}"
+def kind_text(kind: DeviceKind) -> dict[str, str]:
+    """Return the fields of a kind in a cluster file."""
     rate = kind.memory_bandwidth_bytes_per_s
-    yield f"    memory_bandwidth: {_exact(rate, f'{rate / 1e9:g} GB/s', parse_bandwidth, 'B/s')}"
-    yield f"    power: {kind.power_w!r} W"
-    yield f"    source: {_text(kind.source or 'not known')}"
-    if kind.unified_memory:
-        yield "    unified_memory: true"
+    return {
+        "peak_fp16": _flop_rate(kind.peak_fp16_flop_per_s),
+        "peak_fp32": _flop_rate(kind.peak_fp32_flop_per_s),
+        "memory": _memory(kind.memory_bytes),
+        "memory_bandwidth": _exact(rate, f"{rate / 1e9:g} GB/s", parse_bandwidth, "B/s"),
+        "power": f"{kind.power_w!r} W",
+        "source": kind.source or "not known",
+        **({"unified_memory": "true"} if kind.unified_memory else {}),
+    }
 
 
 def _site(site: Site, cluster: Cluster) -> Iterator[str]:
     yield f"  - name: {_text(site.name)}"
-    yield f"    network: {{bandwidth: {_rate(site.bandwidth_bytes_per_s)}, latency: {_delay(site.latency_s)}}}"
+    yield f"    network: {{bandwidth: {rate_text(site.bandwidth_bytes_per_s)}, latency: {_delay(site.latency_s)}}}"
     if site.uplink_bandwidth_bytes_per_s is not None:
-        yield f"    uplink: {_rate(site.uplink_bandwidth_bytes_per_s)}"
+        yield f"    uplink: {rate_text(site.uplink_bandwidth_bytes_per_s)}"
     if site.downlink_bandwidth_bytes_per_s is not None:
-        yield f"    downlink: {_rate(site.downlink_bandwidth_bytes_per_s)}"
+        yield f"    downlink: {rate_text(site.downlink_bandwidth_bytes_per_s)}"
     yield "    hosts:"
     for name in site.hosts:
         yield from _host(cluster.host_by_name[name], cluster)
@@ -101,7 +105,7 @@ def _links(links: Sequence[Link]) -> Iterator[str]:
 
 
 def _link(link: Link) -> str:
-    parts = [f"bandwidth: {_rate(link.bandwidth_bytes_per_s)}", f"latency: {_delay(link.latency_s)}"]
+    parts = [f"bandwidth: {rate_text(link.bandwidth_bytes_per_s)}", f"latency: {_delay(link.latency_s)}"]
     if link.jitter_s:
         parts.append(f"jitter: {_delay(link.jitter_s)}")
     if link.loss_ratio:
@@ -118,7 +122,8 @@ def _exact(value: float, text: str, parse: Callable[[str], float], unit: str) ->
     return text if parse(text) == value else f"{value!r} {unit}"
 
 
-def _rate(value: float) -> str:
+def rate_text(value: float) -> str:
+    """Return bytes a second as a cluster file has them: what is read back is the same number."""
     return _exact(value, format_bandwidth(value), parse_bandwidth, "B/s")
 
 

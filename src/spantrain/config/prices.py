@@ -18,6 +18,7 @@ from spantrain.config.files.yaml_fields import Field, parse_yaml
 from spantrain.config.kinds import load_kinds, read_kind
 from spantrain.core.cluster import MAX_DEVICES, Cluster, DeviceKind
 from spantrain.core.money.prices import Distance, Egress, EgressTier, KindPrice, Line, Market, Offer, Price, PriceTable
+from spantrain.core.names import is_name
 from spantrain.core.quantities import parse_bandwidth, parse_bytes, parse_seconds
 from spantrain.core.records import Record
 from spantrain.errors import ConfigError
@@ -266,7 +267,7 @@ def _offer(item: Field, known: Mapping[str, DeviceKind]) -> Offer:
     most = row["most"].count(most=MAX_DEVICES) if "most" in row else per_host
     if most < per_host:
         row["most"].problem(f"a machine has {per_host} devices (per_host), and only {most} can be had: give {per_host}")
-    return Offer(
+    offer = Offer(
         **names,
         kind=_kind_of(row["kind"], known) if "kind" in row else "",
         per_host=per_host,
@@ -277,3 +278,7 @@ def _offer(item: Field, known: Mapping[str, DeviceKind]) -> Offer:
         inside=read_inside(row["inside"]) if "inside" in row else "",
         source=dated,
     )
+    longest = f"{offer.place}-{offer.kind}-63-gpu63"
+    if offer.place and offer.kind and not is_name(longest):
+        item.problem(f"its devices would be named {longest!r}, which is too long; shorten provider, region or zone")
+    return offer

@@ -1,12 +1,12 @@
 """Machines that could be rented together: as a cluster, and what they take and cost at least."""
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from itertools import combinations, groupby, permutations
 
 import yaml
 
+from spantrain.config.cluster_text import kind_text, rate_text
 from spantrain.config.kinds import load_kinds
 from spantrain.config.prices import PriceFile
 from spantrain.core.cluster import DeviceKind
@@ -105,11 +105,10 @@ def paired(candidates: Sequence[Candidate], quotas: Mapping[str, int]) -> Iterat
     """Yield every two of these that stand in different places."""
     for one, other in combinations(candidates, 2):
         both = Candidate(parts=(*one.parts, *other.parts))
-        used = Counter[str]()
-        for part in both.parts:
-            used[part.offer.kind] += part.devices
         apart = len({part.offer.place for part in both.parts}) == len(both.parts)
-        within = all(count <= quotas.get(kind, MOST_DEVICES) for kind, count in used.items())
+        within = all(
+            sum(part.devices for part in both.parts if part.offer.kind == kind) <= most for kind, most in quotas.items()
+        )
         if apart and within and both.devices <= MOST_DEVICES:
             yield both
 
@@ -117,15 +116,13 @@ def paired(candidates: Sequence[Candidate], quotas: Mapping[str, int]) -> Iterat
 def cluster_text(candidate: Candidate, prices: PriceFile) -> str:
     """Return the cluster file of these machines: sites with their prices, and the lines between them."""
     sites = [list(found) for _, found in groupby(candidate.parts, key=lambda part: part.offer.place)]
-    used = {
-        part.offer.kind: prices.kinds[part.offer.kind] for part in candidate.parts if part.offer.kind in prices.kinds
-    }
+    kinds = dict.fromkeys(part.offer.kind for part in candidate.parts if part.offer.kind in prices.kinds)
     document: dict[str, object] = {
         "name": "to-rent",
         "description": f"{candidate.what}, by offers; nothing of it was measured",
     }
-    if used:
-        document["kinds"] = {name: _kind(kind) for name, kind in used.items()}
+    if kinds:
+        document["kinds"] = {name: kind_text(prices.kinds[name]) for name in kinds}
     document["sites"] = [_site(parts, prices) for parts in sites]
     if len(sites) > 1:
         document["links"] = [_link(a[0].offer, b[0].offer, prices) for a, b in permutations(sites, 2)]
@@ -147,7 +144,7 @@ def _site(parts: Sequence[Rented], prices: PriceFile) -> dict[str, object]:
     return {
         "name": first.place,
         "region": region,
-        "network": {"bandwidth": _rate(first.bandwidth_bytes_per_s), "latency": f"{first.latency_s:.9g} s"},
+        "network": {"bandwidth": rate_text(first.bandwidth_bytes_per_s), "latency": f"{first.latency_s:.9g} s"},
         "prices": {part.offer.kind: _price(part) for part in parts},
         "egress": tiers,
         "hosts": [
@@ -170,22 +167,12 @@ def _link(source: Offer, target: Offer, prices: PriceFile) -> dict[str, object]:
     far = distance(*(f"{one.provider}/{one.region}" for one in (source, target)))
     line = prices.table.lines[far]
     rate = min(line.bandwidth_bytes_per_s, source.bandwidth_bytes_per_s, target.bandwidth_bytes_per_s)
-    return {"from": source.place, "to": target.place, "bandwidth": _rate(rate), "latency": f"{line.latency_s:.9g} s"}
-
-
-def _kind(kind: DeviceKind) -> dict[str, str]:
     return {
-        "peak_fp16": f"{kind.peak_fp16_flop_per_s / 1e12:.12g} TFLOP/s",
-        "peak_fp32": f"{kind.peak_fp32_flop_per_s / 1e12:.12g} TFLOP/s",
-        "memory": f"{kind.memory_bytes} B",
-        "memory_bandwidth": _rate(kind.memory_bandwidth_bytes_per_s),
-        "power": f"{kind.power_w:.12g} W",
-        "source": kind.source,
+        "from": source.place,
+        "to": target.place,
+        "bandwidth": rate_text(rate),
+        "latency": f"{line.latency_s:.9g} s",
     }
-
-
-def _rate(bytes_per_s: float) -> str:
-    return f"{bytes_per_s * 8 / 1e9:.12g} Gbit/s"
 
 
 class LeastCosts:

@@ -1,13 +1,20 @@
 """Which machines are taken: what is asked for, what each choice comes to, the frontier of time against money."""
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
+from operator import itemgetter
+from typing import TypeVar
 
 from spantrain.app.renting.candidates import Candidate
 from spantrain.core.plan import Plan
+from spantrain.core.profile import Profile
 from spantrain.core.quantities import format_speed
 from spantrain.core.records import Record
 from spantrain.errors import InfeasiblePlanError, PlanError
+from spantrain.planner.engine.outcome import PlanOutcome
 
+T = TypeVar("T")
 _AS_FAST = 1.03
 """Where time is wanted, the cheapest of those that take at most so many times the least is taken."""
 _ANY_AMOUNT = 1e9
@@ -138,8 +145,8 @@ class RentRow(Record):
     @property
     def how(self) -> str:
         """What runs where, in a few words."""
-        stages = len(self.plan.stages)
-        return f"{stages} stage{'s' if stages > 1 else ''} on {len(self.plan.devices)} devices"
+        counts = {"stage": len(self.plan.stages), "device": len(self.plan.devices)}
+        return " on ".join(f"{count} {what}{'s' if count > 1 else ''}" for what, count in counts.items())
 
     def document(self) -> dict[str, object]:
         """Return it for JSON, without the plan."""
@@ -174,6 +181,10 @@ class RentOutcome(Record):
     looked_at: int
     cluster_text: str
     """The cluster file of what is chosen."""
+    profile: Profile
+    """Of that cluster, by data sheets."""
+    in_full: PlanOutcome
+    """Its plan, searched for as long as `spantrain plan` does."""
 
     def reasons(self) -> list[str]:
         """Say what the choice is better than."""
@@ -200,16 +211,27 @@ class RentOutcome(Record):
 
 
 def _against(own: float, other: float, what: str) -> str:
-    ratio = own / other
-    if 0.995 < ratio < 1.005:
+    if own == other or (other and 0.995 < own / other < 1.005):
         return f"as much {what}"
+    if not own or not other:
+        return f"no {what}" if other else f"{what} where that takes none"
+    ratio = own / other
     return f"{other / own:.3g} times less {what}" if ratio < 1 else f"{ratio:.3g} times the {what}"
 
 
 def frontier(rows: Sequence[RentRow]) -> tuple[RentRow, ...]:
     """Return the rows that no other beats in both hours and dollars, the cheapest first."""
-    found: list[RentRow] = []
-    for row in sorted(rows, key=lambda row: (row.usd, row.hours)):
-        if not found or row.hours < found[-1].hours:
-            found.append(row)
-    return tuple(found)
+    return tuple(next(layers((row.usd, row.hours, row) for row in rows), ()))
+
+
+def layers(costs: Iterable[tuple[float, float, T]]) -> Iterator[list[T]]:
+    """Yield what nothing else beats in both costs, then what nothing of the rest does; in each by the first cost.
+
+    >>> list(layers([(1, 3, "slow"), (2, 1, "fast"), (2, 4, "neither")]))
+    [['slow', 'fast'], ['neither']]
+    """
+    left = sorted(costs, key=itemgetter(0, 1))
+    while left:
+        least = list(accumulate((second for _, second, _ in left), min, initial=math.inf))
+        yield [one for before, (_, second, one) in zip(least, left, strict=False) if second < before]
+        left = [one for before, one in zip(least, left, strict=False) if one[1] >= before]

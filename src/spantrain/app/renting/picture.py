@@ -43,7 +43,8 @@ def draw_frontier(outcome: RentOutcome) -> str:
     """Return the frontier as an SVG picture of rectangles, lines and text; both axes are logarithmic."""
     goal = outcome.goal
     marked = [row for row in (outcome.chosen, outcome.one_node) if row is not None]
-    axes = _Axes.around([*outcome.frontier, *marked])
+    rows = [*outcome.frontier, *marked]
+    axes = _Axes(hours=_span([row.hours for row in rows]), usd=_span([row.usd for row in rows]))
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" font-family="sans-serif" '
         'font-size="12">',
@@ -66,12 +67,6 @@ class _Axes(Record):
 
     hours: tuple[float, float]
     usd: tuple[float, float]
-
-    @staticmethod
-    def around(rows: Sequence[RentRow]) -> "_Axes":
-        spans = ((min(values) / 1.3, max(values) * 1.3) for values in ([r.hours for r in rows], [r.usd for r in rows]))
-        hours, usd = spans
-        return _Axes(hours=hours, usd=usd)
 
     def x(self, hours: float) -> float:
         return _LEFT + _part(hours, self.hours) * (_WIDTH - _LEFT - _RIGHT)
@@ -118,9 +113,15 @@ class _Axes(Record):
         return [square, label] if text else [square]
 
 
+def _span(values: Sequence[float]) -> tuple[float, float]:
+    """Return the ends of an axis; what costs nothing, which no logarithm has, lies at its beginning."""
+    some = [value for value in values if value > 0] or [1.0]
+    return min(some) / 1.3, max(some) * 1.3
+
+
 def _part(value: float, span: tuple[float, float]) -> float:
     """Return where a value lies in a span, both by their logarithm."""
-    return math.log(value / span[0]) / math.log(span[1] / span[0])
+    return math.log(max(value, span[0]) / span[0]) / math.log(span[1] / span[0])
 
 
 def _ticks(span: tuple[float, float]) -> Iterator[float]:

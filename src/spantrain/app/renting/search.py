@@ -5,14 +5,15 @@ through by how near to the frontier of these bounds they are; what a planned one
 out. The number of plans is bounded by the devices in them, not by the clock: the same question has the same answer.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import field, replace
 
 from spantrain.app.planning.protection import with_keepers
 from spantrain.app.profiling.describe import described_profile
 from spantrain.app.renting.candidates import Candidate, LeastCosts, cluster_text, paired, single_offers
-from spantrain.app.renting.choice import RentGoal, RentOutcome, RentRow, frontier
+from spantrain.app.renting.choice import RentGoal, RentOutcome, RentRow, frontier, layers
 from spantrain.config.cluster_file import parse_cluster
+from spantrain.config.files.problems import did_you_mean
 from spantrain.config.prices import PriceFile
 from spantrain.core.cluster import Cluster
 from spantrain.core.money.prices import Market, Offer
@@ -27,7 +28,9 @@ from spantrain.cost.money import Prices
 from spantrain.cost.moving import moved
 from spantrain.errors import InfeasiblePlanError, PlanError, ProfileError
 from spantrain.planner.assembly.recompute import proposals_of
-from spantrain.planner.engine.evaluate import Evaluator
+from spantrain.planner.engine.engine import make_plan
+from spantrain.planner.engine.evaluate import Evaluator, link_loads
+from spantrain.planner.engine.outcome import PlanOptions
 from spantrain.planner.engine.predict import predict
 from spantrain.planner.present import light_plan
 from spantrain.planner.request import Constraints, JobSpec, PlanRequest
@@ -59,56 +62,48 @@ class RentRequest(Record):
     prices: PriceFile
     goal: RentGoal
     dtype: str
-    constraints: Constraints
-    """Quotas, devices or places to leave out, and what plans may do."""
+    options: PlanOptions = field(default_factory=PlanOptions)
+    """Quotas, kinds, places or providers to leave out, and what plans may do."""
     progress: Callable[[int, int, str], None] = lambda _done, _total, _text: None
 
 
 def rent(request: RentRequest) -> RentOutcome:
-    """Find what to rent.
+    """Find what to rent, and plan for it as `spantrain plan` does: its figures are those of that plan.
 
     Raises:
         InfeasiblePlanError: nothing on offer can hold the model, or nothing keeps the limit.
-        PlanError: nothing is on offer.
+        PlanError: nothing is on offer, or nothing of the name that is to be left out or has a quota.
     """
     return _Search(request).run()
-
-
-class _PlannedShape(Record):
-    """The plan for machines, however they are had."""
-
-    plan: Plan
-    profile: Profile
-    step_s: float
-    sent_bytes: Mapping[tuple[str, str], int]
-    """By pair of sites, in a step."""
 
 
 class _Search:
     def __init__(self, request: RentRequest) -> None:
         self._request, self._goal = request, request.goal
-        out, quotas = set(request.constraints.leave_out), request.constraints.quotas
-        self._quotas = {quota.kind: quota.count for quota in quotas if quota.site is None}
-        at_site = {(quota.site, quota.kind): quota.count for quota in quotas if quota.site is not None}
+        asked, listed = request.options.constraints, request.prices.table.offers
+        _check_names(asked, listed)
+        most: dict[tuple[str | None, str], int] = {}
+        for quota in asked.quotas:
+            most[quota.site, quota.kind] = min(quota.count, most.get((quota.site, quota.kind), quota.count))
+        self._quotas = {kind: count for (site, kind), count in most.items() if site is None}
         offers = (
-            replace(offer, most=min(offer.most, at_site.get((offer.place, offer.kind), offer.most)))
-            for offer in request.prices.table.offers
-            if not {offer.place, offer.provider, offer.kind} & out
+            replace(offer, most=min(offer.most, most.get((offer.place, offer.kind), offer.most)))
+            for offer in listed
+            if not {offer.place, offer.provider, offer.kind} & set(asked.leave_out)
         )
         self._all = list(single_offers(list(offers), self._quotas))
         if not self._all:
             raise PlanError(
                 "nothing is on offer: the file has no offers, or --leave-out and --quota leave none of them"
             )
-        self._constraints = replace(request.constraints, leave_out=(), quotas=())
+        self._constraints = replace(asked, leave_out=(), quotas=(), min_samples_per_s=None)
         first = described_profile(self._cluster(self._all[0]), request.model, dtype=request.dtype)
         self._graph = first.graph
         self._bounds = LeastCosts(first.graph, request.dtype, request.prices)
         memory = MemoryCost(first, request.job.optimizer, request.dtype)
         self._state_bytes = memory.state_bytes(range(len(first.graph.units)))
-        self._planned: dict[Shape, _PlannedShape | None] = {}
-        self._losses_s: dict[tuple[Shape, int], float] = {}
-        """What it costs that a machine of a part is taken away."""
+        self._planned: dict[Shape, tuple[Plan, Profile] | None] = {}
+        """The plan for machines, however they are had."""
         self._spent, self._looked_at = 0.0, 0
         self.rows: dict[Candidate, RentRow] = {}
         self.refusal = f"its state takes {format_bytes(self._state_bytes)}, which no machines of two offers have"
@@ -125,17 +120,23 @@ class _Search:
         self._try(list(paired(list(dict.fromkeys(near))[:_PAIRED], self._quotas)), _EFFORT)
         if not self.rows:
             raise InfeasiblePlanError(f"nothing on offer can train {self._request.model.name}: {self.refusal}")
-        rows = list(self.rows.values())
-        chosen = self._goal.best(rows)
-        single = [row for row in rows if row.candidate.is_one_node]
+        chosen = self._goal.best(self.rows.values()).candidate
+        self._request.progress(0, 1, f"{chosen.what}, in full")
+        profile = described_profile(self._cluster(chosen), self._request.model, dtype=self._request.dtype)
+        full = replace(self._request.options, constraints=self._constraints)
+        in_full = make_plan(profile, self._request.job, full)
+        self._planned[chosen.shape] = in_full.plan, profile
+        rows = [(found.shape == chosen.shape and self._row(found)) or row for found, row in self.rows.items()]
         return RentOutcome(
             goal=self._goal,
-            chosen=chosen,
-            one_node=min(single, key=self._goal.rank, default=None),
+            chosen=next(row for row in rows if row.candidate == chosen),
+            one_node=min((row for row in rows if row.candidate.is_one_node), key=self._goal.rank, default=None),
             frontier=frontier(rows),
             planned=sum(found is not None for found in self._planned.values()),
             looked_at=self._looked_at,
-            cluster_text=cluster_text(chosen.candidate, self._request.prices),
+            cluster_text=cluster_text(chosen, self._request.prices),
+            profile=profile,
+            in_full=in_full,
         )
 
     def _try(self, candidates: Sequence[Candidate], effort: float) -> None:
@@ -160,17 +161,8 @@ class _Search:
 
     def _by_layers(self, candidates: Sequence[Candidate]) -> list[Candidate]:
         """Return candidates by how many frontiers of bounds lie before theirs, in each the cheapest first."""
-        left = sorted(candidates, key=lambda found: (self._bounds.sample_usd(found), self._bounds.sample_s(found)))
-        ranked: list[Candidate] = []
-        while left:
-            rest: list[Candidate] = []
-            least_s = float("inf")
-            for found in left:
-                seconds = self._bounds.sample_s(found)
-                (ranked if seconds < least_s else rest).append(found)
-                least_s = min(least_s, seconds)
-            left = rest
-        return ranked
+        costs = ((self._bounds.sample_usd(found), self._bounds.sample_s(found), found) for found in candidates)
+        return [found for layer in layers(costs) for found in layer]
 
     def _is_beaten(self, candidate: Candidate) -> bool:
         """Whether a choice that was planned for is better in time and money than this one can be."""
@@ -184,7 +176,7 @@ class _Search:
     def _cluster(self, candidate: Candidate) -> Cluster:
         return parse_cluster(cluster_text(candidate, self._request.prices), source="what is on offer")
 
-    def _plan(self, candidate: Candidate) -> _PlannedShape | None:
+    def _plan(self, candidate: Candidate) -> tuple[Plan, Profile] | None:
         """Return the best plan for the machines; None where the model does not fit on them, or some stand idle."""
         self._spent += _effort(candidate)
         model, dtype = self._request.model, self._request.dtype
@@ -199,16 +191,10 @@ class _Search:
         found = [(evaluator(one.plan).step_s, one.plan) for one in proposals if evaluator(one.plan).fits]
         if not found:
             return None
-        step_s, plan = min(found, key=lambda entry: entry[0])
+        _, plan = min(found, key=lambda entry: entry[0])
         if len({profile.cluster.device_by_name[name].host for name in plan.devices}) < len(profile.cluster.hosts):
             return None  # fewer machines do as much
-        plan = evaluator.bucketed(plan)
-        sent = {
-            tuple(name.split("->")): load.size_bytes
-            for name, load in evaluator.link_loads(plan).items()
-            if "->" in name and set(name.split("->")) <= set(profile.cluster.site_by_name)
-        }
-        return _PlannedShape(plan=plan, profile=profile, step_s=step_s, sent_bytes=sent)  # type: ignore[arg-type]
+        return evaluator.bucketed(plan), profile
 
     def _row(self, candidate: Candidate) -> RentRow | None:
         """Return what a choice comes to; None where nothing can be trained on it."""
@@ -216,22 +202,30 @@ class _Search:
         if shape not in self._planned:
             self._planned[shape] = self._plan(candidate)
         planned = self._planned[shape]
-        lost = 1.0 if planned is None else self._lost_ratio(candidate, planned)
-        if planned is None or lost > _MOST_LOST:
+        if planned is None:
+            return None
+        plan, profile = planned
+        step_s = predict(plan, profile).step_s
+        lost = self._lost_ratio(candidate, plan, profile, step_s)
+        if lost > _MOST_LOST:
+            self.refusal = f"{candidate.what} would lose {lost:.1%} of its time to preemptions, over {_MOST_LOST:.0%}"
             return None
         goal, batch = self._goal, self._request.job.global_batch
         steps = goal.samples / batch
-        hours = steps * planned.step_s / (1 - lost) / 3600
+        hours = steps * step_s / (1 - lost) / 3600
         rent_usd = hours * candidate.usd_per_hour(self._bounds.kinds)
-        prices, egress_usd = Prices(planned.profile.cluster, self._request.prices.table), 0.0
-        for (source, target), size_bytes in planned.sent_bytes.items():  # of the whole run, tier by tier
-            egress, far = prices.egress(source, target)
-            egress_usd += egress.usd(far, size_bytes * steps)
+        prices, egress_usd = Prices(profile.cluster, self._request.prices.table), 0.0
+        rented = {part.offer.place for part in candidate.parts if part.price.is_rented}
+        for way, load in link_loads(plan, profile).items():  # of the whole run, tier by tier
+            source, _, target = way.partition("->")
+            if source in rented and target in profile.cluster.site_by_name:
+                egress, far = prices.egress(source, target)
+                egress_usd += egress.usd(far, load.size_bytes * steps)
         return RentRow(
             candidate=candidate,
-            plan=planned.plan,
-            step_s=planned.step_s,
-            samples_per_s=batch / planned.step_s * (1 - lost),
+            plan=plan,
+            step_s=step_s,
+            samples_per_s=batch / step_s * (1 - lost),
             lost_ratio=lost,
             hours=hours,
             rent_usd=rent_usd,
@@ -239,23 +233,28 @@ class _Search:
             usd_per_million=(rent_usd + egress_usd) / goal.shown_amount * 1e6,
         )
 
-    def _lost_ratio(self, candidate: Candidate, planned: _PlannedShape) -> float:
-        """Return the part of the time that preemptions cost, at most all of it."""
+    def _lost_ratio(self, candidate: Candidate, plan: Plan, profile: Profile, step_s: float) -> float:
+        """Return the part of the time that preemptions cost."""
         per_s = 0.0
-        for index, part in enumerate(candidate.parts):
+        for part in candidate.parts:
             rate = part.price.preemptions_per_hour
             if part.market is Market.SPOT and rate:
-                key = candidate.shape, index
-                if key not in self._losses_s:
-                    self._losses_s[key] = loss_of_host_s(
-                        planned.plan,
-                        planned.profile,
-                        f"{part.offer.place}-{part.offer.kind}-0",
-                        self._request.job.optimizer,
-                        planned.step_s,
-                    )
-                per_s += part.hosts * rate / 3600 * self._losses_s[key]
-        return min(1.0, per_s / (1 + per_s))
+                host, optimizer = f"{part.offer.place}-{part.offer.kind}-0", self._request.job.optimizer
+                cost_s = loss_of_host_s(plan, profile, host, optimizer, step_s)
+                per_s += part.hosts * rate / 3600 * cost_s
+        return per_s / (1 + per_s)
+
+
+def _check_names(asked: Constraints, offers: Sequence[Offer]) -> None:
+    """Refuse to leave out, or to limit, what is not on offer: most likely it is misspelt."""
+    places, kinds = dict.fromkeys(one.place for one in offers), dict.fromkeys(one.kind for one in offers)
+    providers = dict.fromkeys(one.provider for one in offers)
+    named = [("--leave-out", name, [*places, *kinds, *providers]) for name in asked.leave_out]
+    named += [("--quota", quota.kind, list(kinds)) for quota in asked.quotas]
+    named += [("--quota", quota.site, list(places)) for quota in asked.quotas if quota.site]
+    for option, name, known in named:
+        if name not in known:
+            raise PlanError(f"{option} {name}: nothing of that name is on offer; {did_you_mean(name, known)}")
 
 
 def _effort(candidate: Candidate) -> float:

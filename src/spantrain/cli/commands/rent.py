@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from spantrain.app.renting.choice import RentGoal, RentOutcome
     from spantrain.cli.commands.plan import PlanArguments
     from spantrain.core.units import ModelSpec
-    from spantrain.planner.engine.outcome import PlanOutcome
 
 _PLAIN_WIDTH = 150
 _TODAY = "today"
@@ -28,7 +27,7 @@ _BATCH_TOKENS, _BATCH_SAMPLES = 2**19, 256
 """Of a global batch that nobody named: what GPT-2 and the small GPT-3 were trained with; a usual one of images."""
 _GO_WITH = frozenset({
     "model", "global_batch", "dtype", "optimizer", "schedule", "min_throughput", "quota", "leave_out", "allow_wire",
-    "tensor_parallel", "recompute", "recompute_all", "sequence_parallel", "out", "json_", "prices", "data",
+    "tensor_parallel", "recompute", "recompute_all", "sequence_parallel", "out", "json_", "data",
     "tokenizer", "sequence_length", "lora", "dropout", "compile", "chat_template", "train_on", "packing",
 })  # fmt: skip
 """Other options of `spantrain plan` that mean something here."""
@@ -80,12 +79,9 @@ def check_rent_options(asked: RentOptions, context: typer.Context) -> None:
 def rent_command(asked: "PlanArguments") -> None:
     """Find what to rent, show it, and write the plan with its cluster file."""
     from spantrain.app.planning.plan_files import write_plans
-    from spantrain.app.profiling.describe import described_profile
     from spantrain.app.renting.picture import check_plot, write_plot
     from spantrain.app.renting.search import RentRequest, rent
     from spantrain.cli.render.render import TerminalReporter
-    from spantrain.config.cluster_file import parse_cluster
-    from spantrain.planner.engine.engine import make_plan
 
     out, cluster_path = asked.out, None
     if out is not None:
@@ -102,35 +98,29 @@ def rent_command(asked: "PlanArguments") -> None:
     model = asked.chosen_model(asked.model)
     goal = _goal(asked, model)
     job = replace(asked.job(_batch(asked, model)), dtype=dtype)
-    options = asked.options()
     with TerminalReporter(tables=not asked.json_) as reporter:
         request = RentRequest(
-            model=model, job=job, prices=prices, goal=goal, dtype=dtype, constraints=options.constraints,
+            model=model, job=job, prices=prices, goal=goal, dtype=dtype, options=asked.options(),
             progress=reporter.progress,
         )  # fmt: skip
         reporter.phase(f"Planning for what is on offer ({asked.offers}): up to a minute")
         outcome = rent(request)
-        reporter.phase(f"Planning in full for {outcome.chosen.candidate.what}")
-    profile = described_profile(parse_cluster(outcome.cluster_text, source="offers"), model, dtype=dtype)
-    own = replace(options.constraints, leave_out=(), quotas=(), min_samples_per_s=None)
-    planned = make_plan(profile, job, replace(options, constraints=own))
     if out is not None and cluster_path is not None:
         write_atomically(cluster_path, outcome.cluster_text.encode())
-        planned = write_plans(planned, profile, None, out)
+        write_plans(outcome.in_full, outcome.profile, None, out)
     if asked.out_plot is not None:
         write_plot(outcome, asked.out_plot)
     if asked.json_:
         shared.print_json(_document(outcome, job.global_batch))
     else:
-        _show(outcome, planned, job.global_batch)
+        _show(outcome, job.global_batch)
     wrote = [str(path) for path in (out, cluster_path, asked.out_plot) if path is not None]
     typer.echo(f"Wrote {', '.join(wrote)}" if wrote else "Not written (--out FILE keeps the plan)", err=True)
 
 
 def _prices(asked: RentOptions) -> PriceFile:
-    table = shipped_prices() if asked.prices is None else read_prices(asked.prices)
     if asked.offers == _TODAY:
-        return table
+        return shipped_prices()
     found = read_prices(Path(asked.offers or ""))
     if not found.table.offers:
         raise ConfigError(f"{asked.offers}: has no `offers`; docs/prices.md shows how to write them")
@@ -166,14 +156,13 @@ def _batch(asked: "PlanArguments", model: "ModelSpec") -> int:
 
 
 def _document(outcome: "RentOutcome", global_batch: int) -> dict[str, object]:
-    one = outcome.one_node
     return {
         "model": outcome.chosen.plan.model.name,
         "global_batch": global_batch,
         "unit": outcome.goal.unit,
         "amount": outcome.goal.shown_amount,
         "chosen": outcome.chosen.document(),
-        "one_node": None if one is None else one.document(),
+        "one_node": outcome.one_node and outcome.one_node.document(),
         "frontier": [row.document() for row in outcome.frontier],
         "planned": outcome.planned,
         "looked_at": outcome.looked_at,
@@ -182,7 +171,7 @@ def _document(outcome: "RentOutcome", global_batch: int) -> dict[str, object]:
     }
 
 
-def _show(outcome: "RentOutcome", planned: "PlanOutcome", global_batch: int) -> None:
+def _show(outcome: "RentOutcome", global_batch: int) -> None:
     """Print the frontier as a table, the choice, and its plan."""
     from spantrain.cli.render.plan import picture_lines
 
@@ -190,7 +179,7 @@ def _show(outcome: "RentOutcome", planned: "PlanOutcome", global_batch: int) -> 
     console.print(_table(outcome, global_batch))
     for line in outcome.reasons():
         say(console, line)
-    for line in picture_lines(planned):
+    for line in picture_lines(outcome.in_full):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 

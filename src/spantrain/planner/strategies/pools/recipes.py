@@ -14,7 +14,7 @@ import numpy as np
 
 from spantrain.cost.span_tables import Array, over_spans
 from spantrain.planner.strategies.pools.costs import HopSeconds, PoolCosts, PoolReplica, Runs, devices_of
-from spantrain.planner.strategies.pools.cutting import Numbers, TableStack, least_bottlenecks, least_sums, ranges
+from spantrain.planner.strategies.pools.cutting import TableStack, least_bottlenecks, least_sums, ranges
 
 _LOOSER = (1.0, 1.02, 1.06, 1.15)
 """Times the least bottleneck: a little more of it can make the whole chain faster."""
@@ -150,7 +150,8 @@ class ChainCosts:
         taken_s = self._tables.entries(tables[going][:, None], begins, ends).max(axis=-1)
         delays_s = np.array([sum(delay_s for delay_s, _ in self._hops_of(row)) for row in chosen])[:, None]
         step_s = sums_s + delays_s + (counts[going, None] - 1) * taken_s
-        step_s += self._sums.entries(self._sum_places(chosen)[:, None], begins, ends).max(axis=-1)
+        tables = np.array([[self._sum_place(self._sorts[r], row.width) for r in row.recipes] for row in chosen])
+        step_s += self._sums.entries(tables[:, None], begins, ends).max(axis=-1)
         best = step_s.argmin(axis=-1)
         for number, (row, at) in enumerate(zip(chosen, best.tolist(), strict=True)):
             guess = Guess(row, tuple(begins[number, at].tolist()), float(step_s[number, at]))
@@ -246,10 +247,6 @@ class ChainCosts:
         hops = [self.hop(*pair, size, width) for pair in pairs]
         delay_s = max(float(hop.delay_forward_s.max() + hop.delay_backward_s.max()) for hop in hops)
         return delay_s, max(float(hop.link_s[1:-1].min(initial=math.inf)) for hop in hops)
-
-    def _sum_places(self, candidates: Sequence[StageChain]) -> Numbers:
-        """Return by stage which table has the seconds of sums over its replicas."""
-        return np.array([[self._sum_place(self._sorts[r], row.width) for r in row.recipes] for row in candidates])
 
     def _sum_table(self, sorts: int, width: int) -> int:
         found = np.zeros_like(self._nothing)

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from itertools import combinations, pairwise, product
+from itertools import chain, combinations, pairwise, product
 from statistics import fmean
 
 from spantrain.core.profile import Profile
@@ -38,17 +38,12 @@ def domain_layouts(group: DeviceGroup, profile: Profile, exhaustive_up_to: int =
     device, equal chunks, or figure 7(b): lone devices together beside the larger second-level groups.
     """
     few = len(group.devices) <= exhaustive_up_to
-    layouts = _all_layouts(group.devices) if few else _chosen_layouts(group, profile)
+    subsets = (subset for count in range(len(group.devices), 0, -1) for subset in combinations(group.devices, count))
+    layouts = chain.from_iterable(map(_ordered_partitions, subsets)) if few else _chosen_layouts(group, profile)
     distinct: dict[object, Layout] = {}
     for layout in layouts:
         distinct.setdefault(_signature(layout, profile), layout)
     return tuple(sorted(distinct.values(), key=lambda layout: -sum(len(slot) for slot in layout)))
-
-
-def _all_layouts(devices: Sequence[str]) -> Iterator[Layout]:
-    for count in range(len(devices), 0, -1):
-        for subset in combinations(devices, count):
-            yield from _ordered_partitions(subset)
 
 
 def _ordered_partitions(devices: tuple[str, ...]) -> Iterator[Layout]:
