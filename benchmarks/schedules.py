@@ -34,9 +34,9 @@ from spantrain.schedule.layout import check_limits
 from spantrain.schedule.registry import schedule_names
 from spantrain.sim.bounds import pipeline_bound_s
 from spantrain.sim.engine import SimulationOptions, SimulationResult, simulate
-from spantrain.sim.search.improve import shortest
 from spantrain.sim.search.model import model_of
 from spantrain.sim.search.search import SearchEffort, simulated_s, taper, with_hints
+from spantrain_studies.exact_orders import shortest
 from worker_pool import follow_parent
 
 OTHERS = ("1f1b", "zb-h1", "zb")

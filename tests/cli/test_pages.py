@@ -26,6 +26,7 @@ NOT_RUN = {
     "compare": "takes minutes",
     "outer": "takes minutes",
     "testbed": "stays until it is ended",
+    "--install-completion": "changes the files that a shell begins with; test_completion.py has some of its own",
 }
 ADDED = {"contributing.md"}
 """Pages that show how commands are added."""

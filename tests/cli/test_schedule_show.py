@@ -100,7 +100,7 @@ def test_a_plan_with_its_profile(spantrain, plan_path) -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("show", "zbh1", *EVEN), "did you mean 'zb-h1'"),
+        (("show", "zbh1", *EVEN), "did you mean zb-h1?"),
         (("show", "zb"), "give --stages and --micro-batches"),
         (("show", "zb", "--stages", 4), "give --micro-batches"),
         (("show", "zb", *EVEN, "--plan", "plan.json"), "--stages, --micro-batches: the plan says that"),

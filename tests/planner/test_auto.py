@@ -229,9 +229,9 @@ def orders_of(
     orders = planning._orders
 
     def ordered(
-        proposal: Proposal, evaluation: Evaluation, effort: object = predict._EFFORT
+        proposal: Proposal, evaluation: Evaluation, effort: predict.SearchEffort = predict._EFFORT
     ) -> tuple[Proposal, Evaluation]:
-        asked.append((proposal.plan, effort))
+        asked.append((proposal.plan, effort.max_runs))
         return proposal, evaluation
 
     monkeypatch.setattr(orders, "ordered", ordered)
@@ -271,7 +271,7 @@ def test_of_further_plans_the_best_few_have_their_order_searched_with_more_effor
     orders_of(planning, monkeypatch, asked).further(ranked, ranked[0])
     efforts = [effort for _, effort in asked]
     assert len(efforts) > 4
-    assert efforts == [predict._LESS] * (len(efforts) - 2) + [predict._EFFORT] * 2
+    assert efforts == [predict._LESS.max_runs] * (len(efforts) - 2) + [predict._EFFORT.max_runs] * 2
     assert [plan.stages for plan, _ in asked[-2:]] == [plan.stages for plan, _ in asked[:2]], "nothing was found"
 
 
@@ -298,5 +298,5 @@ def test_the_first_plan_that_is_small_enough_has_its_order_searched(
     for most_devices, expected in ((4, 4), (1, 1)):
         monkeypatch.setattr(predict, "_ORDERED_UP_TO", most_devices)
         orders.first_ordered(rows)
-        assert [(len(plan.devices), effort) for plan, effort in asked] == [(expected, predict._EFFORT)]
+        assert [(len(plan.devices), effort) for plan, effort in asked] == [(expected, predict._EFFORT.max_runs)]
         asked.clear()

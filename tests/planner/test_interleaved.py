@@ -71,14 +71,20 @@ def test_layers_are_dealt_out_in_rounds_and_the_order_fits(profile):
 
 
 @pytest.mark.parametrize(
-    ("speeds", "blocks", "global_batch"), [((0.7, 0.9), 4, 12), ((0.6, 0.6), 5, 16), ((0.8, 0.9, 1.0), 9, 16)]
+    ("speeds", "blocks", "global_batch", "hidden"),
+    [
+        ((0.7, 0.9), 4, 12, 512),
+        ((0.6, 0.6), 5, 16, 512),
+        ((0.8, 0.9, 1.0), 9, 16, 512),
+        ((0.6, 0.9, 1.1), 10, 12, 1024),
+    ],
 )
 def test_the_default_is_no_worse_whatever_its_own_pipelines_are(
-    make_cluster, make_graph, make_profile, speeds, blocks, global_batch
+    make_cluster, make_graph, make_profile, speeds, blocks, global_batch, hidden
 ):
     """Its best plans are pipelines with other micro-batches, or none."""
     cluster = make_cluster({"a": {f"d{n}": speed for n, speed in enumerate(speeds)}})
-    known, job = make_profile(cluster, make_graph(blocks=blocks, hidden=512)), JobSpec(global_batch=global_batch)
+    known, job = make_profile(cluster, make_graph(blocks=blocks, hidden=hidden)), JobSpec(global_batch=global_batch)
     names = ("auto", "interleaved")
     plans = (make_plan(known, job, PlanOptions(strategies=(name,))).plan for name in names)
     ours_s, theirs_s = (Evaluator(known, job)(plan).step_s for plan in plans)

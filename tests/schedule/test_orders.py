@@ -178,5 +178,5 @@ def test_names_are_sorted_described_and_checked() -> None:
         "zb-v",
     )
     assert all(schedules()[name].description for name in schedule_names())
-    with pytest.raises(UsageError, match="did you mean 'critical-path'"):
+    with pytest.raises(UsageError, match="did you mean critical-path"):
         check_schedule("critical_path")

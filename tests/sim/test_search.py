@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -14,11 +15,12 @@ from spantrain.errors import PlanError
 from spantrain.schedule.layout import CutLayout
 from spantrain.schedule.orders import check_orders
 from spantrain.schedule.registry import schedule_names
-from spantrain.sim.bounds import pipeline_bound_s
+from spantrain.sim.bounds import pipeline_bound_s, step_bound_s
 from spantrain.sim.engine import SimulationOptions, simulate
-from spantrain.sim.search.improve import is_alike, shortest
+from spantrain.sim.search import search
 from spantrain.sim.search.model import model_of, run_orders
 from spantrain.sim.search.search import SearchEffort, quick_s, recuts, simulated_s, taper, with_hints
+from spantrain_studies.exact_orders import shortest
 from testing.made_up_costs import MadeUpCosts
 
 few = settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
@@ -136,7 +138,6 @@ def test_branch_and_bound_wants_micro_batches_that_are_alike(make_plan) -> None:
     plan = make_plan([(equal_spans(5, 2), [1.0], [5])] * 2)
     costs = MadeUpCosts(sample_s=(dict.fromkeys(OPS, 1.0),) * 2, latency_s=(0.0,), forward_s=(1.0,), backward_s=(1.0,))
     model = model_of(plan, costs)
-    assert not is_alike(model)
     with pytest.raises(ValueError, match="must be alike"):
         shortest(model, beat_s=1.0)
 
@@ -186,6 +187,24 @@ def test_other_micro_batches_have_the_limits_that_they_are_given(make_plan) -> N
     assert simulated_s(chosen, costs) < simulated_s(plan, costs)
     own = taper(plan, costs, effort=LITTLE, limited=lambda other: None)
     assert [stage.micro_batches for stage in own.stages] == [stage.micro_batches for stage in plan.stages]
+
+
+def test_what_no_order_brings_under_the_wanted_seconds_is_not_searched(make_plan, monkeypatch) -> None:
+    plan, costs = pipeline(make_plan, 3, 8, [3, 2, 1], size=4)
+    found = taper(plan, costs, effort=LITTLE)
+    found_s = simulated_s(found, costs)
+    wanted = taper(plan, costs, effort=replace(LITTLE, below_s=1.05 * found_s))
+    assert simulated_s(wanted, costs) <= found_s
+    searched: list[Plan] = []
+
+    def noted(other: Plan, *args: Any, **options: Any) -> Plan:
+        searched.append(other)
+        return with_hints(other, *args, **options)
+
+    monkeypatch.setattr(search, "with_hints", noted)
+    least_s = min(step_bound_s(other, costs) for other in (plan, *recuts(plan)))
+    assert taper(plan, costs, effort=replace(LITTLE, below_s=0.5 * least_s)) == plan
+    assert not searched
 
 
 def test_coarse_micro_batches_are_kept_where_each_action_costs_by_itself(make_plan) -> None:

@@ -1,5 +1,6 @@
 """Plan a job on a profiled cluster: strategies propose, the event simulator ranks, the best one is chosen."""
 
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -195,7 +196,10 @@ class _Planning:
         for name, (broken, _, value, _) in firsts.items():
             if broken == least[0] and value <= least[2] * (_BESIDE_GAIN if name in self._unasked else ORDER_MAY_GAIN):
                 before, started_s = answers[name].figures, time.perf_counter()
-                ranked = self._orders.first_ordered(answers[name].ranked)
+                best = min((one.ranked[0] for one in found.values() if one.ranked), key=self._ranking.rank)
+                # Of what is not shown, nothing else matters than whether it is the best.
+                below_s = self._ranking.below_s(best[1]) if name in self._unasked else math.inf
+                ranked = self._orders.first_ordered(answers[name].ranked, below_s)
                 figures = self._ranking.figures(ranked, before.plans, started_s - before.search_s)
                 found[name] = _Answer(figures=figures, ranked=ranked)
         return found

@@ -1,5 +1,6 @@
 """What is wanted of a plan, how plans rank by it, what came of planning, and what training cannot do yet."""
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, replace
@@ -116,6 +117,10 @@ class Ranking:
     def value(self, evaluation: Evaluation) -> tuple[float, float]:
         """Return the objective, the less the better, and the step's seconds."""
         return evaluation.value(self._options.objective), evaluation.step_s
+
+    def below_s(self, evaluation: Evaluation) -> float:
+        """Return what a step must take less than to be better; infinite where time is not what plans are chosen by."""
+        return evaluation.step_s if self._options.objective is Objective.THROUGHPUT else math.inf
 
     def broken(self, plan: Plan, evaluation: Evaluation) -> list[str]:
         """Return what keeps a plan that fits from being chosen."""

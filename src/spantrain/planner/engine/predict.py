@@ -3,6 +3,7 @@
 A plan may not fit over time where more messages wait than its in-flight limits leave room for (`over_time`).
 """
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -84,11 +85,11 @@ _FURTHER_GAINS, _IDLE = 1.2, 0.9
 work, in the mean: for more, and there is little to gain."""
 _FURTHER_BEST, _LESS_MISSES = 4, 1.03
 """How many of them are searched with more effort: the best with the order found, if not far over the best of all."""
-_Key = tuple[tuple[Stage, ...], str, SearchEffort]
+_Key = tuple[tuple[Stage, ...], str, int]
 
 
 def _key(plan: Plan, effort: SearchEffort = _EFFORT) -> _Key:
-    return plan.stages, plan.schedule, effort
+    return plan.stages, plan.schedule, effort.max_runs
 
 
 class PlanOrders:
@@ -96,17 +97,19 @@ class PlanOrders:
 
     def __init__(self, profile: Profile, evaluator: "Evaluator", ranking: "Ranking") -> None:
         self._profile, self._evaluator, self._ranking = profile, evaluator, ranking
-        self._found: dict[_Key, Plan] = {}
+        self._found: dict[_Key, tuple[float, Plan]] = {}
+        """With the seconds that a step was to be under."""
 
     def ordered(self, proposal: Proposal, evaluation: Evaluation, effort: SearchEffort = _EFFORT) -> Row:
         """Return the proposal with the micro-batches and the order of work that a search finds, if that is better."""
         if len(proposal.plan.stages) == 1:
             return proposal, evaluation
-        keys = [_key(proposal.plan, one) for one in (_EFFORT, effort)]
-        plan = next((self._found[key] for key in keys if key in self._found), None)
+        known = [self._found.get(_key(proposal.plan, one)) for one in (_EFFORT, effort)]
+        plan = next((entry[1] for entry in known if entry and entry[0] >= effort.below_s), None)
         if plan is None:
             limited = self._evaluator.limited
-            plan = self._found[keys[1]] = with_best_spans(proposal.plan, self._profile, effort=effort, limited=limited)
+            plan = with_best_spans(proposal.plan, self._profile, effort=effort, limited=limited)
+            self._found[_key(proposal.plan, effort)] = effort.below_s, plan
         if (plan.stages, plan.hints) == (proposal.plan.stages, proposal.plan.hints):
             return proposal, evaluation
         searched = self._evaluator(plan)
@@ -119,14 +122,14 @@ class PlanOrders:
         plan = replace(proposal.plan, stages=self._evaluator.bucketed(plan).stages, hints=plan.hints)
         return replace(proposal, plan=plan, reasons=(*proposal.reasons, reason)), searched
 
-    def first_ordered(self, ranked: Ranked) -> Ranked:
+    def first_ordered(self, ranked: Ranked, below_s: float = math.inf) -> Ranked:
         """Search the order of work of the best plan that is not too large for that, if it is near the best of all."""
         rows, value = list(ranked), self._ranking.value
         most = ORDER_MAY_GAIN * value(ranked[0][1])[0]
         for index, (proposal, evaluation) in enumerate(ranked):
             if proposal.plan.hints is None and len(proposal.plan.devices) <= _ORDERED_UP_TO:
                 if value(evaluation)[0] <= most:
-                    rows[index] = self.ordered(proposal, evaluation)
+                    rows[index] = self.ordered(proposal, evaluation, replace(_EFFORT, below_s=below_s))
                 break
         return tuple(sorted(rows, key=self._ranking.rank))
 
@@ -140,6 +143,8 @@ class PlanOrders:
         plain = [row for row in rows if row[0].plan.hints is None and self._ranking.rank(row)[:2] == chosen]
         plain.sort(key=self._ranking.rank)
         tried, left = dict[tuple[object, ...], tuple[Row, Row]](), _FURTHER_ACTIONS
+        below_s = self._ranking.below_s(best[1])
+        effort, less = replace(_EFFORT, below_s=below_s), replace(_LESS, below_s=_LESS_MISSES * below_s)
         for proposal, evaluation in plain:
             value, least = (self._ranking.value(one)[0] for one in (evaluation, plain[0][1]))
             if left <= 0 or len(tried) >= _FURTHER or value > _FURTHER_GAINS * least:
@@ -149,11 +154,11 @@ class PlanOrders:
             waits = value * (1 - evaluation.bubble_ratio) < min(_IDLE * least, best_value)
             if waits and looks not in tried and len(proposal.plan.stages) > 1:
                 left -= 3 * sum(len(stage.replicas) * len(stage.micro_batches) for stage in proposal.plan.stages)
-                tried[looks] = (proposal, evaluation), self.ordered(proposal, evaluation, _LESS)
+                tried[looks] = (proposal, evaluation), self.ordered(proposal, evaluation, less)
         found = sorted(tried.values(), key=lambda entry: self._ranking.rank(entry[1]))
         near = [row for row, (_, done) in found if self._ranking.value(done)[0] < _LESS_MISSES * best_value]
         new = [row for row in near if _key(row[0].plan) not in self._found]
-        return tuple(self.ordered(*row) for row in new[:_FURTHER_BEST])
+        return tuple(self.ordered(*row, effort) for row in new[:_FURTHER_BEST])
 
 
 _UP_TO = 96

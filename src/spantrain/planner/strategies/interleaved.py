@@ -10,8 +10,8 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
-from itertools import chain, pairwise
+from functools import cache, partial
+from itertools import chain, cycle, product
 from typing import TypeVar
 
 from spantrain.core.action import SPLIT_OPS
@@ -25,6 +25,7 @@ from spantrain.formats.registry import WireFormat
 from spantrain.planner.request import Evaluation, JobSpec, PlanRequest, Proposal, Restriction, Strategy
 from spantrain.planner.strategies.baselines import equal_layers
 from spantrain.planner.strategies.score import looks_of, structure_of
+from spantrain.sim.bounds import step_bound_s
 from spantrain.sim.costs import ProfileCosts, StepCosts
 from spantrain.sim.search.interleaved import quick_step_s, with_interleaved_order
 from spantrain.sim.search.model import Room
@@ -34,19 +35,18 @@ _DEVICES, _ACTIONS = 32, 20_000
 """A pipeline of more devices, or a step of more actions, is not interleaved: its search would take seconds."""
 _TURNED = 4
 """Devices up to which a pipeline that goes there and back begins at each of them."""
-_MAY, _WORTH = 0.98, 0.995
-"""A pipeline is interleaved if it may take less than the first part of the best plan's step, and proposed if it takes
-less than the second."""
+_WORTH = 0.995
+"""A pipeline is proposed if it takes less than this part of the best plan's step."""
 _PIPELINES, _QUICK = 2, 100_000
 """So many pipelines are interleaved, and more as long as quick simulations of all had no more actions than that; so
 many again are there for other cuts and orders of work, however many pipelines there were."""
 _SPARED = 0.75
 """Part of a plan's actions that is not counted if it is seen not to be worth it before it is simulated to its end."""
-_SEARCHED, _ORDERS = 6, 10
-"""The order of work is searched of the best by a quick rule until so many in a row are no better; what that costs, in
-simulations."""
-_ORDER_GAINS, _CUTS_GAIN = 1.25, 2.0
-"""What that brings at most, mostly; and with cuts that move, where quick simulations are cheap."""
+_SEARCHED, _ORDERS = 12, 10
+"""Cuts and the order of work are searched of the best by a quick rule until so many in a row are no better; what an
+order costs, in simulations."""
+_ORDER_GAINS, _CUTS_GAIN = 1.03, 2.0
+"""What that brings at most, mostly; and with cuts that move."""
 
 
 def dealings(devices: int) -> list[list[int]]:
@@ -108,16 +108,15 @@ def with_interleaved(strategy: Strategy) -> Strategy:
         best_s = min((evaluation.step_s for evaluation, _ in done), default=math.inf)
 
         def may_gain(evaluation: Evaluation) -> bool:
-            return evaluation.step_s * (1 - evaluation.bubble_ratio) < _MAY * best_s
+            return evaluation.step_s * (1 - evaluation.bubble_ratio) < _WORTH * best_s
 
         done.sort(key=lambda entry: entry[0].step_s, reverse=True)
         unlike = {looks_of(plan, found.step_s): plan for found, plan in done if may_gain(found)}
         bases = {(structure_of(plan), *(stage.devices for stage in plan.stages)): plan for plan in unlike.values()}
         best_first = sorted(bases.values(), key=lambda plan: request.evaluate(plan).step_s)
         others = (plan for plan in _others(request) if may_gain(request.evaluate(plan)))
-        more = interleavings(chain(best_first, others), request, _MAY * best_s)
-        better = (one for one in more if request.evaluate(one.plan).step_s < _WORTH * best_s)
-        return (*proposals, *better)
+        more = interleavings(chain(best_first, others), request, _WORTH * best_s)
+        return (*proposals, *(one for one in more if request.evaluate(one.plan).step_s < _WORTH * best_s))
 
     return propose
 
@@ -132,23 +131,25 @@ def interleavings(bases: Iterable[Plan], request: PlanRequest, below_s: float = 
 
     None in which a device works for `below_s` or longer.
     """
-    quick, rows = _Quick(request, _CUTS_GAIN * below_s), list[tuple[float, Plan]]()
+    quick, rows = _Quick(request, _CUTS_GAIN * below_s), dict[object, tuple[float, Plan]]()
     for number, base in enumerate(base for base in bases if may_interleave(base)):
         if number >= _PIPELINES and quick.actions_left <= 0:
             break
-        rows += [(quick.step_s(plan), plan) for plan in _dealt(base, request, below_s)]
-    best_s, in_vain, gain = math.inf, 0, _CUTS_GAIN if 2 * quick.actions_left > _QUICK else _ORDER_GAINS
-    quick.actions_left, ordered = _QUICK, set[tuple[Stage, ...]]()
-    for step_s, plan in sorted(rows, key=lambda row: row[0]):
+        for plan in _dealt(base, quick.replicas(base.dtype), below_s):
+            if _cuts(plan) not in rows:
+                rows[_cuts(plan)] = quick.step_s(plan), plan
+    best_s, in_vain = below_s, 0
+    quick.actions_left, ordered = _QUICK, set[object]()
+    for step_s, plan in sorted(rows.values(), key=lambda row: row[0]):
         enough = quick.actions_left <= (0 if in_vain > 1 else -_QUICK)
-        if in_vain >= _SEARCHED or (in_vain and enough) or step_s > gain * below_s:
+        if in_vain >= _SEARCHED or (in_vain and enough) or step_s > _CUTS_GAIN * below_s:
             break
-        recut, in_vain = quick.recut(plan, step_s), in_vain + (plan.stages not in ordered)
-        for other in (recut,) if recut is plan else (recut, plan):
-            if other.stages in ordered:
+        recut, in_vain = quick.recut(plan, step_s), in_vain + 1
+        for other_s, other in (recut,) if recut[1] is plan else (recut, (step_s, plan)):
+            if _cuts(other) in ordered or other_s > _ORDER_GAINS * best_s:
                 break
-            ordered.add(other.stages)
-            found = quick.ordered(other)
+            ordered.add(_cuts(other))
+            found = quick.ordered(other, best_s)
             found_s = math.inf if found is None or found.hints is None else found.hints.predicted_s
             if found is not None and found_s < best_s:
                 best_s, in_vain = found_s, 0
@@ -163,6 +164,8 @@ class _Quick:
     def __init__(self, request: PlanRequest, most_s: float) -> None:
         self._profile, self.actions_left, self._most_s = request.profile, _QUICK, most_s
         self._memory = MemoryCost(request.profile, request.job.optimizer, request.job.dtype)
+        self.replicas = cache(partial(ReplicaCost, request.profile))
+        """What replicas cost, by dtype."""
 
     def step_s(self, plan: Plan, most_s: float = math.inf) -> float:
         """Return the seconds of a step; infinite where it cannot run, takes too long, or a size was not measured."""
@@ -173,36 +176,45 @@ class _Quick:
             return math.inf
         return found
 
-    def ordered(self, plan: Plan) -> Plan | None:
-        """Return the plan with the best order that is found; None where it cannot run."""
-        return self._run(with_interleaved_order, _ORDERS, plan)
+    def ordered(self, plan: Plan, most_s: float) -> Plan | None:
+        """Return the plan with the best order that is found; None where it cannot run, or none takes less than that."""
+        may = self._run(lambda one, costs, _: step_bound_s(one, costs) < most_s, 1, plan)
+        return self._run(with_interleaved_order, _ORDERS, plan) if may else None
 
     def _run(self, run: Callable[[Plan, StepCosts, dict[str, Room]], A], times: int, plan: Plan) -> A | None:
-        rooms = rooms_of(plan, self._memory)
+        rooms, replicas = rooms_of(plan, self._memory), self.replicas(plan.dtype)
         self.actions_left -= times * 3 * sum(len(stage.replicas) * len(stage.micro_batches) for stage in plan.stages)
         with suppress(PlanError, ProfileError):
-            return None if rooms is None else run(plan, ProfileCosts(self._profile, plan), rooms)
+            return None if rooms is None else run(plan, ProfileCosts(self._profile, plan, replicas=replicas), rooms)
         return None
 
-    def recut(self, plan: Plan, step_s: float) -> Plan:
-        """Return a plan with single cuts moved as long as that helps, and half of the actions are left."""
-        better: Plan | None = plan
-        enough = self.actions_left // 2
-        while better is not None:
-            plan, better = better, None
-            for other in _recut(plan):
-                if self.actions_left > max(0, enough) and (found_s := self.step_s(other, step_s)) < step_s:
-                    step_s, better = found_s, other
-        return plan
+    def recut(self, plan: Plan, step_s: float) -> tuple[float, Plan]:
+        """Return a plan with its seconds, its cuts moved as long as that helps, and half of the actions are left."""
+        enough, in_vain, most = max(0, self.actions_left // 2), 0, 2 * (len(plan.stages) - 1)
+        for cut, way in cycle(product(range(1, len(plan.stages)), (-1, 1))):
+            while (other := _recut(plan, cut, way)) is not None and self.actions_left > enough:
+                found_s = self.step_s(other, step_s)
+                if found_s >= step_s:
+                    break
+                step_s, plan, in_vain = found_s, other, 0
+            in_vain += 1
+            if in_vain > most or self.actions_left <= enough:
+                break
+        return step_s, plan
 
 
-def _recut(plan: Plan) -> Iterator[Plan]:
-    """Yield plans with one cut moved by one unit."""
-    for k, (before, behind) in enumerate(pairwise(plan.stages)):
-        for cut in (behind.first_unit - 1, behind.first_unit + 1):
-            if before.first_unit < cut < behind.end_unit:
-                moved = (replace(before, end_unit=cut), replace(behind, first_unit=cut))
-                yield replace(plan, stages=(*plan.stages[:k], *moved, *plan.stages[k + 2 :]))
+def _cuts(plan: Plan) -> object:
+    return plan.stages[0].micro_batches, tuple((stage.first_unit, stage.devices) for stage in plan.stages)
+
+
+def _recut(plan: Plan, cut: int, way: int) -> Plan | None:
+    """Return a plan with one cut moved by so many units; None if nothing is left on a side of it."""
+    before, behind = plan.stages[cut - 1 : cut + 1]
+    unit = behind.first_unit + way
+    if not before.first_unit < unit < behind.end_unit:
+        return None
+    moved = (replace(before, end_unit=unit), replace(behind, first_unit=unit))
+    return replace(plan, stages=(*plan.stages[: cut - 1], *moved, *plan.stages[cut + 1 :]))
 
 
 def _reasons(plan: Plan, graph: UnitGraph) -> Iterator[str]:
@@ -227,18 +239,17 @@ def may_interleave(plan: Plan) -> bool:
     return plain and alike and not plan.interleaved and 1 < len(plan.stages) <= _DEVICES
 
 
-def _dealt(base: Plan, request: PlanRequest, below_s: float) -> Iterator[Plan]:
-    """Yield plans of the devices of a pipeline, with its micro-batches and with ones of half the size."""
+def _dealt(base: Plan, costs: ReplicaCost, below_s: float) -> Iterator[Plan]:
+    """Yield plans of the devices of a pipeline, with its micro-batches and ones of half and of double the size."""
     devices, size = len(base.stages), max(span.size for span in base.stages[0].micro_batches)
-    costs = ReplicaCost(request.profile, base.dtype)
     for places in dealings(devices):
-        for smaller in dict.fromkeys((size, max(1, size // 2))):
-            spans = equal_spans(base.global_batch, smaller)
+        for other in dict.fromkeys((size, max(1, size // 2), min(2 * size, base.global_batch))):
+            spans = equal_spans(base.global_batch, other)
             replicas = sum(len(base.stages[place].replicas) for place in places)
             if len(places) > base.stages[-1].end_unit or 3 * replicas * len(spans) > _ACTIONS:
                 continue
             try:
-                begins, busiest_s = _begins(base, places, smaller, costs)
+                begins, busiest_s = _begins(base, places, other, costs)
             except ProfileError:
                 continue  # a size that was not measured
             if busiest_s * len(spans) >= below_s:

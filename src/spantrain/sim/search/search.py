@@ -21,14 +21,12 @@ from spantrain.schedule.registry import schedules, static_orders
 from spantrain.sim.bounds import pipeline_bound_s, step_bound_s
 from spantrain.sim.costs import StepCosts
 from spantrain.sim.engine import SimulationOptions, simulate
-from spantrain.sim.search.improve import Improver, is_alike, rank_by_part, shortest
+from spantrain.sim.search.improve import Improver, rank_by_part
 from spantrain.sim.search.model import Orders, Outcome, StepModel, model_of, model_within, run_orders, run_ranks
 
 _PLAIN = "the plain rule"
 _LEAST_RUNS = 10
 """Simulations; fewer are of no use."""
-_SMALL, _NODES_PER_RUN = 200, 10
-"""Actions of a step that branch and bound is tried on, and its nodes for a simulation that is allowed."""
 _WORTH = 1e-4
 """Hints that gain less than this part of the plain rule's seconds are left out."""
 
@@ -41,6 +39,9 @@ class SearchEffort:
     """Simulations at most."""
     max_actions: int = 150_000
     """Actions simulated at most, all runs together: about a second. Larger plans keep the plain rule."""
+    below_s: float = math.inf
+    """`taper` searches nothing that no order of work brings under so many seconds of a step: what it returns then may
+    be far from its best."""
 
     def runs(self, actions: int) -> int:
         """Return the simulations of so many actions that are allowed; 0 if too few to be of use."""
@@ -193,19 +194,7 @@ class _OrderSearch:
             if improved.seconds < best.outcome.seconds:
                 best = replace(start, outcome=improved)
             if improver.done(improved) and improver.runs_left > 0:
-                return best
-        return self._exhaust(models, best, bound_s)
-
-    def _exhaust(self, models: dict[bool, StepModel], best: _FoundOrder, bound_s: float) -> _FoundOrder:
-        """Return the best order of all, or the best that branch and bound finds in time, if the step is small."""
-        for split, model in models.items():
-            if sum(len(row) for parts in model.seconds for row in parts) > _SMALL or not is_alike(model):
-                continue
-            most = self.runs * _NODES_PER_RUN
-            found = shortest(model, beat_s=best.outcome.seconds, enough_s=bound_s, max_nodes=most)
-            if found.orders is not None:
-                outcome = run_orders(model, found.orders)
-                best = _FoundOrder(name="branch and bound", split=split, outcome=outcome)
+                break
         return best
 
     def _hints(self, model: StepModel, best: _FoundOrder, plain: _FoundOrder, bound_s: float) -> DispatchHints:
@@ -280,11 +269,13 @@ def taper(plan: Plan, costs: StepCosts, *, effort: SearchEffort | None = None, l
     micro-batches go further with the same memory; what each action costs by itself speaks against them. Sizes not known
     to the costs are left out.
     """
-    effort = effort or SearchEffort()
-    best = with_hints(plan, costs, effort=effort)
+    effort, best = effort or SearchEffort(), plan
+    may = math.isinf(effort.below_s) or step_bound_s(plan, costs) < effort.below_s
+    if may:
+        best = with_hints(plan, costs, effort=effort)
     if plan.interleaved or not effort.runs(_actions(plan, [stage.micro_batches for stage in plan.stages]) // _COARSER):
         return best  # whatever the micro-batches, they are too many to search
-    best_s = simulated_s(best, costs)
+    best_s = min(effort.below_s, simulated_s(best, costs)) if may else effort.below_s
     share = effort.part(1 / _KEPT)
     own_s = quick_s(plan, costs)
     others = [(_timed_s(other, costs, _ORDER_MAY_GAIN * own_s), other) for other in recuts(plan, effort, limited)]
