@@ -1,6 +1,7 @@
 """`spantrain simulate`: every schedule with its figures, limits in bytes, bad input."""
 
 import json
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -14,6 +15,7 @@ from spantrain.config.cluster_file import load_preset
 from spantrain.config.traces.network_traces import Changes, network_trace, write_changes
 from spantrain.config.traces.trace_file import read_trace
 from spantrain.core.plan import Replica
+from spantrain.core.quantities import parse_bytes
 from spantrain.core.shares import StateSharding
 from spantrain.core.span import equal_spans
 from spantrain.cost.memory import MemoryCost
@@ -103,8 +105,13 @@ def least_bytes(plan, profile) -> int:
 
 
 def test_a_limit_under_one_micro_batch_is_refused_with_numbers(plan, laptop_profile, spantrain, plan_path):
-    with pytest.raises(InfeasiblePlanError, match=r"needs .* for \d+ samples \(state .*, activations .*, buffers"):
+    with pytest.raises(
+        InfeasiblePlanError, match=r"needs .* for \d+ samples \(state .*, activations .*, buffers"
+    ) as told:
         run_simulation(request(plan, laptop_profile, least_bytes(plan, laptop_profile) - 1))
+    total, parts = re.findall(r"needs .*? \((\d+) bytes\) for \d+ samples \((.*?)\)", str(told.value))[0]
+    sizes = [parse_bytes(size) for size in re.findall(r"[\d.]+ [KMG]?i?B", parts)]
+    assert sum(sizes) == pytest.approx(int(total), abs=2**17)
     ended = spantrain("simulate", plan_path, "--schedule", "all", "--memory-limit", "4 MiB")
     assert (ended.code, ended.out) == (2, "")
     assert "4 MiB" in ended.err

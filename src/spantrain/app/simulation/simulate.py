@@ -275,8 +275,8 @@ def _limited(plan: Plan, memory: MemoryCost, limit_bytes: int) -> Plan:
             problems.append(
                 f"{device} needs {format_bytes(need.peak_bytes)} ({need.peak_bytes} bytes) for "
                 f"{largest} samples (state {format_bytes(need.state_bytes)}, activations "
-                f"{format_bytes(need.activation_bytes)}, buffers {format_bytes(need.buffer_bytes)}, framework "
-                f"{format_bytes(need.framework_bytes)})"
+                f"{format_bytes(need.activation_bytes)}, buffers {format_bytes(need.buffer_bytes)}, operations at work "
+                f"{format_bytes(need.working_bytes)}, framework {format_bytes(need.framework_bytes)})"
             )
         return max(1, fits)
 
