@@ -1,10 +1,19 @@
 """A folder that holds a run: refused, or the old run is removed and nothing else."""
 
+import fcntl
 from pathlib import Path
 
 import pytest
 
-from spantrain.app.training.run_folder import RUN_FILE, RunRecord, check_not_of_a_run, refuse_run, remove_old_run
+from spantrain.app.training.run_folder import (
+    RUN_FILE,
+    RunRecord,
+    alone_in,
+    check_not_of_a_run,
+    check_not_under_way,
+    refuse_run,
+    remove_old_run,
+)
 from spantrain.config.artefacts import write_artefact
 from spantrain.errors import ConfigError
 
@@ -78,3 +87,29 @@ def test_what_a_run_was_made_with_is_not_written_over(run):
         check_not_of_a_run(run / "profile.json", "--out")
     check_not_of_a_run(run / "plan.json", "--out")
     check_not_of_a_run(run / "other.json", "--out")
+
+
+def test_one_that_is_under_way_is_alone_there(run):
+    check_not_under_way(run)
+    assert files(run) == {*INPUTS, *OLD, RUN_FILE}
+    why = "run: a run is under way there; wait, stop it, or name another folder"
+    with alone_in(run):
+        with pytest.raises(ConfigError, match=why), alone_in(run):
+            pass
+        with pytest.raises(ConfigError, match=why):
+            check_not_under_way(run)
+        with pytest.raises(ConfigError, match=why):
+            remove_old_run(run)
+        assert {*INPUTS, *OLD} < files(run)
+    with alone_in(run):
+        pass
+    remove_old_run(run)
+
+
+def test_a_disk_that_knows_no_locks_keeps_no_run_from_its_folder(run, monkeypatch):
+    def refuse(*_: object) -> None:
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with alone_in(run), alone_in(run):
+        check_not_under_way(run)

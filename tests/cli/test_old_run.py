@@ -7,7 +7,7 @@ import pytest
 from spantrain.app.demo import run_demo
 from spantrain.app.reporter import SilentReporter
 from spantrain.app.session import SessionOptions
-from spantrain.app.training.run_folder import RUN_FILE, RunRecord
+from spantrain.app.training.run_folder import RUN_FILE, RunRecord, alone_in
 from spantrain.config.artefacts import write_artefact
 from spantrain.errors import ConfigError
 
@@ -30,6 +30,15 @@ def test_it_is_refused_with_the_ways_out(spantrain, old):
         assert (ended.code, ended.out) == (2, "")
         for text in ("holds a run already (trace.json, checkpoint/step-1)", f"--resume {old}", "--out", "--overwrite"):
             assert text in ended.err
+    assert (old / "trace.json").read_text() == "{}"
+
+
+def test_one_that_is_under_way_is_neither_gone_on_with_nor_replaced(spantrain, old):
+    with alone_in(old):
+        for words in (("--resume", old), ("plan.json", "--out", old), ("plan.json", "--out", old, "--overwrite")):
+            ended = spantrain("train", *words)
+            assert (ended.code, ended.out) == (2, "")
+            assert f"{old}: a run is under way there" in ended.err
     assert (old / "trace.json").read_text() == "{}"
 
 

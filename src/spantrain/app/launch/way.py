@@ -5,15 +5,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import ClassVar
 
 from spantrain.app.reporter import Reporter
 from spantrain.core.cluster import Cluster, Device
-from spantrain.core.names import file_stem, unknown_name
+from spantrain.core.names import unknown_name
 from spantrain.core.records import Record
 from spantrain.errors import ConfigError
 from spantrain.reach.code import PackedCode
-from spantrain.runtime.coordinator.roster import WorkerStarter, join_command
+from spantrain.runtime.coordinator.roster import LoggedWorkers, WorkerStarter, join_command
 from spantrain.transport.relay.protocol import RelayAccess
 
 
@@ -139,22 +139,15 @@ def joining(join: str, token: str, relay: RelayAccess | None) -> dict[str, str]:
     return {"SPANTRAIN_JOIN": join, "SPANTRAIN_TOKEN": token, **through}
 
 
-class StartedWorkers(WorkerStarter, ABC):
-    """Workers that were, or will be, started: what is known of them; a context that leaves none of them."""
+class StartedWorkers(LoggedWorkers):
+    """Workers that were, or will be, started: what is known of them."""
 
     def __init__(self, wanted: WantedWorkers, reporter: Reporter) -> None:
+        super().__init__(wanted.log_folder)
         self.wanted = wanted
         self.reporter = reporter
         self._lock = threading.Lock()
         self._ends: dict[str, str] = {}
-        self._closing = False
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.expect_ends()
-        self.close()
 
     @abstractmethod
     def start(self, join: str, token: str) -> None:
@@ -163,18 +156,6 @@ class StartedWorkers(WorkerStarter, ABC):
         Raises:
             WorkerError, PeerLostError, UsageError: they cannot be started.
         """
-
-    @abstractmethod
-    def close(self) -> None:
-        """End those that are still there."""
-
-    def where_is_log(self, device: str) -> str:
-        """Return where a worker's output goes."""
-        return str(self.log_of(device))
-
-    def log_of(self, device: str) -> Path:
-        """Return the file of this machine that a worker's output comes to."""
-        return self.wanted.log_folder / f"{file_stem(device)}.log"
 
     def ended(self) -> dict[str, str]:
         """Return, and tell, whose workers have ended since this was asked last, and how; none once that is expected."""
@@ -190,10 +171,6 @@ class StartedWorkers(WorkerStarter, ABC):
         """Take it that a worker has ended."""
         with self._lock:
             self._ends[device] = how
-
-    def expect_ends(self) -> None:
-        """From now on workers may end: the run is over."""
-        self._closing = True
 
 
 class StartedByHand(StartedWorkers):

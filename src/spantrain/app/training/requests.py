@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import field, replace
 from pathlib import Path
+from typing import TypedDict
 
 from spantrain.app.faults import Fault
 from spantrain.app.planning import plan_files
@@ -208,8 +209,17 @@ class TrainRequest(Record):
 
 
 Grouping = Callable[[TrainJob, ModelSpec], TrainJob]
-_ReadPlan = tuple[Plan, PlanReport, Profile, str]
-"""What is to run, what is said of it, and the profile that it was made from, with its path."""
+
+
+class ReadPlan(TypedDict):
+    """What is to run, what is said of it, and the profile that it was made from, with its path."""
+
+    plan: Plan
+    report: PlanReport
+    profile: Profile
+    profile_path: str
+
+
 _MAX_SHOWN = 120
 """Characters of a value in a message: a transformers configuration has kilobytes."""
 
@@ -239,19 +249,14 @@ def new_run(
         PlanError, ProfileError: a file is missing or foreign, or the plan cannot run.
         ConfigError: the plan names a function that is not among those that may be called; or as `first_weights`.
     """
-    plan, report, profile, profile_path = _read_plan(plan_path, functions)
+    read = _read_plan(plan_path, functions)
+    plan = read["plan"]
     own = plan_files.under_schedule(plan, schedule)
+    if own is not plan:
+        read = {**read, "plan": own, "report": replace(read["report"], prediction=None)}
     if grouping is not None:
         job = grouping(job, plan.model)
-    return TrainRequest(
-        plan=own,
-        report=report if own is plan else replace(report, prediction=None),
-        profile=profile,
-        profile_path=profile_path,
-        job=job,
-        out=out,
-        weights=first_weights(plan.model, from_scratch=from_scratch),
-    )
+    return TrainRequest(**read, job=job, out=out, weights=first_weights(plan.model, from_scratch=from_scratch))
 
 
 def resumed_run(
@@ -282,14 +287,10 @@ def resumed_run(
     manifest = read_manifest(folder)
     if steps <= manifest.step:
         raise ConfigError(f"{run} has {manifest.step} steps done; --steps is the number in all, give more than that")
-    plan, report, profile, profile_path = what_to_run(run, manifest, plan_path, functions)
     job = manifest.job or job
     assert job is not None, "a run that has no job of its own is given one"
     return TrainRequest(
-        plan=plan,
-        report=report,
-        profile=profile,
-        profile_path=profile_path,
+        **what_to_run(run, manifest, plan_path, functions),
         job=replace(job, steps=steps),
         out=out,
         resume=Resume.of(folder, manifest),
@@ -306,7 +307,7 @@ def has_own_job(run: Path) -> bool:
     return read_manifest(latest_checkpoint(run), check_files=False).job is not None
 
 
-def what_to_run(run: Path, manifest: Manifest, plan_path: Path | None, functions: Sequence[str]) -> _ReadPlan:
+def what_to_run(run: Path, manifest: Manifest, plan_path: Path | None, functions: Sequence[str]) -> ReadPlan:
     """Return the plan that goes on, what is said of it, its profile, and where that lies.
 
     Raises:
@@ -315,8 +316,8 @@ def what_to_run(run: Path, manifest: Manifest, plan_path: Path | None, functions
     if plan_path is not None:
         found = _read_plan(plan_path, functions)
         if manifest.model.dataset == EXTERNAL:  # whatever the plan was made on: batches are given again
-            found = (replace(found[0], model=replace(found[0].model, dataset=EXTERNAL)), *found[1:])
-        _check_same_model(run, manifest, found[0], plan_path)
+            found["plan"] = replace(found["plan"], model=replace(found["plan"].model, dataset=EXTERNAL))
+        _check_same_model(run, manifest, found["plan"], plan_path)
         return found
     if manifest.plan is None:
         raise ConfigError(f"{run} was imported and has no plan yet; make one for its model, and give it with --plan")
@@ -326,7 +327,8 @@ def what_to_run(run: Path, manifest: Manifest, plan_path: Path | None, functions
     # A plan that took over in mid-run names none.
     profile = profile_at(path, manifest.plan, str(run)) if manifest.plan.profile else read_profile(path)
     plan_files.check_fits_profile(manifest.plan, profile, where=f"{run}: ")
-    return _runnable(manifest.plan, functions), manifest.report, profile, manifest.profile
+    plan = _runnable(manifest.plan, functions)
+    return {"plan": plan, "report": manifest.report, "profile": profile, "profile_path": manifest.profile}
 
 
 def _check_same_model(run: Path, manifest: Manifest, plan: Plan, plan_path: Path) -> None:
@@ -344,14 +346,11 @@ def _check_same_model(run: Path, manifest: Manifest, plan: Plan, plan_path: Path
         )
 
 
-def _read_plan(plan_path: Path, functions: Sequence[str]) -> _ReadPlan:
+def _read_plan(plan_path: Path, functions: Sequence[str]) -> ReadPlan:
     plan, profile = plan_files.open_plan(plan_path)
-    return (
-        _runnable(plan, functions),
-        read_plan_report(plan_path),
-        profile,
-        str(profile_path_of(plan, plan_path).resolve()),
-    )
+    path = str(profile_path_of(plan, plan_path).resolve())
+    report = read_plan_report(plan_path)
+    return {"plan": _runnable(plan, functions), "report": report, "profile": profile, "profile_path": path}
 
 
 def _runnable(plan: Plan, functions: Sequence[str]) -> Plan:

@@ -6,8 +6,8 @@ Two runs in one folder would be mixed: one that holds a run already is refused, 
 import json
 import shutil
 import statistics
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from spantrain.app.training.metrics import METRICS_FILE
 from spantrain.app.watching.view import VIEW_FILE
 from spantrain.config import artefacts
-from spantrain.config.files.text_files import write_atomically
+from spantrain.config.files.text_files import locked_file, write_atomically
 from spantrain.config.traces.trace_file import write_decisions
 from spantrain.core.messages import DeviceDecisions
 from spantrain.core.plan import Plan
@@ -38,6 +38,7 @@ RUN_FILE = "run.json"
 TRACE_FILE = "trace.json"
 DECISIONS_FILE = "decisions.jsonl"
 SWITCHES_FILE = "switches.jsonl"
+_LOCK_FILE = ".lock"
 _MAX_STEPS = 200
 """So many of the last steps are looked at, however long the run was."""
 
@@ -238,6 +239,35 @@ _INPUTS = ("plan.json", "profile.json")
 _FILES = (RUN_FILE, TRACE_FILE, DECISIONS_FILE, SWITCHES_FILE, METRICS_FILE)
 
 
+@contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Have a run's folder to oneself; where its disk knows no locks, that is not known.
+
+    Raises:
+        ConfigError: another program trains there.
+    """
+    with ExitStack() as stack:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(locked_file(folder / _LOCK_FILE))
+        except BlockingIOError:
+            raise ConfigError(f"{folder}: a run is under way there; wait, stop it, or name another folder") from None
+        except OSError:
+            pass  # who cannot write there is told by what is written
+        yield
+
+
+def check_not_under_way(folder: Path) -> None:
+    """Refuse a folder where a run is under way; make nothing.
+
+    Raises:
+        ConfigError: it is one.
+    """
+    if (folder / _LOCK_FILE).is_file():
+        with alone_in(folder):
+            pass
+
+
 def refuse_run(folder: Path, ways: str) -> None:
     """Refuse a folder that holds a run; a plan and a profile alone are none, nor is one that has begun no step.
 
@@ -266,8 +296,9 @@ def remove_old_run(folder: Path, *, keep: Path | None = None) -> None:
         keep: a plan that is to be run, if it lies there.
 
     Raises:
-        ConfigError: something cannot be removed.
+        ConfigError: something cannot be removed, or the run is under way.
     """
+    check_not_under_way(folder)
     try:
         # Plans and profiles that it has put there besides those that it was made from.
         plans = (name for name in files_of_run(folder) if Path(name).name == name and name not in _INPUTS)

@@ -126,6 +126,8 @@ class _Command:
 
     def _check_words(self) -> None:
         """Refuse options that do not go together, and folders that cannot be written to or hold another run."""
+        from spantrain.app.training.run_folder import check_not_under_way, refuse_run
+
         asked = self._asked
         if sum(one is not None for one in (asked.plan_path, asked.model, asked.resume)) != 1:
             raise ConfigError("give a plan file, or --model NAME with --preset or --cluster, or --resume RUN")
@@ -138,12 +140,11 @@ class _Command:
         if folder is not None:
             option = "--out" if asked.out else "--resume"
             check_can_make(folder, option, files=_FILES, folders=("checkpoint", "logs"))
+            check_not_under_way(folder)
         if asked.resume is None:
             self._refuse(("other_plan",), "belongs to --resume; a new run takes the plan's file alone")
         else:
             self._refuse(("from_scratch",), "a resumed run has the weights of its checkpoint; leave it out")
-        from spantrain.app.training.run_folder import refuse_run
-
         out, resume = asked.out, asked.resume
         goes_on = out is None or (resume is not None and out.resolve() == resume.resolve())
         if asked.overwrite and goes_on:

@@ -2,12 +2,15 @@
 owner alone.
 """
 
+import fcntl
 import hashlib
 import os
 import secrets
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import IO
 
 from spantrain.config.files.problems import shortened
 from spantrain.errors import ConfigError, UsageError
@@ -16,6 +19,8 @@ _MAX_BYTES = 128 * 2**20
 """Size of a file that is read as a whole."""
 _MAX_HEADER_BYTES = 16 * 2**20
 """Header of a safetensors file with 150,000 tensors."""
+_LOOK_S = 0.1
+"""Between two looks at a file that another program has open."""
 
 
 def read_text(path: Path, *, remedy: str) -> str:
@@ -106,6 +111,25 @@ def write_atomically(
         raise error(f"{path}: cannot be written: {reason.strerror}; choose another place") from None
 
 
+def locked_file(path: Path, within_s: float = 0.0) -> IO[bytes]:
+    """Open a file to write at its end, made if it is not there, that no other program has open by this.
+
+    Raises:
+        BlockingIOError: another one has, and does not close it within so many seconds.
+        OSError: it cannot be written, or its disk knows no locks.
+    """
+    file, deadline_s = path.open("ab"), time.monotonic() + within_s
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return file
+        except OSError as error:
+            if not isinstance(error, BlockingIOError) or time.monotonic() >= deadline_s:
+                file.close()
+                raise
+            time.sleep(_LOOK_S)
+
+
 def sync_folder(folder: Path) -> None:
     """Wait until the names in a folder are on the disk.
 
@@ -193,10 +217,6 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-_MAX_CHARACTERS = 2**27
-"""Longest file that is read as a whole."""
-
-
 def make_private_folder(folder: Path) -> None:
     """Make a folder, and those that it stands in, if it is not there.
 
@@ -215,16 +235,10 @@ def read_private(path: Path) -> str | None:
     Raises:
         UsageError: others may read or write it, or it cannot be read.
     """
-    try:
-        with path.open(encoding="utf-8") as file:
-            mode = os.fstat(file.fileno()).st_mode & 0o777
-            if mode & 0o077:
-                raise UsageError(f"{path}: others may read it (mode {mode:03o}); if it is a secret still: chmod 600")
-            text = file.read(_MAX_CHARACTERS + 1)
-            if len(text) > _MAX_CHARACTERS:
-                raise UsageError(f"{path}: has more than {_MAX_CHARACTERS} characters; take it from a copy")
-            return text
-    except FileNotFoundError:
+    if not path.exists():
         return None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: cannot be read: {error}; take it from a copy, or choose another folder") from None
+    remedy = "take it from a copy, or choose another folder"
+    content, mode = read_bytes(path, remedy=remedy, error=UsageError), path.stat().st_mode & 0o777
+    if mode & 0o077:
+        raise UsageError(f"{path}: others may read it (mode {mode:03o}); if it is a secret still: chmod 600")
+    return text_of(content, path, remedy=remedy, error=UsageError)

@@ -9,14 +9,12 @@ lock              held while a master runs
 All are for their owner's eyes, and written so that they are never half there.
 """
 
-import fcntl
-import os
 from pathlib import Path
 from typing import TypeVar
 
 from spantrain.config.files.json_codec import from_json, render_json, to_json
 from spantrain.config.files.parsing import parse_json
-from spantrain.config.files.text_files import make_private_folder, read_private, write_atomically
+from spantrain.config.files.text_files import locked_file, make_private_folder, read_private, write_atomically
 from spantrain.core.outer.layers import ShardLayout, fragment_layouts
 from spantrain.errors import SpanTrainError, UsageError
 from spantrain.outer.master.config import MasterConfig
@@ -48,7 +46,13 @@ class MasterFiles:
         """
         make_private_folder(folder)
         self._folder = folder
-        self._lock: int | None = _locked(folder / "lock")
+        try:
+            (folder / "lock").touch(0o600)
+            self._lock = locked_file(folder / "lock")
+        except BlockingIOError:
+            raise UsageError(f"{folder}: another master runs with this folder; stop it, or take another") from None
+        except OSError as error:
+            raise UsageError(f"{folder / 'lock'}: cannot be written: {error.strerror}; choose another folder") from None
         try:
             self.credentials = Credentials.kept_in(folder / "credentials.json")
             """Who this master is."""
@@ -59,9 +63,7 @@ class MasterFiles:
 
     def close(self) -> None:
         """Leave the folder to others; once more does nothing."""
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        self._lock.close()
 
     def check(self, config: MasterConfig) -> None:
         """Check what is kept without changing it.
@@ -140,16 +142,3 @@ def _read(path: Path, kind: type[T]) -> T | None:
         return from_json(kind, plain, str(path), error=UsageError)
     except UsageError as error:
         raise UsageError(f"{error}\n  {_OLD}") from None
-
-
-def _locked(path: Path) -> int:
-    try:
-        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be written: {error.strerror}; choose another folder") from None
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(lock)
-        raise UsageError(f"{path.parent}: another master runs with this folder; stop it, or take another") from None
-    return lock

@@ -1,10 +1,13 @@
 """Who has joined as which device, who is lost and why: decisions, with the time as an argument and no lock."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Self
 
+from spantrain.core.names import file_stem
 from spantrain.core.records import Record
 from spantrain.errors import InternalError, PeerLostError, SpanTrainError, UsageError, WorkerError
 from spantrain.recovery.detection import LONGEST_SILENCE_S, LossDetector
@@ -39,6 +42,37 @@ class WorkerStarter:
         """Return where a worker's output goes."""
         del device
         return "what its worker has printed, on its own machine"
+
+
+class LoggedWorkers(WorkerStarter, ABC):
+    """Whose output comes to files of this machine; a context that leaves none of them."""
+
+    def __init__(self, log_folder: Path) -> None:
+        self._log_folder = log_folder
+        self._closing = False
+
+    def log_of(self, device: str) -> Path:
+        """Return the file of this machine that a worker's output comes to."""
+        return self._log_folder / f"{file_stem(device)}.log"
+
+    def where_is_log(self, device: str) -> str:
+        """Return where a worker's output goes."""
+        return str(self.log_of(device))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.expect_ends()
+        self.close()
+
+    @abstractmethod
+    def close(self) -> None:
+        """End those that are still there."""
+
+    def expect_ends(self) -> None:
+        """From now on workers may end: the run is over."""
+        self._closing = True
 
 
 class _DeviceError(SpanTrainError):

@@ -13,11 +13,10 @@ from dataclasses import asdict, field
 from pathlib import Path
 from typing import Any
 
-from spantrain.core.names import file_stem
 from spantrain.core.records import Record
 from spantrain.errors import WorkerError
 from spantrain.reach.machines import wait_or_kill
-from spantrain.runtime.coordinator.roster import WorkerStarter
+from spantrain.runtime.coordinator.roster import LoggedWorkers
 from spantrain.runtime.worker.settings import WorkerSettings
 from spantrain.testbed.namespace_handle import NamespaceHandle
 
@@ -43,11 +42,11 @@ class WorkerPlacement(Record):
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
-class LocalWorkers(WorkerStarter, contextlib.AbstractContextManager["LocalWorkers"]):
+class LocalWorkers(LoggedWorkers):
     """A fork server and the workers it forked; a context manager that leaves nothing behind."""
 
     def __init__(self, log_folder: Path) -> None:
-        self._log_folder = log_folder
+        super().__init__(log_folder)
         log_folder.mkdir(parents=True, exist_ok=True)
         self._running: set[str] = set()
         self._ended: dict[str, str] = {}
@@ -56,7 +55,6 @@ class LocalWorkers(WorkerStarter, contextlib.AbstractContextManager["LocalWorker
         self.socket_folder = Path(tempfile.mkdtemp(prefix="spantrain-"))
         """For sockets that these workers are to reach; the fork server removes it, however this process ends."""
         self._ready = threading.Event()
-        self._closing = False
         with (log_folder / "fork-server.log").open("ab") as log:
             self._server = subprocess.Popen(
                 [sys.executable, "-m", "spantrain.runtime.launch.fork_server", str(self.socket_folder)],
@@ -71,17 +69,6 @@ class LocalWorkers(WorkerStarter, contextlib.AbstractContextManager["LocalWorker
         self._requests, self._answers = self._server.stdin, self._server.stdout
         self._reader = threading.Thread(target=self._read, name="fork-server-reader", daemon=True)
         self._reader.start()
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def log_of(self, name: str) -> Path:
-        """Return the file that a worker's output goes to."""
-        return self._log_folder / f"{file_stem(name)}.log"
-
-    def where_is_log(self, device: str) -> str:
-        """Return where a worker's output goes."""
-        return str(self.log_of(device))
 
     def start(self, placements: Sequence[WorkerPlacement]) -> None:
         """Start workers; they join on their own.
@@ -145,10 +132,6 @@ class LocalWorkers(WorkerStarter, contextlib.AbstractContextManager["LocalWorker
         shutil.rmtree(self.socket_folder, ignore_errors=True)  # if the fork server did not come to it
         self._reader.join(_END_TIMEOUT_S)
         self._answers.close()
-
-    def expect_ends(self) -> None:
-        """From now on workers may end: the run is over."""
-        self._closing = True
 
     def _take_place(self, name: str) -> None:
         """Wait until a device's last worker has ended, and begin with another one."""

@@ -1,12 +1,11 @@
 """A worker's copy of the run's journal, where its machine is to take the coordinator's place if that is lost."""
 
-import fcntl
 import logging
 import threading
 from contextlib import suppress
 from pathlib import Path
 
-from spantrain.config.files.text_files import make_private_folder, write_atomically
+from spantrain.config.files.text_files import locked_file, make_private_folder, write_atomically
 from spantrain.errors import Interrupted, SpanTrainError
 from spantrain.runtime.checkpoint.manifest import MANIFEST_FILE, MARKER, write_marker
 from spantrain.runtime.checkpoint.saver import CHECKPOINTS
@@ -53,8 +52,7 @@ class JournalCopy:
     def _keep(self) -> None:
         try:
             make_private_folder(self._folder)
-            with (self._folder / data_requests.JOURNAL_FILE).open("ab") as journal:
-                fcntl.flock(journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with locked_file(self._folder / data_requests.JOURNAL_FILE) as journal:
                 journal.truncate(0)
                 while not self._closed.is_set():
                     answer = self._next(journal.tell())

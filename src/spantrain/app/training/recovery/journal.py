@@ -5,11 +5,9 @@ workers hold. It is there as long as the run: whoever ends it properly, with an 
 """
 
 import contextlib
-import fcntl
 import json
 import logging
 import shutil
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any, get_args
@@ -21,7 +19,7 @@ from spantrain.app.training.requests import TrainRequest, what_to_run
 from spantrain.app.training.resume import Resume, newest
 from spantrain.config.files.json_codec import from_json, to_json
 from spantrain.config.files.parsing import parse_json
-from spantrain.config.files.text_files import read_text, write_atomically
+from spantrain.config.files.text_files import locked_file, read_text, write_atomically
 from spantrain.core.checkpoint import CheckpointContent
 from spantrain.core.plan import Plan
 from spantrain.core.records import Record
@@ -37,6 +35,7 @@ from spantrain.runtime.coordinator.barrier import CommitPoint, StepOutcome
 from spantrain.runtime.coordinator.journal_feed import JournalFeed
 
 _LOCK_S = 5.0
+"""A worker that has lost its coordinator ends its copy in a moment."""
 _log = logging.getLogger(__name__)
 _REMEDY = "remove it and go on from the newest checkpoint"
 
@@ -100,7 +99,7 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
             return
         path = self._folder / JOURNAL_FILE
         try:
-            self._file = _locked(path)
+            self._file = locked_file(path, _LOCK_S)
             self._file.truncate(0)
         except BlockingIOError:
             raise ConfigError(f"{path}: another program writes it; end that, or choose another folder") from None
@@ -155,25 +154,6 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
             self._file = None
             if self._feed is not None:
                 self._feed.end()
-
-
-def _locked(path: Path) -> IO[bytes]:
-    """Open a journal that nobody else writes; a worker that has lost its coordinator ends its copy in a moment.
-
-    Raises:
-        OSError: it cannot be written; BlockingIOError: another program writes it.
-    """
-    file, deadline_s = path.open("ab"), time.monotonic() + _LOCK_S
-    while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > deadline_s:
-                file.close()
-                raise
-            time.sleep(_LOCK_S / 50)
-        else:
-            return file
 
 
 def _read(path: Path) -> tuple[Manifest, RunOrigin | None, CommitPoint | None]:
@@ -240,13 +220,9 @@ def adopted_run(run: Path, steps: int, *, functions: tuple[str, ...]) -> TrainRe
     if origin is not None and not Path(manifest.profile).is_file():  # this is the standby coordinator's machine
         manifest = replace(manifest, profile=str((run / "profile.json").resolve()))
         write_atomically(Path(manifest.profile), origin.profile)
-    plan, report, profile, profile_path = what_to_run(run, manifest, None, functions)
     assert manifest.job is not None, "a run that has begun has a job"
     return TrainRequest(
-        plan=plan,
-        report=report,
-        profile=profile,
-        profile_path=profile_path,
+        **what_to_run(run, manifest, None, functions),
         job=replace(manifest.job, steps=steps),
         out=run,
         known_as=origin.folder if origin is not None else "",
