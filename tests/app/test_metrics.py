@@ -21,11 +21,11 @@ def lines(folder) -> list[dict]:
 
 
 def test_lines_are_on_the_disk_as_they_come_and_hold_what_is_known(tmp_path):
-    with MetricsFile(tmp_path, first_step=0, before=None) as file:
-        file.evaluation(EvaluationMetrics(step=0, eval_loss=3.0))
-        file.step(metrics(1, epoch=0.5, tokens_per_s=64.0))
+    with MetricsFile(tmp_path, first_step=0, before=None, tell=print) as file:
+        file.write("evaluation", EvaluationMetrics(step=0, eval_loss=3.0))
+        file.write("step", metrics(1, epoch=0.5, tokens_per_s=64.0))
         assert [line["event"] for line in lines(tmp_path)] == ["evaluation", "step"]
-        file.checkpoint(1, "checkpoint/step-1")
+        file.write("checkpoint", {"step": 1, "folder": "checkpoint/step-1"})
     assert lines(tmp_path)[0] == {"event": "evaluation", "step": 0, "eval_loss": 3.0}
     assert lines(tmp_path)[1] == {
         "event": "step", "step": 1, "loss": 2.0, "learning_rate": 1e-3, "grad_norm": 0.5, "step_s": 0.25,
@@ -38,15 +38,27 @@ def test_lines_are_on_the_disk_as_they_come_and_hold_what_is_known(tmp_path):
 def test_a_run_that_goes_on_keeps_the_lines_up_to_its_checkpoint(tmp_path, other):
     """Steps behind it are done again; a line that was cut off goes, too."""
     first = tmp_path / "first"
-    with MetricsFile(first, first_step=0, before=None) as file:
+    with MetricsFile(first, first_step=0, before=None, tell=print) as file:
         for step in range(1, 6):
-            file.step(metrics(step, loss=float(step)))
+            file.write("step", metrics(step, loss=float(step)))
     with (first / METRICS_FILE).open("a") as torn:
         torn.write('{"event": "step", "step": 2, "lo')
     out = tmp_path / "second" if other else first
-    with MetricsFile(out, first_step=3, before=first) as file:
-        file.step(metrics(4, loss=40.0))
+    with MetricsFile(out, first_step=3, before=first, tell=print) as file:
+        file.write("step", metrics(4, loss=40.0))
     assert [(line["step"], line["loss"]) for line in lines(out)] == [(1, 1.0), (2, 2.0), (3, 3.0), (4, 40.0)]
+
+
+def test_a_full_disk_is_told_once_and_ends_nothing(tmp_path):
+    told: list[str] = []
+    with MetricsFile(tmp_path, first_step=0, before=None, tell=told.append) as file:
+        file.write("step", metrics(1))
+        assert file._file is not None
+        file._file = open("/dev/full", "a")  # noqa: SIM115 - it closes it
+        for step in (2, 3):
+            file.write("step", metrics(step))
+    why = f"{tmp_path / METRICS_FILE}: cannot be written: No space left on device; the run goes on, lines may be"
+    assert [text.startswith(why) for text in told] == [True]
 
 
 class Stub(SimpleNamespace):

@@ -1,7 +1,8 @@
 """What a run says of itself as it goes, of steps, evaluations and checkpoints: to its file, trackers, and who waits."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
@@ -78,15 +79,16 @@ class EvaluationMetrics(Record):
 class MetricsFile:
     """Appends lines to a run's `metrics.jsonl`, each at once; a context."""
 
-    def __init__(self, folder: Path, *, first_step: int, before: Path | None) -> None:
+    def __init__(self, folder: Path, *, first_step: int, before: Path | None, tell: Callable[[str], None]) -> None:
         """Begin the file with what an earlier run wrote of the steps that are kept.
 
         Args:
             folder: of the run.
             first_step: steps done before this run; those behind them are done again, and their lines are left out.
             before: folder of the run that goes on; None: a new one.
+            tell: hears once that lines cannot be written.
         """
-        self._path = folder / METRICS_FILE
+        self._path, self._tell = folder / METRICS_FILE, tell
         self._kept = [] if before is None else _lines(before / METRICS_FILE, first_step)
         self._file: IO[str] | None = None
         self.evaluations = [found for line in map(json.loads, self._kept) if (found := _evaluation(line)) is not None]
@@ -103,30 +105,21 @@ class MetricsFile:
 
     def __exit__(self, *_: object) -> None:
         if self._file is not None:
-            self._file.close()
+            with suppress(OSError):  # that is told
+                self._file.close()
 
-    def step(self, metrics: StepMetrics) -> None:
-        """Write a step's line."""
-        self._write("step", _fields(metrics))
-
-    def evaluation(self, metrics: EvaluationMetrics) -> None:
-        """Write an evaluation's line."""
-        fields = _fields(metrics)
-        more = fields.pop("more")
-        self._write("evaluation", fields | more)
-
-    def checkpoint(self, step: int, folder: str) -> None:
-        """Write a checkpoint's line, when it is complete."""
-        self._write("checkpoint", {"step": step, "folder": folder})
-
-    def _write(self, event: str, fields: dict[str, Any]) -> None:
+    def write(self, event: str, line: StepMetrics | EvaluationMetrics | Mapping[str, Any]) -> None:
+        """Write a line of a step, an evaluation or a checkpoint, with what is known."""
+        found = line if isinstance(line, Mapping) else to_json(line)
+        fields = {name: value for name, value in found.items() if value is not None and value is not False}
+        fields |= fields.pop("more", {})
         assert self._file is not None, "it is open"
-        self._file.write(json.dumps({"event": event, **fields}, ensure_ascii=False) + "\n")
-        self._file.flush()
-
-
-def _fields(metrics: StepMetrics | EvaluationMetrics) -> dict[str, Any]:
-    return {name: value for name, value in to_json(metrics).items() if value is not None and value is not False}
+        try:
+            self._file.write(json.dumps({"event": event, **fields}, ensure_ascii=False) + "\n")
+            self._file.flush()
+        except OSError as error:
+            self._tell(f"{self._path}: cannot be written: {error.strerror}; the run goes on, lines may be missing")
+            self._tell = lambda _: None  # once
 
 
 def _evaluation(line: dict[str, Any]) -> EvaluationMetrics | None:
@@ -160,11 +153,7 @@ class RunLog:
 
     def __init__(self, request: "TrainRequest", ledger: SampleLedger, reporter: Reporter) -> None:
         resume, self._request, self._ledger, self._reporter = request.resume, request, ledger, reporter
-        self._file = MetricsFile(
-            request.out,
-            first_step=resume.content.step if resume else 0,
-            before=resume.folder.parent.parent if resume else None,
-        )
+        self._file = self._begun(resume.content.step if resume else 0, resume.folder.parent.parent if resume else None)
         self._trackers: Trackers | None = None
         self._unlogged: list[float] = []
         """Losses of steps since scalars were last given."""
@@ -220,9 +209,13 @@ class RunLog:
         if outcome.loss is not None:
             self._trained(outcome, outcome.loss, link_rates)
 
+    def _begun(self, steps_done: int, before: Path | None) -> MetricsFile:
+        return MetricsFile(self._request.out, first_step=steps_done, before=before, tell=self._reporter.note)
+
     def saved(self, step: int, folder: str) -> None:
         """Tell of a checkpoint that is complete."""
-        self._file.checkpoint(step, f"{Path(folder).parent.name}/{Path(folder).name}")
+        name = f"{Path(folder).parent.name}/{Path(folder).name}"
+        self._file.write("checkpoint", {"step": step, "folder": name})
         self._request.best.saved(step, folder)
         self._reporter.saved(folder)
 
@@ -234,7 +227,7 @@ class RunLog:
         self.evaluations.append(metrics)
         if any(metrics.step == before.step for before in self._file.evaluations):
             return  # a run that goes on begins with the evaluation that the one before it ended with
-        self._file.evaluation(metrics)
+        self._file.write("evaluation", metrics)
         self._reporter.evaluated(metrics)
         self._request.best.evaluated(metrics)
         self._log(metrics.scalars(), metrics.step)
@@ -261,7 +254,7 @@ class RunLog:
             skipped=outcome.skipped,
         )
         self.epoch, self._steps_done = metrics.epoch, metrics.step
-        self._file.step(metrics)
+        self._file.write("step", metrics)
         self._reporter.step(outcome, metrics, total)
         self._unlogged.append(metrics.loss)
         if options.logging_steps and (metrics.step % options.logging_steps == 0 or metrics.step == total):

@@ -23,6 +23,7 @@ from spantrain.core.units import UnitGraph
 from spantrain.cost.analytic import peak_flop_per_s
 from spantrain.cost.compute import normalised
 from spantrain.devices.meters import MeterReading
+from spantrain.errors import PlanError
 from spantrain.runtime.control.orders import TrainResult
 from spantrain.runtime.control.requests import SwitchReport
 from spantrain.runtime.coordinator.advice import Advice
@@ -83,15 +84,13 @@ class PlanChanges:
         return next(plan for first, plan in reversed(self._plans) if first <= steps_done)
 
     def decided(self, step: int, advice: Advice) -> None:
-        """Note that a plan takes over behind a step; write it down.
-
-        Raises:
-            UsageError: it cannot be written.
-        """
+        """Note that a plan takes over behind a step; write it down, if that can be."""
         plan = advice.plan
         name = free_name(self._folder, f"plan-{plan.generation}")
-        self._folder.mkdir(parents=True, exist_ok=True)
-        write_plan(replace(plan, profile=None), self._folder / name, PlanReport(reasons=(advice.reason,)))
+        try:
+            write_plan(replace(plan, profile=None), self._folder / name, PlanReport(reasons=(advice.reason,)))
+        except PlanError as error:
+            self._tell(f"{error}; the run goes on")
         self.files[name] = plan
         self._plans.append((step + 1, plan))
         self._under_way = name, advice.reason
@@ -103,11 +102,7 @@ class PlanChanges:
             del self.files[self._under_way[0]]
 
     def done(self, figures: SwitchReport) -> None:
-        """Note what the change took, behind the first step under the plan.
-
-        Raises:
-            OSError: it cannot be written down.
-        """
+        """Note what the change took, behind the first step under the plan; write it down, if that can be."""
         assert self._under_way is not None, "a plan is decided on before it takes over"
         name, reason = self._under_way
         change = PlanChange(
@@ -120,8 +115,11 @@ class PlanChanges:
         )
         self._under_way = None
         self.changes.append(change)
-        with (self._folder / SWITCHES_FILE).open("a" if self._goes_on else "w", encoding="utf-8") as log:
-            log.write(json.dumps(to_json(change), ensure_ascii=False) + "\n")
+        try:
+            with (self._folder / SWITCHES_FILE).open("a" if self._goes_on else "w", encoding="utf-8") as log:
+                log.write(json.dumps(to_json(change), ensure_ascii=False) + "\n")
+        except OSError as error:
+            self._tell(f"{self._folder / SWITCHES_FILE}: cannot be written: {error.strerror}; the run goes on")
         self._goes_on = True
         self._tell(str(change))
 
