@@ -3,9 +3,13 @@
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
+from spantrain.app.training.recovery.carry_on import Leg
+from spantrain.app.training.recovery.joining import Membership
+from spantrain.app.training.stop import StopRequest
 from spantrain.core.job import TrainJob
 from spantrain.core.outer.stages import StageOrder, StageReport
 from spantrain.core.plan import Plan
@@ -290,3 +294,17 @@ def test_what_devices_did_is_asked_about_with_a_verdict_and_taken_from_members_a
     assert {one.device for one in heard[0].trace.intervals} == {A, B}
     overlapping = barrier_of(TrainJob(steps=9, staleness=1, adapter="off"), records=StepRecords(heard.append))
     assert not both(overlapping, 0)[0].record
+
+
+@pytest.mark.parametrize(("device", "over", "said"), [("new", False, 1), ("new", True, 0), (A, False, 0)])
+def test_who_was_to_join_is_told_of_while_the_others_go_on(barrier_of, plan, device, over, said):
+    """A thread that looked for a better plan may end behind the loss that has ended the part of the run."""
+    told: list[str] = []
+    coordinator = SimpleNamespace(later=lambda call: call(), follow=lambda *_: None)
+    session = SimpleNamespace(devices=plan.devices, coordinator=coordinator)
+    members = Membership(Leg(plan=plan, first_step=0), session, None, SimpleNamespace(note=told.append), StopRequest())
+    barrier = barrier_of(TrainJob(steps=9))
+    if over:
+        barrier.abort(f"{device} was lost")
+    members._follower_gone(barrier, device, "its worker has gone")
+    assert len(told) == said

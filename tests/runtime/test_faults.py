@@ -124,6 +124,20 @@ def test_interrupt_leaves_a_checkpoint_to_resume(start, plan_path, tmp_path):
     nothing_is_left(again)
 
 
+def test_who_ends_all_processes_of_a_job_ends_it_with_a_checkpoint(start, plan_path, tmp_path):
+    program = start("train", plan_path, *FOREVER, "--no-network", "--out", tmp_path)
+    program.wait_to_hear("step 1/")
+    for process in program.family():
+        process.send_signal(signal.SIGTERM)
+    code, said = program.end()
+    assert code == 130, said
+    found = re.search(r"(\d+) steps done; checkpoint: (\S+); go on with: ", said)
+    assert found, said
+    assert Path(found[2], "manifest.json").is_file()
+    assert "lost" not in said
+    nothing_is_left(program)
+
+
 def test_second_interrupt_ends_at_once(start, slow_plan_path, tmp_path):
     program = start("train", slow_plan_path, *FOREVER, "--no-network", "--out", tmp_path)
     program.wait_to_hear("All devices are ready")

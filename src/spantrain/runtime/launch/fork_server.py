@@ -26,7 +26,8 @@ _PR_SET_PDEATHSIG = 1
 
 def main() -> None:
     """Serve until the input ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM):  # whoever ends all of a job's processes: the parent says what ends
+        signal.signal(number, signal.SIG_IGN)
     load()
     assert not {"grpc", "zmq"} & sys.modules.keys(), "they break in a process that forks"
     _say({"ready": True})
@@ -125,7 +126,9 @@ def _become_worker(request: dict[str, Any]) -> None:
     from spantrain.runtime.worker.worker import Worker
 
     settings = {**request["settings"], "functions": tuple(request["settings"]["functions"])}
-    Worker(WorkerSettings(**settings)).run()
+    worker = Worker(WorkerSettings(**settings))
+    signal.signal(signal.SIGTERM, lambda *_: worker.leave("SIGTERM"))
+    worker.run()
 
 
 def _signal(children: dict[int, str], request: dict[str, Any]) -> None:

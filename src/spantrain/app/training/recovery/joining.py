@@ -73,6 +73,8 @@ class Membership:
 
         Once there is one, what it moves goes ahead, where that is worth the while.
         """
+        if self._stop.wanted:
+            return  # all end behind this step
         coordinator, plan = self._session.coordinator, barrier.plan
         for device in taken(self._request.out, DRAIN):
             if not coordinator.ask_to_leave(device, "asked to by spantrain drain"):
@@ -228,18 +230,19 @@ class Membership:
 
     def _follower_gone(self, barrier: StepBarrier, device: str, why: str) -> None:
         """Forget a plan with a device that went away before it had a part in the run."""
-        self._tell(f"{device} was lost ({why}) before it had a part in the run, which goes on as it is")
-        self._drop(barrier)
+        if self._drop(barrier) and device not in barrier.plan.devices:
+            self._tell(f"{device} was lost ({why}) before it had a part in the run, which goes on as it is")
 
-    def _drop(self, barrier: StepBarrier) -> None:
-        """Forget the plan that was found, and what goes ahead of it; a run that goes over now finds out by itself."""
+    def _drop(self, barrier: StepBarrier) -> bool:
+        """Forget the plan that was found, and what goes ahead of it; a run that goes over now, or is over, does not."""
         self._changes += 1
         if not barrier.take_ahead(AheadChange(number=self._changes, generation=barrier.plan.generation)):
-            return
+            return False
         self._session.coordinator.follow({}, lambda _name, _why: None)
         copies = self._ahead.copies if self._ahead is not None else ()
         self._known -= {copy.taker for copy in copies if copy.taker not in barrier.plan.devices}
         self._found, self._ahead, self._until_s, self._goes = None, None, None, False
+        return True
 
 
 def _better(why: str, found: NewPlan, before_s: float, after_s: float) -> str:
