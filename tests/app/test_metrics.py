@@ -1,14 +1,28 @@
 """What a run writes as it goes: lines of metrics, and what trackers get; the packages of others are stubs."""
 
 import json
+import shutil
 import sys
+from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
 
-from spantrain.app.training.metrics import METRICS_FILE, EvaluationMetrics, MetricsFile, StepMetrics
+from spantrain.app.reporter import SilentReporter
+from spantrain.app.training.metrics import (
+    METRICS_FILE,
+    BestCheckpoint,
+    EvaluationMetrics,
+    MetricsFile,
+    RunLog,
+    StepMetrics,
+)
+from spantrain.app.training.requests import RunOptions
 from spantrain.app.training.trackers import TrackedRun, Trackers, chosen_trackers, tagged
+from spantrain.core.checkpoint import SampleLedger
+from spantrain.core.job import TrainJob
 from spantrain.errors import ConfigError
+from spantrain.runtime.coordinator.barrier import StepOutcome
 
 
 def metrics(step: int, **given) -> StepMetrics:
@@ -59,6 +73,54 @@ def test_a_full_disk_is_told_once_and_ends_nothing(tmp_path):
             file.write("step", metrics(step))
     why = f"{tmp_path / METRICS_FILE}: cannot be written: No space left on device; the run goes on, lines may be"
     assert [text.startswith(why) for text in told] == [True]
+
+
+@pytest.fixture
+def log(tmp_path) -> Iterator[RunLog]:
+    """Of a run that evaluates every two steps; notes are in `told` of its reporter."""
+    request = SimpleNamespace(
+        resume=None, out=tmp_path / "run", best=BestCheckpoint(), job=TrainJob(steps=4), batches=None,
+        options=RunOptions(), plan=SimpleNamespace(
+            model=SimpleNamespace(name="a", sequence_length=None), global_batch=4, devices=(), schedule="gpipe"
+        ), take_evaluations=None, last_evaluation=None,
+    )  # fmt: skip
+    reporter = SilentReporter()
+    reporter.told = []
+    reporter.note = reporter.told.append
+    with RunLog(request, SampleLedger().extended(0, 4), reporter) as found:
+        found.told = reporter.told
+        yield found
+
+
+def outcome(step: int, evaluation_loss: float | None = None) -> StepOutcome:
+    return StepOutcome(
+        step=step, loss=1.0, evaluation_loss=evaluation_loss, grad_norm=1.0, duration_s=0.1, busy_s={},
+        peak_held_samples={}, sent_bytes={}, closed_s=0.0,
+    )  # fmt: skip
+
+
+def test_steps_that_are_done_again_stand_there_once(log, tmp_path):
+    for step in (0, 1, 2, 3):
+        log.step(outcome(step, 3.0 - step if step % 2 == 0 else None), {})
+    log.saved(2, str(tmp_path / "run/checkpoint/step-2"))
+    log.go_back(4)
+    log.go_back(2)
+    for step in (2, 3):
+        log.step(outcome(step, 1.0 if step == 2 else None), {})
+    found = [(line["event"], line["step"]) for line in lines(tmp_path / "run")]
+    assert found == [
+        ("evaluation", 0), ("step", 1), ("step", 2), ("evaluation", 2), ("checkpoint", 2), ("step", 3), ("step", 4)
+    ]  # fmt: skip
+    assert [one.step for one in log.evaluations] == [0, 2]
+
+
+def test_what_cannot_be_begun_anew_is_told_and_ends_nothing(log, tmp_path):
+    log.step(outcome(0), {})
+    shutil.rmtree(tmp_path / "run")
+    (tmp_path / "run").write_text("")
+    log.go_back(0)
+    log.step(outcome(0), {})
+    assert [text.endswith("the run goes on, and has steps there twice") for text in log.told] == [True]
 
 
 class Stub(SimpleNamespace):

@@ -212,6 +212,19 @@ class RunLog:
     def _begun(self, steps_done: int, before: Path | None) -> MetricsFile:
         return MetricsFile(self._request.out, first_step=steps_done, before=before, tell=self._reporter.note)
 
+    def go_back(self, steps_done: int) -> None:
+        """Hear that later steps are done again; what devices evaluate there comes once more."""
+        if steps_done >= self._steps_done:
+            return
+        self.evaluations = [found for found in self.evaluations if found.step < steps_done]
+        try:
+            begun = self._begun(steps_done, self._request.out).__enter__()
+        except (OSError, ConfigError) as error:
+            self._reporter.note(f"{error}; the run goes on, and has steps there twice")
+            return
+        self._file.__exit__()
+        self._file = begun
+
     def saved(self, step: int, folder: str) -> None:
         """Tell of a checkpoint that is complete."""
         name = f"{Path(folder).parent.name}/{Path(folder).name}"

@@ -199,6 +199,7 @@ class _RunOnSession:
         self._reporter.note(leg.reason)
         step = leg.first_step
         del self._losses[step:]
+        self._log.go_back(step)
         self._outcomes = [outcome for outcome in self._outcomes if outcome.step < step]
         if not leg.is_over:
             self._plans.decided(step - 1, Advice(plan=leg.plan, reason=leg.reason))
