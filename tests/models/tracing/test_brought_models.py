@@ -70,6 +70,7 @@ TRAIN = {
     "recurrent": (),
     "stochastic_depth": (),
     "looks_at_numbers": (),
+    "counts_what_it_saw": ("writes into 0.mean, 1.mean is not kept",),
     "hooked": (),
     "an_object_is_passed_on": (),
     "spectral_norm": ("1 module (0.parametrizations.weight.0 (_SpectralNorm)) would do otherwise",),

@@ -38,7 +38,8 @@ LIBRARY = (
 )  # fmt: skip
 HANDED_ON = (
     "a_cache_is_passed_to_each_block", "a_state_is_changed_along_the_way", "drops_along_the_way",
-    "hooks_keep_and_change", "its_own_checkpointing", "keywords_are_changed_along_the_way",
+    "gradients_are_turned_along_the_way", "hooks_keep_and_change", "its_own_checkpointing",
+    "keywords_are_changed_along_the_way",
     "own_weights_and_writes_in_place",
 )  # fmt: skip
 

@@ -301,6 +301,23 @@ def dropout_run_again_by_a_backward_pass_inside():
     return classified(nn.Linear(WIDTH, WIDTH), AgainInside(chance=0.3))
 
 
+class Counting(Block):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(WIDTH))
+        self.register_buffer("scratch", torch.zeros(()), persistent=False)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        if self.training:
+            self.mean = 0.9 * self.mean + 0.1 * hidden.detach().mean(0)
+            self.scratch.add_(1)
+        return super().forward(hidden)
+
+
+def counts_what_it_saw():
+    return classified(Counting(), Counting())
+
+
 def hooked():
     model, batch, loss = classified(Block())
     model[0].register_forward_hook(lambda _module, _inputs, output: 2 * output)

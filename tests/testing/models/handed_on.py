@@ -167,6 +167,30 @@ def its_own_checkpointing():
     return with_batch(Checkpointed(Mix))
 
 
+class Turned(torch.autograd.Function):
+    """The tensor itself, with its gradient the other way round (Ganin and Lempitsky, 2015)."""
+
+    @staticmethod
+    def forward(ctx, hidden):
+        return hidden.view_as(hidden)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return -gradient
+
+
+class Adversarial(Tower):
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = self.stem(inputs)
+        for block in self.blocks:
+            hidden = Turned.apply(block(hidden))
+        return self.head(hidden)
+
+
+def gradients_are_turned_along_the_way():
+    return with_batch(Adversarial(Mix))
+
+
 class Keeps(Mix):
     def forward(self, two: Two) -> Two:
         self.kept = self.linear(two.hidden)

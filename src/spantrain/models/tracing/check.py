@@ -28,7 +28,7 @@ from spantrain.models.tracing.batch import ModelBatch, call_named, picked, taken
 from spantrain.models.tracing.factory import told_as_the_models, uncompiled, what_was_raised
 from spantrain.models.tracing.source import Given, Loaded
 from spantrain.models.tracing.tape import line_of_model, parts
-from spantrain.models.units import LABELS, UnitModule, loss_of, set_training
+from spantrain.models.units import LABELS, UnitModule, keeps_statistics, loss_of, set_training
 
 _STATISTICS: Mapping[str, str] = MappingProxyType({"batch_norm": "training", "instance_norm": "use_input_stats"})
 """With the argument that says whether the batch's own are taken."""
@@ -64,6 +64,7 @@ def differences(loaded: Loaded, given: Given = torch.clone) -> Iterator[str]:
     loaded.set_mode(trains=True)
     as_it_trains = calls_of(module, lambda: called_on(loaded, batch))
     set_training(module, loaded.given)
+    kept, before = module.state_dict().keys(), _buffers(module)
     try:
         as_given = calls_of(module, lambda: called_on(loaded, batch))
     except Exception as error:
@@ -76,6 +77,20 @@ def differences(loaded: Loaded, given: Given = torch.clone) -> Iterator[str]:
         f"{path or 'the model'} ({type(part).__name__})" for path, part in module.named_modules() if id(part) in known
     }
     yield from _told(as_it_trains, as_given, norms)
+    written = [name for name, state in _buffers(module).items() if name in kept and state != before.get(name)]
+    if written:
+        more = ", ..." if len(written) > _SHOWN else ""
+        yield f"what its forward writes into {', '.join(written[:_SHOWN])}{more} is not kept: they stay as given"
+
+
+def _buffers(module: nn.Module) -> dict[str, tuple[int, int]]:
+    """Return which tensors a model's buffers are, and how often they were written into, but for running statistics."""
+    return {
+        f"{path}.{name}".lstrip("."): (id(buffer), buffer._version)
+        for path, part in module.named_modules()
+        if not keeps_statistics(part)
+        for name, buffer in part.named_buffers(recurse=False)
+    }
 
 
 def called_on(loaded: Loaded, batch: ModelBatch) -> Any:

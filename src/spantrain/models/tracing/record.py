@@ -6,13 +6,14 @@ shapes) is computed for real: code may look at such values, and a look at a valu
 """
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, is_fake
+from torch.autograd import Function
 
 from spantrain.models.randomness.draws import SeededDraws
 from spantrain.models.tracing import tape
@@ -83,6 +84,23 @@ class TapeWatch(ForwardWatch[tape.Tape]):
             self._note(arg, Origin(data=True))
         self._inputs = {number: self._new_value(arg) for number, arg in args.items()}
         self._rows = {value.index: rows[number] for number, value in self._inputs.items()}
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """See what runs inside the `with` block; of a function with a backward pass of its own, that cannot be seen."""
+        own = Function.__dict__["apply"]
+
+        def apply(kind: type[Function], *args: Any, **kwargs: Any) -> Any:
+            if not (self.closed or kind.__module__.startswith("torch.")):
+                self._refuse(f"{kind.__name__} has a backward pass of its own")
+            return own.__func__(kind, *args, **kwargs)
+
+        Function.apply = classmethod(apply)  # type: ignore[assignment]
+        try:
+            with super().watching():
+                yield
+        finally:
+            Function.apply = own  # type: ignore[method-assign]
 
     def found(self, result: Any) -> tape.Tape:
         """Return what was written down."""
