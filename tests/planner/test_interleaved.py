@@ -11,7 +11,7 @@ from spantrain.app.planning.protection import about_keepers
 from spantrain.app.profiling.describe import described_profile
 from spantrain.app.training.requests import TrainRequest
 from spantrain.config.artefacts import read_plan, write_plan
-from spantrain.config.cluster_file import load_preset
+from spantrain.config.cluster_file import load_cluster, load_preset
 from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan
 from spantrain.core.profile import Profile
@@ -89,6 +89,25 @@ def test_the_default_is_no_worse_whatever_its_own_pipelines_are(
     plans = (make_plan(known, job, PlanOptions(strategies=(name,))).plan for name in names)
     ours_s, theirs_s = (Evaluator(known, job)(plan).step_s for plan in plans)
     assert ours_s <= 1.005 * theirs_s
+
+
+def test_devices_of_a_kind_are_a_pipeline_whatever_else_there_is(tmp_path):
+    """Two fast cards on a slow network are best alone, dealt out; a plain pipeline of all is no start for that."""
+    fast = (
+        "  - {name: home, network: {bandwidth: 1 Gbit/s, latency: 0.5 ms}, hosts: [{name: h, devices: {rtx-4090: 2}, "
+        "inside: none}]}"
+    )
+    slow = (
+        "  - {name: lab, network: {bandwidth: 10 Gbit/s, latency: 0.1 ms}, hosts: [{name: a, devices: "
+        "{rtx-2080-ti: 4}, inside: pcie}, {name: b, devices: {v100: 2}, inside: nvlink}]}"
+    )
+    links = "links: [{between: [home, lab], bandwidth: 20 Mbit/s, latency: 20 ms}]"
+    path, found_s = tmp_path / "cluster.yaml", []
+    for lines in ((fast,), (fast, slow, links)):
+        path.write_text("\n".join(("name: two", "sites:", *lines)))
+        known = described_profile(load_cluster(path), resolve_model("gpt2-large"))
+        found_s.append(make_plan(known, JobSpec(global_batch=16), PlanOptions()).step_s_predicted)
+    assert found_s[1] <= 1.005 * found_s[0]
 
 
 def test_what_beginning_and_end_share_is_summed_nowhere(profile):

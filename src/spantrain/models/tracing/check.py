@@ -64,9 +64,15 @@ def differences(loaded: Loaded, given: Given = torch.clone) -> Iterator[str]:
     loaded.set_mode(trains=True)
     as_it_trains = calls_of(module, lambda: called_on(loaded, batch))
     set_training(module, loaded.given)
-    kept, before = module.state_dict().keys(), _buffers(module)
+    kept, written = module.state_dict().keys(), list[str]()
+
+    def run_as_given() -> None:
+        before = _buffers(module)
+        called_on(loaded, batch)
+        written.extend(name for name, state in _buffers(module).items() if name in kept and state != before.get(name))
+
     try:
-        as_given = calls_of(module, lambda: called_on(loaded, batch))
+        as_given = calls_of(module, run_as_given)
     except Exception as error:
         if any(is_fake(tensor) for tensor in batch.inputs):
             raise
@@ -77,7 +83,6 @@ def differences(loaded: Loaded, given: Given = torch.clone) -> Iterator[str]:
         f"{path or 'the model'} ({type(part).__name__})" for path, part in module.named_modules() if id(part) in known
     }
     yield from _told(as_it_trains, as_given, norms)
-    written = [name for name, state in _buffers(module).items() if name in kept and state != before.get(name)]
     if written:
         more = ", ..." if len(written) > _SHOWN else ""
         yield f"what its forward writes into {', '.join(written[:_SHOWN])}{more} is not kept: they stay as given"

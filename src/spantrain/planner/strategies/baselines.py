@@ -45,7 +45,7 @@ devices. One of each make is tried; kinds whose memory is the processor's have n
 `single-site`: the best site alone (DESIGN idea 6), planned by `spantrain-dp`.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -165,22 +165,24 @@ def _sizes(request: PlanRequest, count: int) -> list[int]:
     return sizes
 
 
-def equal_layers(schedule: str, request: PlanRequest, *, units_each: int = 1) -> tuple[Proposal, ...]:
+def equal_layers(
+    schedule: str, request: PlanRequest, *, units_each: int = 1, devices: Sequence[str] = ()
+) -> tuple[Proposal, ...]:
     """Propose a stage for each device, all with equally many units, in an order of work.
 
-    Devices that would have fewer than `units_each` are left out.
+    Devices (none: all that may be used) that would have fewer than `units_each` are left out.
 
     Raises:
         InfeasiblePlanError: a stage does not fit on its device with any micro-batch size.
     """
-    assembler = Assembler(request)
-    return assembler.best(_options(assembler, request, max(1, assembler.units // units_each)), schedule)
+    assembler, devices = Assembler(request), devices or request.devices_within_quotas
+    most = max(1, assembler.units // units_each)
+    return assembler.best(_options(assembler, request, devices[:most]), schedule)
 
 
 def _options(
-    assembler: Assembler, request: PlanRequest, most: int
+    assembler: Assembler, request: PlanRequest, devices: Sequence[str]
 ) -> Iterator[tuple[tuple[StageShape, ...], int, None]]:
-    devices = request.devices_within_quotas[:most]
     shapes, first = [], 0
     for name, count in zip(devices, apportion(assembler.units, [1.0] * len(devices)), strict=True):
         shapes.append(StageShape(units=range(first, first + count), devices=(name,)))

@@ -35,6 +35,8 @@ _DEVICES, _ACTIONS = 32, 20_000
 """A pipeline of more devices, or a step of more actions, is not interleaved: its search would take seconds."""
 _TURNED = 4
 """Devices up to which a pipeline that goes there and back begins at each of them."""
+_KINDS = 4
+"""Sets of devices of a kind in a site, the fastest, that are tried as a pipeline by themselves."""
 _WORTH = 0.995
 """A pipeline is proposed if it takes less than this part of the best plan's step."""
 _PIPELINES, _QUICK = 2, 100_000
@@ -114,16 +116,29 @@ def with_interleaved(strategy: Strategy) -> Strategy:
         unlike = {looks_of(plan, found.step_s): plan for found, plan in done if may_gain(found)}
         bases = {(structure_of(plan), *(stage.devices for stage in plan.stages)): plan for plan in unlike.values()}
         best_first = sorted(bases.values(), key=lambda plan: request.evaluate(plan).step_s)
-        others = (plan for plan in _others(request) if may_gain(request.evaluate(plan)))
+        others = (plan for plan in _others(request, best_s) if may_gain(request.evaluate(plan)))
         more = interleavings(chain(best_first, others), request, _WORTH * best_s)
         return (*proposals, *(one for one in more if request.evaluate(one.plan).step_s < _WORTH * best_s))
 
     return propose
 
 
-def _others(request: PlanRequest) -> Iterator[Plan]:
-    with suppress(InfeasiblePlanError):
-        yield from (base.plan for base in equal_layers("1f1b", request, units_each=2))
+def _others(request: PlanRequest, best_s: float) -> Iterator[Plan]:
+    """Yield pipelines of all devices, and of those of each kind in a site that could compute in less than that."""
+    graph, cluster, alike = request.profile.graph, request.profile.cluster, dict[tuple[str, str], list[str]]()
+    for name in request.devices_within_quotas:
+        device = cluster.device_by_name[name]
+        alike.setdefault((device.site, device.kind), []).append(name)
+    compute, batch = ReplicaCost(request.profile, request.job.dtype).groups.compute, request.job.global_batch
+    may = dict[tuple[float, float], list[str]]()
+    for (site, kind), names in alike.items():
+        with suppress(ProfileError):
+            whole_s = sum(compute.kind_seconds(range(len(graph.units)), kind, op, batch) for op in SPLIT_OPS)
+            if whole_s / len(names) < best_s and 1 < len(names) <= _DEVICES:
+                may.setdefault((whole_s / len(names), -cluster.site_by_name[site].bandwidth_bytes_per_s), names)
+    for devices in [[], *(may[key] for key in sorted(may)[:_KINDS])]:
+        with suppress(InfeasiblePlanError):
+            yield from (base.plan for base in equal_layers("1f1b", request, units_each=2, devices=devices))
 
 
 def interleavings(bases: Iterable[Plan], request: PlanRequest, below_s: float = math.inf) -> Iterator[Proposal]:
