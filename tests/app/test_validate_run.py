@@ -303,7 +303,7 @@ def other_units(page):
             lambda page: page.update(dtype="x"),
             r"profile\.json: is not the profile that .*plan\.json was",
         ),
-        ("plan.json", lambda page: page.update(schedule="best"), r"plan\.json: .*'best'.*1f1b"),
+        ("plan.json", lambda page: page.update(schedule="best"), r"plan\.json: .*1f1b.*'best'"),
         ("run.json", lambda page: page.update(plan="gone.json"), r"gone\.json: there is no such file"),
     ],
 )

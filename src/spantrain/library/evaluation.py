@@ -288,7 +288,7 @@ class WholeModel:
             raise ConfigError(
                 f"compute_metrics: returned {own!r}; wanted a dict of numbers: one name for each of several"
             )
-        metrics |= {name.removeprefix(f"{prefix}_"): float(value) for name, value in own.items()}
+        metrics |= {name.removeprefix(f"{prefix}_"): float(np.asarray(value).item()) for name, value in own.items()}
         metrics |= {"runtime": seconds, "samples_per_second": count / seconds}
         named = {f"{prefix}_{name}": value for name, value in metrics.items()}
         return PredictionOutput(found.predictions, found.label_ids, named)
