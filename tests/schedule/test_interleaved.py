@@ -134,6 +134,20 @@ class SummedCosts(TableCosts):
         return (self.sums_s[stage],)
 
 
+def test_a_quick_rule_lets_a_device_with_one_stage_hold_no_more_than_it_has_room_for() -> None:
+    """It begins and ends on the first device; the other has room for one micro-batch, or for all."""
+    plan = even(2, 2, 6)
+    plan = replace(plan, stages=plan.stages[:3])
+    costs, room = costs_of(plan, message_s=1.0), rooms(plan, 16)
+    (alone,) = plan.stages[1].devices
+    little = {**room, alone: replace(room[alone], size_bytes=1.0)}
+    assert quick_step_s(plan, costs, little) > 1.2 * quick_step_s(plan, costs, room)
+    found = with_interleaved_order(plan, costs, little)
+    assert found is not None
+    assert found.hints is not None
+    assert quick_step_s(plan, costs, little) == pytest.approx(found.hints.predicted_s, rel=0.05)
+
+
 @settings(max_examples=60, deadline=None)
 @given(case=cases, sums=st.lists(st.integers(0, 9), min_size=12, max_size=12), part=st.sampled_from([0.5, 0.9, 1.0]))
 def test_what_is_not_certain_to_take_too_long_is_judged_as_without_a_limit(case, sums, part) -> None:

@@ -107,15 +107,8 @@ def with_interleaved_order(plan: Plan, costs: StepCosts, room: Mapping[str, Room
 
     `room` is by leader of a replica, of all of them. Devices with one stage go by the plain rule in theirs.
     """
-    free = [[plan.global_batch] * len(stage.replicas) for stage in plan.stages]
-    for crew in plan.crews:
-        for number, replica in enumerate(() if crew.several else crew.first.replicas):
-            own = room[replica.devices[0]]
-            fits = own.size_bytes // max(own.sample_bytes[crew.numbers[0]], 1e-12)
-            largest = max((span.size for span in crew.first.replica_spans(number)), default=1)
-            free[crew.numbers[0]][number] = int(min(plan.global_batch, max(fits, largest)))
     best: tuple[float, str, SimulationResult] | None = None
-    for name, other, options in _candidates(replace(plan.with_limits(free), hints=None), costs, room):
+    for name, other, options in _candidates(replace(_with_room(plan, room), hints=None), costs, room):
         try:
             found = simulate(other, costs, steps=1, options=options)
         except ScheduleError:
@@ -147,11 +140,24 @@ def quick_step_s(plan: Plan, costs: StepCosts, room: Mapping[str, Room], most_s:
 
     Infinite where there is no room for either, or both certainly take over `most_s`.
     """
+    plan = _with_room(plan, room)
     model = model_within(plan, costs, room, most_s)
     if model is None:
         return math.inf
     found_s = _Rule(deep=True).step_s(plan, costs, model, most_s)
     return min(found_s, _Rule(deep=False).step_s(plan, costs, model, min(found_s, most_s)))
+
+
+def _with_room(plan: Plan, room: Mapping[str, Room]) -> Plan:
+    """Return a plan in which devices with one stage may hold what they have room for; others share theirs."""
+    limits = [[plan.global_batch] * len(stage.replicas) for stage in plan.stages]
+    for crew in plan.crews:
+        for number, replica in enumerate(() if crew.several else crew.first.replicas):
+            own = room[replica.devices[0]]
+            fits = own.size_bytes // max(own.sample_bytes[crew.numbers[0]], 1e-12)
+            largest = max((span.size for span in crew.first.replica_spans(number)), default=1)
+            limits[crew.numbers[0]][number] = int(min(plan.global_batch, max(fits, largest)))
+    return plan.with_limits(limits)
 
 
 def _planned(order: tuple[Action, ...], trace: Trace, device: str) -> PlannedOrder:
