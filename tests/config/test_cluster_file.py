@@ -83,7 +83,7 @@ sites:
   - name: b
     network: {bandwidth: 0 Mbit/s, latency: 1 ms}
     hosts:
-      - {name: b, devices: [{kind: cpu, backend: gpu, memory: 8}]}
+      - {name: b, devices: [{kind: cpu, backend: gpu, memory: 8}], inside: nvlnk}
   - name: d
     network: {bandwith: 1 Gbit/s, latency: 1 ms}
     hosts: []
@@ -93,7 +93,7 @@ links:
 """
     )
     for part in (
-        "c.yaml: 17 problems",
+        "c.yaml: 18 problems",
         "line 3, emulated_sped: unknown key 'emulated_sped'; did you mean 'emulated_speed'?",
         "line 6, sites[0].network.bandwidth: '-5 Mbit/s' is negative; it must be more than zero",
         "line 6, sites[0].network.latency: '20' needs a number and one of s, ms",
@@ -103,6 +103,8 @@ links:
         "line 11, sites[1].network.bandwidth: '0 Mbit/s' must be more than zero",
         "line 13, sites[1].hosts[0].devices[0].backend: unknown backend 'gpu'",
         "line 13, sites[1].hosts[0].devices[0].memory: '8' needs a number and one of B, kB",
+        "line 13, sites[1].hosts[0].inside: 'nvlnk' needs a number and one of bit/s, kbit/s, Mbit/s, Gbit/s",
+        "e.g. '100 Mbit/s'; or nvlink, pcie or none",
         "line 15, sites[2].network.bandwith: unknown key 'bandwith'; did you mean 'bandwidth'?",
         "line 15, sites[2].network: needs bandwidth",
         "line 16, sites[2].hosts: a site needs at least one host",
@@ -112,7 +114,7 @@ links:
         assert part in told
     assert "no link a <-> d, b <-> d" in told
     lines = [int(number) for number in re.findall(r"^  line (\d+)", told, re.MULTILINE)]
-    assert len(lines) == 17
+    assert len(lines) == 18
     assert lines == sorted(lines)
 
 

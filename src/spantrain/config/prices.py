@@ -239,19 +239,23 @@ def _markets(row: Mapping[str, Field], at: Field) -> dict[Market, KindPrice]:
 
 def read_inside(at: Field) -> str:
     """Read what joins the devices of a machine: nvlink, pcie, none (its port) or a rate."""
-    text = at.text() or ""
-    if text in (*_INSIDE, "none", ""):
-        return text
     known = len(at.problems.entries)
-    at.quantity(parse_bandwidth)
-    return text if len(at.problems.entries) == known else ""
+    at.quantity(lambda text: inside_rate(text, 1.0) or 1.0)
+    return (at.text() or "") if len(at.problems.entries) == known else ""
 
 
 def inside_rate(inside: str, port_bytes_per_s: float) -> float | None:
-    """Return the bytes a second that `read_inside` has read; None where nothing is said."""
+    """Return the bytes a second that `read_inside` has read; None where nothing is said.
+
+    Raises:
+        ValueError: it is no such word or rate.
+    """
     if inside in ("", "none"):
         return port_bytes_per_s if inside else None
-    return _INSIDE.get(inside) or parse_bandwidth(inside)
+    try:
+        return _INSIDE.get(inside) or parse_bandwidth(inside)
+    except ValueError as reason:
+        raise ValueError(f"{reason}; or {', '.join(_INSIDE)} or none") from None
 
 
 def _offer(item: Field, known: Mapping[str, DeviceKind]) -> Offer:

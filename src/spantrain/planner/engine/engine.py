@@ -174,18 +174,16 @@ class _Planning:
                 proposals = proposals_of(propose, self._request, **more)
         except InfeasiblePlanError as error:
             return _Answer(figures=no_figures(str(error), started_s))
-        ranked: list[tuple[Proposal, Evaluation]] = []
-        refusals: list[str] = []
+        ranked, refusals = list[tuple[Proposal, Evaluation]](), list[str]()
         for proposal in proposals:
             self._take(proposal, ranked, refusals)
         if not ranked:
             return _Answer(figures=no_figures("; ".join(dict.fromkeys(refusals)), started_s))
-        ranked.sort(key=self._ranking.rank)
         if self._options.any_schedule:
-            for proposal, _ in ranked[:_RESCHEDULED]:
+            for proposal, _ in sorted(ranked, key=self._ranking.rank)[:_RESCHEDULED]:
                 for other in self._other_schedules(proposal):
                     self._take(other, ranked, refusals)
-            ranked.sort(key=self._ranking.rank)
+        ranked.sort(key=self._ranking.rank)
         return _Answer(figures=self._ranking.figures(ranked, len(proposals), started_s), ranked=tuple(ranked))
 
     def _with_orders(self, answers: Mapping[str, _Answer]) -> dict[str, _Answer]:
@@ -241,14 +239,13 @@ class _Planning:
 
     def _with_all_seen(self, answers: Mapping[str, _Answer]) -> dict[str, _Answer]:
         """Give the default strategy's answer the best plan that was simulated, whoever proposed it first."""
-        started_s, answer = time.perf_counter(), answers[DEFAULT_STRATEGY]
+        answer = answers[DEFAULT_STRATEGY]
         best = min(self._plain_seen(), key=self._ranking.rank, default=None)
         if best is None or (answer.ranked and self._ranking.rank(answer.ranked[0]) <= self._ranking.rank(best)):
             return dict(answers)
         reasons = ("Found beside the search: all plans that were simulated compete, whoever proposed them.",)
         ranked = ((replace(best[0], reasons=reasons), best[1]), *answer.ranked)
-        figures = self._ranking.figures(ranked, answer.figures.plans, started_s)
-        figures = replace(figures, search_s=answer.figures.search_s)
+        figures = replace(self._ranking.figures(ranked, answer.figures.plans, 0.0), search_s=answer.figures.search_s)
         return {**answers, DEFAULT_STRATEGY: _Answer(figures=figures, ranked=ranked)}
 
     def _take(self, proposal: Proposal, ranked: list[tuple[Proposal, Evaluation]], refusals: list[str]) -> None:

@@ -107,8 +107,7 @@ class PlanOrders:
         known = [self._found.get(_key(proposal.plan, one)) for one in (_EFFORT, effort)]
         plan = next((entry[1] for entry in known if entry and entry[0] >= effort.below_s), None)
         if plan is None:
-            limited = self._evaluator.limited
-            plan = with_best_spans(proposal.plan, self._profile, effort=effort, limited=limited)
+            plan = with_best_spans(proposal.plan, self._profile, effort=effort, limited=self._evaluator.limited)
             self._found[_key(proposal.plan, effort)] = effort.below_s, plan
         if (plan.stages, plan.hints) == (proposal.plan.stages, proposal.plan.hints):
             return proposal, evaluation

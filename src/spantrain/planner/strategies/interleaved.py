@@ -100,12 +100,11 @@ def with_interleaved(strategy: Strategy) -> Strategy:
         plain = request.restriction is Restriction.NONE and request.job.schedule == JobSpec.schedule
         if not (plain and limits.interleaving) or limits.recompute_all or limits.sequence_parallel:
             return proposals
-        cluster = request.profile.cluster
         done = [
             (evaluation, one.plan)
             for one in proposals
             if (evaluation := request.evaluate(one.plan)).fits
-            and not (evaluation.broken(limits) or limits.broken_by_devices(cluster, one.plan.devices))
+            and not (evaluation.broken(limits) or limits.broken_by_devices(request.profile.cluster, one.plan.devices))
         ]
         best_s = min((evaluation.step_s for evaluation, _ in done), default=math.inf)
 

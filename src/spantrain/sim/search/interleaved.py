@@ -140,9 +140,7 @@ def quick_step_s(plan: Plan, costs: StepCosts, room: Mapping[str, Room], most_s:
 
     Infinite where there is no room for either, or both certainly take over `most_s`.
     """
-    plan = _with_room(plan, room)
-    model = model_within(plan, costs, room, most_s)
-    if model is None:
+    if (model := model_within(plan := _with_room(plan, room), costs, room, most_s)) is None:
         return math.inf
     found_s = _Rule(deep=True).step_s(plan, costs, model, most_s)
     return min(found_s, _Rule(deep=False).step_s(plan, costs, model, min(found_s, most_s)))

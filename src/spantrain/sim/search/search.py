@@ -269,13 +269,10 @@ def taper(plan: Plan, costs: StepCosts, *, effort: SearchEffort | None = None, l
     micro-batches go further with the same memory; what each action costs by itself speaks against them. Sizes not known
     to the costs are left out.
     """
-    effort, best = effort or SearchEffort(), plan
-    may = math.isinf(effort.below_s) or step_bound_s(plan, costs) < effort.below_s
-    if may:
-        best = with_hints(plan, costs, effort=effort)
+    effort = effort or SearchEffort()
+    best_s, best = _better(effort.below_s, plan, plan, costs, effort)
     if plan.interleaved or not effort.runs(_actions(plan, [stage.micro_batches for stage in plan.stages]) // _COARSER):
         return best  # whatever the micro-batches, they are too many to search
-    best_s = min(effort.below_s, simulated_s(best, costs)) if may else effort.below_s
     share = effort.part(1 / _KEPT)
     own_s = quick_s(plan, costs)
     others = [(_timed_s(other, costs, _ORDER_MAY_GAIN * own_s), other) for other in recuts(plan, effort, limited)]
@@ -293,7 +290,7 @@ def taper(plan: Plan, costs: StepCosts, *, effort: SearchEffort | None = None, l
 def _better(best_s: float, best: Plan, other: Plan, costs: StepCosts, effort: SearchEffort) -> tuple[float, Plan]:
     """Return the better of the best so far and another cut with the order found for it, if any order could be."""
     enough_s = best_s * (1 - _MIN_GAIN)
-    if step_bound_s(other, costs) >= enough_s:
+    if math.isfinite(enough_s) and step_bound_s(other, costs) >= enough_s:
         return best_s, best
     ordered = with_hints(other, costs, effort=effort)
     other_s = simulated_s(ordered, costs)
