@@ -331,9 +331,8 @@ class _ModelRun:
 
     def _start(self, device: int, now_s: float, cause: tuple[Piece, bool] | None) -> None:
         model, home = self._model, self._home[device]
-        if len(model.crews[device]) > 1:
-            device = self._first_of(model.crews[device])
-        part = self._choose(device)
+        crew = model.crews[device]
+        device, part = self._first_of(crew) if len(crew) > 1 else (device, self._choose(device))
         if part < 0:
             return
         if now_s + self._left_s[home] > self._most_s:
@@ -353,15 +352,15 @@ class _ModelRun:
         self._left_s[home] -= seconds
         heappush(self._due, (now_s + seconds, 1, device, part, index, None))
 
-    def _first_of(self, crew: tuple[int, ...]) -> int:
-        """Return whose part a crew should run."""
+    def _first_of(self, crew: tuple[int, ...]) -> tuple[int, int]:
+        """Return whose part a crew should run, and which; -1 if none can or should."""
         assert self._ranks is not None, "crews go by ranks"
         found = []
         for device in crew:
             part = self._choose(device)
             if part >= 0:
-                found.append((self._ranks[device][part][self._begun[device][part]], device))
-        return min(found)[1] if found else crew[0]
+                found.append((self._ranks[device][part][self._begun[device][part]], device, part))
+        return min(found)[1:] if found else (crew[0], -1)
 
     def _choose(self, device: int) -> int:
         """Return the part to run next; -1 if none can or should."""
