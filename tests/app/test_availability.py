@@ -1,6 +1,7 @@
 """Runs whose devices leave and come, simulated: what is lost, what is told, bad traces."""
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 
@@ -26,6 +27,7 @@ PLAN: Plan = two_stages(CLUSTER, "a", "c")
 HEAD = "time_s,device,event\n"
 
 
+@cache
 def went(*events: tuple[float, str, bool], until_s: float = 1000.0, every: int | None = None, losses: int | None = 0):
     made = [AvailabilityEvent(at_s=at_s, device=device, comes=comes) for at_s, device, comes in events]
     return run_availability(PLAN, PROFILE, made, until_s, "adamw", every, losses)
@@ -59,25 +61,29 @@ def test_what_is_kept_twice_costs_a_step_and_not_more_than_it_saves():
 
 
 def test_the_same_input_gives_the_same_answer_and_share_stays_a_share():
-    events = events_of("mtbf:0.1,repair:0.05,seed:3", CLUSTER, 1000.0)
-    first, again = (run_availability(PLAN, PROFILE, events, 1000.0, "adamw", 5) for _ in range(2))
+    events = events_of("mtbf:0.1,repair:0.05,seed:3", CLUSTER, 500.0)
+    first, again = (run_availability(PLAN, PROFILE, events, 500.0, "adamw", 5) for _ in range(2))
     assert first == again
     assert len(first.lines) == len(events)
     assert 0 <= first.share <= 1
-    assert all(0 <= seconds <= 1000 for seconds in first.pause_s.values())
+    assert all(0 <= seconds <= 500 for seconds in first.pause_s.values())
 
 
 def test_all_stand_still_for_what_has_not_gone_ahead_of_a_change(monkeypatch):
-    profile = described_profile(load_preset("laptop"), resolve_model("gpt2-tiny"))
-    plan = make_plan(profile, JobSpec(global_batch=48, optimizer="adamw")).plan
-    events = [AvailabilityEvent(at_s=at_s, device="home-tx2", comes=at_s > 200.0) for at_s in (100.0, 300.0)]
+    """Where all compute for long, a second replica of a stage is worth having again."""
+    slow = {"forward_s": 0.5, "backward_input_s": 0.5, "backward_weight_s": 0.5}
+    profile = replace(PROFILE, timings=tuple(replace(one, **slow) for one in PROFILE.timings))
+    plan = two_stages(CLUSTER, "ab", "cd")
+    events = [AvailabilityEvent(at_s=at_s, device="b", comes=at_s > 200.0) for at_s in (100.0, 300.0)]
 
     known = LivePlans(profile, "adamw", 0)  # asks for each plan once
     monkeypatch.setattr(availability, "LivePlans", lambda *_: known)
 
     def pause_s(ahead):
         monkeypatch.setattr(LivePlans, "ahead", lambda *_: ahead)
-        return run_availability(plan, profile, events, 600.0, "adamw").pause_s["move"]
+        run = run_availability(plan, profile, events, 600.0, "adamw")
+        assert "joined:" in run.lines[-1]
+        return run.pause_s["move"]
 
     ahead_s = pause_s(GoesAhead(beside_s=50.0, slower_s=0.25, left_s=0.0))
     never_s = pause_s(GoesAhead(beside_s=1e9, slower_s=0.25, left_s=0.0))
@@ -145,7 +151,7 @@ def test_bad_hours_are_refused(text, said):
 
 def test_the_planner_says_what_it_reckoned_of_losses():
     profile = described_profile(load_preset("laptop"), resolve_model("gpt2-tiny"))
-    job, asked = JobSpec(global_batch=32), ("spantrain-dp",)
+    job, asked = JobSpec(global_batch=16), ("spantrain-dp",)
     hours = "home=1,mtbf=100,repair=0.1"
     found = make_plan(profile, job, PlanOptions(strategies=asked, prefer=preferring(hours, profile, "adamw")))
     said, costs = (line for line in found.report.reasons if "expected to stay" in line or "A loss costs" in line)

@@ -19,9 +19,13 @@ def profile():
     return described_profile(load_preset("laptop"), resolve_model("gpt2-tiny"))
 
 
+@pytest.fixture(scope="module")
+def plan(profile):
+    return with_keepers(make_plan(profile, JOB).plan, profile, "adamw", 1)
+
+
 @pytest.mark.parametrize("lost", ["lab-0", "office-nx", "office-tx2", "home-tx2"])
-def test_eight_steps_with_their_change_take_no_longer_than_where_only_steps_count(profile, lost):
-    plan = with_keepers(make_plan(profile, JOB).plan, profile, "adamw", 1)
+def test_eight_steps_with_their_change_take_no_longer_than_where_only_steps_count(profile, plan, lost):
     present = frozenset(profile.cluster.device_by_name) - {lost}
 
     def took_s(after):

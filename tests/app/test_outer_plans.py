@@ -103,10 +103,13 @@ def test_groups_are_by_network_not_by_site(tmp_path):
 
 
 def test_rare_exchanges_are_better_and_limits_hold(profile, shown):
-    often = make_plan(profile, JOB, PlanOptions(outer_every=1)).outer
-    assert often.samples_per_s < shown.outer.samples_per_s
-    constraints = Constraints(max_usd_per_step=1.0)
-    limited = make_plan(profile, JOB, PlanOptions(allow_outer=True, constraints=constraints))
+    def planned(**options):
+        return make_plan(profile, JOB, PlanOptions(strategies=("ddp",), **options))
+
+    rare, allowed, often = planned(), planned(allow_outer=True), planned(outer_every=1)
+    assert often.outer.samples_per_s < rare.outer.samples_per_s == shown.outer.samples_per_s
+    assert allowed.chosen == "outer"
+    limited = planned(allow_outer=True, constraints=Constraints(max_usd_per_step=1.0))
     assert limited.chosen != "outer"
     assert "money" in limited.outer.reason
 
