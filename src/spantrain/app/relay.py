@@ -33,10 +33,7 @@ def relay_access(text: str | None, *, encrypted: bool) -> RelayAccess | None:
         return None
     if not encrypted:
         raise ConfigError("--relay: takes only what is encrypted; leave out --insecure")
-    try:
-        address = Address.parse(text)
-    except UsageError as error:
-        raise UsageError(f"--relay: {error}") from None
+    address = Address.parse(text, "--relay")
     token = Environment.read(os.environ).relay_token
     if token is None:
         raise ConfigError("--relay: give the relay's token in SPANTRAIN_RELAY_TOKEN; it is in the relay's --token-file")

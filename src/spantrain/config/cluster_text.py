@@ -57,10 +57,9 @@ def kind_text(kind: DeviceKind) -> dict[str, str]:
 def _site(site: Site, cluster: Cluster) -> Iterator[str]:
     yield f"  - name: {_text(site.name)}"
     yield f"    network: {{bandwidth: {rate_text(site.bandwidth_bytes_per_s)}, latency: {_delay(site.latency_s)}}}"
-    if site.uplink_bandwidth_bytes_per_s is not None:
-        yield f"    uplink: {rate_text(site.uplink_bandwidth_bytes_per_s)}"
-    if site.downlink_bandwidth_bytes_per_s is not None:
-        yield f"    downlink: {rate_text(site.downlink_bandwidth_bytes_per_s)}"
+    for way, rate in (("up", site.uplink_bandwidth_bytes_per_s), ("down", site.downlink_bandwidth_bytes_per_s)):
+        if rate is not None:
+            yield f"    {way}link: {rate_text(rate)}"
     yield "    hosts:"
     for name in site.hosts:
         yield from _host(cluster.host_by_name[name], cluster)
@@ -68,10 +67,9 @@ def _site(site: Site, cluster: Cluster) -> Iterator[str]:
 
 def _host(host: Host, cluster: Cluster) -> Iterator[str]:
     yield f"      - name: {_text(host.name)}"
-    if host.address is not None:
-        yield f"        address: {_text(host.address)}"
-    if host.ssh is not None:
-        yield f"        ssh: {_text(host.ssh)}"
+    for key, text in (("address", host.address), ("ssh", host.ssh)):
+        if text is not None:
+            yield f"        {key}: {_text(text)}"
     if host.memory_bytes is not None:
         yield f"        memory: {_memory(host.memory_bytes)}"
     yield "        devices:"

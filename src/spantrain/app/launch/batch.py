@@ -107,15 +107,13 @@ class BatchWorkers(StartedWorkers):
     def submit_words(self, site: str) -> list[str]:
         """Return the command that starts a site's job."""
 
-    @abstractmethod
     def submit(self, site: str) -> None:
-        """Start a site's job.
+        """Start a site's job; nothing, as below, where it is only written.
 
         Raises:
             UsageError, WorkerError: as `run_tool`.
         """
 
-    @abstractmethod
     def look(self, site: str) -> None:
         """Tell of what has become of a site's job.
 
@@ -128,7 +126,6 @@ class BatchWorkers(StartedWorkers):
         del site
         return False
 
-    @abstractmethod
     def take_back(self, site: str) -> None:
         """End a site's job.
 

@@ -81,15 +81,6 @@ class SkypilotTasks(BatchWorkers):
         secret = ["--secret-file", str(self.folder / TOKEN_FILE)]
         return [*words, *secret, *self.way.options.words_at((site,)), str(self.written(site))]
 
-    def submit(self, site: str) -> None:
-        """Nothing: they are only written."""
-
-    def look(self, site: str) -> None:
-        """Nothing."""
-
-    def take_back(self, site: str) -> None:
-        """Nothing."""
-
 
 def _accelerator(kind: str) -> str:
     """Return what SkyPilot calls a kind of GPU.

@@ -25,10 +25,7 @@ def listen_on(text: str, option: str) -> tuple[socket.socket, Address]:
     Raises:
         UsageError: it is no such address, is in use, or cannot be listened on.
     """
-    try:
-        address = Address.parse(text)
-    except UsageError as error:
-        raise UsageError(f"{option}: {error}") from None
+    address = Address.parse(text, option)
     if address.path:
         raise UsageError(f"{option} {text}: a page is served at HOST:PORT")
     try:

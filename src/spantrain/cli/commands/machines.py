@@ -59,13 +59,8 @@ class MachineOptions(Record):
     @property
     def given(self) -> list[str]:
         """The ways that are named; two make no sense."""
-        ways = {
-            "--ssh": self.ssh,
-            "--inventory": self.inventory,
-            "--slurm": self.slurm or None,
-            "--kubernetes": self.kubernetes,
-        }
-        found = [option for option, value in ways.items() if value is not None]
+        ways = ("ssh", "inventory", "slurm", "kubernetes")
+        found = [f"--{name}" for name in ways if getattr(self, name) not in (None, False)]
         if len(found) > 1:
             raise ConfigError(f"give one of {' and '.join(found)}")
         return found
@@ -199,7 +194,7 @@ def doctor(asked: DoctorArguments, _: typer.Context) -> None:
     from spantrain.transport.control.address import Address
 
     cluster = load_cluster(asked.cluster) if asked.cluster else None
-    listen = Address.parse(asked.listen) if asked.listen else None
+    listen = Address.parse(asked.listen, "--listen") if asked.listen else None
     if listen and (listen.path or not listen.port):
         raise ConfigError(f"--listen {asked.listen}: give HOST:PORT, where other machines are going to join")
     options = DoctorOptions(cluster=cluster, paths=tuple(asked.data or ()), listen=listen, quick=asked.quick)

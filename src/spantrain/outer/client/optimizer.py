@@ -8,7 +8,7 @@ means that a round comes to nothing, and what was learned goes into the next.
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 
 import torch.distributed as dist
@@ -52,7 +52,7 @@ class OuterOptions:
             raise UsageError("; ".join(problems))
 
 
-class OuterOptimizer:
+class OuterOptimizer(AbstractContextManager["OuterOptimizer"]):
     """Takes part in the training of several clusters; every process of this cluster makes one and calls the same.
 
     It is used as::
@@ -193,9 +193,6 @@ class OuterOptimizer:
         """Leave: what was not pushed is this cluster's own. The others go on."""
         self._closed = True
         self._open.close()
-
-    def __enter__(self) -> "OuterOptimizer":
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

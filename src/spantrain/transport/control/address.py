@@ -25,8 +25,8 @@ class Address(Record):
     path: str = ""
 
     @classmethod
-    def parse(cls, text: str) -> "Address":
-        """Read the text form.
+    def parse(cls, text: str, option: str = "") -> "Address":
+        """Read the text form, which an option may have given.
 
         >>> Address.parse("[::1]:29400").port, str(Address.parse("unix:/run/spantrain.sock"))
         (29400, 'unix:/run/spantrain.sock')
@@ -34,19 +34,19 @@ class Address(Record):
         Raises:
             UsageError: it is neither `HOST:PORT` nor `unix:/path`.
         """
+        told = f"{option}: {text!r}".removeprefix(": ")
         if text.startswith("unix:"):
             path = text.removeprefix("unix:")
             if not path.startswith("/") or len((path + _CONTROL_SUFFIX).encode()) > _UNIX_PATH_LIMIT_BYTES:
                 raise UsageError(
-                    f"{text!r} is not an address: a socket needs an absolute path of at most "
+                    f"{told} is not an address: a socket needs an absolute path of at most "
                     f"{_UNIX_PATH_LIMIT_BYTES - len(_CONTROL_SUFFIX)} bytes, e.g. unix:/tmp/run-1/join"
                 )
             return cls(path=path)
         match = _TCP.fullmatch(text)
         if match is None or int(match[3]) > 65535:
             raise UsageError(
-                f"{text!r} is not an address: write HOST:PORT, e.g. 192.0.2.7:29400 or [2001:db8::7]:29400, "
-                "or unix:/path"
+                f"{told} is not an address: write HOST:PORT, e.g. 192.0.2.7:29400 or [2001:db8::7]:29400, or unix:/path"
             )
         return cls(host=match[1] or match[2], port=int(match[3]))
 
