@@ -91,7 +91,7 @@ RATES = ("train", "plan.json", "--out", "run", "--learning-rate", "nan")
             (*QUICK, "gpt2-tiny", "--listen", "127.0.0.1:7000", "--standby-coordinator", "a"),
             ("--standby-coordinator a", "lab-0"),
         ),
-        (("worker", "--join", "127.0.0.1:1", "--or-join", "there", "--name", "a"), ("--or-join there", "HOST:PORT")),
+        (("worker", "--join", "127.0.0.1:1", "--or-join", "there", "--name", "a"), ("--or-join: 'there'", "HOST:PORT")),
         (("train", "plan.json", "--optimizer", "adamm", "--out", "run"), ("adam", "adamw")),
         (("train", "plan.json", "--lr-schedule", "cos", "--out", "run"), ("cos", "cosine")),
         ((*RATES[:2], "--lr-schedule", "reduce_lr_on_plateau", "--out", "run"), ("follows measured losses",)),

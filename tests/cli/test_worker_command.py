@@ -54,6 +54,14 @@ def test_others_reach_it_where_the_way_to_the_coordinator_begins_or_where_that_i
     assert started(*JOIN, "--name", "a", "--data-address", "10.0.0.7").data_address == "10.0.0.7"
 
 
+def test_it_listens_at_an_address_of_its_own_wherever_others_reach_it(started):
+    """Behind address translation its machine has not got that address; a name of its own may stand for its loopback."""
+    for told, listens in (("127.0.0.1", ""), ("192.0.2.7", "127.0.0.1"), ("localhost", "127.0.0.1")):
+        settings = started(*JOIN, "--name", "a", "--data-address", told)
+        assert (settings.data_address, settings.listen_address) == (told, listens)
+    assert started("worker", "--join", "[::1]:7000", "--name", "a").data_address == "::1"
+
+
 def test_replicas_meet_at_that_address_or_on_the_interface_that_is_said(started):
     for words in ((), ("--data-address", "127.0.0.1"), ("--data-address", "192.0.2.7")):  # the last is nobody's
         started(*JOIN, "--name", "a", *words, GLOO_SOCKET_IFNAME="")

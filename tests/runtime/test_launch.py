@@ -28,7 +28,7 @@ sites:
   - name: lab
     network: {bandwidth: 1 Gbit/s, latency: 0.1 ms}
     hosts:
-      - {name: s0r0, backend: cpu, devices: {test-kind: 1}}
+      - {name: s0r0, ssh: s0r0, address: 192.0.2.7, backend: cpu, devices: {test-kind: 1}}
       - {name: s1r0, ssh: other-name, backend: cpu, devices: {test-kind: 1}}
       - {name: s1r1, address: 127.0.0.1, backend: cpu, devices: {test-kind: 1}}
 """
@@ -57,7 +57,10 @@ def test_a_dry_run_writes_what_joins_the_run_that_follows(plan_path, tmp_path, c
 
 
 def test_workers_run_where_ssh_leads_and_all_is_taken_down(start, plan_path, tmp_path, plain_processes):
-    """One dies, is named with its log and started again, as is one that is cut off; Ctrl-C ends all on all machines."""
+    """One dies, is named with its log and started again, as is one that is cut off; Ctrl-C ends all on all machines.
+
+    The address of the first is translated, as that of a machine in a cloud: none of its interfaces has it.
+    """
     cache, out, code = tmp_path / "cache", tmp_path / "run", tmp_path / "code"
     code.mkdir()
     (code / "own.py").write_text("x = 1\n")

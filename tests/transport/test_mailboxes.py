@@ -1,5 +1,7 @@
 """What every mailbox does, with and without encryption, over sockets and in memory."""
 
+import contextlib
+import socket
 import threading
 
 import pytest
@@ -7,6 +9,7 @@ import torch
 
 from spantrain.errors import PeerLostError, ProtocolError
 from spantrain.transport.mailbox.interface import Limits
+from spantrain.transport.mailbox.mailbox import Mailbox
 from testing.patience import PATIENCE_S, until
 
 MB = 1_000_000
@@ -30,6 +33,22 @@ def test_tensors_arrive_as_they_were_in_both_directions(make_mailbox, key, colle
             assert got.dtype == sent.dtype
             assert got.shape == sent.shape
             assert torch.equal(got, sent)
+
+
+def test_tensors_arrive_over_ipv6(key, collect, tensors):
+    if not has_ipv6():
+        pytest.skip("needs an IPv6 loopback")
+    a, b = (Mailbox(name=name, bind="tcp://[::1]:0") for name in "ab")
+    with contextlib.closing(a), contextlib.closing(b):
+        introduce(a, b)
+        assert a.send("b", key(7), tensors)
+        assert collect(b, 1)[0].key == key(7)
+
+
+def has_ipv6() -> bool:
+    with contextlib.suppress(OSError), socket.create_server(("::1", 0), family=socket.AF_INET6):
+        return True
+    return False
 
 
 def test_what_arrived_can_be_written_to(make_mailbox, key, collect):

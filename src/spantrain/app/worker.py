@@ -12,6 +12,7 @@ import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from http import HTTPStatus
 from http.client import HTTPException
+from ipaddress import ip_address
 from pathlib import Path
 
 import psutil
@@ -20,7 +21,7 @@ from spantrain.app.relay import relay_access
 from spantrain.config.files.text_files import check_can_make, read_text
 from spantrain.core.records import Record
 from spantrain.devices.registry import default_backend
-from spantrain.errors import ConfigError, UsageError
+from spantrain.errors import ConfigError
 from spantrain.runtime.coordinator.roster import RANK_PREFIX
 from spantrain.runtime.launch.environment import Environment
 from spantrain.runtime.launch.fork_server import load
@@ -80,9 +81,12 @@ def prepared_worker(
     if folder is not None:
         check_can_make(folder, "--folder")
     first, *others = join
-    _check_places(others)
+    for place in others:
+        Address.parse(place, "--or-join")
     environment = Environment.read(os.environ)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    told = reach.address(first)
+    own = own_address(told, first)
     local_rank = (environment.launch.local_rank or 0) if environment.launch else 0
     settings = WorkerSettings(
         join=first,
@@ -90,16 +94,16 @@ def prepared_worker(
         name=_name_by_rank(environment) if name is None else name,
         token=_token(token_file, environment),
         backend=default_backend(local_rank) if backend is None else backend,
-        data_address=reach.address(first),
+        data_address=told,
+        listen_address="" if own == told else own,
         relay=relay_access(reach.relay, encrypted=reach.encrypted),
         encrypted=reach.encrypted,
         functions=tuple(functions),
         keep_s=keep_s,
         folder="" if folder is None else str(folder.absolute()),
     )
-    found = interface_of(settings.data_address) or interface_of(address_towards(first))
-    if environment.gloo_interfaces is None and found is not None:
-        os.environ["GLOO_SOCKET_IFNAME"] = found
+    if environment.gloo_interfaces is None and (found := _interfaces_of(own)):
+        os.environ["GLOO_SOCKET_IFNAME"] = next(iter(found.values()))
     load()
     return Worker(settings)
 
@@ -111,25 +115,26 @@ def _name_by_rank(environment: Environment) -> str:
     return f"{RANK_PREFIX}{environment.launch.rank}"
 
 
-def _check_places(or_join: Sequence[str]) -> None:
-    for place in or_join:
-        try:
-            Address.parse(place)
-        except UsageError as error:
-            raise ConfigError(f"--or-join {place}: {error}") from None
+def own_address(told: str, join: str) -> str:
+    """Return where to listen for those who reach this machine at an address or name.
+
+    That is where its way to the coordinator begins if it has not got that address itself (behind address translation),
+    or if it is a name that stands for its loopback here, as many a machine's own.
+    """
+    found = (address for address in _interfaces_of(told) if address == told or not ip_address(address).is_loopback)
+    return next(found, None) or address_towards(join)
 
 
-def interface_of(address: str) -> str | None:
-    """Return the network interface of this machine that has an address, or one that a name is found under.
+def _interfaces_of(place: str) -> dict[str, str]:
+    """Return the addresses of this machine that an address or a name stands for, with their network interfaces.
 
     Gloo would take the address that the machine's own name has, which is a loopback one on many.
     """
     try:
-        found = {str(entry[4][0]) for entry in socket.getaddrinfo(address, None)}
+        found = {str(entry[4][0]) for entry in socket.getaddrinfo(place, None)}
     except (OSError, UnicodeError):
-        return None
-    names = (name for name, rows in psutil.net_if_addrs().items() for row in rows if row.address in found)
-    return next(names, None)
+        return {}
+    return {row.address: name for name, rows in psutil.net_if_addrs().items() for row in rows if row.address in found}
 
 
 def _token(file: Path | None, environment: Environment) -> str:
@@ -146,12 +151,8 @@ def address_of(interface: str) -> str:
     Raises:
         ConfigError: it has none.
     """
-    found = {
-        name: address.address
-        for name, addresses in psutil.net_if_addrs().items()
-        for address in addresses
-        if address.family == socket.AF_INET
-    }
+    every = psutil.net_if_addrs().items()
+    found = {name: row.address for name, rows in every for row in rows if row.family == socket.AF_INET}
     if interface not in found:
         there = ", ".join(f"{name} ({address})" for name, address in sorted(found.items()))
         raise ConfigError(f"--interface {interface}: has no IPv4 address here; there are {there}")
@@ -164,8 +165,9 @@ def address_towards(join: str) -> str:
     if join.startswith("unix:") or not port.isdecimal():
         return "127.0.0.1"
     try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((host, int(port)))
+        family, kind, _, _, where = min(socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM))
+        with socket.socket(family, kind) as probe:
+            probe.connect(where)
             return str(probe.getsockname()[0])
     except OSError as error:
         raise ConfigError(f"--join {join}: {error}; give HOST:PORT as the coordinator printed it") from error

@@ -152,9 +152,8 @@ def _member(group: ProcessGroup | None, *, spread: bool = False) -> MemberGroup:
 
 def hold_store(address: str) -> TCPStore:
     """Open a store on a free port of one address only; left alone, torch would listen on all of the machine's."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
-        listener.bind((address, 0))
-        listener.listen()
+    family = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0][0]
+    with socket.create_server((address, 0), family=family) as listener:
         port = listener.getsockname()[1]
         return TCPStore(
             address, port, is_master=True, wait_for_workers=False, timeout=_REACH, master_listen_fd=listener.detach()

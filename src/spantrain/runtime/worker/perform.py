@@ -291,7 +291,7 @@ class OrderRunner:
             self._before = connections()
         place = FindMeetingPoint(generation=generation, stage=stage)
         if leads:
-            host = self._settings.data_address
+            host = self._settings.listen_address or self._settings.data_address
             store = hold_store(host)
             self.control.ask(replace(place, opened=MeetingPoint(host=host, port=store.port)))
             return store

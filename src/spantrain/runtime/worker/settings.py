@@ -16,6 +16,8 @@ class WorkerSettings(Record):
     """What computes (`devices.registry`)."""
     data_address: str = "127.0.0.1"
     """Address on which the others reach this worker's mailbox."""
+    listen_address: str = ""
+    """Of this machine, where it listens, if that is elsewhere: others may reach it by a translated address."""
     or_join: tuple[str, ...] = ()
     """Where a coordinator may be started in the place of that one."""
     relay: RelayAccess | None = None

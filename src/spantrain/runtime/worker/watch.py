@@ -25,6 +25,7 @@ from spantrain.config.files.json_codec import from_json
 from spantrain.errors import Interrupted, PeerLostError, ProtocolError
 from spantrain.runtime.control.requests import Standing
 from spantrain.transport.connection.peers import PeerAddress
+from spantrain.transport.control.address import Address
 
 _AGAIN_S = 1.0
 """After that, waits are ended again: one may have begun just behind the first time."""
@@ -158,7 +159,8 @@ def cut(before: frozenset[tuple[int, str]], spare: Collection[str] = ()) -> None
             # A listener stays: Gloo's thread ends the process if it cannot accept.
             if not is_tcp or copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
                 continue
-            if not any(f"{host}:{port}" in spare for host, port, *_ in (copy.getsockname(), copy.getpeername())):
+            ends = (Address(host=host, port=port) for host, port, *_ in (copy.getsockname(), copy.getpeername()))
+            if not any(str(end) in spare for end in ends):
                 copy.shutdown(socket.SHUT_RDWR)
 
 

@@ -125,7 +125,7 @@ class Worker:
         with contextlib.ExitStack() as stack:
             self._join(_JOIN_S)
             stack.callback(lambda: self._client.close())
-            bind = f"tcp://{settings.data_address}:0"
+            bind = f"tcp://{Address(host=settings.listen_address or settings.data_address)}"
             self._mailbox = Mailbox(name=self._name, bind=bind, encrypted=settings.encrypted, died=self._cannot_go_on)
             stack.callback(self._mailbox.close)
             self._orders = OrderRunner(
@@ -179,14 +179,15 @@ class Worker:
     def _introduction(self, stack: contextlib.ExitStack) -> requests.Introduction:
         """Return how others reach the mailbox, through a tunnel as long as this process lasts if it needs one."""
         near, relay = self._mailbox.endpoint, self._settings.relay
+        told = f"tcp://{replace(Address.parse(near.removeprefix('tcp://')), host=self._settings.data_address)}"
         if relay is not None and not self._relayed:
             ends = [TunnelEnd(at=Address.parse(near.removeprefix("tcp://")))]
             self._relayed = f"tcp://{stack.enter_context(tunnel(relay, ends))[0]}"
             stack.callback(self._mailbox.close)  # before the tunnel: its goodbyes go through
         return requests.Introduction(
-            endpoint=self._relayed or near,
+            endpoint=self._relayed or (told if self._settings.listen_address else near),
             public_key=self._mailbox.public_key,
-            near=near if self._relayed else "",
+            near=near if self._relayed or self._settings.listen_address else "",
             held=self._orders.held,
         )
 

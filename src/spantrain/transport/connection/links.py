@@ -136,6 +136,7 @@ class DialledLink(PeerLink[State]):
             socket.setsockopt(zmq.PROBE_ROUTER, int(probes))
             if keypair is not None:
                 socket.setsockopt(zmq.CURVE_SERVERKEY, self.peer.public_key.encode())
+            socket.setsockopt(zmq.IPV6, int("[" in self.peer.endpoint))
             self.monitors.append(socket.get_monitor_socket(watched))
             socket.connect(self.peer.endpoint)
             socket.send(hello, flags=zmq.NOBLOCK)

@@ -157,6 +157,7 @@ class PeerListener(Generic[links.State]):
         Raises:
             zmq.ZMQError: the address cannot be had.
         """
+        self.router.setsockopt(zmq.IPV6, int("[" in address))
         self.router.bind(address)
         return str(self.router.getsockopt_string(zmq.LAST_ENDPOINT))
 
