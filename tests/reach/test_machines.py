@@ -1,5 +1,6 @@
 """A program gets to a machine and its answer back, within bounds, and every failure says what to do."""
 
+import subprocess
 import sys
 import threading
 import time
@@ -59,6 +60,17 @@ def test_each_way_has_its_words():
     assert pod.command(words) == ["kubectl", "--namespace", "lab", "exec", "-i", "worker-0", "--", *words]
     assert ssh.command(words)[-3:] == ["--", "me@lab1", "python3 -c 'print('\"'\"'a b'\"'\"')'"]
     assert "BatchMode=yes" in ssh.command(words)
+
+
+def test_an_interpreter_may_be_in_the_home_folder_of_its_machine(monkeypatch):
+    """A tilde comes there as it is where the user's shell has left it, as in an inventory or behind `lab=`."""
+    monkeypatch.setenv("HOME", "/home/me")
+    words = ["~/my env/bin/python", "-c", "'~/x'"]
+    ssh = Machine(name="h", way="ssh", target="lab1").command(words)[-1]
+    said = subprocess.run(["sh", "-c", f"printf '%s|' {ssh}"], capture_output=True, check=True, text=True).stdout
+    assert said == "/home/me/my env/bin/python|-c|'~/x'|"
+    assert Machine(name="h", way="local").command(words)[0] == "/home/me/my env/bin/python"
+    assert Machine(name="h", way="slurm", target="n1").command(words)[-3:-1] == ["/home/me/my env/bin/python", "-c"]
 
 
 @pytest.mark.parametrize("target", ["", "-oProxyCommand=touch x", "lab\n1"])

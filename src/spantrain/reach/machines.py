@@ -7,6 +7,7 @@ prints comes from outside: it is read within bounds, and nobody executes it.
 import contextlib
 import os
 import queue
+import re
 import shlex
 import subprocess
 import sys
@@ -63,13 +64,18 @@ class Machine(Record):
 
     def command(self, words: Sequence[str]) -> list[str]:
         """Return the words that run a command there, for a process of this machine."""
+        here = (
+            os.path.expanduser(words[0]),
+            *words[1:],
+        )  # as Slurm's nodes have it; ssh leads to a shell that knows it
         match self.way:
             case "local":
-                return list(words)
+                return list(here)
             case "ssh":
-                return ["ssh", *_SSH, *self.options, "--", self.target, shlex.join(words)]
+                line = re.sub("^'~/", "~/'", shlex.join(words))
+                return ["ssh", *_SSH, *self.options, "--", self.target, line]
             case "slurm":
-                return ["srun", *_SRUN, f"--nodelist={self.target}", *self.options, *words]
+                return ["srun", *_SRUN, f"--nodelist={self.target}", *self.options, *here]
             case "kubernetes":
                 return ["kubectl", *self.options, "exec", "-i", self.target, "--", *words]
 
