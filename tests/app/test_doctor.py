@@ -2,12 +2,14 @@
 
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
 from spantrain.app.machines.describe import found_cluster
 from spantrain.app.machines.doctor import DoctorOptions, examine
 from spantrain.app.reporter import SilentReporter
+from spantrain.config.cluster_file import parse_cluster
 from spantrain.core.cluster import Cluster, Host, Link, Site
 from spantrain.reach.facts import probe
 from spantrain.reach.machines import this_machine
@@ -144,5 +146,21 @@ def test_rates_are_measured_both_ways_over_the_way_that_is_open():
 def test_where_others_may_reach_a_machine():
     here = this_machine("here")
     facts = probe(here)
-    assert addresses_of(here, facts, given="10.1.1.1")[0] == "10.1.1.1"
     assert set(facts.addresses) <= set(addresses_of(here, facts))
+
+
+def test_where_a_cluster_file_says_where_a_machine_is_reached_it_is_reached_there():
+    """Workers are dialled there and nowhere else, so an address that it had yesterday is a failure."""
+    text = """
+name: stale
+sites:
+  - name: lab
+    network: {bandwidth: 1 Gbit/s, latency: 0.1 ms}
+    hosts:
+      - {name: a, backend: cpu, devices: {cpu: 1}}
+      - {name: b, address: 192.0.2.1, backend: cpu, devices: {cpu: 1}}
+"""
+    options = replace(QUICK, cluster=parse_cluster(text, source="this test"))
+    report = examine([this_machine("a"), this_machine("b")], options, SilentReporter())
+    assert told(report, "fail")["ports", "a->b"].startswith("a cannot connect to b (192.0.2.1: ")
+    assert ("ports", "b->a") in told(report, "ok")

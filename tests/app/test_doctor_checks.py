@@ -48,6 +48,7 @@ def test_a_good_machine_is_good():
         ({"free_bytes": 1.0 * GIB}, "memory", "warn", "1 GiB of 32 GiB free"),
         ({"disk_free_bytes": 5.0 * GIB}, "disk", "warn", "5 GiB free"),
         ({"disk_free_bytes": 1e6}, "disk", "fail", "977 KiB free"),
+        ({"home_problem": "/home/me is not there"}, "disk", "fail", "home folder /home/me is not there"),
         ({"curve_bytes_per_s": 3e7}, "encryption", "warn", "240 Mbit/s on one core, as libzmq does without libsodium"),
         ({"curve_bytes_per_s": 0.0}, "encryption", "fail", "no CURVE"),
         ({"testbed": {"tun": "/dev/net/tun: No such file"}}, "testbed", "warn", "No such file"),

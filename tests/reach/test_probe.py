@@ -133,6 +133,14 @@ def test_a_container_has_the_memory_that_it_may_have(tools, tmp_path):
     assert (facts.memory_bytes, facts.free_bytes) == (4 * 2**30, 3 * 2**30)
 
 
+def test_a_user_without_a_home_folder_is_told(tools, tmp_path, monkeypatch):
+    """As on many a node, and in pods that run as some number."""
+    monkeypatch.setenv("HOME", str(tmp_path / "gone"))
+    facts = probe(HERE)
+    assert facts.home_problem == f"{tmp_path}/gone cannot be written to, or is not there"
+    assert facts.disk_free_bytes > 0
+
+
 GOOD = {
     "hostname": "lab1", "system": "Linux", "python": "3.11.2", "executable": "/usr/bin/python3",
     "processors": 8, "memory_bytes": 1e9, "free_bytes": None, "disk_free_bytes": 1e9,

@@ -105,6 +105,8 @@ class MachineFacts(CheckedAnswer):
     """What an emulated network lacks."""
     torch: TorchView | None = None
     curve_bytes_per_s: float | None = None
+    home_problem: str = ""
+    """Why nothing can be kept in the home folder."""
 
     @property
     def addresses(self) -> tuple[str, ...]:

@@ -132,9 +132,9 @@ class PairPrograms:
         return read_answer(kind, running.line(time.monotonic() + timeout_s), f"answer of {running.machine}")
 
 
-def addresses_of(machine: Machine, facts: MachineFacts, *, given: str | None = None) -> tuple[str, ...]:
-    """Return where others may reach a machine: where a cluster file says, where ssh does, then its own addresses."""
-    found = dict.fromkeys(one for one in (given, machine.called(), *facts.addresses) if one)
+def addresses_of(machine: Machine, facts: MachineFacts) -> tuple[str, ...]:
+    """Return where others may reach a machine: where ssh does, then its own addresses."""
+    found = dict.fromkeys(one for one in (machine.called(), *facts.addresses) if one)
     return tuple(found) or ("127.0.0.1",)
 
 

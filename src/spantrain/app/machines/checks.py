@@ -160,6 +160,9 @@ def _room(facts: MachineFacts, where: str) -> Iterator[CheckLine]:
         low = facts.free_bytes < _LEAST_MEMORY_BYTES
         remedy = "end other programs; torch alone takes over a GiB a worker" if low else ""
         yield line_of("memory", where, text, remedy)
+    if facts.home_problem:
+        remedy = "give its user a home folder to write to: code and caches are kept there"
+        yield line_of("disk", where, f"home folder {facts.home_problem}", remedy, fails=True)
     free = facts.disk_free_bytes
     room = "make room in the home folder's file system: checkpoints and caches go there"
     remedy = room if free < _LEAST_DISK_BYTES else ""
@@ -255,7 +258,8 @@ def _port(source: str, target: str, way: PairReport, *, other_way: PairReport) -
     text = f"{source} cannot connect to {target} ({tried})" + ("; the other way it can" if other_way.is_open else "")
     silent = any("no answer" in why for why in way.errors.values())
     first = f"let {target}'s firewall pass TCP from {source} to all ports" if silent else f"give {target} an address"
-    remedy = f"{first}, or join both by a tunnel (WireGuard, Tailscale); workers dial one another both ways"
+    tunnel = "or join both by a tunnel (WireGuard, Tailscale); workers dial one another both ways"
+    remedy = f"{first} (a cluster file's `address` is the one that is dialled), {tunnel}"
     return line_of("ports", where, text, remedy, fails=True)
 
 

@@ -79,10 +79,11 @@ def _lines(machines: Sequence[Machine], options: DoctorOptions, reporter: Report
 
 
 def _between(found: Sequence[FoundMachine], options: DoctorOptions, reporter: Reporter) -> Iterator[CheckLine]:
-    given = {host.name: host.address for host in (options.cluster.hosts if options.cluster else ())}
+    given = {host.name: (host.address,) for host in (options.cluster.hosts if options.cluster else ()) if host.address}
+    own = {one.machine.name: addresses_of(one.machine, one.facts) for one in found}
     addresses = {
-        one.machine.name: addresses_of(one.machine, one.facts, given=given.get(one.machine.name)) for one in found
-    }
+        name: given.get(name, own[name]) for name in own
+    }  # where a file says it, workers are dialled just there
     reporter.phase("Trying the ways between them")
     try:
         with PairPrograms([one.machine for one in found]) as programs:

@@ -104,11 +104,6 @@ def nvidia() -> "list[dict[str, Any]]":
     return [{"name": one.group(1), "vendor": "nvidia", "driver": version} for one in matches if one]
 
 
-def ones(mask: int) -> int:
-    """Return the length of a netmask."""
-    return bin(mask).count("1")
-
-
 def listed(folder: str) -> "list[str]":
     """Return the names in a folder, none if it is none."""
     try:
@@ -196,7 +191,7 @@ def interfaces() -> "list[dict[str, Any]]":
             try:
                 address = socket.inet_ntoa(fcntl.ioctl(asked, 0x8915, request)[20:24])  # SIOCGIFADDR
                 mask = fcntl.ioctl(asked, 0x891B, request)[20:24]  # SIOCGIFNETMASK
-                addresses.append(f"{address}/{ones(int.from_bytes(mask, 'big'))}")
+                addresses.append(f"{address}/{bin(int.from_bytes(mask, 'big')).count('1')}")
             except OSError:
                 pass  # it has no IPv4 address
             for line in read("/proc/net/if_inet6").splitlines():
@@ -213,7 +208,7 @@ def of_ifconfig(text: str) -> "Iterator[dict[str, Any]]":
     """Yield what macOS's ifconfig tells."""
     for name, lines in re.findall(r"^(\w+): flags=\S+ mtu \d+\n((?:\t.*\n)*)", text, re.MULTILINE):
         pairs = re.findall(r"inet (\S+) netmask 0x(\w+)", lines)
-        addresses = [f"{address}/{ones(int(mask, 16))}" for address, mask in pairs]
+        addresses = [f"{address}/{bin(int(mask, 16)).count('1')}" for address, mask in pairs]
         if addresses and not addresses[0].startswith("127."):
             yield {"name": name, "addresses": addresses}
 
@@ -329,6 +324,7 @@ def main(words: "list[str]") -> None:
     has = memory()
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     code = code_digest()
+    home = os.path.expanduser("~")
     found = dict(
         has,
         hostname=socket.gethostname(),
@@ -336,7 +332,8 @@ def main(words: "list[str]") -> None:
         python=platform.python_version(),
         executable=sys.executable,
         processors=count,
-        disk_free_bytes=shutil.disk_usage(os.path.expanduser("~")).free,
+        disk_free_bytes=shutil.disk_usage(home if os.path.isdir(home) else "/").free,
+        home_problem="" if os.access(home, os.W_OK) else f"{home} cannot be written to, or is not there",
         interfaces=interfaces(),
         accelerators=accelerators(has),
         packages=packages(),
