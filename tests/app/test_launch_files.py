@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import stat
 import subprocess
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from spantrain.app.launch.kubernetes import KubernetesWay
+from spantrain.app.launch.kubernetes import KubernetesWay, set_name
 from spantrain.app.launch.skypilot import SkypilotWay
 from spantrain.app.launch.slurm import SlurmWay
 from spantrain.app.launch.ssh import SshWay
@@ -78,7 +79,7 @@ def options(tmp_path, monkeypatch) -> LaunchOptions:
         code=replace(PackedCode.of(_folder(tmp_path / "code", code)), root=tmp_path),
         python={"": "/opt/python", "box": "/home/me/python"},
         environment={"": {"A": "1"}, "box": {"A": "2"}},
-        words={"lab": ("--partition=gpu",)},
+        words={"lab": ("--partition=gpu", "-C", "a100&ib")},
         image="registry/spantrain:1",
     )
 
@@ -160,8 +161,8 @@ def test_a_site_is_a_slurm_job_of_all_its_nodes(wanted, options, written, tmp_pa
     parts = ["--exclusive", "--mem=0"]
     assert directives == [
         "--job-name=spantrain-lab", f"--output={tmp_path}/run/logs/slurm-lab.log", "--no-requeue",
-        "--nodes=1", "--nodelist=big", *parts, "--gpus-per-node=2", "--partition=gpu", "hetjob",
-        "--nodes=1", "--nodelist=small", *parts, "--gpus-per-node=1", "--partition=gpu",
+        "--nodes=1", "--nodelist=big", *parts, "--gpus-per-node=2", "--partition=gpu -C 'a100&ib'", "hetjob",
+        "--nodes=1", "--nodelist=small", *parts, "--gpus-per-node=1", "--partition=gpu -C 'a100&ib'",
     ]  # fmt: skip
     steps = [line for line in script.splitlines() if line.startswith("worker ")]
     assert [line.split()[1:4] for line in steps] == [
@@ -177,13 +178,14 @@ def test_a_site_is_a_slurm_job_of_all_its_nodes(wanted, options, written, tmp_pa
 
 def test_a_site_is_a_folder_for_kubectl(wanted, options, written, tmp_path):
     written(KubernetesWay(options=options, only_writes=True))
-    for site, name in (("lab", "spantrain-lab"), ("Field.2", "spantrain-field-2")):
+    for site, name in (("lab", "spantrain-lab-"), ("Field.2", "spantrain-field-2-")):
         folder = tmp_path / "run" / "launch" / site
         job_set = yaml.safe_load((folder / "jobset.yaml").read_text())
         assert (job_set["apiVersion"], job_set["kind"]) == ("jobset.x-k8s.io/v1alpha2", "JobSet")
-        assert job_set["metadata"]["name"] == name
+        assert job_set["metadata"]["name"].startswith(name)
         check_token(folder)
     lab = yaml.safe_load((tmp_path / "run" / "launch" / "lab" / "jobset.yaml").read_text())
+    assert lab["metadata"]["name"] + "-token" == secret_of(lab), "the one of this run"
     jobs = lab["spec"]["replicatedJobs"]
     assert [job["name"] for job in jobs] == ["w0", "w1", "w2"]
     pod = jobs[1]["template"]["spec"]["template"]["spec"]
@@ -197,6 +199,22 @@ def test_a_site_is_a_folder_for_kubectl(wanted, options, written, tmp_path):
     assert mounted.keys() == {volume["name"] for volume in pod["volumes"]}
 
 
+def secret_of(job_set):
+    """Return the name of the secret of which a JobSet's workers have the token."""
+    pod = job_set["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    return pod["containers"][0]["envFrom"][0]["secretRef"]["name"]
+
+
+def test_runs_and_sites_that_are_called_alike_take_nothing_from_each_other(wanted, tmp_path):
+    """What has the same name is replaced, and deleted at the end."""
+    other = replace(wanted, log_folder=tmp_path / "other" / "logs")
+    sites = ("europe-west1-datacenter-a", "europe-west1-datacenter-b", "Europe.West1-data-cen-c")
+    names = [set_name(run, site) for run in (wanted, other) for site in sites]
+    assert len(set(names)) == 6
+    assert all(re.fullmatch("[a-z]([a-z0-9-]*[a-z0-9])", name) and len(name) <= 40 for name in names)
+    assert "--" not in set_name(wanted, "a" * 19 + "-b"), "a name may end where a word does"
+
+
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl")
 def test_kubectl_builds_what_was_written(wanted, options, written, tmp_path):
     written(KubernetesWay(options=options, only_writes=True))
@@ -206,7 +224,7 @@ def test_kubectl_builds_what_was_written(wanted, options, written, tmp_path):
     ).stdout  # fmt: skip
     parts = {part["kind"]: part for part in yaml.safe_load_all(built)}
     assert parts.keys() == {"JobSet", "Secret", "ConfigMap"}
-    assert parts["Secret"]["metadata"]["name"] == "spantrain-field-2-token"
+    assert parts["Secret"]["metadata"]["name"] == f"{set_name(wanted, 'Field.2')}-token"
     assert parts["Secret"]["data"].keys() == {"SPANTRAIN_JOIN", "SPANTRAIN_TOKEN"}
     assert parts["ConfigMap"]["binaryData"].keys() == {"code.tar.gz"}
 
@@ -317,7 +335,8 @@ esac""",
         f"--context lab delete --ignore-not-found --wait=false -k {launch}/lab",
         f"delete --ignore-not-found --wait=false -k {launch}/Field.2",
     ]
-    assert workers.log_of("big-gpu1").read_text() == "log of --context lab logs job/spantrain-lab-w1-0\n"
+    name = set_name(wanted, "lab")
+    assert workers.log_of("big-gpu1").read_text() == f"log of --context lab logs job/{name}-w1-0\n"
     assert not (launch / "lab" / "token.env").exists()
 
 

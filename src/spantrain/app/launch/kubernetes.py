@@ -4,8 +4,10 @@ As of https://jobset.sigs.k8s.io (jobset.x-k8s.io/v1alpha2). A worker is a pod o
 in that node's own network, so that workers of other clusters reach it.
 """
 
+import hashlib
 import json
 import re
+import socket
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -45,7 +47,7 @@ class KubernetesWay(LaunchWay):
         for site in wanted.by_site:
             folder = jobs.written(site)
             write_atomically(folder / "jobset.yaml", _yaml(self.job_set(wanted, jobs, site)))
-            write_atomically(folder / "kustomization.yaml", _yaml(self._kustomization(site)))
+            write_atomically(folder / "kustomization.yaml", _yaml(self._kustomization(wanted, site)))
             if code is not None:
                 write_atomically(folder / _CODE_FILE, code.packed)
         return jobs
@@ -55,7 +57,7 @@ class KubernetesWay(LaunchWay):
         return {
             "apiVersion": "jobset.x-k8s.io/v1alpha2",
             "kind": "JobSet",
-            "metadata": {"name": set_name(site), "labels": {"app.kubernetes.io/name": "spantrain"}},
+            "metadata": {"name": set_name(wanted, site), "labels": {"app.kubernetes.io/name": "spantrain"}},
             "spec": {
                 "failurePolicy": {"maxRestarts": 0},
                 "replicatedJobs": [
@@ -94,7 +96,7 @@ class KubernetesWay(LaunchWay):
             "image": self.options.image,
             "command": [*unpack, self.options.python_at(place), *worker],
             "env": [{"name": name, "value": value} for name, value in own.items()],
-            "envFrom": [{"secretRef": {"name": f"{set_name(device.site)}-token"}}],
+            "envFrom": [{"secretRef": {"name": f"{set_name(wanted, device.site)}-token"}}],
             "resources": {"limits": {"nvidia.com/gpu": 1}} if gpu else {},
             "securityContext": {"allowPrivilegeEscalation": False},
             "volumeMounts": [
@@ -107,14 +109,14 @@ class KubernetesWay(LaunchWay):
         """Yield where each volume is mounted, and the volume."""
         yield "/dev/shm", {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": _SHARED_MEMORY}}
         if self.options.code is not None:
-            yield "/spantrain", {"name": "code", "configMap": {"name": f"{set_name(site)}-code"}}
+            yield "/spantrain", {"name": "code", "configMap": {"name": f"{set_name(wanted, site)}-code"}}
         for number, path in enumerate(wanted.data):
             # A node refuses a pod where it has not got it: a file or a folder, as it is here.
             kind = "File" if Path(path).is_file() else "Directory" if Path(path).is_dir() else ""
             yield path, {"name": f"data-{number}", "hostPath": {"path": path, "type": kind}}
 
-    def _kustomization(self, site: str) -> dict[str, Any]:
-        name = set_name(site)
+    def _kustomization(self, wanted: WantedWorkers, site: str) -> dict[str, Any]:
+        name = set_name(wanted, site)
         generated: dict[str, Any] = {"secretGenerator": [{"name": f"{name}-token", "envs": [TOKEN_FILE]}]}
         if self.options.code is not None:
             generated["configMapGenerator"] = [{"name": f"{name}-code", "files": [_CODE_FILE]}]
@@ -149,11 +151,11 @@ class KubernetesWorkers(BatchWorkers):
         """Apply it."""
         self._applied.add(site)
         run_tool(self.submit_words(site))
-        self.reporter.note(f"Applied JobSet {set_name(site)} for {site}")
+        self.reporter.note(f"Applied JobSet {set_name(self.wanted, site)} for {site}")
 
     def look(self, site: str) -> None:
         """Tell of workers whose job has failed."""
-        chosen = f"--selector={_JOBSET}/jobset-name={set_name(site)}"
+        chosen = f"--selector={_JOBSET}/jobset-name={set_name(self.wanted, site)}"
         answer = json.loads(run_tool(self._kubectl(site, "get", "jobs", chosen, "--output=json")))
         failed = {
             job["metadata"]["labels"][f"{_JOBSET}/replicatedjob-name"]
@@ -179,20 +181,21 @@ class KubernetesWorkers(BatchWorkers):
         run_tool(self._kubectl(site, "delete", "--ignore-not-found", "--wait=false", "-k", str(self.written(site))))
 
     def _fetch_log(self, site: str, device: str) -> None:
-        said = run_tool(self._kubectl(site, "logs", f"job/{set_name(site)}-{self.job_names[device]}-0"))
+        job = f"job/{set_name(self.wanted, site)}-{self.job_names[device]}-0"
+        said = run_tool(self._kubectl(site, "logs", job))
         self.log_of(device).write_text(said, encoding="utf-8")
 
     def _kubectl(self, site: str, *words: str) -> list[str]:
         return ["kubectl", *self.way.options.words_at((site,)), *words]
 
 
-def set_name(site: str) -> str:
-    """Return what a site's JobSet is called: a label of DNS.
+def set_name(wanted: WantedWorkers, site: str) -> str:
+    """Return what a site's JobSet is called: a label of DNS, such as `spantrain-lab-1-north-3f9c2a`.
 
-    >>> set_name("Lab_1.north")
-    'spantrain-lab-1-north'
+    Other runs, and sites whose names begin alike, have other ones: what is there under a name is replaced and deleted.
     """
-    return f"spantrain-{re.sub('[^a-z0-9]+', '-', site.lower()).strip('-')[:20]}"
+    own = hashlib.sha256(f"{socket.gethostname()}:{wanted.log_folder.resolve()}:{site}".encode()).hexdigest()
+    return f"spantrain-{re.sub('[^a-z0-9]+', '-', site.lower())[:20].strip('-')}-{own[:6]}"
 
 
 def _yaml(document: object) -> str:

@@ -1,5 +1,6 @@
 """A Slurm job for each site: hosts are its nodes, logs and code lie on a file system that nodes share."""
 
+import os
 import shlex
 from collections.abc import Iterator
 from typing import ClassVar
@@ -51,7 +52,8 @@ class SlurmWay(LaunchWay):
                 yield "#SBATCH hetjob"
             words = [f"--nodes={len(names)}", f"--nodelist={','.join(names)}", "--exclusive", "--mem=0"]
             words += [f"--gpus-per-node={gpus}"] if gpus else []
-            for word in (*words, *self.options.words_at((site,))):
+            together = shlex.join(self.options.words_at((site,)))
+            for word in filter(None, (*words, together)):
                 yield f"#SBATCH {word}"
         # What it does: a step for each worker, all at once.
         yield f"set -a; . {shlex.quote(str(jobs.folder / TOKEN_FILE))}; set +a"
@@ -71,7 +73,10 @@ class SlurmWay(LaunchWay):
                     part = f"--het-group={number}" if len(groups) > 1 else "--quiet"
                     own = (f"{name}={value}" for name, value in self.options.environment_at(place).items())
                     log = str(jobs.log_of(device.name).resolve()).replace("%", "%%")
-                    words = [self.options.python_at(place), *self.options.worker_words(wanted, device)]
+                    words = [
+                        os.path.expanduser(self.options.python_at(place)),
+                        *self.options.worker_words(wanted, device),
+                    ]
                     places = [part, f"--gpus-per-node={gpus}" if gpus else "--quiet", host, log]
                     begin = shlex.join(["worker", *places, "env", *own, "bash", "-c"])
                     yield f'{begin} "$check" worker {shlex.join(words)}'
