@@ -6,7 +6,9 @@ from threading import Thread
 
 import torch
 
+from spantrain.models.build import build_units
 from spantrain.models.randomness.draws import torch_seeded, torch_state
+from testing.models.small import small_spec
 from testing.patience import PATIENCE_S
 
 SIDE_BY_SIDE = """
@@ -58,3 +60,13 @@ def test_each_thread_draws_what_its_seed_says():
     assert all(torch.equal(found[seed], wanted[seed]) for seed in wanted)
     assert torch.equal(torch_state(), before)
     assert torch.equal(torch_state(put=before), before)
+
+
+def test_numbers_of_other_devices_stay_as_they_are(monkeypatch):
+    """`torch.manual_seed` seeds those of all devices; nothing puts them back."""
+    seeded: list[int] = []
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeded.append)
+    with torch_seeded(3):
+        torch.rand(2)
+    build_units(small_spec("gpt2", layers=2), seed=0)
+    assert seeded == []

@@ -105,10 +105,10 @@ class CatalogUnits:
         with torch_seeded():
             unit = self._unit(index)
             # Seeded after construction, so that what constructors draw has no effect.
-            torch.manual_seed(derive_seed(seed, "unit", index))
+            torch.default_generator.manual_seed(derive_seed(seed, "unit", index))
             self._family.initialize(unit)
             for group, local in unit.shared.items():
-                torch.manual_seed(derive_seed(seed, "shared", group))
+                torch.default_generator.manual_seed(derive_seed(seed, "shared", group))
                 nn.init.normal_(unit.get_parameter(local), std=_SHARED_STD)
         return unit
 

@@ -300,7 +300,7 @@ def torch_seeded(seed: int | None = None) -> Iterator[None]:
     """
     with _TORCHS_NUMBERS, torch.random.fork_rng(devices=[]):
         if seed is not None:
-            torch.manual_seed(seed)
+            torch.default_generator.manual_seed(seed)
         yield
 
 
