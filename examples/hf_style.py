@@ -44,7 +44,7 @@ def main() -> None:
         seed=0,
     )
     best = Best()
-    trainer = Trainer(f"hf:{HERE / 'llama-tiny'}", sequence_length=32, args=arguments, callbacks=[best])
+    trainer = Trainer(f"hf:{HERE / 'llama-tiny'}", sequence_length=64, args=arguments, callbacks=[best])
     outcome = trainer.train()
     weights = trainer.state_dict()
     held_out = [entry.loss for entry in outcome.heldout_losses]

@@ -11,8 +11,10 @@ from rich.console import Console
 from spantrain.app.profiling.describe import described_profile
 from spantrain.config.cluster_file import load_preset
 from spantrain.config.files.json_codec import to_json
+from spantrain.core.profile import Profile
 from spantrain.models.catalog.catalog import resolve_model
 from spantrain.planner.engine.engine import make_plan
+from spantrain.planner.engine.outcome import PlanOutcome
 from spantrain.planner.request import JobSpec
 from spantrain_studies.comparison.bounds import bounds_of
 from spantrain_studies.comparison.figures import (
@@ -128,9 +130,17 @@ def test_real_devices_have_no_emulated_time_no_doubt_and_no_bounds():
     assert draw_comparison(replace(found, methods={}), frozenset()).startswith("<svg")
 
 
-def test_links_without_their_rates_bound_nothing():
-    profile = described_profile(load_preset("laptop"), resolve_model("gpt2-tiny"))
-    planned = make_plan(profile, JobSpec(global_batch=48))
+@pytest.fixture(scope="module")
+def profile() -> Profile:
+    return described_profile(load_preset("laptop"), resolve_model("gpt2-tiny"))
+
+
+@pytest.fixture(scope="module")
+def planned(profile) -> PlanOutcome:
+    return make_plan(profile, JobSpec(global_batch=48))
+
+
+def test_links_without_their_rates_bound_nothing(profile, planned):
     bounds = bounds_of(profile, 48, planned.plan, shaped=False)
     assert bounds.compute is not None
     assert len(bound_lines(bounds)) == 2
@@ -156,10 +166,8 @@ def test_a_step_ends_when_the_last_device_ends_it():
     assert run.real_compute_ratio == pytest.approx(0.2)
 
 
-def test_no_plan_passes_the_bounds():
+def test_no_plan_passes_the_bounds(profile, planned):
     """What the simulator has every plan do on the laptop cluster lies under the bounds of its sort."""
-    profile = described_profile(load_preset("laptop"), resolve_model("gpt2-tiny"))
-    planned = make_plan(profile, JobSpec(global_batch=48))
     bounds = bounds_of(profile, 48, planned.plan)
     assert planned.samples_per_s_predicted <= bounds.chosen_plan * (1 + 1e-9)
     assert planned.samples_per_s_predicted <= bounds.compute

@@ -27,6 +27,7 @@ from spantrain.planner.request import JobSpec
 from testing.planner_requests import draw_memory_bytes, draw_sites
 
 BATCH = 8
+JOB = JobSpec(global_batch=32, optimizer="sgd")
 
 
 def planned(profile: Profile, *strategies: str) -> Plan:
@@ -63,6 +64,12 @@ def sites(make_cluster: Callable, make_graph: Callable, make_profile: Callable) 
 @pytest.fixture(scope="module")
 def laptop() -> Profile:
     return described_profile(load_preset("laptop"), resolve_model("gpt2-tiny"))
+
+
+@pytest.fixture(scope="module")
+def best(laptop: Profile) -> Plan:
+    """The plan of `JOB` for all devices of the laptop."""
+    return make_plan(laptop, JOB).plan
 
 
 def pipeline(profile: Profile, *rows: tuple[int, tuple[str, ...]], **more: Any) -> Plan:
@@ -111,9 +118,8 @@ def test_any_loss_and_return(data: st.DataObject, sites: Callable[..., Profile])
     assert all("does not fit" in message and name in message for message in told for name in present)
 
 
-def test_laptop_loses_a_device_and_gets_it_back(laptop: Profile) -> None:
-    job = JobSpec(global_batch=32, optimizer="sgd")
-    plan, evaluate = make_plan(laptop, job).plan, Evaluator(laptop, job)
+def test_laptop_loses_a_device_and_gets_it_back(laptop: Profile, best: Plan) -> None:
+    plan, evaluate = best, Evaluator(laptop, JOB)
     present = without(plan, plan.devices[0])
     light, full = (make(plan, laptop, present, optimizer="sgd").plan for make in (light_plan, full_plan))
     assert evaluate(full).step_s >= 0.95 * evaluate(light).step_s
@@ -121,22 +127,20 @@ def test_laptop_loses_a_device_and_gets_it_back(laptop: Profile) -> None:
     assert evaluate(plan).step_s >= 0.93 * evaluate(back).step_s
 
 
-def test_what_a_plan_costs_besides_its_steps_counts(laptop: Profile) -> None:
+def test_what_a_plan_costs_besides_its_steps_counts(laptop: Profile, best: Plan) -> None:
     """Here stages whose first device is the slowest of all are dear."""
-    plan = make_plan(laptop, JobSpec(global_batch=32, optimizer="sgd")).plan
 
     def dear(after: Plan) -> float:
         return 10.0 * sum(stage.devices[0] == "home-nano" for stage in after.stages)
 
-    present = without(plan, "home-tx2")
-    free, other = (light_plan(plan, laptop, present, optimizer="sgd", besides=own).plan for own in (lambda _: 0, dear))
+    present = without(best, "home-tx2")
+    free, other = (light_plan(best, laptop, present, optimizer="sgd", besides=own).plan for own in (lambda _: 0, dear))
     assert dear(free) > 0
     assert dear(other) == 0
 
 
-def test_an_interleaved_pipeline_that_loses_a_device_goes_on_with_a_stage_for_each(laptop: Profile) -> None:
-    job = JobSpec(global_batch=32, optimizer="sgd")
-    plan = make_plan(laptop, job).plan
+def test_an_interleaved_pipeline_that_loses_a_device_goes_on_with_a_stage_for_each(laptop: Profile, best: Plan) -> None:
+    plan = best
     assert plan.interleaved
     assert light_plan(plan, laptop, without(plan), optimizer="sgd") == NewPlan(plan=plan, how="nothing changes")
     lost = plan.stages[1].devices[0]

@@ -36,7 +36,7 @@ def test_losses_are_those_of_one_process_with_old_weights(plan):
     assert ran.losses[2:] != pytest.approx(exact[2:], rel=1e-4)
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_any_plan(data, plans):
     plan = data.draw(plans(("gpt2", "resnet")))

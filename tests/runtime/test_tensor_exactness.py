@@ -202,21 +202,29 @@ def test_random_plans_of_image_models(data, plans, reference):
 THIRDS = [Span(0, 3), Span(3, 6), Span(6, 9)]
 
 
+GROUPS = {
+    "alike": [[[1, 2], [1, 2]], [[1]]],  # figure 7c of the paper: the k-th members sum
+    "degrees": [[[1], [1, 1]], [[1, 1]]],  # another degree in each replica: leaders sum
+    "shares": [[[2, 1], [1, 2]], [[1, 1]]],  # the same degree in other shares
+}
+WHOLE, SLICES = frozenset[int](), frozenset({0, 1})
+
+
 @pytest.mark.parametrize(
-    "groups",
+    ("groups", "schedule", "slices"),
     [
-        [[[1, 2], [1, 2]], [[1]]],  # figure 7c of the paper: the k-th members sum
-        [[[1], [1, 1]], [[1, 1]]],  # another degree in each replica: leaders sum
-        [[[2, 1], [1, 2]], [[1, 1]]],  # the same degree in other shares
+        ("alike", "1f1b", WHOLE),
+        ("alike", "critical-path", SLICES),
+        ("degrees", "1f1b", SLICES),
+        ("degrees", "critical-path", WHOLE),
+        ("shares", "1f1b", SLICES),
+        ("shares", "critical-path", WHOLE),
     ],
-    ids=["alike", "degrees", "shares"],
 )
-@pytest.mark.parametrize("schedule", ["1f1b", "critical-path"])
-@pytest.mark.parametrize("slices", [frozenset(), frozenset({0, 1})], ids=["whole", "slices"])
 def test_replicas_of_unequal_samples_and_tensors(groups, schedule, slices, make_plan, spec_of, reference):
     """The first replica takes a third of the samples; the embedding is tied to the head of the other stage."""
     plan = make_plan(spec_of("gpt2"), [0, 2, 5], [[1, 2], [1]], [THIRDS, THIRDS], schedule)
-    check(divided(plan, groups, slices), reference)
+    check(divided(plan, GROUPS[groups], slices), reference)
 
 
 @pytest.mark.parametrize("slices", [frozenset(), frozenset({0, 2})], ids=["whole", "slices"])
