@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 from spantrain.outer.master.server import MasterServer
@@ -43,7 +44,7 @@ def main() -> None:
     master = MasterServer(bind=address, state_dir=Path(folder), config=CONFIG)
     master.start()
     print(master.token, flush=True)
-    master.wait()
+    threading.Event().wait()
 
 
 if __name__ == "__main__":

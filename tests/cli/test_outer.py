@@ -122,6 +122,9 @@ def test_run_takes_the_token_from_a_file_that_is_named(config, token, tmp_path) 
         (("run", "CONFIG", "--cluster", "a", "--token", "st1abc", "--", "true"), "cut or mistyped"),
         (("run", "none.yaml", "--cluster", "a", "--", "true"), "there is no such file"),
         (("run", "CONFIG", "--", "true"), "--cluster"),
+        (("run", "CONFIG", "--cluster", "", "--", "true"), "--cluster: '' is no cluster's name"),
+        (("run", "CONFIG", "--cluster", "s0", "--", "true"), "--cluster: 's0' is no cluster's name"),
+        (("run", "CONFIG", "--cluster", "a/w1", "--", "true"), "--cluster: 'a/w1' is no cluster's name"),
     ],
 )
 def test_wrong_input_is_told(spantrain, config, monkeypatch, words, says) -> None:

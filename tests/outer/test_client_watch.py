@@ -32,6 +32,9 @@ WELCOME = MasterWelcome(layout=divide(LAYERS, ("s0", "s1")), rule=Nesterov(), se
 class Ends:
     """A link and a wire that do nothing."""
 
+    problem: str | None = None
+    """Why there is no connection."""
+
     def tell(self, *events: object) -> None:
         pass
 
@@ -155,6 +158,8 @@ def test_what_it_waits_for_is_named():
     assert session.waits_for() == "2 layers of version 7, from s0, s1"
     session.disconnected("nobody answers at h:1")
     assert session.waits_for() == "a connection to the master (nobody answers at h:1)"
+    session._actions.link.problem = "this is not the model that is trained here"
+    assert session.waits_for() == "a connection to the master (this is not the model that is trained here)"
     session.close()
 
 

@@ -22,9 +22,12 @@ def test_a_name_is_taken_over_by_who_joins_with_it_last(run: MasterRun) -> None:
     run.start_master()
     first = run.client("a")
     number = first.call("enter", {"facts": encode_value(cluster_facts())}, timeout_s=PATIENCE_S)["connection"]
-    second = run.client("a")
+    with pytest.raises(RemoteRefusal, match="of another kind, model or encryption"):
+        run.client("a", cluster_facts(LAYERS[:3]).brief)
+    first.call("tell", {"connection": number, "batch": 1, "events": []}, timeout_s=PATIENCE_S)
+    second = run.client("a", cluster_facts().brief)
     with pytest.raises(RemoteRefusal, match="not a member of this run any more"):
-        first.call("tell", {"connection": number, "batch": 1, "events": []}, timeout_s=PATIENCE_S)
+        first.call("tell", {"connection": number, "batch": 2, "events": []}, timeout_s=PATIENCE_S)
     with pytest.raises(RemoteRefusal, match=f"connection {number + 1} of a has ended"):
         second.call("tell", {"connection": number + 1, "batch": 1, "events": []}, timeout_s=PATIENCE_S)
     entered = second.call("enter", {"facts": encode_value(cluster_facts())}, timeout_s=PATIENCE_S)

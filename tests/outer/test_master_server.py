@@ -9,7 +9,7 @@ from master_process import MortalMaster
 from spantrain.core.outer import events as on
 from spantrain.outer.link.link import ask_status
 from spantrain.outer.master.files import token_file
-from testing.outer.links import LinkedCluster, LinkedShard, cluster_facts, shard_facts
+from testing.outer.links import LAYERS, Hall, LinkedCluster, LinkedShard, cluster_facts, shard_facts
 from testing.outer.masters import MasterRun, seeded, train, train_a_little
 from testing.outer.members import Content
 from testing.patience import PATIENCE_S
@@ -84,13 +84,26 @@ def test_a_shard_that_was_started_again_is_dialled_at_its_new_place(run: MasterR
     assert len(a.peers) == 2
 
 
+@pytest.mark.parametrize("name", ["s0", "a"], ids=["of a shard", "of a cluster, and of another model"])
+def test_who_is_refused_under_a_name_in_use_pushes_nobody_out(run: MasterRun, name: str) -> None:
+    run.start_master()
+    (a,) = seeded(run, "a")
+    lost = [[*one.losses] for one in (*run.hall.shards.values(), a)]
+    other = LinkedCluster(Hall(), name)
+    other.connect(run.master.address, run.master.token, cluster_facts(LAYERS[:3]))
+    run.stack.callback(other.link.close)
+    run.until(lambda: "take another name" in str(other.link.problem), "it is told why")
+    train_a_little(run, a)
+    assert [one.losses for one in (*run.hall.shards.values(), a)] == lost
+    assert not other.welcomes
+
+
 def test_a_link_that_is_closed_at_once_leaves_nothing(run: MasterRun) -> None:
     run.start_master()
     for _ in range(3):
         shard = run.shard("s0")
         shard.link.tell(on.ShardLost(shard="s0", reason="never told"))
         shard.link.close()
-        assert shard.link.dropped >= 1
     run.master.close()
     alone = LinkedShard(run.hall, "s1")
     alone.connect(run.master.address, run.master.token, shard_facts())

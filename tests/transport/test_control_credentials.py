@@ -73,7 +73,7 @@ def test_who_joins_last_has_the_name_where_that_is_allowed(tmp_path: Path) -> No
         with pytest.raises(RemoteRefusal, match="not a member"):
             first.call("who", {}, timeout_s=PATIENCE_S)
         assert second.call("who", {}, timeout_s=PATIENCE_S) == {"peer": "edge-1"}
-        assert made.peers == ("edge-1",)
+        assert made._members.names == ("edge-1",)
         first.close()
         second.close()
     finally:

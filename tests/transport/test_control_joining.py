@@ -117,9 +117,9 @@ def test_the_proof_is_looked_at_before_the_request(server: ControlServer) -> Non
 
     with pytest.raises(Denied, match="wrong token"):
         answered(bytes(32))
-    assert server.refusals == {"wrong_token": 1}
+    assert server._refusals.snapshot() == {"wrong_token": 1}
     assert b"speaks version 99" in answered(token.proof(b"none"))
-    assert server.refusals == {"wrong_token": 1, "join_refused": 1}
+    assert server._refusals.snapshot() == {"wrong_token": 1, "join_refused": 1}
 
 
 def test_proofs_and_fingerprints_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,7 +142,7 @@ def test_only_the_certificate_that_was_checked_is_trusted(
         monkeypatch.setattr(client_module, "fetch_certificate", lambda *_: checked)
         with pytest.raises(PeerLostError, match="did not answer in time"):
             ControlClient.join(other.join_address, server.token, name="edge-1", facts={}, timeout_s=0.3)
-        assert (other.peers, other.refusals) == ((), {})
+        assert (other._members.names, other._refusals.snapshot()) == ((), {})
         join(server).close()
     finally:
         other.stop(0.1)
@@ -253,4 +253,4 @@ def test_what_tls_turns_away_and_what_is_too_large_is_in_no_count(server: Contro
     port, control_port = ports_of(server)
     assert refused_with(server, control_port, "echo", b"\x80") is grpc.StatusCode.UNAVAILABLE
     assert refused_with(server, port, "join", bytes(2**16 + 1)) is grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert server.refusals == {}
+    assert server._refusals.snapshot() == {}

@@ -107,8 +107,8 @@ def test_a_worker_joins_and_calls(coordinator: Coordinator, join: Join) -> None:
     assert client.welcome == {"generation": 3, "name": "edge-1"}
     assert coordinator.joined == [("edge-1", {"memory_bytes": 8 << 30, "tags": ["a", None, 1.5, True, b"\0"]})]
     assert client.call("echo", {"x": 1}, timeout_s=PATIENCE_S) == {"peer": "edge-1", "payload": {"x": 1}}
-    assert coordinator.server.peers == ("edge-1",)
-    assert coordinator.server.refusals == {}
+    assert coordinator.server._members.names == ("edge-1",)
+    assert coordinator.server._refusals.snapshot() == {}
 
 
 def test_the_peer_in_a_handler_is_the_certificate_s_not_the_payload_s(coordinator: Coordinator, join: Join) -> None:
@@ -125,7 +125,7 @@ def test_a_refusal_arrives_with_its_text(coordinator: Coordinator, join: Join) -
 def test_on_join_may_refuse_and_the_name_stays_free(coordinator: Coordinator, join: Join) -> None:
     with pytest.raises(RemoteRefusal, match="no such device in this plan"):
         join(coordinator, "edge-1", bad=True)
-    assert coordinator.server.refusals == {"join_refused": 1}
+    assert coordinator.server._refusals.snapshot() == {"join_refused": 1}
     join(coordinator, "edge-1")
 
 
@@ -140,7 +140,7 @@ def test_a_name_joins_once_until_it_is_released(coordinator: Coordinator, join: 
     assert second.call("echo", {}, timeout_s=PATIENCE_S)["peer"] == "edge-1"
     with pytest.raises(RemoteRefusal):
         first.call("echo", {}, timeout_s=PATIENCE_S)
-    assert coordinator.server.refusals == {"join_refused": 1, "unknown_peer": 2}
+    assert coordinator.server._refusals.snapshot() == {"join_refused": 1, "unknown_peer": 2}
 
 
 def test_a_full_run_refuses(tcp_coordinator: Coordinator, join: Join) -> None:
@@ -168,7 +168,7 @@ def test_a_wrong_token_is_refused_counted_and_slowed_down(coordinator: Coordinat
             ControlClient.join(server.join_address, wrong, name="edge-1", facts={}, timeout_s=PATIENCE_S)
     with pytest.raises(UsageError, match=r"too many wrong ones from here; wait \d+ s"):
         join(coordinator)
-    assert server.refusals == {"wrong_token": 10, "throttled": 1}
+    assert server._refusals.snapshot() == {"wrong_token": 10, "throttled": 1}
     assert coordinator.joined == []
 
 
@@ -183,7 +183,7 @@ def test_a_man_in_the_middle_is_noticed(bind: str, tmp_path: Path, join: Join) -
                 other.server.join_address, honest.server.token, name="edge-1", facts={}, timeout_s=PATIENCE_S
             )
         assert other.joined == []
-        assert other.server.refusals == {}
+        assert other.server._refusals.snapshot() == {}
 
 
 def _control_target(coordinator: Coordinator) -> str:
@@ -242,7 +242,7 @@ def test_malformed_bytes_are_refused_and_the_server_goes_on(
     call = _unary(client._channel, "echo")
     with _fails_with(grpc.StatusCode.INVALID_ARGUMENT):
         call(body, timeout=PATIENCE_S)
-    assert tcp_coordinator.server.refusals == {"malformed": 1}
+    assert tcp_coordinator.server._refusals.snapshot() == {"malformed": 1}
     assert client.call("echo", {}, timeout_s=PATIENCE_S)["peer"] == "edge-1"
 
 
@@ -290,7 +290,7 @@ def test_a_signed_certificate_that_did_not_join_is_nobody_s(tcp_coordinator: Coo
     join(tcp_coordinator, "edge-1")
     with _fails_with(grpc.StatusCode.UNAUTHENTICATED):
         _raw_call(tcp_coordinator, client_credentials(tcp_coordinator, WorkerIdentity.create("edge-1")))
-    assert tcp_coordinator.server.refusals == {"unknown_peer": 1}
+    assert tcp_coordinator.server._refusals.snapshot() == {"unknown_peer": 1}
 
 
 def test_handlers_that_block_starve_nobody_and_one_peer_has_six(coordinator: Coordinator, join: Join) -> None:
@@ -315,7 +315,7 @@ def test_handlers_that_block_starve_nobody_and_one_peer_has_six(coordinator: Coo
     for thread in threads:
         thread.join(PATIENCE_S)
     assert clients[0].call("echo", {}, timeout_s=PATIENCE_S)["peer"] == "edge-0"
-    assert coordinator.server.refusals == {"too_many_calls": 1}
+    assert coordinator.server._refusals.snapshot() == {"too_many_calls": 1}
 
 
 def test_a_deadline_ends_a_call_and_names_the_coordinator(coordinator: Coordinator, join: Join) -> None:

@@ -4,6 +4,7 @@ import contextlib
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from spantrain.outer.master.config import MasterConfig
 from spantrain.outer.master.server import MasterServer
@@ -45,8 +46,10 @@ class MasterRun:
         self.stack.callback(cluster.link.close)
         return cluster
 
-    def client(self, name: str) -> ControlClient:
-        client = ControlClient.join(self.master.address, self.master.token, name=name, facts={}, timeout_s=PATIENCE_S)
+    def client(self, name: str, brief: dict[str, Any] | None = None) -> ControlClient:
+        client = ControlClient.join(
+            self.master.address, self.master.token, name=name, facts=brief or {}, timeout_s=PATIENCE_S
+        )
         self.stack.callback(client.close)
         return client
 
@@ -59,7 +62,7 @@ class MasterRun:
 
     def told(self) -> str:
         clusters = {
-            name: (one.link.problem, one.link.dropped, one.cluster.client.__dict__, one.early, one.cluster.__dict__)
+            name: (one.link.problem, one.cluster.client.__dict__, one.early, one.cluster.__dict__)
             for name, one in self.hall.clusters.items()
         }
         return f"{clusters}; {self.master.status()}"

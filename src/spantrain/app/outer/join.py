@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spantrain.config.files.text_files import read_text
+from spantrain.core.names import is_member_name
 from spantrain.core.outer.layers import ParameterSpec
 from spantrain.core.outer.stages import OuterCluster
 from spantrain.errors import ConfigError, UsageError
@@ -90,6 +91,17 @@ def master_token(config: OuterConfig | None, *, text: str | None, file: Path | N
 
 
 # Who joins.
+
+
+def check_cluster(config: OuterConfig, name: str) -> None:
+    """Make sure that a cluster may be called this.
+
+    Raises:
+        ConfigError: the master would let none of this name in.
+    """
+    if "/" in name or not is_member_name(name) or name in [shard.name for shard in config.shards]:
+        wanted = "up to 64 letters, digits or . _ : @ -, a letter or digit first, and no shard's name"
+        raise ConfigError(f"--cluster: {name!r} is no cluster's name; take {wanted}")
 
 
 def become(command: Sequence[str], cluster: OuterCluster) -> None:

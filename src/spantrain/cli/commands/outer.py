@@ -200,10 +200,11 @@ def run(
     token_file: TokenFile = None,
 ) -> None:
     """Become a cluster's training command, with what `OuterOptimizer` needs in its environment."""
-    from spantrain.app.outer.join import become, master_address, master_token
+    from spantrain.app.outer.join import become, check_cluster, master_address, master_token
     from spantrain.core.outer.stages import OuterCluster
 
     config = load_outer(config_path)
+    check_cluster(config, cluster)
     told = OuterCluster(
         master=master_address(config),
         token=master_token(config, text=token, file=token_file),

@@ -108,7 +108,7 @@ class ClientSession(LayerMover):
         """Return what a new version needs that has not come, as far as is known here."""
         with self.changed:
             if not (self.registered and self.data and self.data.layout):
-                return f"a connection to the master ({self._gone})"
+                return f"a connection to the master ({self._actions.link.problem or self._gone})"
             return self._client.waits_for(self.data.layout.shard_of)
 
     def take_update(self) -> SessionUpdate:

@@ -1,6 +1,7 @@
 """The connection of a shard or a cluster to the master, and what both say to each other besides events and commands."""
 
 import contextlib
+import hashlib
 import logging
 import secrets
 import threading
@@ -58,6 +59,12 @@ class MemberFacts(Record):
         if (self.kind == "cluster") != bool(self.layers):
             raise ValueError(f"a cluster tells its layers, and only a cluster; got {len(self.layers)} of a {self.kind}")
 
+    @property
+    def brief(self) -> dict[str, Any]:
+        """What decides whether it is let in: who joins in a member's place must say the same."""
+        model = hashlib.sha256(repr(self.layers).encode()).hexdigest()
+        return {"kind": self.kind, "encrypted": bool(self.public_key), "model": model}
+
 
 class MasterWelcome(Record):
     """What the master answers to a member that joins."""
@@ -103,7 +110,7 @@ class MasterLink:
     """A member's connection to the master, made again for ever: over lost networks and restarts of the master.
 
     One thread joins, enters, registers, tells, listens and beats, and calls the listener. What is told while the member
-    is not registered is dropped and counted: it belongs to a connection that has ended.
+    is not registered is dropped: it belongs to a connection that has ended.
     """
 
     def __init__(
@@ -120,12 +127,11 @@ class MasterLink:
         self._again: str | None = None
         self._woken, self._closing = threading.Event(), threading.Event()
         self._join = partial(
-            ControlClient.join, address, token, name=member, facts={}, timeout_s=_JOIN_S, cancelled=self._closing
-        )
+            ControlClient.join, address, token, name=member, facts=facts.brief, timeout_s=_JOIN_S,
+            cancelled=self._closing,
+        )  # fmt: skip
         self._lock = threading.Lock()
         """Of what is told, and of whether it is for the present connection."""
-        self.dropped = 0
-        """Events told while not registered, or not taken in when a connection ended."""
         self.problem: str | None = "not connected yet"
         """Why there is no connection; None while there is one."""
         self._thread = ReliedOnThread(self._run, name=f"outer-link-{member}", died=self._died)
@@ -135,10 +141,9 @@ class MasterLink:
         self._thread.start()
 
     def tell(self, *events: OuterEvent) -> None:
-        """Tell the master, in order; never blocks. Dropped and counted while not registered."""
+        """Tell the master, in order; never blocks. Dropped while not registered."""
         with self._lock:
             if not self._open or self._closing.is_set():
-                self.dropped += len(events)
                 return
             self._queue.extend(events)
             if len(self._queue) > _QUEUE_LIMIT:
@@ -209,7 +214,6 @@ class MasterLink:
         finally:
             with self._lock:
                 self._open = False
-                self.dropped += len(self._queue)
                 self._queue.clear()
             self._listener.disconnected(reason)
 
@@ -230,22 +234,22 @@ class MasterLink:
                 self._take(notice)
             if self._again is not None:
                 raise PeerLostError(f"to be registered again: {self._again}")
-            beat = time.monotonic() >= beat_due_s
-            if not session.sending and (events := self._batch(beat)) is not None:
-                session.send([encode_message(event) for event in events])
+            if not session.sending and self._send(session, beat=time.monotonic() >= beat_due_s):
                 beat_due_s = time.monotonic() + self._beat_s
             until_s = session.again_s if session.sending else min(beat_due_s, session.again_s)
             self._wait(until_s)
         self._farewell(session)
 
-    def _batch(self, beat: bool) -> list[OuterEvent] | None:
-        """Take the events to tell now; None if there is nothing to tell, not even a sign of life."""
+    def _send(self, session: LinkSession, *, beat: bool) -> bool:
+        """Tell what waits, or a sign of life; return whether there was anything to tell."""
         signs = self._listener.beat() if beat and self._open else ()
         with self._lock:
             self._queue.extend(signs)
             if not self._queue and not beat:
-                return None
-            return [self._queue.popleft() for _ in range(min(len(self._queue), MAX_BATCH))]
+                return False
+            events = [self._queue.popleft() for _ in range(min(len(self._queue), MAX_BATCH))]
+        session.send([encode_message(event) for event in events])
+        return True
 
     def _wait(self, until_s: float) -> None:
         self._woken.wait(min(max(0.0, until_s - time.monotonic()), _MAX_WAIT_S))
@@ -272,12 +276,9 @@ class MasterLink:
         with contextlib.suppress(SpanTrainError):
             while time.monotonic() < end_s:
                 session.poll(time.monotonic())
-                if not session.sending:
-                    events = self._batch(beat=False)
-                    if events is None:
-                        session.leave(end_s - time.monotonic())
-                        return
-                    session.send([encode_message(event) for event in events])
+                if not session.sending and not self._send(session, beat=False):
+                    session.leave(end_s - time.monotonic())
+                    return
                 self._wait(min(end_s, session.again_s))
 
 

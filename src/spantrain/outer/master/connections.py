@@ -121,7 +121,7 @@ class Connections:
         """Begin a connection, in the place of an earlier one of this name."""
         before = self._by_name.get(name)
         if before:
-            before.outbox.end(f"{name} began a new connection")
+            before.outbox.end(f"another process has joined as {name}: each needs a name of its own")
         self._opened += 1
         made = self._by_name[name] = Connection(self._opened, name, facts, now_s, self._outbox_limit)
         self._told[name] = self.peers_of(facts.kind)

@@ -54,7 +54,7 @@ class MasterServer:
                     "leave": self._leave,
                     "status": lambda _name, _payload: {"status": encode_value(self.status())},
                 },
-                on_join=lambda _name, _facts: {},
+                on_join=self._service.join,
                 max_peers=config.max_members,
                 credentials=self._files.credentials,
                 may_replace=lambda held, by: held == by or self._service.connections.get(held) is None,
@@ -69,7 +69,6 @@ class MasterServer:
         self._closing = False
         self.failure: str | None = None
         """Why it cannot go on; None while it can."""
-        self._failed = threading.Event()
         self._thread = ReliedOnThread(self._keep_time, name="outer-master-clock", died=self._fail)
 
     def start(self) -> None:
@@ -109,10 +108,6 @@ class MasterServer:
     def address(self) -> str:
         """Where members join, as they can dial it."""
         return self._server.join_address
-
-    def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until it has failed, or for so long; return whether it has."""
-        return self._failed.wait(timeout_s)
 
     def status(self) -> MasterStatus:
         """Return what it knows of everybody."""
@@ -168,7 +163,6 @@ class MasterServer:
             self.failure = f"the master cannot go on: {fault}"
             _log.error("%s", self.failure)
             self._service.connections.close_all(self.failure)
-            self._failed.set()
 
     # Time.
 

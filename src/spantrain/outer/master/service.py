@@ -7,6 +7,7 @@ disk before any command after it can be fetched. Not for several threads at once
 import logging
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from spantrain.core.outer import commands as do
 from spantrain.core.outer import events as on
@@ -68,6 +69,19 @@ class MasterService:
         return min(silent_s if wake_s is None else [*silent_s, wake_s], default=None)
 
     # Members.
+
+    def join(self, name: str, brief: dict[str, Any]) -> dict[str, Any]:
+        """Let a member join; in the place of one that is connected only what would be let in as that.
+
+        Raises:
+            RemoteRefusal: it would only push that one out.
+        """
+        here = self.connections.get(name)
+        if here is not None and brief != here.facts.brief:
+            raise RemoteRefusal(
+                f"a {here.facts.kind} is connected as {name}, of another kind, model or encryption: take another name"
+            )
+        return {}
 
     def enter(self, now_s: float, name: str, facts: MemberFacts) -> tuple[int, MasterWelcome]:
         """Begin a member's connection, in the place of an earlier one; return its number, and what to know.

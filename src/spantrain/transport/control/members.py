@@ -50,42 +50,41 @@ class Members:
 
     @contextmanager
     def joining(self, name: str) -> Iterator[Seat]:
-        """Hold a name for a worker that is joining; at the end its `certificate_der` stands for it.
+        """Hold a name for a worker that is joining; at the end its `certificate_der` alone stands for it.
 
         Raises:
             RemoteRefusal: the name is in use, or there is no room; at the end: it was released meanwhile.
         """
         with self._lock:
-            if name in self._seats and self._may_replace(name, name):
-                self.release(name)
-            if len(self._seats) >= self._max_peers:
-                for held in self.names:
-                    if self._may_replace(held, name):
-                        self.release(held)
-            if name in self._seats:
+            is_held = name in self._seats
+            if is_held and not self._may_replace(name, name):
                 raise RemoteRefusal(f"a worker has joined as {name} already and has not left")
-            if len(self._seats) >= self._max_peers:
+            for held in self.names if not is_held and len(self._seats) >= self._max_peers else ():
+                if self._may_replace(held, name):
+                    self.release(held)
+            if not is_held and len(self._seats) >= self._max_peers:
                 raise RemoteRefusal(f"the run is full: {self._max_peers} workers have joined")
             seat = self._seats[name] = Seat()
         try:
             yield seat
         except BaseException:
             with self._lock:
-                if self._seats.get(name) is seat:
+                if self._seats.get(name) is seat and name not in self.names:
                     del self._seats[name]
             raise
         with self._lock:
             if self._seats.get(name) is not seat:
                 raise RemoteRefusal(f"{name} was released while it was joining")
             assert seat.certificate_der is not None, "who has joined has a certificate"
-            self._name_by_certificate[seat.certificate_der] = name
+            self.release(name)
+            self._seats[name], self._name_by_certificate[seat.certificate_der] = seat, name
 
     def release(self, name: str) -> None:
         """Free a name; its certificate is nobody's from now on. Nothing happens if nobody has the name."""
         with self._lock:
-            seat = self._seats.pop(name, None)
-            if seat is not None and seat.certificate_der is not None:
-                self._name_by_certificate.pop(seat.certificate_der, None)
+            self._seats.pop(name, None)
+            for certificate_der in [one for one, by in self._name_by_certificate.items() if by == name]:
+                del self._name_by_certificate[certificate_der]
 
     def name_of(self, certificate_der: bytes) -> str | None:
         """Return whose certificate it is."""

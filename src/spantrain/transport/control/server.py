@@ -233,19 +233,6 @@ class ControlServer:
         """What workers join with, besides the address: a secret and the fingerprint of this server's certificate."""
         return self._joins.token.text
 
-    @property
-    def peers(self) -> tuple[str, ...]:
-        """Who has joined and was not released, sorted."""
-        return self._members.names
-
-    @property
-    def refusals(self) -> Mapping[str, int]:
-        """How often something was refused, by reason.
-
-        `wrong_token`, `throttled`, `malformed`, `join_refused`, `unknown_peer`, `too_many_calls`.
-        """
-        return self._refusals.snapshot()
-
     def release(self, name: str) -> None:
         """Free a name for another worker; calls of the one that held it are refused from now on."""
         self._members.release(name)
