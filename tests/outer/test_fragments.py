@@ -39,7 +39,11 @@ def test_one_cluster_with_rate_1_and_no_momentum_is_local_training(fragments, sh
         state = server.master.state
         assert (outer.metrics.tokens, outer.metrics.inner_steps) == (160, 20)
         assert state.leading.clusters["a"].tokens == 160
-        assert outer.metrics.outer_rounds == state.updates == sum(one.version for one in state.fragments)
+        assert (
+            outer.metrics.outer_rounds
+            == sum(one.updates for one in state.fragments)
+            == sum(one.version for one in state.fragments)
+        )
 
 
 def by_hand(steps: int, tokens: dict[str, int], rule: Nesterov, offsets: dict[str, int]) -> dict[str, torch.Tensor]:

@@ -18,7 +18,8 @@ from spantrain.outer.master.connections import NoticeQueue
 from spantrain.outer.master.files import MasterFiles, StateNotKept
 from spantrain.outer.master.report import status_of
 from spantrain.outer.master.service import MasterService
-from spantrain.outer.policy.settings import OuterSettings
+from spantrain.outer.policy.fragments import FragmentedState
+from spantrain.outer.policy.settings import MasterState, OuterSettings
 from spantrain.transport.control.protocol import MESSAGE_LIMIT_BYTES, RemoteRefusal, decode
 from testing.outer.links import LAYERS, WHOLE, cluster_facts, shard_facts
 
@@ -132,6 +133,14 @@ def test_a_state_that_cannot_be_kept_gives_no_command(files: MasterFiles, tmp_pa
     with pytest.raises(StateNotKept, match=r"state\.json: cannot be written"):
         service.tell("a", on.ChunkAsked(cluster="a"))
     assert service.fetch("a") == []
+
+
+def test_that_all_versions_are_lost_is_said(files: MasterFiles, caplog: pytest.LogCaptureFixture) -> None:
+    chunks = CONFIG.first_state().leading.chunks
+    files.save(FragmentedState(fragments=(MasterState(version=3, seeded=True, next_version=4, chunks=chunks),)))
+    service = ready(files)
+    assert "the shards hold no version in common any more" in caplog.text
+    assert not service.service.state.seeded
 
 
 def test_who_does_not_fetch_is_dropped_and_nobody_else(files: MasterFiles) -> None:

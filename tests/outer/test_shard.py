@@ -1,5 +1,7 @@
 """What a shard refuses, and what outlives it."""
 
+import errno
+
 import pytest
 import torch
 
@@ -7,6 +9,7 @@ from spantrain.core.outer import commands as do
 from spantrain.core.outer import events as on
 from spantrain.core.outer.events import Ticket
 from spantrain.errors import ProtocolError
+from spantrain.outer.shard import snapshots
 from spantrain.outer.shard.shard import OuterShard
 from spantrain.outer.shard.snapshots import FolderSnapshots, ShardVersion
 from spantrain_studies.outer.plain import MemorySnapshots
@@ -120,6 +123,27 @@ def test_a_folder_keeps_the_newest_whole(tmp_path):
         assert torch.equal(found.parameters[name], one)
     assert found.state["velocity"].keys() == version_of(10).state["velocity"].keys()
     assert again.load(1) is None
+
+
+def test_on_a_full_disk_the_oldest_gives_way_to_the_newest_and_one_is_always_left(tmp_path, monkeypatch):
+    store, room = FolderSnapshots(tmp_path, keep=4), 2
+    real = snapshots._write
+
+    def write(path, tensors):
+        if len(store.versions) >= room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(path, tensors)
+
+    monkeypatch.setattr(snapshots, "_write", write)
+    for number in range(1, 6):
+        store.save(version_of(number))
+    assert store.versions == (4, 5)
+    room = 1
+    with pytest.raises(OSError, match="No space left"):
+        store.save(version_of(6))
+    assert store.versions == (5,)
+    assert store.load(5)
+    assert not list(tmp_path.glob(".*"))
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import torch
 
 from spantrain.core.outer import commands as do
 from spantrain.core.outer.events import LayerTransfer, Restored, Ticket, TransferLost, TransferWay
+from spantrain.outer.rules.nesterov import Nesterov
 from spantrain.outer.shard.snapshots import FolderSnapshots, ShardVersion, SnapshotWriter, to_keep
 from spantrain_studies.outer.plain import MemorySnapshots
 from testing.outer.rounds import MadeUpRounds, random_tensors
@@ -42,7 +43,7 @@ def test_rounds_through_sockets_are_those_without_bit_for_bit(tmp_path, encrypte
             assert same(cluster.came, reference(range(3)))
             assert not cluster.skipped
             assert not cluster.lost_layers
-        assert [shard.version for shard in local.shards.values()] == [4, 4]
+        assert [shard.versions for shard in local.shards.values()] == [(4,), (4,)]
 
 
 def test_all_begin_again_from_snapshots(tmp_path):
@@ -53,7 +54,7 @@ def test_all_begin_again_from_snapshots(tmp_path):
         for name in ("s0", "s1"):
             local.shards[name].close()
             local.start_shard(name)
-            local.until(lambda name=name: local.shards[name].version == 2)
+            local.until(lambda name=name: local.shards[name].versions == (2,))
         local.round(pushes(1))
         for shard in local.shards.values():
             shard.close()
@@ -83,6 +84,18 @@ def test_a_shard_that_lost_all_takes_the_others_back_to_what_all_have(tmp_path):
             assert same(cluster.came, random_tensors(0))
 
 
+def test_shards_step_by_the_rule_of_a_master_that_was_started_again(tmp_path):
+    with LocalOuterRun(random_tensors(0), shards=2, clusters="ab", folder=tmp_path) as local:
+        local.seed(random_tensors(0))
+        local.round(pushes(0))
+        local.rule = Nesterov(learning_rate=1e-30, momentum=0.0)
+        local.start_master()
+        local.until(lambda: all(cluster.used[-2:] == [2, 2] for cluster in local.clusters.values()))
+        local.round(pushes(1))
+        for cluster in local.clusters.values():
+            assert same(cluster.came, reference(range(1)))
+
+
 def test_layers_of_a_connection_that_ended_are_dropped_and_the_round_is_skipped(tmp_path):
     with LocalOuterRun(random_tensors(0), shards=2, clusters="ab", folder=tmp_path) as local:
         local.seed(random_tensors(0))
@@ -94,17 +107,17 @@ def test_layers_of_a_connection_that_ended_are_dropped_and_the_round_is_skipped(
         assert local.shards["s1"]._memory(0)._pushes == {}
         local.until(lambda: any(isinstance(event, Restored) for event in local.heard))
         local.round(pushes(1))
-        assert [shard.version for shard in local.shards.values()] == [2, 2]
+        assert [shard.versions for shard in local.shards.values()] == [(2,), (2,)]
 
 
 def test_a_snapshot_of_another_model_is_named_and_ends_the_shard(tmp_path):
     other = {name: torch.zeros(7) for name in random_tensors(0)}
-    FolderSnapshots(tmp_path / "s1").save(ShardVersion(version=2, parameters=other, state={"velocity": other}))
     with LocalOuterRun(random_tensors(0), shards=2, clusters="ab", folder=tmp_path) as local:
         local.seed(random_tensors(0))
+        FolderSnapshots(tmp_path / "s1").save(ShardVersion(version=2, parameters=other, state={"velocity": other}))
         restore = do.Restore(shard="s1", source=2, version=2, reason="test")
         local.links["s1"].listener.commanded(restore)
-        assert local.shards["s1"].wait(PATIENCE_S)
+        local.until(lambda: local.shards["s1"].failure)
         assert "s1: snapshot of version 2" in local.shards["s1"].failure
         assert "give it a folder of its own" in local.shards["s1"].failure
 
@@ -167,6 +180,11 @@ class SlowStore(MemorySnapshots):
         super().save(version)
 
 
+def wait_idle(writer):
+    with writer._changed:
+        assert writer._changed.wait_for(lambda: writer._writing is None, PATIENCE_S)
+
+
 def version(number):
     return ShardVersion(version=number, parameters={}, state={"velocity": {}})
 
@@ -180,7 +198,7 @@ def test_a_slow_writer_still_writes_what_all_others_write(lasts):
     for number in range(1, 65):
         if left == 0:
             store.let.release()
-            assert writer.wait_idle(PATIENCE_S)
+            wait_idle(writer)
             left = None
         if writer.offer(version(number)):
             assert left is None
@@ -190,7 +208,7 @@ def test_a_slow_writer_still_writes_what_all_others_write(lasts):
             left -= 1
         if left == 0 and lasts == 0:
             store.let.release()
-            assert writer.wait_idle(PATIENCE_S)
+            wait_idle(writer)
             left = None
     store.let.release()
     store.let.release()

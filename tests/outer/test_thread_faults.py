@@ -12,7 +12,6 @@ from spantrain.outer.policy.settings import OuterSettings
 from testing.outer.clients import EXACT
 from testing.outer.rounds import random_tensors
 from testing.outer.shards import LocalOuterRun
-from testing.patience import PATIENCE_S
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 
@@ -24,7 +23,7 @@ def test_a_shard_one_of_whose_threads_has_ended_cannot_go_on(tmp_path):
         shard.commanded(
             do.Commit(shard="s0", update=Ticket(1, 1), version=9, keep=(), bases=(), reason="a test likes it so")
         )  # never staged
-        assert shard.wait(PATIENCE_S)
+        local.until(lambda: shard.failure)
         assert shard.failure.startswith("the thread 'commands of s0' has ended: AssertionError")
 
 

@@ -328,8 +328,8 @@ class OuterSimulation:
         return OuterResult(
             method="outer",
             clusters={name: self._figures(name, state) for name in self._clusters},
-            versions=state.updates,
-            rejected_updates=state.left_out,
+            versions=sum(one.updates for one in state.fragments),
+            rejected_updates=sum(one.left_out for one in state.fragments),
             span_s=self._last_s - begin_s,
             end_s=self.now_s,
             ideal_tokens_per_s=sum(case.tokens_per_step / one.mean_step_s for one in case.clusters),

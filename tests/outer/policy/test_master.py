@@ -41,6 +41,16 @@ def test_a_lost_cluster_is_dropped_after_missed_heartbeats_and_its_data_given_to
     assert made.learned == EVERY_SAMPLE
 
 
+def test_a_shard_with_versions_that_the_master_never_made_is_told_to_end():
+    """Those of an earlier run would be taken for this one's after a restart, and not be written over."""
+    made = seeded_world(1, 2)
+    commands = made.master.on_event(made.now_s, on.ShardRegistered(shard="s1", versions=(1, 7)))
+    (told,) = [one for one in commands if isinstance(one, do.StartAnew)]
+    assert told.shard == "s1"
+    assert "s1 holds version 7, and this master has made 1 at most: give s1 an empty folder" in told.reason
+    assert not any(isinstance(one, do.Restore) for one in commands)
+
+
 @pytest.mark.parametrize("told", [do.Restore, do.Commit])
 def test_a_shard_that_lives_but_does_not_answer_is_told_to_register_again(told):
     made = seeded_world(1, 2, transfer_limit_s=60.0, lost_after_s=10.0)

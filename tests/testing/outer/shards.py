@@ -20,6 +20,7 @@ from spantrain.outer.policy.client import OuterClient
 from spantrain.outer.policy.master import OuterMaster
 from spantrain.outer.policy.settings import MasterState, OuterSettings
 from spantrain.outer.rules.nesterov import Nesterov
+from spantrain.outer.rules.registry import OuterRule
 from spantrain.outer.shard.server import ShardServer
 from spantrain.outer.shard.snapshots import FolderSnapshots, SnapshotStore
 from spantrain.transport.connection.peers import KeyPair, PeerAddress
@@ -132,6 +133,7 @@ class LocalOuterRun(contextlib.ExitStack):
         self.encrypted, self.limits, self.folder = encrypted, patient(), folder
         self.layout = divide(layers_of(parameters), [f"s{k}" for k in range(shards)])
         self.settings = settings or OuterSettings(grace_s=1e6, lost_after_s=1e6)
+        self.rule: OuterRule = Nesterov()
         self.saved = MasterState()
         self.heard: list[Any] = []
         self.inbox: SimpleQueue[tuple[str, Any]] = SimpleQueue()
@@ -170,7 +172,7 @@ class LocalOuterRun(contextlib.ExitStack):
     def _join(self, link: FakeLink) -> None:
         self.links[link.name] = link
         peers = tuple(cluster.address for cluster in self.clusters.values())
-        welcome = MasterWelcome(layout=self.layout, rule=Nesterov(), settings=self.settings, peers=peers)
+        welcome = MasterWelcome(layout=self.layout, rule=self.rule, settings=self.settings, peers=peers)
         known = [
             PeerAddress(name=one.name, endpoint=one.facts.endpoint, public_key=one.facts.public_key)
             for one in self.links.values()

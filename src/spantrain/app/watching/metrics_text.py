@@ -143,7 +143,7 @@ def shard_metrics(name: str, shard: "ShardServer") -> str:
     own, counters = {"shard": name}, shard.counters()
     return metrics_text(
         [
-            ("shard_version", "gauge", "That it serves, of the first fragment.", [(own, shard.version)]),
+            ("shard_version", "gauge", "Served, of the first fragment.", [(own, one) for one in shard.versions[:1]]),
             ("shard_layers_sent_total", "counter", "Layers.", [(own, counters.layers_sent)]),
             ("shard_layers_received_total", "counter", "Layers.", [(own, counters.layers_received)]),
             ("shard_sent_bytes_total", "counter", "To a peer.", _by(own, "peer", counters.bytes_sent)),

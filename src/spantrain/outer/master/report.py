@@ -22,7 +22,8 @@ def status_of(service: MasterService, *, address: str, now_s: float) -> status.M
     counted = (one.clusters.keys() for one in state.fragments)
     return status.MasterStatus(
         address=address, epoch=leading.epoch, version=leading.version, seeded=state.seeded, late_s=late_s,
-        waits_for="" if late_s is None else _waits_for(service, now_s), updates=state.updates, left_out=state.left_out,
+        waits_for="" if late_s is None else _waits_for(service, now_s),
+        updates=sum(one.updates for one in state.fragments), left_out=sum(one.left_out for one in state.fragments),
         layers=len(layout.layers) if layout else 0, size_bytes=layout.size_bytes if layout else 0,
         clusters=tuple(_cluster(service, name, now_s) for name in sorted(here.union(*counted))),
         shards=tuple(_shard(service, name, now_s) for name in service.config.shards),

@@ -215,8 +215,10 @@ class MasterService:
     def _drain(self, now_s: float) -> None:
         """Let the policy hear what has happened, and what comes of that here."""
         while self._events:
-            event = self._events.popleft()
+            event, seeded = self._events.popleft(), self.state.seeded
             commands = self.master.on_event(now_s, event) if self.master else ()
+            if seeded and not self.state.seeded:
+                _log.warning("the shards hold no version in common any more: the next push brings new first parameters")
             if any(isinstance(command, do.Save) for command in commands):
                 self._files.save(self.state)
             for command in commands:

@@ -67,16 +67,6 @@ class FragmentedState:
         """Whether the shards have parameters of all fragments."""
         return all(one.seeded for one in self.fragments)
 
-    @property
-    def updates(self) -> int:
-        """Of all fragments."""
-        return sum(one.updates for one in self.fragments)
-
-    @property
-    def left_out(self) -> int:
-        """Pushes of fragments that the guard refused."""
-        return sum(one.left_out for one in self.fragments)
-
 
 class FragmentedMaster:
     """Hears events with their time and fragment; answers with commands, to be carried out in order."""

@@ -13,7 +13,8 @@ that a new cluster gets the newest version, that a round is skipped when a shard
 - Nobody waits for a cluster. What it had accepted when it was lost still counts. One that does not train, since it only
   evaluates, counts nowhere: it gets versions (`trainers`).
 - Version numbers are written down before any shard stages them, and a decision before any shard commits it. So a
-  master that was started again, or a shard that comes back late, never takes one content for another.
+  master that was started again, or a shard that comes back late, never takes one content for another. A shard that
+  holds versions with numbers that were never given out has those of another run, and is told to end.
 """
 
 from collections import Counter
@@ -185,7 +186,13 @@ class OuterMaster:
             raise ProtocolError(f"{shard}: no shard of this model; its shards are {known}; start it with one's name")
         if isinstance(event, on.ShardRegistered):
             self._lose_shard(now_s, shard, "it registered again")
-            shards.joined(now_s, shard, event.versions)
+            newest, made = max(event.versions, default=0), self.updates.state.next_version - 1
+            if newest <= made:
+                shards.joined(now_s, shard, event.versions)
+                return
+            told = f"{shard} holds version {newest}, and this master has made {made or 'none'} at most"
+            remedy = f"give {shard} an empty folder for its snapshots, or start the master with the folder of that run"
+            self._out.append(do.StartAnew(shard=shard, reason=f"{told}: {remedy}"))
         elif isinstance(event, on.ShardLost):
             self._lose_shard(now_s, shard, event.reason)
         elif shard not in shards.alive:

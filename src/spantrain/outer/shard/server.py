@@ -70,10 +70,10 @@ class ShardServer:
         """Of each fragment of the layers; none before the layout is known."""
         self._writers: tuple[SnapshotWriter, ...] = ()
         """They write them down."""
-        self._layout: ShardLayout | None = None
+        self._model: tuple[ShardLayout, OuterRule, int] | None = None
+        """With which they were made."""
         self._rule: OuterRule = Nesterov()
         self._count = 1
-        self._failed = threading.Event()
         self.failure: str | None = None
         """Why it cannot go on; None while it can."""
         self._closed = False
@@ -104,23 +104,14 @@ class ShardServer:
         self.close()
 
     @property
-    def version(self) -> int | None:
-        """What it serves, of the first fragment; None before there is something."""
-        return self.versions[0] if self._memories else None
-
-    @property
     def versions(self) -> tuple[int | None, ...]:
-        """What it serves of each fragment."""
+        """What it serves of each fragment, None before there is something; empty before the model is known."""
         serving = [one.serving for one in self._memories]
         return tuple(one.version if one is not None else None for one in serving)
 
     def counters(self) -> LayerCounters:
         """Return what its wire has done."""
         return self._wire.counters()
-
-    def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until it cannot go on; return whether that came to be."""
-        return self._failed.wait(timeout_s)
 
     def close(self) -> None:
         """Stop, and write the versions that are served down, if they are not; may be called twice."""
@@ -165,16 +156,14 @@ class ShardServer:
             raise ProtocolError(
                 f"{self._name}: the master's shards are {', '.join(layout.shards)}; start this one with one's name"
             )
-        if layout != self._layout or len(self._memories) != self._count:
+        if self._model != (layout, self._rule, self._count):
             self._close_writers()
             parts = fragment_layouts(layout, self._count)
             stores = [self._snapshots.of_fragment(number) for number in range(self._count)]
-            self._layout, self._memories = (
-                layout,
-                tuple(
-                    OuterShard(self._name, part, snapshots=store, rule=self._rule, pool=self._pool)
-                    for part, store in zip(parts, stores, strict=True)
-                ),
+            self._model = layout, self._rule, self._count
+            self._memories = tuple(
+                OuterShard(self._name, part, snapshots=store, rule=self._rule, pool=self._pool)
+                for part, store in zip(parts, stores, strict=True)
             )
             names = [f"{self._name} {number}" if number else self._name for number in range(self._count)]
             self._writers = tuple(
@@ -340,4 +329,3 @@ class ShardServer:
     def _fail(self, reason: str) -> None:
         _LOG.error("%s cannot go on: %s", self._name, reason)
         self.failure = reason
-        self._failed.set()

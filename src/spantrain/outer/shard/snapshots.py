@@ -9,6 +9,7 @@ every version writes multiples of a power of two, and of older versions those ar
 likeliest to have, too: all must go back to one version.
 """
 
+import errno
 import hashlib
 import logging
 import os
@@ -100,10 +101,10 @@ class FolderSnapshots:
         return {int(match[1]): path for match, path in named if match}
 
     def save(self, version: ShardVersion) -> None:
-        """Write a version to disk, then remove those that are too many; for one thread at a time.
+        """Write a version, then remove those that are too many, or before, where room lacks; for one thread at a time.
 
         Raises:
-            OSError: it cannot be written; what was there before is still there.
+            OSError: it cannot be written; the newest of what was there before is still there.
         """
         parts = {_PARAMETERS: version.parameters, **version.state}
         tensors = {f"{part}/{name}": one for part, named in parts.items() for name, one in named.items()}
@@ -112,6 +113,13 @@ class FolderSnapshots:
             path = self._folder / f"version-{version.version}-{_write(hidden, tensors)}.safetensors"
             before = self._files()
             hidden.rename(path)
+        except OSError as error:
+            held = self._files()
+            if error.errno != errno.ENOSPC or len(held) < 2:
+                raise
+            held[min(held)].unlink()
+            self.save(version)
+            return
         finally:
             hidden.unlink(missing_ok=True)
         sync_folder(self._folder)
@@ -208,11 +216,6 @@ class SnapshotWriter:
             _LOG.error(told, self._name, version.version, error)
             return
         self._saved(version.version)
-
-    def wait_idle(self, timeout_s: float | None = None) -> bool:
-        """Wait until nothing is being written; return whether that came true."""
-        with self._changed:
-            return self._changed.wait_for(lambda: self._writing is None, timeout_s)
 
     def close(self, last: ShardVersion | None = None) -> None:
         """Write the last version, if it is not there, and stop; may be called twice."""
