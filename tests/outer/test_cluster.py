@@ -85,6 +85,18 @@ def test_a_cluster_that_did_nothing_meanwhile_holds_the_version_bit_for_bit():
         assert torch.equal(live[name], one)
 
 
+def test_what_is_not_finite_in_a_cluster_ends_with_the_next_version():
+    live = random_tensors(0)
+    copy = ClusterCopy(live)
+    spoiled, whole_one = list(live)[:2]
+    live[spoiled].view(-1)[0], live[spoiled].view(-1)[1] = torch.nan, torch.inf
+    copy.take()
+    live[whole_one].add_(1.0)
+    copy.pulled(random_tensors(1), counted=True, left_out=True)
+    assert torch.equal(live[spoiled], random_tensors(1)[spoiled])
+    assert torch.allclose(live[whole_one], random_tensors(1)[whole_one] + 1.0)
+
+
 def test_parameters_that_are_trained_are_changed_in_place():
     model = torch.nn.Linear(2, 2)
     before = model.weight

@@ -46,7 +46,7 @@ class LiveParameters(Protocol):
         """Copy all; `into` is used by the process that leads only."""
 
     def move(self, since: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> None:
-        """Make each parameter `new` plus what it is beyond `since`; the process that leads tells what these are."""
+        """Make each parameter `new` plus what it is beyond `since` if finite; the process that leads tells these."""
 
 
 class _ParameterPlacement(Record):
@@ -205,10 +205,11 @@ class ModelParameters:
             one = self._live.get(name)
             base, goal = (self._carried(place.spec, tensors.get(name), targets) for tensors in (since, new))
             if isinstance(one, DTensor):
-                one.to_local().sub_(_part(one, base)).add_(_part(one, goal))
+                one.to_local().sub_(_part(one, base)).nan_to_num_(0.0, 0.0, 0.0).add_(_part(one, goal))
             elif one is not None:
                 if base is not None and goal is not None:
-                    one.sub_(base.to(one.device, non_blocking=True)).add_(goal.to(one.device, non_blocking=True))
+                    one.sub_(base.to(one.device, non_blocking=True)).nan_to_num_(0.0, 0.0, 0.0)
+                    one.add_(goal.to(one.device, non_blocking=True))
                 if everywhere:
                     self._ranks.share(one)
         settle(self._live.values())

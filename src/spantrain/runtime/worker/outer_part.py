@@ -175,7 +175,7 @@ class StageParameters:
         for route in self._routes:
             name, whole = route.spec.name, self._collected(route, post)
             if whole is not None:
-                whole.sub_(_at(since[name], whole)).add_(_at(new[name], whole))
+                whole.sub_(_at(since[name], whole)).nan_to_num_(0.0, 0.0, 0.0).add_(_at(new[name], whole))
             for stage in route.holders:
                 got = whole if stage == route.mover else self._sent(route, whole, route.mover, stage, post)
                 if stage == self._stage:
