@@ -7,7 +7,8 @@ first device of each stage sends and gets that stage's layers itself. The plain 
 plans, starts a parameter server and both clusters on this machine; on real ones these are
 
     spantrain outer up outer.yaml
-    spantrain outer run outer.yaml --cluster pipeline -- spantrain train plan.json --out run
+    spantrain outer run outer.yaml --cluster pipeline -- spantrain train plan.json --out run \\
+        --function examples/outer_spantrain.py:build --function examples/outer_spantrain.py:samples
     spantrain outer run outer.yaml --cluster plain -- python examples/outer_spantrain.py
 """
 
@@ -75,7 +76,8 @@ def main() -> None:
         subprocess.run([*spantrain, "plan", *cluster, *model, "--strategy", "gpipe", "--out", plan], check=True)
         joining = {"SPANTRAIN_OUTER_MASTER": server.address, "SPANTRAIN_OUTER_TOKEN": server.token}
         joining["SPANTRAIN_OUTER_INNER_STEPS"] = str(INNER_STEPS)
-        train = [*spantrain, "train", plan, "--steps", str(STEPS), "--out", str(Path(folder) / "run")]
+        own = ["--function", f"{this}:build", "--function", f"{this}:samples"]  # which the plan's names may call
+        train = [*spantrain, "train", plan, *own, "--steps", str(STEPS), "--out", str(Path(folder) / "run")]
         clusters = [
             subprocess.Popen(command, env={**os.environ, **joining, "SPANTRAIN_OUTER_CLUSTER": name})
             for name, command in (("pipeline", train), ("plain", [sys.executable, str(this)]))
