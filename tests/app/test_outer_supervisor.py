@@ -10,6 +10,7 @@ import pytest
 
 from spantrain.app.outer.up import ProcessSupervisor
 from spantrain.errors import UsageError
+from spantrain.transport.control.credentials import Credentials
 from testing.patience import PATIENCE_S
 
 CONFIG = """\
@@ -57,6 +58,15 @@ def test_what_ends_is_started_again_and_all_end_together(tmp_path: Path) -> None
     left = set(psutil.Process(os.getpid()).children()) - before
     assert not [child for child in left if "spantrain" in " ".join(child.cmdline())]
     assert "spantrain" in supervisor.log_of("brief").read_text()
+
+
+def test_why_one_has_ended_is_told_with_it(tmp_path: Path) -> None:
+    notes: list[str] = []
+    token = Credentials.create().token.text
+    lost = ("outer", "status", f"unix:{tmp_path}/nobody", "--token", token)
+    with ProcessSupervisor({"s9": lost}, tmp_path, notes.append) as supervisor:
+        look_until(supervisor, lambda: notes)
+    assert re.match(rf"s9 ended with status \d: .*{tmp_path}/nobody.*; it is started again in 1 s", notes[0])
 
 
 def test_wrong_input_is_not_tried_twice(tmp_path: Path) -> None:

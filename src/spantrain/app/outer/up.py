@@ -250,8 +250,9 @@ class ProcessSupervisor(contextlib.AbstractContextManager["ProcessSupervisor"]):
         child.process.stdin.close()
         child.process, child.kill_at_s = None, None
         how = f"was killed by signal {-code}" if code < 0 else f"ended with status {code}"
+        how += f": {self._last_words(name, child)}" if code > 0 else ""
         if code == _WRONG_INPUT:
-            raise UsageError(f"{name} {how}: {self._last_words(name, child)}; its log: {self.log_of(name)}")
+            raise UsageError(f"{name} {how}; its log: {self.log_of(name)}")
         # It stays down longer each time, until it has run for a while.
         calm = now_s - child.started_s >= _CALM_S
         child.pause_s = _PAUSE_S if calm else min(_MAX_PAUSE_S, 2 * child.pause_s or _PAUSE_S)
