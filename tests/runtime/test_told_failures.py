@@ -42,8 +42,8 @@ def test_whose_error_it_was(error, kind):
     found = raised(error)
     assert type(found) is kind
     assert found.exit_code == {InternalError: 70, UsageError: 2}.get(kind, 1)
+    assert "device a" in str(found)
     if kind is not UsageError:
-        assert "device a" in str(found)
         assert "logs/a.log" in str(found)
 
 
@@ -80,10 +80,22 @@ def test_the_models_own_code_is_named_with_its_line():
     assert "the model's own code failed on these samples: RuntimeError: input.size(-1) must be equal" in str(found)
 
 
+def test_an_order_of_another_version_is_told_with_the_machine_at_fault():
+    outcome = worker_a()._carry_out(GivenOrder(order_id=3, name="connect", body={"generation": 1, "peers": [], "x": 1}))
+    said = str(error_of("a", outcome.failure, "logs/a.log"))
+    assert said.startswith("device a failed: order connect of another SpanTrain than that of a (install the same ")
+    assert "unknown key 'x'" in said
+
+
 def test_a_worker_outlives_an_order_that_it_does_not_know():
+    outcome = worker_a()._carry_out(GivenOrder(order_id=3, name="dance", body={}))
+    assert not outcome.failure.internal
+    assert outcome.failure.error.startswith("no order 'dance' here; install the same packages on this machine")
+
+
+def worker_a() -> Worker:
+    """One that has joined nobody."""
     settings = WorkerSettings(join="", token="", name="a", backend="cpu", data_address="127.0.0.1", encrypted=False)
     worker = Worker(settings)
     worker._watch = Watch(Standing, interrupt=lambda: None, give_up=lambda _: None)
-    outcome = worker._carry_out(GivenOrder(order_id=3, name="dance", body={}))
-    assert not outcome.failure.internal
-    assert outcome.failure.error.startswith("no order 'dance' here; install the same packages on this machine")
+    return worker

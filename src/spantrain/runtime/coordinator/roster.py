@@ -298,7 +298,7 @@ class Roster:
 def error_of(device: str, failure: OrderFailure, log: str) -> SpanTrainError:
     """Return the error of a run that a device's failure ends; `log` says where more of it stands."""
     if failure.usage:
-        return UsageError(failure.error)
+        return UsageError(f"device {device}: {failure.error}")
     if failure.internal:
         return InternalError(
             f"device {device} failed by an error of SpanTrain itself: {failure.error}; the traceback is in its log: "
