@@ -2,8 +2,8 @@
 
     python examples/hf_style.py
 
-The model is a configuration (examples/llama-tiny), the data the text of the Python standard library; with your own,
-give `data="FOLDER"` and `tokenizer="tokenizer.json"` (docs/data.md). Without `cluster`, the processor of this machine
+The model is a configuration (examples/llama-tiny), the data the text of README.md; with your own, give
+`data="text:FOLDER"` and `tokenizer="tokenizer.json"` (docs/data.md). Without `cluster`, the processor of this machine
 plays two devices; `cluster="laptop"` is an emulated network of three places.
 """
 
@@ -44,7 +44,13 @@ def main() -> None:
         seed=0,
     )
     best = Best()
-    trainer = Trainer(f"hf:{HERE / 'llama-tiny'}", sequence_length=64, args=arguments, callbacks=[best])
+    trainer = Trainer(
+        f"hf:{HERE / 'llama-tiny'}",
+        data=f"text:{HERE.parent / 'README.md'}",
+        sequence_length=32,
+        args=arguments,
+        callbacks=[best],
+    )
     outcome = trainer.train()
     weights = trainer.state_dict()
     held_out = [entry.loss for entry in outcome.heldout_losses]
