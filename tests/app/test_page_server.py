@@ -177,6 +177,13 @@ def test_a_file_that_is_missing_or_huge_is_no_answer(folder, port):
     assert ask(port, "/view.json")[0] == 404
 
 
+@pytest.mark.parametrize("content", ["{", "[]", json.dumps(VIEW | {"devices": [{"name": "lab-0"}]})])
+def test_metrics_of_a_damaged_file_are_an_answer_that_says_so(port, folder, content):
+    (folder / "view.json").write_text(content)
+    status, _, body = ask(port, "/metrics")
+    assert (status, b"view.json is damaged" in body) == (500, True)
+
+
 def test_metrics_have_stable_names_and_labels_that_cannot_break_out(port):
     _, headers, body = ask(port, "/metrics")
     assert headers["Content-Type"].startswith("text/plain; version=0.0.4")

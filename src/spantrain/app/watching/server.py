@@ -134,6 +134,8 @@ class PageServer:
             return self._answer(head.decode("latin-1"))
         except _Refused as refused:
             return _plain(refused.status, str(refused))
+        except (ValueError, LookupError, TypeError):  # of what a file holds
+            return _plain(HTTPStatus.INTERNAL_SERVER_ERROR, "the run's view.json is damaged; its next step mends it")
 
     def _answer(self, head: str) -> PageAnswer:
         lines = head[:-4].split("\r\n")

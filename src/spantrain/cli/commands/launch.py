@@ -89,9 +89,7 @@ def launch(asked: LaunchArguments, context: typer.Context) -> None:
         try:
             address = address_towards(_ANYWHERE)
         except ConfigError:
-            raise ConfigError(
-                "this machine has no way to others; say where workers reach it: --listen HOST:PORT"
-            ) from None
+            raise ConfigError("this machine has no way to others; tell workers one: --listen HOST:PORT") from None
         words += ["--listen", f"{address}:{0 if asked.ssh or asked.docker or asked.ray else _PORT}"]
     try:
         context.find_root().command.main(words, prog_name="spantrain", obj=way)
