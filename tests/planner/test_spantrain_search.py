@@ -207,6 +207,14 @@ def test_the_second_level_pays_where_devices_differ(make_cluster, make_graph, ma
         assert max(shares) - min(shares) <= 1
 
 
+def test_sites_of_one_device_are_searched_once(make_cluster, make_graph, make_profile):
+    cluster = make_cluster({name: {name: 0.01 * (number + 2)} for number, name in enumerate("abcd")})
+    profile, job = make_profile(cluster, make_graph(8)), JobSpec(global_batch=16)
+    for second_level in (True, False):  # there is none: both ways of searching are the same
+        plans = [proposal.plan for proposal in spantrain(request_of(profile, job, second_level=second_level))]
+        assert all(plan not in plans[:number] for number, plan in enumerate(plans))
+
+
 def test_a_far_site_is_left_out_unless_it_is_to_be_kept(make_cluster, make_graph, make_profile):
     cluster = make_cluster({"lab": {"a": 0.02, "b": 0.02}, "far": {"c": 0.01}}, bandwidth=1e5, latency_s=0.1)
     profile, job = make_profile(cluster, make_graph(6)), JobSpec(global_batch=16)

@@ -1,6 +1,7 @@
 """A plan in the making: parts in order, where they are cut, one micro-batch size; and the plan that it stands for."""
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 
 from spantrain.core.plan import Plan, Stage
@@ -22,7 +23,7 @@ class PlanShape:
     begins: tuple[int, ...]
     """The unit at which each part begins, then the end."""
 
-    @property
+    @cached_property
     def devices(self) -> tuple[str, ...]:
         """All devices in use."""
         return tuple(name for part in self.parts for name in part.devices)

@@ -79,7 +79,7 @@ class _Reasons:
         if not allowed & here:
             return f"{site} is out: it was to be left out."
         if not used:
-            return f"{site} is out: " + self._compared(lambda devices: bool(set(devices) & here), "with it")
+            return f"{site} is out: " + self._compared(lambda devices: not here.isdisjoint(devices), "with it")
         stages = [
             f"{stage.first_unit}-{stage.end_unit - 1}" if len(stage.units) > 1 else str(stage.first_unit)
             for stage in self.chosen.plan.stages
@@ -91,7 +91,7 @@ class _Reasons:
         elif {site, *here} & {*self.request.constraints.keep}:
             why = "it was to be kept."
         else:
-            why = self._compared(lambda devices: not set(devices) & here, "without it")
+            why = self._compared(here.isdisjoint, "without it")
         if len(used) == len(here & allowed):
             return head + why
         more = self._compared(lambda devices: len(set(devices) & here) > len(used), "with more of it")

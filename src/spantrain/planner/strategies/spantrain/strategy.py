@@ -115,16 +115,15 @@ def _proposals(request: PlanRequest, may_divide: MayDivide, *, most_divisions: i
     groups = divisions[0]
     # Whole groups as one stage are among the ways with the second level, but its search may end elsewhere.
     levels = dict.fromkeys((request.constraints.second_level, False))
-    spaces = [_GroupSpace(tables, own, keep, may_divide, second_level=level) for own in divisions for level in levels]
+    every = [_GroupSpace(tables, own, keep, may_divide, second_level=level) for own in divisions for level in levels]
+    spaces = [space for number, space in enumerate(every) if all(space.ways != one.ways for one in every[:number])]
     rows = [_ranked(space, request.job.micro_batch_sizes()) for space in spaces]
     ranked = [
         found
         for part in (slice(_OF_EACH_SPACE), slice(_OF_EACH_SPACE, None))
         for found in sorted((found for row in rows for found in row[part]), key=attrgetter("value_s"))
     ]
-    least_with_s = [
-        min(values) for values in zip(*(space.least_with_s for space in spaces[: len(levels)]), strict=True)
-    ]
+    least_with_s = [min(values) for values in zip(*(one.least_with_s for one in every[: len(levels)]), strict=True)]
     proposals: list[Proposal] = []
     for found in ranked:
         plan = build_plan(tables, found.slots, found.cuts, found.size)
@@ -195,7 +194,7 @@ class _GroupSpace:
         capacity = cache(tables.capacity)
         tensors = any(unit.tensor_sums for unit in profile.graph.units)
         site = {device.name: device.site for device in profile.cluster.devices}
-        self._ways: list[tuple[Way, ...]] = []
+        self.ways: list[tuple[Way, ...]] = []
         self._kept: list[bool] = []
         self._best_somewhere: list[set[Way]] = [set() for _ in groups]
         for group in groups:
@@ -203,7 +202,7 @@ class _GroupSpace:
             ways = ways_of(group, profile, capacity, second_level=second_level, tensors=divides)
             wanted = {name for device in group.devices for name in (device, site[device]) if name in keep}
             kept = (way for way in ways if wanted <= {n for slot in way for d in slot.devices for n in (d, site[d])})
-            self._ways.append(tuple(kept) or ways)
+            self.ways.append(tuple(kept) or ways)
             self._kept.append(bool(wanted))
         self.least_with_s = [float("inf")] * len(groups)
         """By group: the least seconds of any arrangement with it."""
@@ -214,7 +213,7 @@ class _GroupSpace:
 
     def best(self, size: int) -> Iterator[_SolvedArrangement]:
         """Yield the best arrangements for a micro-batch size, the best first."""
-        costs = _SizeCosts(self._tables, self._ways, self._kept, size)
+        costs = _SizeCosts(self._tables, self.ways, self._kept, size)
         beam = Beam(units=self._tables.units, capacities=self._capacities, work=self._work)
         seen: set[tuple[_Piece, ...]] = set()
         for value_s, arrangement in beam.run(lambda entry: costs.value_s(_pieces(entry))):
@@ -223,14 +222,14 @@ class _GroupSpace:
                 continue
             seen.add(pieces)
             yield costs.refined(pieces)
-        self.least_with_s = list(map(min, self.least_with_s, costs.least_with_s(len(self._ways))))
+        self.least_with_s = list(map(min, self.least_with_s, costs.least_with_s(len(self.ways))))
         for known, ways in zip(self._best_somewhere, costs.best_somewhere(), strict=True):
             known |= ways
 
     def narrow(self) -> None:
         """Look from now on only at ways that were a group's best for some span of units, at some size."""
-        pairs = zip(self._ways, self._best_somewhere, strict=True)
-        self._ways = [tuple(way for way in ways if way in best) or ways for ways, best in pairs]
+        pairs = zip(self.ways, self._best_somewhere, strict=True)
+        self.ways = [tuple(way for way in ways if way in best) or ways for ways, best in pairs]
 
 
 def _pieces(arrangement: Arrangement) -> tuple[_Piece, ...]:
