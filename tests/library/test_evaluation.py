@@ -140,7 +140,7 @@ def test_evaluation_is_that_of_the_unsplit_model(built, trained, tokenizer):
     assert metrics["eval_loss"] == pytest.approx(loss, rel=1e-5)
     labels = np.array([Texts(13, seed=2)[n]["label"] for n in range(13)])
     assert metrics["eval_accuracy"] == pytest.approx((logits.argmax(-1) == labels).mean())
-    other = trainer.predict(Texts(9, seed=5))
+    other = trainer.predict(test_dataset=Texts(9, seed=5))
     loss, logits = plain(built, trainer, Texts(9, seed=5), tokenizer)
     np.testing.assert_allclose(other.predictions, logits, rtol=1e-4, atol=1e-5)
     assert other.label_ids.tolist() == [Texts(9, seed=5)[n]["label"] for n in range(9)]

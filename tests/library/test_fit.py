@@ -103,10 +103,8 @@ def test_fit_on_a_functions_data_resumed(mine, tmp_path):
     given = {"measure": False, "callbacks": [told], "optimizer": ADAMW}
     trainer = spantrain.Trainer(mine.build, mine.loss, mine.samples, args=arguments(out, max_steps=4), **given)
     first = trainer.fit()
-    again = spantrain.Trainer(
-        mine.build, mine.loss, mine.samples, args=arguments(out, resume_from_checkpoint=True, eval_steps=0), **given
-    )
-    outcome = again.fit()
+    again = spantrain.Trainer(mine.build, mine.loss, mine.samples, args=arguments(out, eval_steps=0), **given)
+    outcome = again.train(resume_from_checkpoint=True)
     losses, weights = plain_torch(mine, sampled(mine.samples()))
     assert outcome.losses == pytest.approx(losses, rel=TOLERANCE)
     assert first.losses == outcome.losses[:4]

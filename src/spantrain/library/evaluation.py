@@ -85,11 +85,7 @@ def checked_parts(parts: TrainerParts) -> TrainerParts:
             problems.append(f"there is no {name}; it is {_ELSEWHERE.get(name) or (near or [', '.join(known)])[0]}")
         elif name == "processing_class" and value is not None and not hasattr(value, "save_pretrained"):
             problems.append(f"{name}: a {type(value).__name__} has no save_pretrained; a name of files is `tokenizer`")
-        elif (
-            name not in ("eval_dataset", "peft_config", "processing_class")
-            and value is not None
-            and not callable(value)
-        ):
+        elif not (value is None or callable(value) or name in ("eval_dataset", "peft_config", "processing_class")):
             problems.append(f"{name}: a {type(value).__name__} is no function")
     if problems:
         raise ConfigError("Trainer: " + "; ".join(problems))

@@ -71,8 +71,8 @@ ModelFactory = str | Callable[..., Any]
 """A function that returns `(module, example_batch)` or `(module, example_batch, loss)`; or the name of a model."""
 
 _OTHER_FOLDER = (
-    "go on with it (resume_from_checkpoint=True), name another output_dir, or remove the old run "
-    "(overwrite_output_dir=True)"
+    "go on with it (resume_from_checkpoint=True in TrainingArguments), name another output_dir, or remove the old "
+    "run (overwrite_output_dir=True)"
 )
 _BY_DEVICE = ("foreach", "fused", "maximize", "capturable", "differentiable")
 _THIS_MACHINE = """\

@@ -1,11 +1,11 @@
 """A trainer for people who have a model, a loss, data and an optimizer; the rest is found out."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import tee
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Unpack
 
 from spantrain.app.session import Session, SessionOptions, open_session
 from spantrain.app.training.metrics import EvaluationMetrics
@@ -131,15 +131,19 @@ class Trainer:
         """
         return self._whole_model().loaded.module
 
-    def fit(self) -> TrainOutcome:
+    def fit(self, resume_from_checkpoint: bool | str | Path | None = None) -> TrainOutcome:
         """Train to the end; return losses, and figures of devices and links.
+
+        Args:
+            resume_from_checkpoint: goes before that of `args`; None: that.
 
         Raises:
             UsageError: plan, profile, checkpoint or data are missing, or do not fit.
             WorkerError, PeerLostError: a device failed or was lost.
         """
-        self._stop = StopRequest()
-        setting = self._setting
+        self._stop, setting = StopRequest(), self._setting
+        if resume_from_checkpoint is not None:
+            setting.arguments = replace(setting.arguments, resume_from_checkpoint=resume_from_checkpoint)
         dealer = None if self._rows is None else self._dealer()
         progress = UserReporter(self._callbacks, setting.arguments, stop=self.stop, save=self._stop.ask_save)
         steps = self._steps(dealer, progress)
@@ -157,27 +161,27 @@ class Trainer:
 
     train = fit
 
-    def evaluate(self, dataset: object = None) -> dict[str, float]:
+    def evaluate(self, eval_dataset: object = None) -> dict[str, float]:
         """Return `eval_loss`, what `compute_metrics` makes of outputs and labels, `eval_runtime` and the speed.
 
         The whole model is put together in this process, on a GPU if there is one here, with the weights of
         `state_dict`; none of the other devices is used.
 
         Args:
-            dataset: in this process; None: `eval_dataset`, or what is held out of the data.
+            eval_dataset: in this process; None: that of the trainer, or what is held out of the data.
 
         Raises:
             ConfigError: there is no checkpoint, nothing is held out, or the model is too large for this process.
         """
-        return self._whole_model().run(self._held_out(dataset), self._parts, prefix="eval", gather=False).metrics
+        return self._whole_model().run(self._held_out(eval_dataset), self._parts, prefix="eval", gather=False).metrics
 
-    def predict(self, dataset: object) -> evaluation.PredictionOutput:
+    def predict(self, test_dataset: object) -> evaluation.PredictionOutput:
         """Return the outputs for a data set's samples, in order, with their labels and metrics, as `evaluate` does.
 
         Raises:
             ConfigError: as `evaluate`.
         """
-        return self._whole_model().run(self._held_out(dataset), self._parts, prefix="test", gather=True)
+        return self._whole_model().run(self._held_out(test_dataset), self._parts, prefix="test", gather=True)
 
     def save_model(self, folder: str | Path | None = None) -> Path:
         """Write the weights of `state_dict` to a new folder, as `spantrain export` does; return it.
@@ -342,5 +346,4 @@ def _name_of(data: object) -> str | None:
             f"data: a {type(data).__name__} is neither a text, nor a function that returns a data set, nor a data set "
             "with `__len__` and `__getitem__`"
         )
-    function: Callable[..., Any] = data
-    return function_source(function, "data")
+    return function_source(data, "data")
