@@ -139,6 +139,24 @@ def test_a_checkpoint_of_another_model_is_refused(unbroken, make_plan, spec_of, 
         load_all(lambda _: folder, manifest.content, plan, halves)
 
 
+def test_what_is_not_trained_is_rounded_as_it_comes(unbroken, make_plan, spec_of, tmp_path):
+    job, graph, tensors, _ = unbroken["gpt2"]
+    plan = make_plan(spec_of("gpt2"), [0, 5], [[1]], [[Span(0, BATCH)]], "gpipe")
+    devices = devices_of(plan, graph, job, Random(0))
+    devices[0].fill(tensors)
+    manifest = save_all(tmp_path, plan, job, devices, DONE)
+    folder, halves = latest_checkpoint(tmp_path), devices_of(plan, graph, job, Random(0))
+    parameters = halves[0].holding.parameters
+    for parameter in parameters.values():
+        parameter.data = parameter.data.bfloat16()
+    with pytest.raises(ConfigError, match="has type float32 there, bfloat16 here"):
+        load_all(lambda _: folder, manifest.content, plan, halves)
+    for parameter in parameters.values():
+        parameter.requires_grad_(False)
+    load_all(lambda _: folder, manifest.content, plan, halves)
+    assert all(torch.equal(parameter, tensors[name][""].bfloat16()) for name, parameter in parameters.items())
+
+
 def test_another_global_batch_goes_on_behind_the_samples_that_were_consumed(spec_of):
     """The ledger counts samples: no sample is read twice in an epoch, and none is left out."""
     model = OneProcess(spec_of("resnet"), JOB, BATCH)

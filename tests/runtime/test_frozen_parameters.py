@@ -4,18 +4,22 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 
 from spantrain.app.profiling.describe import described_profile
 from spantrain.config.artefacts import read_profile, write_profile
 from spantrain.config.cluster_file import load_preset
 from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan
+from spantrain.core.shares import StateSharding
 from spantrain.core.span import Span
 from spantrain.core.units import ModelSpec
 from spantrain.cost.memory import MemoryCost
 from spantrain.cost.span_tables import SpanTables
+from spantrain.formats.precision import LOW_WEIGHTS
 from spantrain.formats.registry import WireFormat
 from spantrain.models.catalog.catalog import resolve_model
+from spantrain.models.graph import build_graph
 from spantrain.models.tensor_parallel.division import take
 from spantrain.runtime.gradients.optimizer import learning_rate
 from testing.models import frozen_models
@@ -118,6 +122,41 @@ def test_a_base_in_sixteen_bits_trains_as_plain_torch_to_its_rounding(make_plan)
         assert torch.equal(parameter, wanted[name]) or parameter.requires_grad, name
 
 
+def in_sixteen_bits(name: str) -> dict[str, torch.Tensor]:
+    """What of a model is not trained, as it is held where weights are computed with in 16 bits."""
+    model, _ = getattr(frozen_models, name)()
+    norms = {
+        f"{path}.{own}"
+        for path, one in model.named_modules()
+        if isinstance(one, nn.LayerNorm)
+        for own in one._parameters
+    }
+    frozen = {key: one.detach() for key, one in model.named_parameters() if not one.requires_grad}
+    return {key: one if key in norms else one.bfloat16() for key, one in frozen.items()}
+
+
+@pytest.mark.parametrize("way", list(StateSharding))
+@pytest.mark.parametrize("name", ["upper_blocks", "adapters", "adapters_on_bfloat16"])
+def test_weights_of_sixteen_bits_that_are_not_trained_are_held_in_them_alone(name, way, make_plan):
+    """As one device does it, whatever is divided, offloaded or moved to another stage."""
+    alone = replace(plan_of(make_plan, name, [[1]]), dtype=LOW_WEIGHTS)
+    plan = plan_of(make_plan, name, [[1] if way is StateSharding.OFFLOAD else [2, 1], [1]])
+    stages = [replace(stage, state_sharding=way) for stage in plan.stages]
+    plan = replace(plan, dtype=LOW_WEIGHTS, stages=tuple(stages))
+    moved = replace(plan.stages[0], end_unit=2), replace(plan.stages[1], first_unit=2)
+    wanted, held = train_in_threads(alone, JOB), in_sixteen_bits(name)
+    for changes in ({}, {2: replace(plan, generation=2, stages=moved)}):
+        ran = train_in_threads(plan, JOB, changes)
+        assert ran.losses == pytest.approx(wanted.losses, abs=5e-3)
+        for session in ran.sessions.values():
+            holding = session._part.holding
+            for key, parameter in holding.parameters.items():
+                if parameter.requires_grad:
+                    assert parameter.dtype is torch.float32
+                else:
+                    assert torch.equal(parameter, take(held[key], holding.parts[key])), key
+
+
 @pytest.mark.parametrize("name", ["last_block", "biases"])
 def test_a_change_of_plan_keeps_what_is_not_trained(name, make_plan):
     first = plan_of(make_plan, name, [[1], [1]])
@@ -168,6 +207,21 @@ def test_the_graph_and_all_costs_count_what_is_trained(name, tmp_path):
     assert tables.trained()[0, -1] == graph.trained_bytes
     write_profile(profile, tmp_path / "profile.json")
     assert read_profile(tmp_path / "profile.json") == profile
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_held_in_sixteen_bits_is_counted_so(name):
+    graph, full = build_graph(spec_of(name), dtype=LOW_WEIGHTS), graph_of(spec_of(name))
+    frozen = in_sixteen_bits(name)
+    assert graph.trained_bytes == full.trained_bytes
+    assert graph.parameter_bytes == full.trained_bytes + sum(one.nbytes for one in frozen.values())
+    profile, every = described_profile(load_preset("laptop"), spec_of(name), dtype=LOW_WEIGHTS), range(len(graph.units))
+    memory = MemoryCost(profile, "adamw")
+    # Copies are of what is trained alone.
+    assert memory.state_bytes(every) == graph.parameter_bytes + 3.5 * graph.trained_bytes
+    assert SpanTables(profile, optimizer="adamw", splits=True).state()[0, -1] == memory.state_bytes(every)
+    gathered = graph.gathered_bytes(every, 0.5)
+    assert sum(gathered) == graph.parameter_bytes - graph.trained_bytes / 2
 
 
 @pytest.mark.parametrize("name", NAMES)

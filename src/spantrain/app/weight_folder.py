@@ -64,13 +64,8 @@ class FoundWeights(Record):
         """Numbers in all."""
         return sum(math.prod(place.shape) for place in (*self.places.values(), *self.joined.values()))
 
-    @property
-    def converted(self) -> tuple[str, ...]:
-        """Parameters that are of a shorter type than float32."""
-        return tuple(name for name, place in self.places.items() if place.dtype != "F32")
-
     def read(self) -> dict[str, Tensor]:
-        """Return the parameters by name, in float32.
+        """Return the parameters by name, in the types that they have there.
 
         Raises:
             ConfigError: a file is damaged, or the library finds no tensors for a parameter.
@@ -79,7 +74,7 @@ class FoundWeights(Record):
         for file in dict.fromkeys(place.file for place in self.places.values()):
             with _opened(file) as tensors:
                 own = ((name, place) for name, place in self.places.items() if place.file == file)
-                found |= {name: tensors.get_tensor(place.name).float() for name, place in own}
+                found |= {name: tensors.get_tensor(place.name) for name, place in own}
         for folder in {place.file for place in self.joined.values()}:
             try:
                 loaded, told = type(self.model).from_pretrained(
@@ -303,8 +298,7 @@ def first_weights(spec: ModelSpec, *, from_scratch: bool) -> FirstWeights:
 
 
 def _besides(found: FoundWeights) -> str:
-    converted = f"; {len(found.converted)} tensors of a shorter type are float32 now" if found.converted else ""
     more = ", ..." if len(found.ignored) > _SHOWN else ""
     unused = f"; not used: {', '.join(found.ignored[:_SHOWN])}{more}" if found.ignored else ""
     adapters = f"; {len(found.adapters)} of adapters begin as they are made" if found.adapters else ""
-    return f"{converted}{adapters}{unused}"
+    return f"{adapters}{unused}"

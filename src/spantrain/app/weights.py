@@ -283,8 +283,6 @@ class ImportOutcome(Record):
     checkpoint: str
     parameters: int
     """Numbers in all."""
-    converted: tuple[str, ...]
-    """Parameters that were of a shorter type and are float32 now, exactly."""
     ignored: tuple[str, ...]
     """Tensors of the folder that the model has no parameter for, such as buffers."""
 
@@ -301,12 +299,7 @@ def import_weights(folder: Path, spec: ModelSpec, out: Path) -> ImportOutcome:
     no_run = Manifest(step=0, model=spec, plan=None, job=None, profile="", losses=(), ledger=SampleLedger())
     checkpoint = write_weights(found, out, no_run)
     return ImportOutcome(
-        run=str(out),
-        model=spec.name,
-        checkpoint=str(checkpoint),
-        parameters=found.parameters,
-        converted=found.converted,
-        ignored=found.ignored,
+        run=str(out), model=spec.name, checkpoint=str(checkpoint), parameters=found.parameters, ignored=found.ignored
     )
 
 

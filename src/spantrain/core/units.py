@@ -255,6 +255,11 @@ class UnitGraph(Record):
         """Return the same of the parameters that are trained: bytes of gradients, and of what replicas sum."""
         return self._held(units, tp_share, self.trained_shared_bytes, trained=True)
 
+    def gathered_bytes(self, units: Sequence[int], ratio: float, tp_share: MemberShare = ALONE) -> tuple[float, ...]:
+        """Return the bytes that each unit is computed with: so many for each byte that is trained, and all others."""
+        held, trained = self.held_parameter_bytes(units, tp_share), self.held_trained_bytes(units, tp_share)
+        return tuple(whole - (1 - ratio) * own for whole, own in zip(held, trained, strict=True))
+
     @cached_property
     def trained_shared_bytes(self) -> Mapping[str, int]:
         """Bytes of each group of shared parameters that is trained."""

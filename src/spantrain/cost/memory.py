@@ -78,6 +78,7 @@ class MemoryCost:
         self._held = cache(profile.graph.held_parameter_bytes)
         self._shared_within = cache(profile.graph.shared_within_bytes)
         self._trained = cache(profile.graph.held_trained_bytes)
+        self._gathered = cache(profile.graph.gathered_bytes)
         self._activations = cache(profile.graph.stage_held_bytes)
         self._deferred = cache(profile.graph.stage_deferred_bytes)
         self._working = cache(profile.graph.stage_working_bytes)
@@ -92,24 +93,26 @@ class MemoryCost:
     ) -> NDArray[np.float64]:
         """Return the bytes of state for so many bytes of parameters, of which so many are trained, undivided."""
         own = np.ceil(trained_bytes * self._optimizer_ratio) + self._sets * trained_bytes
-        all_sets = parameter_bytes + (self._sets - 1) * trained_bytes
-        return np.asarray(np.ceil((1 + self._rounded) * all_sets) + own)
+        copied = trained_bytes if self._dtype == LOW_WEIGHTS else parameter_bytes  # what is frozen is of 16 bits then
+        more = (1 + self._rounded) * (self._sets - 1) * trained_bytes
+        return np.asarray(np.ceil(parameter_bytes + self._rounded * copied + more) + own)
 
     def _state_parts(self, units: Sequence[int], division: Division) -> tuple[int, int, int]:
         """Return the bytes of parameters, gradients and optimizer state."""
-        held = self._held(units, division.tp_share)
-        trained = sum(self._trained(units, division.tp_share))
-        sharding = division.state_sharding
+        held, each = self._held(units, division.tp_share), self._trained(units, division.tp_share)
+        trained, sharding = sum(each), division.state_sharding
         offloads = sharding is StateSharding.OFFLOAD
         part = 0.0 if offloads else 1.0 if sharding is StateSharding.NONE else 1 / division.replicas
         gradient_bytes = self._sets * trained
         if offloads or (sharding.divides_gradients and division.replicas > 1):
-            gradient_bytes = self._sets * math.ceil(trained * part) + 2 * max(self._trained(units, division.tp_share))
+            gradient_bytes = self._sets * math.ceil(trained * part) + 2 * max(each)
         optimizer_bytes = math.ceil(trained * part * self._optimizer_ratio)
-        parameter_bytes = (1 + self._rounded) * (sum(held) + (self._sets - 1) * trained)
+        low = self._dtype == LOW_WEIGHTS
+        parameter_bytes = sum(held) + (1 + self._rounded) * (self._sets - 1) * trained
+        parameter_bytes += self._rounded * (trained if low else sum(held))
         if offloads or (sharding is StateSharding.ZERO3 and division.replicas > 1):
-            copies = 0.0 if self._dtype == LOW_WEIGHTS else self._rounded
-            at_work = gathered_ratio(self._dtype) * (2 * max(held) + self._shared_within(units))
+            ratio, copies = gathered_ratio(self._dtype), 0.0 if low else self._rounded
+            at_work = 2 * max(self._gathered(units, ratio, division.tp_share)) + ratio * self._shared_within(units)
             parameter_bytes = sum(held) * part + copies * sum(held) + at_work
         return math.ceil(parameter_bytes), gradient_bytes, optimizer_bytes
 

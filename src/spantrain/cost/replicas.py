@@ -32,7 +32,7 @@ inside a site are taken to stream.
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from itertools import accumulate
 
 from spantrain.core.action import Op
@@ -124,7 +124,7 @@ class ReplicaCost:
 
     def _host_traffic_s(self, stage: Stage, op: Op) -> float:
         """Return the seconds of what comes from the host's memory, or goes there, the longer of the two ways."""
-        brought = self._gathered_ratio * sum(self._graph.held_parameter_bytes(stage.units))
+        brought = sum(self._graph.gathered_bytes(stage.units, self._gathered_ratio))
         back = sum(self._graph.held_trained_bytes(stage.units)) if op in (Op.BACKWARD, Op.BACKWARD_WEIGHT) else 0
         return max(brought, back) / HOST_BYTES_PER_S
 
@@ -152,12 +152,13 @@ class ReplicaCost:
     ) -> tuple[float, ...]:
         """Return, by unit, the seconds of a sum of gradients to their holders, or of a gather of parameters.
 
-        A gather has a ratio: so many bytes for each of the parameters'.
+        A gather has a ratio: so many bytes for each of the parameters' that are trained.
         """
-        held = self._graph.held_trained_bytes if ratio is None else self._graph.held_parameter_bytes
-        each = 1.0 if ratio is None else ratio
+        graph = self._graph
+        sizes = graph.held_trained_bytes if ratio is None else partial(graph.gathered_bytes, ratio=ratio)
         by_ring = [
-            [self._gather_s(ring, rings, size * each, model) for size in held(units, ring.tp_share)] for ring in rings
+            [self._gather_s(ring, rings, size, model) for size in sizes(units, tp_share=ring.tp_share)]
+            for ring in rings
         ]
         return tuple(map(max, zip(*by_ring, strict=True)))
 
@@ -307,8 +308,8 @@ class ReplicaCost:
             case StateSharding.ZERO2:
                 return (count + 1) * summed
             case StateSharding.ZERO3:
-                held = sum(self._graph.held_parameter_bytes(stage.units, ring.tp_share))
-                return count * summed + 2 * count * self._gathered_ratio * held
+                gathered = sum(self._graph.gathered_bytes(stage.units, self._gathered_ratio, ring.tp_share))
+                return count * summed + 2 * count * gathered
 
     def _add_around(self, sent: Counter[tuple[str, str]], devices: tuple[str, ...], size_bytes: int) -> None:
         """Add what each device sends the next one in half a ring's turns."""

@@ -142,9 +142,8 @@ class CollatedSamples:
         return self._last[1]
 
     def _check_shapes(self, batch: ModelBatch) -> None:
-        for name, got, wanted in zip(
-            batch.names, batch.inputs, self._example.inputs if self._example else (), strict=False
-        ):
+        examples = self._example.inputs if self._example else ()
+        for name, got, wanted in zip(batch.names, batch.inputs, examples, strict=False):
             if got.shape[1:] != wanted.shape[1:]:
                 raise ConfigError(
                     f"{self._source}: {name or 'an input'} has {list(got.shape[1:])} numbers a sample, but the example "

@@ -19,7 +19,7 @@ from spantrain.models.build import compiled_by, example_inputs, example_rows, un
 from spantrain.models.execution.compiled import ONLY_CUT
 from spantrain.models.execution.measure import TWO, FlopMeter, held_behind, held_by_two, working_bytes
 from spantrain.models.execution.segment import autocast_dtype
-from spantrain.models.low_weights import with_low_weights
+from spantrain.models.low_weights import frozen_rounded, with_low_weights
 from spantrain.models.statistics import trained_names_of
 from spantrain.models.tensor_parallel.shard import divides_sequence, pieces_of, sums_of
 from spantrain.models.tracing.factory import told_as_the_models
@@ -68,7 +68,7 @@ def build_graph(spec: ModelSpec, *, dtype: str = "float32") -> UnitGraph:
             measured[unit_class], name=module.name, unit_class=unit_class, shared=tuple(sorted(module.shared))
         )
         units.append(replace(found, batch_norms=trained_names_of(module), whole_micro_batch=checked.whole.get(index)))
-        shared = {group: module.get_parameter(local) for group, local in module.shared.items()}
+        shared = {group: frozen_rounded(module, dtype).get_parameter(local) for group, local in module.shared.items()}
         shared_bytes |= {group: _bytes(parameter) for group, parameter in shared.items()}
         frozen_shared |= {group for group, parameter in shared.items() if not parameter.requires_grad}
         entering = units[-1].outputs
@@ -123,6 +123,7 @@ def _measure(
     low, batch = autocast_dtype(dtype), partial(_batch, spec, entering)
     flop = _flop(spec, module, empty, entering)
     with_low_weights(module, dtype)
+    frozen_rounded(empty, dtype)
     module.compiled_by = compiled_by(spec, ONLY_CUT)
     sums = sums_of(empty)
     pieces = pieces_of(empty) if sums else ()

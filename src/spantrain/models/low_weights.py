@@ -1,13 +1,14 @@
 """Weights of 16 bits that are computed with, beside the float32 ones that are updated, saved and sent.
 
 A parameter that is trained stands in its module as a copy in bfloat16, made anew before each step; what a backward pass
-gives it is added to the gradient of the float32 one at once, in float32. Autocast still chooses the type of each
-operation: normalizations and losses are float32. What goes from layer to layer, and so crosses cuts, is bfloat16.
+gives it is added to the gradient of the float32 one at once, in float32. One that is frozen is bfloat16 alone, for
+good. Autocast still chooses the type of each operation: normalizations and losses are float32. What goes from layer to
+layer, and so crosses cuts, is bfloat16.
 
 Torch's normalizations keep their few weights in float32: what they work on may be of either type.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -36,19 +37,35 @@ def add_gradient(parameter: nn.Parameter, gradient: Tensor) -> None:
         full.grad += gradient
 
 
-def with_low_weights(module: Module, dtype: str) -> Module:
-    """Return a module, with copies in the place of all float32 parameters that are trained if the dtype says so.
+def with_low_weights(module: Module, dtype: str, device: torch.device | None = None) -> Module:
+    """Return a module on a device, with copies in the place of all float32 parameters that are trained.
 
-    Shared ones stay shared; where there are copies already, they stay.
+    That if the dtype says so. Shared ones stay shared; where there are copies already, they stay.
     """
     made: dict[int, nn.Parameter] = {}
+    frozen_rounded(module, dtype).to(device)  # what is frozen takes no more room there
+    for layer, name, own in _rounded(module, dtype):
+        if own.requires_grad:
+            if id(own) not in made:
+                made[id(own)] = _copy_of(own)
+            setattr(layer, name, made[id(own)])  # recurrent layers have lists of theirs besides
+    return module
+
+
+def frozen_rounded(module: Module, dtype: str) -> Module:
+    """Return a module of which parameters that are not trained are rounded for good, if the dtype says so."""
+    for _, _, own in _rounded(module, dtype):
+        if not own.requires_grad:
+            own.data = own.data.to(torch.bfloat16)
+    return module
+
+
+def _rounded(module: Module, dtype: str) -> Iterator[tuple[nn.Module, str, nn.Parameter]]:
+    """Yield the float32 parameters that a dtype has rounded, with their layers and names there."""
     for layer in module.modules() if dtype == LOW_WEIGHTS else ():
         for name, own in () if isinstance(layer, _NORMALIZATIONS) else list(layer._parameters.items()):
-            if own is not None and own.requires_grad and own.dtype is torch.float32:
-                if id(own) not in made:
-                    made[id(own)] = _copy_of(own)
-                setattr(layer, name, made[id(own)])  # recurrent layers have lists of theirs besides
-    return module
+            if own is not None and own.dtype is torch.float32:
+                yield layer, name, own
 
 
 class LowWeights:

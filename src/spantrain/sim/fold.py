@@ -58,7 +58,12 @@ def simulate_whole(plan: Plan, costs: ProfileCosts) -> SimulationResult:
     if folded is None:
         return simulate(plan, costs, steps=1, options=options)
     result = simulate(folded.plan, folded.costs, steps=1, options=options)
-    who = _stands_for(plan, folded)
+    who = {
+        name: [stage.replicas[number].devices[member] for number in row]
+        for stage in plan.stages
+        for row in folded.alike
+        for member, name in enumerate(stage.replicas[row[0]].devices)
+    }
     leaders = {stage.replicas[row[0]].devices[0]: row for stage in plan.stages for row in folded.alike}
     stage_of = {replica.devices[0]: stage for stage in plan.stages for replica in stage.replicas}
     return replace(
@@ -179,13 +184,3 @@ def _narrowed(plan: Plan, numbers: list[int], width: int) -> Plan:
             for stage in plan.stages
         ),
     )
-
-
-def _stands_for(plan: Plan, folded: _Fold) -> dict[str, list[str]]:
-    """Return, by device that is run, all devices that do the same."""
-    return {
-        name: [stage.replicas[number].devices[member] for number in row]
-        for stage in plan.stages
-        for row in folded.alike
-        for member, name in enumerate(stage.replicas[row[0]].devices)
-    }

@@ -290,8 +290,6 @@ def import_(
         shared.print_json(to_json(outcome))
         return
     typer.echo(f"{outcome.model}: {outcome.parameters} parameters in {outcome.checkpoint}")
-    if outcome.converted:
-        typer.echo(f"{len(outcome.converted)} of them were of a shorter type and are float32 now, exactly.")
     if outcome.ignored:
         shown = ", ".join(outcome.ignored[:5]) + (", ..." if len(outcome.ignored) > 5 else "")
         typer.echo(f"Not used: {shown}")

@@ -69,7 +69,7 @@ def show(
         orders = [[[str(action) for action in order] for order in row] for row in shown.orders]
         print_json({name: getattr(shown, name) for name in figures} | {"orders": orders})
     else:
-        _print(shown, None if plan is not None else _cell_s(transfer or 0.0, latency or 0.0))
+        _print(shown, None if plan is not None else (transfer or 0.0, latency or 0.0))
 
 
 @app.command()
@@ -121,15 +121,13 @@ def _headline(shown: "ShownSchedule") -> str:
     )
 
 
-def _cell_s(*seconds: float) -> float | None:
-    """Return the longest cell, of a second or an even part of it, that all times are whole numbers of."""
-    return next((1 / parts for parts in (1, 2, 4) if all((value * parts).is_integer() for value in seconds)), None)
-
-
-def _print(shown: "ShownSchedule", cell_s: float | None) -> None:
+def _print(shown: "ShownSchedule", even_s: tuple[float, float] | None) -> None:
+    """Show a schedule, in cells of a second or an even part of it that these times are whole numbers of, if any."""
     from spantrain.schedule.render.text import render_trace
 
-    cells = round(shown.pipeline_s / cell_s) if cell_s else _WIDEST
+    parts = (1, 2, 4) if even_s else ()
+    fitting = [count for count in parts if all((value * count).is_integer() for value in even_s or ())]
+    cells = round(shown.pipeline_s * fitting[0]) if fitting else _WIDEST
     typer.echo(f"{shown.schedule} ({schedule_named(shown.schedule).description})")
     typer.echo(f"{_headline(shown)}\n")
     typer.echo(render_trace(shown.trace, width=max(1, min(cells, _WIDEST))))

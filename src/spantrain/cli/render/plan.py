@@ -15,7 +15,7 @@ from spantrain.cost.analytic import ANALYTIC_METHOD
 from spantrain.formats.registry import WireFormat
 
 if TYPE_CHECKING:
-    from spantrain.core.outer.groups import OuterGroup, OuterPlan
+    from spantrain.core.outer.groups import OuterPlan
     from spantrain.core.profile import Profile
     from spantrain.planner.engine.outcome import PlanOutcome, StrategyFigures
 
@@ -129,7 +129,8 @@ def _outer_lines(outer: "OuterPlan | None") -> Iterator[str]:
     if outer is None:
         return
     groups = "; ".join(
-        f"{_group_name(group)}: {group.global_batch} samples in {format_seconds(group.step_s)}"
+        f"{group.name}{f' ({few(group.devices)})' if '#' in group.name else ''}: {group.global_batch} samples in "
+        f"{format_seconds(group.step_s)}"  # of a part of a site (`lab#2`) with its devices
         for group in outer.groups
     )
     yield (
@@ -139,11 +140,6 @@ def _outer_lines(outer: "OuterPlan | None") -> Iterator[str]:
     )
     if outer.reason:
         yield f"outer may not be chosen: {outer.reason}"
-
-
-def _group_name(group: "OuterGroup") -> str:
-    """Return a group's name, with its devices where it is a part of a site (`lab#2`)."""
-    return f"{group.name} ({few(group.devices)})" if "#" in group.name else group.name
 
 
 def picture_lines(outcome: "PlanOutcome") -> list[str]:

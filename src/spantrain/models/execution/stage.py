@@ -98,7 +98,7 @@ class StageExecutor:
         self._torch_device = device = torch_device or torch.device("cpu")
         self.units = tuple(units)
         # Moved as one module, so that a parameter shared by two units stays one.
-        self.meter = HeldMeter(with_low_weights(nn.ModuleList(units).to(self._torch_device), dtype))
+        self.meter = HeldMeter(with_low_weights(nn.ModuleList(units), dtype, self._torch_device))
         """Counts the bytes that spans in flight hold."""
         self._name_of: dict[int, str] = {}
         self._parameters: dict[str, nn.Parameter] = {}

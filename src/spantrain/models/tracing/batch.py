@@ -163,7 +163,9 @@ class WholeMeans(TorchFunctionMode):
         column = self._known.get(number)
         if column is None:
             padded = functional.pad(behind, (0, 1), value=IGNORED_LABEL)
-            same = [of for of, labels in ((0, self._labels), (1, behind), (1, padded)) if _is_same(target, labels)]
+            flat = target.flatten()
+            shifted = ((of, labels.flatten()) for of, labels in ((0, self._labels), (1, behind), (1, padded)))
+            same = [of for of, labels in shifted if flat.shape == labels.shape and torch.equal(flat, labels.to(flat))]
             column = same[0] if same else None
             if len(same) == 1:
                 self._known[number] = same[0]
@@ -181,10 +183,6 @@ class WholeMeans(TorchFunctionMode):
                 f"too cannot be told; set the first label of every sample to {IGNORED_LABEL}, or of none"
             )
         return fitting[0] if fitting else None
-
-
-def _is_same(target: Tensor, labels: Tensor) -> bool:
-    return target.numel() == labels.numel() and torch.equal(target.flatten(), labels.flatten().to(target))
 
 
 _NO_WEIGHT = 2

@@ -105,7 +105,7 @@ class TensorExchange:
         if missing:
             raise ConfigError(self._nobody_has(missing, have))
         taken = {name: torch.empty(part.shape, dtype=self._dtype(name)) for name, part in wanted.items()}
-        for file, blocks in requests.get(self._group.own, {}).items():
+        for file, blocks in self._messages(requests.get(self._group.own, {})):  # a little of it twice in memory
             self._fill(taken, wanted, blocks, self._source.read(file, blocks))
         for peer in self._group.peers:
             self._give(peer, self._request_of(peer))

@@ -100,7 +100,7 @@ def build_member(here: WorkerContext, plan: Plan, units: Sequence[UnitModule], g
     own |= statistics_parts(units)  # of all of them, what this member holds
     check_joint(plan, here.graph, statistics=here.job.joins_statistics)
     # Moved and rounded as one module, so that a parameter of two stages stays one.
-    with_low_weights(nn.ModuleList(units).to(here.device.torch_device), plan.dtype)
+    with_low_weights(nn.ModuleList(units), plan.dtype, here.device.torch_device)
     by_stage = dict(zip(crew.units, units, strict=True))
     chunks = tuple(
         stage_executor(here, plan, number, [by_stage[unit] for unit in one.units], groups)

@@ -233,9 +233,8 @@ class ShardCosts:
     def _moved(self, first: int, ratio: float | None) -> Array:
         """Return by unit the bytes of its gradients, or with a ratio of its parameters, so many for each byte."""
         graph, units = self._spans.profile.graph, range(first, self._spans.units)
-        if ratio is None:
-            return np.array(graph.held_trained_bytes(units), dtype=np.float64)
-        return ratio * np.array(graph.held_parameter_bytes(units), dtype=np.float64)
+        moved = graph.held_trained_bytes(units) if ratio is None else graph.gathered_bytes(units, ratio)
+        return np.array(moved, dtype=np.float64)
 
 
 def hidden(compute: Array, beside: Array) -> Array:
