@@ -13,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from spantrain.config.files.text_files import check_tensor_header
+from spantrain.core.names import few
 from spantrain.core.records import Record
 from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError
@@ -23,8 +24,6 @@ _OTHER = frozenset({".bin", ".ckpt", ".gguf", ".h5", ".msgpack", ".pt", ".pth"})
 """Weights in files that are not read here: most run code when they are."""
 _NO_WEIGHTS = ("optimizer", "rng_state", "scaler", "scheduler", "training_args")
 """What such files begin with that a trainer leaves beside weights."""
-_SHOWN = 3
-"""Names in the line for people."""
 _EXAMPLES = "example"
 """Files of examples beside weights begin with this; they hold none."""
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
@@ -298,7 +297,6 @@ def first_weights(spec: ModelSpec, *, from_scratch: bool) -> FirstWeights:
 
 
 def _besides(found: FoundWeights) -> str:
-    more = ", ..." if len(found.ignored) > _SHOWN else ""
-    unused = f"; not used: {', '.join(found.ignored[:_SHOWN])}{more}" if found.ignored else ""
+    unused = f"; not used: {few(found.ignored)}" if found.ignored else ""
     adapters = f"; {len(found.adapters)} of adapters begin as they are made" if found.adapters else ""
     return f"{adapters}{unused}"

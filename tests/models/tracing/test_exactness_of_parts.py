@@ -19,7 +19,7 @@ from spantrain.models.execution.stage import StageExecutor
 from spantrain.models.graph import build_graph
 from spantrain.models.randomness.draws import seeded
 from spantrain.models.tracing.batch import ModelBatch, OwnLoss, picked
-from spantrain.models.tracing.model import cut_model
+from spantrain.models.tracing.model import TracedUnits, cut_model
 from spantrain.models.tracing.source import load_model
 from spantrain.models.units import LABELS, parameter_names
 from testing.models import own_models
@@ -266,6 +266,18 @@ def test_equal_blocks_are_one_class(unsplit):
     assert len({unit.unit_class for unit in blocks}) == 1
     assert all(unit.unit_class.startswith("LlamaDecoderLayer[8x16]") for unit in blocks)
     assert all(unit.tensor_sums == 2 for unit in blocks)
+
+
+def test_one_unit_of_each_class_is_made_to_measure_it_and_never_all(monkeypatch, unsplit):
+    """Whoever plans for a model may have no room for it."""
+    spec, made = unsplit("gpt2").spec, []
+    build = TracedUnits.build
+    monkeypatch.setattr(
+        TracedUnits, "build", lambda self, units, seed: made.append([*units]) or build(self, made[-1], seed=seed)
+    )
+    graph = build_graph(spec)
+    assert len(graph.units) > len(made) == len({unit.unit_class for unit in graph.units})
+    assert all(len(units) == 1 for units in made)
 
 
 def test_rotary_angles_and_positions_are_made_again_not_sent(unsplit):

@@ -143,16 +143,17 @@ class TracedUnits:
         Raises:
             ConfigError: they are not what a user's model is.
         """
-        units = self.build(range(len(self.names)), seed=0)
         if self._spec.chat.packing:
-            check_packing(self._spec, units, self.batch())
-        if self._spec.objective != OWN:
-            loss, whole = cut_model(self._spec).whole.loss, deciding(units)
+            check_packing(self._spec, self.build(range(len(self.names)), seed=0), self.batch())
+        if self._spec.objective != OWN:  # no more of it has numbers than is looked at
+            cut = cut_model(self._spec)
+            loss, whole = cut.whole.loss, deciding(_empty_units(cut))
             if isinstance(loss, LabelLoss) and loss.router_weight:
                 why = "the loss that balances its routers is over all tokens at once"
-                whole[len(units) - 1] = WholeMicroBatch(why=why)
+                whole[len(self.names) - 1] = WholeMicroBatch(why=why)
             left_out = with_or_without_numbers(self._spec, lambda made, given: tuple(differences(made, given)))
-            return CheckedUnits(at=units.__getitem__, left_out=left_out, whole=whole)
+            return CheckedUnits(at=lambda unit: self.build([unit], seed=0)[0], left_out=left_out, whole=whole)
+        units = self.build(range(len(self.names)), seed=0)
         loaded = replace(load_model(self._spec, seed=0), trains=cut_model(self._spec).whole.trains)
         check_units(self._spec, units, loaded)
         found = check_samples(self._spec, units, loaded)
