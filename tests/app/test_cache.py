@@ -3,10 +3,11 @@
 from dataclasses import replace
 from pathlib import Path
 
-from spantrain.app.cache import code_digest, state_folder
+from spantrain.app.cache import state_folder
 from spantrain.app.profiling.describe import BUILDERS, described_profile, graph_file
 from spantrain.config.artefacts import write_artefact
 from spantrain.config.cluster_file import load_preset
+from spantrain.config.files.text_files import code_digest
 from testing.models.small import small_spec
 
 

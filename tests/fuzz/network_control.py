@@ -14,6 +14,7 @@ from fuzz.mutation import corrupted
 from fuzz.target import Target
 from fuzz.typed import plain_of
 from spantrain.config.files.json_codec import from_json
+from spantrain.config.files.text_files import own_code
 from spantrain.core.outer.commands import OuterCommand
 from spantrain.core.outer.events import OuterEvent
 from spantrain.core.outer.layers import ShardLayout
@@ -28,7 +29,7 @@ from spantrain.transport.connection.peers import PeerAddress
 from spantrain.transport.control.address import Address
 from spantrain.transport.control.credentials import Authority, JoinToken, WorkerIdentity, pem_of_der
 from spantrain.transport.control.members import Denied, JoinThrottle, Members
-from spantrain.transport.control.protocol import PROTOCOL_VERSION, RemoteRefusal, decode, unwrap
+from spantrain.transport.control.protocol import RemoteRefusal, decode, unwrap
 from spantrain.transport.control.services import JoinService
 
 LIMIT_BYTES = 8 * 2**20
@@ -71,7 +72,7 @@ def _join_request(chance: Random) -> bytes:
     """A request to join, mostly with a proof that is right."""
     token, _, valid = _authority()
     der = corrupted(chance, valid) if chance.random() < 0.7 else valid
-    request = {"version": PROTOCOL_VERSION, "request": der, "proof": token.proof(der), "facts": {}}
+    request = {"code": own_code(), "request": der, "proof": token.proof(der), "facts": {}}
     return packed(chance, request) if chance.random() < 0.7 else packed(chance, altered(chance, request))
 
 

@@ -97,9 +97,15 @@ def test_nothing_is_sent_with_a_mistyped_token() -> None:
 # Joining.
 
 
-def test_a_request_has_a_proof_and_neither_the_secret_nor_the_key() -> None:
-    token, identity = JoinToken.create(b"c"), WorkerIdentity.create("edge-1")
-    body = client_module._join_request(token, identity, {})
+def test_a_request_has_a_proof_and_neither_the_secret_nor_the_key(
+    server: ControlServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token, identity, sent = JoinToken.parse(server.token), WorkerIdentity.create("edge-1"), list[bytes]()
+    monkeypatch.setattr(WorkerIdentity, "create", lambda _: identity)
+    monkeypatch.setattr(client_module, "_ask_to_join", lambda _where, _root, body, _until: sent.append(body) or {})
+    with pytest.raises(ProtocolError):  # of the answer, which was none
+        ControlClient.join(server.join_address, server.token, name="edge-1", facts={}, timeout_s=PATIENCE_S)
+    (body,) = sent
     request = decode(body, limit_bytes=2**16)
     digest = hashlib.sha256(request["request"]).digest()
     assert request["proof"] == hmac.new(token.secret, b"spantrain join 1\0" + digest, hashlib.sha256).digest()
@@ -112,13 +118,13 @@ def test_the_proof_is_looked_at_before_the_request(server: ControlServer) -> Non
     token = JoinToken.parse(server.token)
 
     def answered(proof: bytes) -> bytes:
-        body = encode({"version": 99, "request": b"none", "proof": proof, "facts": {}}, limit_bytes=999)
+        body = encode({"code": "another", "request": b"none", "proof": proof, "facts": {}}, limit_bytes=999)
         return server._joins.answer(body, source="10.0.0.1", now_s=0.0, control=server._bind.control_neighbour())
 
     with pytest.raises(Denied, match="wrong token"):
         answered(bytes(32))
     assert server._refusals.snapshot() == {"wrong_token": 1}
-    assert b"speaks version 99" in answered(token.proof(b"none"))
+    assert b"its SpanTrain is not the one here" in answered(token.proof(b"none"))
     assert server._refusals.snapshot() == {"wrong_token": 1, "join_refused": 1}
 
 

@@ -1,6 +1,5 @@
 """Where results that are worth keeping between runs lie, and what tells whether they still hold."""
 
-import hashlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -50,13 +49,3 @@ def state_folder() -> Path:
     """Return the user's folder for what SpanTrain leaves to be looked at (XDG); not made."""
     base = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
     return Path(base) / "spantrain"
-
-
-def code_digest(*folders: Path) -> str:
-    """Return the SHA-256 of all Python files in these folders: what another code would have made is another result."""
-    digest = hashlib.sha256()
-    for folder in folders:
-        for path in sorted(folder.rglob("*.py")):
-            content = path.read_bytes()
-            digest.update(f"{path.relative_to(folder).as_posix()} {len(content)}\n".encode() + content)
-    return digest.hexdigest()

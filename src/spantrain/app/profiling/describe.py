@@ -6,9 +6,10 @@ import logging
 from importlib.metadata import version
 from pathlib import Path
 
-from spantrain.app.cache import cache_folder, cached, code_digest, keep_cached
+from spantrain.app.cache import cache_folder, cached, keep_cached
 from spantrain.config.artefacts import shipped_graph
 from spantrain.config.files.json_codec import to_json
+from spantrain.config.files.text_files import code_digest
 from spantrain.core.cluster import Cluster
 from spantrain.core.profile import Profile
 from spantrain.core.units import ModelSpec, UnitGraph

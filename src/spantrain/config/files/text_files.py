@@ -9,6 +9,7 @@ import secrets
 import tempfile
 import time
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import IO
 
@@ -242,3 +243,19 @@ def read_private(path: Path) -> str | None:
     if mode & 0o077:
         raise UsageError(f"{path}: others may read it (mode {mode:03o}); if it is a secret still: chmod 600")
     return text_of(content, path, remedy=remedy, error=UsageError)
+
+
+def code_digest(*folders: Path) -> str:
+    """Return the SHA-256 of all Python files in these folders: what another code would have made is another result."""
+    digest = hashlib.sha256()
+    for folder in folders:
+        for path in sorted(folder.rglob("*.py")):
+            content = path.read_bytes()
+            digest.update(f"{path.relative_to(folder).as_posix()} {len(content)}\n".encode() + content)
+    return digest.hexdigest()
+
+
+@cache
+def own_code() -> str:
+    """Return the digest of all of this package."""
+    return code_digest(Path(__file__).parents[2])

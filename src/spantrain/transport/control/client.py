@@ -10,6 +10,7 @@ from typing import Any, TypeVar, cast
 
 import grpc
 
+from spantrain.config.files.text_files import own_code
 from spantrain.errors import PeerLostError, ProtocolError, UsageError
 from spantrain.transport.control import protocol
 from spantrain.transport.control.address import Address
@@ -68,7 +69,10 @@ class ControlClient:
             )
         identity = WorkerIdentity.create(name)
         root_pem = pem_of_der(server_der)
-        answer = _ask_to_join(where, root_pem, _join_request(parsed, identity, facts), deadline_s)
+        request = identity.request_der
+        body = {"code": own_code(), "request": request, "proof": parsed.proof(request), "facts": facts}
+        encoded = protocol.encode(body, limit_bytes=protocol.JOIN_REQUEST_LIMIT_BYTES)
+        answer = _ask_to_join(where, root_pem, encoded, deadline_s)
         client = cls(
             address=_control_address(where, answer),
             credentials=grpc.ssl_channel_credentials(
@@ -212,16 +216,6 @@ def fetch_certificate(address: Address, deadline_s: float, cancelled: threading.
 
 def _left_s(deadline_s: float) -> float:
     return max(0.05, deadline_s - time.monotonic())
-
-
-def _join_request(token: JoinToken, identity: WorkerIdentity, facts: dict[str, Any]) -> bytes:
-    request = {
-        "version": protocol.PROTOCOL_VERSION,
-        "request": identity.request_der,
-        "proof": token.proof(identity.request_der),
-        "facts": facts,
-    }
-    return protocol.encode(request, limit_bytes=protocol.JOIN_REQUEST_LIMIT_BYTES)
 
 
 def _ask_to_join(where: Address, root_pem: bytes, body: bytes, deadline_s: float) -> dict[str, Any]:

@@ -131,7 +131,6 @@ def _first(entries: Iterable[tuple[object, object]], depth: int, place: str) -> 
 Handler = Callable[[str, dict[str, Any]], dict[str, Any]]
 """(authenticated device name, payload) -> answer. May block; may raise RemoteRefusal."""
 
-PROTOCOL_VERSION = 1
 MESSAGE_LIMIT_BYTES = 8 * 2**20
 JOIN_REQUEST_LIMIT_BYTES = 2**16
 """Less than other messages: whoever sends it has not shown that it holds the token."""

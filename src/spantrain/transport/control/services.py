@@ -8,6 +8,7 @@ from typing import Any
 
 import grpc
 
+from spantrain.config.files.text_files import own_code
 from spantrain.core.records import Record
 from spantrain.errors import ProtocolError, SpanTrainError
 from spantrain.transport.connection.bounds import RefusalCounter
@@ -42,7 +43,7 @@ class JoinService(Record):
         if wait_s > 0:
             raise denied(self.refusals, "throttled", grpc.StatusCode.RESOURCE_EXHAUSTED, f"wait {wait_s:.0f} s")
         try:
-            version, request_der, proof, facts = _read_join_request(body)
+            code, request_der, proof, facts = _read_join_request(body)
         except ProtocolError as error:
             raise denied(self.refusals, "malformed", grpc.StatusCode.INVALID_ARGUMENT, str(error)) from None
         # Nothing else is looked at before the proof: who cannot show it gets no further than this line.
@@ -50,16 +51,16 @@ class JoinService(Record):
             self.throttle.record_failure(now_s, source)
             raise denied(self.refusals, "wrong_token", grpc.StatusCode.UNAUTHENTICATED, "wrong token")
         try:
-            return self._admit(version, request_der, facts, control)
+            return self._admit(code, request_der, facts, control)
         except SpanTrainError as error:
             self.refusals.add("join_refused", str(error))
             return protocol.wrap_refusal(str(error))
 
-    def _admit(self, version: int, request_der: bytes, facts: dict[str, Any], control: Address) -> bytes:
-        if version != protocol.PROTOCOL_VERSION:
+    def _admit(self, code: str, request_der: bytes, facts: dict[str, Any], control: Address) -> bytes:
+        if code != own_code():
             raise protocol.RemoteRefusal(
-                f"it speaks version {version} of the control protocol, the coordinator {protocol.PROTOCOL_VERSION}: "
-                "install the same SpanTrain on both"
+                "its SpanTrain is not the one here, and numbers could differ: install the same on both machines "
+                "(`spantrain doctor --cluster FILE` says where it is another)"
             )
         signing_request, name = self.authority.read_request(request_der)
         check_name(name)
@@ -73,12 +74,12 @@ class JoinService(Record):
         return message
 
 
-def _read_join_request(body: bytes) -> tuple[int, bytes, bytes, dict[str, Any]]:
+def _read_join_request(body: bytes) -> tuple[str, bytes, bytes, dict[str, Any]]:
     match protocol.decode(body, limit_bytes=protocol.JOIN_REQUEST_LIMIT_BYTES):
-        case {"version": int(version), "request": bytes(request), "proof": bytes(proof), "facts": dict(facts)}:
-            return version, request, proof, facts
+        case {"code": str(code), "request": bytes(request), "proof": bytes(proof), "facts": dict(facts)}:
+            return code, request, proof, facts
         case other:
-            raise ProtocolError(f"a request to join needs version, request, proof and facts, got {sorted(other)}")
+            raise ProtocolError(f"a request to join needs code, request, proof and facts, got {sorted(other)}")
 
 
 class CallDispatcher:
