@@ -106,7 +106,7 @@ def named(unit):
 
 
 @pytest.mark.parametrize("merge", [False, True])
-def test_adapters_begin_on_the_folders_weights_and_come_out(folder, merge, tmp_path):
+def test_adapters_begin_on_the_folders_weights_and_come_out(folder, merge, tmp_path, monkeypatch):
     spec = lora_spec(folder)
     begins = first_weights(spec, from_scratch=False)
     assert begins.text.endswith("16 of adapters begin as they are made")
@@ -120,6 +120,8 @@ def test_adapters_begin_on_the_folders_weights_and_come_out(folder, merge, tmp_p
     assert {name.removeprefix("parameter/") for file in manifest.files.values() for name in file.tensors} == {
         name for unit in build_units(spec, seed=0) for name, _ in named(unit)
     }
+    if not merge:  # nobody who has no room for the base needs it
+        monkeypatch.setattr("spantrain.app.weights.whole_model", None)
     outcome = export_run(tmp_path / "run", tmp_path / "out", merge=merge)
     base = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     wanted = logits(base)
@@ -130,6 +132,9 @@ def test_adapters_begin_on_the_folders_weights_and_come_out(folder, merge, tmp_p
         torch.testing.assert_close(found, wanted)
         return
     assert outcome.loads_with == "peft"
+    assert outcome.parameters == sum(
+        one.numel() for unit in build_units(spec, seed=0) for name, one in named(unit) if ".lora_" in name
+    )
     assert not (tmp_path / "out/model.safetensors").exists()
     settings = json.loads((tmp_path / "out/adapter_config.json").read_text())
     assert settings["base_model_name_or_path"] == str(folder)

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,9 +21,10 @@ from spantrain.core.shares import TensorPart
 from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError, UsageError
 from spantrain.formats.precision import EXPORTED
+from spantrain.models.adapters import LORA, base_name
 from spantrain.models.build import UnsplitModel, whole_model, whole_parameters
 from spantrain.models.data.choice import tokenizer_file, with_own_functions
-from spantrain.models.tracing.model import drawn_parameters
+from spantrain.models.tracing.model import partly_drawn
 from spantrain.runtime.checkpoint.holding import BUFFER, PARAMETER
 from spantrain.runtime.checkpoint.manifest import CheckpointSet, Manifest, final_checkpoint, read_manifest
 from spantrain.runtime.checkpoint.saver import CHECKPOINTS, write_device_file
@@ -83,18 +84,18 @@ def export_run(
     check_new(to)
     folder = final_checkpoint(run)
     manifest = replace(saved := read_manifest(folder), model=with_own_functions(saved.model, functions))
-    whole, untrained = trained_model(folder, manifest)
+    alone = LORA in manifest.model.config and not merge
+    whole, untrained = (_adapters(folder, manifest), ()) if alone else trained_model(folder, manifest)
     partial = to.with_name(f".{to.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     try:
         example, logits_sha256 = _example(whole)
-        parameters = sum(tensor.numel() for name, tensor in whole.module.named_parameters() if name not in untrained)
+        own = (one for name, one in whole.module.named_parameters() if not (name in untrained or one.is_meta))
+        parameters = sum(one.numel() for one in own)
         loads_with = _save_as_given(whole.module, manifest.model, partial, dtype=dtype, merge=merge)
         if example:
             save_file(example, partial / EXAMPLE_FILE)
-        if to.exists():
-            to.rmdir()
-        partial.rename(to)
+        partial.rename(to)  # in the place of an empty folder, if there is one
     except (OSError, SafetensorError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(f"{to}: cannot be written: {why}; choose another place") from None
@@ -148,22 +149,32 @@ def trained_model(folder: Path, manifest: Manifest) -> tuple[UnsplitModel, tuple
     return whole, tuple(unused)
 
 
-def trained_parameters(folder: Path, manifest: Manifest) -> dict[str, Tensor]:
-    """Return all parameters of a checkpoint, whole, by name.
+def _adapters(folder: Path, manifest: Manifest) -> UnsplitModel:
+    """Return the model of a folder with a checkpoint's adapters; its own weights, which may be many, are not read."""
+    names = [name for name in whole_parameters(manifest.model) if base_name(manifest.model, name) is None]
+    module = partly_drawn(manifest.model, names, seed=0)
+    with torch.no_grad():
+        for name, value in trained_parameters(folder, manifest, names).items():
+            module.get_parameter(name).copy_(value)
+    return UnsplitModel(module=module, inputs={})
+
+
+def trained_parameters(folder: Path, manifest: Manifest, names: Collection[str] | None = None) -> dict[str, Tensor]:
+    """Return all parameters of a checkpoint, or those of some names, whole, by name.
 
     Raises:
         ConfigError: a file is damaged or on another machine, or the checkpoint is not of the model it names.
     """
     wanted = {
-        PARAMETER + name: TensorPart(full_shape=parameter.shape)
+        PARAMETER + name: tuple(parameter.shape)
         for name, parameter in whole_parameters(manifest.model).items()
+        if names is None or name in names
     }
     shapes = _shapes_in(manifest)
-    wrong = [name for name, part in wanted.items() if name in shapes and shapes[name] != part.full_shape]
+    wrong = [name for name, shape in wanted.items() if shapes.get(name, shape) != shape]
     if wrong:
         raise ConfigError(f"{folder}: is not of model {manifest.model.name}: {', '.join(wrong[:3])} have other shapes")
-    found = _whole_tensors(folder, manifest, wanted)
-    return {name.removeprefix(PARAMETER): tensor for name, tensor in found.items()}
+    return _whole_tensors(folder, manifest, wanted)
 
 
 def trained_statistics(folder: Path, manifest: Manifest) -> dict[str, Tensor]:
@@ -173,17 +184,18 @@ def trained_statistics(folder: Path, manifest: Manifest) -> dict[str, Tensor]:
         ConfigError: a file is damaged or on another machine.
     """
     held = {name: shape for name, shape in _shapes_in(manifest).items() if name.startswith(BUFFER)}
-    found = _whole_tensors(folder, manifest, {name: TensorPart(full_shape=shape) for name, shape in held.items()})
-    return {name.removeprefix(BUFFER): tensor for name, tensor in found.items()}
+    return _whole_tensors(folder, manifest, held)
 
 
 def _shapes_in(manifest: Manifest) -> dict[str, tuple[int, ...]]:
     return {name: stored.part.full_shape for file in manifest.files.values() for name, stored in file.tensors.items()}
 
 
-def _whole_tensors(folder: Path, manifest: Manifest, wanted: Mapping[str, TensorPart]) -> dict[str, Tensor]:
+def _whole_tensors(folder: Path, manifest: Manifest, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
     group = ExchangeGroup(own="here", peers=(), nearness=lambda _peer: 0)
-    return TensorExchange(group, manifest.files, TensorFiles(folder, manifest.files), None).run(wanted)
+    exchange = TensorExchange(group, manifest.files, TensorFiles(folder, manifest.files), None)
+    found = exchange.run({name: TensorPart(full_shape=shape) for name, shape in shapes.items()})
+    return {name.partition("/")[2]: tensor for name, tensor in found.items()}
 
 
 def _example(whole: UnsplitModel) -> tuple[dict[str, Tensor], str]:
@@ -311,8 +323,9 @@ def write_weights(found: FoundWeights, out: Path, manifest: Manifest) -> Path:
     """
     tensors = {PARAMETER + name: tensor.contiguous() for name, tensor in found.read().items()}
     seed = manifest.job.seed if manifest.job else 0
-    begun = drawn_parameters(manifest.model, found.adapters, seed=seed)
-    tensors |= {PARAMETER + name: tensor.contiguous() for name, tensor in begun.items()}
+    if found.adapters:
+        begun = partly_drawn(manifest.model, found.adapters, seed=seed)
+        tensors |= {PARAMETER + name: begun.get_parameter(name).detach().contiguous() for name in found.adapters}
     tensors |= {BUFFER + name: tensor.contiguous() for name, tensor in found.read_statistics().items()}
     parts = {name: TensorPart(full_shape=tuple(tensor.shape)) for name, tensor in tensors.items()}
     try:

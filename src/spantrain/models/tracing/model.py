@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from spantrain.config.files.json_codec import from_json, render_json, to_json
 from spantrain.config.files.parsing import parse_json
@@ -169,13 +169,10 @@ class TracedUnits:
         return loaded.module, loaded.batch
 
 
-def drawn_parameters(spec: ModelSpec, names: Collection[str], *, seed: int) -> dict[str, Tensor]:
-    """Return what some parameters of a library's model begin with under a seed; the others are not made."""
-    if not names:
-        return {}
+def partly_drawn(spec: ModelSpec, names: Collection[str], *, seed: int) -> nn.Module:
+    """Build a library's model of which these parameters have numbers under a seed; the others have shapes alone."""
     numbers = cut_model(spec).whole.numbers
-    module = load_model(spec, seed=seed, only={numbers[name] for name in names}).module
-    return {name: module.get_parameter(name).detach() for name in names}
+    return load_model(spec, seed=seed, only={numbers[name] for name in names}).module
 
 
 @lru_cache(maxsize=8)

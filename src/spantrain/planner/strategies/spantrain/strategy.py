@@ -315,22 +315,13 @@ class _SizeCosts:
         way, at = self._ways[piece.group][number], (piece.first, piece.end)
         units, cuts = self._tables.profile.graph.units, way.cuts(*at)
         slots = list(zip(way.way, cuts[:-1], cuts[1:], strict=True))
-        return _PieceSeconds(
-            way=way,
-            key=(piece.group, number),
-            first=piece.first,
-            end=piece.end,
-            drained=float(way.drained[at]),
-            tail=float(way.tail[at]),
-            back=float(way.back[at]),
-            turn=float(way.turn[at]),
-            pace=float(way.pace[at]),
-            refills=float(way.refills[at]),
-            holders=tuple(
-                tuple(slot.devices[0] for slot, i, j in slots if any(name in unit.shared for unit in units[i:j]))
-                for name in self._shared_bytes
-            ),
+        arrays = (way.drained, way.tail, way.back, way.turn, way.pace, way.refills)
+        drained, tail, back, turn, pace, refills = (float(one[at]) for one in arrays)
+        holders = tuple(
+            tuple(slot.devices[0] for slot, i, j in slots if any(name in unit.shared for unit in units[i:j]))
+            for name in self._shared_bytes
         )
+        return _PieceSeconds(way, (piece.group, number), *at, drained, tail, back, turn, pace, refills, holders)
 
     def _hop_seconds_of(self, lower: tuple[int, int], upper: tuple[int, int], unit: int) -> tuple[float, float, float]:
         """Return the turn, busy and back seconds of the cut in front of a unit between two groups' ways."""
