@@ -225,8 +225,9 @@ def test_what_is_held_in_sixteen_bits_is_counted_so(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_keeper_has_frozen_parameters_from_the_beginning(name, make_plan):
-    plan = plan_of(make_plan, name, [[1], [1]])
+@pytest.mark.parametrize("dtype", ["float32", LOW_WEIGHTS])
+def test_a_keeper_has_frozen_parameters_from_the_beginning(dtype, name, make_plan):
+    plan = replace(plan_of(make_plan, name, [[1], [1]]), dtype=dtype)
     plan = replace(plan, stages=(replace(plan.stages[0], keepers=("s1r0",)), plan.stages[1]))
     ran = train_in_threads(plan, JOB)
     (kept,) = ran.sessions["s1r0"]._keeping.kept

@@ -133,14 +133,12 @@ def trained_model(folder: Path, manifest: Manifest) -> tuple[UnsplitModel, tuple
     """
     weights, statistics = trained_parameters(folder, manifest), trained_statistics(folder, manifest)
     whole = whole_model(manifest.model, seed=manifest.job.seed if manifest.job else 0)
-    filled = set()
     with torch.no_grad():
         for name, value in statistics.items():
             whole.module.get_buffer(name).copy_(value)
         for name, value in weights.items():
-            parameter = whole.module.get_parameter(name)
-            parameter.copy_(value)
-            filled.add(id(parameter))
+            whole.module.get_parameter(name).copy_(value)
+        filled = {id(whole.module.get_parameter(name)) for name in weights}
         unused = {name: one for name, one in whole.module.named_parameters() if id(one) not in filled}
         kept = {name: one for name, one in whole.module.named_buffers() if name.rpartition(".")[2] in STATISTICS}
         besides = unused | {name: one for name, one in kept.items() if name not in statistics}

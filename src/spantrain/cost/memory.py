@@ -107,11 +107,10 @@ class MemoryCost:
         if offloads or (sharding.divides_gradients and division.replicas > 1):
             gradient_bytes = self._sets * math.ceil(trained * part) + 2 * max(each)
         optimizer_bytes = math.ceil(trained * part * self._optimizer_ratio)
-        low = self._dtype == LOW_WEIGHTS
         parameter_bytes = sum(held) + (1 + self._rounded) * (self._sets - 1) * trained
-        parameter_bytes += self._rounded * (trained if low else sum(held))
+        parameter_bytes += self._rounded * (trained if self._dtype == LOW_WEIGHTS else sum(held))
         if offloads or (sharding is StateSharding.ZERO3 and division.replicas > 1):
-            ratio, copies = gathered_ratio(self._dtype), 0.0 if low else self._rounded
+            ratio, copies = gathered_ratio(self._dtype), 0.0 if self._dtype == LOW_WEIGHTS else self._rounded
             at_work = 2 * max(self._gathered(units, ratio, division.tp_share)) + ratio * self._shared_within(units)
             parameter_bytes = sum(held) * part + copies * sum(held) + at_work
         return math.ceil(parameter_bytes), gradient_bytes, optimizer_bytes

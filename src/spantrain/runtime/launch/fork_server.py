@@ -83,7 +83,9 @@ def load() -> None:
     import spantrain.runtime.gradients.optimizer
     import spantrain.runtime.step.work
     import spantrain.schedule.dispatch.policies  # noqa: F401
+    from spantrain.config.files.text_files import own_code
 
+    own_code()  # which is kept
     torch.set_num_threads(1)
     gc.freeze()
     gc.enable()

@@ -13,6 +13,7 @@ from spantrain.core.units import UnitGraph
 from spantrain.errors import ProtocolError
 from spantrain.formats.tensor_bytes import raw_bytes
 from spantrain.models.build import blank_units, build_units
+from spantrain.models.low_weights import frozen_rounded
 from spantrain.models.units import parameter_names, tie_parameters
 from spantrain.runtime.checkpoint.holding import Holding, holding_of
 from spantrain.runtime.gradients.optimizer import build_optimizer, update
@@ -55,7 +56,7 @@ def copy_of(
     tie_parameters(built)
     named: dict[str, torch.nn.Parameter] = {}
     for unit in built:
-        for local, name in parameter_names(unit).items():
+        for local, name in parameter_names(frozen_rounded(unit, plan.dtype)).items():
             parameter = unit.get_parameter(local)
             if all(parameter is not other for other in named.values()):
                 named[name] = parameter
