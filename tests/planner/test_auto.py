@@ -10,6 +10,7 @@ from spantrain.core.profile import Profile
 from spantrain.core.span import equal_spans
 from spantrain.core.units import UnitGraph
 from spantrain.errors import InfeasiblePlanError
+from spantrain.planner.assembly.assemble import infeasible
 from spantrain.planner.assembly.recompute import proposals_of
 from spantrain.planner.engine import engine, predict
 from spantrain.planner.engine.engine import make_plan
@@ -166,6 +167,13 @@ def test_a_sentence_for_each_site(case: Callable[..., Profile]) -> None:
 def test_nothing_fits(case: Callable[..., Profile]) -> None:
     with pytest.raises(InfeasiblePlanError, match="does not fit"):
         auto(request_of(case(memory_bytes=301 * MIB)))
+    small = case(memory_bytes=MIB)
+    units = tuple(replace(unit, frozen_bytes=unit.parameter_bytes) for unit in small.graph.units)
+    frozen = replace(small, graph=replace(small.graph, units=units))
+    for profile, told in ((small, False), (frozen, True), (replace(frozen, dtype="bfloat16-weights"), False)):
+        said = str(infeasible(profile, JobSpec(global_batch=8), ["a0"]))
+        assert ("(--dtype bfloat16-weights)" in said) is told
+        assert "(too much)" in said
 
 
 def test_static_orders_run(case: Callable[..., Profile]) -> None:

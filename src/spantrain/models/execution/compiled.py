@@ -9,7 +9,7 @@ own forward calls (`models.tracing.stubs`). They run as they are written.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -28,22 +28,16 @@ ONLY_CUT = "aot_eager_decomp_partition"
 def compile_layers(units: Iterable[UnitModule]) -> None:
     """Have the layers of units compiled when they are called first, where `UnitModule.compiled_by` says so."""
     refused: set[type[nn.Module]] = set()
-    for layer, by in _to_compile(units):
-        if layer._compiled_call_impl is None:
-            layer._compiled_call_impl = _Compiled(layer, by, refused)
+    for unit in units:
+        for layer in unit.layers if unit.compiled_by and unit.group is None else ():
+            composed = next(layer.children(), None) is not None and not any(map(keeps_statistics, layer.modules()))
+            if composed and layer._compiled_call_impl is None:
+                layer._compiled_call_impl = _Compiled(layer, unit.compiled_by, refused)
 
 
 def is_compiled(layer: nn.Module) -> bool:
     """Whether what a layer does was, or will be, compiled."""
     return isinstance(layer._compiled_call_impl, _Compiled)
-
-
-def _to_compile(units: Iterable[UnitModule]) -> Iterator[tuple[nn.Module, str]]:
-    for unit in units:
-        if unit.compiled_by and unit.group is None:
-            for layer in unit.layers:
-                if next(layer.children(), None) is not None and not any(map(keeps_statistics, layer.modules())):
-                    yield layer, unit.compiled_by
 
 
 class _Compiled:

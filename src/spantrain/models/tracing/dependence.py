@@ -4,7 +4,7 @@ Where they do, as in a loss over pairs, micro-batches are run as they were plann
 are accumulated over the same ones. Sequences that are packed into one sample must not, by positions that begin again.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import torch
@@ -27,7 +27,6 @@ from spantrain.models.units import (
     CheckedUnits,
     UnitModule,
     counted_labels,
-    loss_of,
     outputs_of,
     parameter_names,
 )
@@ -198,16 +197,23 @@ _PACKED_TOLERANCE = 1e-6
 """Relative: sequences that are kept apart change nothing at all of each other's losses."""
 
 
-def check_packing(spec: ModelSpec, units: Sequence[UnitModule], batch: ModelBatch) -> None:
+def check_packing(spec: ModelSpec, units: Iterable[UnitModule], batch: ModelBatch) -> None:
     """Compare the loss of a sequence that is first in a sample, and behind two different ones.
+
+    Units are taken one after the other, and let go: there may be no room for all of them.
 
     Raises:
         ConfigError: they differ: the model's attention, state or positions reach beyond a sequence.
     """
-    length = batch.inputs[0].shape[1]
-    size = length // 2
+    size, orders = batch.inputs[0].shape[1] // 2, ((0, 1), (1, 0), (2, 0))
     drawn = torch.randint(1, _KNOWN, (3, size), generator=torch.Generator().manual_seed(0))
-    losses = [_packed_loss(units, batch, drawn[list(order)], order.index(0)) for order in ((0, 1), (1, 0), (2, 0))]
+    rows = [_packed_rows(batch, drawn[list(order)], order.index(0)) for order in orders]
+    tensors: list[tuple[torch.Tensor, ...]] = [()] * len(orders)
+    with torch.no_grad():
+        for unit in map(UnitModule.eval, units):
+            made = (unit.run(before, own) for before, own in zip(tensors, rows, strict=True))
+            tensors = [one if isinstance(one, tuple) else (one,) for one in made]
+    losses = [float(loss) for (loss,) in tensors]
     if max(losses) - min(losses) > _PACKED_TOLERANCE * max(losses):
         raise ConfigError(
             f"model {spec.name}: packing cannot be used: this model does not tell sequences apart by position_ids, so "
@@ -216,8 +222,8 @@ def check_packing(spec: ModelSpec, units: Sequence[UnitModule], batch: ModelBatc
         )
 
 
-def _packed_loss(units: Sequence[UnitModule], batch: ModelBatch, pieces: torch.Tensor, learnt: int) -> float:
-    """Return the loss of one sample of pieces `(pieces, tokens)`, of which only one piece has labels."""
+def _packed_rows(batch: ModelBatch, pieces: torch.Tensor, learnt: int) -> dict[int, torch.Tensor]:
+    """Return what units read of one sample of pieces `(pieces, tokens)`, of which only one piece has labels."""
     count, size = pieces.shape
     rest = batch.inputs[0].shape[1] - count * size
     labels = torch.full((count, size), IGNORED_LABEL)
@@ -227,6 +233,4 @@ def _packed_loss(units: Sequence[UnitModule], batch: ModelBatch, pieces: torch.T
     given = {"position_ids": positions[None]}
     rows = {number: given.get(name or "", tokens[None]) for number, name in enumerate(batch.names)}
     rows[LABELS] = functional.pad(labels.flatten(), (0, rest), value=IGNORED_LABEL)[None]
-    rows[COUNTED] = counted_labels(rows[LABELS], 1)
-    with torch.no_grad():
-        return float(loss_of(units, rows))
+    return rows | {COUNTED: counted_labels(rows[LABELS], 1)}

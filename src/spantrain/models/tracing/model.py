@@ -144,7 +144,8 @@ class TracedUnits:
             ConfigError: they are not what a user's model is.
         """
         if self._spec.chat.packing:
-            check_packing(self._spec, self.build(range(len(self.names)), seed=0), self.batch())
+            each = (self.build([unit], seed=0)[0] for unit in range(len(self.names)))
+            check_packing(self._spec, each, self.batch())
         if self._spec.objective != OWN:  # no more of it has numbers than is looked at
             cut = cut_model(self._spec)
             loss, whole = cut.whole.loss, deciding(_empty_units(cut))

@@ -17,6 +17,7 @@ from spantrain.cost.span_tables import Array, SpanTables
 from spantrain.cost.step import StepCost
 from spantrain.cost.sums import default_sums
 from spantrain.errors import InfeasiblePlanError
+from spantrain.formats.precision import LOW_WEIGHTS
 from spantrain.planner.request import JobSpec, PlanRequest, Proposal
 
 _PROPOSED = 3
@@ -199,15 +200,15 @@ def infeasible(profile: Profile, job: JobSpec, devices: Sequence[str]) -> Infeas
     largest_first = sorted(devices, key=lambda name: -memory[name])[: spans.units]
     needs = [spans.need(name, 1, 1) for name in largest_first]
     fullest, begins = least_largest([need / memory[name] for need, name in zip(needs, largest_first, strict=True)])
-    lines = []
-    for name, need, first, end in zip(largest_first, needs, begins[:-1], begins[1:], strict=True):
-        mark = " (too much)" if need[first, end] > memory[name] else ""
-        lines.append(
-            f"{name} needs {format_bytes(need[first, end])} for units {first}-{end - 1}, "
-            f"has {format_bytes(memory[name])}{mark}"
-        )
+    lines = [
+        f"{name} needs {format_bytes(need[first, end])} for units {first}-{end - 1}, has {format_bytes(memory[name])}"
+        + " (too much)" * bool(need[first, end] > memory[name])
+        for name, need, first, end in zip(largest_first, needs, begins[:-1], begins[1:], strict=True)
+    ]
     whole = spans.memory.state_bytes(range(spans.units))
     advice = "Use more devices, a lighter optimizer (sgd), or a smaller model."
+    if profile.graph.trained_bytes < profile.graph.parameter_bytes / 2 and profile.dtype != LOW_WEIGHTS:
+        advice = f"Hold what is not trained in 16 bits (--dtype {LOW_WEIGHTS}), or use more devices or a smaller model."
     if fullest <= 1:
         advice = f"That would fit, {job.micro_batch_sizes()[0]} samples in a micro-batch do not: name smaller ones."
     return InfeasiblePlanError(
