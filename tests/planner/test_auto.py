@@ -170,7 +170,9 @@ def test_nothing_fits(case: Callable[..., Profile]) -> None:
     small = case(memory_bytes=MIB)
     units = tuple(replace(unit, frozen_bytes=unit.parameter_bytes) for unit in small.graph.units)
     frozen = replace(small, graph=replace(small.graph, units=units))
-    for profile, told in ((small, False), (frozen, True), (replace(frozen, dtype="bfloat16-weights"), False)):
+    timings = tuple(replace(timing, dtype="bfloat16-weights") for timing in frozen.timings)
+    low = replace(frozen, dtype="bfloat16-weights", timings=timings)
+    for profile, told in ((small, False), (frozen, True), (low, False)):
         said = str(infeasible(profile, JobSpec(global_batch=8), ["a0"]))
         assert ("(--dtype bfloat16-weights)" in said) is told
         assert "(too much)" in said
