@@ -26,7 +26,7 @@ from spantrain.schedule.render.text import format_orders, parse_orders
 from spantrain.sim.bounds import pipeline_bound_s
 from spantrain.sim.costs import TableCosts
 from spantrain.sim.engine import simulate
-from spantrain.sim.search.interleaved import quick_step_s, with_interleaved_order
+from spantrain.sim.search.interleaved import _rising, quick_step_s, with_interleaved_order
 from spantrain.sim.search.model import Room
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -271,3 +271,14 @@ def test_arrivals_for_a_stage_read_back() -> None:
     assert event_text(event) == "arrived backward [4:8] at 6"
     assert event_of("arrived backward [4:8] at 6") == event
     assert Op("F") is Op.FORWARD
+
+
+def test_an_order_in_which_small_micro_batches_came_first_is_planned_as_it_is_replayed():
+    """A plan says of each kind of work how often: the sizes are those of rising samples, and so is what is held."""
+
+    def read(text: str) -> tuple[Action, ...]:
+        return tuple(map(Action.parse, text.split()))
+
+    planned = read("0F[0:4] 0F[4:6] 3F[0:4] 0F[6:8] 3B[4:6] 3F[4:6] 0B[4:6] 0B[6:8]")
+    assert _rising(read("0F[4:6] 0F[6:8] 3F[4:6] 0F[0:4] 3B[4:6] 3F[0:4] 0B[4:6] 0B[6:8]")) == planned
+    assert held_samples(planned, 3) == 4

@@ -110,7 +110,8 @@ class AutoBoundary:
     def advise(self, step: int, plan: Plan, reports: network_state.Reports, step_s: float) -> PlanReplacement | None:
         """Return a better plan for the present links, if it is worth it."""
         rates = self._watch.learn(plan, network_state.measured_rates(reports), self.state)
-        newest = network_state.newest_rates(reports)
+        known = ((device, link) for device, links in reports.items() for link in links)
+        newest = {(device, link.peer): rate for device, link in known if (rate := link.newest_bytes_per_s) is not None}
         matter = network_state.busy_links(reports, self._settings.matters * step_s)
         factors = self._watch.factors(plan, rates, self.state, matter)
         again, sure = self._have_changed(factors, network_state.measured_rates(reports, least=network_state.SURE))

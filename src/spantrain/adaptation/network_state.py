@@ -90,16 +90,6 @@ def measured_rates(reports: Reports, *, least: float = UNSURE) -> dict[Pair, flo
     }
 
 
-def newest_rates(reports: Reports) -> dict[Pair, float]:
-    """Return the rates of the newest messages, in bytes per second."""
-    return {
-        (device, link.peer): link.newest_bytes_per_s
-        for device, links in reports.items()
-        for link in links
-        if link.newest_bytes_per_s is not None
-    }
-
-
 def busy_links(reports: Reports, least_s: float) -> frozenset[Pair]:
     """Return the links that were busy for so many seconds or more in the last step."""
     return frozenset(

@@ -47,7 +47,8 @@ def main() -> None:
             for line in lines:
                 request = json.loads(line)
                 if "signal" in request:
-                    _signal(children, request)
+                    for pid in [one for one, name in children.items() if name == request["name"]]:
+                        os.kill(pid, request["signal"])
                     continue
                 pid = _start(request)
                 children[pid] = request["name"]
@@ -131,12 +132,6 @@ def _become_worker(request: dict[str, Any]) -> None:
     worker = Worker(WorkerSettings(**settings))
     signal.signal(signal.SIGTERM, lambda *_: worker.leave("SIGTERM"))
     worker.run()
-
-
-def _signal(children: dict[int, str], request: dict[str, Any]) -> None:
-    for pid, name in children.items():
-        if name == request["name"]:
-            os.kill(pid, request["signal"])
 
 
 def _reap(children: dict[int, str]) -> None:

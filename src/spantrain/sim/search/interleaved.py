@@ -16,6 +16,7 @@ from itertools import pairwise, product
 from spantrain.core.action import Action, Op
 from spantrain.core.plan import Plan
 from spantrain.core.planned.hints import DispatchHints, PlannedOrder, PlannedWait
+from spantrain.core.span import Span
 from spantrain.core.trace import Trace
 from spantrain.errors import PlanError, ScheduleError
 from spantrain.schedule.dispatch.policies import known_order
@@ -113,6 +114,7 @@ def with_interleaved_order(plan: Plan, costs: StepCosts, room: Mapping[str, Room
             found = simulate(other, costs, steps=1, options=options)
         except ScheduleError:
             continue  # it stops for want of room
+        found = replace(found, orders={leader: _rising(order) for leader, order in found.orders.items()})
         fits_all = all(own.of(found.orders[leader]) for leader, own in room.items())
         if fits_all and (best is None or found.step_s < best[0]):
             best = found.step_s, name, found
@@ -133,6 +135,14 @@ def with_interleaved_order(plan: Plan, costs: StepCosts, room: Mapping[str, Room
         reason=f"found from {name}: {step_s:.6g} s",
     )
     return replace(plan.with_limits(limits), schedule="critical-path", hints=hints)
+
+
+def _rising(order: Sequence[Action]) -> tuple[Action, ...]:
+    """Return an order as a plan has it: each kind of a stage's work by rising samples, whatever came first."""
+    spans: dict[tuple[int, Op], list[Span]] = {}
+    for action in sorted(order, key=lambda action: action.span, reverse=True):
+        spans.setdefault((action.stage, action.op), []).append(action.span)
+    return tuple(replace(action, span=spans[action.stage, action.op].pop()) for action in order)
 
 
 def quick_step_s(plan: Plan, costs: StepCosts, room: Mapping[str, Room], most_s: float = math.inf) -> float:
