@@ -64,10 +64,8 @@ class Machine(Record):
 
     def command(self, words: Sequence[str]) -> list[str]:
         """Return the words that run a command there, for a process of this machine."""
-        here = (
-            os.path.expanduser(words[0]),
-            *words[1:],
-        )  # as Slurm's nodes have it; ssh leads to a shell that knows it
+        # As Slurm's nodes have it; ssh leads to a shell that knows it.
+        here = (os.path.expanduser(words[0]), *words[1:])
         match self.way:
             case "local":
                 return list(here)

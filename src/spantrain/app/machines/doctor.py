@@ -81,9 +81,8 @@ def _lines(machines: Sequence[Machine], options: DoctorOptions, reporter: Report
 def _between(found: Sequence[FoundMachine], options: DoctorOptions, reporter: Reporter) -> Iterator[CheckLine]:
     given = {host.name: (host.address,) for host in (options.cluster.hosts if options.cluster else ()) if host.address}
     own = {one.machine.name: addresses_of(one.machine, one.facts) for one in found}
-    addresses = {
-        name: given.get(name, own[name]) for name in own
-    }  # where a file says it, workers are dialled just there
+    # Where a file says it, workers are dialled just there.
+    addresses = {name: given.get(name, addresses) for name, addresses in own.items()}
     reporter.phase("Trying the ways between them")
     try:
         with PairPrograms([one.machine for one in found]) as programs:

@@ -1,5 +1,5 @@
-"""Read a text file with a clear error, write one so that it is never half there, and digest it; and files for their
-owner alone.
+"""Read a text file with a clear error, write one so that it is never half there, and digest it, or a whole package's
+code; and files for their owner alone.
 """
 
 import fcntl

@@ -344,8 +344,7 @@ class Worker:
         """Do one order; return its result, or the error for the coordinator to name."""
         self._watch.begin(given.order_id)
         try:
-            of = f"order {given.name} of another SpanTrain than that of {self.name} (install the same everywhere)"
-            order = from_json(order_kind(given.name), given.body, of, error=ProtocolError)
+            order = from_json(order_kind(given.name), given.body, f"order {given.name}", error=ProtocolError)
             return requests.OrderOutcome(
                 order_id=given.order_id, result=to_json(self._orders.perform(order, self._watch))
             )
