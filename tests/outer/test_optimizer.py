@@ -1,6 +1,5 @@
 """A training loop with the outer optimizer, against a real master and real shards in one process."""
 
-import threading
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +13,7 @@ from spantrain.outer.client.optimizer import OuterOptimizer
 from spantrain.outer.policy.settings import OuterSettings
 from spantrain.outer.rules.nesterov import Nesterov
 from testing.outer.clients import EXACT, MadeUpServer, alone, close, diloco, small_model, train_step, train_together
-from testing.patience import PATIENCE_S
+from testing.patience import PATIENCE_S, no_threads_left
 
 ENDLESS = OuterSettings(grace_s=1e6, clip_norm=None)
 
@@ -181,7 +180,9 @@ def test_a_command_of_outer_run_says_where_to_join():
 
 
 def test_nothing_is_left_behind():
-    before = threading.active_count()
-    with MadeUpServer(rule=EXACT) as server, server.optimizer(small_model().named_parameters(), "a") as outer:
+    with (
+        no_threads_left(),
+        MadeUpServer(rule=EXACT) as server,
+        server.optimizer(small_model().named_parameters(), "a") as outer,
+    ):
         outer.step()
-    assert threading.active_count() == before

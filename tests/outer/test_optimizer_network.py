@@ -1,6 +1,5 @@
 """Clusters, master and shards over real sockets."""
 
-import threading
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +20,7 @@ from spantrain.outer.rules.nesterov import Nesterov
 from spantrain.outer.shard.server import ShardServer, master_link
 from spantrain.outer.shard.snapshots import FolderSnapshots
 from testing.outer.clients import EXACT, alone, close, diloco, small_model, train_step, train_together
-from testing.patience import PATIENCE_S
+from testing.patience import PATIENCE_S, no_threads_left
 
 AT_ONCE = OuterSettings(clip_norm=None, grace_s=0.0)
 
@@ -34,9 +33,9 @@ def config(*, rule: Nesterov = EXACT, settings: OuterSettings = AT_ONCE, **more:
 def test_one_cluster_with_rate_1_and_no_momentum_is_local_training(encrypted):
     model = small_model()
     inner = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    before = threading.active_count()
     options = OuterOptions(wait_for_start_s=PATIENCE_S, encrypted=encrypted)
     with (
+        no_threads_left(),
         LocalParameterServer(config(encrypted=encrypted)) as server,
         OuterOptimizer(
             model.named_parameters(), master=server.address, token=server.token, cluster="a", inner_steps=3,
@@ -49,7 +48,6 @@ def test_one_cluster_with_rate_1_and_no_momentum_is_local_training(encrypted):
         assert outer.finish(PATIENCE_S)
         close(dict(model.named_parameters()), alone(12))
         assert outer.metrics.version == server.status().version
-    assert threading.active_count() == before
 
 
 def test_a_model_in_fragments_crosses_and_its_state_and_snapshots_outlive_all(tmp_path):
@@ -57,10 +55,11 @@ def test_a_model_in_fragments_crosses_and_its_state_and_snapshots_outlive_all(tm
     settings = replace(AT_ONCE, fragments=2)
     layers = {name: [name] for name, _ in small_model().named_parameters()}
     rounds = MasterConfig(shards=("s0", "s1"), rule=EXACT, settings=settings)
-    before, model = threading.active_count(), small_model()
+    model = small_model()
     inner = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     for half in (range(8), range(8, 16)):
         with (
+            no_threads_left(),
             LocalParameterServer(rounds, folder=tmp_path) as server,
             OuterOptimizer(
                 model.named_parameters(), master=server.address, token=server.token, cluster="a", inner_steps=4,
@@ -76,7 +75,6 @@ def test_a_model_in_fragments_crosses_and_its_state_and_snapshots_outlive_all(tm
             assert status.clusters[0].tokens == 8 * half.stop
             assert [one.layers for one in status.fragments] == [2, 2]
             assert status.updates == sum(one.updates for one in status.fragments)
-    assert threading.active_count() == before
     with pytest.raises(UsageError, match="is of a model in 2 fragments, not in 1"):
         MasterServer(bind="127.0.0.1:0", state_dir=tmp_path / "master", config=config())
 

@@ -11,8 +11,8 @@ from spantrain.outer.rules.nesterov import Nesterov
 from spantrain.outer.shard.snapshots import FolderSnapshots, ShardVersion, SnapshotWriter, to_keep
 from spantrain_studies.outer.plain import MemorySnapshots
 from testing.outer.rounds import MadeUpRounds, random_tensors
-from testing.outer.shards import LocalOuterRun, threads
-from testing.patience import PATIENCE_S
+from testing.outer.shards import LocalOuterRun
+from testing.patience import PATIENCE_S, no_threads_left
 
 
 def same(got, wanted):
@@ -158,12 +158,8 @@ def test_the_master_is_told_of_a_layer_whose_connection_has_ended(tmp_path):
 
 
 def test_closing_leaves_no_threads(tmp_path):
-    before = threads()
-    with LocalOuterRun(random_tensors(0), shards=2, clusters="ab", folder=tmp_path) as local:
+    with no_threads_left(), LocalOuterRun(random_tensors(0), shards=2, clusters="ab", folder=tmp_path) as local:
         local.seed(random_tensors(0))
-    for thread in threads() - before:
-        thread.join(PATIENCE_S)
-        assert not thread.is_alive()
     assert sorted(path.name[:9] for path in (tmp_path / "s0").iterdir()) == ["version-1"]
 
 

@@ -1,7 +1,5 @@
 """Stages of a pipeline push and take versions as one, whatever fails on the way."""
 
-import threading
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,13 +10,13 @@ from spantrain.core.outer.events import TransferWay
 from spantrain.core.outer.stages import StageMeeting, StageOrder, StageReport
 from spantrain.errors import ProtocolError
 from testing.outer.stages import Fleet, StagesServer
+from testing.patience import no_threads_left
 
 WORKERS = ("a/w1", "a/w2")
 
 
 def test_with_rate_1_and_no_momentum_it_is_local_training():
-    before = threading.active_count()
-    with StagesServer() as server, Fleet(server) as fleet:
+    with no_threads_left(), StagesServer() as server, Fleet(server) as fleet:
         fleet.until("has_begun")
         for _ in range(7):
             fleet.step(0.5)
@@ -27,7 +25,6 @@ def test_with_rate_1_and_no_momentum_it_is_local_training():
         assert all(torch.equal(one, torch.full_like(one, 3.5)) for one in fleet.shared)
         metrics = fleet.leader.meter.read()
         assert (metrics.inner_steps, metrics.tokens, metrics.outer_rounds >= 1) == (7, 56, True)
-    assert threading.active_count() == before
 
 
 def test_all_that_was_trained_on_counts_once():

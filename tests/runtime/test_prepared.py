@@ -11,6 +11,7 @@ from spantrain.app.training.recovery.carry_on import PreparedChanges
 from spantrain.core.span import Span
 from spantrain.errors import ProfileError
 from spantrain.planner.present import light_plan
+from testing.patience import no_threads_left
 
 
 @pytest.fixture
@@ -88,7 +89,6 @@ def test_what_cannot_be_planned_is_told_when_it_is_asked_for(plan, monkeypatch):
 
 def test_no_thread_is_left(plan, changes, asked, monkeypatch):
     monkeypatch.setattr(carry_on, "_REST", 1e6)  # It would rest for days, were it not told to end.
-    with changes:
+    with no_threads_left(), changes:
         changes.prepare(plan, frozenset(plan.devices))
         wait_for(lambda: asked)
-    wait_for(lambda: not any(thread.name == "prepared changes" for thread in threading.enumerate()))

@@ -24,7 +24,7 @@ from spantrain.transport.control.protocol import (
     method_path,
 )
 from spantrain.transport.control.server import ControlServer
-from testing.patience import PATIENCE_S
+from testing.patience import PATIENCE_S, no_threads_left
 
 
 class Coordinator:
@@ -340,14 +340,6 @@ def test_a_call_on_a_closed_client(coordinator: Coordinator, join: Join) -> None
         client.call("echo", {}, timeout_s=PATIENCE_S)
 
 
-def _wait_for_threads_to_end(before: set[threading.Thread]) -> set[threading.Thread]:
-    deadline_s = time.monotonic() + PATIENCE_S
-    while (left := set(threading.enumerate()) - before) and time.monotonic() < deadline_s:
-        for thread in left:
-            thread.join(0.1)
-    return left
-
-
 def _stop_under_a_long_poll(bind: str) -> str:
     coordinator = Coordinator(bind)
     server = coordinator.server
@@ -376,10 +368,9 @@ def _stop_under_a_long_poll(bind: str) -> str:
 
 
 def test_stop_lets_calls_end_and_leaves_no_threads_ports_or_files(bind: str, tmp_path: Path) -> None:
-    before = set(threading.enumerate())
-    address = _stop_under_a_long_poll(bind)
-    gc.collect()
-    assert _wait_for_threads_to_end(before) == set()
+    with no_threads_left():
+        address = _stop_under_a_long_poll(bind)
+        gc.collect()
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(OSError, match=r"refused|No such file"):
         Address.parse(address).dial(1.0)

@@ -1,7 +1,5 @@
 """Layers go whole from one side to the other, whichever expects or sends first, whatever else is on its way."""
 
-import threading
-
 import pytest
 import torch
 
@@ -12,7 +10,7 @@ from spantrain.transport.layers.copiers import BufferPool, Copiers
 from spantrain.transport.layers.format import Opening
 from spantrain.transport.layers.interface import LayerLimits
 from testing.outer.layer_wires import KIB, SilentLink, Wires, a_key, a_layer, patient, same, specs
-from testing.patience import PATIENCE_S
+from testing.patience import no_threads_left
 
 
 @pytest.fixture(params=["curve", "plain"])
@@ -115,8 +113,7 @@ def test_a_sender_that_forgets_is_noticed_by_who_expects(wires):
 
 
 def test_closing_leaves_no_threads_and_may_be_done_twice():
-    before = set(threading.enumerate())
-    with Wires() as wires:
+    with no_threads_left(), Wires() as wires:
         shard, worker = wires.met("a")
         shard.expect("a", a_key(), specs(a_layer()))
         worker.send("s", a_key(), a_layer())
@@ -125,10 +122,6 @@ def test_closing_leaves_no_threads_and_may_be_done_twice():
         worker.close()
         with pytest.raises(ProtocolError, match="a: the layer wire is closed"):
             worker.send("s", a_key(1), a_layer())
-    left = {thread for thread in threading.enumerate() if thread not in before and "zmq.utils" not in str(type(thread))}
-    for thread in left:
-        thread.join(PATIENCE_S)
-        assert not thread.is_alive()
 
 
 def test_a_layer_after_a_long_silence_is_waited_for_anew():

@@ -1,7 +1,6 @@
 """Real shards and made-up clusters on loopback, with a master in this process: whole rounds through real sockets."""
 
 import contextlib
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -234,11 +233,6 @@ class LocalOuterRun(contextlib.ExitStack):
         self.until(lambda: len(self.links) == len(self.layout.shards))
         first.ask(tensors, 0)
         self.until(lambda: all(cluster.used for cluster in self.clusters.values()))
-
-
-def threads() -> set[threading.Thread]:
-    """Those of this process, but for the one that pyzmq starts once for all."""
-    return {thread for thread in threading.enumerate() if "zmq.utils" not in str(type(thread))}
 
 
 def some_tensors(seed: int, *, scale: float = 1.0) -> dict[str, torch.Tensor]:
