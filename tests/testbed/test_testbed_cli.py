@@ -12,6 +12,7 @@ from spantrain.cli.commands.faults import app
 from spantrain.cli.commands.testbed import sparkline
 from spantrain.core.speed import SpeedTrace
 from spantrain.errors import ConfigError, TestbedError
+from testing.patience import until
 
 CONNECTS = "import socket, sys; sys.exit(socket.socket().connect_ex((sys.argv[1], 9)) != 111)"
 """Ends with 0 if a host's kernel refuses, which it can only do where packets pass."""
@@ -142,6 +143,6 @@ def test_sites_are_cut_off_and_healed(namespaces_or_skip: None, own_runtime_dir:
         assert "all passes again" in run("heal").stdout
         assert cut() == set()
         assert run("heal").stdout == "nothing was cut there\n"
-        assert reaches("lab-0", "home-nano")
+        until(lambda: reaches("lab-0", "home-nano"))
     finally:
         run("down")

@@ -15,6 +15,7 @@ from spantrain.errors import TestbedError
 from spantrain.testbed.control import ShapedLinkStatus
 from spantrain.testbed.testbed import Testbed
 from spantrain_studies.testbed_traffic import Flow, measure_round_trips
+from testing.bursts import burst
 from testing.patience import until
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(600), pytest.mark.usefixtures("namespaces_or_skip")]
@@ -24,13 +25,6 @@ LATENCY_S = 0.02
 EARLY_S = 1e-3
 """Much more than the router may hand a packet over before its time; it never does because of a busy machine."""
 LARGEST_PACKET_BYTES = 65536
-BURST = """
-import socket, sys
-address, size, count = (sys.argv[1], int(sys.argv[2])), int(sys.argv[3]), int(sys.argv[4])
-sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-for _ in range(count):
-    sender.sendto(bytes(size), address)
-"""
 RECEIVE_ONE = """
 import socket, sys
 receiver = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -50,12 +44,6 @@ def test_hosts_reach_each_other_and_nothing_else(testbed: Testbed) -> None:
 
 def link_of(testbed: Testbed, source: str) -> ShapedLinkStatus:
     return next(link for link in testbed.status().links if link.source == source)
-
-
-def burst(testbed: Testbed, source: str, target: str, *, port: int = 9, size_bytes: int, count: int) -> None:
-    """Send datagrams all at once; whether someone listens is all the same to the link."""
-    words = (testbed.address(target), port, size_bytes, count)
-    assert testbed.popen(source, [sys.executable, "-I", "-S", "-c", BURST, *map(str, words)]).wait() == 0
 
 
 def test_no_round_trip_is_shorter_than_asked_before_or_after_a_shape(testbed: Testbed) -> None:
