@@ -104,8 +104,9 @@ def check_alike(trainer: spantrain.Trainer, wanted: transformers.Trainer) -> Non
     assert trainer.state.best_global_step == wanted.state.best_global_step
     best = Path(trainer.state.best_model_checkpoint).name
     assert best == Path(wanted.state.best_model_checkpoint).name.replace("checkpoint", "step")
+    found = trainer.state_dict()
     for name, tensor in wanted.model.state_dict().items():
-        torch.testing.assert_close(trainer.state_dict()[name], tensor, rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(found[name], tensor, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.slow
