@@ -142,7 +142,7 @@ def test_copies_lie_in_host_memory():
 @pytest.mark.parametrize(
     ("text", "said"),
     [("soon", "--mtbf, field mtbf"), ("0", "more than nothing"), ("a100=3", "field a100: unknown"),
-     ("repair=1", "give HOURS for all devices")],
+     ("repair=1", "give HOURS for all devices"), ("lab=3,lab=4", "says two things of one")],
 )  # fmt: skip
 def test_bad_hours_are_refused(text, said):
     with pytest.raises(ConfigError, match=said):

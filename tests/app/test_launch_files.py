@@ -140,7 +140,7 @@ def test_who_can_only_dial_out_is_given_the_relay_and_its_token_as_the_other_one
     task = SkypilotWay(options=behind).task(wanted, "Field.2")
     assert task["secrets"].keys() == {"SPANTRAIN_JOIN", "SPANTRAIN_TOKEN", "SPANTRAIN_RELAY_TOKEN"}
     with pytest.raises(ConfigError, match=r"--relay Field=\.\.\.: .*did you mean Field.2"):
-        SlurmWay(options=replace(options, relays={"Field": RELAY})).prepare(wanted, Told())
+        replace(options, relays={"Field": RELAY}).check_names(wanted.cluster)
 
 
 def test_hosts_are_called_as_the_cluster_file_says(wanted, options):
@@ -150,7 +150,7 @@ def test_hosts_are_called_as_the_cluster_file_says(wanted, options):
     assert way.machine("box", wanted).python == "/home/me/python"
     assert way.within(wanted)[-1] == "registry/spantrain:1"
     with pytest.raises(ConfigError, match=r"--python lib=\.\.\.: the host or site must be one of .* did you mean lab"):
-        SshWay(options=replace(options, python={"lib": "python"})).prepare(wanted, SilentReporter())
+        replace(options, python={"lib": "python"}).check_names(wanted.cluster)
 
 
 def test_a_site_is_a_slurm_job_of_all_its_nodes(wanted, options, written, tmp_path):
@@ -197,6 +197,15 @@ def test_a_site_is_a_folder_for_kubectl(wanted, options, written, tmp_path):
     mounted = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
     assert mounted == {"shm": "/dev/shm", "code": "/spantrain", "data-0": "/data/text with space"}
     assert mounted.keys() == {volume["name"] for volume in pod["volumes"]}
+
+
+def test_a_variable_is_to_the_letter_what_was_said(wanted, options, written, tmp_path):
+    """A kubelet makes another variable's value of `$(NAME)`, and `$` of `$$`."""
+    options = replace(options, environment={"": {"A": "$(B) costs 5$$"}})
+    written(KubernetesWay(options=options, only_writes=True))
+    job_set = yaml.safe_load((tmp_path / "run" / "launch" / "lab" / "jobset.yaml").read_text())
+    pod = job_set["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    assert pod["containers"][0]["env"] == [{"name": "A", "value": "$$(B) costs 5$$$$"}]
 
 
 def secret_of(job_set):

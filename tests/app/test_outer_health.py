@@ -38,7 +38,7 @@ def test_a_shard_that_the_master_has_not_heard_of_for_long_is_ended_and_has_twic
 def test_a_shard_has_time_to_come_back_after_a_master_that_was_away():
     found = health()
     found.answered(0.0, {})
-    found.silent()
+    found.answered(0.0, None)
     found.answered(100.0, {"s0": False, "s1": False})
     assert not found.sick(159.0, STARTED)
     found.answered(160.0, {"s0": True, "s1": False})
@@ -48,14 +48,14 @@ def test_a_shard_has_time_to_come_back_after_a_master_that_was_away():
 def test_a_master_that_answers_no_more_is_ended_and_nobody_else_is_judged_meanwhile():
     found = health()
     found.answered(10.0, {"s0": False})
-    found.silent()
+    found.answered(0.0, None)
     assert not found.sick(69.0, STARTED)
     assert [name for name, _ in found.sick(500.0, STARTED)] == [MASTER]
 
 
 def test_a_master_that_never_answered_is_left_alone():
     found = health()
-    found.silent()
+    found.answered(0.0, None)
     assert not found.sick(1e6, STARTED)
 
 

@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
+from spantrain.app.launch.ssh import SshWay
+from spantrain.app.launch.way import LaunchOptions
 from spantrain.app.outer import serve as outer_serve
 from spantrain.app.reporter import SilentReporter
 from spantrain.app.session import SessionOptions, open_session
 from spantrain.config.cluster_file import load_preset
-from spantrain.errors import PeerLostError, WorkerError
+from spantrain.errors import ConfigError, PeerLostError, WorkerError
 from spantrain.outer.outer_file import load_outer
 from spantrain.transport.control.client import ControlClient
 from spantrain.transport.control.protocol import RemoteRefusal
@@ -33,9 +35,11 @@ class Arriving(SilentReporter):
         self.welcomes: dict[str, dict[str, Any]] = {}
         self.last: dict[str, dict[str, Any]] = {}
         self.refused: dict[str, str] = {}
+        self.notes: list[str] = []
         self._names, self._threads = names, list[threading.Thread]()
 
     def note(self, text: str) -> None:
+        self.notes.append(text)
         shown = SHOWN.search(text)
         if shown is None:  # it tells of who comes, too
             return
@@ -89,6 +93,18 @@ def test_ranks_and_names_that_the_run_does_not_have_are_refused_and_who_is_missi
     workers.wait()
     assert "this run has 2 devices, ranks 0 to 1" in workers.refused["rank-2"]
     assert "there is no device c here; this run has a, b" in workers.refused["c"]
+    here = [note for note in workers.notes if note.startswith("The coordinator refused (join_refused, ")]
+    assert len(here) == 2
+    assert any("127.0.0.1: there is no device c here" in note for note in here)
+
+
+def test_what_is_said_of_no_host_or_site_is_refused_before_any_is_reached(tmp_path):
+    way = SshWay(options=LaunchOptions(python={"lap": "python"}))
+    with (
+        pytest.raises(ConfigError, match=r"--python lap=\.\.\.: the host or site must be one of"),
+        open_session(load_preset("laptop"), DEVICES, options(launch=way), tmp_path, SilentReporter()),
+    ):
+        pass
 
 
 OUTER = """\

@@ -42,8 +42,8 @@ def test_a_wrong_token_is_refused_and_said(run: MasterRun, tmp_path_factory: pyt
         shard = LinkedShard(run.hall, "s0")
         shard.connect(master.address, other.token, shard_facts())
         run.stack.callback(shard.link.close)
-        run.until(lambda: "not the coordinator that made this token" in (shard.link.problem or ""), "it is refused")
-        with pytest.raises(UsageError, match="not the coordinator"):
+        run.until(lambda: "not the master that made this token" in (shard.link.problem or ""), "it is refused")
+        with pytest.raises(UsageError, match="not the master"):
             ask_status(master.address, other.token, timeout_s=PATIENCE_S)
     assert not shard.welcomes
     assert master.status().shards[0].state == "away"

@@ -210,3 +210,28 @@ def shard_of(name: str, master: MasterServer, folder: Path) -> ShardServer:
         name=name, bind="tcp://127.0.0.1:0", snapshots=FolderSnapshots(folder / name),
         link_of=master_link(address=master.address, token=master.token, name=name),
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("model", "told", "wanted"),
+    [
+        (small_model(), "st1.wrong", "refused the token|not the master that made this token"),
+        (torch.nn.Linear(3, 5), "", "not the model that is trained here: it lacks"),
+    ],
+    ids=["token", "model"],
+)
+def test_who_is_refused_for_good_does_not_train_alone(model, told, wanted, tmp_path):
+    with ExitStack() as stack:
+        stack.enter_context(no_threads_left())
+        server = stack.enter_context(LocalParameterServer(config()))
+        other = MasterServer(bind="127.0.0.1:0", state_dir=tmp_path / "other", config=config())
+        known = OuterOptimizer(
+            small_model().named_parameters(), master=server.address, token=server.token, cluster="a",
+            options=OuterOptions(wait_for_start_s=PATIENCE_S),
+        )  # fmt: skip
+        stack.enter_context(known)
+        with pytest.raises(UsageError, match=f"the master does not let cluster b in: .*({wanted})"):
+            OuterOptimizer(
+                model.named_parameters(), master=server.address, token=other.token if told else server.token,
+                cluster="b", options=OuterOptions(wait_for_start_s=100 * PATIENCE_S),
+            )  # fmt: skip

@@ -148,7 +148,7 @@ def test_a_folder_that_another_device_removes_at_the_same_time_is_no_fault(tmp_p
 def test_a_disk_that_fails_is_told_at_the_next_step_that_saves(tmp_path):
     own = DeviceCheckpoints(str(tmp_path), "dev", *five_numbers(1.0), lambda _saved: (), Faulty(3))
     own.save(1, {})
-    with pytest.raises(WorkerError, match=r"could not be written: the machine ends; earlier ones are whole"):
+    with pytest.raises(WorkerError, match=r"/checkpoint: a checkpoint could not be written: the machine ends; earlier"):
         own.wait()
     own.wait()
 
@@ -215,6 +215,14 @@ def test_a_manifest_that_is_wrong_is_named(plan, tmp_path):
     path = latest_checkpoint(tmp_path) / "manifest.json"
     path.write_text(path.read_text().replace('"step": 2', '"step": -2').replace('"schedule"', '"shedule"', 1))
     with pytest.raises(ConfigError, match=r"(?s)manifest.json.*shedule"):
+        read_manifest(path.parent)
+
+
+def test_a_manifest_of_another_step_than_its_folder_is_refused(plan, tmp_path):
+    save(tmp_path, plan, 2)
+    path = latest_checkpoint(tmp_path) / "manifest.json"
+    path.write_text(path.read_text().replace('"step": 2', '"step": 7'))
+    with pytest.raises(ConfigError, match=r"manifest\.json: step: must be 2, as its folder says, got 7"):
         read_manifest(path.parent)
 
 

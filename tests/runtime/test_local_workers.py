@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from spantrain.app.reporter import SilentReporter
 from spantrain.app.session import wait_for
 from spantrain.errors import PeerLostError
 from spantrain.runtime.coordinator.coordinator import Coordinator
@@ -54,7 +55,7 @@ def process_of(log: Path) -> psutil.Process:
 def test_a_killed_worker_is_told_of_once_and_another_one_takes_its_place(workers, coordinator):
     for _ in range(2):
         workers.start([placement(coordinator, name) for name in coordinator.missing(("a", "b"))])
-        wait_for(coordinator, ("a", "b"), PATIENCE_S, lambda _joined: None)
+        wait_for(coordinator, ("a", "b"), PATIENCE_S, SilentReporter())
         process_of(workers.log_of("a")).kill()
         while not (ended := workers.ended()):
             time.sleep(0.01)
@@ -73,4 +74,4 @@ def test_one_that_ends_while_it_is_awaited_is_waited_for_no_longer(workers, coor
     process_of(workers.log_of("b")).kill()
     log = workers.log_of("b")
     with pytest.raises(PeerLostError, match=f"^device b was lost: its worker was killed by signal 9; its log: {log}$"):
-        wait_for(coordinator, ("a", "b"), PATIENCE_S, lambda _joined: None)
+        wait_for(coordinator, ("a", "b"), PATIENCE_S, SilentReporter())

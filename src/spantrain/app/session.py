@@ -19,6 +19,7 @@ from spantrain.runtime.coordinator.coordinator import Coordinator
 from spantrain.runtime.launch.launcher import LocalWorkers, WorkerPlacement
 from spantrain.runtime.worker.settings import WorkerSettings
 from spantrain.testbed.testbed import Testbed, why_unavailable
+from spantrain.transport.connection.bounds import RefusalCounter
 from spantrain.transport.control.address import Address
 from spantrain.transport.control.credentials import Credentials
 from spantrain.transport.relay.protocol import RelayAccess
@@ -148,12 +149,16 @@ def _remote(
         data=options.data,
         encrypted=options.encrypted,
     )
+    if launch:
+        launch.options.check_names(cluster)
     workers = stack.enter_context(launch.prepare(wanted, reporter) if launch else StartedByHand(wanted, reporter))
     # Workers that end with this process have no use for one that is started again.
     kept = options.credentials if launch is None or launch.only_writes else None
     credentials = Credentials.kept_in(kept) if kept and kept.exists() else Credentials.create()
+    if kept:
+        make_private_folder(kept.parent)
+        credentials.keep(kept)
     if launch and launch.only_writes:
-        _keep(credentials, kept)
         workers.start(listen, credentials.token.text)
         raise OnlyWrittenError
     coordinator = Coordinator(
@@ -164,27 +169,15 @@ def _remote(
         starter=workers,
         heartbeat_timeout_s=options.heartbeat_timeout_s,
         credentials=credentials,
+        refusals=RefusalCounter("The coordinator", reporter.note),
     )
     coordinator.start()
     stack.callback(coordinator.stop)
-    _keep(credentials, kept)
     stack.callback(workers.expect_ends)  # before that
     workers.start(coordinator.join_address, coordinator.token)
-    wait_for(
-        coordinator,
-        devices,
-        launch.patience_s if launch else options.join_timeout_s,
-        lambda joined: reporter.progress(joined, len(devices), "workers joined"),
-        reporter.note,
-    )
+    patience_s = launch.patience_s if launch else options.join_timeout_s
+    wait_for(coordinator, devices, patience_s, reporter, tell=reporter.note)
     return Session(cluster=cluster, devices=devices, coordinator=coordinator, network="real", outlived=kept is not None)
-
-
-def _keep(credentials: Credentials, path: Path | None) -> None:
-    """Keep what workers know a coordinator by, if it is to be kept."""
-    if path is not None:
-        make_private_folder(path.parent)
-        credentials.keep(path)
 
 
 def _local(
@@ -213,12 +206,7 @@ def _local(
     stack.callback(workers.expect_ends)  # before that
     placement = functools.partial(_placement, cluster, coordinator, testbed, options)
     workers.start([placement(name) for name in devices])
-    wait_for(
-        coordinator,
-        devices,
-        _LOCAL_JOIN_TIMEOUT_S,
-        lambda joined: reporter.progress(joined, len(devices), "workers joined"),
-    )
+    wait_for(coordinator, devices, _LOCAL_JOIN_TIMEOUT_S, reporter)
     return Session(
         cluster=cluster,
         devices=devices,
@@ -254,8 +242,9 @@ def wait_for(
     coordinator: Coordinator,
     names: Sequence[str],
     timeout_s: float,
-    on_tick: Callable[[int], None],
-    on_news: Callable[[str], None] = lambda _text: None,
+    reporter: Reporter,
+    *,
+    tell: Callable[[str], None] = lambda _text: None,
 ) -> None:
     """Wait until these devices have joined; the place of one that is lost meanwhile is free for another worker.
 
@@ -263,8 +252,8 @@ def wait_for(
         coordinator: where they join.
         names: of the devices.
         timeout_s: how long to wait for the last one.
-        on_tick: hears, again and again, how many have joined.
-        on_news: hears of each that comes or goes, and how to start it again.
+        reporter: hears, again and again, how many have joined.
+        tell: hears of each that comes or goes, and how to start it again.
 
     Raises:
         PeerLostError: some did not come in time, or the worker of one that was started here has ended.
@@ -274,12 +263,12 @@ def wait_for(
     while missing:
         for device, reason in coordinator.gone(names).items():
             command = coordinator.join_command(device)
-            on_news(f"Device {device} is gone: {reason}. It is waited for again: {command}")
+            tell(f"Device {device} is gone: {reason}. It is waited for again: {command}")
         before, missing = missing, coordinator.missing(names, unlike=missing)
         for device in before:
             if device not in missing:
-                on_news(f"Device {device} has joined, {len(names) - len(missing)} of {len(names)}")
-        on_tick(len(names) - len(missing))
+                tell(f"Device {device} has joined, {len(names) - len(missing)} of {len(names)}")
+        reporter.progress(len(names) - len(missing), len(names), "workers joined")
         if missing and time.monotonic() > deadline_s:
             raise PeerLostError(
                 f"{', '.join(missing)} did not join within {timeout_s:.0f} s; start there: "

@@ -3,7 +3,6 @@
 import itertools
 import re
 import socket
-import subprocess
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,12 +13,10 @@ from spantrain.config.files.text_files import read_text
 from spantrain.config.files.yaml_fields import parse_yaml
 from spantrain.core.cluster import Host
 from spantrain.core.names import is_name
-from spantrain.errors import UsageError
-from spantrain.reach.machines import Machine, Way, this_machine
+from spantrain.errors import UsageError, WorkerError
+from spantrain.reach.machines import Machine, Way, run_tool, this_machine
 
 MAX_MACHINES = 1024
-_ASK_S = 30.0
-_MAX_BYTES = 32 * 2**20
 _NO_NAME = re.compile(r"[^A-Za-z0-9._-]+")
 _NODES = re.compile(r"([^\[\],\s]*)\[([\d,-]+)\]|([^\[\],\s]+)")
 """A part of a node's name: digits in brackets behind a beginning, or nothing but text."""
@@ -163,13 +160,10 @@ def kubernetes_machines(namespace: str, selector: str | None, *, python: str) ->
     options = ("--namespace", namespace)
     words = ["kubectl", *options, "get", "pods", "--output=json", *([f"--selector={selector}"] if selector else [])]
     try:
-        said = subprocess.run(words, capture_output=True, timeout=_ASK_S, check=False, stdin=subprocess.DEVNULL)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise UsageError(f"kubectl: {error}; install it, or see whether its cluster answers") from None
-    if said.returncode != 0 or len(said.stdout) > _MAX_BYTES:
-        last = said.stderr.decode(errors="replace").strip().rpartition("\n")[2][:300] or "lists more pods than are read"
-        raise UsageError(f"{' '.join(words)}: {last}")
-    data = parse_json(said.stdout.decode(errors="replace"), "kubectl's list of pods", remedy="see `kubectl get pods`")
+        said = run_tool(words)
+    except WorkerError as error:
+        raise UsageError(str(error)) from None
+    data = parse_json(said, "kubectl's list of pods", remedy="see `kubectl get pods`")
     items, names = data.get("items") if isinstance(data, dict) else None, []
     for item in items if isinstance(items, list) else []:
         match item:

@@ -20,7 +20,7 @@ from typing import Any, Literal, TypeVar
 
 from spantrain.core.names import check_name
 from spantrain.core.records import Record
-from spantrain.errors import Interrupted, PeerLostError, ProtocolError, UsageError
+from spantrain.errors import Interrupted, PeerLostError, ProtocolError, UsageError, WorkerError
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -30,6 +30,7 @@ MAX_ANSWER_BYTES = 2**20
 """What one program may print in all; probes print a few kilobytes."""
 _CHUNK_BYTES = 65536
 """Of the end of what it says on standard error, which is kept for messages."""
+_TOOL_S, _MAX_SAID = 120.0, 32 * 2**20
 _LEAVE_S = 2.0
 _LOOK_S = 0.2
 _AT_ONCE = 64
@@ -131,6 +132,25 @@ def last_line(errors: bytes) -> str:
     """Return the last line that a program has said on standard error, as the end of a message."""
     lines = [line for line in errors.decode(errors="replace").splitlines() if line.strip()]
     return f": {lines[-1].strip()[:300]}" if lines else ""
+
+
+def run_tool(words: Sequence[str]) -> str:
+    """Run a program of the user's for starting or finding work elsewhere; return what it printed.
+
+    Raises:
+        UsageError: it is not installed.
+        WorkerError: it failed, or took too long; with what it said.
+    """
+    try:
+        ended = subprocess.run(words, capture_output=True, timeout=_TOOL_S, check=False, stdin=subprocess.DEVNULL)
+    except OSError as error:
+        raise UsageError(f"{words[0]}: cannot be started: {error.strerror}; install it") from None
+    except subprocess.TimeoutExpired:
+        raise WorkerError(f"`{shlex.join(words)}` took more than {_TOOL_S:.0f} s") from None
+    if ended.returncode != 0:
+        said = ended.stderr[-2000:].decode(errors="replace").strip()
+        raise WorkerError(f"`{shlex.join(words)}` ended with status {ended.returncode}: {said}")
+    return ended.stdout[:_MAX_SAID].decode(errors="replace")
 
 
 def run_python(machine: Machine, source: str, *args: str, timeout_s: float, stop: threading.Event | None = None) -> str:

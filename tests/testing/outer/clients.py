@@ -212,6 +212,8 @@ class MadeUpServer:
 class MadeUpConnector:
     """Link and wire of one client."""
 
+    refused = None
+
     def __init__(self, server: MadeUpServer) -> None:
         self.server = server
 

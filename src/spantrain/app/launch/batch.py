@@ -2,7 +2,6 @@
 
 import contextlib
 import shlex
-import subprocess
 import threading
 import time
 from abc import abstractmethod
@@ -15,30 +14,9 @@ from spantrain.app.reporter import Reporter
 from spantrain.config.files.text_files import make_private_folder, write_atomically
 from spantrain.errors import UsageError, WorkerError
 
-_TOOL_S = 120.0
-_LOOK_S, _LEAVE_S = 3.0, 3.0
-_MAX_SAID = 2**22
+_LOOK_S, _LEAVE_S, _LONGEST_LOOK_S = 3.0, 3.0, 240.0
 TOKEN_FILE = "token.env"
 """Where and with what workers join, as variables; for its owner's eyes alone."""
-
-
-def run_tool(words: Sequence[str]) -> str:
-    """Run a program of the user's for starting work elsewhere; return what it printed.
-
-    Raises:
-        UsageError: it is not installed.
-        WorkerError: it failed, or took too long; with what it said.
-    """
-    try:
-        ended = subprocess.run(words, capture_output=True, timeout=_TOOL_S, check=False, stdin=subprocess.DEVNULL)
-    except OSError as error:
-        raise UsageError(f"{words[0]}: cannot be started: {error.strerror}; install it, or give --dry-run") from None
-    except subprocess.TimeoutExpired:
-        raise WorkerError(f"`{shlex.join(words)}` took more than {_TOOL_S:.0f} s") from None
-    if ended.returncode != 0:
-        said = ended.stderr[-2000:].decode(errors="replace").strip()
-        raise WorkerError(f"`{shlex.join(words)}` ended with status {ended.returncode}: {said}")
-    return ended.stdout[:_MAX_SAID].decode(errors="replace")
 
 
 class BatchWorkers(StartedWorkers):
@@ -74,7 +52,7 @@ class BatchWorkers(StartedWorkers):
         """Take back all jobs; where to join is of no more use."""
         self._stop.set()
         if self._thread.is_alive():
-            self._thread.join(2 * _TOOL_S)
+            self._thread.join(_LONGEST_LOOK_S)
         if self.way.only_writes:
             return
         deadline_s = time.monotonic() + _LEAVE_S

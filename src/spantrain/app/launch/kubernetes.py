@@ -14,12 +14,13 @@ from typing import Any, ClassVar
 
 import yaml
 
-from spantrain.app.launch.batch import TOKEN_FILE, BatchWorkers, run_tool
+from spantrain.app.launch.batch import TOKEN_FILE, BatchWorkers
 from spantrain.app.launch.way import LaunchWay, WantedWorkers
 from spantrain.app.reporter import Reporter
 from spantrain.config.files.text_files import write_atomically
 from spantrain.core.cluster import Device
 from spantrain.errors import ConfigError, WorkerError
+from spantrain.reach.machines import run_tool
 
 _CODE_FILE = "code.tar.gz"
 _MOST_CODE_BYTES = 900_000
@@ -36,7 +37,6 @@ class KubernetesWay(LaunchWay):
 
     def prepare(self, wanted: WantedWorkers, reporter: Reporter) -> "KubernetesWorkers":
         """Write a folder for each site."""
-        self.options.check_names(wanted.cluster)
         code = self.options.code
         if code is not None and len(code.packed) > _MOST_CODE_BYTES:
             raise ConfigError(
@@ -90,7 +90,8 @@ class KubernetesWay(LaunchWay):
         gpu = device.backend.startswith("cuda")
         worker = self.options.worker_words(wanted, device, sees_one_gpu=True)
         unpack = ["sh", "-c", _UNPACK, f"/spantrain/{_CODE_FILE}"] if self.options.code else []
-        own = self.options.environment_at(place)
+        # Or `$(NAME)` in a value would become another variable's.
+        own = {name: value.replace("$", "$$") for name, value in self.options.environment_at(place).items()}
         return {
             "name": "worker",
             "image": self.options.image,
@@ -172,12 +173,11 @@ class KubernetesWorkers(BatchWorkers):
         """Fetch the logs, and delete all that was applied."""
         if site not in self._applied:
             return
-        for devices in self.wanted.by_site[site].values():
-            for device in devices:
-                try:
-                    self._fetch_log(site, device.name)
-                except WorkerError as error:
-                    self.reporter.note(f"{device.name}: no log: {error}")
+        for device in (one for devices in self.wanted.by_site[site].values() for one in devices):
+            try:
+                self._fetch_log(site, device.name)
+            except WorkerError as error:
+                self.reporter.note(f"{device.name}: no log: {error}")
         run_tool(self._kubectl(site, "delete", "--ignore-not-found", "--wait=false", "-k", str(self.written(site))))
 
     def _fetch_log(self, site: str, device: str) -> None:

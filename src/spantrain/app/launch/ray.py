@@ -32,7 +32,6 @@ class RayWay(LaunchWay):
 
     def prepare(self, wanted: WantedWorkers, reporter: Reporter) -> "RayWorkers":
         """Find each host among Ray's nodes."""
-        self.options.check_names(wanted.cluster)
         words = self.words_of(wanted, sees_one_gpu=True)
         try:
             import ray

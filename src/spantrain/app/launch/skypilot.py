@@ -21,7 +21,6 @@ class SkypilotWay(LaunchWay):
 
     def prepare(self, wanted: WantedWorkers, reporter: Reporter) -> "SkypilotTasks":
         """Write a task for each site."""
-        self.options.check_names(wanted.cluster)
         if self.options.code is not None and not self.options.code.root.is_dir():
             raise ConfigError(f"--code {self.options.code.root}: SkyPilot copies folders; unpack the wheel into one")
         tasks = SkypilotTasks(wanted, self, reporter)

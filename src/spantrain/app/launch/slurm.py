@@ -5,11 +5,12 @@ import shlex
 from collections.abc import Iterator
 from typing import ClassVar
 
-from spantrain.app.launch.batch import TOKEN_FILE, BatchWorkers, run_tool
+from spantrain.app.launch.batch import TOKEN_FILE, BatchWorkers
 from spantrain.app.launch.way import LaunchWay, WantedWorkers
 from spantrain.app.reporter import Reporter
 from spantrain.config.files.text_files import write_atomically
 from spantrain.errors import WorkerError
+from spantrain.reach.machines import run_tool
 from spantrain.reach.programs.keeper import code_folder, place_code
 
 _WORKER = """\
@@ -28,7 +29,6 @@ class SlurmWay(LaunchWay):
 
     def prepare(self, wanted: WantedWorkers, reporter: Reporter) -> "SlurmWorkers":
         """Put code into the cache of this machine's user, and write a script for each site."""
-        self.options.check_names(wanted.cluster)
         jobs = SlurmWorkers(wanted, self, reporter)
         code = self.options.code
         if code is not None and not code_folder(code.digest).is_dir():

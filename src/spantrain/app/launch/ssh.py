@@ -32,7 +32,6 @@ class SshWay(LaunchWay):
 
     def prepare(self, wanted: WantedWorkers, reporter: Reporter) -> "SshWorkers":
         """Reach all machines, copy code to those that have not got it, and look whether they have what is needed."""
-        self.options.check_names(wanted.cluster)
         words = self.words_of(wanted)
         reporter.phase(f"Reaching {len(wanted.by_host)} machines")
         started = SshWorkers(wanted, self, words, reporter)

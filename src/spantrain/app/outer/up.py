@@ -27,7 +27,7 @@ from spantrain.reach.machines import wait_or_kill
 from spantrain.transport.control.address import Address
 
 MASTER = "master"
-_ASK_EVERY_S = 5.0
+_ASK_S = 5.0
 _PAUSE_S, _MAX_PAUSE_S = 1.0, 10.0
 _CALM_S = 60.0
 """After so long the earlier ends of a process are forgotten."""
@@ -62,16 +62,15 @@ class Health:
         self._ends: dict[str, int] = {}
         self._answers_since_s: float | None = None
 
-    def answered(self, now_s: float, well: Mapping[str, bool]) -> None:
-        """Note what the master said: by shard, whether it takes part."""
+    def answered(self, now_s: float, well: Mapping[str, bool] | None) -> None:
+        """Note what the master said: by shard, whether it takes part; None: it did not answer."""
+        if well is None:
+            self._answers_since_s = None
+            return
         self._answers_since_s = now_s if self._answers_since_s is None else self._answers_since_s
         for name in (MASTER, *(name for name in self._shards if well.get(name, True))):
             self._well_s[name] = now_s
             self._ends.pop(name, None)
-
-    def silent(self) -> None:
-        """Note that it did not answer."""
-        self._answers_since_s = None
 
     def sick(self, now_s: float, started_s: Mapping[str, float]) -> list[tuple[str, str]]:
         """Return who is to be ended, and why; `started_s`: when each that runs was started.
@@ -94,31 +93,25 @@ class Health:
         return found
 
 
-class Asker:
-    """A thread that asks the master every few seconds; it ends with the process."""
+_Answers = SimpleQueue[tuple[float, Mapping[str, bool] | None]]
 
-    def __init__(self, reach: Callable[[], tuple[str, str] | None], *, every_s: float) -> None:
-        """`reach`: returns address and token of the master, None as long as there is none."""
-        self._reach, self._every_s = reach, every_s
-        self._news: SimpleQueue[tuple[float, Mapping[str, bool] | None]] = SimpleQueue()
-        threading.Thread(target=self._run, name="asks the master", daemon=True).start()
 
-    def tell(self, health: Health) -> None:
-        """Pass on what was answered since the last call."""
-        while not self._news.empty():
-            now_s, well = self._news.get()
-            if well is None:
-                health.silent()
-            else:
-                health.answered(now_s, well)
+def _asked(reach: Callable[[], tuple[str, str] | None], stop: threading.Event, *, every_s: float) -> _Answers:
+    """Return where the answers come of a master that a thread asks every few seconds, until told to stop.
 
-    def _run(self) -> None:
-        while True:
-            found = self._reach()
-            if found is not None:
+    `reach`: returns its address and token, None as long as there is none.
+    """
+    answers: _Answers = SimpleQueue()
+
+    def ask() -> None:
+        while not stop.is_set():
+            if (found := reach()) is not None:
                 well = _ask(*found)
-                self._news.put((time.monotonic(), well))
-            time.sleep(self._every_s)
+                answers.put((time.monotonic(), well))
+            stop.wait(every_s)
+
+    threading.Thread(target=ask, name="asks the master", daemon=True).start()
+    return answers
 
 
 def _ask(address: str, token: str) -> Mapping[str, bool] | None:
@@ -151,7 +144,10 @@ class _Child:
 
 
 class ProcessSupervisor(contextlib.AbstractContextManager["ProcessSupervisor"]):
-    """A context manager; leaves no process behind, also when this one is killed: they see the end of their input."""
+    """A context manager, at whose end all end: politely, then by force.
+
+    It leaves no process behind, also when this one is killed: they see the end of their input.
+    """
 
     def __init__(
         self,
@@ -174,9 +170,6 @@ class ProcessSupervisor(contextlib.AbstractContextManager["ProcessSupervisor"]):
         self._note = note
         self._may_start = may_start
         log_folder.mkdir(parents=True, exist_ok=True)
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def log_of(self, name: str) -> Path:
         """Return where a process's output goes."""
@@ -213,8 +206,7 @@ class ProcessSupervisor(contextlib.AbstractContextManager["ProcessSupervisor"]):
             child.process.terminate()
             child.kill_at_s = now_s + _SICK_END_S
 
-    def close(self) -> None:
-        """End all: politely, then by force."""
+    def __exit__(self, *_: object) -> None:
         running = [child.process for child in self._children.values() if child.process is not None]
         for process in running:
             process.terminate()
@@ -223,8 +215,6 @@ class ProcessSupervisor(contextlib.AbstractContextManager["ProcessSupervisor"]):
             wait_or_kill(process, max(0.1, end_s - time.monotonic()))
             assert process.stdin is not None
             process.stdin.close()
-        for child in self._children.values():
-            child.process = None
 
     def _start(self, name: str, child: _Child, now_s: float) -> None:
         try:
@@ -314,7 +304,7 @@ def keep_up(
             name: (*words, "--metrics", str(first.at_port(first.port + number if first.port else 0)))
             for number, (name, words) in enumerate(commands.items())
         }
-    asker = Asker(lambda: _reach(config, written, token), every_s=patience_s / 8 if patience_s else _ASK_EVERY_S)
+    answers = _asked(lambda: _reach(config, written, token), stop, every_s=patience_s / 8 if patience_s else _ASK_S)
     usual_s = max(_MIN_PATIENCE_S, _PATIENCE * config.for_master.settings.lost_after_s)
     health = Health([shard.name for shard in config.shards], patience_s=patience_s or usual_s)
     told = False
@@ -323,7 +313,8 @@ def keep_up(
     ) as supervisor:
         while not stop.is_set():
             supervisor.look(time.monotonic())
-            asker.tell(health)
+            while not answers.empty():
+                health.answered(*answers.get())
             for name, reason in health.sick(time.monotonic(), supervisor.started_s):
                 supervisor.end(name, reason, time.monotonic())
             if not told and written.exists():

@@ -120,6 +120,8 @@ def preferring(text: str, profile: Profile, optimizer: str) -> Prefer:
         ConfigError: the text says something else.
     """
     pairs = dict(part.partition("=")[::2] if "=" in part else ("mtbf", part) for part in text.split(","))
+    if len(pairs) <= text.count(","):
+        raise ConfigError(f"--mtbf {text}: says two things of one; give each kind, site or time once")
     hours = hours_of("--mtbf", pairs, profile.cluster, ("mtbf", "repair", "checkpoint"))
     if not hours.keys() - {"repair", "checkpoint"}:
         raise ConfigError(f"--mtbf {text}: give HOURS for all devices, KIND=HOURS or SITE=HOURS for some")

@@ -1,7 +1,7 @@
 """Checkpoints of a run under way: what devices save, what of it lies on this machine, what the run can go back to."""
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 
@@ -62,7 +62,7 @@ class RunCheckpoints:
             request.out,
             plan.devices,
             keep=request.options.keep_checkpoints,
-            describe=self._manifest,
+            describe=lambda saved, files: replace(self._manifest_of(saved.step), scalars=saved.scalars, files=files),
             best_step=lambda: request.best.kept_step,
             needed=self._needed,
         )
@@ -185,9 +185,6 @@ class RunCheckpoints:
     def _complete(self, saved: SavedFile) -> None:
         self._written.append(self._set.complete(saved))
         self._on_complete(saved.step, self._written[-1])
-
-    def _manifest(self, saved: SavedFile, files: Mapping[str, StoredFile]) -> Manifest:
-        return replace(self._manifest_of(saved.step), scalars=saved.scalars, files=files)
 
     def _needed(self, newest: Path, files: Collection[str]) -> set[int]:
         """Return which others stay while files of the newest lie elsewhere: what is here whole, and what comes."""

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from shlex import quote
 from typing import Annotated
 
 import typer
@@ -107,7 +108,7 @@ def profile(asked: ProfileArguments, context: typer.Context) -> None:
         reporter.show_profile(result)
     write_profile(result, out / "profile.json")
     if not as_json:
-        reporter.note(f"Wrote {out / 'profile.json'}; next: spantrain groups {out / 'profile.json'}")
+        reporter.note(f"Wrote {out / 'profile.json'}; next: spantrain groups {quote(str(out / 'profile.json'))}")
 
 
 def groups(
@@ -293,4 +294,4 @@ def import_(
     if outcome.ignored:
         shown = ", ".join(outcome.ignored[:5]) + (", ..." if len(outcome.ignored) > 5 else "")
         typer.echo(f"Not used: {shown}")
-    typer.echo(f"Go on with: spantrain train --resume {outcome.run} --plan PLAN --steps N")
+    typer.echo(f"Go on with: spantrain train --resume {quote(str(outcome.run))} --plan PLAN --steps N")

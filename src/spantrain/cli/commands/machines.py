@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -143,7 +144,7 @@ def init(asked: InitArguments, _: typer.Context) -> None:
             )
             return
         typer.echo(text, nl=False)
-        reporter.note(f"Wrote {asked.out}; next: spantrain doctor --cluster {asked.out}")
+        reporter.note(f"Wrote {asked.out}; next: spantrain doctor --cluster {quote(str(asked.out))}")
 
 
 def _placed(machines: "Sequence[Machine]", sites: Sequence[str]) -> "tuple[Machine, ...]":

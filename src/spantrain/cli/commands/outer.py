@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -225,8 +226,8 @@ def _say_up(found: "OuterUp", config_path: Path, *, as_json: bool) -> None:
             f"token: {found.token} (also in {found.token_file})\n"
             f"logs: {found.logs}\n"
             "in each cluster, with the token in SPANTRAIN_OUTER_TOKEN where that file is not at hand:\n"
-            f"  spantrain outer run {config_path} --cluster NAME -- COMMAND...\n"
-            f"  spantrain outer status {config_path}"
+            f"  spantrain outer run {quote(str(config_path))} --cluster NAME -- COMMAND...\n"
+            f"  spantrain outer status {quote(str(config_path))}"
         )
     sys.stdout.flush()
 

@@ -3,6 +3,7 @@
 import re
 from dataclasses import fields, replace
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -260,8 +261,8 @@ def _show(
         show_plan(outcome, profile)
     wrote = "Not written (--out FILE keeps it)" if out is None else f"Wrote {out}"
     trainable = out is not None and not profile.links_described and outcome.plan.outer is None
-    functions = "".join(f" --function {name}" for name in user_functions(outcome.plan.model))
-    next_ = "" if not trainable else f"; next: spantrain train {out}{functions} --steps 30 --out RUN"
+    functions = "".join(f" --function {quote(name)}" for name in user_functions(outcome.plan.model))
+    next_ = "" if not trainable else f"; next: spantrain train {quote(str(out))}{functions} --steps 30 --out RUN"
     if out is not None and outcome.outer_plans:
         wrote += f" and the plans of {', '.join(outcome.outer_plans)} beside it"
     typer.echo(f"{wrote} after {outcome.search_s:.2f} s{next_}", err=True)

@@ -273,4 +273,5 @@ class _Command:
         words += ["train", "--resume", str(folder), *more, "--steps", str(self._asked.steps)]
         for name in user_functions(read_manifest(checkpoint, check_files=False).model):
             words += ["--function", name]
-        return shlex.join([*words, *shared.words_of(self._asked, self._given, _WHERE_OPTIONS)])
+        listens = {"listen"} if self._launch and (self._asked.listen or "").endswith(":0") else set()  # on any ports
+        return shlex.join([*words, *shared.words_of(self._asked, self._given, {*_WHERE_OPTIONS} - listens)])

@@ -206,5 +206,5 @@ def parse_yaml(text: str, problems: Problems) -> Field:
     """
     node = parse_yaml_nodes(text, problems.source)
     if node is None:
-        raise ConfigError(f"{problems.source}: is empty; see docs/cluster.md, or use a preset")
+        raise ConfigError(f"{problems.source}: is empty; write into it what its page of the documentation shows")
     return Field(node=node, path="", problems=problems, line=node.start_mark.line + 1)

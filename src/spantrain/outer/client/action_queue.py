@@ -104,6 +104,11 @@ class LayerMover:
         self._actions.close()
 
     @property
+    def refused(self) -> str:
+        """Why the master has never let it in, and will not; empty as long as it may."""
+        return self._actions.link.refused or ""
+
+    @property
     def heard(self) -> int:
         """How often something was heard."""
         return self._first._heard

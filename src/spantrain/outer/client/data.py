@@ -120,7 +120,7 @@ class LeasedBatches:
 
     def _decide(self) -> tuple[int, int]:
         assert self._session
-        leading = self._session.leading
+        leading = self._session.sessions[0]
         leading.ask_for_chunks()
         with self._session.changed:
             welcome, chunks, here = leading.data, leading.chunks, leading.registered
@@ -152,7 +152,7 @@ class LeasedBatches:
     def _leased(self, count: int) -> list[int]:
         assert self._session
         with self._session.changed:
-            spans, welcome = self._session.chunks.hand_out(count), self._session.leading.data
+            spans, welcome = self._session.chunks.hand_out(count), self._session.sessions[0].data
             assert welcome
             chunks = welcome.chunks
         if self._order is None:

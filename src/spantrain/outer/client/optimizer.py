@@ -85,7 +85,7 @@ class OuterOptimizer(AbstractContextManager["OuterOptimizer"]):
             group: the cluster's processes, where they are not all that torch.distributed knows of
 
         Raises:
-            UsageError: parameters, names, numbers or the token make no sense.
+            UsageError: parameters, names, numbers or the token make no sense, or the master refuses them.
         """
         if inner_steps < 1:
             raise UsageError(f"inner_steps must be at least 1, got {inner_steps}")
@@ -110,6 +110,8 @@ class OuterOptimizer(AbstractContextManager["OuterOptimizer"]):
             with self._meter.blocked():
                 if self._options.wait_for_start_s:
                     self._rounds.until(ClientRounds.has_begun, self._options.wait_for_start_s)
+                    if refused := self._ranks.gather(self._session.refused if self._session else "")[0]:
+                        raise UsageError(f"the master does not let cluster {cluster} in: {refused}")
                     self._rounds.stand_still(self._options.wait_for_round_s)
             self._open: ExitStack = stack.pop_all()
         self._closed = False

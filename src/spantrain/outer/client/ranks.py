@@ -64,7 +64,7 @@ class TorchRanks(Ranks):
 
     def gather(self, text: str) -> list[str]:
         """Return each process's text."""
-        own = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+        own = torch.tensor(list(text.encode()), dtype=torch.uint8)
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in self._ranks]
         dist.all_gather(sizes, torch.tensor([len(own)]), group=self._small)
         told = [torch.zeros(int(max(sizes)), dtype=torch.uint8) for _ in self._ranks]

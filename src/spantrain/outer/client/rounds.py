@@ -231,7 +231,7 @@ class FragmentRounds:
         while True:
             heard = self.session.heard if self.session else 0
             self.look(everything=everything)
-            late = time.monotonic() >= deadline_s
+            late = time.monotonic() >= deadline_s or bool(self.session and self.session.refused)
             ended, late = map(bool, self.ranks.agree([self._is(over), late]))
             if ended or late:
                 return ended

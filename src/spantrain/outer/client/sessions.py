@@ -42,14 +42,9 @@ class FragmentSessions(LayerMover):
         self.chunks, self.meter = first.chunks, first.meter
         """Shared by all sessions."""
 
-    @property
-    def leading(self) -> ClientSession:
-        """The session of the first fragment."""
-        return self.sessions[0]
-
     def close(self) -> None:
         """Say goodbye, and end; link and wire are closed here."""
-        self.leading.close()
+        self.sessions[0].close()
 
     # From the link.
 
@@ -76,7 +71,7 @@ class FragmentSessions(LayerMover):
         if count > 1:
             self.sessions = tuple(
                 ClientSession(
-                    self.name, fragment_layers(self._layers, number, count), fragment=number, beside=self.leading
+                    self.name, fragment_layers(self._layers, number, count), fragment=number, beside=self.sessions[0]
                 )
                 for number in range(count)
             )
@@ -85,7 +80,7 @@ class FragmentSessions(LayerMover):
 
     def beat(self) -> tuple[OuterEvent, ...]:
         """Return a sign of life."""
-        return self.leading.beat()
+        return self.sessions[0].beat()
 
     def peers_changed(self, peers: tuple[PeerAddress, ...]) -> None:
         """Pass on where shards listen."""

@@ -7,6 +7,7 @@ import secrets
 import threading
 import time
 from collections import deque
+from collections.abc import Iterator
 from functools import partial
 from typing import Any, Protocol
 
@@ -134,6 +135,8 @@ class MasterLink:
         """Of what is told, and of whether it is for the present connection."""
         self.problem: str | None = "not connected yet"
         """Why there is no connection; None while there is one."""
+        self.refused: str | None = ""
+        """Why the master does not let it in, after some tries in a row; None once it was let in."""
         self._thread = ReliedOnThread(self._run, name=f"outer-link-{member}", died=self._died)
 
     def start(self) -> None:
@@ -177,11 +180,14 @@ class MasterLink:
             begun_s = time.monotonic()
             joined = away = False
             try:
-                with contextlib.closing(self._join()) as client:
+                with _of_the_master(), contextlib.closing(self._join()) as client:
                     joined = True
                     self._connected(client)
             except SpanTrainError as error:
                 away = not joined and isinstance(error, PeerLostError)
+                if self.refused is not None:
+                    lasts = not isinstance(error, PeerLostError | ProtocolError) and pause_s > _MAX_PAUSE_S / 2
+                    self.refused = str(error) if lasts else ""
                 self._note(str(error))
             lasted = time.monotonic() - begun_s > 2 * _JOIN_S
             pause_s = _MIN_PAUSE_S if lasted or away else min(2 * pause_s, _MAX_PAUSE_S)
@@ -202,7 +208,7 @@ class MasterLink:
         number, welcome = answer.get("connection"), decode_value(MasterWelcome, answer.get("welcome"), "welcome")
         if type(number) is not int:
             raise ProtocolError("the master's welcome lacks the connection's number")
-        self._again, self.problem = None, None
+        self._again = self.problem = self.refused = None
         session = LinkSession(client, number, patience_s=welcome.settings.lost_after_s, wake=self._woken.set)
         reason = "this side closes it"
         try:
@@ -282,6 +288,16 @@ class MasterLink:
                 self._wait(min(end_s, session.again_s))
 
 
+@contextlib.contextmanager
+def _of_the_master() -> Iterator[None]:
+    """Have errors of the control plane, which is a coordinator's as a rule, speak of the master."""
+    try:
+        yield
+    except SpanTrainError as error:
+        raise type(error)(str(error).replace(" coordinator", " master")) from None
+
+
+@_of_the_master()
 def ask_status(address: str, token: str, *, timeout_s: float = 5.0) -> MasterStatus:
     """Ask a master for its status without being a member of the run.
 

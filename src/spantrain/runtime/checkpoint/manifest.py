@@ -135,6 +135,8 @@ def read_manifest(folder: Path, *, check_files: bool = True) -> Manifest:
             f"{folder.parent / MARKER}"
         )
     manifest = read_artefact(Manifest, CHECKPOINT_FORMAT, path, ConfigError)
+    if step_of(folder) not in (None, manifest.step):
+        raise ConfigError(f"{path}: step: must be {step_of(folder)}, as its folder says, got {manifest.step}")
     files = tensor_file.TensorFiles(folder, manifest.files)
     for name in files.present() if check_files else ():
         files.check(name)

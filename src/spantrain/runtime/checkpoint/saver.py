@@ -216,7 +216,8 @@ class DeviceCheckpoints:
             self._thread = None
         if self._failure is not None:
             failure, self._failure = self._failure, None
-            raise WorkerError(f"the checkpoint could not be written: {failure}; earlier ones are whole") from failure
+            told = f"{self._checkpoints}: a checkpoint could not be written: {failure}; earlier ones are whole"
+            raise WorkerError(told) from failure
 
     def __enter__(self) -> Self:
         if self._checkpoints:  # nobody writes yet: all devices of a run begin together

@@ -16,6 +16,7 @@ from spantrain.runtime.coordinator.barrier import StepBarrier
 from spantrain.runtime.coordinator.batches import BatchQueue
 from spantrain.runtime.coordinator.journal_feed import JournalFeed
 from spantrain.runtime.coordinator.meetings import StageMeetings
+from spantrain.transport.connection.bounds import RefusalCounter
 from spantrain.transport.connection.peers import PeerAddress
 from spantrain.transport.control.credentials import Credentials
 from spantrain.transport.control.server import ControlServer
@@ -46,6 +47,7 @@ class Coordinator:
         starter: roster.WorkerStarter | None = None,
         heartbeat_timeout_s: float | None = None,
         credentials: Credentials | None = None,
+        refusals: RefusalCounter | None = None,
     ) -> None:
         """Take where to listen, and whom to await.
 
@@ -57,6 +59,7 @@ class Coordinator:
             starter: Who has started the workers; None: people.
             heartbeat_timeout_s: After what silence a worker is lost; None: as measured, 6 s at most.
             credentials: What workers know it by, of one that went before it; None: new ones.
+            refusals: Counts, in any thread, what is not let in, and tells of it; None: nobody hears of it.
         """
         self._reached_at = reached_at
         self._starter = starter or roster.WorkerStarter()
@@ -75,6 +78,7 @@ class Coordinator:
             may_replace=self._service.may_replace,
             on_line=self._service.on_line,
             credentials=credentials,
+            refusals=refusals,
         )
 
     @property
@@ -234,17 +238,15 @@ class Coordinator:
     def ask_to_leave(self, device: str, why: str) -> bool:
         """Take it that a device wants to leave; return whether it is here."""
         with self._changed:
-            if self._roster.missing([device]):
-                return False
-            self._roster[device].leaving = self._roster[device].leaving or why
-            return True
+            if is_here := not self._roster.missing([device]):
+                self._roster[device].leaving = self._roster[device].leaving or why
+            return is_here
 
     def dismiss(self, devices: Collection[str]) -> None:
         """Let devices go that want to leave: there are no more orders for them."""
         with self._changed:
-            for name in devices:
-                if not self._roster.missing([name]):
-                    self._roster[name].dismissed = True
+            for name in set(devices) - set(self._roster.missing(devices)):
+                self._roster[name].dismissed = True
             self._changed.notify_all()
 
     def held(self) -> dict[str, HeldState]:
@@ -270,10 +272,8 @@ class Coordinator:
                 gone = self._roster.missing(names)
                 present = [name for name in names if name not in gone and self._roster[name].order is not None]
                 following = [name for name in self._followers if not self._roster.missing([name])]
-                if (
-                    not any(self._roster[name].is_busy for name in (*present, *following))
-                    or time.monotonic() > deadline_s
-                ):
+                are_busy = any(self._roster[name].is_busy for name in (*present, *following))
+                if not are_busy or time.monotonic() > deadline_s:
                     break
                 self._changed.wait(_TICK_S)
             self._starter.check()

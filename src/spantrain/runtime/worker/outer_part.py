@@ -26,6 +26,7 @@ from spantrain.core.plan import Plan
 from spantrain.core.records import Record
 from spantrain.core.units import UnitGraph
 from spantrain.devices.registry import settle
+from spantrain.errors import UsageError
 from spantrain.models.build import empty_unit
 from spantrain.models.units import trained_names
 from spantrain.outer.client.parameters import empty_copy, spec_of
@@ -286,9 +287,15 @@ class OuterPart:
     # Outside of steps.
 
     def begin(self, step: int) -> None:
-        """Wait, before a step, for the newest version, or until this cluster brings the first; not for long."""
+        """Wait, before a step, for the newest version, or until this cluster brings the first; not for long.
+
+        Raises:
+            UsageError: the master refuses this cluster.
+        """
         if not self._until(lambda leader: leader.has_begun, _START_S, step, everything=False):
             self._note(f"no version came within {_START_S:.0f} s: trains by itself until the master is in reach")
+        if self._end and self._end.refused:
+            raise UsageError(f"the master does not let cluster {self._cluster.cluster} in: {self._end.refused}")
 
     def finish(self, step: int) -> None:
         """Push what is left, and wait for the version with it; not for ever."""
@@ -308,8 +315,8 @@ class OuterPart:
             heard = end.heard if end else 0
             report = None
             if isinstance(end, StageLeader):
-                reached = over(end)
-                report = end.report(everything=everything, over=reached or time.monotonic() >= deadline_s)
+                reached, late = over(end), time.monotonic() >= deadline_s or bool(end.refused)
+                report = end.report(everything=everything, over=reached or late)
             elif end:
                 report = end.report()
             meeting = self._meet(report)

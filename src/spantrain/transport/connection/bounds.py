@@ -6,7 +6,7 @@ import logging
 import math
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,9 +31,9 @@ class Refusal(ProtocolError):
 class RefusalCounter:
     """How often each reason was given for a refusal, from any thread."""
 
-    def __init__(self, name: str = "") -> None:
-        """`name`: who refuses, in the log, where the first, second, fourth, ... for each reason are told; or no log."""
-        self._name = name
+    def __init__(self, name: str = "", tell: Callable[[str], None] = _LOG.warning) -> None:
+        """`name`: who refuses, where the first, second, fourth, ... for each reason are told, or nothing is."""
+        self._name, self._tell = name, tell
         self._counts: Counter[str] = Counter()
         self._lock = threading.Lock()
 
@@ -43,7 +43,7 @@ class RefusalCounter:
             self._counts[reason] += count
             number = self._counts[reason]
         if self._name and text and number & (number - 1) == 0:
-            _LOG.warning("%s refused (%s, %d by now): %s", self._name, reason, number, text)
+            self._tell(f"{self._name} refused ({reason}, {number} by now): {printable(text)}")
 
     def refuse(self, refusal: Refusal, source: str) -> None:
         """Count something of somebody that was not accepted."""

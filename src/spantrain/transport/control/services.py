@@ -39,8 +39,7 @@ class JoinService(Record):
         Raises:
             Denied: wrong token, too many of them from this address, or not a request to join.
         """
-        wait_s = self.throttle.wait_s(now_s, source)
-        if wait_s > 0:
+        if (wait_s := self.throttle.wait_s(now_s, source)) > 0:
             raise denied(self.refusals, "throttled", grpc.StatusCode.RESOURCE_EXHAUSTED, f"wait {wait_s:.0f} s")
         try:
             code, request_der, proof, facts = _read_join_request(body)
@@ -49,11 +48,11 @@ class JoinService(Record):
         # Nothing else is looked at before the proof: who cannot show it gets no further than this line.
         if not self.token.accepts(request_der, proof):
             self.throttle.record_failure(now_s, source)
-            raise denied(self.refusals, "wrong_token", grpc.StatusCode.UNAUTHENTICATED, "wrong token")
+            raise denied(self.refusals, "wrong_token", grpc.StatusCode.UNAUTHENTICATED, f"wrong token of {source}")
         try:
             return self._admit(code, request_der, facts, control)
         except SpanTrainError as error:
-            self.refusals.add("join_refused", str(error))
+            self.refusals.add("join_refused", f"{source}: {error}")
             return protocol.wrap_refusal(str(error))
 
     def _admit(self, code: str, request_der: bytes, facts: dict[str, Any], control: Address) -> bytes:
