@@ -113,7 +113,11 @@ def test_this_machine_alone_and_the_coordinators_ports():
         taken = programs.listen("here", 0)
         options = DoctorOptions(quick=True, listen=Address(host="127.0.0.1", port=taken))
         report = examine([here], options, SilentReporter())
-    assert told(report, "fail")["coordinator", "this-machine"].startswith(f"this-machine cannot listen on port {taken}")
+    assert told(report, "fail")["coordinator", "this-machine"].startswith(
+        f"cannot listen on 127.0.0.1:{taken}: the port"
+    )
+    elsewhere = examine([here], replace(options, listen=Address(host="192.0.2.250", port=7000)), SilentReporter())
+    assert "it is no address of this machine" in told(elsewhere, "fail")["coordinator", "this-machine"]
     assert ("python", "here") in told(report, "ok")
     assert {line.check for line in report.lines if line.where == "here"} >= {"python", "spantrain", "torch", "disk"}
     assert any(line.check == "testbed" for line in report.lines)

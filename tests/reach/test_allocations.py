@@ -84,6 +84,9 @@ def test_an_inventory_says_more_of_machines(tmp_path):
     lab, desk = inventory_machines(path, python="python3")
     assert (lab.name, lab.site, lab.python) == ("lab1", None, "python3")
     assert (desk.name, desk.target, desk.site, desk.python) == ("desk", "me@10.0.0.7", "home", "~/env/bin/python")
+    path.write_text("- lab1\n- {ssh: other, name: lab1}\n")
+    with pytest.raises(ConfigError, match=r"hosts\.yaml: two machines are called lab1"):
+        inventory_machines(path, python="python3")
     path.write_text("- {name: desk}\n- [a]\n")
     with pytest.raises(ConfigError, match="2 problems"):
         inventory_machines(path, python="python3")

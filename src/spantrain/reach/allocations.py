@@ -13,7 +13,7 @@ from spantrain.config.files.text_files import read_text
 from spantrain.config.files.yaml_fields import parse_yaml
 from spantrain.core.cluster import Host
 from spantrain.core.names import is_name
-from spantrain.errors import UsageError, WorkerError
+from spantrain.errors import ConfigError, UsageError, WorkerError
 from spantrain.reach.machines import Machine, Way, run_tool, this_machine
 
 MAX_MACHINES = 1024
@@ -67,10 +67,14 @@ def inventory_machines(path: Path, *, python: str, options: Sequence[str] = ()) 
         )
     problems.check()
     found = named_machines((row["ssh"] for row in rows), "ssh", python=python, options=options)
-    return tuple(
+    machines = tuple(
         replace(one, name=row.get("name", one.name), site=row.get("site"), python=row.get("python", one.python))
         for one, row in zip(found, rows, strict=True)
     )
+    names = [one.name for one in machines]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ConfigError(f"{path}: two machines are called {twice[0]}; give each a `name` of its own")
+    return machines
 
 
 def host_machines(hosts: Iterable[Host], *, python: str, options: Sequence[str] = ()) -> tuple[Machine, ...]:

@@ -9,7 +9,7 @@ from spantrain.app.machines.describe import FoundMachine
 from spantrain.app.reporter import Reporter
 from spantrain.core.cluster import Cluster
 from spantrain.core.records import Record
-from spantrain.errors import PeerLostError, ProtocolError
+from spantrain.errors import PeerLostError, ProtocolError, UsageError
 from spantrain.reach.facts import MachineFacts, ask_all, probe
 from spantrain.reach.machines import Machine, this_machine
 from spantrain.reach.pairs import PairPrograms, addresses_of, load_ways, pairs_of, try_ways
@@ -104,6 +104,7 @@ def _coordinator(found: Sequence[FoundMachine], listen: Address) -> Iterator[Che
     others = [one.machine for one in found if one.machine.way != "local"]
     ports = (listen.port, listen.control_neighbour().port)
     try:
+        listen.check_free()
         with PairPrograms([this_machine(_HERE), *others]) as programs:
             for port in ports:
                 programs.listen(_HERE, port)
@@ -111,9 +112,9 @@ def _coordinator(found: Sequence[FoundMachine], listen: Address) -> Iterator[Che
                 (machine.name, port): programs.dial(machine.name, _HERE, [listen.as_dialled().host], port=port)
                 for machine in others for port in ports
             }  # fmt: skip
-    except (PeerLostError, ProtocolError) as error:
-        remedy = "end what listens there (ss -ltnp), or take other ports with --listen"
-        yield line_of("coordinator", _HERE, str(error), remedy, fails=True)
+    except (PeerLostError, ProtocolError, UsageError) as error:
+        text, _, remedy = str(error).partition("; ")
+        yield line_of("coordinator", _HERE, text, remedy or "end what listens there (ss -ltnp)", fails=True)
         return
     yield line_of("coordinator", _HERE, f"ports {ports[0]} and {ports[1]} are free")
     for (name, port), way in ways.items():

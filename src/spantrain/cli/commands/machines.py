@@ -77,19 +77,16 @@ class MachineOptions(Record):
         from spantrain.reach.machines import this_machine
         from spantrain.runtime.launch.environment import Environment
 
+        python, words = self.python, self.ssh_words
         match self.given:
             case ["--ssh"]:
-                return allocations.named_machines(
-                    (self.ssh or "").split(","), "ssh", python=self.python, options=self.ssh_words
-                )
+                return allocations.named_machines((self.ssh or "").split(","), "ssh", python=python, options=words)
             case ["--inventory"]:
-                return allocations.inventory_machines(
-                    self.inventory or Path(), python=self.python, options=self.ssh_words
-                )
+                return allocations.inventory_machines(self.inventory or Path(), python=python, options=words)
             case ["--slurm"]:
-                return allocations.slurm_machines(Environment.read(os.environ).slurm_nodes, python=self.python)
+                return allocations.slurm_machines(Environment.read(os.environ).slurm_nodes, python=python)
             case ["--kubernetes"]:
-                return allocations.kubernetes_machines(self.kubernetes or "", self.selector, python=self.python)
+                return allocations.kubernetes_machines(self.kubernetes or "", self.selector, python=python)
             case _:
                 return (this_machine(allocations.own_name()),)
 

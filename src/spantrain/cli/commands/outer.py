@@ -86,12 +86,10 @@ def master(
     from spantrain.app.relay import outer_relay
     from spantrain.app.watching.serve import metrics_at
 
-    def ready(address: str, token_file: Path) -> None:
-        typer.echo(f"master: {address}\ntoken: in {token_file}")  # which is not printed: logs are read by many
-
     with clean_interrupt("the master"):
         serve_master(
-            config, ready=ready, end_with_input=end_with_input,
+            config, end_with_input=end_with_input,
+            ready=lambda at, file: typer.echo(f"master: {at}\ntoken: in {file}"),  # not itself: logs are read by many
             relay=outer_relay(relay, config, config.master),
             metrics=lambda make: metrics_at(metrics, metrics_token, make, typer.echo),
         )  # fmt: skip
